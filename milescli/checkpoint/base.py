@@ -1,0 +1,34 @@
+"""What a checkpoint is: a folder, and a manifest that is written last. Contract and data; the store is beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MANIFEST_NAME = "manifest.json"
+"""Its presence means that the folder is complete."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointManifest:
+    """What `resume` needs to go on as if nothing had happened, beside the tensors."""
+
+    format: str
+    """torch_dist"""
+    step: int
+    """RL steps done; 0 is the state after the warm-up."""
+    version: int
+    """Weight version that the engines held."""
+    prompt_position: int
+    """Prompts taken from the source."""
+    seed: int
+    plan_fingerprint: str
+    recipe_sha256: str
+    data_sha256: str
+    layout: dict[str, int]
+    """tp, pp, cp, ep, etp, dp of the trainer that wrote it; a reader may have another."""
+    created: str
+    """UTC, ISO 8601"""
+    miles_version: str
+    size_bytes: int
+    files: dict[str, int]
+    """Relative path -> size in bytes of every file, to find torn ones."""

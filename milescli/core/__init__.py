@@ -1,0 +1,1 @@
+"""The dictionary of the house: errors, types, events, registry, units. Standard library only."""

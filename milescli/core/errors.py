@@ -1,0 +1,131 @@
+"""Errors that tell what went wrong, why, and how to mend it; and the exit codes. Raised everywhere, printed at one door."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process says when it ends; told to users by `miles help exit-codes`."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    INVALID = 3
+    NOT_READY = 4
+    DOES_NOT_FIT = 5
+    CHECKPOINT = 6
+    INTERNAL = 70
+    RESUMABLE = 75
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
+    ExitCode.DONE: "done",
+    ExitCode.FAILED: "the operation failed, and the error says why",
+    ExitCode.USAGE: "the command line was not understood",
+    ExitCode.INVALID: "a recipe, an override or the data is invalid",
+    ExitCode.NOT_READY: "the machine is not ready (see `miles doctor`)",
+    ExitCode.DOES_NOT_FIT: "the plan does not fit on the machine",
+    ExitCode.CHECKPOINT: "a checkpoint is missing, incompatible or corrupt",
+    ExitCode.INTERNAL: "a fault of miles itself; the traceback is in the named file",
+    ExitCode.RESUMABLE: "stopped, but saved: `miles resume RUN` goes on",
+    ExitCode.INTERRUPTED: "Ctrl-C, and nothing could be saved",
+    ExitCode.TERMINATED: "SIGTERM, and nothing could be saved",
+}
+
+
+class MilesError(Exception):
+    """An error that a user can act on. Crosses process borders (picklable)."""
+
+    exit_code: ExitCode = ExitCode.FAILED
+
+    def __init__(self, what: str, *, why: str, fix: str | list[str]) -> None:
+        """`what` failed, `why` with the numbers, `fix`: one or more commands or actions, the best first."""
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.fixes = [fix] if isinstance(fix, str) else list(fix)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.what, self.why, self.fixes)
+
+    def __str__(self) -> str:
+        return f"{self.what} (why: {self.why}; fix: {' or '.join(self.fixes)})"
+
+    def as_dict(self) -> dict[str, object]:
+        """The JSON form that `--json` prints on stderr."""
+        return {
+            "error": self.what,
+            "why": self.why,
+            "fix": self.fixes,
+            "kind": type(self).__name__,
+            "exit_code": int(self.exit_code),
+        }
+
+
+def _rebuild(kind: type[MilesError], what: str, why: str, fixes: list[str]) -> MilesError:
+    return kind(what, why=why, fix=fixes)
+
+
+class RecipeError(MilesError, ValueError):
+    """A recipe, an override or an environment setting that cannot be honoured."""
+
+    exit_code = ExitCode.INVALID
+
+
+class DataError(MilesError, ValueError):
+    """Prompts, labels, a tokenizer or a reward that cannot be used."""
+
+    exit_code = ExitCode.INVALID
+
+
+class MachineError(MilesError, RuntimeError):
+    """The machine lacks something that the run needs."""
+
+    exit_code = ExitCode.NOT_READY
+
+
+class FitError(MilesError, ValueError):
+    """A layout that is illegal or does not fit on the machine."""
+
+    exit_code = ExitCode.DOES_NOT_FIT
+
+
+class CheckpointError(MilesError, OSError):
+    """A checkpoint or a model folder that is missing, incompatible or corrupt."""
+
+    exit_code = ExitCode.CHECKPOINT
+
+    def __str__(self) -> str:
+        return MilesError.__str__(self)
+
+
+class RewardError(MilesError, RuntimeError):
+    """A reward function raised; carries its traceback in `why`."""
+
+
+class WorkerDied(MilesError, RuntimeError):
+    """A process of the run ended although nobody asked it to."""
+
+
+class WaitTimeout(MilesError, TimeoutError):
+    """A wait reached its bound. Says who waited for whom, for what, how long, and when the other last spoke."""
+
+    def __str__(self) -> str:
+        return MilesError.__str__(self)
+
+
+class MismatchError(MilesError, ArithmeticError):
+    """Engine and trainer, or sent and held weights, differ by more than the precision allows."""
+
+
+class NotFiniteError(MilesError, ArithmeticError):
+    """A loss, a gradient or a weight is NaN or infinite."""
+
+
+class Stopped(MilesError):
+    """The user asked the run to stop; it was saved and can go on."""
+
+    exit_code = ExitCode.RESUMABLE

@@ -1,0 +1,167 @@
+"""What happens in a run, as it happens. Events are observed (table, files, trackers) and never steer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Protocol
+
+from milescli.core.types import StepReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseStarted:
+    """The run enters a phase: start, warmup, check, train, eval, save, stop."""
+
+    phase: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """Something that the user should know; `level` is info or warning."""
+
+    text: str
+    level: str = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmupStepDone:
+    """One supervised step of the warm-up."""
+
+    step: int
+    num_steps: int
+    report: StepReport
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutStats:
+    """What the collector saw while it gathered one step's groups."""
+
+    num_groups: int
+    num_samples: int
+    reward_mean: float
+    reward_std: float
+    zero_variance_fraction: float
+    """Share of groups in which all rewards are equal: they teach nothing."""
+    truncated_fraction: float
+    response_tokens_mean: float
+    response_tokens_max: int
+    prompt_tokens_mean: float
+    staleness_mean: float
+    """Trainer version minus the version of the oldest token, measured when the step took the group."""
+    staleness_max: int
+    dropped_groups: int
+    """Refused by the filter."""
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseSeconds:
+    """Where one step's time went, seconds."""
+
+    rollout_s: float
+    """Waiting for groups, as the trainer saw it; overlapped generation does not count."""
+    pack_s: float
+    train_s: float
+    publish_s: float
+    save_s: float
+    step_s: float
+    """All together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone:
+    """One RL step."""
+
+    step: int
+    """Counted from 1: the number of optimizer steps done."""
+    num_steps: int
+    report: StepReport
+    rollout: RolloutStats
+    seconds: PhaseSeconds
+    version: int
+    rollout_tokens_per_s: float
+    train_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalDone:
+    """One evaluation on the held-out prompts."""
+
+    step: int
+    accuracy: float
+    """Mean reward over prompts and samples."""
+    num_prompts: int
+    truncated_fraction: float
+    response_tokens_mean: float
+    seconds: float
+    path: str
+    """File with the answers, relative to the run directory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved:
+    """A checkpoint became complete (its manifest was written)."""
+
+    step: int
+    path: str
+    size_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTrainerChecked:
+    """Engine and trainer scored the same answers before the first step."""
+
+    num_tokens: int
+    diff_mean: float
+    diff_max: float
+    bound_max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded:
+    """The last event of every attempt."""
+
+    outcome: str
+    """done, stopped or failed."""
+    step: int
+    seconds: float
+    error: dict[str, object] | None = None
+
+
+Event = (
+    PhaseStarted
+    | Notice
+    | WarmupStepDone
+    | StepDone
+    | EvalDone
+    | CheckpointSaved
+    | EngineTrainerChecked
+    | RunEnded
+)
+
+
+class Listener(Protocol):
+    """Sees every event, in order, in the driver process. Must not raise."""
+
+    def __call__(self, event: Event) -> None: ...
+
+
+@dataclass(slots=True)
+class EventBus:
+    """Hands each event to every listener."""
+
+    listeners: list[Callable[[Event], None]] = field(default_factory=list)
+
+    def emit(self, event: Event) -> None:
+        """Called by the loop; order is the order of emission."""
+        for listener in self.listeners:
+            listener(event)
+
+
+def to_record(event: Event) -> dict[str, object]:
+    """The JSON form: the class name under `event`, then the fields."""
+    return {"event": type(event).__name__, **asdict(event)}

@@ -1,0 +1,93 @@
+"""Names to things, lazily: a built-in table, entry points of the group `miles.plugins`, or an import path. One resolver for all rooms."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+
+from milescli.core.errors import RecipeError
+
+ENTRY_POINT_GROUP = "miles.plugins"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` was probably meant to be, or None."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return matches[0] if matches else None
+
+
+class Registry:
+    """A table of one kind of plug point, e.g. rewards. Values are import paths, so that nothing is loaded before it is asked for."""
+
+    def __init__(self, kind: str, builtin: Mapping[str, str], *, signature: tuple[str, ...] = ()) -> None:
+        """`kind` as the user knows it ("reward"); `signature`: names of the parameters that a plug-in must accept."""
+        self.kind = kind
+        self.builtin = dict(builtin)
+        self.signature = signature
+
+    def names(self) -> list[str]:
+        """Built-in names and those of installed plug-ins."""
+        return sorted({*self.builtin, *self._plugins()})
+
+    def _plugins(self) -> dict[str, str]:
+        prefix = f"{self.kind}."
+        found = entry_points(group=ENTRY_POINT_GROUP)
+        return {point.name.removeprefix(prefix): point.value for point in found if point.name.startswith(prefix)}
+
+    def resolve(self, name: str, *, key: str) -> object:
+        """The object called `name`. `key` is the recipe key that named it, for the error.
+
+        Raises RecipeError where nothing has that name, the import fails, or the signature does not match.
+        """
+        path = self.builtin.get(name) or self._plugins().get(name) or (name if ":" in name else None)
+        if path is None:
+            guess = nearest(name, self.names())
+            raise RecipeError(
+                f"no {self.kind} is called `{name}`",
+                why=f"`{key}` must be one of {', '.join(self.names())}, or an import path like `mypkg.module:name`",
+                fix=f"--set {key}={guess or self.names()[0]}",
+            )
+        found = _import(path, kind=self.kind, key=key)
+        self._check_signature(found, path=path, key=key)
+        return found
+
+    def _check_signature(self, found: object, *, path: str, key: str) -> None:
+        if not self.signature:
+            return
+        if not callable(found):
+            raise RecipeError(f"`{path}` is not callable", why=f"`{key}` needs a {self.kind}", fix=f"point {key} at a function or class")
+        target = found.__init__ if inspect.isclass(found) else found  # type: ignore[misc]
+        parameters = inspect.signature(target).parameters
+        takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+        missing = [name for name in self.signature if name not in parameters]
+        if missing and not takes_any:
+            raise RecipeError(
+                f"`{path}` cannot be a {self.kind}",
+                why=f"it lacks the parameter{'s' if len(missing) > 1 else ''} {', '.join(missing)}; it takes ({', '.join(parameters)})",
+                fix=f"def {path.rpartition(':')[2]}({', '.join(self.signature)}): ...",
+            )
+
+
+def _import(path: str, *, kind: str, key: str) -> object:
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # the user's module may raise anything at import: say what
+        raise RecipeError(
+            f"cannot import the {kind} `{path}`",
+            why=f"importing {module_name} raised {type(error).__name__}: {error}",
+            fix=f"python -c 'import {module_name}'   # mend it, then try again; `{key}` is `package.module:name`",
+        ) from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        public = [name for name in vars(module) if not name.startswith("_")]
+        guess = nearest(attribute, public)
+        raise RecipeError(
+            f"`{module_name}` has no `{attribute}`",
+            why=f"`{key}` names `{path}`" + (f"; nearest is `{guess}`" if guess else ""),
+            fix=f"--set {key}={module_name}:{guess or 'NAME'}",
+        ) from None

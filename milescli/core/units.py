@@ -1,0 +1,35 @@
+"""Numbers as people read them. Pure; used by tables, errors and reports."""
+
+from __future__ import annotations
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+
+
+def format_bytes(size_bytes: float) -> str:
+    """1536 -> '1.5 KiB'."""
+    value = float(size_bytes)
+    for unit in _BINARY:
+        if abs(value) < 1024 or unit == _BINARY[-1]:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError(size_bytes)
+
+
+def format_count(count: float) -> str:
+    """1_234_000 -> '1.2M'; decimal steps, as parameters and tokens are counted."""
+    for bound, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(count) >= bound:
+            return f"{count / bound:.1f}{suffix}"
+    return f"{count:.0f}"
+
+
+def format_duration(seconds: float) -> str:
+    """4.2 -> '4.2 s'; 75 -> '1 m 15 s'; 7320 -> '2 h 02 m'."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} m {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} m"

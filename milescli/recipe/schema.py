@@ -1,0 +1,260 @@
+"""What a recipe can say. Strict (unknown keys are refused), frozen, with every default in one place. It knows nothing of the machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveFloat = Annotated[float, Field(gt=0.0)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0)]
+
+
+class Section(BaseModel):
+    """A part of the recipe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=False)
+
+
+class ScratchModel(Section):
+    """A small model made here from a seed, instead of one that is downloaded."""
+
+    family: Literal["qwen3", "qwen3_moe"] = "qwen3"
+    hidden_size: Positive = 128
+    num_layers: Positive = 4
+    num_heads: Positive = 4
+    num_kv_heads: Positive = 2
+    head_dim: Positive = 32
+    ffn_hidden_size: Positive = 384
+    num_experts: NonNegative = 0
+    """0 for a dense model; needs `family: qwen3_moe` otherwise."""
+    topk: Positive = 2
+    """Experts per token."""
+    moe_ffn_hidden_size: Positive = 128
+    vocab_size: Positive = 512
+    """Size of the byte-level BPE vocabulary, trained here on the task's own text."""
+    tie_embeddings: bool = True
+    rope_theta: PositiveFloat = 10_000.0
+    max_position_embeddings: Positive = 4096
+
+
+class Model(Section):
+    """Which weights are trained."""
+
+    path: str | None = None
+    """A Hugging Face folder or hub name."""
+    revision: str | None = None
+    """Hub revision (branch, tag or commit)."""
+    scratch: ScratchModel | None = None
+    """Make a small model instead. Exactly one of `path` and `scratch` is given."""
+
+
+class Data(Section):
+    """Where prompts come from."""
+
+    prompts: str | None = None
+    """A .jsonl or .parquet file, or `task:NAME` for prompts that miles makes itself (`task:sums`)."""
+    eval: str | None = None
+    """Held-out prompts, same forms; none: no evaluation."""
+    demonstrations: str | None = None
+    """Worked answers for the warm-up, same forms."""
+    prompt_key: str | None = None
+    """Column of the prompt (text, or a list of messages); none: found among prompt, messages, question, problem, input."""
+    label_key: str | None = None
+    """Column of the label; none: found among label, answer, solution, target."""
+    system_prompt: str | None = None
+    max_prompt_tokens: Positive = 256
+    long_prompts: Literal["drop", "error"] = "drop"
+    """What happens to longer prompts: dropped and counted, or the run is refused."""
+    shuffle: bool = True
+    """A new order for each epoch, fixed by the run's seed."""
+
+
+class Rollout(Section):
+    """How answers are made and scored."""
+
+    prompts_per_step: Positive = 32
+    samples_per_prompt: Positive = 8
+    max_response_tokens: Positive = 256
+    temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_k: int = -1
+    """-1: the whole vocabulary."""
+    stop: list[str] = []
+    """Strings that end an answer, beside the end-of-sequence token."""
+    reward: str = "math"
+    """math, gsm8k, exact_match, or an import path `mypkg.rewards:strict`."""
+    reward_timeout_s: PositiveFloat = 30.0
+    reward_retries: NonNegative = 0
+    """How often a reward that raises is tried again before the run stops."""
+    filter: Literal["none", "zero_variance"] = "none"
+    """zero_variance: groups in which all rewards are equal are replaced by further prompts."""
+    max_filter_rounds: Positive = 8
+    """Bound on replacement rounds per step; then the run stops and says so."""
+    max_staleness: NonNegative = 0
+    """0: strictly on-policy. N: rollout may run up to N weight versions ahead of the trainer."""
+
+
+class Optimizer(Section):
+    """AdamW, as Megatron-Core's distributed optimizer runs it."""
+
+    lr: PositiveFloat = 1e-6
+    min_lr: NonNegativeFloat = 0.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: NonNegative = 0
+    """Linear rise of the learning rate, within `train.steps`."""
+    weight_decay: NonNegativeFloat = 0.0
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.98
+    eps: PositiveFloat = 1e-8
+    clip_grad: NonNegativeFloat = 1.0
+    """Global norm; 0: no clipping."""
+
+
+class Train(Section):
+    """How groups become one optimizer step."""
+
+    steps: Positive = 100
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """auto: bf16 on an accelerator, fp32 on a CPU."""
+    algorithm: str = "grpo"
+    """Advantage estimator: grpo, or an import path."""
+    normalize_std: Literal["group", "batch", "none"] = "group"
+    """Divide the centred rewards by the std of the group, of the batch, or not at all (Dr. GRPO)."""
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    """Mean over all trained tokens of the batch (DAPO), or the mean over answers of their token means (GRPO)."""
+    clip_low: NonNegativeFloat = 0.2
+    clip_high: NonNegativeFloat = 0.28
+    kl_coef: NonNegativeFloat = 0.0
+    """Weight of the KL term in the loss, against the frozen reference; 0: no reference is kept."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    entropy_coef: NonNegativeFloat = 0.0
+    old_logprobs: Literal["auto", "trainer", "engine"] = "auto"
+    """Who says what the old policy was. auto: the trainer at max_staleness 0, the engine beyond."""
+    updates_per_step: Positive = 1
+    """Optimizer updates on each step's groups (PPO-style minibatches)."""
+    max_tokens_per_microbatch: Positive = 8192
+    recompute: Literal["none", "full"] = "none"
+    routing_replay: bool = False
+    """R3: the trainer routes as the engine did (mixture-of-experts only)."""
+    optimizer: Optimizer = Optimizer()
+
+
+class Warmup(Section):
+    """Supervised steps on `data.demonstrations` before RL; 0 steps: none."""
+
+    steps: NonNegative = 0
+    batch_size: Positive = 64
+    lr: PositiveFloat = 1e-3
+    max_loss_tokens: Positive = 4096
+    """Demonstrations longer than this are refused."""
+
+
+class Weights(Section):
+    """How weights reach the engines."""
+
+    channel: Literal["auto", "tensor", "distributed"] = "auto"
+    bucket_mib: Positive = 512
+    verify: bool = False
+    """After each publish, compare what the engines hold with what the trainer sent, bit for bit."""
+
+
+class Parallel(Section):
+    """Pins of the trainer's layout; what is not pinned is chosen."""
+
+    tp: Positive | None = None
+    pp: Positive | None = None
+    cp: Positive | None = None
+    ep: Positive | None = None
+    etp: Positive | None = None
+    dp: Positive | None = None
+    sequence_parallel: bool | None = None
+
+
+class Engines(Section):
+    """Pins of the rollout engines."""
+
+    num: Positive | None = None
+    tp: Positive | None = None
+    placement: Literal["auto", "colocated", "split"] = "auto"
+    """colocated: trainer and engines share devices and take turns; split: each has its own."""
+    memory_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.7
+    max_running_requests: Positive | None = None
+    """Per engine; none: chosen by the plan."""
+    max_total_tokens: Positive | None = None
+    """KV-cache slots per engine; none: what the memory fraction allows (on a CPU: chosen by the plan)."""
+
+
+class Evaluation(Section):
+    """Evaluation on `data.eval`."""
+
+    every: NonNegative = 0
+    """Steps between evaluations; 0: only at the start and the end."""
+    num_prompts: Positive | None = None
+    """The first N held-out prompts; none: all."""
+    samples_per_prompt: Positive = 1
+    temperature: NonNegativeFloat = 0.0
+    """0: greedy."""
+    max_response_tokens: Positive | None = None
+    """None: as in `rollout`."""
+
+
+class Checkpoint(Section):
+    """What is kept on disk."""
+
+    every: NonNegative = 20
+    """Steps between checkpoints; 0: only at the end. A stopped run is saved in any case."""
+    keep: Positive = 2
+    """How many of the newest are kept."""
+    async_save: bool = True
+    """Write in the background while training goes on."""
+
+
+class Machine(Section):
+    """What the run may use. May also come from the environment and from files."""
+
+    gpus: NonNegative | None = None
+    """GPUs per node; none: all that are visible; 0: the CPU."""
+    nodes: Positive = 1
+    address: str | None = None
+    """An existing Ray cluster; none: start one on this machine, on loopback."""
+    cpu_threads: Positive | None = None
+    """Threads of each trainer rank and engine on a CPU; none: chosen by the plan."""
+    start_timeout_s: PositiveFloat = 600.0
+    """Bound on the start of Ray, engines and trainer ranks."""
+    step_timeout_s: PositiveFloat = 3600.0
+    """Bound on one rollout, one optimizer step, one publish or one save."""
+
+
+class Run(Section):
+    """Where the run lives and what watches it. May also come from the environment and from files."""
+
+    name: str | None = None
+    """None: the recipe's name and a number that is free."""
+    dir: str = "runs"
+    seed: NonNegative = 0
+    tensorboard: bool = True
+    wandb_project: str | None = None
+    """Log to Weights & Biases too; the key comes from WANDB_API_KEY alone."""
+
+
+class Recipe(Section):
+    """The whole wish."""
+
+    name: str = "unnamed"
+    description: str = ""
+    model: Model = Model()
+    data: Data = Data()
+    rollout: Rollout = Rollout()
+    train: Train = Train()
+    warmup: Warmup = Warmup()
+    weights: Weights = Weights()
+    parallel: Parallel = Parallel()
+    engines: Engines = Engines()
+    eval: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+    machine: Machine = Machine()
+    run: Run = Run()
