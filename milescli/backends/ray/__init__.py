@@ -1,0 +1,1 @@
+"""Ray: processes and placement. The only place that imports it."""

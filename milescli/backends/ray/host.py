@@ -1,0 +1,104 @@
+"""A Ray actor that holds any object of ours: own log file, a phase that can be asked for, errors that cross the border whole.
+
+Not for direct use: `cluster.Cluster.spawn` makes it and returns an `ActorHandle`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import importlib
+import inspect
+import os
+import sys
+import threading
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from milescli.core.errors import MilesError, WorkerDied
+
+
+class Host:
+    """Runs in a process of its own. One call of `run` at a time, always on the same thread; `status` answers meanwhile."""
+
+    def __init__(self, *, name: str, target: str, kwargs: dict[str, Any], log_path: str) -> None:
+        """`target` is an import path `module:Class`; `kwargs` go to its constructor, which runs on the work thread."""
+        self.name = name
+        self.phase = "starting"
+        self.since = time.monotonic()
+        _redirect_output(Path(log_path))
+        faulthandler.enable()
+        self._work = ThreadPoolExecutor(max_workers=1, thread_name_prefix="work")
+        self._target = target
+        self._kwargs = kwargs
+        self._object: object | None = None
+
+    async def start(self) -> int:
+        """Build the target object; returns the pid."""
+        await self._on_work_thread("start", self._build)
+        return os.getpid()
+
+    def _build(self) -> None:
+        module, _, attribute = self._target.partition(":")
+        self._object = getattr(importlib.import_module(module), attribute)(**self._kwargs)
+
+    async def run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method of the target object."""
+        import ray
+
+        assert self._object is not None, f"{self.name}: `run` before `start`"
+        args = tuple([await value if isinstance(value, ray.ObjectRef) else value for value in args])
+        function = getattr(self._object, method)
+        if inspect.iscoroutinefunction(function):
+            return await function(*args, **kwargs)
+        return await self._on_work_thread(method, lambda: function(*args, **kwargs))
+
+    async def peek(self, method: str) -> Any:
+        """Call a quick, thread-safe method of the target object beside the work thread."""
+        return getattr(self._object, method)() if self._object is not None else None
+
+    async def status(self) -> tuple[str, float]:
+        """(what the work thread does now, seconds since it began)."""
+        return self.phase, time.monotonic() - self.since
+
+    async def stacks(self) -> str:
+        """Where every thread of this process stands; for the report of a hang."""
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        frames = sys._current_frames().items()
+        return "\n".join(f"-- {names.get(i, i)}\n" + "".join(traceback.format_stack(frame)[-6:]) for i, frame in frames)
+
+    async def _on_work_thread(self, phase: str, function: Any) -> Any:
+        self.phase, self.since = phase, time.monotonic()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._work, function)
+        except MilesError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            raise WorkerDied(
+                f"{self.name} failed in `{phase}`",
+                why=f"{type(error).__name__}: {error}\n{_last_frames(error)}",
+                fix="read its log (logs/latest in the run directory)",
+            ) from None
+        finally:
+            self.phase, self.since = f"idle after {phase}", time.monotonic()
+
+
+def _last_frames(error: BaseException, count: int = 3) -> str:
+    return "".join(traceback.format_tb(error.__traceback__)[-count:]).rstrip()
+
+
+def _redirect_output(log_path: Path) -> None:
+    """All output of this process, C libraries included, goes to its own file."""
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
