@@ -1,0 +1,136 @@
+"""The watchdog of one run: a small process that outlives the driver and leaves nothing of ours behind. Standard library only.
+
+It holds the reading end of a pipe. While the driver lives, the pipe stays open; when the driver ends, in whatever way, the pipe
+closes, and every process that carries this run's token in its environment is ended, by its id. Run as `python -m`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+TOKEN_VARIABLE = "MILES_RUN_TOKEN"
+"""Every process of a run inherits it; no other process has its value."""
+TERM_GRACE_S = 3.0
+KILL_GRACE_S = 10.0
+
+
+@dataclass(slots=True)
+class Guardian:
+    """The driver's handle on its watchdog."""
+
+    process: subprocess.Popen[bytes]
+    pipe: int
+    """Writing end; closing it tells the watchdog to clean up and end."""
+
+    def release(self, *, timeout_s: float = TERM_GRACE_S + KILL_GRACE_S + 5.0) -> None:
+        """Ask for the clean-up and wait for it. Called by the driver at its own end. Idempotent."""
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1
+            self.process.wait(timeout_s)
+
+
+def start(*, token: str, scratch_dirs: list[Path], verdict: Path) -> Guardian:
+    """Start the watchdog of this process. `scratch_dirs` are removed at the end; `verdict` is a file that the driver writes
+    when it ends in order: where it is missing, the watchdog writes there that the driver was killed."""
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "milescli.runtime.guardian", "--pipe", str(reading), "--driver", str(os.getpid())]
+    command += ["--verdict", str(verdict)]
+    for folder in scratch_dirs:
+        command += ["--remove", str(folder)]
+    environment = {**os.environ, "MILES_GUARDED_TOKEN": token}
+    environment.pop(TOKEN_VARIABLE, None)
+    process = subprocess.Popen(
+        command,
+        pass_fds=[reading],
+        env=environment,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(reading)
+    return Guardian(process=process, pipe=writing)
+
+
+def processes_of(token: str) -> Iterator[int]:
+    """Ids of living processes that carry the token. Needs /proc; zombies do not count."""
+    mark = f"{TOKEN_VARIABLE}={token}".encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            carries = mark in (entry / "environ").read_bytes().split(b"\0")
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:  # it ended while we looked, or is not ours to read
+            continue
+        if carries and state != "Z":
+            yield int(entry.name)
+
+
+def stop_all(token: str) -> int:
+    """TERM, a grace, then KILL, to every process of the run; returns how many there were."""
+    found = set(processes_of(token))
+    _signal(found, signal.SIGTERM)
+    _wait_until_gone(token, TERM_GRACE_S)
+    deadline = time.monotonic() + KILL_GRACE_S
+    while (left := set(processes_of(token))) and time.monotonic() < deadline:
+        found |= left
+        _signal(left, signal.SIGKILL)
+        time.sleep(0.1)
+    _remove_shared_memory(found)
+    return len(found)
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _wait_until_gone(token: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(processes_of(token)):
+        time.sleep(0.1)
+
+
+def _remove_shared_memory(pids: set[int]) -> None:
+    """Files that torch and Python name by process id in /dev/shm."""
+    for entry in Path("/dev/shm").glob("*"):
+        parts = entry.name.replace("-", "_").split("_")
+        if parts[0] in ("torch", "psm", "miles") and any(part.isdigit() and int(part) in pids for part in parts):
+            entry.unlink(missing_ok=True)
+
+
+def main() -> None:
+    """Wait for the pipe to close, then clean up."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pipe", type=int, required=True)
+    parser.add_argument("--driver", type=int, required=True)
+    parser.add_argument("--verdict", type=Path, required=True)
+    parser.add_argument("--remove", type=Path, action="append", default=[])
+    options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while os.read(options.pipe, 1):
+        pass
+    stop_all(os.environ["MILES_GUARDED_TOKEN"])
+    for folder in options.remove:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not options.verdict.exists() and options.verdict.parent.is_dir():
+        options.verdict.write_text('{"outcome": "killed", "why": "the driver process was killed (no chance to save)"}\n')
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Who watches a run: events.jsonl, metrics.jsonl, TensorBoard, Weights & Biases. Listeners only; they never steer and never stop a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from milescli.core.errors import RecipeError
+from milescli.core.events import EvalDone, Event, EventBus, StepDone, WarmupStepDone, to_record
+from milescli.recipe.schema import Run
+from milescli.runtime.rundir import RunDir, utc_now
+
+
+class EventLog:
+    """events.jsonl: everything that happened, one JSON object a line."""
+
+    def __init__(self, file: Path) -> None:
+        self._file: IO[str] = file.open("a", buffering=1)
+
+    def __call__(self, event: Event) -> None:
+        """Write one line."""
+        self._file.write(json.dumps({"time": utc_now(), **to_record(event)}) + "\n")
+
+
+class MetricLog:
+    """metrics.jsonl: the scalars of each step under flat names."""
+
+    def __init__(self, file: Path) -> None:
+        self._file: IO[str] = file.open("a", buffering=1)
+
+    def __call__(self, event: Event) -> None:
+        """Write one line for an event that carries scalars."""
+        if (scalars := scalars_of(event)) is not None:
+            step, values = scalars
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+
+
+class TensorBoard:
+    """Scalars for `tensorboard --logdir runs`."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder), flush_secs=10)
+
+    def __call__(self, event: Event) -> None:
+        """Add the scalars of an event."""
+        if (scalars := scalars_of(event)) is not None:
+            step, values = scalars
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+
+
+class WeightsAndBiases:
+    """Scalars for wandb; the key is read from the environment by wandb itself, never by us."""
+
+    def __init__(self, project: str, run: RunDir) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise RecipeError(
+                "wandb is not installed",
+                why=f"`run.wandb_project={project}` asks for it",
+                fix=["pip install 'miles-cli[wandb]'", "--set run.wandb_project=null"],
+            ) from None
+        if not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") != "offline":
+            raise RecipeError(
+                "wandb has no key",
+                why="`run.wandb_project` is set, and WANDB_API_KEY is not in the environment",
+                fix=["export WANDB_API_KEY=...", "export WANDB_MODE=offline"],
+            )
+        self._run: Any = wandb.init(project=project, name=run.name, dir=str(run.path), resume="allow", id=run.name)
+
+    def __call__(self, event: Event) -> None:
+        """Log the scalars of an event."""
+        if (scalars := scalars_of(event)) is not None:
+            step, values = scalars
+            self._run.log({**values, "step": step})
+
+
+def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
+    """(step, name -> value) of an event, or None where it carries none. Names: train/, rollout/, time/, speed/, eval/, warmup/."""
+    if isinstance(event, StepDone):
+        report = asdict(event.report)
+        values = {f"train/{name}": value for name, value in report.items() if name != "extra"}
+        values |= {f"train/{name}": value for name, value in report["extra"].items()}
+        values |= {f"rollout/{name}": value for name, value in asdict(event.rollout).items()}
+        values |= {f"time/{name}": value for name, value in asdict(event.seconds).items()}
+        values |= {"speed/rollout_tokens_per_s": event.rollout_tokens_per_s, "speed/train_tokens_per_s": event.train_tokens_per_s}
+        return event.step, {**values, "weights/version": event.version}
+    if isinstance(event, WarmupStepDone):
+        return event.step, {"warmup/loss": event.report.loss, "warmup/grad_norm": event.report.grad_norm, "warmup/step_s": event.step_s}
+    if isinstance(event, EvalDone):
+        return event.step, {
+            "eval/accuracy": event.accuracy,
+            "eval/truncated_fraction": event.truncated_fraction,
+            "eval/response_tokens_mean": event.response_tokens_mean,
+        }
+    return None
+
+
+def attach(bus: EventBus, run: RunDir, settings: Run) -> None:
+    """Let the recipe's observers listen. Raises RecipeError where one was asked for and cannot be had."""
+    bus.listeners.append(EventLog(run.path / "events.jsonl"))
+    bus.listeners.append(MetricLog(run.path / "metrics.jsonl"))
+    if settings.tensorboard:
+        bus.listeners.append(TensorBoard(run.path / "tensorboard"))
+    if settings.wandb_project:
+        bus.listeners.append(WeightsAndBiases(settings.wandb_project, run))
