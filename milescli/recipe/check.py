@@ -1,0 +1,252 @@
+"""Rules that bind several keys of a recipe. Pure: no file, no machine. The first broken one is raised; what is legal but odd is returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from milescli.core.errors import RecipeError
+from milescli.recipe.schema import Recipe, ScratchModel
+
+MIN_VOCAB_SIZE = 272
+"""256 bytes and the special tokens of a chat template."""
+
+Origins = Mapping[str, object]
+
+
+def check(recipe: Recipe, origins: Origins) -> list[str]:
+    """Warnings. Raises RecipeError; `origins` tells in the message who set what."""
+    for rule in _RULES:
+        rule(recipe, origins)
+    return [text for doubt in _DOUBTS if (text := doubt(recipe))]
+
+
+def _one_model(recipe: Recipe, origins: Origins) -> None:
+    model = recipe.model
+    if model.path is None and model.scratch is None:
+        raise RecipeError(
+            "the recipe names no model",
+            why="one of `model.path` (a Hugging Face folder or hub name) and `model.scratch` (a small model made here) is needed",
+            fix=["--set model.path=Qwen/Qwen3-0.6B", "--set model.scratch={}"],
+        )
+    if model.path is not None and model.scratch is not None:
+        raise RecipeError(
+            "the recipe names two models",
+            why=f"`model.path` is `{model.path}` ({origins['model.path']}) and `model.scratch` is given too "
+            f"({origins['model.scratch.hidden_size']}); one of them can be trained",
+            fix=[f"--set model.path={model.path} --set model.scratch=null", "--set model.path=null"],
+        )
+    if model.path is not None and not model.path.strip():
+        raise RecipeError(
+            "`model.path` is empty", why=f"{origins['model.path']} sets it", fix="--set model.path=Qwen/Qwen3-0.6B"
+        )
+    if model.revision is not None and model.path is None:
+        raise RecipeError(
+            f"`model.revision` is `{model.revision}`, but nothing is downloaded",
+            why="a revision belongs to `model.path`; this recipe makes its model from scratch",
+            fix="--set model.revision=null",
+        )
+
+
+def _scratch_shape(recipe: Recipe, origins: Origins) -> None:
+    scratch = recipe.model.scratch
+    if scratch is None:
+        return
+    if scratch.num_heads % scratch.num_kv_heads:
+        raise _indivisible(
+            "num_heads", scratch.num_heads, "num_kv_heads", scratch.num_kv_heads, "each KV head serves equally many heads"
+        )
+    if scratch.head_dim % 2:
+        raise RecipeError(
+            f"`model.scratch.head_dim` cannot be {scratch.head_dim}",
+            why="rotary embedding turns pairs of channels: it must be even",
+            fix=f"--set model.scratch.head_dim={scratch.head_dim + 1}",
+        )
+    if scratch.vocab_size < MIN_VOCAB_SIZE:
+        raise RecipeError(
+            f"`model.scratch.vocab_size` cannot be {scratch.vocab_size}",
+            why=f"a byte-level vocabulary holds 256 bytes and the chat template's special tokens: {MIN_VOCAB_SIZE} at least",
+            fix="--set model.scratch.vocab_size=512",
+        )
+    longest = recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens
+    if longest > scratch.max_position_embeddings:
+        raise RecipeError(
+            "prompt and answer do not fit into the model's positions",
+            why=f"data.max_prompt_tokens {recipe.data.max_prompt_tokens} + rollout.max_response_tokens "
+            f"{recipe.rollout.max_response_tokens} = {longest}, model.scratch.max_position_embeddings {scratch.max_position_embeddings}",
+            fix=f"--set model.scratch.max_position_embeddings={longest}",
+        )
+    _scratch_experts(scratch)
+
+
+def _scratch_experts(scratch: ScratchModel) -> None:
+    is_moe = scratch.family == "qwen3_moe"
+    if is_moe and scratch.num_experts < 2:
+        raise RecipeError(
+            "a mixture of experts needs experts",
+            why=f"`model.scratch.family` is qwen3_moe and `num_experts` is {scratch.num_experts}",
+            fix=["--set model.scratch.num_experts=8", "--set model.scratch.family=qwen3"],
+        )
+    if not is_moe and scratch.num_experts:
+        raise RecipeError(
+            "a dense model has no experts",
+            why=f"`model.scratch.family` is {scratch.family} and `num_experts` is {scratch.num_experts}",
+            fix=["--set model.scratch.family=qwen3_moe", "--set model.scratch.num_experts=0"],
+        )
+    if is_moe and scratch.topk > scratch.num_experts:
+        raise RecipeError(
+            f"a token cannot go to {scratch.topk} of {scratch.num_experts} experts",
+            why="`model.scratch.topk` is larger than `model.scratch.num_experts`",
+            fix=f"--set model.scratch.topk={scratch.num_experts}",
+        )
+
+
+def _data(recipe: Recipe, origins: Origins) -> None:
+    if not recipe.data.prompts:
+        raise RecipeError(
+            "the recipe has no prompts",
+            why="`data.prompts` is not set: there is nothing to answer",
+            fix=["--set data.prompts=train.jsonl", "--set data.prompts=task:sums"],
+        )
+    if recipe.warmup.steps and not recipe.data.demonstrations:
+        raise RecipeError(
+            f"{recipe.warmup.steps} warm-up steps have nothing to imitate",
+            why="`warmup.steps` needs worked answers in `data.demonstrations`",
+            fix=[f"--set data.demonstrations={recipe.data.prompts}", "--set warmup.steps=0"],
+        )
+    if recipe.eval.every and not recipe.data.eval:
+        raise RecipeError(
+            f"an evaluation every {recipe.eval.every} steps has nothing to evaluate on",
+            why="`eval.every` needs held-out prompts in `data.eval`",
+            fix=["--set data.eval=test.jsonl", "--set eval.every=0"],
+        )
+    for name in ("prompts", "eval", "demonstrations"):
+        if getattr(recipe.data, name) == "task:":
+            raise RecipeError(
+                f"`data.{name}` names no task", why="after `task:` comes a name", fix=f"--set data.{name}=task:sums"
+            )
+
+
+def _sampling(recipe: Recipe, origins: Origins) -> None:
+    rollout = recipe.rollout
+    if rollout.top_k == 0 or rollout.top_k < -1:
+        raise RecipeError(
+            f"`rollout.top_k` cannot be {rollout.top_k}",
+            why="it counts the tokens to choose from: 1 or more, or -1 for the whole vocabulary",
+            fix="--set rollout.top_k=-1",
+        )
+    if "" in rollout.stop:
+        raise RecipeError(
+            "`rollout.stop` has an empty string", why="every answer would end at once", fix="--set rollout.stop=[]"
+        )
+    if rollout.samples_per_prompt == 1 and recipe.train.algorithm == "grpo":
+        raise RecipeError(
+            "groups of one teach nothing",
+            why="GRPO compares the answers to one prompt with each other; with `rollout.samples_per_prompt` 1 every advantage is 0",
+            fix="--set rollout.samples_per_prompt=8",
+        )
+    num_samples = rollout.prompts_per_step * rollout.samples_per_prompt
+    if num_samples % recipe.train.updates_per_step:
+        raise RecipeError(
+            f"{num_samples} samples cannot be parted into {recipe.train.updates_per_step} equal updates",
+            why=f"rollout.prompts_per_step {rollout.prompts_per_step} x samples_per_prompt {rollout.samples_per_prompt} = {num_samples}; "
+            f"train.updates_per_step is {recipe.train.updates_per_step}",
+            fix=f"--set train.updates_per_step={_divisor_below(num_samples, recipe.train.updates_per_step)}",
+        )
+
+
+def _training(recipe: Recipe, origins: Origins) -> None:
+    train, optimizer = recipe.train, recipe.train.optimizer
+    if train.clip_low >= 1.0:
+        raise RecipeError(
+            f"`train.clip_low` cannot be {train.clip_low:g}",
+            why="the ratio is kept above 1 - clip_low, and a ratio is positive: it must stay below 1",
+            fix="--set train.clip_low=0.2",
+        )
+    if optimizer.warmup_steps >= train.steps:
+        raise RecipeError(
+            "the learning rate would never arrive",
+            why=f"train.optimizer.warmup_steps {optimizer.warmup_steps}, train.steps {train.steps}",
+            fix=f"--set train.optimizer.warmup_steps={train.steps // 10}",
+        )
+    if optimizer.min_lr > optimizer.lr:
+        raise RecipeError(
+            "the learning rate would rise instead of fall",
+            why=f"train.optimizer.min_lr {optimizer.min_lr:g} is above train.optimizer.lr {optimizer.lr:g}",
+            fix="--set train.optimizer.min_lr=0",
+        )
+    for name in ("beta1", "beta2"):
+        if getattr(optimizer, name) == 1.0:
+            raise RecipeError(
+                f"`train.optimizer.{name}` cannot be 1",
+                why="a moving average with no room for the new value never moves",
+                fix=f"--set train.optimizer.{name}={type(optimizer).model_fields[name].default}",
+            )
+    if train.routing_replay and recipe.model.scratch is not None and recipe.model.scratch.family == "qwen3":
+        raise RecipeError(
+            "there is no routing to replay",
+            why="`train.routing_replay` is for mixtures of experts, and `model.scratch.family` is qwen3",
+            fix=["--set train.routing_replay=false", "--set model.scratch.family=qwen3_moe --set model.scratch.num_experts=8"],
+        )
+
+
+def _settings(recipe: Recipe, origins: Origins) -> None:
+    name = recipe.run.name
+    if name is not None and (not name or "/" in name or name[0] in ".-" or name.strip() != name or not name.isprintable()):
+        raise RecipeError(
+            f"a run cannot be called `{name}`",
+            why=f"its name ({origins['run.name']}) becomes a directory below `run.dir`: no slash, no leading dot or dash, no blank at an end",
+            fix="--set run.name=my-run",
+        )
+    if not recipe.run.dir.strip():
+        raise RecipeError("`run.dir` is empty", why=f"{origins['run.dir']} sets it", fix="--set run.dir=runs")
+    address = recipe.machine.address
+    if address is not None and address != "auto" and not _is_address(address):
+        raise RecipeError(
+            f"`machine.address` cannot be `{address}`",
+            why=f"an existing Ray cluster is named HOST:PORT, or auto for the one on this machine ({origins['machine.address']})",
+            fix=f"--set machine.address={address.partition(':')[0] or '127.0.0.1'}:6379",
+        )
+
+
+def _is_address(address: str) -> bool:
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+
+
+def _indivisible(larger: str, large: int, smaller: str, small: int, reason: str) -> RecipeError:
+    return RecipeError(
+        f"{large} heads cannot share {small} KV heads",
+        why=f"`model.scratch.{larger}` must be a multiple of `model.scratch.{smaller}`: {reason}",
+        fix=f"--set model.scratch.{smaller}={_divisor_below(large, small)}",
+    )
+
+
+def _divisor_below(number: int, bound: int) -> int:
+    return next(candidate for candidate in range(min(number, bound), 0, -1) if number % candidate == 0)
+
+
+_RULES: tuple[Callable[[Recipe, Origins], None], ...] = (_one_model, _scratch_shape, _data, _sampling, _training, _settings)
+
+
+def _doubt_eval_on_training_prompts(recipe: Recipe) -> str | None:
+    same = recipe.data.eval is not None and recipe.data.eval == recipe.data.prompts
+    return "`data.eval` is `data.prompts`: the accuracy is of prompts that were trained on" if same else None
+
+
+def _doubt_truncated_sampling(recipe: Recipe) -> str | None:
+    cut = recipe.rollout.top_p < 1.0 or recipe.rollout.top_k != -1
+    text = "`rollout.top_p` and `top_k` cut the distribution that is sampled, and the trainer's log-probs are of the whole one"
+    return text if cut else None
+
+
+def _doubt_min_lr(recipe: Recipe) -> str | None:
+    optimizer = recipe.train.optimizer
+    unused = optimizer.min_lr > 0 and optimizer.schedule == "constant"
+    return "`train.optimizer.min_lr` has no effect: the schedule is constant" if unused else None
+
+
+_DOUBTS: tuple[Callable[[Recipe], str | None], ...] = (
+    _doubt_eval_on_training_prompts,
+    _doubt_truncated_sampling,
+    _doubt_min_lr,
+)

@@ -1,0 +1,54 @@
+"""What the schema refuses, in our words: the key, the user's own text, what is wanted. pydantic's messages are never shown."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from milescli.core.errors import RecipeError
+from milescli.core.registry import nearest
+from milescli.recipe.keys import Key, keys
+from milescli.recipe.layers import Entry, Layer, Table, example
+
+
+def explain(error: ValidationError, table: Table) -> RecipeError:
+    """The first refusal in full, the others by name."""
+    names = list(dict.fromkeys(_key_of(item["loc"]) for item in error.errors(include_url=False)))
+    entry, key = table[names[0]], keys()[names[0]]
+    others = f"; also wrong: {', '.join(f'`{name}`' for name in names[1:])}" if len(names) > 1 else ""
+    said = f"`{entry.text}`" if entry.text else "nothing"
+    return RecipeError(
+        f"`{key.name}` cannot be {said}",
+        why=f"it wants {key.wants}; {_place(entry)} says {said}{others}",
+        fix=_fix(key, entry),
+    )
+
+
+def _key_of(location: tuple[int | str, ...]) -> str:
+    parts = [str(part) for part in location]
+    for end in range(len(parts), 0, -1):
+        if ".".join(parts[:end]) in keys():
+            return ".".join(parts[:end])
+    raise AssertionError(f"the schema refused a place that is no key: {location}")
+
+
+def _place(entry: Entry) -> str:
+    return f"`{entry.origin.where}`" if entry.origin.layer is Layer.SET else entry.origin.where
+
+
+def _fix(key: Key, entry: Entry) -> str:
+    better = _better_value(key, entry)
+    if entry.origin.layer is Layer.SET:
+        return f"--set '{key.name}={better}'" if key.is_list else f"--set {key.name}={better}"
+    if entry.origin.layer is Layer.ENV:
+        return f"export {entry.origin.where}={better}"
+    return f"write `{key.name.rpartition('.')[2]}: {better}` at {entry.origin.where}"
+
+
+def _better_value(key: Key, entry: Entry) -> str:
+    if key.choices:
+        return nearest(entry.text, key.choices) or key.choices[0]
+    if key.is_list and isinstance(entry.value, str):
+        return f"[{entry.text}]"
+    bare = entry.text.strip("\"'")
+    is_quoted_number = entry.text != bare and bare.replace(".", "", 1).isdigit()
+    return bare if is_quoted_number else example(key)

@@ -1,0 +1,149 @@
+"""What keys a recipe has: names, types in words, defaults, docs. Read off the schema, so that help, completion and errors cannot drift from it."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic.fields import FieldInfo
+
+from milescli.core.registry import nearest
+from milescli.recipe.schema import Recipe, Section
+
+SETTINGS = ("machine", "run")
+"""The sections that say where a run goes, not what it learns: the only ones that the environment and user files may set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One value that a recipe can hold."""
+
+    name: str
+    """Dotted, as `--set` takes it: `train.optimizer.lr`."""
+    wants: str
+    """The type in words: `a whole number >= 1`."""
+    default: object
+    doc: str
+    is_text: bool
+    """Text is taken as it stands: a run called 007 keeps its zeros."""
+    is_list: bool
+    optional: bool
+    """`null` is a value."""
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SectionInfo:
+    """A part of the recipe that holds keys."""
+
+    name: str
+    doc: str
+    optional: bool
+    """May be null: `model.scratch`."""
+
+
+@cache
+def keys() -> dict[str, Key]:
+    """Every key by its dotted name, in the order of the schema."""
+    return {item.name: item for item in _walk(Recipe, "") if isinstance(item, Key)}
+
+
+@cache
+def sections() -> dict[str, SectionInfo]:
+    """Every section by its dotted name."""
+    return {item.name: item for item in _walk(Recipe, "") if isinstance(item, SectionInfo)}
+
+
+def nearest_key(name: str, *, within: tuple[str, ...] = ()) -> str | None:
+    """The key or section that `name` was probably meant to be; `within` limits the answer to some sections."""
+    known = [key for key in (*keys(), *sections()) if not within or key.split(".")[0] in within]
+    if name in known:
+        return name
+    head, _, tail = name.rpartition(".")
+    endings = [key for key in known if key.endswith(f".{name}")]
+    if endings:
+        return min(endings, key=len)
+    siblings = [key for key in known if key.rpartition(".")[0] == head]
+    inside = [key for key in siblings if key.startswith(f"{head}.")] if head else siblings
+    guess = nearest(name, inside) if inside else None
+    if guess and nearest(tail, [guess.rpartition(".")[2]]):
+        return guess
+    same_tail = [key for key in known if key.rpartition(".")[2] == tail]
+    if same_tail:
+        return min(same_tail, key=lambda key: (key.split(".")[0] != name.split(".")[0], len(key)))
+    by_tail = {key.rpartition(".")[2]: key for key in reversed(known)}
+    tail_guess = nearest(tail, by_tail)
+    return nearest(name, known) or (by_tail[tail_guess] if tail_guess else None)
+
+
+def _walk(section: type[Section], prefix: str) -> list[Key | SectionInfo]:
+    found: list[Key | SectionInfo] = []
+    for name, info in section.model_fields.items():
+        dotted = f"{prefix}{name}"
+        inner = _section_of(info)
+        if inner is None:
+            found.append(_key(dotted, info))
+        else:
+            doc = info.description or inner.__doc__ or ""
+            found.append(SectionInfo(name=dotted, doc=doc, optional=_is_optional(info.annotation)))
+            found.extend(_walk(inner, f"{dotted}."))
+    return found
+
+
+def _key(dotted: str, info: FieldInfo) -> Key:
+    base, bounds = _unwrap(info.annotation, tuple(info.metadata))
+    choices = tuple(str(choice) for choice in get_args(base)) if get_origin(base) is Literal else ()
+    optional = _is_optional(info.annotation)
+    is_list = get_origin(base) is list
+    return Key(
+        name=dotted,
+        wants=_words(base, bounds) + (", or null" if optional else ""),
+        default=info.default,
+        doc=info.description or "",
+        is_text=base is str or bool(choices) or is_list,
+        is_list=is_list,
+        optional=optional,
+        choices=choices,
+    )
+
+
+def _section_of(info: FieldInfo) -> type[Section] | None:
+    base, _ = _unwrap(info.annotation, ())
+    return base if isinstance(base, type) and issubclass(base, Section) else None
+
+
+def _is_optional(annotation: object) -> bool:
+    return type(None) in get_args(annotation)
+
+
+def _unwrap(annotation: object, bounds: tuple[object, ...]) -> tuple[object, tuple[object, ...]]:
+    """`Annotated[int, Ge(1)] | None` -> (int, (Ge(1),))."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        inner = [arg for arg in get_args(annotation) if arg is not type(None)]
+        assert len(inner) == 1, f"a recipe key has one type: {annotation}"
+        return _unwrap(inner[0], bounds)
+    if get_origin(annotation) is Annotated:
+        base, *extra = get_args(annotation)
+        metadata = [item for part in extra for item in (part.metadata if isinstance(part, FieldInfo) else [part])]
+        return _unwrap(base, (*bounds, *metadata))
+    return annotation, bounds
+
+
+def _words(base: object, bounds: tuple[object, ...]) -> str:
+    if get_origin(base) is Literal:
+        return "one of " + ", ".join(str(choice) for choice in get_args(base))
+    if get_origin(base) is list:
+        return "a list of texts"
+    name = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[base]  # type: ignore[index]
+    limits = [limit for bound in bounds if (limit := _limit(bound))]
+    return f"{name} {' and '.join(limits)}" if limits else name
+
+
+def _limit(bound: object) -> str | None:
+    for kind, sign, field in ((Ge, ">=", "ge"), (Gt, ">", "gt"), (Le, "<=", "le"), (Lt, "<", "lt")):
+        if isinstance(bound, kind):
+            return f"{sign} {getattr(bound, field):g}"
+    return None

@@ -1,0 +1,296 @@
+"""The layers that a recipe is made of, lowest first: recipe, user files, environment, `--set` and flags. Each becomes a table key -> Entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from milescli.core.errors import RecipeError
+from milescli.recipe import reader
+from milescli.recipe.keys import SETTINGS, Key, keys, nearest_key, sections
+from milescli.recipe.reader import NULL_TEXTS, Node
+
+ENV_PREFIX = "MILES_"
+
+
+class Layer(StrEnum):
+    """Where a value can come from, weakest first."""
+
+    DEFAULT = "default"
+    RECIPE = "recipe"
+    FILE = "file"
+    ENV = "env"
+    SET = "set"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Who said so."""
+
+    layer: Layer
+    where: str = ""
+    """`quickstart.yaml:12`, `MILES_RUN__NAME`, `--set train.steps=3`; empty for a default."""
+
+    def __str__(self) -> str:
+        return self.where if self.layer is Layer.SET else f"{self.layer} {self.where}".strip()
+
+    @classmethod
+    def parse(cls, text: str) -> Origin:
+        """The inverse of `str`."""
+        if text.startswith("--"):
+            return cls(layer=Layer.SET, where=text)
+        layer, _, where = text.partition(" ")
+        return cls(layer=Layer(layer), where=where)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One key as one layer sets it."""
+
+    value: object
+    """A YAML value; None or {} where the key is an optional section."""
+    text: str
+    """The user's own words."""
+    origin: Origin
+    comment: str = ""
+
+
+Table = dict[str, Entry]
+
+
+def from_yaml(text: str, *, source: str, layer: Layer, only: tuple[str, ...] = ()) -> Table:
+    """A recipe or a user file. `only` limits the sections, for files that may not hold hyperparameters."""
+    root = reader.read(text, source=source)
+    if not isinstance(root.value, dict):
+        raise RecipeError(
+            f"{source} is not a recipe",
+            why=f"a recipe is a mapping of keys; this is `{_short(root.text)}`",
+            fix=f"miles recipes show quickstart > {source}   # an example to start from",
+        )
+    table: Table = {}
+    for name, node in root.value.items():
+        where = f"{source}:{node.line}"
+        if only and name not in only and (name in sections() or name in keys()):
+            raise _hyperparameter(name, where=where, remedy=f"take `{name}` out of {source}")
+        _flatten(node, name, table, source=source, layer=layer, only=only)
+    return table
+
+
+def from_env(environ: Mapping[str, str]) -> Table:
+    """`MILES_MACHINE__GPUS=2`. An empty variable counts as not set."""
+    table: Table = {}
+    for variable, text in sorted(environ.items()):
+        name = _key_of_variable(variable)
+        if name is None or not text:
+            continue
+        section = name.split(".")[0]
+        if name not in keys() or section not in SETTINGS:
+            if section not in SETTINGS and nearest_key(name) in keys():
+                raise _hyperparameter(name, where=variable, remedy=f"unset {variable}", value=text)
+            guess = nearest_key(name, within=SETTINGS)
+            raise RecipeError(
+                f"no key of the sections machine and run is called `{name}`",
+                why=f"the environment sets {variable}={text}" + (f"; nearest is `{guess}`" if guess else ""),
+                fix=f"unset {variable}" + (f"; export {_variable_of_key(guess)}={text}" if guess else ""),
+            )
+        if "__" not in variable:
+            raise RecipeError(
+                f"`{variable}` is not read",
+                why="the section and the key are parted by two underscores",
+                fix=f"unset {variable}; export {_variable_of_key(name)}={text}",
+            )
+        node = _parse_value(text, keys()[name], source=variable)
+        table[name] = Entry(value=node.value, text=text, origin=Origin(layer=Layer.ENV, where=variable))
+    return table
+
+
+def from_command_line(sets: Iterable[str], flags: Mapping[str, str]) -> Table:
+    """`--set key=value` and flags (`{"machine.gpus": "--gpus 4"}`), which are short names for it."""
+    table: Table = {}
+    for name, option in flags.items():
+        _add_override(table, name, option.partition(" ")[2], option=option)
+    for text in sets:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            guess = nearest_key(name.strip()) if name.strip() else None
+            raise RecipeError(
+                f"`--set {text}` is not an override",
+                why="an override is a key, an equals sign and a value",
+                fix=f"--set {guess or 'train.steps'}={value or 'VALUE'}",
+            )
+        _add_override(table, name.strip(), value.strip(), option=f"--set {text}")
+    return table
+
+
+def merge(layers: Iterable[Table]) -> Table:
+    """One table; later layers win. Setting a section to null takes away what lower layers said inside it."""
+    merged: Table = {}
+    for table in layers:
+        for name, entry in table.items():
+            if name in sections():
+                for inner in [key for key in merged if key.startswith(f"{name}.")]:
+                    del merged[inner]
+            parent = name.rpartition(".")[0]
+            if parent in merged:
+                del merged[parent]
+            merged[name] = entry
+    return merged
+
+
+def _add_override(table: Table, name: str, text: str, *, option: str) -> None:
+    origin = Origin(layer=Layer.SET, where=option)
+    if name not in keys() and name not in sections():
+        raise unknown_key(name, where=f"`{option}`", fix=lambda guess: f"--set {guess}={text}")
+    found: Table = {}
+    if name in sections():
+        node = reader.read(text, source=f"`{option}`") if text not in NULL_TEXTS else _null()
+        _flatten(node, name, found, source=f"`{option}`", layer=Layer.SET, only=(), origin=origin)
+    else:
+        node = _parse_value(text, keys()[name], source=f"`{option}`")
+        found[name] = Entry(value=node.value, text=text, origin=origin)
+    for key, entry in found.items():
+        _refuse_conflict(table, key, entry)
+        table[key] = entry
+
+
+def _refuse_conflict(table: Table, name: str, entry: Entry) -> None:
+    rivals = [name, *([] if entry.value is not None else [key for key in table if key.startswith(f"{name}.")])]
+    parent = name.rpartition(".")[0]
+    if parent in table and table[parent].value is None:
+        rivals.append(parent)
+    for rival in rivals:
+        if rival in table and (rival != name or table[rival].value != entry.value):
+            raise RecipeError(
+                f"`{name}` is set to two values on one command line",
+                why=f"`{table[rival].origin.where}` and `{entry.origin.where}` disagree, and neither is stronger",
+                fix=[f"keep {table[rival].origin.where}", f"keep {entry.origin.where}"],
+            )
+
+
+def _parse_value(text: str, key: Key, *, source: str) -> Node:
+    """Text for a text key is taken as it stands, so that it needs no quoting for YAML; all else is YAML."""
+    if key.optional and text.strip() in NULL_TEXTS:
+        return _null()
+    quoted = text[:1] in ("'", '"')
+    if key.is_text and not key.is_list and not quoted:
+        return Node(value=text, text=text, plain=True, line=1)
+    try:
+        node = reader.read(text, source=source)
+    except RecipeError as error:
+        raise RecipeError(
+            f"the value in {source} cannot be parsed",
+            why=f"`{text}` is not a YAML value ({error.why}); `{key.name}` wants {key.wants}",
+            fix=f"--set '{key.name}={example(key)}'",
+        ) from None
+    if isinstance(node.value, dict) and not text.strip():
+        return _null()
+    return Node(value=_typed(node, key), text=text, plain=node.plain, line=1)
+
+
+def _flatten(
+    node: Node, name: str, table: Table, *, source: str, layer: Layer, only: tuple[str, ...], origin: Origin | None = None
+) -> None:
+    where = f"{source}:{node.line}" if origin is None else source
+    said_by = origin or Origin(layer=layer, where=where)
+    if name in keys():
+        table[name] = Entry(value=_typed(node, keys()[name]), text=node.text, origin=said_by, comment=node.comment)
+    elif name not in sections():
+        raise unknown_key(name, where=where, fix=lambda guess: f"write `{guess}` at {where}", within=only)
+    elif isinstance(node.value, dict):
+        if not node.value and sections()[name].optional:
+            table[name] = Entry(value={}, text=node.text, origin=said_by, comment=node.comment)
+        for child, child_node in node.value.items():
+            _flatten(child_node, f"{name}.{child}", table, source=source, layer=layer, only=only, origin=origin)
+    elif node.value is not None:
+        raise RecipeError(
+            f"`{name}` is a section, not a value",
+            why=f"{where} sets it to `{_short(node.text)}`; it holds " + ", ".join(_children(name)),
+            fix=f"miles help recipe   # then write the keys of `{name}` below it",
+        )
+    elif sections()[name].optional:
+        table[name] = Entry(value=None, text=node.text, origin=said_by, comment=node.comment)
+
+
+def _typed(node: Node, key: Key) -> object:
+    """What the key's type makes of the node: text keys keep the user's spelling, lists hold texts."""
+    if isinstance(node.value, dict):
+        return {name: child.text for name, child in node.value.items()}
+    if isinstance(node.value, list):
+        return [item.text if item.plain else item.value for item in node.value]
+    if key.is_text and not key.is_list and node.plain and not (key.optional and node.value is None):
+        return node.text
+    return node.value
+
+
+def unknown_key(name: str, *, where: str, fix, within: tuple[str, ...] = ()) -> RecipeError:  # type: ignore[no-untyped-def]
+    """The refusal of a key that does not exist. `fix` makes the advice from the nearest key."""
+    guess = nearest_key(name, within=within)
+    if guess and guess.rpartition(".")[0] == name:
+        guess = None
+    return RecipeError(
+        f"no recipe key is called `{name}`",
+        why=f"{where} sets it" + (f"; nearest is `{guess}`" if guess else ""),
+        fix=[fix(guess), "miles help recipe   # every key"] if guess else "miles help recipe   # every key",
+    )
+
+
+def example(key: Key) -> str:
+    """A value that the key takes, for advice."""
+    if key.choices:
+        return key.choices[0]
+    if key.is_list:
+        return "[TEXT]"
+    if key.default is None:
+        return "true" if "true" in key.wants else "1" if "number" in key.wants else "TEXT"
+    return str(key.default).lower() if isinstance(key.default, bool) else str(key.default)
+
+
+def _children(name: str) -> list[str]:
+    depth = name.count(".") + 1
+    return [key.rpartition(".")[2] for key in (*keys(), *sections()) if key.startswith(f"{name}.") and key.count(".") == depth]
+
+
+def _hyperparameter(name: str, *, where: str, remedy: str, value: str = "VALUE") -> RecipeError:
+    return RecipeError(
+        f"`{name}` cannot be set here ({where})",
+        why="the environment and user files may set `machine` and `run` only: what a run learns is read off its recipe "
+        "and its command line, so that two people with one recipe train the same model",
+        fix=f"{remedy}, and say it on the command line: --set {name if '.' in name else name + '.KEY'}={value}",
+    )
+
+
+def _key_of_variable(variable: str) -> str | None:
+    if not variable.startswith(ENV_PREFIX):
+        return None
+    rest = variable.removeprefix(ENV_PREFIX).lower()
+    if "__" in rest:
+        return rest.replace("__", ".")
+    section, _, field = rest.partition("_")
+    return f"{section}.{field}" if f"{section}.{field}" in keys() and section in SETTINGS else None
+
+
+def _variable_of_key(name: str) -> str:
+    return ENV_PREFIX + name.upper().replace(".", "__")
+
+
+def _null() -> Node:
+    return Node(value=None, text="null", plain=True, line=1)
+
+
+def _short(text: str, limit: int = 60) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def read_text(path: Path, *, what: str) -> str:
+    """A text file. Raises RecipeError where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RecipeError(
+            f"{what} `{path}` does not exist", why="no file is there", fix="miles recipes   # the recipes that ship"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"{error.strerror}"
+        raise RecipeError(f"{what} `{path}` cannot be read", why=reason, fix=f"ls -l {path}; file {path}") from None

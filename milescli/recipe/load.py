@@ -1,0 +1,150 @@
+"""Recipe and its layers -> LoadedRecipe: checked, and knowing where each value came from. Called by the commands; never touches the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from milescli.core.errors import RecipeError
+from milescli.recipe import layers
+from milescli.recipe.check import check
+from milescli.recipe.explain import explain
+from milescli.recipe.keys import SETTINGS, keys, sections
+from milescli.recipe.layers import Layer, Origin, Table
+from milescli.recipe.schema import Recipe
+from milescli.recipe.templates import find_recipe, templates_dir
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedRecipe:
+    """A recipe that can be honoured."""
+
+    recipe: Recipe
+    origins: dict[str, Origin]
+    """Every key by its dotted name, in the order of the schema."""
+    source: str
+    """What the user named: `quickstart`, or a path."""
+    warnings: list[str] = field(default_factory=list)
+    """Wishes that are legal and probably not meant."""
+
+
+def load(
+    recipe: str,
+    *,
+    sets: Iterable[str] = (),
+    flags: Mapping[str, str] | None = None,
+    environ: Mapping[str, str],
+    cwd: Path,
+    home: Path,
+) -> LoadedRecipe:
+    """Read a template by name, or a .yaml file, under the layers above it.
+
+    `sets`: texts of `--set`. `flags`: options that are short for one, `{"machine.gpus": "--gpus 4"}`.
+    Raises RecipeError, before anything heavy is imported.
+    """
+    path = find_recipe(recipe, cwd=cwd)
+    base = layers.from_yaml(layers.read_text(path, what="recipe"), source=_shown(path, cwd, home), layer=Layer.RECIPE)
+    table = layers.merge(
+        [
+            base,
+            *_user_files(environ=environ, cwd=cwd, home=home, but_not=path),
+            layers.from_env(environ),
+            layers.from_command_line(sets, flags or {}),
+        ]
+    )
+    if "name" not in table:
+        origin = Origin(layer=Layer.RECIPE, where=_shown(path, cwd, home))
+        table["name"] = layers.Entry(value=path.stem, text=path.stem, origin=origin)
+    return build(table, source=recipe)
+
+
+def override(
+    loaded: LoadedRecipe, *, sets: Iterable[str], flags: Mapping[str, str] | None = None, only: tuple[str, ...]
+) -> LoadedRecipe:
+    """The same recipe with some values changed: what `miles resume` does. `only`: keys or sections that may change."""
+    changes = layers.from_command_line(sets, flags or {})
+    for name, entry in changes.items():
+        if not any(name == part or name.startswith(f"{part}.") for part in only):
+            raise RecipeError(
+                f"`{name}` cannot change in the middle of a run",
+                why=f"`{entry.origin.where}` would make the second half of the run another experiment than the first; "
+                f"only {', '.join(only)} may change",
+                fix=f"miles launch --recipe {loaded.recipe.name} {entry.origin.where}",
+            )
+    return build(layers.merge([_table_of(loaded), changes]), source=loaded.source)
+
+
+def runs_dir(*, environ: Mapping[str, str], cwd: Path, home: Path) -> Path:
+    """Where runs live when no recipe is at hand: `run.dir` of the environment, the user files, or the default."""
+    tables = [*_user_files(environ=environ, cwd=cwd, home=home, but_not=None), layers.from_env(environ)]
+    entry = layers.merge(tables).get("run.dir")
+    return cwd / Path(str(entry.value if entry else keys()["run.dir"].default)).expanduser()
+
+
+def build(table: Table, *, source: str) -> LoadedRecipe:
+    """Table -> checked recipe with origins. Raises RecipeError."""
+    nested: dict[str, object] = {}
+    for name, entry in table.items():
+        *parents, last = name.split(".")
+        place = nested
+        for parent in parents:
+            place = place.setdefault(parent, {})  # type: ignore[assignment]
+        place[last] = entry.value
+    try:
+        recipe = Recipe.model_validate(nested)
+    except ValidationError as error:
+        raise explain(error, table) from None
+    default = Origin(layer=Layer.DEFAULT)
+    origins = {name: table[name].origin if name in table else _section_origin(name, table) or default for name in keys()}
+    warnings = check(recipe, origins)
+    return LoadedRecipe(recipe=recipe, origins=origins, source=source, warnings=warnings)
+
+
+def value_at(recipe: Recipe, name: str) -> object:
+    """The value of a dotted key; None inside a section that is null."""
+    place: object = recipe
+    for part in name.split("."):
+        place = getattr(place, part, None) if place is not None else None
+    return place
+
+
+def _section_origin(name: str, table: Table) -> Origin | None:
+    parent = name.rpartition(".")[0]
+    return table[parent].origin if parent in table else None
+
+
+def _user_files(*, environ: Mapping[str, str], cwd: Path, home: Path, but_not: Path | None) -> list[Table]:
+    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    paths = [config / "miles" / "config.yaml", cwd / "miles.yaml"]
+    return [
+        layers.from_yaml(
+            layers.read_text(path, what="user file"), source=_shown(path, cwd, home), layer=Layer.FILE, only=SETTINGS
+        )
+        for path in paths
+        if path.is_file() and (but_not is None or path.resolve() != but_not.resolve())
+    ]
+
+
+def _shown(path: Path, cwd: Path, home: Path) -> str:
+    """As short as it is clear; a template by its name alone."""
+    path = path.resolve()
+    if path.parent == templates_dir().resolve():
+        return path.name
+    for base, prefix in ((cwd.resolve(), ""), (home.resolve(), "~/")):
+        if path.is_relative_to(base):
+            return prefix + str(path.relative_to(base))
+    return str(path)
+
+
+def _table_of(loaded: LoadedRecipe) -> Table:
+    table: Table = {}
+    for name, origin in loaded.origins.items():
+        parent = name.rpartition(".")[0]
+        if parent in sections() and sections()[parent].optional and value_at(loaded.recipe, parent) is None:
+            continue
+        value = value_at(loaded.recipe, name)
+        table[name] = layers.Entry(value=value, text=str(value), origin=origin)
+    return table

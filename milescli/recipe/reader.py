@@ -1,0 +1,155 @@
+"""YAML text -> values that know their line. Safe, and narrower than YAML 1.1: no aliases, no tags, no duplicate keys, no `on` for true."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import yaml
+
+from milescli.core.errors import RecipeError
+
+MAX_DEPTH = 20
+"""A recipe is four levels deep; what is far deeper is a mistake or an attack on the parser."""
+
+NULL_TEXTS = ("", "~", "null", "Null", "NULL")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 scalars: `1e-6` is a number, `no` and `12:30` are text."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+
+_INT = re.compile(r"[-+]?[0-9][0-9_]*\Z")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?\Z")
+_SPECIAL = re.compile(r"[-+]?\.(?:inf|Inf|INF|nan|NaN|NAN)\Z")
+_BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A piece of YAML with its place."""
+
+    value: object
+    """A scalar, a list of scalars, or a `dict[str, Node]`."""
+    text: str
+    """What the user wrote, for errors; quotes included."""
+    plain: bool
+    """Written without quotes."""
+    line: int
+    comment: str = ""
+    """What stands behind it on its line."""
+
+
+def read(text: str, *, source: str) -> Node:
+    """The one document in `text`. `source` is how errors name it (`quickstart.yaml`). Raises RecipeError with file:line."""
+    try:
+        _refuse_tricks(text, source=source)
+        root = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise _not_yaml(error, source=source) from None
+    except RecursionError:
+        raise _too_deep(source, 1) from None
+    if root is None:
+        return Node(value={}, text="", plain=True, line=1)
+    return _convert(root, text.splitlines(), source=source)
+
+
+def _refuse_tricks(text: str, *, source: str) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            raise RecipeError(
+                f"{source}:{line}: YAML aliases are not read",
+                why=f"`*{event.anchor}` makes a value depend on another place, and a recipe must say what it means where it stands",
+                fix=f"write the value itself at {source}:{line}",
+            )
+        if getattr(event, "tag", None) not in (None, "!"):
+            raise RecipeError(
+                f"{source}:{line}: YAML tags are not read",
+                why=f"`{event.tag}` asks the parser to build an object; a recipe holds plain values only",
+                fix=f"write the value itself at {source}:{line}",
+            )
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise _too_deep(source, line)
+
+
+def _too_deep(source: str, line: int) -> RecipeError:
+    return RecipeError(
+        f"{source}:{line}: nested too deeply",
+        why=f"more than {MAX_DEPTH} levels; a recipe has four",
+        fix="miles help recipe   # shows every key",
+    )
+
+
+def _not_yaml(error: yaml.YAMLError, *, source: str) -> RecipeError:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    where = f"{source}:{mark.line + 1}" if mark else source
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "the text cannot be parsed"
+    column = f" at column {mark.column + 1}" if mark else ""
+    return RecipeError(f"{where}: not valid YAML", why=f"{problem}{column}", fix=f"correct {where}")
+
+
+def _convert(node: yaml.Node, lines: list[str], *, source: str) -> Node:
+    line = node.start_mark.line + 1
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar(node, lines)
+    if isinstance(node, yaml.SequenceNode):
+        items = [_convert(item, lines, source=source) for item in node.value]
+        text = "[" + ", ".join(item.text for item in items) + "]"
+        return Node(value=items, text=text, plain=True, line=line, comment=_comment(node, lines))
+    assert isinstance(node, yaml.MappingNode), node
+    children: dict[str, Node] = {}
+    for key_node, value_node in node.value:
+        key_line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise RecipeError(
+                f"{source}:{key_line}: a key must be a word",
+                why="here a list or a mapping stands in the place of a key",
+                fix=f"write `key: value` at {source}:{key_line}",
+            )
+        key = key_node.value
+        if key in children:
+            raise RecipeError(
+                f"{source}:{key_line}: `{key}` is set twice",
+                why=f"line {children[key].line} already sets it, and one of the two would be lost in silence",
+                fix=f"remove one of lines {children[key].line} and {key_line} of {source}",
+            )
+        children[key] = _convert(value_node, lines, source=source)
+    text = "{" + ", ".join(f"{key}: {child.text}" for key, child in children.items()) + "}"
+    return Node(value=children, text=text, plain=True, line=line)
+
+
+def _scalar(node: yaml.ScalarNode, lines: list[str]) -> Node:
+    plain = node.style is None
+    return Node(
+        value=_plain_value(node.value) if plain else node.value,
+        text=node.value if plain else f'"{node.value}"',
+        plain=plain,
+        line=node.start_mark.line + 1,
+        comment=_comment(node, lines),
+    )
+
+
+def _plain_value(text: str) -> object:
+    if text in NULL_TEXTS:
+        return None
+    if text in _BOOLS:
+        return _BOOLS[text]
+    if _INT.match(text):
+        return int(text.replace("_", "")) if len(text) < 40 else float(text.replace("_", ""))
+    if _FLOAT.match(text):
+        return float(text.replace("_", ""))
+    if _SPECIAL.match(text):
+        return float(text.replace(".", "", 1))
+    return text
+
+
+def _comment(node: yaml.Node, lines: list[str]) -> str:
+    if not lines or node.end_mark.line >= len(lines):
+        return ""
+    rest = lines[node.end_mark.line][node.end_mark.column :].strip()
+    return rest[1:].strip() if rest.startswith("#") else ""

@@ -1,0 +1,73 @@
+"""LoadedRecipe <-> the `recipe.yaml` of a run directory: every key, its value, and who said so as a comment. Read again without loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from milescli.core.errors import CheckpointError, RecipeError
+from milescli.recipe import layers
+from milescli.recipe.layers import Layer, Origin
+from milescli.recipe.load import LoadedRecipe, build, value_at
+
+_HEADER = "# The whole recipe of this run, with the origin of each value. It loads again: --recipe {source}\n"
+
+
+def resolved_yaml(loaded: LoadedRecipe) -> str:
+    """One line a key: `  steps: 40  # set --set train.steps=40`."""
+    lines, open_sections = [_HEADER.format(source="PATH").rstrip()], [""]
+    for name, origin in loaded.origins.items():
+        parent, _, last = name.rpartition(".")
+        if parent and parent not in open_sections:
+            open_sections.append(parent)
+            null = value_at(loaded.recipe, parent) is None
+            comment = f"  # {origin}" if null else ""
+            lines.append(f"{_indent(parent)}{parent.rpartition('.')[2]}:{' null' if null else ''}{comment}")
+        if parent and value_at(loaded.recipe, parent) is None:
+            continue
+        lines.append(f"{_indent(name)}{last}: {_scalar(value_at(loaded.recipe, name))}  # {_one_line(origin)}")
+    return "\n".join(lines) + "\n"
+
+
+def load_resolved(path: Path) -> LoadedRecipe:
+    """A run's `recipe.yaml`, with the origins that it tells. Raises CheckpointError where the file is gone or spoilt."""
+    try:
+        text = layers.read_text(path, what="the run's recipe")
+        table = layers.from_yaml(text, source=str(path), layer=Layer.RECIPE)
+    except RecipeError as error:
+        raise CheckpointError(
+            f"the run's recipe `{path}` cannot be read",
+            why=f"{error.what}: {error.why}",
+            fix=[f"ls {path.parent}   # is this a run directory?", *error.fixes],
+        ) from None
+    for name, entry in list(table.items()):
+        origin = _origin(entry.comment) or entry.origin
+        table[name] = layers.Entry(value=entry.value, text=entry.text, origin=origin)
+    return build(table, source=str(path))
+
+
+def _origin(comment: str) -> Origin | None:
+    try:
+        return Origin.parse(comment)
+    except ValueError:
+        return None  # a comment of the user's own
+
+
+def _one_line(origin: Origin) -> str:
+    return " ".join(str(origin).split())
+
+
+def _indent(name: str) -> str:
+    return "  " * name.count(".")
+
+
+def _scalar(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | list):
+        style = {"default_style": '"', "default_flow_style": True, "allow_unicode": True, "width": float("inf")}
+        return yaml.safe_dump(value, **style).rstrip("\n")
+    return repr(value)

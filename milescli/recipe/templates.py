@@ -1,0 +1,54 @@
+"""The recipes that ship: found by name, in the wheel or in the source tree. Lists and finds; does not read them as recipes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from milescli.core.errors import RecipeError
+from milescli.core.registry import nearest
+
+SUFFIXES = (".yaml", ".yml")
+
+
+def templates_dir() -> Path:
+    """The wheel carries them inside the package, the source tree beside it."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "templates"
+    return inside if inside.is_dir() else package.parent / "templates"
+
+
+def template_names() -> list[str]:
+    """Names as `--recipe` takes them."""
+    return sorted(path.stem for path in templates_dir().glob("*.yaml"))
+
+
+def find_recipe(recipe: str, *, cwd: Path) -> Path:
+    """The file of a template's name, or of a path (it has a slash or ends in .yaml). Raises RecipeError with the nearest name."""
+    if "/" in recipe or recipe.endswith(SUFFIXES):
+        path = Path(recipe).expanduser()
+        path = path if path.is_absolute() else cwd / path
+        if path.is_file():
+            return path
+        raise _no_file(recipe, path)
+    path = templates_dir() / f"{recipe}.yaml"
+    if recipe and path.is_file():
+        return path
+    beside = [cwd / f"{recipe}{suffix}" for suffix in SUFFIXES if recipe and (cwd / f"{recipe}{suffix}").is_file()]
+    guess = nearest(recipe, template_names())
+    fixes = [f"miles launch --recipe {beside[0].name}"] if beside else []
+    fixes += [f"miles launch --recipe {guess}"] if guess else []
+    raise RecipeError(
+        f"no recipe is called `{recipe}`",
+        why=f"these ship: {', '.join(template_names())}; a recipe of your own is named by its path, ending in .yaml",
+        fix=[*fixes, "miles recipes   # with what each is for"],
+    )
+
+
+def _no_file(recipe: str, path: Path) -> RecipeError:
+    why = "it is a directory" if path.is_dir() else "no file is there"
+    siblings = [item.name for item in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    guess = nearest(path.name, siblings)
+    fixes = [f"miles launch --recipe {path.parent / guess}"] if guess else []
+    return RecipeError(
+        f"recipe file `{recipe}` cannot be used", why=why, fix=[*fixes, "miles recipes   # the recipes that ship"]
+    )
