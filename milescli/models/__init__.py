@@ -1,0 +1,45 @@
+"""What a model is: `load_facts` reads config.json, `table` gives the two-way weight table. One file per family; no torch at import."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+from milescli.core.errors import CheckpointError
+from milescli.core.registry import nearest
+from milescli.models.base import Entry, ModelFacts, Rule, Sharding, WeightTable, read_config
+
+__all__ = ["FAMILIES", "Entry", "ModelFacts", "Rule", "Sharding", "WeightTable", "load_facts", "parse_facts", "table"]
+
+FAMILIES: dict[str, str] = {
+    "qwen3": "milescli.models.qwen3",
+    "qwen3_moe": "milescli.models.qwen3_moe",
+}
+"""model_type of config.json -> module with `facts(config)` and `table(facts)`."""
+
+
+def load_facts(folder: Path | str) -> ModelFacts:
+    """The facts of a Hugging Face folder. Raises CheckpointError for a folder or a family that cannot be used."""
+    return parse_facts(read_config(Path(folder)))
+
+
+def parse_facts(config: dict[str, object]) -> ModelFacts:
+    """The facts of a config.json that was read already."""
+    return _family(str(config.get("model_type"))).facts(config)
+
+
+def table(facts: ModelFacts) -> WeightTable:
+    """The two-way weight table of a model."""
+    return _family(facts.family).table(facts)
+
+
+def _family(model_type: str) -> ModuleType:
+    if model_type not in FAMILIES:
+        guess = nearest(model_type, FAMILIES)
+        raise CheckpointError(
+            f"models of type `{model_type}` are not supported",
+            why=f"miles knows {', '.join(sorted(FAMILIES))}" + (f"; nearest is `{guess}`" if guess else ""),
+            fix="point `model.path` at a model of one of these families",
+        )
+    return importlib.import_module(FAMILIES[model_type])

@@ -1,0 +1,57 @@
+"""Pure transforms of weights between Hugging Face and Megatron shapes, for the rules of the families. torch is loaded when one is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from milescli.models.base import ModelFacts, Shapes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def same(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
+    """One tensor stays as it is (fuse)."""
+    (tensor,) = tensors
+    return tensor
+
+
+def alone(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
+    """One tensor stays as it is (split)."""
+    return [tensor]
+
+
+def fuse_qkv(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
+    """q [heads * d, ...], k and v [groups * d, ...] -> [groups, heads / groups + 2, d, ...] flattened: per key-value head its
+    queries, its key, its value. Works on weights and biases, whole or cut by heads."""
+    import torch
+
+    query, key, value = tensors
+    groups, rest = key.shape[0] // facts.head_dim, key.shape[1:]
+    parts = [part.reshape(groups, -1, facts.head_dim, *rest) for part in (query, key, value)]
+    return torch.cat(parts, dim=1).reshape(-1, *rest)
+
+
+def split_qkv(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
+    """The inverse of `fuse_qkv`."""
+    per_group, rest = facts.num_query_heads_per_group, tensor.shape[1:]
+    grouped = tensor.reshape(-1, per_group + 2, facts.head_dim, *rest)
+    return [part.reshape(-1, *rest) for part in grouped.split([per_group, 1, 1], dim=1)]
+
+
+def concatenate(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
+    """Equal tensors after each other along dim 0: gate, then up."""
+    import torch
+
+    return torch.cat(list(tensors), dim=0)
+
+
+def halve(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
+    """The inverse of `concatenate` for two tensors."""
+    return list(tensor.chunk(2, dim=0))
+
+
+def shapes(*dims: Callable[[ModelFacts], tuple[int, ...]]) -> Shapes:
+    """Shapes of the tensors of a rule, one function each."""
+    return lambda facts: [dim(facts) for dim in dims]
