@@ -1,0 +1,73 @@
+"""Makes a small byte-level BPE tokenizer from text, as a Hugging Face folder, for models made from scratch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from milescli.core.errors import RecipeError
+
+END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""Padding; the two ends of a turn. TURN_END is the end-of-sequence token. Their ids are 0, 1 and 2."""
+
+MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
+"""All bytes, so that any text can be encoded, and the special tokens."""
+
+ROLE_HEADERS = "system\nuser\nassistant\n"
+"""Read with every text, so that the opening of a turn is a few tokens and not one per letter."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def make_scratch_tokenizer(texts: Iterable[str], vocab_size: int, folder: str | Path, *, max_length: int = 4096) -> Path:
+    """Train on `texts` and write tokenizer.json and tokenizer_config.json; equal input gives equal bytes.
+
+    Digits are always tokens of their own. `vocab_size` is the most that the vocabulary may hold; short texts give fewer.
+    Raises RecipeError where it is too small for all bytes.
+    """
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise RecipeError(
+            f"a vocabulary of {vocab_size} is too small",
+            why=f"256 bytes and {len(SPECIAL_TOKENS)} special tokens need {MIN_VOCAB_SIZE}",
+            fix="--set model.scratch.vocab_size=512",
+        )
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    corpus = [ROLE_HEADERS + text for text in texts]
+    (path / "tokenizer.json").write_text(_train(corpus, vocab_size), encoding="utf-8")
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": TURN_END,
+        "pad_token": END_OF_TEXT,
+        "additional_special_tokens": [TURN_START],
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_length,
+    }
+    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    (path / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    return path
+
+
+def _train(texts: Iterable[str], vocab_size: int) -> str:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.to_str(pretty=True) + "\n"

@@ -1,0 +1,96 @@
+"""A model folder's tokenizer: chat in, token ids out, and back. It trains no vocabulary (`scratch_tokenizer` does)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from milescli.core.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = dict[str, str]
+"""`role` (system, user, assistant, tool) and `content`, both text."""
+
+
+class ChatTokenizer:
+    """The tokenizer of one model folder. Made by `load_tokenizer`; safe to share between threads for decoding."""
+
+    def __init__(self, inner: PreTrainedTokenizerBase, *, folder: Path) -> None:
+        self._inner = inner
+        self.folder = folder
+        self.eos_id: int = int(inner.eos_token_id)
+        """Ends an answer."""
+        self.vocab_size: int = len(inner)
+        """Tokens, added ones included; a model's embedding may be larger."""
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The chat template applied, with the opening of the assistant's turn at the end."""
+        return str(self._inner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+
+    def encode_chats(self, chats: Sequence[Sequence[Message]]) -> list[list[int]]:
+        """[num_chats][num_tokens] each chat rendered and tokenised, generation prompt included."""
+        if not chats:
+            return []
+        rendered = [self.render(chat) for chat in chats]
+        return [list(ids) for ids in self._inner(rendered, add_special_tokens=False)["input_ids"]]
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """[num_tokens] of one chat."""
+        return self.encode_chats([messages])[0]
+
+    def encode_answer(self, text: str) -> list[int]:
+        """[num_tokens] of an answer as the model should give it: the text, then the end-of-sequence token."""
+        return [*self._inner(text, add_special_tokens=False)["input_ids"], self.eos_id]
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text without special tokens."""
+        return str(self._inner.decode(list(token_ids), skip_special_tokens=True))
+
+
+def load_tokenizer(folder: str | Path) -> ChatTokenizer:
+    """The tokenizer in a Hugging Face folder. Code from the folder is never run.
+
+    Raises DataError where there is none, or it has no chat template or no end-of-sequence token.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise DataError(
+            f"there is no tokenizer folder {path}",
+            why="it is a file" if path.exists() else "the folder does not exist",
+            fix="--set model.path=FOLDER   # a Hugging Face folder with tokenizer.json and tokenizer_config.json",
+        )
+    inner = _read(path)
+    if inner.eos_token_id is None:
+        raise DataError(
+            f"the tokenizer in {path} has no end-of-sequence token",
+            why="`eos_token` is not set in tokenizer_config.json, so no answer could ever end",
+            fix=f'add "eos_token": "<|im_end|>" (the token that ends a turn of this model) to {path / "tokenizer_config.json"}',
+        )
+    if not inner.chat_template:
+        raise DataError(
+            f"the tokenizer in {path} has no chat template",
+            why="neither chat_template.jinja nor `chat_template` in tokenizer_config.json is there; base models often lack one",
+            fix=[
+                "use the instruct or chat version of the model",
+                f"put the template of its family into {path / 'chat_template.jinja'}",
+            ],
+        )
+    return ChatTokenizer(inner, folder=path)
+
+
+def _read(path: Path) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer  # seconds to import: only where a tokenizer is really wanted
+
+    try:
+        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # transformers raises many kinds here, all of them about what is in the folder
+        present = ", ".join(sorted(item.name for item in path.iterdir())[:12]) or "nothing"
+        told = next(iter(str(error).splitlines()), "no message")
+        raise DataError(
+            f"cannot read the tokenizer in {path}",
+            why=f"{type(error).__name__}: {told}; the folder holds {present}",
+            fix=f"copy tokenizer.json and tokenizer_config.json of the model into {path}",
+        ) from error

@@ -1,0 +1,71 @@
+"""Tests of the prompts that miles makes itself."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from milescli.core.errors import RecipeError
+from milescli.rollout.tasks import TASKS, is_heldout, make_rows, work_out_sum, write_task
+
+
+def _numbers(prompt: str) -> tuple[int, ...]:
+    return tuple(sorted(map(int, re.findall(r"\d+", prompt))))
+
+
+@pytest.mark.parametrize("seeds", [(0, 0), (1, 2)])
+def test_training_and_heldout_prompts_share_no_numbers(seeds: tuple[int, int]) -> None:
+    train = make_rows(TASKS["sums"], seeds[0])
+    heldout = make_rows(TASKS["sums-heldout"], seeds[1])
+    assert not {_numbers(row.prompt) for row in train} & {_numbers(row.prompt) for row in heldout}
+
+
+@pytest.mark.parametrize("name", list(TASKS))
+def test_every_label_is_the_sum_and_ends_the_demonstration(name: str) -> None:
+    rows = make_rows(TASKS[name], 3)
+    assert len(rows) == len({row.prompt for row in rows}) == TASKS[name].num_rows
+    for row in rows:
+        assert int(row.label) == sum(_numbers(row.prompt))
+        assert row.demonstration.endswith(f"\n#### {row.label}")
+
+
+def test_equal_seeds_give_equal_bytes_and_others_do_not(tmp_path: Path) -> None:
+    first = write_task("task:sums-heldout", tmp_path / "a", 7).read_bytes()
+    assert write_task("sums-heldout", tmp_path / "b", 7).read_bytes() == first
+    assert write_task("sums-heldout", tmp_path / "c", 8).read_bytes() != first
+    assert set(json.loads(first.splitlines()[0])) == {"prompt", "label", "demonstration"}
+
+
+def test_the_first_prompt_of_seed_0_never_changes() -> None:
+    assert (
+        make_rows(TASKS["sums"], 0)[0].prompt
+        == "There are 859 cards in one box and 782 cards in another. How many cards are there?"
+    )
+
+
+@given(st.integers(0, 99_999), st.integers(0, 99_999))
+def test_each_line_of_the_worked_sum_is_true(a: int, b: int) -> None:
+    *lines, last = work_out_sum(a, b).splitlines()
+    for line in lines:
+        addends, total = re.match(r"([\d +]+) = (\d+)", line).groups()  # type: ignore[union-attr]
+        assert sum(map(int, addends.split(" + "))) == int(total)
+    assert last == f"#### {a + b}"
+
+
+def test_the_heldout_share_is_about_one_in_sixteen_and_ignores_the_order() -> None:
+    rng = random.Random(0)
+    pairs = [(rng.randrange(100, 1000), rng.randrange(100, 1000)) for _ in range(20_000)]
+    assert 0.05 < sum(is_heldout(a, b) for a, b in pairs) / len(pairs) < 0.075
+    assert all(is_heldout(a, b) == is_heldout(b, a) for a, b in pairs)
+
+
+def test_an_unknown_task_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as error:
+        write_task("task:sum", tmp_path, 0)
+    assert error.value.fixes == ["--set data.prompts=task:sums"]

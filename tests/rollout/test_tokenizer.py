@@ -1,0 +1,53 @@
+"""Tests of reading a tokenizer folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from milescli.core.errors import DataError
+from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
+
+
+def _without(tokenizer: ChatTokenizer, folder: Path, key: str) -> Path:
+    shutil.copytree(tokenizer.folder, folder)
+    config = folder / "tokenizer_config.json"
+    values = json.loads(config.read_text())
+    del values[key]
+    config.write_text(json.dumps(values))
+    return folder
+
+
+@pytest.mark.parametrize(("key", "told"), [("chat_template", "chat template"), ("eos_token", "end-of-sequence")])
+def test_a_tokenizer_that_lacks_something_says_what_and_the_file_to_mend(
+    tokenizer: ChatTokenizer, tmp_path: Path, key: str, told: str
+) -> None:
+    folder = _without(tokenizer, tmp_path / "t", key)
+    with pytest.raises(DataError, match=told) as error:
+        load_tokenizer(folder)
+    assert any(str(folder) in fix for fix in error.value.fixes)
+
+
+def test_a_folder_without_a_tokenizer_says_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(DataError, match=r"notes\.txt"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        load_tokenizer(tmp_path / "absent")
+
+
+def test_a_folder_of_a_known_model_type_keeps_its_own_tokenizer(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tokenizer.folder, folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}))
+    assert load_tokenizer(folder).encode_answer("a 12  b\n345") == tokenizer.encode_answer("a 12  b\n345")
+
+
+def test_special_tokens_are_not_decoded(tokenizer: ChatTokenizer) -> None:
+    assert tokenizer.decode(tokenizer.encode_answer("#### 5")) == "#### 5"
