@@ -52,3 +52,11 @@ def _no_file(recipe: str, path: Path) -> RecipeError:
     return RecipeError(
         f"recipe file `{recipe}` cannot be used", why=why, fix=[*fixes, "miles recipes   # the recipes that ship"]
     )
+
+
+def describe(name: str) -> str:
+    """The `description:` of a template, without reading the whole recipe."""
+    for line in (templates_dir() / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
+        if line.startswith("description:"):
+            return line.removeprefix("description:").strip().strip('"')
+    return ""

@@ -1,0 +1,116 @@
+"""`miles`: the single door. Runs a verb, prints errors in three parts, turns them into exit codes. The verbs live in their own files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from milescli import __version__
+from milescli.commands import doctor, evaluate, export, help, launch, recipes, resume, runs
+from milescli.commands.crash import write_crash_report
+from milescli.commands.options import JsonOption, QuietOption
+from milescli.console.output import Mode, Output
+from milescli.core.errors import ExitCode, MilesError
+
+FIRST_PAGE = """\
+miles {version}: post-train language models with reinforcement learning
+
+  miles doctor                        is this machine ready?
+  miles recipes                       what can be trained
+  miles launch --recipe quickstart    train
+  miles runs                          what was trained
+  miles resume RUN --steps 80         go on
+  miles eval RUN                      measure
+  miles export RUN --to DIR           a Hugging Face folder
+
+`miles VERB --help` shows options and examples; `miles help` shows more pages.
+"""
+
+app = typer.Typer(
+    name="miles",
+    help="Post-train language models with reinforcement learning, from a laptop CPU to a cluster.",
+    epilog="`miles VERB --help` shows options and examples; `miles help` shows more pages.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    add_completion=True,
+)
+for module in (launch, resume, evaluate, export, doctor, recipes, runs, help):
+    module.register(app)
+
+
+@app.callback(invoke_without_command=True)
+def first_page(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    json_mode: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Post-train language models with reinforcement learning, from a laptop CPU to a cluster."""
+    output: Output = context.obj
+    if version:
+        output.json("version", {"version": __version__})
+        output.text(f"miles {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        output.text(FIRST_PAGE.format(version=__version__))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line; returns the exit code. The only place that ends the program."""
+    argv = sys.argv[1:] if argv is None else argv
+    output = Output(_mode(argv))
+    try:
+        result = typer.main.get_command(app).main(args=argv, prog_name="miles", standalone_mode=False, obj=output)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else ExitCode.DONE
+    except MilesError as error:
+        output.error(error)
+        return error.exit_code
+    except typer.TyperException as error:
+        output.error(_usage_error(error))
+        return ExitCode.USAGE
+    except (KeyboardInterrupt, typer.Abort):
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # the reader went away (`miles runs | head`): nobody is left to tell, and Python must not try at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.FAILED
+    except Exception as error:  # a fault of ours: keep the traceback for the report, spare the user
+        output.error(_fault(error, argv))
+        return ExitCode.INTERNAL
+
+
+def _mode(argv: list[str]) -> Mode:
+    """Known before parsing, so that a command line that cannot be parsed is refused in the wanted form."""
+    options = argv[: argv.index("--")] if "--" in argv else argv
+    if "--json" in options:
+        return Mode.JSON
+    return Mode.QUIET if "--quiet" in options or "-q" in options else Mode.HUMAN
+
+
+def _usage_error(error: typer.TyperException) -> MilesError:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "miles"
+    message = error.format_message().rstrip(".")
+    usage = MilesError(message[:1].lower() + message[1:], why=f"`{command}` was not understood", fix=f"{command} --help")
+    usage.exit_code = ExitCode.USAGE
+    return usage
+
+
+def _fault(error: Exception, argv: list[str]) -> MilesError:
+    file = write_crash_report(error, argv=argv)
+    fault = MilesError(
+        f"miles failed in a way that is its own fault: {type(error).__name__}",
+        why=str(error) or "no message",
+        fix=f"less {file}   # the traceback; please send it with a report",
+    )
+    fault.exit_code = ExitCode.INTERNAL
+    return fault
+
+
+def run() -> None:
+    """The console script."""
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""`miles launch`: start a run, or show what would run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from milescli.commands.options import RecipeOption, SetOption, StepsOption, flags_of, here, verb
+from milescli.console.output import Output
+
+EXAMPLES = [
+    "miles launch --recipe quickstart",
+    "miles launch --recipe quickstart --steps 80 --set rollout.samples_per_prompt=16",
+    "miles launch --recipe my.yaml --gpus 8 --dry-run -v",
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    verb(app, "launch", examples=EXAMPLES)(launch)
+
+
+def launch(
+    context: typer.Context,
+    *,
+    recipe: RecipeOption,
+    name: Annotated[str | None, typer.Option("--name", "-n", help="Name of the run (run.name).")] = None,
+    sets: SetOption = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=0, help="GPUs per node (machine.gpus); 0: the CPU.")] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes (machine.nodes).")] = None,
+    address: Annotated[str | None, typer.Option("--address", help="An existing Ray cluster (machine.address).")] = None,
+    steps: StepsOption = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the run (run.seed).")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its reasons; start nothing.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="With --dry-run: the origin of every value.")] = False,
+) -> None:
+    """Train a model by a recipe."""
+    from milescli.recipe.load import load
+
+    output: Output = context.obj
+    flags = flags_of(
+        run__name=("--name", name),
+        machine__gpus=("--gpus", gpus),
+        machine__nodes=("--nodes", nodes),
+        machine__address=("--address", address),
+        train__steps=("--steps", steps),
+        run__seed=("--seed", seed),
+    )
+    loaded = load(recipe, sets=sets or [], flags=flags, **here())
+    for warning in loaded.warnings:
+        output.warn(warning)
+    if dry_run:
+        from milescli.commands.show_plan import show_plan
+        from milescli.runtime.launch import plan_only
+
+        show_plan(plan_only(loaded), loaded, output=output, with_origins=verbose)
+    else:
+        from milescli.commands.show_summary import show_run_summary
+        from milescli.runtime.launch import launch as start
+
+        show_run_summary(start(loaded, output=output), output=output)

@@ -1,0 +1,75 @@
+"""Options and arguments that several verbs share, and the decorator that makes a function a verb."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from milescli.commands import suggest
+
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.", rich_help_panel="Output")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Bare results only.", rich_help_panel="Output")]
+
+RecipeOption = Annotated[
+    str,
+    typer.Option(
+        "--recipe", "-r", metavar="NAME|FILE", help="A recipe that ships, or a .yaml file.", autocompletion=suggest.recipes
+    ),
+]
+OptionalRecipeOption = Annotated[
+    str | None,
+    typer.Option("--recipe", "-r", metavar="NAME|FILE", help="Check for this recipe too.", autocompletion=suggest.recipes),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", "-s", metavar="KEY=VALUE", help="Set a recipe key; may be repeated.", autocompletion=suggest.overrides
+    ),
+]
+RunArgument = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="A run: its name or its directory.", autocompletion=suggest.runs, show_default=False),
+]
+StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help="Train up to this step (train.steps).")]
+CheckpointStepOption = Annotated[int | None, typer.Option("--step", min=0, help="Which checkpoint; the newest by default.")]
+
+
+def verb(app: typer.Typer, name: str, *, examples: list[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function as `miles NAME`, with --json and --quiet, and examples below its help."""
+    epilog = "\n\n".join(["Examples:", *examples])
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function, eval_str=True)
+
+        @wraps(function)
+        def run(*args: object, json_mode: bool, quiet: bool, **kwargs: object) -> None:
+            function(*args, **kwargs)  # the single door has read both: see app.main
+
+        extra = [
+            inspect.Parameter("json_mode", inspect.Parameter.KEYWORD_ONLY, annotation=JsonOption, default=False),
+            inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, annotation=QuietOption, default=False),
+        ]
+        parameters = [*signature.parameters.values(), *extra]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        app.command(name, epilog=epilog)(run)
+        return function
+
+    return register
+
+
+def flags_of(**options: tuple[str, object]) -> dict[str, str]:
+    """Flags that stand for recipe keys: `flags_of(train__steps=("--steps", 4))` -> {"train.steps": "--steps 4"}; None is not given."""
+    return {key.replace("__", "."): f"{option} {value}" for key, (option, value) in options.items() if value is not None}
+
+
+def here() -> dict[str, object]:
+    """What loading a recipe needs to know of the surroundings."""
+    import os
+
+    return {"environ": dict(os.environ), "cwd": Path.cwd(), "home": Path.home()}

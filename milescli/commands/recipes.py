@@ -1,0 +1,50 @@
+"""`miles recipes`: what can be trained."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from milescli.commands import suggest
+from milescli.commands.options import verb
+from milescli.console.output import Output
+
+EXAMPLES = ["miles recipes", "miles recipes show quickstart", "miles recipes show quickstart > my.yaml"]
+
+
+class Action(StrEnum):
+    """What to do with them."""
+
+    LIST = "list"
+    SHOW = "show"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    verb(app, "recipes", examples=EXAMPLES)(recipes)
+
+
+def recipes(
+    context: typer.Context,
+    action: Annotated[Action, typer.Argument(help="List them, or show one.")] = Action.LIST,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", autocompletion=suggest.recipes, show_default=False)] = None,
+) -> None:
+    """List the recipes that ship, or show one."""
+    from milescli.recipe.templates import describe, find_recipe, template_names
+
+    output: Output = context.obj
+    if action is Action.LIST:
+        found = {template: describe(template) for template in template_names()}
+        output.json("recipes", {"recipes": [{"name": key, "description": text} for key, text in found.items()]})
+        output.table(["recipe", "what it is"], list(found.items()))
+        output.note("\nmiles launch --recipe NAME --dry-run   shows what would run here")
+        return
+    if name is None:
+        raise typer.BadParameter("say which recipe to show: miles recipes show quickstart", param_hint="NAME")
+    path = find_recipe(name, cwd=Path.cwd())
+    text = path.read_text(encoding="utf-8")
+    output.json("recipe", {"name": path.stem, "path": str(path), "text": text})
+    output.text(text)

@@ -1,0 +1,71 @@
+"""How far a run came, read off its directory without loading anything heavy. Never locks, never writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """One line of `miles runs`."""
+
+    name: str
+    state: str
+    """running, or how the last attempt ended: done, stopped, failed, killed."""
+    step: int
+    num_steps: int | None
+    reward: float | None
+    """Mean of the last step."""
+    accuracy: float | None
+    """Of the last evaluation."""
+    changed: str
+    """Local time, ISO 8601."""
+
+    def row(self) -> list[object]:
+        """For the table."""
+        step = f"{self.step}/{self.num_steps}" if self.num_steps else str(self.step)
+        reward = None if self.reward is None else f"{self.reward:.3f}"
+        accuracy = None if self.accuracy is None else f"{self.accuracy:.1%}"
+        return [self.name, self.state, step, reward, accuracy, self.changed.replace("T", " ")[:16]]
+
+
+def read_state(run: Path) -> RunState:
+    """The state of a run directory."""
+    step, num_steps, reward, accuracy = 0, None, None, None
+    events_file = run / "events.jsonl"
+    for record in _records(events_file):
+        if record.get("event") == "StepDone":
+            step, num_steps = int(record["step"]), int(record["num_steps"])
+            reward = record.get("rollout", {}).get("reward_mean")
+        elif record.get("event") == "EvalDone":
+            accuracy = record.get("accuracy")
+    latest = events_file if events_file.exists() else run
+    changed = datetime.fromtimestamp(latest.stat().st_mtime).isoformat(timespec="seconds")
+    return RunState(
+        name=run.name, state=_outcome(run), step=step, num_steps=num_steps, reward=reward, accuracy=accuracy, changed=changed
+    )
+
+
+def _outcome(run: Path) -> str:
+    attempts = sorted((run / "logs").glob("attempt_*"), key=lambda folder: int(folder.name.partition("_")[2]))
+    if not attempts:
+        return "not started"
+    verdict = next(_records(attempts[-1] / "verdict.json"), None)
+    return str(verdict.get("outcome", "ended")) if verdict else "running"
+
+
+def _records(file: Path) -> Iterator[dict]:  # type: ignore[type-arg]
+    """JSON objects of a file, one a line; a last line that is still being written is left out."""
+    if not file.exists():
+        return
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(record, dict):
+            yield record

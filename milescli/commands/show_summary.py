@@ -1,0 +1,75 @@
+"""Results of runs, evaluations and exports on the screen and as JSON. Reads units off field names: `_s`, `_bytes`, accuracy, fraction."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+
+from milescli.console.output import Output
+from milescli.core.units import format_bytes, format_duration
+
+
+def show_run_summary(summary: object, *, output: Output) -> None:
+    """How a run ended, where it lies, and what can be done with it."""
+    fields = _fields(summary)
+    output.json("run_summary", fields)
+    run = fields.get("path") or fields.get("run") or fields.get("name")
+    output.kv(readable(fields), title="reached")
+    output.next_steps(
+        {
+            f"miles eval {run}": "measure it again",
+            f"miles resume {run} --steps N": "train it further",
+            f"miles export {run} --to DIR": "write a Hugging Face folder",
+        }
+    )
+
+
+def show_eval(done: object, *, run: Path, output: Output) -> None:
+    """One evaluation."""
+    fields = _fields(done)
+    output.json("eval", {"run": str(run), **fields})
+    output.kv(readable(fields), title=f"evaluation of {run.name}")
+
+
+def show_export(summary: object, *, to: Path, output: Output) -> None:
+    """What was written, and how to load it."""
+    fields = _fields(summary)
+    output.json("export", fields)
+    output.kv(readable(fields), title="exported")
+    output.next_steps({f"python -m sglang.launch_server --model-path {to}": "serve it"})
+
+
+def readable(fields: dict[str, object]) -> dict[str, object]:
+    """Names without units, values with them; what is None is left out."""
+    pairs = {}
+    for name, value in fields.items():
+        if value is not None and value != [] and value != {}:
+            pairs[_label(name)] = _value(name, value)
+    return pairs
+
+
+def _label(name: str) -> str:
+    for unit in ("_bytes", "_s"):
+        name = name.removesuffix(unit)
+    return name.removeprefix("num_").replace("_", " ")
+
+
+def _value(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        if name.endswith("_s") or name == "seconds":
+            return format_duration(value)
+        if name.endswith("_bytes"):
+            return format_bytes(value)
+        if "accuracy" in name or "fraction" in name:
+            return f"{value:.1%}"
+        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(str(item) for item in value)
+    return str(value)
+
+
+def _fields(summary: object) -> dict[str, object]:
+    assert is_dataclass(summary) and not isinstance(summary, type), f"a result is a dataclass, not {summary!r}"
+    return asdict(summary)

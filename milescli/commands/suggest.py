@@ -1,0 +1,39 @@
+"""What the shell offers at TAB: recipes, runs, `--set` keys. Quick, and silent where nothing can be offered."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def recipes(incomplete: str) -> list[str]:
+    """Names of the recipes that ship; a path is left to the shell."""
+    from milescli.recipe.templates import template_names
+
+    return [name for name in template_names() if name.startswith(incomplete)]
+
+
+def overrides(incomplete: str) -> list[tuple[str, str]]:
+    """`train.steps=` with what it wants; after the equals sign, the choices."""
+    from milescli.recipe.keys import keys
+
+    name, equals, value = incomplete.partition("=")
+    if equals and name in keys():
+        choices = keys()[name].choices or (("true", "false") if keys()[name].wants.startswith("true") else ())
+        return [(f"{name}={choice}", "") for choice in choices if choice.startswith(value)]
+    return [(f"{key.name}=", key.wants) for key in keys().values() if key.name.startswith(name)]
+
+
+def runs(incomplete: str) -> list[str]:
+    """Names of the runs below the runs directory."""
+    from milescli.commands.find_run import run_names, runs_folder
+    from milescli.core.errors import MilesError
+
+    try:
+        return [
+            name
+            for name in run_names(runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home()))
+            if name.startswith(incomplete)
+        ]
+    except MilesError:
+        return []  # a broken user file is told by the verb, not at TAB

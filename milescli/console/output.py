@@ -1,0 +1,183 @@
+"""The one voice of the program: data on stdout, narration on stderr, in the mode that the user chose. Every command speaks through it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import IO
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from milescli.console import theme
+from milescli.core.errors import MilesError
+
+JSON_SCHEMA = 1
+"""Rises when a field of the JSON output changes its meaning or goes away."""
+
+PIPE_WIDTH = 160
+"""Columns where the output is no terminal: nothing is cut to fit a screen that is not there."""
+
+
+class Mode(StrEnum):
+    """How we speak."""
+
+    HUMAN = "human"
+    JSON = "json"
+    """One JSON object a line: results on stdout, narration and errors on stderr."""
+    QUIET = "quiet"
+    """Bare data on stdout; of the narration only warnings and errors."""
+
+
+class Output:
+    """Where all output goes. Text from users is never read as markup."""
+
+    def __init__(self, mode: Mode = Mode.HUMAN, *, stdout: IO[str] | None = None, stderr: IO[str] | None = None) -> None:
+        """Streams other than the process's own are for tests."""
+        self.mode = mode
+        self.data = _console(stdout if stdout is not None else sys.stdout)
+        self.narration = _console(stderr if stderr is not None else sys.stderr)
+
+    @property
+    def is_interactive(self) -> bool:
+        """The narration goes to a terminal that can redraw: only then is a live panel drawn."""
+        return self.narration.is_terminal and not self.narration.is_dumb_terminal
+
+    def json(self, kind: str, payload: Mapping[str, object]) -> None:
+        """One line on stdout, in JSON mode only: `{"schema": 1, "kind": kind, ...payload}`."""
+        if self.mode is Mode.JSON:
+            self._line(self.data, envelope(kind, payload))
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
+        """Rows as data. Quiet: tab-separated, without a header. Nothing in JSON mode: `json` speaks there."""
+        if self.mode is Mode.QUIET:
+            for row in rows:
+                self._line(self.data, "\t".join(_plain(cell) for cell in row))
+        elif self.mode is Mode.HUMAN:
+            grid = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style=theme.HEADER, title_justify="left")
+            for place, column in enumerate(columns):
+                is_number = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
+                grid.add_column(column, justify="right" if is_number else "left", overflow="fold")
+            for row in rows:
+                grid.add_row(*(_cell(cell) for cell in row))
+            if title:
+                self.data.print(Text(title, style=theme.TITLE))
+            self.data.print(grid)
+
+    def kv(self, pairs: Mapping[str, object], *, title: str = "") -> None:
+        """Names and values as data. Quiet: tab-separated. Nothing in JSON mode."""
+        if self.mode is Mode.QUIET:
+            for name, value in pairs.items():
+                self._line(self.data, f"{name}\t{_plain(value)}")
+        elif self.mode is Mode.HUMAN:
+            grid = Table.grid(padding=(0, 2, 0, 0))
+            grid.add_column(style=theme.LABEL, no_wrap=True)
+            grid.add_column(overflow="fold")
+            for name, value in pairs.items():
+                grid.add_row(name, _cell(value))
+            if title:
+                self.data.print(Text(title, style=theme.TITLE))
+            self.data.print(Padding(grid, (0, 0, 0, 2)) if title else grid)
+
+    def text(self, text: str) -> None:
+        """Data that is already text: a recipe, a help page. Nothing in JSON mode."""
+        if self.mode is not Mode.JSON:
+            self._line(self.data, text.rstrip("\n"))
+
+    def blank(self) -> None:
+        """An empty line between parts of the data; for people only."""
+        if self.mode is Mode.HUMAN:
+            self.data.print()
+
+    def note(self, text: str) -> None:
+        """Something worth knowing."""
+        self._narrate("note", text, Text(text, style=theme.QUIET))
+
+    def success(self, text: str) -> None:
+        """Something was reached."""
+        self._narrate("success", text, Text.assemble(("✓ ", theme.GOOD), text))
+
+    def warn(self, text: str) -> None:
+        """Something that the user may not have meant. Said in quiet mode too."""
+        self._narrate("warning", text, Text.assemble(("warning: ", theme.WARN), text), is_important=True)
+
+    def error(self, error: MilesError) -> None:
+        """What, why, fix. One JSON object on stderr in JSON mode."""
+        if self.mode is Mode.JSON:
+            self._line(self.narration, envelope("error", error.as_dict()))
+            return
+        self._labelled("error: ", error.what, style=theme.BAD)
+        self._labelled("  why: ", error.why, style=theme.LABEL)
+        for place, fix in enumerate(error.fixes):
+            self._labelled("   or: " if place else "  fix: ", fix, style=theme.LABEL, body=theme.COMMAND)
+
+    def next_steps(self, commands: Mapping[str, str]) -> None:
+        """Commands that can be pasted, each with what it does."""
+        if self.mode is not Mode.HUMAN:
+            return
+        width = max(len(command) for command in commands)
+        self.narration.print(Text("next", style=theme.LABEL))
+        for command, meaning in commands.items():
+            line = Text.assemble(("  ", ""), (command.ljust(width), theme.COMMAND), (f"   {meaning}", theme.QUIET))
+            self.narration.print(line, soft_wrap=True)
+
+    def _labelled(self, label: str, text: str, *, style: str, body: str = "") -> None:
+        indent = "\n" + " " * len(label)
+        line = Text.assemble((label, style), (text.rstrip().replace("\n", indent), body))
+        self.narration.print(line, soft_wrap=True)
+
+    def _narrate(self, kind: str, text: str, pretty: Text, *, is_important: bool = False) -> None:
+        if self.mode is Mode.JSON:
+            self._line(self.narration, envelope(kind, {"text": text}))
+        elif self.mode is Mode.HUMAN or is_important:
+            self.narration.print(pretty, soft_wrap=True)
+
+    def _line(self, console: Console, text: str) -> None:
+        """As it stands: not wrapped, not coloured."""
+        console.file.write(text + "\n")
+        console.file.flush()
+
+
+def envelope(kind: str, payload: Mapping[str, object]) -> str:
+    """One line of strict JSON; NaN and infinity, which JSON has not, become null."""
+    return json.dumps({"schema": JSON_SCHEMA, "kind": kind, **_finite(dict(payload))}, ensure_ascii=False, default=str)  # type: ignore[dict-item]
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _console(stream: IO[str]) -> Console:
+    """Colours only on a terminal, whatever GITHUB_ACTIONS or FORCE_COLOR say; none with NO_COLOR."""
+    is_terminal = stream.isatty()
+    return Console(
+        file=stream,
+        force_terminal=is_terminal,
+        no_color=bool(os.environ.get("NO_COLOR")) or None,
+        width=None if is_terminal else PIPE_WIDTH,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+
+
+def _plain(cell: object) -> str:
+    return "" if cell is None else str(cell)
+
+
+def _cell(cell: object) -> Text:
+    if isinstance(cell, Text):
+        return cell
+    return Text("–", style=theme.QUIET) if cell is None else Text(str(cell))
