@@ -1,0 +1,138 @@
+"""A child process of ours: own process group, output in a file, bounded waits. Knows no engine; used by `server.py`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from milescli.core.errors import WaitTimeout, WorkerDied
+from milescli.core.units import format_duration
+
+QUOTED_LINES = 12
+"""Last log lines that an error repeats."""
+POLL_S = 0.1
+
+
+def last_log_lines(path: Path, count: int = QUOTED_LINES) -> str:
+    """The end of a log file, for an error; says so where there is none."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - 64 * 1024))
+            lines = log.read().decode(errors="replace").splitlines()
+    except OSError as error:
+        return f"(no log: {error})"
+    return "\n".join([line for line in lines if line.strip()][-count:])
+
+
+class ManagedProcess:
+    """Starts one command, watches it, and stops it with all that it spawned."""
+
+    def __init__(self, *, name: str, command: list[str], env: dict[str, str], log_path: Path, url: str) -> None:
+        """`name` as errors call it; `env` is the whole environment of the child; `url` answers GET /health when it is ready."""
+        self.name = name
+        self.command = command
+        self.env = env
+        self.log_path = log_path
+        self.url = url
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        """Also the id of its process group; None before `start`."""
+        return self._process.pid if self._process else None
+
+    def poll(self) -> int | None:
+        """Exit code, or None while it runs."""
+        assert self._process is not None, f"{self.name} was not started"
+        return self._process.poll()
+
+    def start(self) -> None:
+        """Spawn it, in a session of its own so that a Ctrl-C in the terminal reaches only us. Returns at once."""
+        assert self._process is None, f"{self.name} was started already"
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._started_at = time.monotonic()
+
+    def wait_ready(self, timeout_s: float, *, sleep: Callable[[float], None] = time.sleep) -> float:
+        """Seconds from start until it answers. Raises WorkerDied as soon as it has ended, WaitTimeout at the bound."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            code = self.poll()
+            if code is not None:
+                raise self.death(f"while it started, exit code {code}")
+            if self._answers():
+                return time.monotonic() - self._started_at
+            if time.monotonic() > deadline:
+                raise WaitTimeout(
+                    f"{self.name} is not ready",
+                    why=f"waited {format_duration(timeout_s)} for {self.url}/health; its log ends:\n{self.last_words()}",
+                    fix=[f"less {self.log_path}", f"--set machine.start_timeout_s={2 * timeout_s:.0f}"],
+                )
+            sleep(POLL_S)
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):  # not listening yet, or not ready yet: both are what we wait for
+            return False
+
+    def last_words(self) -> str:
+        """The last lines of its log."""
+        return last_log_lines(self.log_path)
+
+    def death(self, when: str) -> WorkerDied:
+        """The error that says that it ended, with its last words."""
+        return WorkerDied(
+            f"{self.name} ended {when}",
+            why=f"its log ends:\n{self.last_words()}",
+            fix=f"less {self.log_path}",
+        )
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """INT to the leader, which ends its children, then KILL to what is left of the group after `timeout_s`. Idempotent.
+
+        INT and not TERM: on TERM SGLang waits 5 s for requests to drain even where there is none."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + timeout_s
+        while self._group_lives() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        _signal_group(self._process.pid, signal.SIGKILL)
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            raise WaitTimeout(
+                f"{self.name} does not end",
+                why=f"process group {self._process.pid} was sent SIGKILL 5 s ago; a device driver may hold it",
+                fix=f"ps -o pid,stat,cmd -g {self._process.pid}",
+            ) from None
+
+    def _group_lives(self) -> bool:
+        """Whether any process of the group is left; reaps the leader, which would count as alive while it is a zombie."""
+        assert self._process is not None
+        self._process.poll()
+        try:
+            os.killpg(self._process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:  # all of it has ended, which is what is wanted
+        return

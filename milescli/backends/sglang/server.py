@@ -1,0 +1,235 @@
+"""Starts and stops real SGLang engines and their router, as child processes. Knows neither Ray nor the fleet: a Ray actor,
+a test or a bench holds an EngineServer."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from milescli.backends.sglang.plugin import ENGINE_VARIABLE
+from milescli.backends.sglang.process import ManagedProcess
+from milescli.core.errors import MachineError, RecipeError
+
+CPU_PATH = Path(__file__).parent / "cpu_path"
+"""Import stubs, for the engine's processes alone."""
+CPU_MODEL_TYPES = ("qwen3", "qwen3_moe")
+"""`model_type`s, which are also SGLang's module names, whose log-probs on a CPU were compared with
+transformers and the trainer. Others may not start, or answer wrongly (GLM-4-MoE does)."""
+VERIFY_LOADER = "milescli.backends.sglang.verify.load"
+"""Import path of the loader by which a weight channel asks an engine what it holds."""
+CPU_TOKENS_LIMIT = 262_144
+"""Cache slots that an engine on a CPU takes at most when nobody says how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """One engine: what it serves, where it lives."""
+
+    model_dir: Path
+    tokenizer_dir: Path | None
+    """None: the engine has no tokenizer, starts sooner, and refuses stop strings."""
+    device_kind: Literal["cpu", "cuda", "rocm"]
+    precision: Literal["bf16", "fp32"]
+    port: int
+    log_path: Path
+    name: str = "engine 0"
+    """As errors call it."""
+    tp: int = 1
+    host: str = "127.0.0.1"
+    max_running_requests: int = 256
+    max_total_tokens: int | None = None
+    """KV-cache slots; None: SGLang sizes it from `memory_fraction` (on a CPU: enough for all running requests, bounded)."""
+    memory_fraction: float = 0.7
+    context_length: int = 4096
+    cpu_threads: int = 1
+    seed: int = 0
+    deterministic: bool = True
+    """A request's seed counts, and a token does not depend on the batch it was sampled in."""
+    return_routed_experts: bool = False
+    visible_devices: tuple[str, ...] = ()
+    """Devices of this engine, as the vendor's variable names them; empty: inherited."""
+    extra_env: dict[str, str] = field(default_factory=dict)
+    extra_args: tuple[str, ...] = ()
+    """Further arguments of `sglang.launch_server`, last, so that they win."""
+
+    @property
+    def url(self) -> str:
+        """http://host:port"""
+        return f"http://{self.host}:{self.port}"
+
+
+def check_servable(spec: EngineSpec) -> str:
+    """The model's `model_type`. Raises where the folder is no model, or the model is not proven on this device."""
+    config_path = spec.model_dir / "config.json"
+    try:
+        model_type = json.loads(config_path.read_text())["model_type"]
+    except (OSError, ValueError, KeyError) as error:
+        raise RecipeError(
+            f"`{spec.model_dir}` is not a Hugging Face model folder",
+            why=f"{config_path}: {type(error).__name__}: {error}",
+            fix="--set model.path=FOLDER   # a folder with config.json, weights and a tokenizer",
+        ) from error
+    if spec.device_kind == "cpu" and model_type not in CPU_MODEL_TYPES:
+        raise MachineError(
+            f"a `{model_type}` model cannot be served on a CPU yet",
+            why=f"only {' and '.join(CPU_MODEL_TYPES)} were compared with transformers there; others came out wrong in SGLang",
+            fix="run it on a GPU, or choose a Qwen3 model: --set model.path=FOLDER",
+        )
+    return model_type
+
+
+class EngineServer(ManagedProcess):
+    """One SGLang engine: HTTP server, scheduler ranks and detokenizer in one process group."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        """Raises RecipeError or MachineError where the model cannot be served here; starts nothing."""
+        check_servable(spec)
+        self.spec = spec
+        super().__init__(
+            name=spec.name, command=engine_command(spec), env=engine_environment(spec), log_path=spec.log_path, url=spec.url
+        )
+
+
+def engine_command(spec: EngineSpec) -> list[str]:
+    """The whole command line. Pure."""
+    arguments: dict[str, object] = {
+        "model-path": spec.model_dir,
+        "host": spec.host,
+        "port": spec.port,
+        "tp-size": spec.tp,
+        "dtype": {"bf16": "bfloat16", "fp32": "float32"}[spec.precision],
+        "context-length": spec.context_length,
+        "max-running-requests": spec.max_running_requests,
+        "random-seed": spec.seed,
+        "mem-fraction-static": spec.memory_fraction,
+        "weight-version": 0,
+        "custom-weight-loader": VERIFY_LOADER,
+        "log-level": "info",
+        "log-level-http": "warning",
+        "decode-log-interval": 1000,
+    }
+    switches = ["skip-server-warmup", "sleep-on-idle"]
+    if spec.tokenizer_dir is None:
+        switches.append("skip-tokenizer-init")
+    else:
+        arguments["tokenizer-path"] = spec.tokenizer_dir
+    if spec.deterministic:
+        switches.append("enable-deterministic-inference")
+    if spec.return_routed_experts:
+        switches.append("enable-return-routed-experts")
+    total_tokens = spec.max_total_tokens
+    if spec.device_kind == "cpu":
+        arguments |= {"device": "cpu", "attention-backend": "torch_native", "sampling-backend": "pytorch"}
+        switches += ["disable-cuda-graph", "disable-overlap-schedule"]
+        total_tokens = total_tokens or min(spec.max_running_requests * spec.context_length, CPU_TOKENS_LIMIT)
+    else:
+        switches.append("enable-memory-saver")
+    if total_tokens is not None:
+        arguments["max-total-tokens"] = total_tokens
+    flags = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
+    return [sys.executable, "-m", "sglang.launch_server", *flags, *(f"--{switch}" for switch in switches), *spec.extra_args]
+
+
+def engine_environment(spec: EngineSpec) -> dict[str, str]:
+    """The whole environment of the engine: ours, inherited (MILES_RUN_TOKEN with it), and what the device needs."""
+    env = dict(os.environ) | {ENGINE_VARIABLE: spec.device_kind, "TOKENIZERS_PARALLELISM": "false"}
+    if spec.device_kind == "cpu":
+        env |= _cpu_environment(spec)
+    elif spec.visible_devices:
+        env |= _visible_devices(spec)
+    return env | spec.extra_env
+
+
+def _cpu_environment(spec: EngineSpec) -> dict[str, str]:
+    """Threads that sleep while they wait: the HTTP server, the scheduler and the trainer share the cores. No torch.compile: its
+    first calls would build C++ in the middle of a rollout."""
+    threads = str(spec.cpu_threads)
+    python_path = [str(CPU_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(python_path),
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "0",
+        "TORCH_COMPILE_DISABLE": "1",
+    }
+    if others := _other_model_modules(check_servable(spec)):
+        env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(others)
+    if spec.tp > 1:
+        env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_core_shares(spec.tp))
+    return env
+
+
+def _other_model_modules(model_type: str) -> list[str]:
+    """Modules of SGLang's model zoo that this engine does not need; it imports all 200 otherwise, which takes seconds. Not
+    imported here: the folder is only listed."""
+    package = find_spec("sglang")
+    if package is None or not package.submodule_search_locations:
+        raise MachineError(
+            "SGLang is not installed", why="`import sglang` finds nothing", fix="make install   # or: pip install sglang"
+        )
+    zoo = Path(package.submodule_search_locations[0]) / "srt" / "models"
+    return sorted(path.stem for path in zoo.glob("*.py") if path.stem not in (model_type, "__init__"))
+
+
+def _core_shares(tp: int) -> list[str]:
+    """[tp] comma-separated cores for each engine rank, dealt in turn; SGLang asks for them where ranks outnumber NUMA nodes."""
+    cores = sorted(os.sched_getaffinity(0))
+    return [",".join(str(core) for core in cores[rank % len(cores) :: tp] or cores[:1]) for rank in range(tp)]
+
+
+def _visible_devices(spec: EngineSpec) -> dict[str, str]:
+    """Not tried on a device. On ROCm torch reads HIP_ and CUDA_VISIBLE_DEVICES; both are set, so that they cannot differ."""
+    devices = ",".join(spec.visible_devices)
+    if spec.device_kind == "rocm":
+        return {"HIP_VISIBLE_DEVICES": devices, "CUDA_VISIBLE_DEVICES": devices}
+    return {"CUDA_VISIBLE_DEVICES": devices}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSpec:
+    """The door before the engines."""
+
+    worker_urls: tuple[str, ...]
+    port: int
+    metrics_port: int
+    log_path: Path
+    host: str = "127.0.0.1"
+    policy: str = "cache_aware"
+    max_concurrent_requests: int = 4096
+    request_timeout_s: int = 3600
+
+    @property
+    def url(self) -> str:
+        """http://host:port"""
+        return f"http://{self.host}:{self.port}"
+
+
+class RouterServer(ManagedProcess):
+    """One sglang-router."""
+
+    def __init__(self, spec: RouterSpec) -> None:
+        """Starts nothing. Its workers should be ready before it starts: it is then ready at once."""
+        self.spec = spec
+        command = [sys.executable, "-m", "milescli.backends.sglang.router_process", "--worker-urls", *spec.worker_urls]
+        arguments = {
+            "host": spec.host,
+            "port": spec.port,
+            "prometheus-port": spec.metrics_port,
+            "policy": spec.policy,
+            "max-concurrent-requests": spec.max_concurrent_requests,
+            "queue-size": spec.max_concurrent_requests,
+            "worker-startup-check-interval": 1,
+            "request-timeout-secs": spec.request_timeout_s,
+            "log-level": "warn",
+        }
+        command += ["--disable-retries", "--disable-circuit-breaker"]  # a failure is ours to name, at once
+        command += [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
+        super().__init__(name="router", command=command, env=dict(os.environ), log_path=spec.log_path, url=spec.url)
