@@ -1,6 +1,8 @@
 """`python -m milescli` is `miles`."""
 
-from milescli.commands.app import run
+import sys
+
+from milescli.commands.app import main
 
 if __name__ == "__main__":
-    run()
+    sys.exit(main())

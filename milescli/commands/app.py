@@ -29,6 +29,19 @@ miles {version}: post-train language models with reinforcement learning
 `miles VERB --help` shows options and examples; `miles help` shows more pages.
 """
 
+
+class UsageError(MilesError):
+    """The command line was not understood."""
+
+    exit_code = ExitCode.USAGE
+
+
+class Fault(MilesError):
+    """miles itself is wrong."""
+
+    exit_code = ExitCode.INTERNAL
+
+
 app = typer.Typer(
     name="miles",
     help="Post-train language models with reinforcement learning, from a laptop CPU to a cluster.",
@@ -95,22 +108,13 @@ def _usage_error(error: typer.TyperException) -> MilesError:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "miles"
     message = error.format_message().rstrip(".")
-    usage = MilesError(message[:1].lower() + message[1:], why=f"`{command}` was not understood", fix=f"{command} --help")
-    usage.exit_code = ExitCode.USAGE
-    return usage
+    return UsageError(message[:1].lower() + message[1:], why=f"`{command}` was not understood", fix=f"{command} --help")
 
 
 def _fault(error: Exception, argv: list[str]) -> MilesError:
     file = write_crash_report(error, argv=argv)
-    fault = MilesError(
+    return Fault(
         f"miles failed in a way that is its own fault: {type(error).__name__}",
         why=str(error) or "no message",
         fix=f"less {file}   # the traceback; please send it with a report",
     )
-    fault.exit_code = ExitCode.INTERNAL
-    return fault
-
-
-def run() -> None:
-    """The console script."""
-    sys.exit(main())

@@ -17,9 +17,10 @@ def register(app: typer.Typer) -> None:
 
 def doctor(context: typer.Context, *, recipe: OptionalRecipeOption = None, sets: SetOption = None) -> None:
     """Check this machine, each finding with the command that mends it. Ends with 4 where something fails."""
-    from milescli.doctor.run import run_doctor
     from milescli.recipe.load import load
 
     output: Output = context.obj
     loaded = load(recipe, sets=sets or [], **here()) if recipe else None
+    from milescli.doctor.run import run_doctor
+
     raise typer.Exit(run_doctor(loaded, output=output))

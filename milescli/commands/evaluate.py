@@ -32,9 +32,9 @@ def evaluate(
     data: Annotated[Path | None, typer.Option("--data", help="Other prompts: .jsonl or .parquet.")] = None,
 ) -> None:
     """Measure a run on its held-out prompts, or on others."""
+    folder = find_run(run)
     from milescli.commands.show_summary import show_eval
     from milescli.runtime.evaluate import evaluate_run
 
     output: Output = context.obj
-    folder = find_run(run)
     show_eval(evaluate_run(folder, step=step, num_prompts=num_prompts, data=data, output=output), run=folder, output=output)

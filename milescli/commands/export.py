@@ -36,9 +36,10 @@ def export(
     dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Numbers of the weights; as trained by default.")] = None,
 ) -> None:
     """Write a Hugging Face folder that transformers and SGLang load."""
+    folder = find_run(run)
     from milescli.commands.show_summary import show_export
     from milescli.runtime.export import export_run
 
     output: Output = context.obj
-    summary = export_run(find_run(run), to=to, step=step, dtype=dtype.value if dtype else None, output=output)
+    summary = export_run(folder, to=to, step=step, dtype=dtype.value if dtype else None, output=output)
     show_export(summary, to=to, output=output)

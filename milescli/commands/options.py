@@ -41,7 +41,7 @@ CheckpointStepOption = Annotated[int | None, typer.Option("--step", min=0, help=
 
 def verb(app: typer.Typer, name: str, *, examples: list[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as `miles NAME`, with --json and --quiet, and examples below its help."""
-    epilog = "\n\n".join(["Examples:", *examples])
+    epilog = "\n".join(["Examples:", *examples])
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)

@@ -25,8 +25,9 @@ def resume(context: typer.Context, run: RunArgument, *, steps: StepsOption = Non
 
     Where it runs may change (machine, run, parallel, engines); what it learns may not, except for --steps.
     """
+    folder = find_run(run)
     from milescli.commands.show_summary import show_run_summary
     from milescli.runtime.resume import resume as go_on
 
     output: Output = context.obj
-    show_run_summary(go_on(find_run(run), steps=steps, sets=sets or [], output=output), output=output)
+    show_run_summary(go_on(folder, steps=steps, sets=sets or [], output=output), output=output)

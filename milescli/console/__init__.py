@@ -1,0 +1,1 @@
+"""How we speak: the only room that imports rich."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import IO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -68,7 +68,7 @@ class Output:
                 grid.add_row(*(_cell(cell) for cell in row))
             if title:
                 self.data.print(Text(title, style=theme.TITLE))
-            self.data.print(grid)
+            self._show(grid)
 
     def kv(self, pairs: Mapping[str, object], *, title: str = "") -> None:
         """Names and values as data. Quiet: tab-separated. Nothing in JSON mode."""
@@ -83,7 +83,7 @@ class Output:
                 grid.add_row(name, _cell(value))
             if title:
                 self.data.print(Text(title, style=theme.TITLE))
-            self.data.print(Padding(grid, (0, 0, 0, 2)) if title else grid)
+            self._show(Padding(grid, (0, 0, 0, 2)) if title else grid)
 
     def text(self, text: str) -> None:
         """Data that is already text: a recipe, a help page. Nothing in JSON mode."""
@@ -110,7 +110,8 @@ class Output:
     def error(self, error: MilesError) -> None:
         """What, why, fix. One JSON object on stderr in JSON mode."""
         if self.mode is Mode.JSON:
-            self._line(self.narration, envelope("error", error.as_dict()))
+            fields = error.as_dict()
+            self._line(self.narration, envelope("error", {"type": fields.pop("kind"), **fields}))
             return
         self._labelled("error: ", error.what, style=theme.BAD)
         self._labelled("  why: ", error.why, style=theme.LABEL)
@@ -137,6 +138,16 @@ class Output:
             self._line(self.narration, envelope(kind, {"text": text}))
         elif self.mode is Mode.HUMAN or is_important:
             self.narration.print(pretty, soft_wrap=True)
+
+    def _show(self, drawing: RenderableType) -> None:
+        """On a terminal as it is drawn; elsewhere without the blanks that fill its lines."""
+        if self.data.is_terminal:
+            self.data.print(drawing)
+            return
+        with self.data.capture() as captured:
+            self.data.print(drawing)
+        for line in captured.get().splitlines():
+            self._line(self.data, line.rstrip())
 
     def _line(self, console: Console, text: str) -> None:
         """As it stands: not wrapped, not coloured."""

@@ -1,0 +1,189 @@
+"""One frame of the live panel: RunProgress -> something that rich draws. Pure; asked for several times a second."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from milescli.console import theme
+from milescli.console.columns import ACCURACY, GAP, Column, number, percent, rate, that_fit
+from milescli.console.progress import RunProgress
+from milescli.core.events import StepDone
+from milescli.core.units import format_duration
+
+FRAME_COLUMNS = 6
+"""Border and padding of the panel."""
+MAX_WIDTH = 150
+MAX_ROWS = 12
+OTHER_LINES = 14
+"""Lines of the panel that are no rows of the table."""
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+
+PHASES = (
+    ("rollout", "rollout_s", "cyan"),
+    ("pack", "pack_s", "blue"),
+    ("train", "train_s", "magenta"),
+    ("publish", "publish_s", "green"),
+    ("save", "save_s", "yellow"),
+)
+SMALLEST_SHARE = 0.01
+"""Phases that took less of the step are not named."""
+
+
+def frame(progress: RunProgress, *, width: int, height: int) -> RenderableType:
+    """The whole panel for a terminal of this size."""
+    width = min(width, MAX_WIDTH)
+    inner = max(20, width - FRAME_COLUMNS)
+    parts: list[RenderableType] = [_bar_line(progress, inner)]
+    if progress.steps:
+        parts += [Text(), _trend(progress, inner), Text(), _table(progress, inner, height)]
+        parts += [Text(), _phases(progress.steps[-1], inner), _health(progress.steps[-1], inner)]
+    elif progress.is_warming_up:
+        parts += [Text(), _warmup(progress, inner)]
+    style, word = _state(progress)
+    return Panel(
+        Group(*parts),
+        title=Text.assemble((progress.name, theme.TITLE)),
+        title_align="left",
+        subtitle=Text(word, style=style),
+        subtitle_align="right",
+        border_style=theme.BORDER if progress.ended is None or progress.ended.outcome != "failed" else theme.BAD,
+        padding=(1, 2),
+        width=width,
+    )
+
+
+def _state(progress: RunProgress) -> tuple[str, str]:
+    if progress.ended is None:
+        return theme.ACCENT, progress.phase
+    return {"done": theme.GOOD, "stopped": theme.WARN}.get(progress.ended.outcome, theme.BAD), progress.ended.outcome
+
+
+def _bar_line(progress: RunProgress, width: int) -> Text:
+    if progress.last is not None:
+        counted = f"step {progress.last.step}/{progress.last.num_steps}"
+    elif progress.warmup is not None:
+        counted = f"warmup {progress.warmup.step}/{progress.warmup.num_steps}"
+    else:
+        counted = progress.phase
+    times = format_duration(progress.elapsed_s)
+    if progress.left_s is not None:
+        times += f" · {format_duration(progress.left_s)} left"
+    if progress.share_done is None:
+        turn = SPINNER[int(progress.elapsed_s * 8) % len(SPINNER)] if progress.ended is None else " "
+        room = max(0, width - len(times) - len(counted) - 6)
+        detail = progress.detail[:room].ljust(room)
+        return Text.assemble((f"{turn} ", theme.ACCENT), (counted, theme.TITLE), f"  {detail}  ", (times, theme.QUIET))
+    length = max(4, width - len(counted) - len(times) - 4)
+    full = round(length * min(1.0, progress.share_done))
+    color = theme.GOOD if progress.share_done >= 1 else theme.ACCENT
+    bar = Text.assemble(("━" * full, color), ("━" * (length - full), theme.BORDER))
+    return Text.assemble((counted, theme.TITLE), "  ", bar, "  ", (times, theme.QUIET))
+
+
+def _trend(progress: RunProgress, width: int) -> Text:
+    first, last = progress.rewards[0], progress.rewards[-1]
+    words = f"reward  {number(first, '.3f')} → {number(last, '.3f')}  "
+    accuracy = _accuracy(progress)
+    bounded = all(0 <= reward <= 1 for reward in progress.rewards if math.isfinite(reward))
+    room = max(8, width - len(words) - (len(accuracy) + 3 if accuracy else 0))
+    limits = {"low": 0.0, "high": 1.0} if bounded else {}
+    line = theme.sparkline(progress.rewards, min(room, 60), **limits)
+    gap = max(3, width - len(words) - len(line) - len(accuracy))
+    return Text.assemble(
+        ("reward  ", theme.LABEL),
+        f"{number(first, '.3f')} → ",
+        (f"{number(last, '.3f')}  ", "bold"),
+        (line, theme.REWARD),
+        (" " * gap if accuracy else ""),
+        (accuracy, ""),
+    )
+
+
+def _accuracy(progress: RunProgress) -> str:
+    if not progress.evals:
+        return ""
+    first, last = progress.evals[0], progress.evals[-1]
+    if len(progress.evals) == 1:
+        return f"accuracy  {percent(last.accuracy)}"
+    return f"accuracy  {percent(first.accuracy)} → {percent(last.accuracy)}"
+
+
+def _table(progress: RunProgress, width: int, height: int) -> Table:
+    columns = that_fit(width)
+    table = Table(box=None, pad_edge=False, padding=(0, 0), show_edge=False, header_style=theme.HEADER, collapse_padding=True)
+    for place, column in enumerate(columns):
+        room = column.width + (GAP if place else 0)
+        table.add_column("\n".join(column.head), justify="right", width=room, no_wrap=True)
+    rows = max(3, min(MAX_ROWS, height - OTHER_LINES))
+    shown = list(progress.steps)[-rows:]
+    for done in shown:
+        table.add_row(*(_cell(column, done, progress) for column in columns), style="" if done is shown[-1] else theme.QUIET)
+    return table
+
+
+def _cell(column: Column, done: StepDone, progress: RunProgress) -> Text:
+    if column is ACCURACY:
+        accuracy = progress.accuracy_at(done.step)
+        return Text(percent(accuracy), style="not dim green") if accuracy is not None else Text()
+    text = column.write(done)
+    if text in ("nan", "inf", "-inf"):
+        return Text(text, style=f"not dim {theme.BAD}")
+    bound = progress.check.bound_max if progress.check else math.inf
+    if column.word == "logprob_diff_max" and done.report.logprob_diff_max > bound:
+        return Text(text, style=f"not dim {theme.WARN}")
+    return Text(text)
+
+
+def _phases(done: StepDone, width: int) -> Text:
+    """Where the last step's time went: `rollout 2.10 s  train 0.84 s ...`, and a bar in proportion."""
+    parts = [(word, getattr(done.seconds, field), style) for word, field, style in PHASES]
+    total = sum(spent for _, spent, _ in parts if math.isfinite(spent))
+    shown = [(word, spent, style) for word, spent, style in parts if math.isfinite(spent) and spent > SMALLEST_SHARE * total]
+    words = Text("   ").join(
+        Text.assemble(("■ ", style), (f"{word} ", theme.LABEL), f"{spent:.2f} s") for word, spent, style in shown
+    )
+    room = width - words.cell_len - 3
+    if room < 12 or total <= 0:
+        return _cut(words, width)
+    length = min(room, 40)
+    bar = Text.assemble(*(("▀" * round(length * spent / total), style) for _, spent, style in shown))
+    return Text.assemble(words, "   ", bar)
+
+
+def _health(done: StepDone, width: int) -> Text:
+    rollout = done.rollout
+    speed = f"rollout {rate(done.rollout_tokens_per_s)}, train {rate(done.train_tokens_per_s)}"
+    has_speed_columns = any(column.word == "train_tokens/s" for column in that_fit(width))
+    facts = [
+        *([] if has_speed_columns else [("tokens/s", speed)]),
+        ("staleness", f"{number(rollout.staleness_mean, '.1f')} (max {rollout.staleness_max})"),
+        ("zero variance", f"{percent(rollout.zero_variance_fraction)} of groups"),
+        ("truncated", percent(rollout.truncated_fraction)),
+        ("clipped", percent(done.report.clip_fraction)),
+        ("grad norm", number(done.report.grad_norm, ".2f")),
+        ("lr", number(done.report.lr, ".1e")),
+    ]
+    line = Text("   ").join(Text.assemble((f"{word} ", theme.LABEL), text) for word, text in facts)
+    while line.cell_len > width and len(facts) > 1:
+        facts.pop()
+        line = Text("   ").join(Text.assemble((f"{word} ", theme.LABEL), text) for word, text in facts)
+    return _cut(line, width)
+
+
+def _warmup(progress: RunProgress, width: int) -> Text:
+    assert progress.warmup is not None
+    report = progress.warmup.report
+    words = f"loss  {number(progress.warmup_losses[0], '.3f')} → {number(report.loss, '.3f')}  "
+    speed = f"   {rate(report.num_tokens / progress.warmup.step_s)} tokens/s" if progress.warmup.step_s > 0 else ""
+    line = theme.sparkline(progress.warmup_losses, max(8, min(60, width - len(words) - len(speed))))
+    return Text.assemble((words[:6], theme.LABEL), words[6:], (line, theme.ACCENT), (speed, theme.QUIET))
+
+
+def _cut(text: Text, width: int) -> Text:
+    text.truncate(width, overflow="ellipsis")
+    return text
