@@ -129,3 +129,15 @@ class Stopped(MilesError):
     """The user asked the run to stop; it was saved and can go on."""
 
     exit_code = ExitCode.RESUMABLE
+
+
+class Interrupted(MilesError):
+    """The user ended the run before anything could be saved."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+class Terminated(MilesError):
+    """SIGTERM ended the run before anything could be saved."""
+
+    exit_code = ExitCode.TERMINATED

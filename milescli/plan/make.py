@@ -199,7 +199,7 @@ def _engine_layout(
         max_running_requests=running,
         max_total_tokens=slots,
         memory_fraction=recipe.engines.memory_fraction,
-        context_length=min(facts.max_positions, longest + 16) if facts.max_positions else longest + 16,
+        context_length=min(facts.max_position_embeddings, longest + 16) if facts.max_position_embeddings else longest + 16,
     )
 
 

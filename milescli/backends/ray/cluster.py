@@ -6,8 +6,6 @@ import asyncio
 import logging
 import os
 import secrets
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,12 +105,13 @@ def tail(path: Path, num_lines: int = 8) -> str:
 class Cluster:
     """Owns the Ray session of one run. `start`, `place`, `spawn`, ..., `stop`."""
 
-    def __init__(self, *, address: str | None, log_dir: Path, environment: dict[str, str]) -> None:
-        """`address` None: start a cluster here. `environment`: variables that every actor gets."""
+    def __init__(self, *, address: str | None, temp_dir: Path, log_dir: Path, environment: dict[str, str]) -> None:
+        """`address` None: start a cluster here, with its files in `temp_dir`, a short path of the caller (socket names are
+        bounded at 107 bytes). `environment`: variables that every actor gets."""
         self.address = address
+        self.temp_dir = temp_dir
         self.log_dir = log_dir
         self.environment = environment
-        self.temp_dir: Path | None = None
         self._group: Any = None
         self._started = False
 
@@ -137,8 +136,7 @@ class Cluster:
         self._started = True
 
     def _own_session(self, plan: Plan) -> dict[str, Any]:
-        """A session on loopback only, with a token of its own, below a short path (socket names are bounded at 107 bytes)."""
-        self.temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
+        """A session on loopback only, with a token of its own."""
         token = self.temp_dir / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
@@ -225,7 +223,7 @@ class Cluster:
             ray.kill(handle.actor, no_restart=True)
 
     def stop(self) -> None:
-        """Leave or end the Ray session and remove what it left on disk. Idempotent."""
+        """Leave or end the Ray session. Idempotent."""
         if self._started:
             import ray
 
@@ -236,6 +234,3 @@ class Cluster:
                 self._group = None
             ray.shutdown()
             self._started = False
-        if self.temp_dir is not None:
-            shutil.rmtree(self.temp_dir, ignore_errors=True)
-            self.temp_dir = None

@@ -1,0 +1,226 @@
+"""The composition root: from recipe, plan and material to running actors. The one place that knows which vendor plays which part."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from milescli.backends.ray.cluster import ActorHandle, Cluster
+from milescli.backends.ray.group import run_all, start_all
+from milescli.backends.sglang.client import SglangFleet
+from milescli.backends.sglang.server import EngineSpec, RouterServer, RouterSpec
+from milescli.core.errors import WorkerDied
+from milescli.plan.types import Plan
+from milescli.platform.environment import engine_environment, trainer_environment
+from milescli.recipe.schema import Recipe
+from milescli.runtime.trainer import RankGroup
+from milescli.weights.base import EngineAddress
+
+TRAINER_TARGET = "milescli.backends.megatron.worker:TrainerRank"
+ENGINE_TARGET = "milescli.backends.sglang.server:EngineServer"
+CHANNELS = {
+    "tensor": "milescli.backends.sglang.channels:TensorChannel",
+    "distributed": "milescli.backends.sglang.channels:DistributedChannel",
+}
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(slots=True, kw_only=True)
+class Engines:
+    """The rollout side: actors that hold engine processes, the router before them, and the client."""
+
+    handles: list[ActorHandle] = field(default_factory=list)
+    specs: list[EngineSpec] = field(default_factory=list)
+    router: RouterServer | None = None
+    fleet: SglangFleet | None = None
+
+    async def stop(self) -> None:
+        """End client, router and engines; what does not end in time is left to the watchdog."""
+        if self.fleet is not None:
+            await self.fleet.close()
+        if self.router is not None:
+            await asyncio.to_thread(self.router.stop)
+        with contextlib.suppress(Exception):  # a dead engine cannot be stopped; the watchdog looks after the rest
+            await run_all(self.handles, "stop", timeout_s=20.0)
+
+
+@dataclass(slots=True, kw_only=True)
+class Builder:
+    """Starts the processes of one run. `cluster` is started and placed already."""
+
+    recipe: Recipe
+    plan: Plan
+    cluster: Cluster
+    model_dir: Path
+    log_dir: Path
+
+    async def start_trainer(self) -> RankGroup:
+        """All trainer ranks, with the model loaded."""
+        settings, ranks = self.recipe.machine, []
+        port = free_ports(1)[0]
+        for bundle, slot in enumerate(self.plan.slots):
+            if slot.trainer_rank is None:
+                continue
+            arguments = {
+                "rank": slot.trainer_rank,
+                "world_size": self.plan.trainer.world_size,
+                "master_addr": LOOPBACK,
+                "master_port": port,
+                "recipe": self.recipe,
+                "plan": self.plan,
+                "model_dir": self.model_dir,
+                "channel": CHANNELS[self.plan.channel],
+            }
+            ranks.append(
+                await self.cluster.spawn(
+                    f"trainer rank {slot.trainer_rank}",
+                    TRAINER_TARGET,
+                    bundle=bundle,
+                    num_gpus=self._gpu_share(),
+                    kwargs=arguments,
+                    environment=trainer_environment(self.plan),
+                )
+            )
+        await start_all(ranks, timeout_s=settings.start_timeout_s)
+        await run_all(ranks, "setup", timeout_s=settings.start_timeout_s)
+        return RankGroup(
+            cluster=self.cluster,
+            ranks=ranks,
+            step_timeout_s=settings.step_timeout_s,
+            async_save=self.recipe.checkpoint.async_save,
+        )
+
+    async def start_engines(self, engines: Engines) -> SglangFleet:
+        """All engines at once, then the router and the client. `engines` is filled as processes start, so that a failure
+        half-way can still stop them."""
+        timeout_s = self.recipe.machine.start_timeout_s
+        ports = free_ports(self.plan.engines.num + 2)
+        for index in range(self.plan.engines.num):
+            spec = self._engine_spec(index, ports[index])
+            engines.specs.append(spec)
+            engines.handles.append(
+                await self.cluster.spawn(
+                    spec.name,
+                    ENGINE_TARGET,
+                    bundle=self._first_bundle(index),
+                    num_gpus=self._gpu_share(),
+                    kwargs={"spec": spec},
+                    environment=engine_environment(self.plan),
+                )
+            )
+        await start_all(engines.handles, timeout_s=timeout_s)
+        await run_all(engines.handles, "start", timeout_s=timeout_s)
+        await run_all(engines.handles, "wait_ready", timeout_s, timeout_s=timeout_s + 10)
+        engines.router = RouterServer(
+            RouterSpec(
+                worker_urls=tuple(spec.url for spec in engines.specs),
+                port=ports[-2],
+                metrics_port=ports[-1],
+                log_path=self.log_dir / "router.log",
+            )
+        )
+        engines.router.start()
+        await asyncio.to_thread(engines.router.wait_ready, 60.0)
+        engines.fleet = SglangFleet(
+            specs=engines.specs, router_url=engines.router.spec.url, timeout_s=self.recipe.machine.step_timeout_s
+        )
+        return engines.fleet
+
+    def _engine_spec(self, index: int, port: int) -> EngineSpec:
+        layout = self.plan.engines
+        return EngineSpec(
+            name=f"engine {index}",
+            model_dir=self.model_dir,
+            tokenizer_dir=self.model_dir if self.recipe.rollout.stop else None,
+            device_kind=self.plan.device_kind,
+            precision=self.plan.precision,
+            tp=layout.tp,
+            port=port,
+            log_path=self.log_dir / f"engine-{index}-server.log",
+            max_running_requests=layout.max_running_requests,
+            max_total_tokens=layout.max_total_tokens,
+            memory_fraction=layout.memory_fraction,
+            context_length=layout.context_length,
+            cpu_threads=self.plan.cpu_threads,
+            seed=self.recipe.run.seed,
+            return_routed_experts=self.recipe.train.routing_replay,
+            visible_devices=self._engine_devices(index),
+        )
+
+    def _engine_devices(self, index: int) -> tuple[str, ...]:
+        if self.plan.device_kind == "cpu":
+            return ()
+        return tuple(str(slot.device) for slot in self.plan.slots if slot.engine == index)
+
+    def _first_bundle(self, engine: int) -> int:
+        return next(bundle for bundle, slot in enumerate(self.plan.slots) if slot.engine == engine)
+
+    def _gpu_share(self) -> float:
+        if self.plan.device_kind == "cpu":
+            return 0.0
+        return 0.45 if self.plan.colocated else 1.0
+
+    def engine_addresses(self, engines: Engines) -> list[EngineAddress]:
+        """How trainer ranks reach the engines."""
+        sharing: dict[int, list[int]] = {}
+        for slot in self.plan.slots:
+            if slot.engine is not None and slot.trainer_rank is not None:
+                sharing.setdefault(slot.engine, []).append(slot.trainer_rank)
+        return [
+            EngineAddress(url=spec.url, tp=spec.tp, sharing_ranks=sharing.get(index, []))
+            for index, spec in enumerate(engines.specs)
+        ]
+
+
+def engine_probe(handle: ActorHandle, spec: EngineSpec):  # noqa: ANN201  (a supervise.Probe)
+    """Looks at one engine process through the actor that holds it."""
+
+    async def probe() -> None:
+        code = await handle.peek("poll", timeout_s=60.0)
+        if code is not None:
+            from milescli.backends.ray.cluster import tail
+
+            raise WorkerDied(
+                f"{spec.name} died",
+                why=f"its process ended {_manner(code)}; last lines of its log:\n{tail(spec.log_path)}",
+                fix=f"less {spec.log_path}",
+            )
+
+    return probe
+
+
+def rank_probe(handle: ActorHandle):  # noqa: ANN201  (a supervise.Probe)
+    """Looks at one trainer rank; a dead actor answers with its WorkerDied."""
+
+    async def probe() -> None:
+        await handle.peek("heartbeat", timeout_s=60.0)
+
+    return probe
+
+
+def _manner(code: int) -> str:
+    import signal
+
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on loopback that nobody listens on now; all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((LOOPBACK, 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def run_environment(token_variable: str, token: str) -> dict[str, str]:
+    """What every process of the run inherits."""
+    os.environ[token_variable] = token
+    return {token_variable: token, "TOKENIZERS_PARALLELISM": "false"}

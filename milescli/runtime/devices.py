@@ -1,0 +1,46 @@
+"""Who holds the devices, and how weights change hands: taking turns (colocated) or side by side (split). The loop does not know which."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from milescli.core.types import WeightVersion
+from milescli.rollout.base import RolloutEngine
+from milescli.train.base import Trainer
+
+
+@dataclass(slots=True)
+class Devices:
+    """The turns of trainer and engines. Engines answer except inside `training` and `publish`."""
+
+    colocated: bool
+    trainer: Trainer
+    engines: RolloutEngine
+    version: WeightVersion = WeightVersion(0)
+    """What the engines hold."""
+    _engines_asleep: bool = False
+
+    @asynccontextmanager
+    async def training(self) -> AsyncIterator[None]:
+        """The trainer may use its devices; colocated engines have given their memory back and stay asleep until `publish`."""
+        if self.colocated and not self._engines_asleep:
+            await self.engines.sleep()
+            self._engines_asleep = True
+            await self.trainer.wake()
+        yield
+
+    async def publish(self, version: WeightVersion) -> None:
+        """The engines hold the trainer's weights as `version`, and answer again, also those that were in the middle."""
+        await self.engines.pause()
+        if self._engines_asleep:
+            await self.engines.wake_weights()
+        await self.trainer.publish(version)
+        if self._engines_asleep:
+            await self.trainer.sleep()
+            await self.engines.wake_cache()
+            self._engines_asleep = False
+        self.version = version
+        await self.engines.set_version(version)
+        await self.engines.resume()

@@ -1,0 +1,170 @@
+"""How good is it? Greedy (or sampled) answers to held-out prompts, scored and kept. In a run, and of a run that has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from milescli.core.errors import DataError
+from milescli.core.events import EvalDone
+from milescli.core.types import Prompt, StopReason
+from milescli.plan.types import Plan, Slot
+from milescli.recipe.schema import Recipe
+from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine
+from milescli.rollout.scoring import Scorer
+from milescli.rollout.tokenizer import ChatTokenizer
+from milescli.runtime.rundir import RunDir
+
+if TYPE_CHECKING:
+    from milescli.console.output import Output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """Evaluates whatever weights the engines hold."""
+
+    recipe: Recipe
+    prompts: list[Prompt]
+    engine: RolloutEngine
+    scorer: Scorer
+    tokenizer: ChatTokenizer
+    folder: Path
+    """Where answers are written; the run's `eval/`."""
+
+    async def run(self, step: int) -> EvalDone:
+        """Ask all prompts at once, score, and write `step_<n>.jsonl`."""
+        began, settings = time.monotonic(), self.recipe.eval
+        asked = [(prompt, index) for prompt in self.prompts for index in range(settings.samples_per_prompt)]
+        answers = await asyncio.gather(*(self.engine.generate(self._request(prompt, index)) for prompt, index in asked))
+        texts = [self.tokenizer.decode(answer.response_ids) for answer in answers]
+        rewards = await asyncio.gather(
+            *(self.scorer.score_text(prompt, text) for (prompt, _), text in zip(asked, texts, strict=True))
+        )
+        path = self._write(step, asked, answers, texts, rewards)
+        return EvalDone(
+            step=step,
+            accuracy=sum(rewards) / len(rewards),
+            num_prompts=len(self.prompts),
+            truncated_fraction=sum(a.stop_reason is StopReason.LENGTH for a in answers) / len(answers),
+            response_tokens_mean=sum(len(a.response_ids) for a in answers) / len(answers),
+            seconds=time.monotonic() - began,
+            path=str(path.relative_to(self.folder.parent)),
+        )
+
+    def _request(self, prompt: Prompt, index: int) -> GenerateRequest:
+        settings = self.recipe.eval
+        digest = hashlib.blake2b(f"{self.recipe.run.seed}/eval/{prompt.index}/{index}".encode(), digest_size=4).digest()
+        return GenerateRequest(
+            prompt_ids=prompt.token_ids,
+            max_new_tokens=settings.max_response_tokens or self.recipe.rollout.max_response_tokens,
+            temperature=settings.temperature,
+            stop=list(self.recipe.rollout.stop),
+            seed=int.from_bytes(digest, "big") >> 1,
+        )
+
+    def _write(
+        self, step: int, asked: list[tuple[Prompt, int]], answers: list[Completion], texts: list[str], rewards: list[float]
+    ) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"step_{step}.jsonl"
+        lines = [
+            json.dumps(
+                {
+                    "prompt": prompt.text,
+                    "response": text,
+                    "label": prompt.label,
+                    "reward": reward,
+                    "stop_reason": answer.stop_reason.value,
+                    "prompt_ids": prompt.token_ids,
+                    "response_ids": answer.response_ids,
+                }
+            )
+            for (prompt, _), answer, text, reward in zip(asked, answers, texts, rewards, strict=True)
+        ]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return path
+
+
+def evaluate_run(path: Path, *, step: int | None, num_prompts: int | None, data: Path | None, output: Output) -> EvalDone:
+    """Evaluate a checkpoint of a run that is not running: engines alone, no trainer. Answers go to `eval/` of the run."""
+    from milescli.backends.megatron.export import checkpoint_to_hf
+    from milescli.checkpoint.store import CheckpointStore
+    from milescli.recipe.resolved import load_resolved
+    from milescli.runtime.material import prepare
+    from milescli.runtime.rundir import open_run
+
+    run = open_run(path)
+    recipe = load_resolved(run.recipe_file).recipe
+    recipe = _with_data(recipe, data, num_prompts)
+    found = CheckpointStore(run.checkpoints).find(step)
+    material = prepare(recipe, run)
+    plan = engines_only(Plan.from_json(run.plan_file.read_text()))
+    with TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary:
+        model_dir = Path(temporary) / "model"
+        output.note(f"reading checkpoint step {found.step}")
+        checkpoint_to_hf(found.path, material.model_dir, model_dir)
+        output.note("starting engines")
+        return asyncio_run_eval(recipe=recipe, plan=plan, run=run, material=material, model_dir=model_dir, step=found.step)
+
+
+def asyncio_run_eval(*, recipe, plan, run: RunDir, material, model_dir: Path, step: int) -> EvalDone:  # noqa: ANN001
+    """Start engines on a model folder, evaluate, stop them."""
+    from milescli.runtime.build import Engines, engine_probe
+    from milescli.runtime.session import open_session
+    from milescli.runtime.supervise import StopSignals, run_watched
+
+    log_dir = run.path / "logs" / "eval"
+    log_dir.mkdir(parents=True, exist_ok=True)
+    done: list[EvalDone] = []
+    with open_session(run=run, log_dir=log_dir, recipe=recipe, plan=plan, model_dir=model_dir) as session:
+        engines, probes = Engines(), []
+
+        async def work() -> None:
+            await session.cluster.place(plan, timeout_s=recipe.machine.start_timeout_s)
+            fleet = await session.builder.start_engines(engines)
+            probes.extend(engine_probe(h, s) for h, s in zip(engines.handles, engines.specs, strict=True))
+            evaluator = Evaluator(
+                recipe=recipe,
+                prompts=material.heldout,
+                engine=fleet,
+                scorer=Scorer.from_recipe(recipe.rollout),
+                tokenizer=material.tokenizer,
+                folder=run.eval_dir,
+            )
+            done.append(await evaluator.run(step))
+
+        async def main() -> None:
+            try:
+                await run_watched(work(), probes, StopSignals(on_stop=lambda: False))
+            finally:
+                await engines.stop()
+
+        asyncio.run(main())
+    return done[0]
+
+
+def engines_only(plan: Plan) -> Plan:
+    """The same engines, with the trainer's slots left out."""
+    slots = [replace(slot, trainer_rank=None) for slot in plan.slots if slot.engine is not None]
+    first = min((slot.device for slot in slots), default=0)
+    return replace(plan, slots=[Slot(**{**_fields(slot), "device": slot.device - first}) for slot in slots])
+
+
+def _fields(slot: Slot) -> dict[str, int | None]:
+    return {name: getattr(slot, name) for name in ("node", "device", "trainer_rank", "engine", "engine_rank")}
+
+
+def _with_data(recipe: Recipe, data: Path | None, num_prompts: int | None) -> Recipe:
+    changes = {"data": recipe.data.model_copy(update={"eval": str(data.absolute())})} if data else {}
+    if num_prompts is not None:
+        changes["eval"] = recipe.eval.model_copy(update={"num_prompts": num_prompts})
+    recipe = recipe.model_copy(update=changes)
+    if recipe.data.eval is None:
+        raise DataError("this run has no held-out prompts", why="its recipe leaves `data.eval` out", fix="--data FILE.jsonl")
+    return recipe

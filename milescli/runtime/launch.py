@@ -1,0 +1,95 @@
+"""`miles launch`: from a loaded recipe to a finished run. Also the work that `miles resume` goes on with."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform as python_platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from milescli import __version__
+from milescli.core.events import EventBus
+from milescli.plan.make import make_plan
+from milescli.plan.types import Plan
+from milescli.platform.machine import Machine
+from milescli.platform.probe import probe
+from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.resolved import resolved_yaml
+from milescli.runtime.material import Material, facts_of_recipe, prepare
+from milescli.runtime.rundir import RunDir, create, utc_now, write_json
+
+if TYPE_CHECKING:
+    from milescli.console.output import Output
+
+RECORDED_PACKAGES = ("torch", "sglang", "sglang-router", "megatron-core", "ray", "transformers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What a run reached."""
+
+    path: str
+    """The run directory."""
+    steps: int
+    """RL steps done, over all attempts."""
+    accuracy_before: float | None
+    """On held-out prompts, before RL; None without `data.eval`."""
+    accuracy_after: float | None
+    logprob_diff_max: float
+    """Largest |engine - trainer| over all steps of this attempt."""
+    logprob_diff_mean: float
+    checkpoint: str
+    """Newest complete checkpoint."""
+    seconds: float
+    """Of this attempt, start-up and shut-down included."""
+
+
+def plan_only(loaded: LoadedRecipe, machine: Machine | None = None) -> Plan:
+    """What would run, without starting or making anything."""
+    return make_plan(loaded.recipe, machine or probe(), facts_of_recipe(loaded.recipe.model))
+
+
+def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
+    """Make the run directory, check everything that can be checked, then train. Raises MilesError; Stopped where the user
+    asked for the end and the run was saved."""
+    from milescli.runtime.attempt import train
+
+    plan = plan_only(loaded)
+    run = create(base=Path(loaded.recipe.run.dir).expanduser(), recipe_name=loaded.recipe.name, name=loaded.recipe.run.name)
+    try:
+        material = prepare(loaded.recipe, run)
+        write_records(run, loaded, plan, material)
+    except BaseException:
+        run.discard_if_unused()
+        raise
+    output.note(f"run directory {run.path}")
+    return train(run=run, recipe=loaded.recipe, plan=plan, material=material, checkpoint=None, bus=EventBus(), output=output)
+
+
+def write_records(run: RunDir, loaded: LoadedRecipe, plan: Plan, material: Material) -> None:
+    """recipe.yaml, plan.json and manifest.json."""
+    text = resolved_yaml(loaded)
+    run.recipe_file.write_text(text, encoding="utf-8")
+    run.plan_file.write_text(plan.to_json(), encoding="utf-8")
+    write_json(
+        run.manifest_file,
+        {
+            "created": utc_now(),
+            "miles": __version__,
+            "packages": {name: version(name) for name in RECORDED_PACKAGES},
+            "python": python_platform.python_version(),
+            "seed": loaded.recipe.run.seed,
+            "recipe_sha256": sha256_of_text(text),
+            "plan_fingerprint": plan.fingerprint,
+            "data": material.as_manifest(),
+            "model_dir": os.path.relpath(material.model_dir, run.path) if run.path in material.model_dir.parents else str(material.model_dir),
+        },
+    )
+
+
+def sha256_of_text(text: str) -> str:
+    """Hex digest."""
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,201 @@
+"""THE loop: warm-up, then reinforcement learning. Reads as the algorithm does; who runs where is the business of others."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from milescli.core.errors import Stopped
+from milescli.core.events import EventBus, PhaseSeconds, PhaseStarted, RolloutStats, StepDone, WarmupStepDone
+from milescli.core.types import Group, StepReport, WeightVersion
+from milescli.plan.types import Plan
+from milescli.recipe.schema import Recipe
+from milescli.runtime.devices import Devices
+from milescli.train import advantages, packing, schedule
+from milescli.train.base import TrainBatch, Trainer
+
+
+T = TypeVar("T")
+
+
+class GroupSource(Protocol):
+    """What the loop takes groups from; `rollout.collector` has the strict and the run-ahead form."""
+
+    async def take(self, step: int) -> tuple[list[Group], RolloutStats]:
+        """One step's groups, scored and filtered, in prompt order."""
+        ...
+
+
+class StopFlag:
+    """Set where the user asked for the end; the loop looks at it where nothing is half done."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        """Ask for the end."""
+        self._event.set()
+
+    def check(self) -> None:
+        """Raises Stopped where it is set."""
+        if self._event.is_set():
+            raise Stopped("stopped on request", why="Ctrl-C or SIGTERM", fix="miles resume")
+
+    async def unless_set(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which changes nothing that must be saved; cancelled, with Stopped, where the flag is set meanwhile."""
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._event.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                self.check()
+            return task.result()
+        finally:
+            stop.cancel()
+            task.cancel()
+            await asyncio.gather(task, stop, return_exceptions=True)
+
+
+@dataclass(slots=True, kw_only=True)
+class Hooks:
+    """What the loop calls besides the algorithm; each is awaited and may raise."""
+
+    save: Callable[[int], Awaitable[None]]
+    """Write checkpoint `step`; may go on in the background."""
+    settle: Callable[[], Awaitable[None]]
+    """Complete a checkpoint that was being written in the background."""
+    evaluate: Callable[[int], Coroutine[Any, Any, None]]
+    """Evaluate with the engines, which hold the weights of `step`."""
+    check: Callable[[], Awaitable[None]]
+    """Engine and trainer agree, else raise; before the first step."""
+    verify: Callable[[], Awaitable[None]]
+    """After each publish, where the recipe asks for it."""
+    keep: Callable[[int, list[Group]], None]
+    """Write a few answers to disk, to read."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A run in memory: everything that the loop works with."""
+
+    recipe: Recipe
+    plan: Plan
+    bus: EventBus
+    groups: GroupSource
+    trainer: Trainer
+    devices: Devices
+    hooks: Hooks
+    step: int = 0
+    """RL steps done."""
+    stop: StopFlag
+
+
+Demonstration = tuple[list[int], list[int]]
+"""(prompt ids, answer ids)"""
+
+
+async def warm_up(
+    *, recipe: Recipe, plan: Plan, trainer: Trainer, demonstrations: list[Demonstration], bus: EventBus, stop: StopFlag
+) -> None:
+    """Supervised steps through the same trainer, which needs no engine; its optimizer state is forgotten afterwards."""
+    settings = recipe.warmup
+    bus.emit(PhaseStarted(phase="warmup", detail=f"{settings.steps} supervised steps"))
+    batches = _supervised_batches(recipe, plan, demonstrations)
+    for step in range(1, settings.steps + 1):
+        stop.check()
+        began = time.monotonic()
+        report = await trainer.step(next(batches), lr=schedule.warmup_lr_at(settings, step))
+        bus.emit(WarmupStepDone(step=step, num_steps=settings.steps, report=report, step_s=time.monotonic() - began))
+    await trainer.reset_optimizer()
+
+
+def _supervised_batches(recipe: Recipe, plan: Plan, demonstrations: list[Demonstration]) -> Iterator[TrainBatch]:
+    """Endless batches, in an order fixed by the run's seed."""
+    size, cap = recipe.warmup.batch_size, recipe.train.max_tokens_per_microbatch
+    rng, pool = random.Random(f"{recipe.run.seed}/warmup"), list[int]()
+    while True:
+        while len(pool) < size:
+            fresh = list(range(len(demonstrations)))
+            rng.shuffle(fresh)
+            pool += fresh
+        pairs = [demonstrations[index] for index in pool[:size]]
+        pool = pool[size:]
+        yield packing.pack_supervised(pairs, dp=plan.trainer.dp, max_tokens_per_microbatch=cap)
+
+
+async def reinforce(run: Run) -> None:
+    """The RL steps from `run.step` to the recipe's number of steps. Engines hold the weights of `run.step` when it begins."""
+    recipe, num_steps = run.recipe, run.recipe.train.steps
+    run.bus.emit(PhaseStarted(phase="train", detail=f"steps {run.step + 1} to {num_steps}"))
+    for step in range(run.step + 1, num_steps + 1):
+        run.stop.check()
+        clock = _Clock()
+        groups, stats = await run.stop.unless_set(run.groups.take(step))
+        clock.lap("rollout")
+        batch = _pack(run, groups)
+        clock.lap("pack")
+        async with run.devices.training():
+            report = await run.trainer.step(batch, lr=schedule.lr_at(recipe.train.optimizer, step, num_steps))
+            run.step = step
+            clock.lap("train")
+            await run.hooks.settle()
+            if _due(step, recipe.checkpoint.every) or step == num_steps:
+                await run.hooks.save(step)
+            clock.lap("save")
+        await run.devices.publish(WeightVersion(run.devices.version + 1))
+        await run.hooks.verify()
+        clock.lap("publish")
+        run.hooks.keep(step, groups)
+        run.bus.emit(_step_done(run, report, stats, clock))
+        if _due(step, recipe.eval.every) or step == num_steps:
+            await run.stop.unless_set(run.hooks.evaluate(step))
+
+
+def _pack(run: Run, groups: list[Group]) -> TrainBatch:
+    settings = run.recipe.train
+    return packing.pack_policy(
+        groups,
+        advantages.compute(groups, algorithm=settings.algorithm, normalize_std=settings.normalize_std),
+        dp=run.plan.trainer.dp,
+        max_tokens_per_microbatch=settings.max_tokens_per_microbatch,
+        updates=settings.updates_per_step,
+        aggregation=settings.aggregation,
+        temperature=run.recipe.rollout.temperature,
+    )
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+class _Clock:
+    """Seconds per phase of one step."""
+
+    def __init__(self) -> None:
+        self.began = self.last = time.monotonic()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.laps[name], self.last = now - self.last, now
+
+    def seconds(self) -> PhaseSeconds:
+        return PhaseSeconds(**{f"{name}_s": value for name, value in self.laps.items()}, step_s=self.last - self.began)
+
+
+def _step_done(run: Run, report: StepReport, stats: RolloutStats, clock: _Clock) -> StepDone:
+    seconds = clock.seconds()
+    return StepDone(
+        step=run.step,
+        num_steps=run.recipe.train.steps,
+        report=report,
+        rollout=stats,
+        seconds=seconds,
+        version=run.devices.version,
+        rollout_tokens_per_s=stats.generated_tokens / max(seconds.rollout_s, 1e-9),
+        train_tokens_per_s=report.num_tokens / max(seconds.train_s, 1e-9),
+    )
+

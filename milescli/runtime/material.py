@@ -1,0 +1,146 @@
+"""What a run is made of, before any process starts: model folder, tokenizer, prompts, demonstrations. Bad input is refused here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from milescli.core.errors import CheckpointError, DataError
+from milescli.core.types import Prompt
+from milescli.models import ModelFacts, load_facts, parse_facts
+from milescli.recipe.schema import Data, Model, Recipe
+from milescli.rollout.rewards import resolve_reward
+from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
+from milescli.rollout.source import FilePrompts, SourceReport, load_source
+from milescli.rollout.tasks import is_task, write_task
+from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
+from milescli.runtime import scratch
+from milescli.runtime.rundir import RunDir
+
+DATA_FIELDS = ("prompts", "eval", "demonstrations")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """Checked and tokenised."""
+
+    model_dir: Path
+    """A Hugging Face folder with config.json, safetensors and a tokenizer."""
+    facts: ModelFacts
+    tokenizer: ChatTokenizer
+    prompts: FilePrompts
+    heldout: list[Prompt]
+    """Empty without `data.eval`."""
+    demonstrations: list[tuple[list[int], list[int]]]
+    """(prompt ids, answer ids) for the warm-up; empty without one."""
+    reports: dict[str, SourceReport]
+    """By data field."""
+
+    def as_manifest(self) -> dict[str, object]:
+        """For manifest.json."""
+        return {name: asdict(report) for name, report in self.reports.items()}
+
+
+def facts_of_recipe(model: Model) -> ModelFacts:
+    """The facts of the recipe's model without making or loading it (a hub name fetches config.json alone)."""
+    if model.scratch is not None:
+        return parse_facts(scratch.config_of(model.scratch))
+    assert model.path is not None, "recipe.check lets no recipe without a model pass"
+    folder = Path(model.path).expanduser()
+    if folder.is_dir():
+        return load_facts(folder)
+    return load_facts(_download(model, only=["config.json"]))
+
+
+def prepare(recipe: Recipe, run: RunDir) -> Material:
+    """Make or find everything; raises DataError, RecipeError or CheckpointError before any device is taken."""
+    resolve_reward(recipe.rollout.reward)
+    data = _absolute(recipe.data, run, recipe.run.seed)
+    model_dir = _model_folder(recipe, run, data)
+    tokenizer = load_tokenizer(model_dir)
+    facts = load_facts(model_dir)
+    reports: dict[str, SourceReport] = {}
+
+    def load(field: str) -> FilePrompts:
+        source, reports[field] = load_source(data, field, tokenizer=tokenizer, seed=recipe.run.seed, base_dir=run.path)
+        return source
+
+    prompts = load("prompts")
+    heldout = load("eval").prompts[: recipe.eval.num_prompts] if data.eval else []
+    demonstrations = _demonstrations(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
+    _refuse_leak(heldout, prompts.prompts, data)
+    return Material(
+        model_dir=model_dir,
+        facts=facts,
+        tokenizer=tokenizer,
+        prompts=prompts,
+        heldout=heldout,
+        demonstrations=demonstrations,
+        reports=reports,
+    )
+
+
+def _absolute(data: Data, run: RunDir, seed: int) -> Data:
+    """Tasks become files of the run; other paths are as the user gave them."""
+    changes: dict[str, str] = {}
+    for field in DATA_FIELDS:
+        value = getattr(data, field)
+        if value is not None:
+            changes[field] = str(write_task(value, run.data_dir, seed)) if is_task(value) else str(Path(value).expanduser().absolute())
+    return data.model_copy(update=changes)
+
+
+def _model_folder(recipe: Recipe, run: RunDir, data: Data) -> Path:
+    model = recipe.model
+    if model.scratch is None:
+        folder = Path(model.path or "").expanduser()
+        return folder.absolute() if folder.is_dir() else _download(model, only=None)
+    if not (run.model_dir / "model.safetensors").exists():
+        text = Path(data.demonstrations or data.prompts or "").read_text(encoding="utf-8", errors="replace")
+        make_scratch_tokenizer(text.splitlines(), model.scratch.vocab_size, run.model_dir)
+        scratch.make_model(model.scratch, run.model_dir, recipe.run.seed)
+    return run.model_dir
+
+
+def _download(model: Model, *, only: list[str] | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    patterns = only or ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+    try:
+        return Path(snapshot_download(str(model.path), revision=model.revision, allow_patterns=patterns))
+    except (HFValidationError, RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise CheckpointError(
+            f"the model `{model.path}` is neither a folder nor to be had from the hub",
+            why=f"{type(error).__name__}: {str(error).splitlines()[0]}",
+            fix=["--set model.path=/path/to/folder", "hf auth login   # for a gated model"],
+        ) from None
+
+
+def _demonstrations(recipe: Recipe, source: FilePrompts, tokenizer: ChatTokenizer) -> list[tuple[list[int], list[int]]]:
+    pairs = [(p.token_ids, tokenizer.encode_answer(p.demonstration)) for p in source.prompts if p.demonstration is not None]
+    if not pairs:
+        raise DataError(
+            f"`{recipe.data.demonstrations}` has no worked answers",
+            why="the warm-up imitates them: it needs a column `demonstration`, or answers that end in `#### label`",
+            fix=["--set data.demonstrations=FILE", "--set warmup.steps=0"],
+        )
+    longest = max(len(prompt) + len(answer) for prompt, answer in pairs)
+    if longest > recipe.warmup.max_loss_tokens:
+        raise DataError(
+            f"a demonstration is {longest} tokens long",
+            why=f"`warmup.max_loss_tokens` is {recipe.warmup.max_loss_tokens}",
+            fix=f"--set warmup.max_loss_tokens={longest}",
+        )
+    return pairs
+
+
+def _refuse_leak(heldout: list[Prompt], prompts: list[Prompt], data: Data) -> None:
+    seen = {tuple(prompt.token_ids) for prompt in prompts}
+    leaked = [prompt.index for prompt in heldout if tuple(prompt.token_ids) in seen]
+    if leaked:
+        raise DataError(
+            f"{len(leaked)} held-out prompts are training prompts too",
+            why=f"row {leaked[0] + 1} of {data.eval} is also in {data.prompts}: the evaluation would measure memory",
+            fix="--set data.eval=FILE with other prompts",
+        )

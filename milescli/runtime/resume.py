@@ -1,0 +1,64 @@
+"""`miles resume`: go on from the newest complete checkpoint, on this machine's layout, as if nothing had happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from milescli.checkpoint.store import CheckpointStore
+from milescli.core.errors import CheckpointError, RecipeError
+from milescli.core.events import EventBus
+from milescli.recipe.load import override
+from milescli.recipe.resolved import load_resolved
+from milescli.runtime.launch import RunSummary, plan_only, write_records
+from milescli.runtime.material import Material, prepare
+from milescli.runtime.rundir import open_run
+
+if TYPE_CHECKING:
+    from milescli.checkpoint.base import CheckpointManifest
+    from milescli.console.output import Output
+
+MAY_CHANGE = ("machine", "run.tensorboard", "run.wandb_project", "parallel", "engines", "weights", "checkpoint", "train.steps")
+"""Where and how far it runs may change; what it learns may not."""
+
+
+def resume(path: Path, *, steps: int | None, sets: list[str], output: Output) -> RunSummary:
+    """Train on. Raises CheckpointError where the run cannot be continued faithfully, RecipeError where nothing is left to do."""
+    from milescli.runtime.attempt import train
+
+    run = open_run(path)
+    loaded = load_resolved(run.recipe_file)
+    flags = {"train.steps": f"--steps {steps}"} if steps is not None else {}
+    if sets or flags:
+        loaded = override(loaded, sets=sets, flags=flags, only=MAY_CHANGE)
+    checkpoint = CheckpointStore(run.checkpoints).latest()
+    if checkpoint is None:
+        output.warn(f"run {run.name} has no complete checkpoint: it begins again from the start")
+    else:
+        _refuse_if_done(checkpoint.manifest.step, loaded.recipe.train.steps, path)
+    plan = plan_only(loaded)
+    material = prepare(loaded.recipe, run)
+    if checkpoint is not None:
+        _refuse_drift(checkpoint.manifest, material, path)
+        output.note(f"going on from step {checkpoint.manifest.step}")
+    write_records(run, loaded, plan, material)
+    return train(run=run, recipe=loaded.recipe, plan=plan, material=material, checkpoint=checkpoint, bus=EventBus(), output=output)
+
+
+def _refuse_if_done(step: int, num_steps: int, path: Path) -> None:
+    if step >= num_steps:
+        raise RecipeError(
+            f"run {path.name} has done all its {num_steps} steps",
+            why=f"its newest checkpoint is step {step}",
+            fix=[f"miles resume {path} --steps {2 * num_steps}", f"miles export {path} --to DIR"],
+        )
+
+
+def _refuse_drift(manifest: CheckpointManifest, material: Material, path: Path) -> None:
+    found = material.reports["prompts"].sha256
+    if found != manifest.data_sha256:
+        raise CheckpointError(
+            "the training prompts are not those of the checkpoint",
+            why=f"{material.reports['prompts'].path} has SHA-256 {found[:12]}..., the checkpoint saw {manifest.data_sha256[:12]}...",
+            fix=["put the file back as it was", f"miles launch --recipe {path}/recipe.yaml   # a new run on the new prompts"],
+        )

@@ -1,0 +1,95 @@
+"""Checkpoints of a run: when one is begun, when it is complete, and what its manifest says. The tensors are the trainer's business."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from milescli import __version__
+from milescli.checkpoint.base import CheckpointManifest
+from milescli.checkpoint.store import CheckpointStore
+from milescli.core.events import CheckpointSaved, EventBus
+from milescli.plan.types import Plan
+from milescli.recipe.schema import Recipe
+from milescli.runtime.material import Material
+from milescli.runtime.rundir import RunDir, utc_now
+from milescli.runtime.trainer import RankGroup
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pending:
+    trainer: RankGroup
+    folder: Path
+    step: int
+    version: int
+    prompt_position: int
+    began: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Saver:
+    """At most one checkpoint is being written at a time; it counts only when its manifest stands."""
+
+    store: CheckpointStore
+    run: RunDir
+    recipe: Recipe
+    plan: Plan
+    material: Material
+    bus: EventBus
+    newest: Path | None = None
+    """Newest checkpoint that this attempt completed."""
+    newest_step: int | None = None
+    _pending: _Pending | None = None
+
+    async def save(self, trainer: RankGroup, *, step: int, version: int, prompt_position: int) -> None:
+        """Begin checkpoint `step`. Returns when training may go on; `settle` completes it."""
+        await self.settle()
+        began = time.monotonic()
+        folder = self.store.begin(step)
+        await trainer.save(folder)
+        self._pending = _Pending(
+            trainer=trainer, folder=folder, step=step, version=version, prompt_position=prompt_position, began=began
+        )
+        if not self.recipe.checkpoint.async_save:
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Wait for the files of the pending checkpoint, write its manifest, and forget the oldest beyond `checkpoint.keep`."""
+        if (pending := self._pending) is None:
+            return
+        self._pending = None
+        await pending.trainer.finish_save()
+        layout = self.plan.trainer
+        stored = self.store.complete(
+            pending.step,
+            CheckpointManifest(
+                format="torch_dist",
+                step=pending.step,
+                version=pending.version,
+                prompt_position=pending.prompt_position,
+                seed=self.recipe.run.seed,
+                plan_fingerprint=self.plan.fingerprint,
+                recipe_sha256=self._recipe_sha256(),
+                data_sha256=self.material.reports["prompts"].sha256,
+                layout={name: getattr(layout, name) for name in ("tp", "pp", "cp", "ep", "etp", "dp")},
+                created=utc_now(),
+                miles_version=__version__,
+                size_bytes=0,
+                files={},
+            ),
+        )
+        self.newest, self.newest_step = stored.path, pending.step
+        self.bus.emit(
+            CheckpointSaved(
+                step=pending.step,
+                path=str(stored.path),
+                size_bytes=stored.manifest.size_bytes,
+                seconds=time.monotonic() - pending.began,
+            )
+        )
+
+    def _recipe_sha256(self) -> str:
+        from milescli.runtime.launch import sha256_of_text
+
+        return sha256_of_text(self.run.recipe_file.read_text(encoding="utf-8"))

@@ -1,0 +1,57 @@
+"""One stretch of work on a run: its lock, its log folder, its watchdog and its Ray session. Entered by launch, resume and eval."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from milescli.backends.ray.cluster import Cluster
+from milescli.plan.types import Plan
+from milescli.recipe.schema import Recipe
+from milescli.runtime import guardian
+from milescli.runtime.build import Builder, run_environment
+from milescli.runtime.rundir import RunDir, RunLock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What is held while it lasts."""
+
+    run: RunDir
+    log_dir: Path
+    cluster: Cluster
+    builder: Builder
+
+    @property
+    def verdict_file(self) -> Path:
+        """Written once, when the work ended in order; the watchdog writes it where the driver was killed."""
+        return self.log_dir / "verdict.json"
+
+
+@contextmanager
+def open_session(*, run: RunDir, log_dir: Path, recipe: Recipe, plan: Plan, model_dir: Path) -> Iterator[Session]:
+    """Ray is up inside; afterwards every process of the session is gone, whatever happened, and so are its scratch files."""
+    lock = RunLock(run)
+    token = secrets.token_hex(16)
+    temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
+    watchdog = guardian.start(token=token, scratch_dirs=[temp_dir], verdict=log_dir / "verdict.json")
+    cluster = Cluster(
+        address=recipe.machine.address,
+        temp_dir=temp_dir,
+        log_dir=log_dir,
+        environment=run_environment(guardian.TOKEN_VARIABLE, token),
+    )
+    try:
+        cluster.start(plan)
+        builder = Builder(recipe=recipe, plan=plan, cluster=cluster, model_dir=model_dir, log_dir=log_dir)
+        yield Session(run=run, log_dir=log_dir, cluster=cluster, builder=builder)
+    finally:
+        try:
+            cluster.stop()
+        finally:
+            watchdog.release()
+            lock.release()

@@ -1,0 +1,99 @@
+"""Keeps watch over a run: signals, the first cause when something dies, and the end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from milescli.core.errors import Interrupted, MilesError, Terminated, WorkerDied
+
+WATCH_EVERY_S = 1.0
+CAUSE_GRACE_S = 5.0
+"""After the loop failed: how long we look for a dead process that explains it."""
+
+
+def ended_now(number: int | None) -> MilesError:
+    """The error of a run that a signal ended with nothing saved."""
+    kind, name = (Interrupted, "Ctrl-C") if number == signal.SIGINT else (Terminated, "SIGTERM")
+    return kind("ended at once", why=f"{name} before there was anything to save, or a second time", fix="start it again")
+
+
+@dataclass(slots=True)
+class StopSignals:
+    """First Ctrl-C or SIGTERM: ask the loop to stop where nothing is half done, and to save. Second: end now."""
+
+    on_stop: Callable[[], bool]
+    """Asks; False where there is nothing to save, so that the first signal ends at once too."""
+    received: int | None = None
+    _main: asyncio.Task[Any] | None = None
+    _old: dict[int, Any] = field(default_factory=dict)
+
+    def install(self, main: asyncio.Task[Any]) -> None:
+        """Catch the signals while `main` runs."""
+        self._main = main
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._handle, number)
+
+    def remove(self) -> None:
+        """Back to the default."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    def _handle(self, number: int) -> None:
+        first, self.received = self.received is None, number
+        if not (first and self.on_stop()) and self._main is not None:
+            self._main.cancel()
+
+
+Probe = Callable[[], Awaitable[None]]
+"""Looks at one process of ours; raises WorkerDied where it has ended."""
+
+
+async def watch(probes: list[Probe]) -> None:
+    """Look at all processes once a second, until one has died: raises its WorkerDied. Never returns otherwise."""
+    while True:
+        await asyncio.gather(*(probe() for probe in probes))
+        await asyncio.sleep(WATCH_EVERY_S)
+
+
+async def run_watched(work: Coroutine[Any, Any, None], probes: list[Probe], signals: StopSignals) -> None:
+    """Run `work` while watching; whichever ends first ends both. Raises the error that names the first cause.
+
+    A dead process makes others fail as well (lost connections, closed peers): its own WorkerDied is preferred.
+    """
+    main = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(watch(probes))
+    signals.install(main)
+    try:
+        await asyncio.wait({main, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not main.done():
+            raise _error_of(watcher) or AssertionError("the watch ended without a cause")
+        if main.cancelled():
+            raise ended_now(signals.received)
+        error = main.exception()
+        if error is None:
+            return
+        if _may_be_symptom(error):
+            await asyncio.wait({watcher}, timeout=CAUSE_GRACE_S)
+            if watcher.done() and (cause := _error_of(watcher)):
+                raise cause from error
+        raise error
+    finally:
+        signals.remove()
+        for task in (main, watcher):
+            task.cancel()
+        await asyncio.gather(main, watcher, return_exceptions=True)
+
+
+def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    return task.exception() if task.done() and not task.cancelled() else None
+
+
+def _may_be_symptom(error: BaseException) -> bool:
+    """Errors of the user's making (data, rewards, NaN) are causes; lost peers and timeouts may not be."""
+    return isinstance(error, WorkerDied | TimeoutError | OSError) or not isinstance(error, MilesError)
