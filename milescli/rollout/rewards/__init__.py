@@ -1,0 +1,31 @@
+"""Rewards by name: built in, from plug-ins, or by import path; resolved before a device is taken."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from milescli.core.registry import Registry
+from milescli.recipe.schema import Rollout
+from milescli.rollout.base import RewardFn
+
+REWARDS = Registry(
+    "reward",
+    {
+        "math": "milescli.rollout.rewards.math:math",
+        "gsm8k": "milescli.rollout.rewards.gsm8k:gsm8k",
+        "exact_match": "milescli.rollout.rewards.exact_match:exact_match",
+    },
+    signature=("prompt", "response", "label"),
+)
+
+
+def load_reward(rollout: Rollout) -> RewardFn:
+    """The reward that `rollout.reward` names. Raises RecipeError where it cannot be had or does not have the signature."""
+    found = REWARDS.resolve(rollout.reward, key="rollout.reward")
+    within = getattr(found, "within", None)
+    return cast(RewardFn, within(rollout.reward_timeout_s) if within else found)
+
+
+def needs_label(name: str) -> bool:
+    """Whether the reward `name` compares with a label: all built-in ones do; others may not."""
+    return name in REWARDS.builtin

@@ -1,0 +1,134 @@
+"""Scores answers off the event loop: each call bounded, retried as the recipe says, then refused with its traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import math
+import threading
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from milescli.core.errors import MilesError, RewardError
+from milescli.core.types import Group, Prompt, Sample
+from milescli.rollout.base import RewardFn
+
+NUM_THREADS = 32
+"""Plain rewards that run at once."""
+_SHOWN_CHARACTERS = 200
+
+
+class Scorer:
+    """Calls one reward function. Used by the collector and by the evaluation; belongs to one event loop."""
+
+    def __init__(
+        self, reward: RewardFn, *, name: str, timeout_s: float, retries: int = 0, num_threads: int = NUM_THREADS
+    ) -> None:
+        """`name` as the recipe says it, for errors; `timeout_s` bounds one call, not the wait for a free thread.
+
+        A reward may lower `num_threads` by an attribute `max_concurrency`.
+        """
+        self._reward = reward
+        self._name = name
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._threads = asyncio.Semaphore(min(num_threads, getattr(reward, "max_concurrency", num_threads)))
+        call = getattr(reward, "__call__", reward)  # noqa: B004 - an object's own `async def __call__`
+        self._is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call)
+
+    async def score(self, prompt: Prompt, response: str) -> float:
+        """The reward of one answer. Raises RewardError after `retries` + 1 failures, of the last one."""
+        for attempt in range(1, self._retries + 2):
+            try:
+                return _finite(await self._call(prompt, response))
+            except MilesError:
+                raise
+            except Exception as error:  # whatever the user's function raises; TimeoutError included
+                if attempt > self._retries:
+                    raise self._refusal(prompt, response, error, attempts=attempt) from error
+        raise AssertionError(f"no attempt was made: retries {self._retries}")
+
+    async def score_sample(self, prompt: Prompt, sample: Sample) -> Sample:
+        """The sample with its reward."""
+        return replace(sample, reward=await self.score(prompt, sample.text))
+
+    async def score_group(self, group: Group) -> Group:
+        """All samples of a group, at once; the first failure cancels the others."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                scored = [tasks.create_task(self.score_sample(group.prompt, sample)) for sample in group.samples]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return replace(group, samples=[task.result() for task in scored])
+
+    async def _call(self, prompt: Prompt, response: str) -> object:
+        if self._is_async:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._reward(prompt=prompt.text, response=response, label=prompt.label)  # type: ignore[misc]
+        async with self._threads, asyncio.timeout(self._timeout_s):
+            value = await in_thread(lambda: self._reward(prompt=prompt.text, response=response, label=prompt.label))
+            return await value if isinstance(value, Awaitable) else value
+
+    def _refusal(self, prompt: Prompt, response: str, error: Exception, *, attempts: int) -> RewardError:
+        shown = response[:_SHOWN_CHARACTERS] + ("..." if len(response) > _SHOWN_CHARACTERS else "")
+        if isinstance(error, TimeoutError) and not str(error):
+            told, fix = (
+                f"it did not return within {self._timeout_s:g} s",
+                f"--set rollout.reward_timeout_s={2 * self._timeout_s:g}",
+            )
+        else:
+            told, fix = (
+                _traceback_of_user(error),
+                f"mend the reward or the label of prompt {prompt.index}, then start or resume the run",
+            )
+        times = "" if attempts == 1 else f" (attempt {attempts} of {attempts})"
+        return RewardError(
+            f"the reward `{self._name}` failed on an answer to prompt {prompt.index}{times}",
+            why=f"{told}; label {prompt.label!r}; the answer begins {shown!r}",
+            fix=[fix, "--set rollout.reward_retries=2   # where it is only flaky"] if attempts == 1 else fix,
+        )
+
+
+async def in_thread(call: Callable[[], object]) -> object:
+    """Run `call` in a thread of its own and wait for it. One that hangs is left behind: it never keeps the process alive."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[object] = loop.create_future()
+
+    def settle(value: object, error: BaseException | None) -> None:
+        if future.done():  # given up meanwhile
+            return
+        future.set_result(value) if error is None else future.set_exception(error)
+
+    def run() -> None:
+        value, failure = None, None
+        try:
+            value = call()
+        except Exception as error:
+            failure = error
+        except BaseException as error:  # SystemExit and the like must not end the thread in silence
+            failure = RuntimeError(f"raised {type(error).__name__}: {error}").with_traceback(error.__traceback__)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    threading.Thread(target=run, name="miles-reward", daemon=True).start()
+    return await future
+
+
+def _finite(value: object) -> float:
+    """The reward as a float. Raises TypeError or ValueError where it is not a finite number."""
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        raise TypeError(f"the reward must be a number, and is {value!r} ({type(value).__name__})")
+    number = float(value)  # type: ignore[arg-type]
+    if not math.isfinite(number):
+        raise ValueError(f"the reward must be finite, and is {number}")
+    return number
+
+
+def _traceback_of_user(error: Exception) -> str:
+    """The frames below ours, and the error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename != __file__ and "asyncio" not in frame.filename]
+    last = "".join(traceback.format_exception_only(error)).strip()
+    return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own), last]) if own else last
