@@ -90,11 +90,18 @@ def _absolute(data: Data, run: RunDir, seed: int) -> Data:
     return data.model_copy(update=changes)
 
 
+def model_dir_of(model: Model, run: RunDir) -> Path:
+    """The Hugging Face folder of a run's model, fetched where it is on the hub."""
+    if model.scratch is not None:
+        return run.model_dir
+    folder = Path(model.path or "").expanduser()
+    return folder.absolute() if folder.is_dir() else _download(model, only=None)
+
+
 def _model_folder(recipe: Recipe, run: RunDir, data: Data) -> Path:
     model = recipe.model
     if model.scratch is None:
-        folder = Path(model.path or "").expanduser()
-        return folder.absolute() if folder.is_dir() else _download(model, only=None)
+        return model_dir_of(model, run)
     if not (run.model_dir / "model.safetensors").exists():
         text = Path(data.demonstrations or data.prompts or "").read_text(encoding="utf-8", errors="replace")
         make_scratch_tokenizer(text.splitlines(), model.scratch.vocab_size, run.model_dir)
