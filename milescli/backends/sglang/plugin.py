@@ -6,6 +6,7 @@ SGLang calls `register()` in every process that loads it, also in those that mil
 from __future__ import annotations
 
 import os
+import tempfile
 
 ENGINE_VARIABLE = "MILES_ENGINE"
 """Set to the device kind (cpu, cuda, rocm) by EngineServer, in the environment of the engines that it starts."""
@@ -13,11 +14,25 @@ ENGINE_VARIABLE = "MILES_ENGINE"
 
 def register() -> None:
     """Install our pieces. A piece that does not fit ends the process: an engine with half of them would answer wrongly."""
-    if os.environ.get(ENGINE_VARIABLE) != "cpu":
+    device_kind = os.environ.get(ENGINE_VARIABLE)
+    if device_kind is None:
         return
-    from milescli.backends.sglang import cpu
-
     try:
-        cpu.install()
+        _keep_load_file_with_the_process()
+        if device_kind == "cpu":
+            from milescli.backends.sglang import cpu
+
+            cpu.install()
     except Exception as error:  # SGLang logs and goes on when a plug-in raises; SystemExit is not caught
-        raise SystemExit(f"miles: the CPU pieces do not fit this SGLang: {type(error).__name__}: {error}") from error
+        raise SystemExit(f"miles: its pieces do not fit this SGLang: {type(error).__name__}: {error}") from error
+
+
+def _keep_load_file_with_the_process() -> None:
+    """SGLang maps a file of load figures under /dev/shm and leaves it there. Any file can be mapped: ours lies in the engine's
+    own temporary folder, which EngineServer removes."""
+    from sglang.srt.managers import load_snapshot
+
+    def path_in_temp_dir(ipc_name: str) -> str:
+        return os.path.join(tempfile.gettempdir(), f"loads-{os.path.basename(ipc_name.rstrip('/')) or 'default'}")
+
+    load_snapshot.shm_path_for = path_in_temp_dir

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +19,8 @@ from milescli.core.units import format_duration
 QUOTED_LINES = 12
 """Last log lines that an error repeats."""
 POLL_S = 0.1
+TEMP_PREFIX = "miles-process-"
+"""Of each process's own folder for temporary files (sockets, maps); short, for socket paths have at most 107 bytes."""
 
 
 def last_log_lines(path: Path, count: int = QUOTED_LINES) -> str:
@@ -33,13 +37,19 @@ def last_log_lines(path: Path, count: int = QUOTED_LINES) -> str:
 class ManagedProcess:
     """Starts one command, watches it, and stops it with all that it spawned."""
 
+    ready_path = "/health"
+    """What answers 200 when it is ready."""
+    stop_signal = signal.SIGTERM
+    """What asks it to end in good order."""
+
     def __init__(self, *, name: str, command: list[str], env: dict[str, str], log_path: Path, url: str) -> None:
-        """`name` as errors call it; `env` is the whole environment of the child; `url` answers GET /health when it is ready."""
+        """`name` as errors call it; `env`: the child's whole environment; `url` answers GET `ready_path` when it is ready."""
         self.name = name
         self.command = command
         self.env = env
         self.log_path = log_path
         self.url = url
+        self._temp_dir: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
 
@@ -57,9 +67,11 @@ class ManagedProcess:
         """Spawn it, in a session of its own so that a Ctrl-C in the terminal reaches only us. Returns at once."""
         assert self._process is None, f"{self.name} was started already"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._temp_dir = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX))
+        env = self.env | {"TMPDIR": str(self._temp_dir)}
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                self.command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self.command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         self._started_at = time.monotonic()
 
@@ -75,14 +87,14 @@ class ManagedProcess:
             if time.monotonic() > deadline:
                 raise WaitTimeout(
                     f"{self.name} is not ready",
-                    why=f"waited {format_duration(timeout_s)} for {self.url}/health; its log ends:\n{self.last_words()}",
+                    why=f"{format_duration(timeout_s)} without 200 from {self.url}{self.ready_path}; its log ends:\n{self.last_words()}",
                     fix=[f"less {self.log_path}", f"--set machine.start_timeout_s={2 * timeout_s:.0f}"],
                 )
             sleep(POLL_S)
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
+            with urllib.request.urlopen(f"{self.url}{self.ready_path}", timeout=2) as answer:
                 return answer.status == 200
         except (urllib.error.URLError, OSError):  # not listening yet, or not ready yet: both are what we wait for
             return False
@@ -100,17 +112,18 @@ class ManagedProcess:
         )
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """INT to the leader, which ends its children, then KILL to what is left of the group after `timeout_s`. Idempotent.
-
-        INT and not TERM: on TERM SGLang waits 5 s for requests to drain even where there is none."""
+        """`stop_signal` to the leader, which ends its children, then KILL to what is left of the group after `timeout_s`.
+        Idempotent. Its temporary files go with it."""
         if self._process is None:
             return
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(self.stop_signal)
         deadline = time.monotonic() + timeout_s
         while self._group_lives() and time.monotonic() < deadline:
             time.sleep(0.05)
         _signal_group(self._process.pid, signal.SIGKILL)
+        if self._temp_dir is not None:
+            shutil.rmtree(self._temp_dir, ignore_errors=True)  # a process that dies this instant may still write there
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -85,6 +86,9 @@ def check_servable(spec: EngineSpec) -> str:
 
 class EngineServer(ManagedProcess):
     """One SGLang engine: HTTP server, scheduler ranks and detokenizer in one process group."""
+
+    stop_signal = signal.SIGINT
+    """On TERM SGLang waits 5 s for requests to drain, even where there is none."""
 
     def __init__(self, spec: EngineSpec) -> None:
         """Raises RecipeError or MachineError where the model cannot be served here; starts nothing."""
@@ -214,6 +218,9 @@ class RouterSpec:
 
 class RouterServer(ManagedProcess):
     """One sglang-router."""
+
+    ready_path = "/readiness"
+    """200 once a worker is registered; its /health answers before."""
 
     def __init__(self, spec: RouterSpec) -> None:
         """Starts nothing. Its workers should be ready before it starts: it is then ready at once."""

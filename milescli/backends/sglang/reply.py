@@ -1,0 +1,139 @@
+"""What an engine's /generate says, as our types; and how the parts of an answer that was paused become one. Pure."""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from dataclasses import dataclass, field
+from typing import Any
+
+from milescli.core.types import RoutedExperts, StopReason, VersionSpan, WeightVersion
+from milescli.rollout.base import Completion, GenerateRequest
+
+INT32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One answer of one engine to one question."""
+
+    token_ids: list[int]
+    """[num_tokens] new tokens."""
+    logprobs: array[float]
+    """[num_tokens]"""
+    stop_reason: StopReason
+    spans: list[VersionSpan]
+    """Relative to this reply."""
+    routed_experts: bytes | None
+    """int32 [prompt + num_tokens - 1, layers, topk]"""
+
+
+def read_reply(answer: dict[str, Any]) -> Reply:
+    """The JSON of /generate (with return_logprob) as a Reply."""
+    meta = answer["meta_info"]
+    token_ids = list(answer.get("output_ids") or [])
+    chosen = meta.get("output_token_logprobs") or []
+    assert len(chosen) == len(token_ids), f"engine sent {len(token_ids)} tokens and {len(chosen)} logprobs"
+    routed = meta.get("routed_experts")
+    return Reply(
+        token_ids=token_ids,
+        logprobs=array("d", (entry[0] for entry in chosen)),
+        stop_reason=StopReason(meta["finish_reason"]["type"]),
+        spans=_spans(meta, len(token_ids)),
+        routed_experts=base64.b64decode(routed) if routed else None,
+    )
+
+
+def _spans(meta: dict[str, Any], num_tokens: int) -> list[VersionSpan]:
+    """The engine's own record of which weights made which token; one version for all where it kept none."""
+    if num_tokens == 0:
+        return []
+    recorded = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": num_tokens}]
+    return [VersionSpan(start=span["start"], end=span["end"], version=WeightVersion(int(span["version"]))) for span in recorded]
+
+
+def prompt_logprobs(answer: dict[str, Any]) -> array[float]:
+    """[num_prompt_tokens - 1] from the JSON of /generate with logprob_start_len=0; the first token has none."""
+    entries = answer["meta_info"]["input_token_logprobs"][1:]
+    return array("d", (entry[0] for entry in entries))
+
+
+@dataclass(slots=True, kw_only=True)
+class PartialAnswer:
+    """What there is of one answer so far; grows by one Reply at a time."""
+
+    request: GenerateRequest
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: array[float] = field(default_factory=lambda: array("d"))
+    spans: list[VersionSpan] = field(default_factory=list)
+    routed_experts: bytes = b""
+    routed_rows: int = 0
+    """Tokens of prompt and answer that `routed_experts` covers."""
+
+    @property
+    def question(self) -> dict[str, Any]:
+        """The body of the next /generate: everything so far is its prompt, the rest of the budget its limit. The sampler hashes
+        seed and position, so the tokens are those of an unbroken run where the weights are the same."""
+        wanted = self.request
+        sampling: dict[str, Any] = {
+            "max_new_tokens": wanted.max_new_tokens - len(self.token_ids),
+            "temperature": wanted.temperature,
+            "top_p": wanted.top_p,
+            "top_k": wanted.top_k,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "no_stop_trim": True,
+        }
+        if wanted.stop:
+            sampling["stop"] = wanted.stop
+        if wanted.seed is not None:
+            sampling["sampling_seed"] = wanted.seed & 0x7FFF_FFFF_FFFF_FFFF
+        return {
+            "input_ids": [*wanted.prompt_ids, *self.token_ids],
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "return_routed_experts": wanted.want_routed_experts,
+        }
+
+    def extend(self, reply: Reply) -> None:
+        """Append what came back. Rows of routing that are there already stay: they are of the weights that sampled."""
+        offset = len(self.token_ids)
+        self.token_ids += reply.token_ids
+        self.logprobs.extend(reply.logprobs)
+        for span in reply.spans:
+            self._append_span(VersionSpan(start=span.start + offset, end=span.end + offset, version=span.version))
+        if reply.routed_experts is not None and reply.token_ids:
+            num_rows = len(self.request.prompt_ids) + len(self.token_ids) - 1
+            row_bytes, rest = divmod(len(reply.routed_experts), num_rows)
+            assert rest == 0, f"{len(reply.routed_experts)} bytes of routing for {num_rows} tokens"
+            self.routed_experts += reply.routed_experts[self.routed_rows * row_bytes :]
+            self.routed_rows = num_rows
+
+    def _append_span(self, span: VersionSpan) -> None:
+        last = self.spans[-1] if self.spans else None
+        if last is not None and last.version == span.version and last.end == span.start:
+            self.spans[-1] = VersionSpan(start=last.start, end=span.end, version=span.version)
+        else:
+            self.spans.append(span)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the budget is used up."""
+        return len(self.token_ids) >= self.request.max_new_tokens
+
+    def completion(self, stop_reason: StopReason, *, routing_shape: tuple[int, int] | None) -> Completion:
+        """The whole. `routing_shape`: (layers, topk) of the model, for the routing record."""
+        routed = None
+        if self.request.want_routed_experts and self.routed_rows:
+            assert routing_shape is not None, "routed experts were asked for, but the fleet does not know the model's shape"
+            layers, topk = routing_shape
+            expected = self.routed_rows * layers * topk * INT32_BYTES
+            assert len(self.routed_experts) == expected, f"{len(self.routed_experts)} bytes of routing, expected {expected}"
+            routed = RoutedExperts(indices=self.routed_experts, num_tokens=self.routed_rows, num_layers=layers, topk=topk)
+        return Completion(
+            response_ids=self.token_ids,
+            logprobs=self.logprobs,
+            stop_reason=stop_reason,
+            version_spans=self.spans,
+            routed_experts=routed,
+        )
