@@ -24,7 +24,7 @@ class TaskRow:
     label: str
     """The final answer alone."""
     demonstration: str
-    """A worked answer that ends in `#### label`."""
+    """An answer that ends in `#### label`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +38,13 @@ class Task:
 
 
 _SENTENCES = (
-    "{name} has {a} {thing} and buys {b} more. How many {thing} does {name} have?",
-    "{name} had {a} {thing}. A friend gave {name} {b} more. How many {thing} does {name} have now?",
-    "There are {a} {thing} in one box and {b} {thing} in another. How many {thing} are there?",
-    "{name} picked {a} {thing} on Monday and {b} on Tuesday. How many {thing} did {name} pick?",
-    "A shop sold {a} {thing} in the morning and {b} in the evening. How many {thing} did it sell?",
+    "What is {a} + {b}?",
+    "Add {a} and {b}.",
+    "What is the sum of {a} and {b}?",
 )
-_NAMES = ("Tom", "Ana", "Ben", "Mia", "Sam", "Eva", "Leo", "Zoe")
-_THINGS = ("apples", "books", "coins", "pens", "cards", "shells", "stamps", "eggs")
+BLURTED_SHARE = 0.6
+"""Share of demonstrations that give the answer at once, as people do; the others work it out. Whoever imitates them picks up both
+habits, and the commoner one is wrong more often. Reinforcement learning finds out which habit pays."""
 
 
 def is_task(value: str) -> bool:
@@ -87,15 +86,14 @@ def make_rows(task: Task, seed: int) -> list[TaskRow]:
 
 
 def work_out_sum(a: int, b: int) -> str:
-    """The sum digit by digit from the right with carries: `8 + 5 = 13, carry 1`, ..., `#### 623`."""
+    """The sum digit by digit from the right, with carries: 47 + 38 is `7+8=15 4+3+1=8`, then `#### 85` on a line of its own."""
     width = max(len(str(a)), len(str(b)))
-    lines, carry = [], 0
+    steps, carry = [], 0
     for x, y in zip(reversed(f"{a:0{width}}"), reversed(f"{b:0{width}}"), strict=True):
         total = int(x) + int(y) + carry
-        addends = f"{x} + {y} + {carry}" if carry else f"{x} + {y}"
+        steps.append(f"{x}+{y}+1={total}" if carry else f"{x}+{y}={total}")
         carry = total // 10
-        lines.append(f"{addends} = {total}" + (f", write {total % 10}, carry 1" if carry else ""))
-    return "\n".join(lines) + f"\n#### {a + b}"
+    return " ".join(steps) + f"\n#### {a + b}"
 
 
 def is_heldout(a: int, b: int) -> bool:
@@ -110,9 +108,10 @@ def _sums(rng: random.Random, *, digits: int, heldout: bool) -> Iterator[TaskRow
         a, b = _between(rng, low, high), _between(rng, low, high)
         if is_heldout(a, b) is not heldout:
             continue
-        sentence, name, thing = _pick(rng, _SENTENCES), _pick(rng, _NAMES), _pick(rng, _THINGS)
-        prompt = sentence.format(name=name, thing=thing, a=a, b=b)
-        yield TaskRow(prompt=prompt, label=str(a + b), demonstration=work_out_sum(a, b))
+        prompt = _pick(rng, _SENTENCES).format(a=a, b=b)
+        blurted = rng.random() < BLURTED_SHARE
+        demonstration = f"#### {a + b}" if blurted else work_out_sum(a, b)
+        yield TaskRow(prompt=prompt, label=str(a + b), demonstration=demonstration)
 
 
 def _between(rng: random.Random, low: int, high: int) -> int:
@@ -124,7 +123,7 @@ def _pick(rng: random.Random, items: tuple[str, ...]) -> str:
 
 
 TASKS: dict[str, Task] = {
-    "sums": Task(rows=lambda rng: _sums(rng, digits=3, heldout=False), num_rows=8192),
-    "sums-heldout": Task(rows=lambda rng: _sums(rng, digits=3, heldout=True), num_rows=256),
+    "sums": Task(rows=lambda rng: _sums(rng, digits=2, heldout=False), num_rows=8192),
+    "sums-heldout": Task(rows=lambda rng: _sums(rng, digits=2, heldout=True), num_rows=256),
 }
 """What `task:NAME` can be."""
