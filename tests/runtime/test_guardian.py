@@ -1,0 +1,105 @@
+"""The watchdog: whatever becomes of the driver, its processes go, and only its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from milescli.runtime import guardian
+
+DRIVER = textwrap.dedent(
+    """
+    import os, subprocess, sys, time
+    from pathlib import Path
+    from milescli.runtime import guardian
+    token, scratch, verdict = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    os.environ[guardian.TOKEN_VARIABLE] = token
+    guardian.start(token=token, scratch_dirs=[scratch], verdict=verdict)
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, start_new_session=True)
+    child.stdout.readline()
+    print(child.pid, flush=True)
+    time.sleep(600)
+    """
+)
+
+
+def _wait_until(condition, seconds: float = 30.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def bystander():
+    """A process of somebody else, which must survive."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_killed_driver_leaves_nothing_of_its_own_and_everything_of_others(tmp_path: Path, bystander) -> None:
+    scratch, verdict = tmp_path / "scratch", tmp_path / "verdict.json"
+    scratch.mkdir()
+    (scratch / "file").write_text("x")
+    token = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, token, str(scratch), str(verdict)], stdout=subprocess.PIPE, text=True
+    )
+    assert driver.stdout is not None
+    child = int(driver.stdout.readline())
+    assert _lives(child)
+    leftover = Path(f"/dev/shm/torch_{child}_1_0")
+    leftover.write_bytes(b"x")
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    assert _wait_until(lambda: not _lives(child)), "a child that ignores SIGTERM outlived the driver"
+    assert _wait_until(lambda: not scratch.exists() and verdict.exists())
+    assert json.loads(verdict.read_text())["outcome"] == "killed"
+    assert not leftover.exists()
+    assert bystander.poll() is None
+
+
+def test_release_waits_for_the_clean_up_and_keeps_the_drivers_own_verdict(tmp_path: Path) -> None:
+    verdict = tmp_path / "verdict.json"
+    verdict.write_text('{"outcome": "done"}\n')
+    token = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    watchdog = guardian.start(token=token, scratch_dirs=[], verdict=verdict)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, guardian.TOKEN_VARIABLE: token}
+    )
+    assert _wait_until(lambda: child.pid in set(guardian.processes_of(token)))
+    watchdog.release()
+    assert child.wait(10) == -signal.SIGTERM
+    assert json.loads(verdict.read_text())["outcome"] == "done"
+
+
+def test_another_runs_token_is_not_ours() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, guardian.TOKEN_VARIABLE: "abc-longer"}
+    )
+    try:
+        assert _wait_until(lambda: child.pid in set(guardian.processes_of("abc-longer")))
+        assert child.pid not in set(guardian.processes_of("abc"))
+    finally:
+        child.kill()
+        child.wait()

@@ -1,0 +1,67 @@
+"""The run directory: new ones never hide old ones, and only one driver works on one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from milescli.core.errors import CheckpointError, ExitCode, MilesError, RecipeError
+from milescli.runtime.rundir import RunDir, RunLock, create, open_run
+
+
+def test_names_count_up(tmp_path: Path) -> None:
+    first = create(base=tmp_path, recipe_name="quickstart", name=None)
+    second = create(base=tmp_path, recipe_name="quickstart", name=None)
+    assert (first.name, second.name) == ("quickstart-1", "quickstart-2")
+
+
+def test_a_used_directory_is_refused_with_three_ways_out(tmp_path: Path) -> None:
+    run = create(base=tmp_path, recipe_name="r", name="mine")
+    (run.path / "x").touch()
+    with pytest.raises(RecipeError) as caught:
+        create(base=tmp_path, recipe_name="r", name="mine")
+    assert caught.value.exit_code is ExitCode.INVALID
+    assert len(caught.value.fixes) == 3
+    assert f"miles resume {run.path}" in caught.value.fixes[0]
+
+
+@pytest.mark.parametrize("name", ["a/b", "../up", ".hidden"])
+def test_a_name_cannot_leave_the_runs_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RecipeError):
+        create(base=tmp_path, recipe_name="r", name=name)
+
+
+def test_logs_latest_points_to_the_newest_attempt(tmp_path: Path) -> None:
+    run = create(base=tmp_path, recipe_name="r", name=None)
+    for number in range(1, 12):
+        assert run.new_attempt().name == f"attempt_{number}"
+    assert (run.path / "logs" / "latest").resolve().name == "attempt_11"
+    assert run.attempts()[-1].name == "attempt_11"
+
+
+def test_a_second_driver_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:
+    run = create(base=tmp_path, recipe_name="r", name=None)
+    lock = RunLock(run)
+    with pytest.raises(MilesError, match=re.escape(f"run `{run.name}` is in use")):
+        RunLock(run)
+    lock.release()
+    RunLock(run).release()
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        open_run(tmp_path)
+    with pytest.raises(CheckpointError):
+        open_run(tmp_path / "missing")
+
+
+def test_only_an_unused_directory_is_discarded(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "used")
+    run.checkpoints.mkdir(parents=True)
+    run.discard_if_unused()
+    assert run.path.exists()
+    empty = create(base=tmp_path, recipe_name="r", name=None)
+    empty.discard_if_unused()
+    assert not empty.path.exists()

@@ -1,0 +1,80 @@
+"""Supervision: the first cause wins over its symptoms, and signals stop what can be stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from milescli.core.errors import DataError, Interrupted, Terminated, WorkerDied
+from milescli.runtime.supervise import StopSignals, run_watched
+
+
+def _run(work, probes=(), on_stop=lambda: False) -> None:
+    asyncio.run(run_watched(work, list(probes), StopSignals(on_stop=on_stop)))
+
+
+async def _dead_engine() -> None:
+    raise WorkerDied("engine 0 died", why="SIGKILL", fix="less log")
+
+
+async def _lost_peer() -> None:
+    raise ConnectionResetError("Connection reset by peer")
+
+
+async def _sleep() -> None:
+    await asyncio.sleep(60)
+
+
+def test_a_dead_process_is_named_rather_than_the_connection_that_it_took_along() -> None:
+    with pytest.raises(WorkerDied, match="engine 0 died"):
+        _run(_lost_peer(), [_dead_engine])
+
+
+def test_a_dead_process_ends_work_that_would_wait_for_ever() -> None:
+    with pytest.raises(WorkerDied, match="engine 0 died"):
+        _run(_sleep(), [_dead_engine])
+
+
+def test_an_error_of_the_users_making_is_told_at_once() -> None:
+    async def bad_row() -> None:
+        raise DataError("row 3 is broken", why="no JSON", fix="mend it")
+
+    with pytest.raises(DataError, match="row 3"):
+        _run(bad_row())
+
+
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, Interrupted), (signal.SIGTERM, Terminated)])
+def test_a_signal_with_nothing_to_save_ends_at_once(number: int, kind: type[Exception]) -> None:
+    async def work() -> None:
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(60)
+
+    with pytest.raises(kind):
+        _run(work())
+
+
+def test_the_first_signal_asks_and_the_second_ends() -> None:
+    asked = []
+
+    async def work() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0.05)
+        assert asked == [True]
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(60)
+
+    with pytest.raises(Interrupted):
+        _run(work(), on_stop=lambda: asked.append(True) or True)
+
+
+def test_work_that_ends_in_order_ends_the_watch() -> None:
+    async def work() -> None:
+        await asyncio.sleep(0.01)
+
+    async def healthy() -> None:
+        return None
+
+    _run(work(), [healthy])
