@@ -1,0 +1,271 @@
+"""Attention in plain PyTorch for Megatron's layer spec: rotary embedding and causal attention over a row of packed sequences, with
+context parallelism. Used wherever TransformerEngine is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.module import MegatronModule
+
+from milescli.backends.megatron.rows import Row, RowShape, zigzag
+
+_LENGTH_SPREAD = 0.7
+"""Sequences share a grid while the shortest is at least this share of the longest."""
+_SHORT = 24
+"""Sequences up to this length share a grid in any case."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Grid:
+    """Sequences of like length as a rectangle, so that one kernel call computes them all. N: sequences, Q: local queries, K: keys."""
+
+    shape: tuple[int, int, int]
+    """(N, Q, K)"""
+    mask: torch.Tensor | None
+    """[N, 1, Q, K] bool, True where a query sees a key; None: plainly causal (no context parallelism)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Cells:
+    """Which position stands in which cell of the grids laid end to end."""
+
+    position: torch.Tensor
+    """[cells] int64; a hole holds some position whose values it may repeat, since nothing real looks at it."""
+    cell: torch.Tensor
+    """[positions] int64, the inverse."""
+    holes: torch.Tensor
+    """int64, cells without a position."""
+    trivial: bool
+    """Positions and cells are the same in the same order: nothing needs to be moved."""
+
+
+@dataclass
+class PackedRow(PackedSeqParams):
+    """Megatron hands this to every attention layer untouched."""
+
+    cos: torch.Tensor | None = None
+    """[S, 1, head_dim / 2] float32"""
+    sin: torch.Tensor | None = None
+    grids: list[Grid] = field(default_factory=list)
+    queries: Cells | None = None
+    """Over the S positions of this rank."""
+    keys: Cells | None = None
+    """Over the F positions of the whole row, in the order in which the ranks' parts are gathered."""
+
+
+def pack_row(row: Row, *, shape: RowShape, head_dim: int, rope_theta: float, device: torch.device) -> PackedRow:
+    """Everything about a row that all layers share, computed once."""
+    cu = torch.tensor(row.cu_seqlens, dtype=torch.int32, device=device)
+    padded = torch.tensor(row.cu_seqlens_padded, dtype=torch.int32, device=device)
+    lengths = np.diff(row.cu_seqlens_padded)
+    frequencies = 1.0 / rope_theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    angles = torch.outer(row.positions.float(), frequencies)[:, None, :].to(device)
+    members = _group_lengths(lengths)
+    grids = [_grid(lengths[which], shape=shape, device=device) for which in members]
+    return PackedRow(
+        qkv_format="thd",
+        cu_seqlens_q=cu,
+        cu_seqlens_kv=cu,
+        cu_seqlens_q_padded=padded,
+        cu_seqlens_kv_padded=padded,
+        max_seqlen_q=int(lengths.max()),
+        max_seqlen_kv=int(lengths.max()),
+        cos=angles.cos(),
+        sin=angles.sin(),
+        grids=grids,
+        queries=_cells(lengths // shape.cp, members, order=None, device=device),
+        keys=_cells(lengths, members, order=_gathered_order(lengths, cp=shape.cp), device=device),
+    )
+
+
+def _group_lengths(lengths: np.ndarray) -> list[np.ndarray]:
+    """Sequence numbers by grid: alike in length, ascending within a grid."""
+    order = np.argsort(-lengths, kind="stable")
+    groups: list[list[int]] = []
+    longest = 0
+    for number in order.tolist():
+        length = int(lengths[number])
+        if not groups or (length < _LENGTH_SPREAD * longest and longest > _SHORT):
+            groups.append([])
+            longest = length
+        groups[-1].append(number)
+    return [np.array(sorted(group)) for group in groups]
+
+
+def _grid(lengths: np.ndarray, *, shape: RowShape, device: torch.device) -> Grid:
+    num_sequences, num_keys = len(lengths), int(lengths.max())
+    if shape.cp == 1:
+        return Grid(shape=(num_sequences, num_keys, num_keys), mask=None)
+    num_queries = num_keys // shape.cp
+    seen_to = np.zeros((num_sequences, num_queries), np.int64)
+    for number, length in enumerate(lengths.tolist()):
+        places = zigzag([length], cp=shape.cp, cp_rank=shape.cp_rank)
+        seen_to[number, : len(places)] = places
+    mask = torch.from_numpy(seen_to[:, :, None] >= np.arange(num_keys)[None, None, :])[:, None]
+    return Grid(shape=(num_sequences, num_queries, num_keys), mask=mask.to(device))
+
+
+def _gathered_order(lengths: np.ndarray, *, cp: int) -> np.ndarray | None:
+    """[F] where each position of the whole row lies after the ranks' parts are gathered; None: where it was."""
+    if cp == 1:
+        return None
+    gathered = np.concatenate([zigzag(lengths.tolist(), cp=cp, cp_rank=rank) for rank in range(cp)])
+    order = np.empty_like(gathered)
+    order[gathered] = np.arange(len(gathered))
+    return order
+
+
+def _cells(lengths: np.ndarray, members: list[np.ndarray], *, order: np.ndarray | None, device: torch.device) -> Cells:
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    parts, filled = [], []
+    for which in members:
+        place = np.arange(int(lengths[which].max()))[None, :]
+        real = place < lengths[which][:, None]
+        parts.append(np.where(real, starts[which][:, None] + place, 0).reshape(-1))
+        filled.append(real.reshape(-1))
+    position, real = np.concatenate(parts), np.concatenate(filled)
+    if order is not None:
+        position = order[position]
+    cell = np.empty(int(lengths.sum()), np.int64)
+    cell[position[real]] = np.flatnonzero(real)
+    trivial = len(position) == len(cell) and bool((position == np.arange(len(cell))).all())
+    tensors = [torch.from_numpy(array).to(device) for array in (position, cell, np.flatnonzero(~real))]
+    return Cells(position=tensors[0], cell=tensors[1], holes=tensors[2], trivial=trivial)
+
+
+class _Move(torch.autograd.Function):
+    """out[i] = x[index[i]] where every row of x that matters occurs once: the gradient is gathered too, never added."""
+
+    @staticmethod
+    def forward(ctx, x, index, inverse, holes):
+        ctx.save_for_backward(inverse, holes)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, grad):
+        inverse, holes = ctx.saved_tensors
+        moved = grad.index_select(0, inverse)
+        return (moved.index_fill_(0, holes, 0) if holes.numel() else moved), None, None, None
+
+
+class _Rotate(torch.autograd.Function):
+    """Rotary embedding (RoFormer, arXiv 2104.09864, in the half-split form of GPT-NeoX); its gradient is the rotation back."""
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx, grad):
+        cos, sin = ctx.saved_tensors
+        return _rotate(grad, cos, -sin), None, None
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [S, heads, d], cos and sin [S, 1, d / 2]; computed in float32."""
+    first, second = x.float().chunk(2, dim=-1)
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    out_first, out_second = out.chunk(2, dim=-1)
+    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=out_second).addcmul_(first, sin)
+    return out.to(x.dtype)
+
+
+class _GatherKeys(torch.autograd.Function):
+    """[S, ...] of every context-parallel rank -> [F, ...], rank after rank; the gradient is summed and scattered back."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        out = torch.empty((group.size() * x.shape[0], *x.shape[1:]), dtype=x.dtype, device=x.device)
+        dist.all_gather_into_tensor(out, x.contiguous(), group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        size = ctx.group.size()
+        out = torch.empty((grad.shape[0] // size, *grad.shape[1:]), dtype=grad.dtype, device=grad.device)
+        dist.reduce_scatter_tensor(out, grad.contiguous(), group=ctx.group)
+        return out, None
+
+
+class PackedAttention(MegatronModule):
+    """Core attention of Megatron's layer spec. Queries [S, heads, d], keys and values [S, groups, d] -> [S, heads * d]."""
+
+    def __init__(
+        self,
+        config,
+        layer_number,
+        attn_mask_type,
+        attention_type,
+        attention_dropout=None,
+        softmax_scale=None,
+        cp_comm_type=None,
+        pg_collection=None,
+    ) -> None:
+        super().__init__(config=config)
+        self.cp_group = pg_collection.cp
+        self.scale = softmax_scale or config.kv_channels**-0.5
+
+    def forward(
+        self,
+        query,
+        key,
+        value,
+        attention_mask,
+        attn_mask_type=None,
+        attention_bias=None,
+        packed_seq_params: PackedRow | None = None,
+    ) -> torch.Tensor:
+        row = packed_seq_params
+        assert isinstance(row, PackedRow), "this attention computes packed rows only"
+        assert row.queries is not None and row.keys is not None
+        query, key = _Rotate.apply(query, row.cos, row.sin), _Rotate.apply(key, row.cos, row.sin)
+        if self.cp_group.size() > 1:
+            key, value = _GatherKeys.apply(key, self.cp_group), _GatherKeys.apply(value, self.cp_group)
+        query, key, value = _to_cells(query, row.queries), _to_cells(key, row.keys), _to_cells(value, row.keys)
+        parts = []
+        query_start = key_start = 0
+        for grid in row.grids:
+            count, queries, keys = grid.shape
+            part = self._attend(
+                query[query_start : query_start + count * queries].unflatten(0, (count, queries)),
+                key[key_start : key_start + count * keys].unflatten(0, (count, keys)),
+                value[key_start : key_start + count * keys].unflatten(0, (count, keys)),
+                mask=grid.mask,
+            )
+            parts.append(part.flatten(0, 1))
+            query_start, key_start = query_start + count * queries, key_start + count * keys
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return _from_cells(out, row.queries).flatten(1)
+
+    def _attend(self, query, key, value, *, mask) -> torch.Tensor:
+        """[N, Q, heads, d] and [N, K, groups, d] -> [N, Q, heads, d]"""
+        out = F.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=self.scale,
+            enable_gqa=query.shape[2] != key.shape[2],
+        )
+        return out.transpose(1, 2)
+
+
+def _to_cells(x: torch.Tensor, cells: Cells) -> torch.Tensor:
+    if cells.trivial:
+        return x
+    return _Move.apply(x, cells.position, cells.cell, cells.holes[:0])
+
+
+def _from_cells(x: torch.Tensor, cells: Cells) -> torch.Tensor:
+    if cells.trivial:
+        return x
+    return _Move.apply(x, cells.cell, cells.position, cells.holes)

@@ -1,0 +1,115 @@
+"""Lets unmodified Megatron-Core run on a machine without an accelerator, over gloo. Installed by trainer processes (and export)
+before they import megatron; it changes torch process-wide, so no other process may import it. It does nothing where CUDA is."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "rand", "randn", "arange", "empty_like", "zeros_like", "ones_like")
+
+
+def install() -> bool:
+    """Redirect the CUDA runtime to the host, once. Returns False, and changes nothing, where there is an accelerator."""
+    if torch.cuda.is_available():
+        return False
+    if not getattr(torch.cuda, "_miles_on_host", False):
+        torch.cuda._miles_on_host = True
+        _redirect_runtime()
+        _redirect_generator()
+        _redirect_factories()
+        _rename_tensor_types()
+        _mend_megatron()
+    return True
+
+
+def _redirect_runtime() -> None:
+    """torch.cuda.<stream, event, device> become their torch.cpu namesakes, which do nothing."""
+    for name in ("current_device", "set_device", "device_count", "synchronize", "stream"):
+        setattr(torch.cuda, name, _forward(getattr(torch.cpu, name)))
+    # fresh classes: torch._dynamo refuses one object under two names
+    torch.cuda.Stream = type(
+        "Stream", (torch.cpu.Stream,), {"record_event": lambda self, event=None: event or torch.cuda.Event()}
+    )
+    torch.cuda.Event = type("Event", (torch.cpu.Event,), {})
+    only_stream = torch.cuda.Stream()
+    torch.cuda.current_stream = lambda device=None: only_stream
+    torch.cuda.default_stream = lambda device=None: only_stream
+    torch.cuda.empty_cache = lambda: None
+
+
+def _forward(target: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: target(*args, **kwargs)
+
+
+def _redirect_generator() -> None:
+    """The CUDA generator is the CPU generator."""
+    torch.cuda.get_rng_state = torch.cuda.random.get_rng_state = lambda device=None: torch.get_rng_state()
+    torch.cuda.set_rng_state = torch.cuda.random.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
+    torch.cuda.manual_seed = lambda seed: torch.manual_seed(seed)
+
+
+def _host(device: Any) -> Any:
+    return "cpu" if device is not None and str(device).startswith("cuda") else device
+
+
+def _on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`device="cuda"` and `pin_memory` mean the host's plain memory."""
+
+    @functools.wraps(function)
+    def redirected(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("pin_memory", None)
+        if "device" in kwargs:
+            kwargs["device"] = _host(kwargs["device"])
+        return function(*args, **kwargs)
+
+    return redirected
+
+
+def _redirect_factories() -> None:
+    """Literal device="cuda" in factories, .cuda() and .to("cuda")."""
+    for name in _FACTORIES:
+        setattr(torch, name, _on_host(getattr(torch, name)))
+    to = _on_host(torch.Tensor.to)
+
+    def to_host(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return to(self, *(_host(arg) if isinstance(arg, str | torch.device) else arg for arg in args), **kwargs)
+
+    torch.Tensor.to = to_host
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self
+    torch.nn.Module.cuda = lambda self, *args, **kwargs: self
+
+
+def _rename_tensor_types() -> None:
+    """Optimizer and gradient clipping compare Tensor.type() with 'torch.cuda.*Tensor'."""
+    plain = torch.Tensor.type
+
+    def named(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return plain(self, *args, **kwargs) if args or kwargs else plain(self).replace("torch.", "torch.cuda.", 1)
+
+    torch.Tensor.type = named
+
+
+def _mend_megatron() -> None:
+    """What Megatron-Core 0.16.1 assumes of CUDA beyond torch. The order matters: its decorators bind at import."""
+    from megatron.core import jit
+
+    jit.disable_jit_fuser()
+    from megatron.core.tensor_parallel import random
+
+    random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
+    logging.getLogger(random.__name__).addFilter(lambda record: "CPU RNG state changed" not in record.getMessage())
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None  # left undefined where TransformerEngine is absent
+    # split sizes are turned into numpy only `if tensor.is_cuda`
+    token_dispatcher.maybe_move_tensor_to_cpu = _to_numpy_if_asked
+
+
+def _to_numpy_if_asked(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor

@@ -1,0 +1,159 @@
+"""Where this trainer rank stands: Megatron's parallel state, brought up with bounded waits, and read out as plain numbers and groups."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from milescli.core.errors import FitError, WaitTimeout
+from milescli.models.base import ModelFacts
+from milescli.plan.types import TrainerLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """This rank's place on every axis."""
+
+    layout: TrainerLayout
+    rank: int
+    tp_rank: int
+    pp_rank: int
+    cp_rank: int
+    dp_rank: int
+    ep_rank: int
+    etp_rank: int
+    tp_group: dist.ProcessGroup
+    pp_group: dist.ProcessGroup
+    cp_group: dist.ProcessGroup
+    ep_group: dist.ProcessGroup
+    etp_group: dist.ProcessGroup
+    device: torch.device
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Holds the embedding."""
+        return self.pp_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Holds the output layer; computes losses."""
+        return self.pp_rank == self.layout.pp - 1
+
+    @property
+    def speaks_for_tokens(self) -> bool:
+        """Among the ranks that computed the same tokens, the one whose figures count."""
+        return self.is_last_stage and self.tp_rank == 0
+
+
+def check_layout(layout: TrainerLayout, facts: ModelFacts) -> None:
+    """Raises FitError for a layout that Megatron cannot run with this model."""
+    experts = max(facts.num_experts, 1)
+    cases = (
+        (
+            facts.num_kv_heads % layout.tp,
+            f"{facts.num_kv_heads} key-value heads cannot be shared by tp={layout.tp} ranks",
+            "tp=1",
+        ),
+        (
+            facts.ffn_hidden_size % layout.tp,
+            f"ffn_hidden_size {facts.ffn_hidden_size} is not divisible by tp={layout.tp}",
+            "tp=1",
+        ),
+        (
+            layout.pp > facts.num_layers,
+            f"{facts.num_layers} layers cannot fill pp={layout.pp} stages",
+            f"pp={facts.num_layers}",
+        ),
+        (experts % layout.ep, f"{facts.num_experts} experts cannot be shared by ep={layout.ep} ranks", "ep=1"),
+        (
+            facts.moe_ffn_hidden_size % layout.etp,
+            f"expert size {facts.moe_ffn_hidden_size} is not divisible by etp={layout.etp}",
+            "etp=1",
+        ),
+        (
+            (layout.tp * layout.cp * layout.dp) % (layout.ep * layout.etp),
+            f"ep={layout.ep} x etp={layout.etp} does not divide tp x cp x dp = {layout.tp * layout.cp * layout.dp}",
+            "ep=1",
+        ),
+        (
+            bool(facts.num_experts) and layout.tp > 1 and not layout.sequence_parallel,
+            "experts under tensor parallelism need sequence parallelism",
+            "sequence_parallel=true",
+        ),
+    )
+    for wrong, why, pin in cases:
+        if wrong:
+            raise FitError("the trainer's layout does not fit the model", why=why, fix=f"--set parallel.{pin}")
+
+
+def bring_up(
+    *,
+    layout: TrainerLayout,
+    rank: int,
+    master: tuple[str, int],
+    backend: str,
+    device: torch.device,
+    timeouts_s: tuple[float, float],
+) -> Mesh:
+    """Join the process group at `master` (address, port) and make Megatron's groups. `timeouts_s`: bound on the gathering of
+    all ranks, and on every later collective. Raises WaitTimeout where the ranks do not gather."""
+    from megatron.core import parallel_state, tensor_parallel
+
+    start_s, step_s = timeouts_s
+    try:
+        store = dist.TCPStore(
+            master[0], master[1], layout.world_size, is_master=rank == 0, timeout=timedelta(seconds=start_s), multi_tenant=True
+        )
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=layout.world_size, timeout=timedelta(seconds=step_s)
+        )
+    except (dist.DistError, RuntimeError) as error:
+        raise WaitTimeout(
+            f"trainer rank {rank} did not meet the other {layout.world_size - 1} ranks",
+            why=f"no rendezvous at {master[0]}:{master[1]} within {start_s:.0f} s: {error}",
+            fix="look into logs/latest for the rank that died first, or raise machine.start_timeout_s",
+        ) from error
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        context_parallel_size=layout.cp,
+        expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=layout.etp,
+        distributed_timeout_minutes=max(1, math.ceil(step_s / 60)),
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(1234)
+    return _read(layout=layout, rank=rank, device=device)
+
+
+def _read(*, layout: TrainerLayout, rank: int, device: torch.device) -> Mesh:
+    from megatron.core import parallel_state as state
+
+    return Mesh(
+        layout=layout,
+        rank=rank,
+        tp_rank=state.get_tensor_model_parallel_rank(),
+        pp_rank=state.get_pipeline_model_parallel_rank(),
+        cp_rank=state.get_context_parallel_rank(),
+        dp_rank=state.get_data_parallel_rank(),
+        ep_rank=state.get_expert_model_parallel_rank(),
+        etp_rank=state.get_expert_tensor_parallel_rank(),
+        tp_group=state.get_tensor_model_parallel_group(),
+        pp_group=state.get_pipeline_model_parallel_group(),
+        cp_group=state.get_context_parallel_group(),
+        ep_group=state.get_expert_model_parallel_group(),
+        etp_group=state.get_expert_tensor_parallel_group(),
+        device=device,
+    )
+
+
+def tear_down() -> None:
+    """Give all groups back. Safe to call twice."""
+    from megatron.core import parallel_state
+
+    if dist.is_initialized():
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()

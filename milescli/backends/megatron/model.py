@@ -1,0 +1,167 @@
+"""GPTModel of Megatron-Core from ModelFacts and a layout. TransformerEngine's layers where it is installed beside an accelerator, else
+Megatron's own layers with the attention and norm of this room."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.moe.router_replay import RouterReplay
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+from milescli.backends.megatron.attention import PackedAttention
+from milescli.backends.megatron.mesh import Mesh
+from milescli.backends.megatron.norm import RmsNorm
+from milescli.models.base import ModelFacts
+from milescli.plan.types import TrainerLayout
+
+
+def has_transformer_engine(device: torch.device) -> bool:
+    """Whether TransformerEngine's layers can be used here."""
+    return device.type != "cpu" and importlib.util.find_spec("transformer_engine") is not None
+
+
+def padded_vocab_size(facts: ModelFacts, layout: TrainerLayout) -> int:
+    """Rows of embedding and output layer over all ranks: the vocabulary, filled up to a multiple of tp."""
+    return -(-facts.vocab_size // layout.tp) * layout.tp
+
+
+def build_config(
+    facts: ModelFacts, layout: TrainerLayout, *, dtype: torch.dtype, device: torch.device, recompute: str, routing_replay: bool
+) -> TransformerConfig:
+    """What Megatron needs to know."""
+    options: dict[str, object] = {
+        "num_layers": facts.num_layers,
+        "hidden_size": facts.hidden_size,
+        "num_attention_heads": facts.num_heads,
+        "num_query_groups": facts.num_kv_heads,
+        "kv_channels": facts.head_dim,
+        "ffn_hidden_size": facts.ffn_hidden_size,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": facts.norm_eps,
+        "gated_linear_unit": True,
+        "activation_func": F.silu,
+        "add_bias_linear": False,
+        "add_qkv_bias": facts.qkv_bias,
+        "qk_layernorm": facts.qk_norm,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "calculate_per_token_loss": True,
+    }
+    options |= _layout_options(facts, layout, dtype=dtype, device=device)
+    if recompute == "full":
+        options |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if facts.num_experts:
+        options |= _moe_options(facts, routing_replay=routing_replay, grouped=has_transformer_engine(device))
+    return TransformerConfig(**options)
+
+
+def _layout_options(facts: ModelFacts, layout: TrainerLayout, *, dtype: torch.dtype, device: torch.device) -> dict[str, object]:
+    on_host = device.type == "cpu"
+    options: dict[str, object] = {
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "context_parallel_size": layout.cp,
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.etp,
+        "sequence_parallel": layout.sequence_parallel and layout.tp > 1,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype is torch.bfloat16,
+        "use_cpu_initialization": on_host,
+        "perform_initialization": False,
+        "variable_seq_lengths": layout.pp > 1,
+        "batch_p2p_comm": not on_host,
+        "bias_activation_fusion": False,
+        "bias_dropout_fusion": False,
+        "masked_softmax_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "apply_rope_fusion": False,
+    }
+    if layout.pp > 1 and facts.num_layers % layout.pp:
+        options["pipeline_model_parallel_layout"] = _uneven_stages(facts.num_layers, layout.pp)
+    return options
+
+
+def _uneven_stages(num_layers: int, num_stages: int) -> list[list[str]]:
+    """Early stages take the odd layers: the last one has the output layer to compute as well."""
+    sizes = [num_layers // num_stages + (stage < num_layers % num_stages) for stage in range(num_stages)]
+    stages = [["decoder"] * size for size in sizes]
+    stages[0].insert(0, "embedding")
+    stages[-1].append("loss")
+    return stages
+
+
+def _moe_options(facts: ModelFacts, *, routing_replay: bool, grouped: bool) -> dict[str, object]:
+    options: dict[str, object] = {
+        "num_moe_experts": facts.num_experts,
+        "moe_router_topk": facts.topk,
+        "moe_ffn_hidden_size": facts.moe_ffn_hidden_size,
+        "moe_router_load_balancing_type": "none",
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_router_pre_softmax": not facts.normalize_topk,
+        "moe_router_dtype": "fp32",
+        "moe_grouped_gemm": grouped,
+        "moe_enable_routing_replay": routing_replay,
+    }
+    if not all(facts.moe_layers):
+        options["moe_layer_freq"] = [int(flag) for flag in facts.moe_layers]
+    return options
+
+
+def build_model(config: TransformerConfig, facts: ModelFacts, mesh: Mesh) -> GPTModel:
+    """This rank's part, weights undefined until they are loaded."""
+    # replay instances register themselves in a list of the process; those of an earlier model would be filled instead
+    RouterReplay.clear_global_router_replay_instances()
+    engine = has_transformer_engine(mesh.device)
+    first = get_transformer_layer_offset(config)
+    layers = [
+        _layer_spec(config, facts, layer=first + index, engine=engine) for index in range(get_num_layers_to_build(config))
+    ]
+    spec = TransformerBlockSubmodules(layer_specs=layers, layer_norm=_final_norm(engine))
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=spec,
+        vocab_size=padded_vocab_size(facts, mesh.layout),
+        max_sequence_length=facts.max_position_embeddings,
+        pre_process=mesh.is_first_stage,
+        post_process=mesh.is_last_stage,
+        share_embeddings_and_output_weights=facts.tied_embeddings,
+        # without TransformerEngine the attention of this room rotates by itself
+        position_embedding_type="rope" if engine else "none",
+        rotary_base=facts.rope_theta,
+        parallel_output=True,
+    )
+    return model if mesh.device.type == "cpu" else model.to(mesh.device)
+
+
+def _final_norm(engine: bool) -> type:
+    if not engine:
+        return RmsNorm
+    from megatron.core.extensions.transformer_engine import TENorm
+
+    return TENorm
+
+
+def _layer_spec(config: TransformerConfig, facts: ModelFacts, *, layer: int, engine: bool) -> ModuleSpec:
+    experts = facts.num_experts if facts.is_moe_layer(layer) else None
+    if engine:
+        return get_gpt_layer_with_transformer_engine_spec(
+            num_experts=experts, moe_grouped_gemm=config.moe_grouped_gemm, qk_layernorm=facts.qk_norm
+        )
+    spec = get_gpt_layer_local_spec(
+        num_experts=experts, moe_grouped_gemm=False, qk_layernorm=facts.qk_norm, normalization="RMSNorm"
+    )
+    parts = spec.submodules
+    parts.input_layernorm = parts.pre_mlp_layernorm = RmsNorm
+    attention = parts.self_attention.submodules
+    attention.core_attention = PackedAttention
+    if facts.qk_norm:
+        attention.q_layernorm = attention.k_layernorm = RmsNorm
+    return spec

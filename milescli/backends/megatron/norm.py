@@ -1,0 +1,43 @@
+"""RMSNorm that Megatron's layer spec can build and that allows sequence parallelism."""
+
+from __future__ import annotations
+
+import torch
+
+
+class RmsNorm(torch.nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dim (arXiv 1910.07467), in float32 as Hugging Face computes it."""
+
+    def __init__(self, config, hidden_size: int, eps: float = 1e-6, **_: object) -> None:
+        """Called by Megatron with the TransformerConfig. The gradient of the weight is summed over tp ranks by Megatron
+        where it is marked as sequence parallel."""
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., hidden_size]"""
+        return _RmsNorm.apply(x, self.weight, self.eps)
+
+
+class _RmsNorm(torch.autograd.Function):
+    """Written out, since autograd's own formula keeps three more tensors of the input's size."""
+
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        wide = x.float()
+        scale = (wide.square().mean(dim=-1, keepdim=True) + eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale).to(x.dtype).mul_(weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, scale = ctx.saved_tensors
+        normal = x.float() * scale
+        grad = grad.float()
+        grad_weight = (grad * normal).reshape(-1, weight.shape[0]).sum(dim=0).to(weight.dtype)
+        grad_normal = grad * weight.float()
+        inner = (grad_normal * normal).mean(dim=-1, keepdim=True)
+        grad_x = (grad_normal - normal.mul_(inner)).mul_(scale)
+        return grad_x.to(x.dtype), grad_weight, None

@@ -1,0 +1,88 @@
+"""Megatron's gradient buffers and distributed AdamW around a model; the guard against values that are not finite."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+
+from milescli.core.errors import NotFiniteError
+from milescli.recipe.schema import Optimizer
+
+
+def wrap(model: GPTModel) -> DistributedDataParallel:
+    """Contiguous gradient memory; gradients are summed over data- and context-parallel ranks, in float32."""
+    config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=False)
+    wrapped = DistributedDataParallel(model.config, config, model)
+    # the weights of the batch have divided by the number of tokens already, so Megatron must not
+    model.config.finalize_model_grads_func = lambda models, num_tokens=None, **options: finalize_model_grads(
+        models, None, **options
+    )
+    return wrapped
+
+
+def make_optimizer(model: DistributedDataParallel, recipe: Optimizer, *, dtype: torch.dtype) -> MegatronOptimizer:
+    """AdamW whose states are spread over the data-parallel ranks. The model's weights must be loaded: it copies them where
+    they are bfloat16."""
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=recipe.lr,
+        min_lr=0.0,
+        weight_decay=recipe.weight_decay,
+        adam_beta1=recipe.beta1,
+        adam_beta2=recipe.beta2,
+        adam_eps=recipe.eps,
+        clip_grad=recipe.clip_grad,
+        bf16=dtype is torch.bfloat16,
+        params_dtype=dtype,
+        use_distributed_optimizer=True,
+    )
+    optimizer = get_megatron_optimizer(config, [model])
+    model.module.config.grad_scale_func = optimizer.scale_loss
+    return optimizer
+
+
+def inner_optimizers(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
+    """The optimizers of dense and of expert weights, or the only one there is."""
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+
+
+def set_lr(optimizer: MegatronOptimizer, lr: float) -> None:
+    """For the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def forget_moments(optimizer: MegatronOptimizer) -> None:
+    """As if no step had been made."""
+    for inner in inner_optimizers(optimizer):
+        if inner.optimizer is not None:
+            inner.optimizer.state.clear()
+
+
+def require_finite_gradients(model: DistributedDataParallel, *, device: torch.device) -> None:
+    """Raises NotFiniteError on every rank, naming the first bad gradient of the lowest rank that has one. Collective."""
+    buffers = [*model.buffers, *model.expert_parallel_buffers]
+    bad = any(not bool(torch.isfinite(buffer.grad_data.sum())) for buffer in buffers)
+    flag = torch.tensor([int(bad)], device=device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    if not int(flag):
+        return
+    name = next(
+        (name for name, weight in model.module.named_parameters() if not bool(torch.isfinite(weight.main_grad).all())), None
+    )
+    names: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(names, name)
+    found = [(rank, name) for rank, name in enumerate(names) if name is not None]
+    if not found:  # a sum that overflowed although every value is finite
+        return
+    rank, name = found[0]
+    model.zero_grad_buffer()
+    raise NotFiniteError(
+        f"the gradient of `{name}` is not finite",
+        why=f"found on trainer rank {rank} ({len(found)} of {len(names)} ranks have such); the optimizer was not stepped",
+        fix=["lower train.optimizer.lr, or set train.optimizer.clip_grad=1.0", "resume from the checkpoint before"],
+    )

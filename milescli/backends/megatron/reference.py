@@ -1,0 +1,56 @@
+"""The frozen reference of the KL term: a copy of this rank's weights in host memory, put in the model's place while it scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from milescli.core.errors import RecipeError
+
+
+class Reference:
+    """Holds nothing until `freeze`."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        """`model`: whose parameters are copied and swapped in place; their memory stays where it is."""
+        self._model = model
+        self._frozen: list[torch.Tensor] | None = None
+
+    def freeze(self) -> None:
+        """The current weights become the reference."""
+        self._frozen = [_to_host(parameter.detach()) for parameter in self._model.parameters()]
+
+    @property
+    def frozen(self) -> list[torch.Tensor] | None:
+        """[parameters] in the order of the model, on the host."""
+        return self._frozen
+
+    @contextmanager
+    @torch.no_grad()
+    def swapped_in(self) -> Iterator[None]:
+        """The model is the reference within; afterwards it is what it was, bit for bit."""
+        if self._frozen is None:
+            raise RecipeError(
+                "there is no reference to measure the KL against",
+                why="train.kl_coef is above 0, but the weights were not frozen before the first step",
+                fix="--set train.kl_coef=0",
+            )
+        parameters = list(self._model.parameters())
+        current = [_to_host(parameter.detach()) for parameter in parameters]
+        try:
+            for parameter, frozen in zip(parameters, self._frozen, strict=True):
+                parameter.copy_(frozen, non_blocking=True)
+            yield
+        finally:
+            for parameter, kept in zip(parameters, current, strict=True):
+                parameter.copy_(kept)
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy; pinned where it comes from an accelerator, so that it returns at full speed."""
+    if tensor.device.type == "cpu":
+        return tensor.clone()
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    return copy.copy_(tensor)
