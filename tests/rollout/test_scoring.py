@@ -133,12 +133,12 @@ def test_calls_that_wait_for_their_turn_do_not_use_up_their_bound() -> None:
         def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
             self.running += 1
             assert self.running == 1
-            threading.Event().wait(0.05)
+            threading.Event().wait(0.15)
             self.running -= 1
             return 1.0
 
     group = Group(prompt=PROMPT, samples=[_sample(n, str(n)) for n in range(8)])
-    scorer = Scorer(OneAtATime(), name="one", timeout_s=0.35)
+    scorer = Scorer(OneAtATime(), name="one", timeout_s=1.0)
     assert asyncio.run(scorer.score_group(group)).rewards == [1.0] * 8
 
 

@@ -32,7 +32,7 @@ def test_every_label_is_the_sum_and_ends_the_demonstration(name: str) -> None:
     assert len(rows) == len({row.prompt for row in rows}) == TASKS[name].num_rows
     for row in rows:
         assert int(row.label) == sum(_numbers(row.prompt))
-        assert row.demonstration.endswith(f"\n#### {row.label}")
+        assert row.demonstration.splitlines()[-1] == f"#### {row.label}"
 
 
 def test_equal_seeds_give_equal_bytes_and_others_do_not(tmp_path: Path) -> None:
@@ -42,20 +42,14 @@ def test_equal_seeds_give_equal_bytes_and_others_do_not(tmp_path: Path) -> None:
     assert set(json.loads(first.splitlines()[0])) == {"prompt", "label", "demonstration"}
 
 
-def test_the_first_prompt_of_seed_0_never_changes() -> None:
-    assert (
-        make_rows(TASKS["sums"], 0)[0].prompt
-        == "There are 859 cards in one box and 782 cards in another. How many cards are there?"
-    )
-
-
 @given(st.integers(0, 99_999), st.integers(0, 99_999))
-def test_each_line_of_the_worked_sum_is_true(a: int, b: int) -> None:
-    *lines, last = work_out_sum(a, b).splitlines()
-    for line in lines:
-        addends, total = re.match(r"([\d +]+) = (\d+)", line).groups()  # type: ignore[union-attr]
-        assert sum(map(int, addends.split(" + "))) == int(total)
-    assert last == f"#### {a + b}"
+def test_each_step_of_the_worked_sum_is_true(a: int, b: int) -> None:
+    *steps, mark, total = work_out_sum(a, b).split()
+    for step in steps:
+        addends, result = step.split("=")
+        assert sum(map(int, addends.split("+"))) == int(result)
+    assert (mark, total) == ("####", str(a + b))
+    assert len(steps) == max(len(str(a)), len(str(b)))
 
 
 def test_the_heldout_share_is_about_one_in_sixteen_and_ignores_the_order() -> None:

@@ -106,7 +106,7 @@ class _Worker:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         if self._read_line(START_TIMEOUT_S) is None:
-            status = self._process.poll()
+            status = self._status_if_ended()
             self.kill()
             if status is not None:
                 raise RewardError(
@@ -138,6 +138,12 @@ class _Worker:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+
+    def _status_if_ended(self) -> int | None:
+        try:
+            return self._process.wait(timeout=1.0)  # its pipes close a moment before it ends
+        except subprocess.TimeoutExpired:
+            return None
 
     def _read_line(self, timeout_s: float) -> bytes | None:
         assert self._process.stdout is not None

@@ -1,0 +1,135 @@
+"""Runs rollout ahead of the trainer by at most `max_staleness` weight versions. The work itself is the Collector's.
+
+Batch k (counted from `start`) is trained on at version start + k. It may begin once the engines hold version
+start + k - max_staleness: then no token of it can be older than the bound allows. At most max_staleness + 1 batches exist
+at once, which is the bound of the queue between collecting and training; 0 is the strict loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from milescli.core.events import RolloutStats
+from milescli.core.types import Group, WeightVersion
+from milescli.recipe.schema import Recipe
+from milescli.rollout.base import PromptSource, RolloutEngine
+from milescli.rollout.collector import Batch, Collector, Decode, SeedOf
+from milescli.rollout.scoring import Scorer
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A batch on its way."""
+
+    step: int
+    task: asyncio.Task[Batch] | None = None
+    start_position: int | None = None
+    """Of the source; None until it has begun."""
+
+
+class AheadCollector:
+    """As `Collector`, but further batches are generated while the trainer works. Belongs to one event loop."""
+
+    def __init__(self, collector: Collector, source: PromptSource, *, max_staleness: int, overlap: bool) -> None:
+        """`overlap`: a batch may begin before the one before it has ended, so that stragglers do not leave engines idle;
+        only where each batch takes a fixed number of prompts, else its place in the source could not be resumed.
+        """
+        self._collector = collector
+        self._source = source
+        self._max_staleness = max_staleness
+        self._overlap = overlap
+        self._pending: deque[_Pending] = deque()
+        self._lag = 0
+        self._next_step = self._last_step = 0
+        self._version = WeightVersion(0)
+        self._paused = False
+
+    @property
+    def stats(self) -> RolloutStats:
+        """Of the last step taken."""
+        return self._collector.stats
+
+    @property
+    def position(self) -> int:
+        """Of the oldest prompt that no step has taken: where a resumed run goes on."""
+        starts = [each.start_position for each in self._pending if each.start_position is not None]
+        return min([*starts, self._source.position])
+
+    def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
+        """Begin: `first_step` is trained on at `version`, each later step one version on; nothing is made for steps beyond
+        `last_step`. Called inside the event loop, when the engines hold `version`.
+        """
+        assert not self._pending, "started twice"
+        self._lag = first_step - version
+        self._next_step, self._last_step, self._version = first_step, last_step, version
+        self._fill()
+
+    def published(self, version: WeightVersion) -> None:
+        """The engines hold `version` now: further batches may begin."""
+        assert version >= self._version, f"version {version} after {self._version}"
+        self._version = version
+        self._fill()
+
+    def pause(self) -> None:
+        """Begin no further batch until `resume`; what has begun goes on."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._paused = False
+        self._fill()
+
+    async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
+        """As `Collector.take`; waits only for what is not yet there. Raises what the batch's own collecting raised."""
+        assert step - version == self._lag, f"step {step} at version {version}: {self._lag} steps ahead were agreed on"
+        assert version == self._version, f"version {version} was not published; the last was {self._version}"
+        assert self._pending and self._pending[0].step == step, f"step {step} was taken before, or while paused"
+        task = self._pending[0].task
+        assert task is not None
+        batch = await task
+        self._pending.popleft()
+        return self._collector.account(batch, version=version)
+
+    async def stop(self) -> None:
+        """Cancel what is on its way and wait until it has ended. What was not taken is generated again after a resume."""
+        self._paused = True
+        tasks = [each.task for each in self._pending if each.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._source.seek(self.position)
+        self._pending.clear()
+
+    def _fill(self) -> None:
+        while not self._paused and self._next_step <= min(self._last_step, self._version + self._lag + self._max_staleness):
+            before = self._pending[-1].task if self._pending else None
+            pending = _Pending(step=self._next_step)
+            pending.task = asyncio.create_task(self._run(pending, after=before), name=f"collect-step-{pending.step}")
+            self._pending.append(pending)
+            self._next_step += 1
+
+    async def _run(self, pending: _Pending, *, after: asyncio.Task[Batch] | None) -> Batch:
+        if after is not None and not self._overlap:
+            await asyncio.wait([after])
+            after.result()  # where it failed, this one has nothing to add
+        pending.start_position = self._source.position
+        return await self._collector.collect(pending.step)
+
+
+def open_collector(
+    source: PromptSource,
+    engine: RolloutEngine,
+    scorer: Scorer,
+    *,
+    recipe: Recipe,
+    decode: Decode,
+    seed_of: SeedOf | None = None,
+) -> Collector | AheadCollector:
+    """The collector that the recipe's `rollout.max_staleness` asks for."""
+    collector = Collector(source, engine, scorer, recipe=recipe, decode=decode, seed_of=seed_of)
+    if recipe.rollout.max_staleness == 0:
+        return collector
+    overlap = recipe.rollout.filter == "none"
+    return AheadCollector(collector, source, max_staleness=recipe.rollout.max_staleness, overlap=overlap)

@@ -1,0 +1,231 @@
+"""Prompts -> scored, filtered groups: one step's worth at a time (Collector). Running ahead of the trainer is `ahead`'s work.
+
+The order of the groups is the order of the prompts and every sampling seed is fixed by (run seed, position, sample), so
+what is trained on does not depend on which answer arrived first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
+from milescli.core.events import RolloutStats
+from milescli.core.types import Group, Prompt, Sample, StopReason, WeightVersion
+from milescli.recipe.schema import Recipe
+from milescli.rollout.base import GenerateRequest, PromptSource, RolloutEngine
+from milescli.rollout.filters import FILTERS
+from milescli.rollout.scoring import Scorer
+from milescli.rollout.stats import staleness_of, summarise
+
+_Result = TypeVar("_Result")
+
+SeedOf = Callable[[int, int, int], int]
+"""(run seed, position of the prompt, sample index) -> sampling seed."""
+
+Decode = Callable[[Iterable[int]], str]
+"""Token ids -> text without special tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One step's groups, before the trainer's version is known."""
+
+    kept: list[Group]
+    """In the order of their prompts."""
+    refused: list[Group]
+    """By the filter."""
+    start_position: int
+    """Of the source, before the batch's first prompt was taken."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Who is still awaited; for the error of a wait that reached its bound."""
+
+    num_samples: int = 0
+    num_done: int = 0
+    last_done: float = field(default_factory=time.monotonic)
+
+
+class Collector:
+    """Gathers groups step by step, strictly when asked. Belongs to one event loop; one `take` at a time."""
+
+    def __init__(
+        self,
+        source: PromptSource,
+        engine: RolloutEngine,
+        scorer: Scorer,
+        *,
+        recipe: Recipe,
+        decode: Decode,
+        seed_of: SeedOf | None = None,
+    ) -> None:
+        self._source = source
+        self._engine = engine
+        self._scorer = scorer
+        self._recipe = recipe
+        self._decode = decode
+        self._seed_of = seed_of or sampling_seed
+        self._keep = FILTERS[recipe.rollout.filter]
+        self._stats: RolloutStats | None = None
+
+    @property
+    def stats(self) -> RolloutStats:
+        """Of the last step taken."""
+        assert self._stats is not None, "nothing was taken yet"
+        return self._stats
+
+    @property
+    def position(self) -> int:
+        """Of the source: where a resumed run goes on."""
+        return self._source.position
+
+    def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
+        """Nothing runs between steps of a strict collector; see `AheadCollector.start`."""
+
+    def published(self, version: WeightVersion) -> None:
+        """Nothing waits for it; see `AheadCollector.published`."""
+
+    def pause(self) -> None:
+        """Nothing runs; see `AheadCollector.pause`."""
+
+    def resume(self) -> None:
+        """Nothing runs; see `AheadCollector.resume`."""
+
+    async def stop(self) -> None:
+        """Nothing runs; see `AheadCollector.stop`."""
+
+    async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
+        """The groups of `step` (`rollout.prompts_per_step` of them, in the order of their prompts); `version` is the
+        trainer's, which the engines hold as well.
+
+        Raises the first error of any answer (RewardError, WorkerDied, ...), with all other answers cancelled; WaitTimeout
+        after `machine.step_timeout_s`; MilesError where the filter refuses more than `rollout.max_filter_rounds` rounds.
+        """
+        start = self._source.position
+        try:
+            return self.account(await self.collect(step), version=version)
+        except BaseException:
+            self._source.seek(start)  # a run that is stopped in the middle saves where this step began
+            raise
+
+    def account(self, batch: Batch, *, version: WeightVersion) -> list[Group]:
+        """The batch's groups, their staleness held against the recipe's bound, and `stats` set."""
+        bound = self._recipe.rollout.max_staleness
+        for group in batch.kept:
+            age = staleness_of(group, version)
+            assert 0 <= age <= bound, f"prompt {group.prompt.index}: staleness {age} at version {version}, bound {bound}"
+        self._stats = summarise(kept=batch.kept, refused=batch.refused, version=version)
+        return batch.kept
+
+    async def collect(self, step: int) -> Batch:
+        """Take prompts, have them answered and scored, replace what the filter refuses."""
+        progress, bound_s = _Progress(), self._recipe.machine.step_timeout_s
+        try:
+            async with asyncio.timeout(bound_s) as bound:
+                return await self._collect(step, progress)
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            silent_s = time.monotonic() - progress.last_done
+            raise WaitTimeout(
+                f"the collector waited too long for the answers of step {step}",
+                why=f"{progress.num_done} of {progress.num_samples} answers were there after {bound_s:g} s; "
+                f"the last came {silent_s:.0f} s ago",
+                fix=[
+                    f"--set machine.step_timeout_s={2 * bound_s:g}",
+                    "--set rollout.max_response_tokens=N   # shorter answers",
+                ],
+            ) from None
+
+    async def _collect(self, step: int, progress: _Progress) -> Batch:
+        rollout = self._recipe.rollout
+        start, kept, refused = self._source.position, list[Group](), list[Group]()
+        for _ in range(rollout.max_filter_rounds):
+            first = self._source.position
+            prompts = self._source.take(rollout.prompts_per_step - len(kept))
+            answers = [self._group(epoch, prompt, first + n, progress) for n, (epoch, prompt) in enumerate(prompts)]
+            for group in await all_or_first_error(answers):
+                (kept if self._keep(group) else refused).append(group)
+            if len(kept) == rollout.prompts_per_step:
+                return Batch(kept=kept, refused=refused, start_position=start)
+        raise MilesError(
+            f"the filter `{rollout.filter}` left too few groups for step {step}",
+            why=f"{len(kept)} of {rollout.prompts_per_step} after {rollout.max_filter_rounds} rounds, {len(refused)} refused; "
+            f"mean reward {_mean_reward([*kept, *refused]):.3f}: the prompts are too easy or too hard for the model",
+            fix=["--set rollout.filter=none", f"--set rollout.max_filter_rounds={4 * rollout.max_filter_rounds}"],
+        )
+
+    async def _group(self, epoch: int, prompt: Prompt, position: int, progress: _Progress) -> Group:
+        indices = range(self._recipe.rollout.samples_per_prompt)
+        samples = await all_or_first_error([self._sample(prompt, position, index, progress) for index in indices])
+        return Group(prompt=prompt, samples=samples, epoch=epoch)
+
+    async def _sample(self, prompt: Prompt, position: int, index: int, progress: _Progress) -> Sample:
+        """One answer, scored as soon as it is there."""
+        progress.num_samples += 1
+        seed = self._seed_of(self._recipe.run.seed, position, index)
+        completion = await self._engine.generate(self._request(prompt, seed))
+        if completion.stop_reason is StopReason.ABORT:
+            raise WorkerDied(
+                f"an engine gave up its answer to prompt {prompt.index}",
+                why="the request was aborted although the run had not asked for it",
+                fix="look into the engine's log, then resume the run",
+            )
+        assert completion.response_ids and completion.version_spans, f"an answer to prompt {prompt.index} without tokens"
+        text = self._decode(completion.response_ids)
+        reward = await self._scorer.score(prompt, text)
+        progress.num_done += 1
+        progress.last_done = time.monotonic()
+        return Sample(
+            sample_index=index,
+            seed=seed,
+            prompt_ids=prompt.token_ids,
+            response_ids=completion.response_ids,
+            logprobs=completion.logprobs,
+            loss_mask=[True] * len(completion.response_ids),
+            text=text,
+            stop_reason=completion.stop_reason,
+            version_spans=completion.version_spans,
+            reward=reward,
+            routed_experts=completion.routed_experts,
+        )
+
+    def _request(self, prompt: Prompt, seed: int) -> GenerateRequest:
+        rollout = self._recipe.rollout
+        return GenerateRequest(
+            prompt_ids=prompt.token_ids,
+            max_new_tokens=rollout.max_response_tokens,
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            stop=rollout.stop,
+            seed=seed,
+            want_routed_experts=self._recipe.train.routing_replay,
+        )
+
+
+def sampling_seed(run_seed: int, position: int, sample_index: int) -> int:
+    """31 bits, equal on every machine; `position` counts prompts over all epochs, so a prompt that returns is sampled anew."""
+    digest = hashlib.blake2b(f"{run_seed}/{position}/{sample_index}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+async def all_or_first_error(calls: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """All results in order, run at once; or the first error, after the others were cancelled and have ended."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(call) for call in calls]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in running]
+
+
+def _mean_reward(groups: list[Group]) -> float:
+    rewards = [reward for group in groups for reward in group.rewards]
+    return sum(rewards) / len(rewards)

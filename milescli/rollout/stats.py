@@ -1,0 +1,42 @@
+"""What one step's collecting looked like, as figures (RolloutStats). Pure; the collector calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+
+from milescli.core.events import RolloutStats
+from milescli.core.types import Group, StopReason, WeightVersion
+from milescli.rollout.filters import has_zero_variance
+
+
+def staleness_of(group: Group, version: WeightVersion) -> int:
+    """Trainer version minus the version of the group's oldest token."""
+    return version - min(sample.oldest_version for sample in group.samples)
+
+
+def summarise(*, kept: Sequence[Group], refused: Sequence[Group], version: WeightVersion) -> RolloutStats:
+    """Counts and staleness are of the groups that are trained on; rewards, lengths, truncation and zero variance are of all
+    that were generated, refused ones included, so that a filter does not make the policy look other than it is.
+    """
+    assert kept, "a step without groups"
+    seen = [*kept, *refused]
+    samples = [sample for group in seen for sample in group.samples]
+    rewards = [reward for group in seen for reward in group.rewards]
+    lengths = [len(sample.response_ids) for sample in samples]
+    ages = [staleness_of(group, version) for group in kept]
+    return RolloutStats(
+        num_groups=len(kept),
+        num_samples=sum(len(group.samples) for group in kept),
+        reward_mean=fmean(rewards),
+        reward_std=pstdev(rewards),
+        zero_variance_fraction=fmean(has_zero_variance(group) for group in seen),
+        truncated_fraction=fmean(sample.stop_reason is StopReason.LENGTH for sample in samples),
+        response_tokens_mean=fmean(lengths),
+        response_tokens_max=max(lengths),
+        prompt_tokens_mean=fmean(len(group.prompt.token_ids) for group in seen),
+        staleness_mean=fmean(ages),
+        staleness_max=max(ages),
+        dropped_groups=len(refused),
+        generated_tokens=sum(lengths),
+    )
