@@ -150,8 +150,10 @@ def _phases(done: StepDone, width: int) -> Text:
     room = width - words.cell_len - 3
     if room < 12 or total <= 0:
         return _cut(words, width)
-    length = min(room, 40)
-    bar = Text.assemble(*(("▀" * round(length * spent / total), style) for _, spent, style in shown))
+    length, edge, bar = min(room, 40), 0.0, Text()
+    for _, spent, style in shown:
+        start, edge = edge, edge + length * spent / total
+        bar.append("▀" * (int(edge) - int(start)), style)
     return Text.assemble(words, "   ", bar)
 
 

@@ -26,7 +26,7 @@ def format_count(count: float) -> str:
 
 def format_duration(seconds: float) -> str:
     """4.2 -> '4.2 s'; 75 -> '1 m 15 s'; 7320 -> '2 h 02 m'."""
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

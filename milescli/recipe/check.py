@@ -190,13 +190,9 @@ def _training(recipe: Recipe, origins: Origins) -> None:
 
 
 def _settings(recipe: Recipe, origins: Origins) -> None:
-    name = recipe.run.name
-    if name is not None and (not name or "/" in name or name[0] in ".-" or name.strip() != name or not name.isprintable()):
-        raise RecipeError(
-            f"a run cannot be called `{name}`",
-            why=f"its name ({origins['run.name']}) becomes a directory below `run.dir`: no slash, no leading dot or dash, no blank at an end",
-            fix="--set run.name=my-run",
-        )
+    for key, name in (("name", recipe.name), ("run.name", recipe.run.name)):
+        if name is not None and not _is_folder_name(name):
+            raise _no_folder_name(key, name, origins)
     if not recipe.run.dir.strip():
         raise RecipeError("`run.dir` is empty", why=f"{origins['run.dir']} sets it", fix="--set run.dir=runs")
     address = recipe.machine.address
@@ -206,6 +202,18 @@ def _settings(recipe: Recipe, origins: Origins) -> None:
             why=f"an existing Ray cluster is named HOST:PORT, or auto for the one on this machine ({origins['machine.address']})",
             fix=f"--set machine.address={address.partition(':')[0] or '127.0.0.1'}:6379",
         )
+
+
+def _is_folder_name(name: str) -> bool:
+    return bool(name) and "/" not in name and name[0] not in ".-" and name.strip() == name and name.isprintable()
+
+
+def _no_folder_name(key: str, name: str, origins: Origins) -> RecipeError:
+    return RecipeError(
+        f"`{key}` cannot be `{name}`",
+        why=f"it becomes the name of a directory ({origins[key]}): no slash, no leading dot or dash, no blank at an end",
+        fix=f"--set {key}=my-{key.partition('.')[0] if '.' in key else 'recipe'}",
+    )
 
 
 def _is_address(address: str) -> bool:

@@ -66,17 +66,17 @@ def nearest_key(name: str, *, within: tuple[str, ...] = ()) -> str | None:
     endings = [key for key in known if key.endswith(f".{name}")]
     if endings:
         return min(endings, key=len)
-    siblings = [key for key in known if key.rpartition(".")[0] == head]
-    inside = [key for key in siblings if key.startswith(f"{head}.")] if head else siblings
-    guess = nearest(name, inside) if inside else None
-    if guess and nearest(tail, [guess.rpartition(".")[2]]):
-        return guess
-    same_tail = [key for key in known if key.rpartition(".")[2] == tail]
-    if same_tail:
-        return min(same_tail, key=lambda key: (key.split(".")[0] != name.split(".")[0], len(key)))
+    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == head}
+    words = set(tail.split("_"))
+    fuller = [sibling for sibling in siblings if len(words) > 1 and words <= set(sibling.split("_"))]
+    guess = fuller[0] if fuller else nearest(tail, siblings)
+    if guess:
+        return siblings[guess]
     by_tail = {key.rpartition(".")[2]: key for key in reversed(known)}
-    tail_guess = nearest(tail, by_tail)
-    return nearest(name, known) or (by_tail[tail_guess] if tail_guess else None)
+    if tail in by_tail:
+        return by_tail[tail]
+    guess = nearest(name, known) if head else nearest(tail, by_tail)
+    return by_tail.get(guess, guess) if guess else None
 
 
 def _walk(section: type[Section], prefix: str) -> list[Key | SectionInfo]:

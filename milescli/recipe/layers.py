@@ -72,6 +72,7 @@ def from_yaml(text: str, *, source: str, layer: Layer, only: tuple[str, ...] = (
     table: Table = {}
     for name, node in root.value.items():
         where = f"{source}:{node.line}"
+        _refuse_dotted(name, node, where=where)
         if only and name not in only and (name in sections() or name in keys()):
             raise _hyperparameter(name, where=where, remedy=f"take `{name}` out of {source}")
         _flatten(node, name, table, source=source, layer=layer, only=only)
@@ -202,6 +203,7 @@ def _flatten(
         if not node.value and sections()[name].optional:
             table[name] = Entry(value={}, text=node.text, origin=said_by, comment=node.comment)
         for child, child_node in node.value.items():
+            _refuse_dotted(child, child_node, where=where)
             _flatten(child_node, f"{name}.{child}", table, source=source, layer=layer, only=only, origin=origin)
     elif node.value is not None:
         raise RecipeError(
@@ -211,6 +213,16 @@ def _flatten(
         )
     elif sections()[name].optional:
         table[name] = Entry(value=None, text=node.text, origin=said_by, comment=node.comment)
+
+
+def _refuse_dotted(name: str, node: Node, *, where: str) -> None:
+    if "." in name:
+        nested = ": {".join(name.split(".")) + f": {_short(node.text)}" + "}" * name.count(".")
+        raise RecipeError(
+            f"`{name}` is not written with dots in YAML",
+            why=f"{where}: in a file, keys are nested; the dotted form is for `--set`",
+            fix=f"write `{nested}`, or the same over several lines",
+        )
 
 
 def _typed(node: Node, key: Key) -> object:

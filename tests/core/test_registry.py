@@ -1,0 +1,79 @@
+"""Names become things, lazily; what cannot be found or used is refused with the way out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from milescli.core.errors import RecipeError
+from milescli.core.registry import Registry, nearest
+
+REWARDS = Registry(
+    "reward",
+    {"basename": "os.path:basename", "lazy": "module_that_is_not_there:f"},
+    signature=("prompt", "response", "label"),
+)
+PLAIN = Registry("thing", {"basename": "os.path:basename"})
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_rewards.py").write_text(
+        "def strict(*, prompt, response, label): return 1.0\n"
+        "def takes_any(**fields): return 0.0\n"
+        "def lacks_label(prompt, response): return 0.0\n"
+        "class Judge:\n    def __init__(self, prompt, response, label): ...\n"
+        "number = 3\n"
+    )
+    (tmp_path / "my_broken.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("my_rewards", "my_broken"):
+        sys.modules.pop(name, None)
+    return "my_rewards"
+
+
+def test_a_built_in_name_is_found() -> None:
+    import os.path
+
+    assert PLAIN.resolve("basename", key="x.y") is os.path.basename
+
+
+def test_nothing_is_imported_before_it_is_asked_for() -> None:
+    assert "lazy" in REWARDS.names()
+
+
+@pytest.mark.parametrize("name", ["strict", "takes_any", "Judge"])
+def test_an_import_path_with_the_right_signature_is_taken(plugin: str, name: str) -> None:
+    assert REWARDS.resolve(f"{plugin}:{name}", key="rollout.reward").__name__ == name  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "fix"),
+    [
+        ("basenam", "no reward is called `basenam`", "--set rollout.reward=basename"),
+        ("my_rewards:lacks_label", "cannot be a reward", "def lacks_label(prompt, response, label): ..."),
+        ("my_rewards:number", "is not callable", "point rollout.reward at a function or class"),
+        ("my_rewards:strct", "has no `strct`", "--set rollout.reward=my_rewards:strict"),
+        ("my_broken:f", "cannot import", "python -c 'import my_broken'"),
+        ("no_such_module:f", "cannot import", "python -c 'import no_such_module'"),
+        ("lazy", "cannot import", "python -c 'import module_that_is_not_there'"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_the_way_out(plugin: str, name: str, what: str, fix: str) -> None:
+    with pytest.raises(RecipeError) as refusal:
+        REWARDS.resolve(name, key="rollout.reward")
+    assert what in refusal.value.what
+    assert fix in refusal.value.fixes[0]
+    assert refusal.value.why
+
+
+def test_a_broken_module_is_told_with_its_own_error(plugin: str) -> None:
+    with pytest.raises(RecipeError, match="ZeroDivisionError"):
+        REWARDS.resolve("my_broken:f", key="rollout.reward")
+
+
+def test_nearest_is_none_where_nothing_is_near() -> None:
+    assert nearest("train.steps", ["rollout"]) is None
+    assert nearest("stps", ["steps", "stop"]) == "steps"

@@ -1,0 +1,45 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from milescli.core.units import format_bytes, format_count, format_duration
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (1024**3, "1.0 GiB"),
+        (-2048, "-2.0 KiB"),
+        (5 * 1024**5, "5.0 PiB"),
+        (3 * 1024**6, "3072.0 PiB"),
+    ],
+)
+def test_bytes(size_bytes: int, text: str) -> None:
+    assert format_bytes(size_bytes) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(999, "999"), (1000, "1.0k"), (1_234_000, "1.2M"), (3e9, "3.0B"), (2e12, "2.0T")])
+def test_counts(count: float, text: str) -> None:
+    assert format_count(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0 s"), (4.2, "4.2 s"), (59.94, "59.9 s"), (75, "1 m 15 s"), (3599.6, "1 h 00 m"), (7320, "2 h 02 m")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+@example(59.97)
+@given(st.floats(min_value=0, max_value=1e7))
+def test_no_duration_says_sixty(seconds: float) -> None:
+    text = format_duration(seconds)
+    assert "60 s" not in text and "60.0 s" not in text and "60 m" not in text

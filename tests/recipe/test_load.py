@@ -1,0 +1,124 @@
+"""Who wins, and who is named as the origin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from milescli.core.errors import RecipeError
+from milescli.recipe.keys import keys
+from milescli.recipe.load import load, override, runs_dir
+from tests.recipe.conftest import SMALL, Place
+
+
+def test_each_layer_beats_the_one_below_it(place: Place) -> None:
+    recipe = SMALL + "machine: {gpus: 1}\n"
+    assert str(place.load().origins["machine.gpus"]) == "default"
+    steps = [(place.load(recipe), 1, "recipe my.yaml:3")]
+    place.config("machine:\n  gpus: 2\n")
+    steps.append((place.load(recipe), 2, "file ~/.config/miles/config.yaml:2"))
+    place.local("machine:\n  gpus: 3\n")
+    steps.append((place.load(recipe), 3, "file miles.yaml:2"))
+    environ = {"MILES_MACHINE__GPUS": "4"}
+    steps.append((place.load(recipe, environ=environ), 4, "env MILES_MACHINE__GPUS"))
+    steps.append((place.load(recipe, environ=environ, sets=["machine.gpus=5"]), 5, "--set machine.gpus=5"))
+    steps.append((place.load(recipe, environ=environ, flags={"machine.gpus": "--gpus 6"}), 6, "--gpus 6"))
+    for loaded, gpus, origin in steps:
+        assert loaded.recipe.machine.gpus == gpus
+        assert str(loaded.origins["machine.gpus"]) == origin
+
+
+def test_every_key_has_an_origin(place: Place) -> None:
+    assert set(place.load().origins) == set(keys())
+
+
+def test_a_recipe_without_a_name_is_called_like_its_file(place: Place) -> None:
+    assert place.load().recipe.name == "my"
+    assert place.load(SMALL + "name: other\n").recipe.name == "other"
+
+
+@pytest.mark.parametrize(
+    ("override_text", "key", "value"),
+    [
+        ("train.optimizer.lr=1e-6", "train.optimizer.lr", 1e-6),
+        ("train.optimizer.lr=1", "train.optimizer.lr", 1.0),
+        ("run.name=007", "run.name", "007"),
+        ("run.name=true", "run.name", "true"),
+        ("run.name=null", "run.name", None),
+        ("run.name=", "run.name", None),
+        ("model.scratch.tie_embeddings=false", "model.scratch.tie_embeddings", False),
+        ("data.system_prompt=Answer: yes, or [no] # always", "data.system_prompt", "Answer: yes, or [no] # always"),
+        ('data.system_prompt="a\\nb"', "data.system_prompt", "a\nb"),
+        ("rollout.stop=[a, 'b c', 7]", "rollout.stop", ["a", "b c", "7"]),
+        ("rollout.stop=[]", "rollout.stop", []),
+        ("train.steps=1_000", "train.steps", 1000),
+        ("train.steps=010", "train.steps", 10),
+        ("data.prompts=a=b.jsonl", "data.prompts", "a=b.jsonl"),
+        ("train.precision=bf16", "train.precision", "bf16"),
+        ("rollout.filter=none", "rollout.filter", "none"),
+    ],
+)
+def test_an_override_is_read_as_its_key_wants_it(place: Place, override_text: str, key: str, value: object) -> None:
+    from milescli.recipe.load import value_at
+
+    found = value_at(place.load(sets=[override_text]).recipe, key)
+    assert found == value and type(found) is type(value)
+
+
+def test_a_section_can_be_set_to_null_and_filled_again(place: Place) -> None:
+    loaded = place.load(sets=["model.scratch=null", "model.path=Qwen/Qwen3-0.6B"])
+    assert loaded.recipe.model.scratch is None and loaded.recipe.model.path == "Qwen/Qwen3-0.6B"
+    assert str(loaded.origins["model.scratch.hidden_size"]) == "--set model.scratch=null"
+    text = "model: {scratch: null}\ndata: {prompts: task:sums}\n"
+    assert place.load(text, sets=["model.scratch.hidden_size=64"]).recipe.model.scratch.hidden_size == 64  # type: ignore[union-attr]
+    assert place.load(sets=["train.optimizer={lr: 1e-3, beta1: 0.8}"]).recipe.train.optimizer.beta1 == 0.8
+
+
+def test_a_section_whose_keys_are_all_comments_is_empty(place: Place) -> None:
+    assert place.load(SMALL + "train:\n  # steps: 3\n").recipe.train.steps == keys()["train.steps"].default
+
+
+def test_the_same_value_twice_is_no_conflict(place: Place) -> None:
+    assert place.load(sets=["train.steps=5", "train.steps=5"], flags={"train.steps": "--steps 5"}).recipe.train.steps == 5
+
+
+def test_a_recipe_called_miles_yaml_is_not_also_a_user_file(place: Place) -> None:
+    (place.cwd / "miles.yaml").write_text(SMALL)
+    loaded = load("./miles.yaml", environ={}, cwd=place.cwd, home=place.home)
+    assert loaded.recipe.data.prompts == "task:sums"
+
+
+def test_variables_of_others_are_left_alone(place: Place) -> None:
+    place.load(environ={"MILES_RUN_TOKEN": "x", "MILESTONE": "1", "PATH": "/bin", "MILES_RUN__NAME": ""})
+
+
+def test_odd_wishes_are_warned_of(place: Place) -> None:
+    loaded = place.load(sets=["data.eval=task:sums", "rollout.top_p=0.9", "train.optimizer.min_lr=1e-9"])
+    assert [warning.split("`")[1] for warning in loaded.warnings] == ["data.eval", "rollout.top_p", "train.optimizer.min_lr"]
+    assert place.load().warnings == []
+
+
+def test_staleness_with_the_trainers_logprobs_is_a_choice(place: Place) -> None:
+    assert place.load(sets=["rollout.max_staleness=2", "train.old_logprobs=trainer"]).warnings == []
+
+
+def test_override_changes_only_what_may_change(place: Place) -> None:
+    loaded = place.load(sets=["train.steps=7"])
+    again = override(loaded, sets=["parallel.tp=2"], flags={"train.steps": "--steps 9"}, only=("parallel", "train.steps"))
+    assert (again.recipe.parallel.tp, again.recipe.train.steps) == (2, 9)
+    assert str(again.origins["train.steps"]) == "--steps 9"
+    assert str(again.origins["data.prompts"]) == "recipe my.yaml:2"
+    with pytest.raises(RecipeError) as refusal:
+        override(loaded, sets=["train.optimizer.lr=1"], only=("parallel", "train.steps"))
+    assert "another experiment" in refusal.value.why
+
+
+def test_runs_dir_follows_the_layers(place: Place) -> None:
+    def found(**environ: str) -> Path:
+        return runs_dir(environ=environ, cwd=place.cwd, home=place.home)
+
+    assert found() == place.cwd / "runs"
+    place.local("run: {dir: /data/runs}\n")
+    assert found() == Path("/data/runs")
+    assert found(MILES_RUN__DIR="elsewhere") == place.cwd / "elsewhere"
