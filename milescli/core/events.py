@@ -132,16 +132,7 @@ class RunEnded:
     error: dict[str, object] | None = None
 
 
-Event = (
-    PhaseStarted
-    | Notice
-    | WarmupStepDone
-    | StepDone
-    | EvalDone
-    | CheckpointSaved
-    | EngineTrainerChecked
-    | RunEnded
-)
+Event = PhaseStarted | Notice | WarmupStepDone | StepDone | EvalDone | CheckpointSaved | EngineTrainerChecked | RunEnded
 
 
 class Listener(Protocol):

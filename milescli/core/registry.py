@@ -58,7 +58,9 @@ class Registry:
         if not self.signature:
             return
         if not callable(found):
-            raise RecipeError(f"`{path}` is not callable", why=f"`{key}` needs a {self.kind}", fix=f"point {key} at a function or class")
+            raise RecipeError(
+                f"`{path}` is not callable", why=f"`{key}` needs a {self.kind}", fix=f"point {key} at a function or class"
+            )
         target = found.__init__ if inspect.isclass(found) else found  # type: ignore[misc]
         parameters = inspect.signature(target).parameters
         takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())

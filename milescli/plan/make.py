@@ -20,7 +20,9 @@ class _Log:
     decisions: list[Decision] = field(default_factory=list)
 
     def note(self, key: str, value: object, reason: str) -> None:
-        self.decisions.append(Decision(key=key, value=str(value).lower() if isinstance(value, bool) else str(value), reason=reason))
+        self.decisions.append(
+            Decision(key=key, value=str(value).lower() if isinstance(value, bool) else str(value), reason=reason)
+        )
 
 
 def make_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
@@ -134,14 +136,18 @@ def _trainer_layout(recipe: Recipe, facts: ModelFacts, num_ranks: int, log: _Log
         raise FitError(
             f"tp x pp x cp = {tp} x {pp} x {cp} = {tp * pp * cp} does not divide {num_ranks} devices",
             why=f"{num_ranks} / {tp * pp * cp} is not whole, so ranks would be left over",
-            fix="pin a layout that divides, or `--set parallel.dp=" + str(max(1, num_ranks // (tp * pp * cp))) + "` to leave devices idle",
+            fix="pin a layout that divides, or `--set parallel.dp="
+            + str(max(1, num_ranks // (tp * pp * cp)))
+            + "` to leave devices idle",
         )
     for key, value in (("tp", tp), ("pp", pp), ("cp", cp), ("ep", ep)):
         pinned = getattr(pins, key) is not None
         log.note(f"trainer.{key}", value, f"pinned by `parallel.{key}`" if pinned else "1 unless pinned")
     log.note("trainer.dp", dp, f"{tp * pp * cp * dp} ranks / (tp {tp} x pp {pp} x cp {cp})")
     if sequence_parallel:
-        log.note("trainer.sequence_parallel", True, "tp > 1: norms and residuals are split along the sequence, which saves memory")
+        log.note(
+            "trainer.sequence_parallel", True, "tp > 1: norms and residuals are split along the sequence, which saves memory"
+        )
     return TrainerLayout(tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, dp=dp, sequence_parallel=sequence_parallel and tp > 1)
 
 
@@ -175,7 +181,9 @@ def _engine_layout(
     _check_divides("engines.tp", tp, facts.num_heads, "attention heads")
     if num_devices is None:
         num = recipe.engines.num or 1
-        reason = "pinned by `engines.num`" if recipe.engines.num else "engines on a CPU share its cores: more of them win nothing"
+        reason = (
+            "pinned by `engines.num`" if recipe.engines.num else "engines on a CPU share its cores: more of them win nothing"
+        )
     else:
         room = num_devices if colocated else num_devices - trainer.world_size
         num = recipe.engines.num or max(1, room // tp)
@@ -186,7 +194,9 @@ def _engine_layout(
     log.note(
         "engines.max_running_requests",
         running,
-        "pinned" if recipe.engines.max_running_requests else f"{num_samples} samples a step over {num} engine{'s'[: num > 1]}, at most 512",
+        "pinned"
+        if recipe.engines.max_running_requests
+        else f"{num_samples} samples a step over {num} engine{'s'[: num > 1]}, at most 512",
     )
     longest = recipe.data.max_prompt_tokens + max(recipe.rollout.max_response_tokens, recipe.eval.max_response_tokens or 0)
     slots = recipe.engines.max_total_tokens
@@ -228,7 +238,11 @@ def _precision(recipe: Recipe, machine: Machine, log: _Log) -> Literal["bf16", "
         log.note("precision", recipe.train.precision, "pinned by `train.precision`")
         return recipe.train.precision
     on_cpu = machine.kind == "cpu" or recipe.machine.gpus == 0
-    log.note("precision", "fp32" if on_cpu else "bf16", "a CPU gains nothing from bf16" if on_cpu else "the accelerator's native format")
+    log.note(
+        "precision",
+        "fp32" if on_cpu else "bf16",
+        "a CPU gains nothing from bf16" if on_cpu else "the accelerator's native format",
+    )
     return "fp32" if on_cpu else "bf16"
 
 
@@ -278,7 +292,11 @@ def _threads(recipe: Recipe, machine: Machine, num_slots: int, colocated: bool, 
         return recipe.machine.cpu_threads
     cores = machine.nodes[0].cpu_cores
     threads = max(1, cores // num_slots)
-    log.note("cpu_threads", threads, f"{cores} cores / {num_slots} slot{'s'[: num_slots > 1]}" + (", which take turns" if colocated else ""))
+    log.note(
+        "cpu_threads",
+        threads,
+        f"{cores} cores / {num_slots} slot{'s'[: num_slots > 1]}" + (", which take turns" if colocated else ""),
+    )
     return threads
 
 

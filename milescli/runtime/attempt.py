@@ -16,14 +16,13 @@ from milescli.core.types import Group, WeightVersion
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import RolloutEngine
-from milescli.rollout.collector import make_collector
-from milescli.rollout.scoring import Scorer
+from milescli.rollout.ahead import open_collector
 from milescli.runtime import loop, observe, truth
 from milescli.runtime.build import Engines, engine_probe, rank_probe
 from milescli.runtime.devices import Devices
 from milescli.runtime.evaluate import Evaluator
 from milescli.runtime.launch import RunSummary
-from milescli.runtime.material import Material
+from milescli.runtime.material import Material, scorer_of
 from milescli.runtime.rundir import RunDir
 from milescli.runtime.saving import Saver
 from milescli.runtime.session import Session, open_session
@@ -55,7 +54,7 @@ def train(
     observe.attach(bus, run, recipe.run)
     with LiveRun(output, name=run.name) as live:
         bus.listeners.append(live)
-        with open_session(run=run, log_dir=log_dir, recipe=recipe, plan=plan, model_dir=material.model_dir) as session:
+        with open_session(run=run, log_dir=log_dir, recipe=recipe, plan=plan, model_dir=material.model_dir, facts=material.facts) as session:
             attempt = Attempt(session=session, recipe=recipe, plan=plan, material=material, checkpoint=checkpoint, bus=bus)
             try:
                 asyncio.run(attempt.main())
@@ -162,10 +161,14 @@ class Attempt:
             await self._join(run)
             await loop.reinforce(run)
         except Stopped:
+            if self.run is not None:
+                await self.run.groups.stop()
             await self._save_and_stop()
         finally:
             engines.cancel()
             await asyncio.gather(engines, return_exceptions=True)
+            if self.run is not None:
+                await self.run.groups.stop()
         await self.saver.settle()
 
     async def _start_trainer(self) -> RankGroup:
@@ -195,17 +198,12 @@ class Attempt:
         """The run in memory."""
         self.probes.extend(engine_probe(h, s) for h, s in zip(self.engines.handles, self.engines.specs, strict=True))
         recipe, material = self.recipe, self.material
-        scorer = Scorer.from_recipe(recipe.rollout)
+        scorer = scorer_of(recipe.rollout)
         devices = Devices(colocated=self.plan.colocated, trainer=trainer, engines=fleet)
         if self.checkpoint is not None:
             material.prompts.seek(self.checkpoint.manifest.prompt_position)
-        self.collector = make_collector(
-            source=material.prompts,
-            engine=fleet,
-            scorer=scorer,
-            tokenizer=material.tokenizer,
-            recipe=recipe,
-            version_of_trainer=lambda: devices.version,
+        self.collector = open_collector(
+            material.prompts, fleet, scorer, recipe=recipe, decode=material.tokenizer.decode
         )
         self.evaluator = Evaluator(
             recipe=recipe,

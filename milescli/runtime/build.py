@@ -12,8 +12,10 @@ from pathlib import Path
 from milescli.backends.ray.cluster import ActorHandle, Cluster
 from milescli.backends.ray.group import run_all, start_all
 from milescli.backends.sglang.client import SglangFleet
+from milescli.backends.sglang.http import EngineHandle
 from milescli.backends.sglang.server import EngineSpec, RouterServer, RouterSpec
-from milescli.core.errors import WorkerDied
+from milescli.core.errors import WaitTimeout, WorkerDied
+from milescli.models import ModelFacts
 from milescli.plan.types import Plan
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.recipe.schema import Recipe
@@ -56,6 +58,7 @@ class Builder:
     plan: Plan
     cluster: Cluster
     model_dir: Path
+    facts: ModelFacts
     log_dir: Path
 
     async def start_trainer(self) -> RankGroup:
@@ -72,7 +75,7 @@ class Builder:
                 "master_port": port,
                 "recipe": self.recipe,
                 "plan": self.plan,
-                "model_dir": self.model_dir,
+                "model_dir": str(self.model_dir),
                 "channel": CHANNELS[self.plan.channel],
             }
             ranks.append(
@@ -125,8 +128,12 @@ class Builder:
         )
         engines.router.start()
         await asyncio.to_thread(engines.router.wait_ready, 60.0)
+        replay = self.recipe.train.routing_replay
         engines.fleet = SglangFleet(
-            specs=engines.specs, router_url=engines.router.spec.url, timeout_s=self.recipe.machine.step_timeout_s
+            router_url=engines.router.spec.url,
+            engines=[EngineHandle(name=spec.name, url=spec.url, log_path=spec.log_path) for spec in engines.specs],
+            answer_timeout_s=self.recipe.machine.step_timeout_s,
+            routing_shape=(self.facts.num_moe_layers, self.facts.topk) if replay else None,
         )
         return engines.fleet
 
@@ -176,11 +183,13 @@ class Builder:
         ]
 
 
-def engine_probe(handle: ActorHandle, spec: EngineSpec):  # noqa: ANN201  (a supervise.Probe)
+def engine_probe(handle: ActorHandle, spec: EngineSpec):
     """Looks at one engine process through the actor that holds it."""
 
     async def probe() -> None:
-        code = await handle.peek("poll", timeout_s=60.0)
+        code = None
+        with contextlib.suppress(WaitTimeout):
+            code = await handle.peek("poll", timeout_s=60.0)
         if code is not None:
             from milescli.backends.ray.cluster import tail
 
@@ -193,11 +202,12 @@ def engine_probe(handle: ActorHandle, spec: EngineSpec):  # noqa: ANN201  (a sup
     return probe
 
 
-def rank_probe(handle: ActorHandle):  # noqa: ANN201  (a supervise.Probe)
+def rank_probe(handle: ActorHandle):
     """Looks at one trainer rank; a dead actor answers with its WorkerDied."""
 
     async def probe() -> None:
-        await handle.peek("heartbeat", timeout_s=60.0)
+        with contextlib.suppress(WaitTimeout):  # busy is not dead; a hang is found by the bound of the call that hangs
+            await handle.check(timeout_s=60.0)
 
     return probe
 

@@ -19,6 +19,7 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine
 from milescli.rollout.scoring import Scorer
 from milescli.rollout.tokenizer import ChatTokenizer
+from milescli.runtime.material import scorer_of
 from milescli.runtime.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Evaluator:
         answers = await asyncio.gather(*(self.engine.generate(self._request(prompt, index)) for prompt, index in asked))
         texts = [self.tokenizer.decode(answer.response_ids) for answer in answers]
         rewards = await asyncio.gather(
-            *(self.scorer.score_text(prompt, text) for (prompt, _), text in zip(asked, texts, strict=True))
+            *(self.scorer.score(prompt, text) for (prompt, _), text in zip(asked, texts, strict=True))
         )
         path = self._write(step, asked, answers, texts, rewards)
         return EvalDone(
@@ -113,7 +114,7 @@ def evaluate_run(path: Path, *, step: int | None, num_prompts: int | None, data:
         return asyncio_run_eval(recipe=recipe, plan=plan, run=run, material=material, model_dir=model_dir, step=found.step)
 
 
-def asyncio_run_eval(*, recipe, plan, run: RunDir, material, model_dir: Path, step: int) -> EvalDone:  # noqa: ANN001
+def asyncio_run_eval(*, recipe, plan, run: RunDir, material, model_dir: Path, step: int) -> EvalDone:
     """Start engines on a model folder, evaluate, stop them."""
     from milescli.runtime.build import Engines, engine_probe
     from milescli.runtime.session import open_session
@@ -122,7 +123,7 @@ def asyncio_run_eval(*, recipe, plan, run: RunDir, material, model_dir: Path, st
     log_dir = run.path / "logs" / "eval"
     log_dir.mkdir(parents=True, exist_ok=True)
     done: list[EvalDone] = []
-    with open_session(run=run, log_dir=log_dir, recipe=recipe, plan=plan, model_dir=model_dir) as session:
+    with open_session(run=run, log_dir=log_dir, recipe=recipe, plan=plan, model_dir=model_dir, facts=material.facts) as session:
         engines, probes = Engines(), []
 
         async def work() -> None:
@@ -133,7 +134,7 @@ def asyncio_run_eval(*, recipe, plan, run: RunDir, material, model_dir: Path, st
                 recipe=recipe,
                 prompts=material.heldout,
                 engine=fleet,
-                scorer=Scorer.from_recipe(recipe.rollout),
+                scorer=scorer_of(recipe.rollout),
                 tokenizer=material.tokenizer,
                 folder=run.eval_dir,
             )

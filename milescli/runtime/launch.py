@@ -85,7 +85,9 @@ def write_records(run: RunDir, loaded: LoadedRecipe, plan: Plan, material: Mater
             "recipe_sha256": sha256_of_text(text),
             "plan_fingerprint": plan.fingerprint,
             "data": material.as_manifest(),
-            "model_dir": os.path.relpath(material.model_dir, run.path) if run.path in material.model_dir.parents else str(material.model_dir),
+            "model_dir": os.path.relpath(material.model_dir, run.path)
+            if run.path in material.model_dir.parents
+            else str(material.model_dir),
         },
     )
 

@@ -18,16 +18,34 @@ from milescli.runtime.devices import Devices
 from milescli.train import advantages, packing, schedule
 from milescli.train.base import TrainBatch, Trainer
 
-
 T = TypeVar("T")
 
 
 class GroupSource(Protocol):
     """What the loop takes groups from; `rollout.collector` has the strict and the run-ahead form."""
 
-    async def take(self, step: int) -> tuple[list[Group], RolloutStats]:
-        """One step's groups, scored and filtered, in prompt order."""
+    @property
+    def stats(self) -> RolloutStats:
+        """Of the last step taken."""
         ...
+
+    @property
+    def position(self) -> int:
+        """Of the oldest prompt that no step has taken: where a resumed run goes on."""
+        ...
+
+    def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
+        """Begin; the engines hold `version`, at which `first_step` will be trained."""
+
+    def published(self, version: WeightVersion) -> None:
+        """The engines hold `version` now: what waits for it may begin."""
+
+    async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
+        """One step's groups, scored and filtered, in prompt order; `version` is the trainer's."""
+        ...
+
+    async def stop(self) -> None:
+        """End what runs ahead."""
 
 
 class StopFlag:
@@ -107,7 +125,7 @@ async def warm_up(
     for step in range(1, settings.steps + 1):
         stop.check()
         began = time.monotonic()
-        report = await trainer.step(next(batches), lr=schedule.warmup_lr_at(settings, step))
+        report = await trainer.step(next(batches), lr=schedule.warmup_lr_at(settings, step - 1))
         bus.emit(WarmupStepDone(step=step, num_steps=settings.steps, report=report, step_s=time.monotonic() - began))
     await trainer.reset_optimizer()
 
@@ -130,15 +148,16 @@ async def reinforce(run: Run) -> None:
     """The RL steps from `run.step` to the recipe's number of steps. Engines hold the weights of `run.step` when it begins."""
     recipe, num_steps = run.recipe, run.recipe.train.steps
     run.bus.emit(PhaseStarted(phase="train", detail=f"steps {run.step + 1} to {num_steps}"))
+    run.groups.start(version=run.devices.version, first_step=run.step + 1, last_step=num_steps)
     for step in range(run.step + 1, num_steps + 1):
         run.stop.check()
         clock = _Clock()
-        groups, stats = await run.stop.unless_set(run.groups.take(step))
+        groups = await run.stop.unless_set(run.groups.take(step, version=run.devices.version))
         clock.lap("rollout")
         batch = _pack(run, groups)
         clock.lap("pack")
         async with run.devices.training():
-            report = await run.trainer.step(batch, lr=schedule.lr_at(recipe.train.optimizer, step, num_steps))
+            report = await run.trainer.step(batch, lr=schedule.lr_at(recipe.train.optimizer, step - 1, num_steps))
             run.step = step
             clock.lap("train")
             await run.hooks.settle()
@@ -147,9 +166,10 @@ async def reinforce(run: Run) -> None:
             clock.lap("save")
         await run.devices.publish(WeightVersion(run.devices.version + 1))
         await run.hooks.verify()
+        run.groups.published(run.devices.version)
         clock.lap("publish")
         run.hooks.keep(step, groups)
-        run.bus.emit(_step_done(run, report, stats, clock))
+        run.bus.emit(_step_done(run, report, clock))
         if _due(step, recipe.eval.every) or step == num_steps:
             await run.stop.unless_set(run.hooks.evaluate(step))
 
@@ -186,16 +206,15 @@ class _Clock:
         return PhaseSeconds(**{f"{name}_s": value for name, value in self.laps.items()}, step_s=self.last - self.began)
 
 
-def _step_done(run: Run, report: StepReport, stats: RolloutStats, clock: _Clock) -> StepDone:
+def _step_done(run: Run, report: StepReport, clock: _Clock) -> StepDone:
     seconds = clock.seconds()
     return StepDone(
         step=run.step,
         num_steps=run.recipe.train.steps,
         report=report,
-        rollout=stats,
+        rollout=run.groups.stats,
         seconds=seconds,
         version=run.devices.version,
-        rollout_tokens_per_s=stats.generated_tokens / max(seconds.rollout_s, 1e-9),
+        rollout_tokens_per_s=run.groups.stats.generated_tokens / max(seconds.rollout_s, 1e-9),
         train_tokens_per_s=report.num_tokens / max(seconds.train_s, 1e-9),
     )
-

@@ -8,8 +8,9 @@ from pathlib import Path
 from milescli.core.errors import CheckpointError, DataError
 from milescli.core.types import Prompt
 from milescli.models import ModelFacts, load_facts, parse_facts
-from milescli.recipe.schema import Data, Model, Recipe
-from milescli.rollout.rewards import resolve_reward
+from milescli.recipe.schema import Data, Model, Recipe, Rollout
+from milescli.rollout.rewards import load_reward, needs_label
+from milescli.rollout.scoring import Scorer
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.rollout.source import FilePrompts, SourceReport, load_source
 from milescli.rollout.tasks import is_task, write_task
@@ -54,7 +55,7 @@ def facts_of_recipe(model: Model) -> ModelFacts:
 
 def prepare(recipe: Recipe, run: RunDir) -> Material:
     """Make or find everything; raises DataError, RecipeError or CheckpointError before any device is taken."""
-    resolve_reward(recipe.rollout.reward)
+    load_reward(recipe.rollout)
     data = _absolute(recipe.data, run, recipe.run.seed)
     model_dir = _model_folder(recipe, run, data)
     tokenizer = load_tokenizer(model_dir)
@@ -62,7 +63,14 @@ def prepare(recipe: Recipe, run: RunDir) -> Material:
     reports: dict[str, SourceReport] = {}
 
     def load(field: str) -> FilePrompts:
-        source, reports[field] = load_source(data, field, tokenizer=tokenizer, seed=recipe.run.seed, base_dir=run.path)
+        source, reports[field] = load_source(
+            data,
+            field,
+            tokenizer=tokenizer,
+            seed=recipe.run.seed,
+            base_dir=run.path,
+            needs_label=field != "demonstrations" and needs_label(recipe.rollout.reward),
+        )
         return source
 
     prompts = load("prompts")
@@ -80,13 +88,20 @@ def prepare(recipe: Recipe, run: RunDir) -> Material:
     )
 
 
+def scorer_of(rollout: Rollout) -> Scorer:
+    """The recipe's reward, bounded and retried as the recipe says."""
+    return Scorer(load_reward(rollout), name=rollout.reward, timeout_s=rollout.reward_timeout_s, retries=rollout.reward_retries)
+
+
 def _absolute(data: Data, run: RunDir, seed: int) -> Data:
     """Tasks become files of the run; other paths are as the user gave them."""
     changes: dict[str, str] = {}
     for field in DATA_FIELDS:
         value = getattr(data, field)
         if value is not None:
-            changes[field] = str(write_task(value, run.data_dir, seed)) if is_task(value) else str(Path(value).expanduser().absolute())
+            changes[field] = (
+                str(write_task(value, run.data_dir, seed)) if is_task(value) else str(Path(value).expanduser().absolute())
+            )
     return data.model_copy(update=changes)
 
 

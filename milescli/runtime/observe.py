@@ -89,10 +89,17 @@ def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
         values |= {f"train/{name}": value for name, value in report["extra"].items()}
         values |= {f"rollout/{name}": value for name, value in asdict(event.rollout).items()}
         values |= {f"time/{name}": value for name, value in asdict(event.seconds).items()}
-        values |= {"speed/rollout_tokens_per_s": event.rollout_tokens_per_s, "speed/train_tokens_per_s": event.train_tokens_per_s}
+        values |= {
+            "speed/rollout_tokens_per_s": event.rollout_tokens_per_s,
+            "speed/train_tokens_per_s": event.train_tokens_per_s,
+        }
         return event.step, {**values, "weights/version": event.version}
     if isinstance(event, WarmupStepDone):
-        return event.step, {"warmup/loss": event.report.loss, "warmup/grad_norm": event.report.grad_norm, "warmup/step_s": event.step_s}
+        return event.step, {
+            "warmup/loss": event.report.loss,
+            "warmup/grad_norm": event.report.grad_norm,
+            "warmup/step_s": event.step_s,
+        }
     if isinstance(event, EvalDone):
         return event.step, {
             "eval/accuracy": event.accuracy,

@@ -42,7 +42,9 @@ def resume(path: Path, *, steps: int | None, sets: list[str], output: Output) ->
         _refuse_drift(checkpoint.manifest, material, path)
         output.note(f"going on from step {checkpoint.manifest.step}")
     write_records(run, loaded, plan, material)
-    return train(run=run, recipe=loaded.recipe, plan=plan, material=material, checkpoint=checkpoint, bus=EventBus(), output=output)
+    return train(
+        run=run, recipe=loaded.recipe, plan=plan, material=material, checkpoint=checkpoint, bus=EventBus(), output=output
+    )
 
 
 def _refuse_if_done(step: int, num_steps: int, path: Path) -> None:

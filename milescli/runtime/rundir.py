@@ -129,7 +129,11 @@ def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:
         raise RecipeError(
             f"run directory {path} is in use",
             why="a new run never writes over an old one",
-            fix=[f"miles resume {path}   # go on with it", f"--name {name}-{secrets.token_hex(2)}   # a new one", f"mv {path} {path}.old"],
+            fix=[
+                f"miles resume {path}   # go on with it",
+                f"--name {name}-{secrets.token_hex(2)}   # a new one",
+                f"mv {path} {path}.old",
+            ],
         )
     path.mkdir(exist_ok=True)
     return RunDir(path)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from milescli.backends.ray.cluster import Cluster
+from milescli.models import ModelFacts
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.runtime import guardian
@@ -33,7 +34,9 @@ class Session:
 
 
 @contextmanager
-def open_session(*, run: RunDir, log_dir: Path, recipe: Recipe, plan: Plan, model_dir: Path) -> Iterator[Session]:
+def open_session(
+    *, run: RunDir, log_dir: Path, recipe: Recipe, plan: Plan, model_dir: Path, facts: ModelFacts
+) -> Iterator[Session]:
     """Ray is up inside; afterwards every process of the session is gone, whatever happened, and so are its scratch files."""
     lock = RunLock(run)
     token = secrets.token_hex(16)
@@ -47,7 +50,7 @@ def open_session(*, run: RunDir, log_dir: Path, recipe: Recipe, plan: Plan, mode
     )
     try:
         cluster.start(plan)
-        builder = Builder(recipe=recipe, plan=plan, cluster=cluster, model_dir=model_dir, log_dir=log_dir)
+        builder = Builder(recipe=recipe, plan=plan, cluster=cluster, model_dir=model_dir, facts=facts, log_dir=log_dir)
         yield Session(run=run, log_dir=log_dir, cluster=cluster, builder=builder)
     finally:
         try:

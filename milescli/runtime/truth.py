@@ -61,7 +61,9 @@ async def check(
     bound_max, bound_mean = BOUND_MAX[plan.precision], BOUND_MEAN[plan.precision]
     if not (difference.max <= bound_max and difference.mean <= bound_mean):
         await _blame_weights(trainer, difference, plan)
-        raise _mismatch(difference, plan, "every weight that the engine holds equals the trainer's, so the forward passes differ")
+        raise _mismatch(
+            difference, plan, "every weight that the engine holds equals the trainer's, so the forward passes differ"
+        )
     return EngineTrainerChecked(
         num_tokens=difference.num_tokens, diff_mean=difference.mean, diff_max=difference.max, bound_max=bound_max
     )
@@ -84,7 +86,7 @@ def _as_group(prompt: Prompt, completion: Completion) -> Group:
     return Group(prompt=prompt, samples=[sample])
 
 
-def _compare(groups: list[Group], scored: list) -> Difference:  # noqa: ANN001  (list of [positions] arrays)
+def _compare(groups: list[Group], scored: list) -> Difference:
     worst, total, count, place = -1.0, 0.0, 0, (0, 0)
     for group, trainer_logprobs in zip(groups, scored, strict=True):
         sample = group.samples[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from milescli.recipe.schema import Optimizer
+from milescli.recipe.schema import Optimizer, Warmup
 
 
 def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
@@ -21,3 +21,13 @@ def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
     progress = min((step - optimizer.warmup_steps) / last, 1.0)
     left = 1.0 - progress if optimizer.schedule == "linear" else (1.0 + math.cos(math.pi * progress)) / 2
     return optimizer.min_lr + (optimizer.lr - optimizer.min_lr) * left
+
+
+def warmup_lr_at(warmup: Warmup, step: int) -> float:
+    """Learning rate of supervised step `step` (the first is 0): up over the first tenth, then `lr`, and over the last third
+    down to a tenth of it, so that RL begins from a settled model."""
+    rise, fall = max(1, warmup.steps // 10), max(1, warmup.steps // 3)
+    if step < rise:
+        return warmup.lr * (step + 1) / rise
+    left = min(1.0, (warmup.steps - step) / fall)
+    return warmup.lr * (0.1 + 0.9 * left)

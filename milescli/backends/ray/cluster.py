@@ -39,6 +39,10 @@ class ActorHandle:
         """Call a quick method beside the one that runs."""
         return await _bounded(self, self.actor.peek.remote(method), method, timeout_s)
 
+    async def check(self, *, timeout_s: float) -> None:
+        """Raises WorkerDied where the process has ended."""
+        await _bounded(self, self.actor.status.remote(), "status", timeout_s)
+
     async def phase(self, *, timeout_s: float = 5.0) -> str:
         """What it does now, for messages; never raises."""
         try:

@@ -45,5 +45,7 @@ def _distance_to_cause(error: BaseException) -> int:
     text = str(error)
     if isinstance(error, WorkerDied) and " died " in error.what:
         return 0
-    lost_peer = any(mark in text for mark in ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Broken pipe"))
+    lost_peer = any(
+        mark in text for mark in ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Broken pipe")
+    )
     return 2 if lost_peer else 1
