@@ -54,7 +54,9 @@ def train(
     observe.attach(bus, run, recipe.run)
     with LiveRun(output, name=run.name) as live:
         bus.listeners.append(live)
-        with open_session(run=run, log_dir=log_dir, recipe=recipe, plan=plan, model_dir=material.model_dir, facts=material.facts) as session:
+        with open_session(
+            run=run, log_dir=log_dir, recipe=recipe, plan=plan, model_dir=material.model_dir, facts=material.facts
+        ) as session:
             attempt = Attempt(session=session, recipe=recipe, plan=plan, material=material, checkpoint=checkpoint, bus=bus)
             try:
                 asyncio.run(attempt.main())
@@ -123,7 +125,9 @@ class Attempt:
         self.engines = Engines()
         self.probes: list[Probe] = []
         self.run: loop.Run | None = None
-        store = CheckpointStore(session.run.checkpoints, keep=recipe.checkpoint.keep, protect={0} if recipe.train.kl_coef else set())
+        store = CheckpointStore(
+            session.run.checkpoints, keep=recipe.checkpoint.keep, protect={0} if recipe.train.kl_coef else set()
+        )
         self.saver = Saver(store=store, run=session.run, recipe=recipe, plan=plan, material=material, bus=bus)
         self.stop = loop.StopFlag()
 
@@ -202,9 +206,7 @@ class Attempt:
         devices = Devices(colocated=self.plan.colocated, trainer=trainer, engines=fleet)
         if self.checkpoint is not None:
             material.prompts.seek(self.checkpoint.manifest.prompt_position)
-        self.collector = open_collector(
-            material.prompts, fleet, scorer, recipe=recipe, decode=material.tokenizer.decode
-        )
+        self.collector = open_collector(material.prompts, fleet, scorer, recipe=recipe, decode=material.tokenizer.decode)
         self.evaluator = Evaluator(
             recipe=recipe,
             prompts=material.heldout,
@@ -274,9 +276,7 @@ class Attempt:
         if self.run.step > (self.saver.newest_step or 0):
             await self._save(self.run.step)
             await self.saver.settle()
-        raise Stopped(
-            f"stopped after step {self.run.step}, and saved", why="Ctrl-C or SIGTERM", fix=f"miles resume {path}"
-        )
+        raise Stopped(f"stopped after step {self.run.step}, and saved", why="Ctrl-C or SIGTERM", fix=f"miles resume {path}")
 
     async def _evaluate(self, step: int) -> None:
         if self.material.heldout:
@@ -306,6 +306,4 @@ class Attempt:
             for group in groups[:KEPT_GROUPS]
             for sample in group.samples
         ]
-        (folder / f"step_{step}.jsonl").write_text("
-".join(lines) + "
-", encoding="utf-8")
+        (folder / f"step_{step}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

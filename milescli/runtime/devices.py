@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from milescli.core.types import WeightVersion
 from milescli.rollout.base import RolloutEngine
@@ -18,7 +18,7 @@ class Devices:
     colocated: bool
     trainer: Trainer
     engines: RolloutEngine
-    version: WeightVersion = WeightVersion(0)
+    version: WeightVersion = field(default_factory=lambda: WeightVersion(0))
     """What the engines hold."""
     _engines_asleep: bool = False
 
