@@ -15,8 +15,8 @@ from milescli.core.events import EvalDone, Event, EventBus, PhaseStarted, RunEnd
 from milescli.core.types import Group, WeightVersion
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
-from milescli.rollout.base import RolloutEngine
 from milescli.rollout.ahead import open_collector
+from milescli.rollout.base import RolloutEngine
 from milescli.runtime import loop, observe, truth
 from milescli.runtime.build import Engines, engine_probe, rank_probe
 from milescli.runtime.devices import Devices

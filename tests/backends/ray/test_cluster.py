@@ -1,0 +1,165 @@
+"""Ray as the runtime uses it: bounded named calls, whole errors, first causes, loopback only, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from milescli.backends.ray.cluster import ActorHandle, Cluster
+from milescli.backends.ray.group import run_all, start_all
+from milescli.core.errors import DataError, FitError, WaitTimeout, WorkerDied
+from milescli.plan.types import BatchPlan, EngineLayout, Plan, Slot, TrainerLayout
+from milescli.runtime import guardian
+
+TOY = "tests.backends.ray.toys:Toy"
+PLAN = Plan(
+    device_kind="cpu",
+    collective="gloo",
+    precision="fp32",
+    trainer=TrainerLayout(dp=2),
+    engines=EngineLayout(),
+    colocated=True,
+    channel="tensor",
+    slots=[Slot(node=0, device=0, trainer_rank=0), Slot(node=0, device=1, trainer_rank=1)],
+    batch=BatchPlan(
+        prompts_per_step=2,
+        samples_per_prompt=2,
+        num_samples=4,
+        updates_per_step=1,
+        max_tokens_per_microbatch=64,
+        max_sequence_tokens=64,
+    ),
+    cpu_threads=1,
+    max_staleness=0,
+    steps=1,
+    warmup_steps=0,
+    old_logprobs="trainer",
+)
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    """(cluster, token, log folder) of one Ray session for all tests of this file."""
+    token, log_dir = secrets.token_hex(8), tmp_path_factory.mktemp("logs")
+    temp_dir = Path(tempfile.mkdtemp(prefix="miles-test-", dir="/tmp"))
+    os.environ[guardian.TOKEN_VARIABLE] = token
+    watchdog = guardian.start(token=token, scratch_dirs=[temp_dir], verdict=log_dir / "verdict.json")
+    cluster = Cluster(
+        address=None, temp_dir=temp_dir, log_dir=log_dir, environment={"PYTHONPATH": os.getcwd(), guardian.TOKEN_VARIABLE: token}
+    )
+    cluster.start(PLAN)
+    asyncio.run(cluster.place(PLAN, timeout_s=60))
+    yield cluster, token, log_dir
+    cluster.stop()
+    watchdog.release()
+    del os.environ[guardian.TOKEN_VARIABLE]
+    assert not list(guardian.processes_of(token)), "processes of the session outlived it"
+    assert not temp_dir.exists()
+
+
+async def _toys(cluster: Cluster, *names: str) -> list[ActorHandle]:
+    toys = [
+        await cluster.spawn(name, TOY, bundle=index % 2, kwargs={"number": index}, environment={"MILES_TEST": name})
+        for index, name in enumerate(names)
+    ]
+    await start_all(toys, timeout_s=60)
+    return toys
+
+
+@pytest.fixture
+def with_toys(session):
+    """Run `use(cluster, toys)` with freshly made actors of the names given; they are killed afterwards."""
+
+    def run(names: list[str], use):
+        async def main():
+            toys = await _toys(session[0], *names)
+            try:
+                return await use(session[0], toys)
+            finally:
+                await session[0].kill(toys)
+
+        return asyncio.run(main())
+
+    return run
+
+
+def test_calls_return_values_and_write_to_a_log_of_their_own(with_toys) -> None:
+    async def use(cluster, toys):
+        assert await run_all(toys, "add", 10, timeout_s=20) == [10, 11]
+        assert await run_all(toys, "total", cluster.put([1, 2, 3]), timeout_s=20) == [6, 6]
+        assert await toys[1].run("environment", "MILES_TEST", timeout_s=20) == "rank 1"
+        assert toys[0].log_path.name == "rank-0.log"
+        assert "adding" in toys[0].log_path.read_text()
+
+    with_toys(["rank 0", "rank 1"], use)
+
+
+def test_an_explained_error_arrives_whole(with_toys) -> None:
+    async def use(_, toys):
+        with pytest.raises(DataError) as caught:
+            await toys[0].run("refuse", timeout_s=20)
+        assert (caught.value.what, caught.value.why, caught.value.fixes) == ("row 7 is broken", "no JSON", ["mend it"])
+
+    with_toys(["explainer"], use)
+
+
+def test_an_unexplained_error_names_who_what_and_where(with_toys) -> None:
+    async def use(_, toys):
+        with pytest.raises(WorkerDied, match="breaker failed in `break_down`") as caught:
+            await toys[0].run("break_down", timeout_s=20)
+        assert "KeyError: 'weights'" in caught.value.why
+        assert "toys.py" in caught.value.why
+
+    with_toys(["breaker"], use)
+
+
+def test_a_wait_ends_at_its_bound_and_says_who_does_what(with_toys) -> None:
+    async def use(_, toys):
+        with pytest.raises(WaitTimeout, match="waited 1 s for sleeper to finish `sleep`") as caught:
+            await toys[0].run("sleep", 30, timeout_s=1)
+        assert "in `sleep` for" in caught.value.why
+
+    with_toys(["sleeper"], use)
+
+
+def test_a_killed_rank_is_the_cause_and_its_peers_are_symptoms(with_toys) -> None:
+    async def use(_, toys):
+        pids = await run_all(toys, "pid", timeout_s=20)
+        calls = asyncio.ensure_future(run_all(toys, "lose_peer", 2.0, timeout_s=60))
+        await asyncio.sleep(1.9)
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(WorkerDied, match="victim died during `lose_peer`"):
+            await calls
+
+    with_toys(["survivor", "victim"], use)
+
+
+def test_a_plan_that_the_cluster_cannot_hold_is_refused_within_its_bound(session) -> None:
+    cluster = Cluster(address=None, temp_dir=Path("/nowhere"), log_dir=session[2], environment={})
+    wide = replace(PLAN, slots=[Slot(node=0, device=index, trainer_rank=index) for index in range(64)])
+    with pytest.raises(FitError, match="did not give 64 device slots"):
+        asyncio.run(cluster.place(wide, timeout_s=2))
+
+
+def test_nothing_listens_beyond_loopback(session) -> None:
+    ours = set(guardian.processes_of(session[1]))
+    assert len(ours) > 3, "the session has processes"
+    open_to_all = [
+        (psutil.Process(each.pid).name(), each.laddr)
+        for each in psutil.net_connections(kind="inet")
+        if each.status == psutil.CONN_LISTEN and each.pid in ours and not _is_loopback(each.laddr.ip)
+    ]
+    assert not open_to_all
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1" or address == "::ffff:127.0.0.1" or socket.gethostbyname("localhost") == address

@@ -1,0 +1,50 @@
+"""Objects to be hosted in actors by the tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from milescli.core.errors import DataError
+
+
+class Toy:
+    """Does what a test needs done."""
+
+    def __init__(self, *, number: int) -> None:
+        self.number = number
+
+    def add(self, other: int) -> int:
+        """A result."""
+        print("adding", flush=True)
+        return self.number + other
+
+    def total(self, values: list[int]) -> int:
+        """Of a value that travelled through the object store."""
+        return sum(values)
+
+    def refuse(self) -> None:
+        """An explained error."""
+        raise DataError("row 7 is broken", why="no JSON", fix="mend it")
+
+    def break_down(self) -> None:
+        """An error that nobody explained."""
+        print("about to break", flush=True)
+        raise KeyError("weights")
+
+    def sleep(self, seconds: float) -> None:
+        """Be busy."""
+        time.sleep(seconds)
+
+    def lose_peer(self, seconds: float) -> None:
+        """What a rank says whose neighbour was killed."""
+        time.sleep(seconds)
+        raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1234")
+
+    def pid(self) -> int:
+        """To be killed by."""
+        return os.getpid()
+
+    def environment(self, name: str) -> str | None:
+        """What a variable is here."""
+        return os.environ.get(name)
