@@ -1,4 +1,7 @@
-"""`miles`: the single door. Runs a verb, prints errors in three parts, turns them into exit codes. The verbs live in their own files."""
+"""`miles`: the single door. Runs a verb, prints errors in three parts, turns them into exit codes.
+
+The verbs live in their own files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The static completion scripts in completions/, which the wheel installs for bash, zsh and fish. `python -m milescli.commands.completions --write`."""
+"""The static completion scripts in completions/, which the wheel installs for bash, zsh and fish.
+
+`python -m milescli.commands.completions --write`.
+"""
 
 from __future__ import annotations
 

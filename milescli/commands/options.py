@@ -64,7 +64,7 @@ def verb(app: typer.Typer, name: str, *, examples: list[str]) -> Callable[[Calla
 
 
 def flags_of(**options: tuple[str, object]) -> dict[str, str]:
-    """Flags that stand for recipe keys: `flags_of(train__steps=("--steps", 4))` -> {"train.steps": "--steps 4"}; None is not given."""
+    """`flags_of(train__steps=("--steps", 4))` -> {"train.steps": "--steps 4"}; an option that is None was not given."""
     return {key.replace("__", "."): f"{option} {value}" for key, (option, value) in options.items() if value is not None}
 
 

@@ -65,10 +65,12 @@ def _layout(plan: Plan) -> dict[str, object]:
 
 def _batch(plan: Plan) -> dict[str, object]:
     batch = plan.batch
+    most_tokens = batch.num_samples * batch.max_sequence_tokens
+    per_update = batch.num_samples // batch.updates_per_step
     return {
         "samples": f"{batch.prompts_per_step} prompts x {batch.samples_per_prompt} samples = {batch.num_samples}",
-        "tokens": f"at most {batch.num_samples} x {batch.max_sequence_tokens} = {batch.num_samples * batch.max_sequence_tokens:,}",
-        "updates": f"{batch.updates_per_step} of {batch.num_samples // batch.updates_per_step} samples, in microbatches of at most "
+        "tokens": f"at most {batch.num_samples} x {batch.max_sequence_tokens} = {most_tokens:,}",
+        "updates": f"{batch.updates_per_step} of {per_update} samples, in microbatches of at most "
         f"{batch.max_tokens_per_microbatch:,} tokens a rank",
     }
 

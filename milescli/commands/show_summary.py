@@ -1,4 +1,4 @@
-"""Results of runs, evaluations and exports on the screen and as JSON. Reads units off field names: `_s`, `_bytes`, accuracy, fraction."""
+"""Results of runs, evaluations and exports on the screen and as JSON. Units are read off field names (`_s`, `_bytes`, accuracy)."""
 
 from __future__ import annotations
 

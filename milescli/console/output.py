@@ -1,4 +1,7 @@
-"""The one voice of the program: data on stdout, narration on stderr, in the mode that the user chose. Every command speaks through it."""
+"""The one voice of the program: data on stdout, narration on stderr, in the mode that the user chose.
+
+Every command speaks through it.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,8 @@ class Output:
         elif self.mode is Mode.HUMAN:
             grid = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style=theme.HEADER, title_justify="left")
             for place, column in enumerate(columns):
-                is_number = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
+                cells = [row[place] for row in rows if row[place] is not None]
+                is_number = bool(cells) and all(isinstance(cell, int | float) for cell in cells)
                 grid.add_column(column, justify="right" if is_number else "left", overflow="fold")
             for row in rows:
                 grid.add_row(*(_cell(cell) for cell in row))
@@ -191,4 +195,4 @@ def _plain(cell: object) -> str:
 def _cell(cell: object) -> Text:
     if isinstance(cell, Text):
         return cell
-    return Text("–", style=theme.QUIET) if cell is None else Text(str(cell))
+    return Text("-", style=theme.QUIET) if cell is None else Text(str(cell))

@@ -81,7 +81,7 @@ def _bar_line(progress: RunProgress, width: int) -> Text:
     length = max(4, width - len(counted) - len(times) - 4)
     full = round(length * min(1.0, progress.share_done))
     color = theme.GOOD if progress.share_done >= 1 else theme.ACCENT
-    bar = Text.assemble(("━" * full, color), ("━" * (length - full), theme.BORDER))
+    bar = Text.assemble(("━" * full, color), ("─" * (length - full), theme.BORDER))
     return Text.assemble((counted, theme.TITLE), "  ", bar, "  ", (times, theme.QUIET))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 HEADER = "dim"
 TITLE = "bold"
@@ -44,7 +45,7 @@ def _shrink(values: Sequence[float], width: int) -> list[float]:
     if len(values) <= width:
         return list(values)
     edges = [place * len(values) // width for place in range(width + 1)]
-    return [_mean(values[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
+    return [_mean(values[start:end]) for start, end in pairwise(edges)]
 
 
 def _mean(values: Sequence[float]) -> float:

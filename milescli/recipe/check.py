@@ -1,4 +1,7 @@
-"""Rules that bind several keys of a recipe. Pure: no file, no machine. The first broken one is raised; what is legal but odd is returned."""
+"""Rules that bind several keys of a recipe. Pure: no file, no machine. The first broken one is raised.
+
+What is legal but odd is returned.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def _one_model(recipe: Recipe, origins: Origins) -> None:
     if model.path is None and model.scratch is None:
         raise RecipeError(
             "the recipe names no model",
-            why="one of `model.path` (a Hugging Face folder or hub name) and `model.scratch` (a small model made here) is needed",
+            why="it needs `model.path` (a Hugging Face folder or hub name) or `model.scratch` (a small model made here)",
             fix=["--set model.path=Qwen/Qwen3-0.6B", "--set model.scratch={}"],
         )
     if model.path is not None and model.scratch is not None:
@@ -72,7 +75,7 @@ def _scratch_shape(recipe: Recipe, origins: Origins) -> None:
         raise RecipeError(
             "prompt and answer do not fit into the model's positions",
             why=f"data.max_prompt_tokens {recipe.data.max_prompt_tokens} + rollout.max_response_tokens "
-            f"{recipe.rollout.max_response_tokens} = {longest}, model.scratch.max_position_embeddings {scratch.max_position_embeddings}",
+            f"{recipe.rollout.max_response_tokens} = {longest}; the model has {scratch.max_position_embeddings} positions",
             fix=f"--set model.scratch.max_position_embeddings={longest}",
         )
     _scratch_experts(scratch)
@@ -141,14 +144,14 @@ def _sampling(recipe: Recipe, origins: Origins) -> None:
     if rollout.samples_per_prompt == 1 and recipe.train.algorithm == "grpo":
         raise RecipeError(
             "groups of one teach nothing",
-            why="GRPO compares the answers to one prompt with each other; with `rollout.samples_per_prompt` 1 every advantage is 0",
+            why="GRPO compares the answers to one prompt; with `rollout.samples_per_prompt` 1 every advantage is 0",
             fix="--set rollout.samples_per_prompt=8",
         )
     num_samples = rollout.prompts_per_step * rollout.samples_per_prompt
     if num_samples % recipe.train.updates_per_step:
         raise RecipeError(
             f"{num_samples} samples cannot be parted into {recipe.train.updates_per_step} equal updates",
-            why=f"rollout.prompts_per_step {rollout.prompts_per_step} x samples_per_prompt {rollout.samples_per_prompt} = {num_samples}; "
+            why=f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples = {num_samples}; "
             f"train.updates_per_step is {recipe.train.updates_per_step}",
             fix=f"--set train.updates_per_step={_divisor_below(num_samples, recipe.train.updates_per_step)}",
         )
@@ -199,7 +202,7 @@ def _settings(recipe: Recipe, origins: Origins) -> None:
     if address is not None and address != "auto" and not _is_address(address):
         raise RecipeError(
             f"`machine.address` cannot be `{address}`",
-            why=f"an existing Ray cluster is named HOST:PORT, or auto for the one on this machine ({origins['machine.address']})",
+            why=f"a Ray cluster is named HOST:PORT, or auto for the one on this machine ({origins['machine.address']})",
             fix=f"--set machine.address={address.partition(':')[0] or '127.0.0.1'}:6379",
         )
 

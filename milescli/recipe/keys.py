@@ -1,4 +1,7 @@
-"""What keys a recipe has: names, types in words, defaults, docs. Read off the schema, so that help, completion and errors cannot drift from it."""
+"""What keys a recipe has: names, types in words, defaults, docs.
+
+Read off the schema, so that help, completion and errors cannot drift from it.
+"""
 
 from __future__ import annotations
 

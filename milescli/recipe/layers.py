@@ -1,4 +1,7 @@
-"""The layers that a recipe is made of, lowest first: recipe, user files, environment, `--set` and flags. Each becomes a table key -> Entry."""
+"""The layers that a recipe is made of, lowest first: recipe, user files, environment, `--set` and flags.
+
+Each becomes a table key -> Entry.
+"""
 
 from __future__ import annotations
 

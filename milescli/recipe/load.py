@@ -1,4 +1,7 @@
-"""Recipe and its layers -> LoadedRecipe: checked, and knowing where each value came from. Called by the commands; never touches the machine."""
+"""Recipe and its layers -> LoadedRecipe: checked, and knowing where each value came from. Called by the commands.
+
+Never touches the machine.
+"""
 
 from __future__ import annotations
 

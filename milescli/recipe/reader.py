@@ -1,9 +1,13 @@
-"""YAML text -> values that know their line. Safe, and narrower than YAML 1.1: no aliases, no tags, no duplicate keys, no `on` for true."""
+"""YAML text -> values that know their line. Safe, and narrower than YAML 1.1.
+
+No aliases, no tags, no duplicate keys, no `on` for true.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 import yaml
 
@@ -18,7 +22,7 @@ NULL_TEXTS = ("", "~", "null", "Null", "NULL")
 class _Loader(yaml.SafeLoader):
     """YAML 1.2 scalars: `1e-6` is a number, `no` and `12:30` are text."""
 
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
 
 
 _INT = re.compile(r"[-+]?[0-9][0-9_]*\Z")
@@ -63,7 +67,7 @@ def _refuse_tricks(text: str, *, source: str) -> None:
         if isinstance(event, yaml.AliasEvent):
             raise RecipeError(
                 f"{source}:{line}: YAML aliases are not read",
-                why=f"`*{event.anchor}` makes a value depend on another place, and a recipe must say what it means where it stands",
+                why=f"`*{event.anchor}` makes a value depend on another place; a recipe says what it means where it stands",
                 fix=f"write the value itself at {source}:{line}",
             )
         if getattr(event, "tag", None) not in (None, "!"):

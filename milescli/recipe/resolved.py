@@ -1,4 +1,7 @@
-"""LoadedRecipe <-> the `recipe.yaml` of a run directory: every key, its value, and who said so as a comment. Read again without loss."""
+"""LoadedRecipe <-> the `recipe.yaml` of a run directory: every key, its value, and who said so as a comment.
+
+Read again without loss.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a recipe can say. Strict (unknown keys are refused), frozen, with every default in one place. It knows nothing of the machine."""
+"""What a recipe can say. Strict (unknown keys are refused), frozen, with every default in one place.
+
+It knows nothing of the machine.
+"""
 
 from __future__ import annotations
 

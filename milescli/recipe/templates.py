@@ -23,7 +23,7 @@ def template_names() -> list[str]:
 
 
 def find_recipe(recipe: str, *, cwd: Path) -> Path:
-    """The file of a template's name, or of a path (it has a slash or ends in .yaml). Raises RecipeError with the nearest name."""
+    """The file of a template, or of a path (it has a slash or ends in .yaml). Raises RecipeError with the nearest name."""
     if "/" in recipe or recipe.endswith(SUFFIXES):
         path = Path(recipe).expanduser()
         path = path if path.is_absolute() else cwd / path

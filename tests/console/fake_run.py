@@ -1,4 +1,7 @@
-"""A run that never was: events as a real one would send them. For tests, and to look at the screen: `python -m tests.console.fake_run`."""
+"""A run that never was: events as a real one would send them. For tests, and to look at the screen.
+
+`python -m tests.console.fake_run`.
+"""
 
 from __future__ import annotations
 

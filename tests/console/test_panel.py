@@ -1,0 +1,78 @@
+"""The panel fits its terminal, whatever the run says."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from milescli.console.columns import COLUMNS, that_fit
+from milescli.console.panel import frame
+from milescli.console.progress import RunProgress
+from tests.console.fake_run import eval_done, events, step_done
+
+GOLDEN = Path(__file__).parent / "golden"
+ANY = st.floats(allow_nan=True, allow_infinity=True)
+
+
+def drawn(progress: RunProgress, width: int, height: int = 30) -> list[str]:
+    screen = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
+    screen.print(frame(progress, width=width, height=height))
+    return screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def after(num_events: int | None, **options) -> RunProgress:  # type: ignore[no-untyped-def]
+    progress = RunProgress(name="quickstart-1", clock=lambda: 42.0)
+    for event in list(events(**options))[:num_events]:
+        progress.feed(event)
+    return progress
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(("moment", "num_events"), [("start", 1), ("warmup", 40), ("train", 90), ("done", None)])
+def test_the_panel_looks_as_it_was_approved(width: int, moment: str, num_events: int | None) -> None:
+    """To approve a new look: delete the golden file, run the test, look at the file, commit it."""
+    found = "\n".join(drawn(after(num_events), width)) + "\n"
+    file = GOLDEN / f"panel-{moment}-{width}.txt"
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(found)
+        pytest.fail(f"{file} was not there and has been written: look at it, and commit it")
+    assert found == file.read_text()
+
+
+@settings(max_examples=150, deadline=None)
+@given(width=st.integers(30, 220), height=st.integers(8, 70), reward=ANY, loss=ANY, seconds=ANY, diff=ANY, accuracy=ANY)
+def test_no_figure_and_no_terminal_breaks_the_panel(
+    width: int, height: int, reward: float, loss: float, seconds: float, diff: float, accuracy: float
+) -> None:
+    progress = after(None)
+    progress.feed(eval_done(40, accuracy))
+    odd = step_done(41, 42, reward=reward, loss=loss, step_s=seconds, diff=diff)
+    progress.feed(replace(odd, rollout_tokens_per_s=seconds, report=replace(odd.report, kl=loss, entropy=loss, grad_norm=loss)))
+    lines = drawn(progress, width, height)
+    assert all(len(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize("height", [18, 24, 30, 50])
+def test_the_panel_is_not_higher_than_the_terminal(height: int) -> None:
+    assert len(drawn(after(None), 80, height)) <= height
+
+
+@given(st.integers(10, 200))
+def test_columns_are_dropped_by_rank_and_keep_their_order(width: int) -> None:
+    kept = that_fit(width)
+    assert kept[0].word == "step" and kept[1].word == "reward"
+    ordered = [column for column in kept if column in COLUMNS]
+    assert ordered == [column for column in COLUMNS if column in kept]
+
+
+def test_what_is_not_finite_is_said_as_it_is() -> None:
+    progress = after(None)
+    progress.feed(step_done(41, 42, reward=0.5, loss=float("nan")))
+    assert "nan" in "\n".join(drawn(progress, 120))
