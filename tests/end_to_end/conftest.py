@@ -1,0 +1,21 @@
+"""One folder for all end-to-end tests of a session, so that a run that one test made can be used by the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.runs import Workplace
+
+
+@pytest.fixture(scope="session")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """Where `miles` is called."""
+    return Workplace(tmp_path_factory.mktemp("workplace"))
+
+
+@pytest.fixture(scope="session")
+def shared_memory() -> set[str]:
+    """What lay in /dev/shm before."""
+    return {entry.name for entry in Path("/dev/shm").iterdir()}

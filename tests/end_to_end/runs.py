@@ -1,0 +1,138 @@
+"""Drives the real `miles` binary in real processes, and reads what it left behind. Shared by the tests of this folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from milescli.runtime import guardian
+
+MILES = Path(sys.executable).with_name("miles")
+TINY = """\
+description: A very small run for tests
+model:
+  scratch: {hidden_size: 64, num_layers: 2, num_heads: 4, num_kv_heads: 2, head_dim: 16, ffn_hidden_size: 128}
+data:
+  prompts: task:sums
+  demonstrations: task:sums
+  eval: task:sums-heldout
+  max_prompt_tokens: 48
+warmup: {steps: 3, batch_size: 16, lr: 2e-3}
+rollout: {prompts_per_step: 4, samples_per_prompt: 4, max_response_tokens: 16, reward: gsm8k}
+train: {steps: 6, optimizer: {lr: 3e-4}}
+eval: {num_prompts: 8}
+checkpoint: {every: 3, keep: 4}
+run: {tensorboard: false}
+machine: {cpu_threads: 1, start_timeout_s: 240, step_timeout_s: 120}
+"""
+"""`cpu_threads: 1`: sums over threads have a fixed order, and parallel tests of a small machine do not starve each other."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How one `miles` process ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def __str__(self) -> str:
+        return f"exit {self.code}\n--- stdout\n{self.out[-4000:]}\n--- stderr\n{self.err[-6000:]}"
+
+
+@dataclass
+class Workplace:
+    """A folder with a recipe in it, where `miles` is called as a user would."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        (self.folder / "tiny.yaml").write_text(TINY)
+        self.environment = {**os.environ, "HOME": str(self.folder), "COLUMNS": "120"}
+        self.environment.pop(guardian.TOKEN_VARIABLE, None)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start `miles` and go on."""
+        return subprocess.Popen(
+            [str(MILES), *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def miles(self, *arguments: str, timeout_s: float = 280.0) -> Finished:
+        """Call `miles` and wait for its end."""
+        return self.finish(self.start(*arguments), timeout_s=timeout_s)
+
+    def finish(self, process: subprocess.Popen[str], *, timeout_s: float = 280.0) -> Finished:
+        """Wait for the end of a process that was started."""
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            out, err = process.communicate()
+            raise AssertionError(f"not finished after {timeout_s} s\n{Finished(process.returncode, out, err)}") from None
+        return Finished(process.returncode, out, err)
+
+    def run(self, name: str) -> Path:
+        """The directory of a run."""
+        return self.folder / "runs" / name
+
+    def events(self, name: str) -> list[dict]:
+        """Everything that happened in a run, so far."""
+        file = self.run(name) / "events.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def wait_for(self, name: str, condition: Callable[[dict], bool], process: subprocess.Popen[str], seconds: float = 240.0) -> dict:
+        """Wait for an event of a run; fails where its process ends before."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for event in self.events(name):
+                if condition(event):
+                    return event
+            if process.poll() is not None:
+                raise AssertionError(f"ended before the event\n{self.finish(process)}")
+            time.sleep(0.05)
+        process.kill()
+        raise AssertionError(f"no such event within {seconds} s; the last were {self.events(name)[-3:]}")
+
+
+def step_done(step: int) -> Callable[[dict], bool]:
+    """The event of one RL step."""
+    return lambda event: event["event"] == "StepDone" and event["step"] == step
+
+
+def saved(step: int) -> Callable[[dict], bool]:
+    """The event of one complete checkpoint."""
+    return lambda event: event["event"] == "CheckpointSaved" and event["step"] == step
+
+
+def processes_of_run(driver: int) -> list[psutil.Process]:
+    """All processes that carry the token of the run that `driver` drives."""
+    for child in psutil.Process(driver).children(recursive=True):
+        try:
+            token = child.environ().get(guardian.TOKEN_VARIABLE)
+        except psutil.Error:
+            continue
+        if token:
+            return [psutil.Process(pid) for pid in guardian.processes_of(token)]
+    raise AssertionError(f"process {driver} has no child with a token")
+
+
+def wait_until_gone(processes: list[psutil.Process], seconds: float = 30.0) -> list[psutil.Process]:
+    """Those of the processes that still run after the wait."""
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]

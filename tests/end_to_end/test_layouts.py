@@ -1,0 +1,66 @@
+"""Other plans, same program: split devices with staleness, tensor and pipeline parallel trainers, experts with routing replay."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.end_to_end.runs import Workplace
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+MOE = ("model.scratch.family=qwen3_moe", "model.scratch.num_experts=4", "model.scratch.moe_ffn_hidden_size=64")
+
+
+def _sets(*pairs: str) -> list[str]:
+    return [word for pair in pairs for word in ("--set", pair)]
+
+
+def _steps(workplace: Workplace, name: str) -> list[dict]:
+    return [event for event in workplace.events(name) if event["event"] == "StepDone"]
+
+
+def test_rollout_runs_ahead_by_no_more_than_the_bound_and_weights_arrive_bit_for_bit(workplace: Workplace) -> None:
+    finished = workplace.miles(
+        "launch", "--recipe", "tiny.yaml", "--name", "stale", *_sets(
+            "rollout.max_staleness=2", "engines.placement=split", "weights.channel=distributed", "weights.verify=true", "train.steps=5",
+            "train.kl_coef=0.01",
+        ),
+    )  # fmt: skip
+    assert finished.code == 0, finished
+    measured = [event["rollout"]["staleness_max"] for event in _steps(workplace, "stale")]
+    assert max(measured) in (1, 2), measured
+    assert measured[0] == 0
+    assert json.loads((workplace.run("stale") / "plan.json").read_text())["channel"] == "distributed"
+
+
+def test_experts_with_replayed_routing_live_the_whole_life_on_two_ranks(workplace: Workplace) -> None:
+    finished = workplace.miles(
+        "launch", "--recipe", "tiny.yaml", "--name", "moe", *_sets(*MOE, "parallel.ep=2", "train.routing_replay=true", "train.steps=2"),
+    )  # fmt: skip
+    assert finished.code == 0, finished
+    resumed = workplace.miles("resume", "moe", "--steps", "3")
+    assert resumed.code == 0, resumed
+    reports = [event["report"] for event in _steps(workplace, "moe")]
+    assert len(reports) == 3
+    assert max(report["logprob_diff_max"] for report in reports) <= 1e-4
+    assert max(report["logprob_diff_mean"] for report in reports) <= 1e-5
+    assert json.loads((workplace.run("moe") / "plan.json").read_text())["trainer"]["ep"] == 2
+    folder = workplace.folder / "moe-hf"
+    assert workplace.miles("export", "moe", "--to", str(folder)).code == 0
+    evaluated = workplace.miles("--json", "eval", "moe", "--num-prompts", "4")
+    assert evaluated.code == 0, evaluated
+    from tests.end_to_end.hugging_face import greedy
+
+    rows = [json.loads(line) for line in (workplace.run("moe") / "eval" / "step_3.jsonl").read_text().splitlines()]
+    assert greedy(folder, [row["prompt_ids"] for row in rows], max_new_tokens=16) == [row["response_ids"] for row in rows]
+
+
+def test_a_run_goes_on_under_another_layout(workplace: Workplace) -> None:
+    finished = workplace.miles("launch", "--recipe", "tiny.yaml", "--name", "wide", *_sets("train.steps=2", "parallel.tp=2"))
+    assert finished.code == 0, finished
+    resumed = workplace.miles("resume", "wide", "--steps", "4", *_sets("parallel.tp=1", "parallel.pp=2"))
+    assert resumed.code == 0, resumed
+    reports = [event["report"] for event in _steps(workplace, "wide")]
+    assert len(reports) == 4
+    assert max(report["logprob_diff_max"] for report in reports) <= 1e-4
