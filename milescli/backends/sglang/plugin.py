@@ -17,8 +17,11 @@ def register() -> None:
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return
+    from milescli.backends.sglang import verify
+
     try:
         _keep_load_file_with_the_process()
+        verify.install()
         if device_kind == "cpu":
             from milescli.backends.sglang import cpu
 

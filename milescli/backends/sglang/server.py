@@ -21,8 +21,6 @@ CPU_PATH = Path(__file__).parent / "cpu_path"
 CPU_MODEL_TYPES = ("qwen3", "qwen3_moe")
 """`model_type`s, which are also SGLang's module names, whose log-probs on a CPU were compared with
 transformers and the trainer. Others may not start, or answer wrongly (GLM-4-MoE does)."""
-VERIFY_LOADER = "milescli.backends.sglang.verify.load"
-"""Import path of the loader by which a weight channel asks an engine what it holds."""
 CPU_TOKENS_LIMIT = 262_144
 """Cache slots that an engine on a CPU takes at most when nobody says how many."""
 
@@ -112,7 +110,6 @@ def engine_command(spec: EngineSpec) -> list[str]:
         "random-seed": spec.seed,
         "mem-fraction-static": spec.memory_fraction,
         "weight-version": 0,
-        "custom-weight-loader": VERIFY_LOADER,
         "log-level": "info",
         "log-level-http": "warning",
         "decode-log-interval": 1000,

@@ -1,0 +1,220 @@
+"""Two ways by which trainer ranks send weights to SGLang engines: shared memory on one machine, or a process group. Run inside trainer
+ranks, collectively; torch.distributed's default group is theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from milescli.backends.sglang.orders import OrderRefused, Orders, finish
+from milescli.backends.sglang.shared_tensor import flat_bucket_payload, plain_payload
+from milescli.backends.sglang.verify import BEGIN, DIFFERS, END, VERIFY_FORMAT
+from milescli.backends.sglang.weight_group import WeightGroup
+from milescli.core.errors import MilesError, MismatchError
+from milescli.core.types import WeightVersion
+from milescli.weights.base import Bucket, EngineAddress
+from milescli.weights.buckets import layout, write_flat
+
+DEFAULT_TIMEOUT_S = 600.0
+
+
+class _Channel:
+    """What both have in common: consuming the buckets on every rank, telling every rank of a failure, versions, verification."""
+
+    def __init__(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """`timeout_s` bounds each order to an engine."""
+        self._timeout_s = timeout_s
+        self._orders: Orders | None = None
+
+    @property
+    def orders(self) -> Orders:
+        """The engines; `open` was called."""
+        assert self._orders is not None, "send before open"
+        return self._orders
+
+    def open(self, engines: list[EngineAddress]) -> None:
+        """See WeightChannel."""
+        self.close()
+        self._orders = Orders(engines, timeout_s=self._timeout_s)
+
+    def close(self) -> None:
+        """See WeightChannel."""
+        if self._orders is not None:
+            self._orders.close()
+            self._orders = None
+
+    def send(self, buckets: Iterator[Bucket], version: WeightVersion) -> None:
+        """See WeightChannel. The caller has paused the fleet; the prefix caches are flushed once, after the last bucket."""
+        failure = self._send_all(buckets)
+        if failure is None and _rank() == 0:
+            failure = _caught(self._finish, version)
+        _agree(failure)
+
+    def _finish(self, version: WeightVersion) -> None:
+        self.orders.order_all(f"/flush_cache?timeout={self._timeout_s / 2:.0f}", {})
+        self.orders.order_all("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+
+    def verify(self, buckets: Iterator[Bucket]) -> None:
+        """See WeightChannel. Sends everything once more, by the same way, into engines whose weights were overwritten with NaN."""
+        failure = _caught(self._tell_verifier, BEGIN) if _rank() == 0 else None
+        failure = self._send_all(buckets) or failure
+        if _rank() == 0:
+            failure = failure or _caught(self._tell_verifier, END)
+        _agree(failure)
+
+    def _tell_verifier(self, order: str) -> None:
+        payload = plain_payload([(order, None)])
+        bodies = [
+            {"serialized_named_tensors": [payload] * engine.tp, "load_format": VERIFY_FORMAT, "flush_cache": False}
+            for engine in self.orders.engines
+        ]
+        try:
+            finish(self.orders.begin_all("/update_weights_from_tensor", bodies))
+        except OrderRefused as error:
+            _, is_difference, finding = error.why.partition(DIFFERS)
+            if not is_difference:
+                raise
+            raise MismatchError(
+                f"an engine does not hold the weights that were sent: {finding.strip(chr(34) + '}')}",
+                why=f"{error.what.split(' refused')[0]} was compared bit for bit after the publish",
+                fix="stop here: the engine samples from another policy than the one that is trained; report this with the recipe",
+            ) from None
+
+    def _send_all(self, buckets: Iterator[Bucket]) -> MilesError | None:
+        """Every rank goes through all buckets, also after a failure: making them is collective, and a rank that left would hang
+        the others."""
+        failure: MilesError | None = None
+        for index, bucket in enumerate(buckets):
+            if failure is None:
+                failure = _caught(self._send_bucket, bucket, index)
+        return failure
+
+    def _send_bucket(self, bucket: Bucket, index: int) -> None:
+        """Make all engines load one bucket. Called on every rank."""
+        raise NotImplementedError
+
+
+class TensorChannel(_Channel):
+    """Through shared memory: host memory on a CPU, CUDA or HIP IPC on a GPU. Engines live on the trainers' machine.
+
+    On a CPU one pair of buffers of rank 0 serves all engine ranks. On a GPU each trainer rank fills a buffer on its own device, and
+    the engine rank on the same device reads it (not tried on a device).
+    """
+
+    def __init__(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """See _Channel."""
+        super().__init__(timeout_s=timeout_s)
+        self._buffers: list[torch.Tensor | None] = [None, None]
+
+    def _send_bucket(self, bucket: Bucket, index: int) -> None:
+        device = bucket[0][1].device
+        shares_device = device.type != "cpu"
+        if not shares_device and _rank() != 0:
+            return
+        slices = layout(bucket)
+        flat = self._buffer(device, slices[-1].end, index)
+        write_flat(bucket, flat)
+        if shares_device:
+            torch.accelerator.synchronize(device)
+        payload = flat_bucket_payload(flat, slices)
+        payloads = _gather(payload) if shares_device else [payload]
+        if _rank() == 0:
+            self._post(payloads, shares_device=shares_device)
+
+    def _buffer(self, device: torch.device, size_bytes: int, index: int) -> torch.Tensor:
+        """[size_bytes] uint8. Buffers take turns: an engine has answered when its copies are queued, not when they are done, and the
+        next bucket must not overwrite what is still being read. On CUDA torch itself keeps shared memory until the reader has
+        let go of it, so each bucket gets a new one there."""
+        if device.type == "cuda" and torch.version.hip is None:
+            return torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        held = self._buffers[index % 2]
+        if held is None or held.numel() < size_bytes or held.device != device:
+            held = self._buffers[index % 2] = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        return held[:size_bytes]
+
+    def _post(self, payloads: list[str], *, shares_device: bool) -> None:
+        bodies = []
+        for engine in self.orders.engines:
+            if shares_device:
+                assert len(engine.sharing_ranks) == engine.tp, (
+                    f"{engine.url}: {engine.tp} ranks, shared by {engine.sharing_ranks}"
+                )
+                own = [payloads[rank] for rank in engine.sharing_ranks]
+            else:
+                own = payloads * engine.tp
+            bodies.append({"serialized_named_tensors": own, "load_format": "flattened_bucket", "flush_cache": False})
+        finish(self.orders.begin_all("/update_weights_from_tensor", bodies))
+
+    def close(self) -> None:
+        """Frees the buffers; their names leave /dev/shm with them."""
+        super().close()
+        self._buffers = [None, None]
+
+
+class DistributedChannel(_Channel):
+    """Through a process group of trainer rank 0 and all engine ranks: gloo on a CPU, NCCL (or RCCL) on a GPU, where it was not tried."""
+
+    def __init__(self, *, backend: str, host: str = "127.0.0.1", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """`backend`: gloo or nccl; `host`: this machine, as the engines reach it."""
+        super().__init__(timeout_s=timeout_s)
+        self._backend = backend
+        self._host = host
+        self._group: WeightGroup | None = None
+
+    def open(self, engines: list[EngineAddress]) -> None:
+        """Form the group. Collective: returns, or raises, on every rank."""
+        super().open(engines)
+        _agree(_caught(self._form_group) if _rank() == 0 else None)
+
+    def _form_group(self) -> None:
+        self._group = WeightGroup(self.orders, backend=self._backend, host=self._host)
+
+    def _send_bucket(self, bucket: Bucket, index: int) -> None:
+        if _rank() != 0:
+            return
+        assert self._group is not None, "send before open"
+        slices = layout(bucket)
+        flat = torch.empty(slices[-1].end, dtype=torch.uint8, device=bucket[0][1].device)
+        write_flat(bucket, flat)
+        self._group.broadcast(flat, slices)
+
+    def close(self) -> None:
+        """Leave the group, on both sides."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+        super().close()
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _gather(payload: str) -> list[str]:
+    """[world_size] on rank 0, in the order of ranks; empty elsewhere."""
+    if not dist.is_initialized():
+        return [payload]
+    received: list[str] | None = [""] * dist.get_world_size() if _rank() == 0 else None
+    dist.gather_object(payload, received, dst=0)
+    return received or []
+
+
+def _caught(action, *arguments: object) -> MilesError | None:
+    """The error that it raised, to be agreed upon before it is raised; anything but a MilesError is a fault of ours and flies."""
+    try:
+        action(*arguments)
+    except MilesError as error:
+        return error
+    return None
+
+
+def _agree(failure: MilesError | None) -> None:
+    """Every rank raises what rank 0 met, or returns."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        box = [failure]
+        dist.broadcast_object_list(box, src=0)
+        failure = box[0]
+    if failure is not None:
+        raise failure

@@ -1,0 +1,87 @@
+"""Orders to engines from a trainer rank: plain blocking HTTP, all engines at once, bounded and named. The fleet has its own (`http.py`)."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
+from milescli.core.units import format_duration
+from milescli.weights.base import EngineAddress
+
+
+class OrderRefused(MilesError):
+    """The engine answered that it could not."""
+
+
+def post(url: str, path: str, body: dict[str, Any], *, timeout_s: float) -> str:
+    """The answer's text. Raises OrderRefused (4xx), WorkerDied (no connection, 5xx) or WaitTimeout, each with the engine's URL."""
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(f"{url}{path}", data=data, headers={"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            return answer.read().decode()
+    except urllib.error.HTTPError as error:
+        text = error.read().decode(errors="replace")[:2000]
+        if error.code < 500:
+            raise OrderRefused(
+                f"engine {url} refused {path}", why=f"HTTP {error.code}: {text}", fix="read the engine's log for the cause"
+            ) from None
+        raise _dead(url, path, f"HTTP {error.code}: {text}") from None
+    except TimeoutError:
+        raise _late(url, path, timeout_s) from None
+    except (urllib.error.URLError, OSError) as error:
+        if isinstance(getattr(error, "reason", None), TimeoutError):
+            raise _late(url, path, timeout_s) from None
+        raise _dead(url, path, f"{type(error).__name__}: {error}") from None
+
+
+def _dead(url: str, path: str, detail: str) -> WorkerDied:
+    return WorkerDied(
+        f"engine {url} died while it was told {path}", why=detail, fix="read the log of the engine at that address"
+    )
+
+
+def _late(url: str, path: str, timeout_s: float) -> WaitTimeout:
+    return WaitTimeout(
+        f"engine {url} did not answer {path}",
+        why=f"the trainer waited {format_duration(timeout_s)}",
+        fix=f"--set machine.step_timeout_s={2 * timeout_s:.0f}   # if the model is that large; else read the engine's log",
+    )
+
+
+class Orders:
+    """The engines of one channel; a thread each, so that they work at once."""
+
+    def __init__(self, engines: list[EngineAddress], *, timeout_s: float) -> None:
+        """`timeout_s` bounds each order."""
+        self.engines = engines
+        self.timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(max_workers=max(1, len(engines)), thread_name_prefix="engine-order")
+
+    def begin_all(self, path: str, bodies: list[dict[str, Any]]) -> list[Future[str]]:
+        """Send body i to engine i; does not wait."""
+        return [
+            self._threads.submit(post, engine.url, path, body, timeout_s=self.timeout_s)
+            for engine, body in zip(self.engines, bodies, strict=True)
+        ]
+
+    def order_all(self, path: str, body: dict[str, Any]) -> list[str]:
+        """The same order to all; waits for all, then raises the first failure."""
+        return finish(self.begin_all(path, [body] * len(self.engines)))
+
+    def close(self) -> None:
+        """Let the threads go; an order that is under way ends by its own bound."""
+        self._threads.shutdown(wait=False)
+
+
+def finish(futures: list[Future[str]]) -> list[str]:
+    """Wait for every order, so that none is left running, then raise the first failure. Each is bounded by itself."""
+    errors = [future.exception() for future in futures]
+    for error in errors:
+        if error is not None:
+            raise error
+    return [future.result() for future in futures]

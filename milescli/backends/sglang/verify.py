@@ -1,0 +1,85 @@
+"""Proof that an engine holds what was sent. Runs inside engine ranks, installed by the plug-in; asked by `channels.py`.
+
+begin: keep a copy of every parameter, then overwrite them all with NaN. The trainer sends all weights again, by its ordinary way.
+end: compare each parameter with its copy, bit for bit, and put the copies back. What was never sent is still NaN, and differs.
+"""
+
+from __future__ import annotations
+
+import torch
+
+VERIFY_FORMAT = "miles_verify"
+"""`load_format` of the two orders; their payload is [(order, None)]."""
+BEGIN, END = "begin", "end"
+DIFFERS = "weights differ: "
+"""How the answer starts where they do."""
+
+_copies: dict[str, torch.Tensor] = {}
+
+
+def install() -> None:
+    """Let /update_weights_from_tensor understand VERIFY_FORMAT."""
+    from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+
+    ordinary = WeightUpdater.update_weights_from_tensor
+
+    def update_or_verify(self, named_tensors, load_format=None):
+        if load_format != VERIFY_FORMAT:
+            return ordinary(self, named_tensors, load_format)
+        order = named_tensors[0][0]
+        return begin(self.get_model()) if order == BEGIN else _end_on_all_ranks(self.get_model())
+
+    WeightUpdater.update_weights_from_tensor = update_or_verify
+
+
+@torch.no_grad()
+def begin(model: torch.nn.Module) -> tuple[bool, str]:
+    """Copies go to host memory: there may be no room for a second model on the device."""
+    _copies.clear()
+    for name, parameter in model.named_parameters():
+        _copies[name] = parameter.detach().to("cpu", copy=True)
+        parameter.fill_(float("nan") if parameter.is_floating_point() else -1)
+    return True, f"{len(_copies)} parameters kept"
+
+
+@torch.no_grad()
+def end(model: torch.nn.Module) -> str | None:
+    """What differs first, or None. Puts the copies back in any case."""
+    finding = None
+    for name, parameter in model.named_parameters():
+        kept = _copies[name]
+        sent = parameter.detach().to("cpu")
+        if finding is None and not torch.equal(_bytes(kept), _bytes(sent)):
+            finding = _describe(name, held=kept, sent=sent)
+        parameter.copy_(kept)
+    _copies.clear()
+    return finding
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _describe(name: str, *, held: torch.Tensor, sent: torch.Tensor) -> str:
+    differs = held.reshape(-1) != sent.reshape(-1)
+    where = differs.nonzero().squeeze(1)
+    if len(where) == 0:  # equal as numbers, not as bits: signed zeros
+        return f"{name}: the sign of zeros"
+    first = int(where[0])
+    if torch.isnan(sent.reshape(-1)[where]).all():
+        return f"{name}: {len(where)} of {held.numel()} values were not sent, the first at flat index {first}"
+    held_value, sent_value = float(held.reshape(-1)[first]), float(sent.reshape(-1)[first])
+    return f"{name}: {len(where)} of {held.numel()} values, the first at flat index {first}, held {held_value!r}, sent {sent_value!r}"
+
+
+def _end_on_all_ranks(model: torch.nn.Module) -> tuple[bool, str]:
+    """Every rank compares its own shard; rank 0 alone answers, so it collects the others' findings."""
+    from sglang.srt.distributed import get_tp_group
+
+    group = get_tp_group()
+    findings: list[str | None] = [None] * group.world_size
+    torch.distributed.all_gather_object(findings, end(model), group=group.cpu_group)
+    for rank, finding in enumerate(findings):
+        if finding is not None:
+            return False, f"{DIFFERS}engine rank {rank}: {finding}"
+    return True, "every parameter is what was sent"

@@ -1,0 +1,138 @@
+"""One real engine with its router on a tiny Qwen3, shared by every test of this folder."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from milescli.backends.sglang.client import SglangFleet
+from milescli.backends.sglang.http import EngineHandle
+from milescli.backends.sglang.server import EngineServer, EngineSpec, RouterServer, RouterSpec
+
+VOCAB = 300
+EOS = 1
+
+
+def import_transformers():
+    """transformers without torchvision, whose wheel does not load beside a CPU build of torch."""
+    sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
+    import transformers
+
+    return transformers
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Token i reads ` t{i}`; pad, end and unknown come first."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    words = {"<pad>": 0, "<eos>": EOS, "<unk>": 2} | {f"t{index}": index for index in range(3, VOCAB)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.Fuse()
+    transformers = import_transformers()
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    )
+    fast.save_pretrained(folder)
+
+
+def make_qwen3(folder: Path, *, seed: int = 0):
+    """A tiny Qwen3 with large random weights, so that its distributions are not flat; saved, and returned."""
+    transformers = import_transformers()
+    torch.manual_seed(seed)
+    config = transformers.Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=EOS,
+        pad_token_id=0,
+        initializer_range=0.15,
+    )
+    model = transformers.Qwen3ForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What the tests hold."""
+
+    engine: EngineServer
+    router: RouterServer
+    model: torch.nn.Module
+    """The same weights in transformers."""
+
+    def run(self, test: Callable[[SglangFleet], Awaitable[object]], **options: object):
+        """Run one coroutine with a fleet of its own."""
+
+        async def with_fleet():
+            fleet = SglangFleet(
+                router_url=self.router.url,
+                engines=[EngineHandle(name="engine 0", url=self.engine.url, log_path=self.engine.log_path)],
+                answer_timeout_s=60,
+                order_timeout_s=30,
+                **options,
+            )
+            try:
+                return await test(fleet)
+            finally:
+                await fleet.close()
+
+        return asyncio.run(with_fleet())
+
+
+def start_service(folder: Path, model: torch.nn.Module, **options: object) -> Service:
+    spec = EngineSpec(
+        model_dir=folder,
+        tokenizer_dir=folder,
+        device_kind="cpu",
+        precision="fp32",
+        port=free_port(),
+        log_path=folder / "engine.log",
+        max_total_tokens=65_536,
+        context_length=1024,
+        **options,
+    )
+    engine = EngineServer(spec)
+    router = RouterServer(
+        RouterSpec(worker_urls=(engine.url,), port=free_port(), metrics_port=free_port(), log_path=folder / "router.log")
+    )
+    try:
+        engine.start()
+        engine.wait_ready(180)
+        router.start()
+        router.wait_ready(60)
+    except BaseException:
+        router.stop()
+        engine.stop()
+        raise
+    return Service(engine=engine, router=router, model=model)
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("qwen3")
+    running = start_service(folder, make_qwen3(folder))
+    yield running
+    running.router.stop()
+    running.engine.stop()

@@ -1,0 +1,147 @@
+"""The fleet, on a real engine behind the real router."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from milescli.core.types import StopReason, VersionSpan
+from milescli.rollout.base import GenerateRequest
+
+pytestmark = pytest.mark.engine
+
+
+def request(index: int = 0, *, seed: int | None = 7, tokens: int = 24, **options) -> GenerateRequest:
+    prompt = [3 + (index * 31 + place * 17) % 290 for place in range(8 + index % 5)]
+    return GenerateRequest(prompt_ids=prompt, max_new_tokens=tokens, seed=seed, **options)
+
+
+def reference_logprobs(model, token_ids: list[int], temperature: float = 1.0) -> torch.Tensor:
+    with torch.no_grad():
+        logits = model(torch.tensor([token_ids])).logits[0, :-1] / temperature
+    return logits.log_softmax(-1).gather(-1, torch.tensor(token_ids[1:])[:, None])[:, 0].double()
+
+
+def test_logprobs_of_sampled_tokens_are_those_of_transformers_at_the_temperature(service):
+    async def ask(fleet):
+        return await fleet.generate(request(temperature=0.7))
+
+    answer = service.run(ask)
+    prompt = request().prompt_ids
+    expected = reference_logprobs(service.model, [*prompt, *answer.response_ids], 0.7)[len(prompt) - 1 :]
+    assert torch.allclose(torch.tensor(answer.logprobs, dtype=torch.float64), expected, atol=1e-5, rtol=0)
+
+
+def test_score_equals_transformers(service):
+    tokens = [5, 77, 130, 8, 250, 33, 91, 4, 4, 18]
+    scores = service.run(lambda fleet: fleet.score(tokens))
+    assert len(scores) == len(tokens) - 1
+    expected = reference_logprobs(service.model, tokens)
+    assert torch.allclose(torch.tensor(scores, dtype=torch.float64), expected, atol=1e-5, rtol=0)
+
+
+def test_greedy_answers_are_those_of_transformers(service):
+    answer = service.run(lambda fleet: fleet.generate(request(temperature=0.0, seed=None)))
+    prompt = torch.tensor([request().prompt_ids])
+    with torch.no_grad():
+        expected = service.model.generate(prompt, max_new_tokens=24, do_sample=False)[0, prompt.shape[1] :].tolist()
+    assert answer.response_ids == expected
+
+
+def test_equal_seeds_give_equal_tokens_whatever_the_batch_and_other_seeds_do_not(service):
+    async def ask(fleet):
+        alone = await fleet.generate(request(0, seed=3))
+        crowd = await asyncio.gather(*(fleet.generate(request(index, seed=3 + index)) for index in range(40)))
+        other = await fleet.generate(request(0, seed=4))
+        return alone, crowd[0], other
+
+    alone, in_crowd, other = service.run(ask)
+    assert alone.response_ids == in_crowd.response_ids
+    assert alone.response_ids != other.response_ids
+
+
+def test_seeded_tokens_follow_the_distribution_of_the_model(service):
+    """The first token over 600 seeds, against its probability: chi-square over the likely tokens."""
+    number = 600
+
+    async def ask(fleet):
+        return await asyncio.gather(*(fleet.generate(request(seed=1000 + seed, tokens=1)) for seed in range(number)))
+
+    first = torch.tensor([answer.response_ids[0] for answer in service.run(ask)])
+    with torch.no_grad():
+        expected = service.model(torch.tensor([request().prompt_ids])).logits[0, -1].softmax(-1) * number
+    likely = expected >= 5
+    observed = torch.bincount(first, minlength=len(expected)).double()
+    observed = torch.cat([observed[likely], observed[~likely].sum()[None]])
+    expected = torch.cat([expected[likely], expected[~likely].sum()[None]]).double()
+    chi_square = float(((observed - expected) ** 2 / expected.clamp(min=1)).sum())
+    freedom = len(expected) - 1
+    assert freedom >= 3
+    assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
+
+
+def test_an_answer_ends_by_length_by_end_token_and_by_stop_string(service):
+    async def ask(fleet):
+        long = await fleet.generate(request(tokens=24))
+        third = long.response_ids[2]
+        stopped = await fleet.generate(request(tokens=24, stop=[f"t{third}"]))
+        ended = await asyncio.gather(*(fleet.generate(request(index, seed=index, tokens=400)) for index in range(24)))
+        return long, third, stopped, ended
+
+    long, third, stopped, ended = service.run(ask)
+    assert (long.stop_reason, len(long.response_ids)) == (StopReason.LENGTH, 24)
+    assert stopped.stop_reason is StopReason.STOP
+    assert stopped.response_ids == long.response_ids[: long.response_ids.index(third) + 1]
+    by_token = [answer for answer in ended if answer.stop_reason is StopReason.STOP]
+    assert by_token
+    assert all(answer.response_ids[-1] == 1 and 1 not in answer.response_ids[:-1] for answer in by_token)
+
+
+def test_a_paused_answer_goes_on_with_its_tokens_and_says_which_weights_made_them(service):
+    unbroken = service.run(lambda fleet: fleet.generate(request(tokens=300, stop=["never"])))
+
+    async def ask(fleet):
+        task = asyncio.create_task(fleet.generate(request(tokens=300, stop=["never"])))
+        await asyncio.sleep(0.15)
+        await fleet.pause()
+        await fleet.pause()
+        held_back = not task.done()
+        await fleet.set_version(5)
+        await fleet.resume()
+        answer = await task
+        await fleet.set_version(0)
+        return held_back, answer
+
+    held_back, answer = service.run(ask)
+    assert held_back
+    assert answer.response_ids == unbroken.response_ids
+    assert torch.allclose(torch.tensor(answer.logprobs), torch.tensor(unbroken.logprobs), atol=1e-5)
+    total = len(answer.response_ids)
+    cut = answer.version_spans[0].end
+    assert 0 < cut < total
+    assert answer.version_spans == [VersionSpan(start=0, end=cut, version=0), VersionSpan(start=cut, end=total, version=5)]
+
+
+def test_a_thousand_answers_in_flight_all_arrive(service):
+    async def ask(fleet):
+        return await asyncio.gather(*(fleet.generate(request(index, seed=index, tokens=4)) for index in range(1000)))
+
+    answers = service.run(ask)
+    assert len(answers) == 1000
+    assert all(len(answer.logprobs) == len(answer.response_ids) > 0 for answer in answers)
+
+
+def test_sleep_and_wake_leave_the_fleet_answering(service):
+    async def ask(fleet):
+        before = await fleet.generate(request())
+        await fleet.pause()
+        await fleet.sleep()
+        await fleet.wake_weights()
+        await fleet.wake_cache()
+        await fleet.resume()
+        return before, await fleet.generate(request())
+
+    before, after = service.run(ask)
+    assert before.response_ids == after.response_ids
