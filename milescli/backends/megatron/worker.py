@@ -88,6 +88,7 @@ class TrainerRank:
 
     def _build(self) -> None:
         from milescli.backends.megatron import model, optimizer, replay, weights
+        from milescli.backends.megatron.checkpoint import CheckpointIO
         from milescli.backends.megatron.forward import Passes
         from milescli.backends.megatron.reference import Reference
 
@@ -105,6 +106,7 @@ class TrainerRank:
         self.model = optimizer.wrap(gpt)
         self.optimizer = optimizer.make_optimizer(self.model, self.recipe.train.optimizer, dtype=self.dtype)
         self.reference = Reference(self.model)
+        self.checkpoints = CheckpointIO(self.model, self.optimizer, timeout_s=self.recipe.machine.step_timeout_s)
         self.passes = Passes(
             model=self.model, mesh=self.mesh, vocab_size=self.facts.vocab_size, routers=replay.own_routers(gpt)
         )
@@ -185,6 +187,24 @@ class TrainerRank:
         from milescli.backends.megatron import optimizer
 
         optimizer.forget_moments(self.optimizer)
+
+    def save(self, folder: str, async_save: bool) -> None:
+        """Write weights, optimizer and RNG into `folder`, which is made. With `async_save`, training may go on at once and the
+        files are complete after `finish_save`."""
+        with self._named("saving"):
+            self.checkpoints.start(Path(folder))
+            if not async_save:
+                self.checkpoints.finish()
+
+    def finish_save(self) -> None:
+        """Wait until the last save is on disk."""
+        with self._named("finishing a save"):
+            self.checkpoints.finish()
+
+    def load(self, folder: str, weights_only: bool = False) -> None:
+        """Take weights, and unless `weights_only` optimizer and RNG, from a folder that `save` wrote under any layout."""
+        with self._named("loading"):
+            self.checkpoints.load(Path(folder), weights_only=weights_only)
 
     def connect_engines(self, engines: list[EngineAddress]) -> None:
         """Open the weight channel to these engines; again after one was replaced."""

@@ -1,0 +1,148 @@
+"""Trainer state on disk in Megatron's `torch_dist` format: weights, distributed optimizer, RNG; written in the background, read
+under any layout. The manifest beside it belongs to the checkpoint room."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+
+from milescli.backends.megatron.optimizer import inner_optimizers
+from milescli.backends.megatron.safe_pickle import require_known_pickles
+from milescli.backends.megatron.saving import BackgroundSave
+from milescli.core.errors import CheckpointError
+
+_RNG = "rng"
+_MODEL = "model"
+_OPTIMIZER = "optimizer"
+
+
+class CheckpointIO:
+    """Saves and loads one model and its optimizer. At most one save is in flight."""
+
+    def __init__(self, model: DistributedDataParallel, optimizer: MegatronOptimizer, *, timeout_s: float) -> None:
+        """`timeout_s` bounds the wait of `finish`."""
+        self._model, self._optimizer, self._timeout_s = model, optimizer, timeout_s
+        self._pending: tuple[BackgroundSave, object, float] | None = None
+
+    def start(self, folder: Path) -> None:
+        """Copy the state to host memory and begin to write it into `folder`; training may go on. Waits for a save before it."""
+        self.finish()
+        if dist.get_rank() == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+        dist.barrier()
+        writer = BackgroundSave(timeout_s=self._timeout_s)
+        state = self._sharded_state(loading=False)
+        state[_RNG] = _rng_of_rank_zero()
+        request = dist_checkpointing.save(state, str(folder), sharded_strategy=writer, async_sharded_save=True)
+        self._pending = (writer, request, time.monotonic())
+
+    def finish(self) -> None:
+        """Wait until the last save is on disk. Raises CheckpointError where writing failed, WaitTimeout past the bound."""
+        if self._pending is None:
+            return
+        writer, request, _ = self._pending
+        self._pending = None
+        writer.wait()
+        for finalize in request.finalize_fns:
+            finalize()
+
+    def load(self, folder: Path, *, weights_only: bool) -> None:
+        """Take the state from `folder`, whatever layout wrote it. `weights_only`: leave optimizer and RNG alone.
+
+        Raises CheckpointError for a folder that is missing, torn, of another model, or holds pickles that are not Megatron's.
+        """
+        self.finish()
+        require_known_pickles(folder)
+        if not weights_only:
+            make_moments(self._optimizer)
+        state = self._sharded_state(loading=True, weights_only=weights_only)
+        try:
+            loaded = dist_checkpointing.load(state, str(folder))
+        except (OSError, KeyError, ValueError, RuntimeError, dist_checkpointing.core.CheckpointingException) as error:
+            raise CheckpointError(
+                f"cannot load the checkpoint `{folder}`",
+                why=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no further word'}",
+                fix="resume from another checkpoint of the run, or check that model.path is the one that was trained",
+            ) from error
+        self._model.module.load_state_dict(loaded[_MODEL])
+        if weights_only:
+            # the optimizer holds copies of bfloat16 weights, which would undo the load at the next step
+            self._optimizer.reload_model_params()
+            return
+        with _tolerating_step(self._optimizer):
+            self._optimizer.load_state_dict(loaded[_OPTIMIZER])
+        _separate_steps(self._optimizer)
+        torch.set_rng_state(loaded[_RNG])
+
+    def _sharded_state(self, *, loading: bool, weights_only: bool = False) -> dict[str, object]:
+        # names of layers are global numbers, so that any split into stages finds them
+        metadata = {
+            "non_homogeneous_layers": True,
+            "distrib_optim_sharding_type": "fully_reshardable",
+            "distrib_optim_fully_reshardable_mem_efficient": False,
+            "chained_optim_avoid_prefix": True,
+            "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+        }
+        state: dict[str, object] = {_MODEL: self._model.module.sharded_state_dict(prefix="", metadata=metadata)}
+        if not weights_only:
+            make_moments(self._optimizer)
+            state[_OPTIMIZER] = self._optimizer.sharded_state_dict(state[_MODEL], is_loading=loading, metadata=metadata)
+        return state
+
+
+def make_moments(optimizer: MegatronOptimizer) -> None:
+    """Give AdamW the state that it would make at its first step: Megatron 0.16.1 can neither save nor load without it."""
+    for inner in inner_optimizers(optimizer):
+        for group in inner.optimizer.param_groups:
+            for parameter in group["params"]:
+                if not inner.optimizer.state[parameter]:
+                    inner.optimizer.state[parameter] = {
+                        "step": torch.zeros((), dtype=torch.float32),
+                        "exp_avg": torch.zeros_like(parameter),
+                        "exp_avg_sq": torch.zeros_like(parameter),
+                    }
+
+
+@contextmanager
+def _tolerating_step(optimizer: MegatronOptimizer) -> Iterator[None]:
+    """Megatron 0.16.1 copies every state of torch's AdamW from disk, `step` too, which its format does not hold: offer it its own."""
+    inners = inner_optimizers(optimizer)
+    for inner in inners:
+        inner._set_main_param_and_optimizer_states = _with_own_step(inner)
+    try:
+        yield
+    finally:
+        for inner in inners:
+            del inner._set_main_param_and_optimizer_states
+
+
+def _with_own_step(inner: MegatronOptimizer):
+    plain = inner._set_main_param_and_optimizer_states
+
+    def set_states(parameter: torch.nn.Parameter, tensors: dict[str, torch.Tensor]) -> None:
+        own = inner._get_main_param_and_optimizer_states(parameter)
+        plain(parameter, {"step": own["step"], **tensors} if "step" in own else tensors)
+
+    return set_states
+
+
+def _separate_steps(optimizer: MegatronOptimizer) -> None:
+    """Loading leaves one `step` tensor in the state of all parameters, so each step would count as many."""
+    for inner in inner_optimizers(optimizer):
+        for state in inner.optimizer.state.values():
+            state["step"] = state["step"].clone()
+
+
+def _rng_of_rank_zero() -> torch.Tensor:
+    """Nothing in training draws on the host generator at random between ranks, so one state serves all layouts."""
+    holder = [torch.get_rng_state()]
+    dist.broadcast_object_list(holder, src=0)
+    return holder[0]
