@@ -1,4 +1,7 @@
-"""The table of rooms and floors, held by reading every import: lower floors only, no sibling, vendors in their own room, files and functions short."""
+"""The table of rooms and floors, held by reading every import.
+
+Lower floors only, no sibling, vendors in their own room, files and functions short.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 
@@ -13,13 +14,13 @@ def show_run_summary(summary: object, *, output: Output) -> None:
     """How a run ended, where it lies, and what can be done with it."""
     fields = _fields(summary)
     output.json("run_summary", fields)
-    run = fields.get("path") or fields.get("run") or fields.get("name")
+    run = shlex.quote(str(fields["path"]))
     output.kv(readable(fields), title="reached")
     output.next_steps(
         {
             f"miles eval {run}": "measure it again",
-            f"miles resume {run} --steps N": "train it further",
-            f"miles export {run} --to DIR": "write a Hugging Face folder",
+            f"miles resume {run} --steps {2 * int(str(fields['steps']))}": "train it further",
+            f"miles export {run} --to {shlex.quote(Path(str(fields['path'])).name + '-hf')}": "write a Hugging Face folder",
         }
     )
 
@@ -36,7 +37,7 @@ def show_export(summary: object, *, to: Path, output: Output) -> None:
     fields = _fields(summary)
     output.json("export", fields)
     output.kv(readable(fields), title="exported")
-    output.next_steps({f"python -m sglang.launch_server --model-path {to}": "serve it"})
+    output.next_steps({f"python -m sglang.launch_server --model-path {shlex.quote(str(to))}": "serve it"})
 
 
 def readable(fields: dict[str, object]) -> dict[str, object]:

@@ -13,7 +13,9 @@ from tests.console.conftest import said
 
 Speak = Callable[..., Output]
 
-ERROR = FitError("`qwen` does not fit on 4 GPUs", why="35B parameters need 630 GB;\n4 x 141 GB = 564 GB", fix=["miles a", "miles b"])
+ERROR = FitError(
+    "`qwen` does not fit on 4 GPUs", why="35B parameters need 630 GB;\n4 x 141 GB = 564 GB", fix=["miles a", "miles b"]
+)
 
 
 def say_everything(output: Output) -> None:

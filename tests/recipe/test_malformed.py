@@ -1,4 +1,4 @@
-"""What people get wrong. Each case: a refusal in three parts that names the place, with the right exit code, and no traceback."""
+"""What people get wrong: each case is a refusal in three parts that names the place, with the right exit code, and no traceback."""
 
 from __future__ import annotations
 

@@ -1,0 +1,124 @@
+"""The single door: what is printed, and with which code the program ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from milescli import __version__
+from milescli.core.errors import FitError, Stopped
+from tests.commands.conftest import Miles, Replace
+
+VERBS = ("launch", "resume", "evaluate", "export", "doctor", "recipes", "runs", "help")
+
+
+def fails_with(error: BaseException):  # type: ignore[no-untyped-def]
+    def launch(loaded, *, output):  # type: ignore[no-untyped-def]
+        raise error
+
+    return launch
+
+
+def test_bare_miles_shows_the_first_page(miles: Miles) -> None:
+    said = miles()
+    assert said.code == 0 and "miles launch --recipe quickstart" in said.out and said.err == ""
+
+
+def test_version(miles: Miles) -> None:
+    assert miles("--version").out == f"miles {__version__}\n"
+    assert json.loads(miles("--version", "--json").out) == {"schema": 1, "kind": "version", "version": __version__}
+
+
+@pytest.mark.parametrize(
+    ("argv", "what"),
+    [
+        (["lanch"], "launch"),
+        (["launch"], "--recipe"),
+        (["launch", "--recipe", "quickstart", "--gpus", "many"], "--gpus"),
+        (["launch", "--recipe", "quickstart", "--steps", "0"], "--steps"),
+        (["launch", "--recipe", "quickstart", "--stps", "3"], "--steps"),
+        (["resume"], "RUN"),
+        (["export", "x"], "--to"),
+        (["export", "x", "--to", "y", "--dtype", "fp8"], "fp8"),
+        (["help", "everything"], "everything"),
+        (["recipes", "show"], "show quickstart"),
+    ],
+)
+def test_a_command_line_that_is_not_understood_ends_with_2(miles: Miles, argv: list[str], what: str) -> None:
+    said = miles(*argv)
+    assert said.code == 2 and said.out == ""
+    assert said.err.startswith("error: ") and what in said.err and "fix: miles" in said.err
+
+
+def test_the_fix_of_a_usage_error_names_the_verb(miles: Miles) -> None:
+    assert "fix: miles launch --help" in miles("launch").err
+
+
+def test_with_json_even_a_usage_error_is_one_object(miles: Miles) -> None:
+    said = miles("launch", "--json")
+    assert said.code == 2 and json.loads(said.err)["exit_code"] == 2
+
+
+@pytest.mark.parametrize("place", [["--json", "recipes"], ["recipes", "--json"]])
+def test_json_may_stand_before_and_after_the_verb(miles: Miles, place: list[str]) -> None:
+    assert json.loads(miles(*place).out)["kind"] == "recipes"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(FitError("a", why="b", fix="c"), 5), (Stopped("a", why="b", fix="miles resume x"), 75)]
+)
+def test_an_explained_error_ends_with_its_own_code(miles: Miles, replace: Replace, error: Exception, code: int) -> None:
+    replace("milescli.runtime.launch", launch=fails_with(error))
+    said = miles("launch", "--recipe", "quickstart")
+    assert said.code == code and "error: a" in said.err and "  why: b" in said.err
+
+
+def test_a_fault_of_ours_leaves_its_traceback_in_a_file(miles: Miles, replace: Replace, tmp_path: Path) -> None:
+    replace("milescli.runtime.launch", launch=fails_with(ZeroDivisionError("by zero")))
+    said = miles("launch", "--recipe", "quickstart", "--set", "train.steps=3")
+    assert said.code == 70 and "Traceback" not in said.err
+    (file,) = (tmp_path / "state" / "miles").glob("crash-*.txt")
+    assert str(file) in said.err
+    text = file.read_text()
+    assert "ZeroDivisionError: by zero" in text and "--set train.steps=3" in text
+
+
+def test_where_the_home_is_read_only_the_traceback_goes_elsewhere(
+    miles: Miles, replace: Replace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a-file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "a-file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    replace("milescli.runtime.launch", launch=fails_with(ZeroDivisionError()))
+    assert miles("launch", "--recipe", "quickstart").code == 70
+    assert len(list(tmp_path.glob("miles-crash-*.txt"))) == 1
+
+
+def test_ctrl_c_ends_with_130(miles: Miles, replace: Replace) -> None:
+    replace("milescli.runtime.launch", launch=fails_with(KeyboardInterrupt()))
+    said = miles("launch", "--recipe", "quickstart")
+    assert said.code == 130 and "Traceback" not in said.err
+
+
+def test_a_reader_that_goes_away_is_no_fault() -> None:
+    command = f"{sys.executable} -m milescli help recipe | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("A recipe is YAML") and done.stderr == ""
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_is_a_short_file(verb: str) -> None:
+    import milescli.commands
+
+    file = Path(milescli.commands.__file__).parent / f"{verb}.py"
+    assert len(file.read_text().splitlines()) < 90
+
+
+@pytest.mark.parametrize("verb", ["launch", "resume", "eval", "export", "doctor", "recipes", "runs", "help"])
+def test_the_help_of_a_verb_has_examples(miles: Miles, verb: str) -> None:
+    said = miles(verb, "--help")
+    assert said.code == 0 and "Examples:" in said.out and f"miles {verb}" in said.out and "--json" in said.out

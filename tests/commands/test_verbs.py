@@ -1,0 +1,209 @@
+"""Each verb hands its options to one function, and shows what comes back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from milescli.core.events import EvalDone
+from milescli.plan.types import BatchPlan, Decision, EngineLayout, Plan, Slot, TrainerLayout
+from tests.commands.conftest import Miles, Replace
+
+PLAN = Plan(
+    device_kind="cpu",
+    collective="gloo",
+    precision="fp32",
+    trainer=TrainerLayout(tp=2),
+    engines=EngineLayout(num=1),
+    colocated=True,
+    channel="tensor",
+    slots=[Slot(node=0, device=0, trainer_rank=0, engine=0, engine_rank=0), Slot(node=0, device=1, trainer_rank=1)],
+    batch=BatchPlan(
+        prompts_per_step=32,
+        samples_per_prompt=8,
+        num_samples=256,
+        updates_per_step=1,
+        max_tokens_per_microbatch=8192,
+        max_sequence_tokens=112,
+    ),
+    cpu_threads=1,
+    max_staleness=0,
+    steps=40,
+    warmup_steps=60,
+    old_logprobs="trainer",
+    decisions=[Decision(key="trainer.tp", value="2", reason="pinned by parallel.tp")],
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A result as the runtime gives it."""
+
+    path: str = "runs/quickstart-1"
+    steps: int = 40
+    accuracy_before: float | None = 0.405
+    accuracy_after: float | None = 0.948
+    logprob_diff_max: float = 5.8e-06
+    size_bytes: int = 3 * 1024**2
+    seconds: float = 186.0
+    wandb: str | None = None
+
+
+@pytest.fixture
+def run_dir(miles: Miles) -> Path:
+    folder = Path("runs/quickstart-1")
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text("")
+    return folder
+
+
+def test_a_dry_run_shows_layout_placement_batch_and_reasons(miles: Miles, replace: Replace) -> None:
+    replace("milescli.runtime.launch", plan_only=lambda loaded: PLAN)
+    said = miles("launch", "--recipe", "quickstart", "--dry-run")
+    assert said.code == 0
+    for words in (
+        "2 ranks: tp 2 x pp 1",
+        "32 prompts x 8 samples = 256",
+        "256 x 112 = 28,672",
+        "pinned by parallel.tp",
+        "placement",
+    ):
+        assert words in said.out, words
+    assert "nothing was started" in said.err
+    assert "origin" not in said.out
+
+
+def test_a_verbose_dry_run_names_the_origin_of_every_value(
+    miles: Miles, replace: Replace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace("milescli.runtime.launch", plan_only=lambda loaded: PLAN)
+    monkeypatch.setenv("MILES_RUN__SEED", "7")
+    said = miles("launch", "--recipe", "quickstart", "--dry-run", "-v", "--gpus", "0", "--set", "train.steps=9")
+    lines = {line.split()[0]: line for line in said.out.splitlines() if line}
+    assert lines["train.steps"].split()[1:] == ["9", "--set", "train.steps=9"]
+    assert lines["machine.gpus"].split()[1:] == ["0", "--gpus", "0"]
+    assert lines["run.seed"].endswith("env MILES_RUN__SEED")
+    assert lines["rollout.reward"].split()[-2] == "recipe"
+    assert lines["weights.verify"].split()[1:] == ["false", "default"]
+    assert "MILES_RUN__SEED" in lines
+
+
+def test_a_dry_run_as_json_is_the_plan(miles: Miles, replace: Replace) -> None:
+    replace("milescli.runtime.launch", plan_only=lambda loaded: PLAN)
+    payload = json.loads(miles("launch", "--recipe", "quickstart", "--dry-run", "--json", "-v").out)
+    assert Plan.from_json(json.dumps(payload["plan"])) == PLAN
+    assert payload["fingerprint"] == PLAN.fingerprint
+    assert payload["recipe"]["train.steps"]["origin"].startswith("recipe quickstart.yaml:")
+
+
+def test_flags_are_short_for_recipe_keys(miles: Miles, replace: Replace) -> None:
+    seen = []
+    replace("milescli.runtime.launch", launch=lambda loaded, *, output: seen.append(loaded.recipe) or Summary())
+    said = miles(
+        "launch",
+        "-r",
+        "quickstart",
+        "--name",
+        "x",
+        "--gpus",
+        "2",
+        "--nodes",
+        "3",
+        "--address",
+        "h:1",
+        "--steps",
+        "5",
+        "--seed",
+        "6",
+    )
+    assert said.code == 0, said.err
+    (recipe,) = seen
+    assert (recipe.run.name, recipe.run.seed, recipe.train.steps) == ("x", 6, 5)
+    assert (recipe.machine.gpus, recipe.machine.nodes, recipe.machine.address) == (2, 3, "h:1")
+
+
+def test_a_flag_and_a_set_that_differ_are_refused(miles: Miles) -> None:
+    said = miles("launch", "--recipe", "quickstart", "--steps", "5", "--set", "train.steps=6")
+    assert said.code == 3 and "`--steps 5` and `--set train.steps=6` disagree" in said.err
+
+
+def test_the_end_of_a_run_says_what_was_reached_and_what_can_be_done(miles: Miles, replace: Replace) -> None:
+    replace("milescli.runtime.launch", launch=lambda loaded, *, output: Summary())
+    said = miles("launch", "--recipe", "quickstart")
+    for words in ("accuracy before", "40.5%", "94.8%", "3.0 MiB", "3 m 06 s", "5.8e-06"):
+        assert words in said.out, words
+    assert "wandb" not in said.out
+    assert "miles resume runs/quickstart-1 --steps 80" in said.err and "miles export runs/quickstart-1 --to" in said.err
+
+
+def test_resume_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path) -> None:
+    seen: dict[str, object] = {}
+
+    def resume(run: Path, *, steps: int | None, sets: list[str], output: object) -> Summary:
+        seen.update(run=run, steps=steps, sets=sets)
+        return Summary()
+
+    replace("milescli.runtime.resume", resume=resume)
+    assert miles("resume", "quickstart-1", "--steps", "80", "--set", "parallel.tp=2").code == 0
+    assert seen == {"run": Path.cwd() / run_dir, "steps": 80, "sets": ["parallel.tp=2"]}
+
+
+def test_eval_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path) -> None:
+    seen: dict[str, object] = {}
+
+    def evaluate_run(run: Path, **options: object) -> EvalDone:
+        seen.update(run=run, **options)
+        return EvalDone(
+            step=20,
+            accuracy=0.948,
+            num_prompts=50,
+            truncated_fraction=0.0,
+            response_tokens_mean=36.0,
+            seconds=3.0,
+            path="eval/x",
+        )
+
+    replace("milescli.runtime.evaluate", evaluate_run=evaluate_run)
+    said = miles("eval", str(run_dir), "--step", "20", "--num-prompts", "50", "--data", "x.jsonl", "--json")
+    assert said.code == 0 and json.loads(said.out)["accuracy"] == 0.948
+    del seen["output"]
+    assert seen == {"run": run_dir, "step": 20, "num_prompts": 50, "data": Path("x.jsonl")}
+
+
+def test_export_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path) -> None:
+    seen: dict[str, object] = {}
+    replace("milescli.runtime.export", export_run=lambda run, **options: seen.update(options) or Summary())
+    said = miles("export", "quickstart-1", "--to", "out", "--dtype", "bf16")
+    assert said.code == 0 and "--model-path out" in said.err
+    del seen["output"]
+    assert seen == {"to": Path("out"), "step": None, "dtype": "bf16"}
+
+
+def test_doctor_ends_with_the_code_of_its_findings(miles: Miles, replace: Replace) -> None:
+    replace("milescli.doctor.run", run_doctor=lambda loaded, *, output: 4 if loaded else 0)
+    assert miles("doctor").code == 0
+    assert miles("doctor", "--recipe", "quickstart").code == 4
+
+
+def test_recipes_are_listed_and_shown(miles: Miles) -> None:
+    assert "quickstart-moe" in miles("recipes").out
+    shown = miles("recipes", "show", "quickstart")
+    Path("copy.yaml").write_text(shown.out)
+    assert "task:sums" in shown.out
+    assert "did you" in (said := miles("recipes", "show", "quikstart")).err or "quickstart" in said.err
+
+
+def test_help_pages_tell_every_exit_code_and_every_key(miles: Miles) -> None:
+    from milescli.core.errors import ExitCode
+    from milescli.recipe.keys import keys
+
+    codes = miles("help", "exit-codes").out
+    assert all(f"{int(code)}" in codes for code in ExitCode)
+    page = miles("help", "recipe").out
+    assert all(f"\n{key} " in page for key in keys())
+    listed = json.loads(miles("help", "recipe", "--json").out)["keys"]
+    assert [key["key"] for key in listed] == list(keys())
+    assert "checkpoints/step_N/" in miles("help", "run-directory").out
