@@ -70,7 +70,7 @@ def _batch(plan: Plan) -> dict[str, object]:
     return {
         "samples": f"{batch.prompts_per_step} prompts x {batch.samples_per_prompt} samples = {batch.num_samples}",
         "tokens": f"at most {batch.num_samples} x {batch.max_sequence_tokens} = {most_tokens:,}",
-        "updates": f"{batch.updates_per_step} of {per_update} samples, in microbatches of at most "
+        "updates": f"{batch.updates_per_step} x {per_update} samples, in microbatches of at most "
         f"{batch.max_tokens_per_microbatch:,} tokens a rank",
     }
 

@@ -63,12 +63,12 @@ COLUMNS = (
         write=lambda done: number(done.rollout.response_tokens_mean, ".1f"),
     ),
     Column(
-        head=("trunc-", "ated"), word="truncated", width=6, rank=7, write=lambda done: percent(done.rollout.truncated_fraction)
+        head=("", "truncated"), word="truncated", width=9, rank=7, write=lambda done: percent(done.rollout.truncated_fraction)
     ),
     Column(
-        head=("stale-", "ness"),
+        head=("", "staleness"),
         word="staleness",
-        width=6,
+        width=9,
         rank=9,
         write=lambda done: number(done.rollout.staleness_mean, ".1f"),
     ),

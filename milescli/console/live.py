@@ -19,7 +19,7 @@ from milescli.console.progress import RunProgress
 from milescli.core.events import Event, Notice, PhaseStarted, to_record
 
 REFRESH_PER_S = 4
-SVG_MILESTONES = 6
+SVG_MILESTONES = 9
 """How many of the lines above the panel a picture shows."""
 
 
