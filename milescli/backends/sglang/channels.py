@@ -103,8 +103,8 @@ class TensorChannel(_Channel):
     the engine rank on the same device reads it (not tried on a device).
     """
 
-    def __init__(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """See _Channel."""
+    def __init__(self, *, backend: str = "gloo", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """`backend` of the trainer's collectives; shared memory needs none."""
         super().__init__(timeout_s=timeout_s)
         self._buffers: list[torch.Tensor | None] = [None, None]
 
