@@ -78,6 +78,8 @@ def _layout_options(facts: ModelFacts, layout: TrainerLayout, *, dtype: torch.dt
         "perform_initialization": False,
         "variable_seq_lengths": layout.pp > 1,
         "batch_p2p_comm": not on_host,
+        # also without experts: Megatron checks it against variable_seq_lengths
+        "moe_token_dispatcher_type": "alltoall",
         "bias_activation_fusion": False,
         "bias_dropout_fusion": False,
         "masked_softmax_fusion": False,
@@ -104,7 +106,6 @@ def _moe_options(facts: ModelFacts, *, routing_replay: bool, grouped: bool) -> d
         "moe_router_topk": facts.topk,
         "moe_ffn_hidden_size": facts.moe_ffn_hidden_size,
         "moe_router_load_balancing_type": "none",
-        "moe_token_dispatcher_type": "alltoall",
         "moe_router_pre_softmax": not facts.normalize_topk,
         "moe_router_dtype": "fp32",
         "moe_grouped_gemm": grouped,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from megatron.core import tensor_parallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
@@ -49,8 +50,16 @@ def local_weights(model: GPTModel, table: WeightTable, mesh: Mesh) -> list[Local
         plain = _global_name(name, first_layer=first_layer, first_expert=first_expert)
         tied = plain == _TIED_OUTPUT and table.facts.tied_embeddings
         assert tied or plain in table.by_megatron, f"no rule for the Megatron weight {plain}"
-        found.append(LocalWeight(name=name, parameter=parameter, entry=embedding if tied else table.by_megatron[plain]))
+        entry = embedding if tied else table.by_megatron[plain]
+        _mark_cut(parameter, entry.rule.sharding)
+        found.append(LocalWeight(name=name, parameter=parameter, entry=entry))
     return found
+
+
+def _mark_cut(parameter: torch.nn.Parameter, sharding: Sharding) -> None:
+    """Megatron marks cut parameters while it initialises them, which is left out here; its gradient norm counts by the marks."""
+    if sharding.axis != "none" and not hasattr(parameter, "tensor_model_parallel"):
+        tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, sharding.dim, 1)
 
 
 def _global_name(name: str, *, first_layer: int, first_expert: int) -> str:

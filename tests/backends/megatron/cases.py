@@ -1,0 +1,173 @@
+"""What trainer ranks do in tests: tiny models made from a seed, batches of uneven answers, and the cases that `world.py` runs."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from milescli.core.types import Group, Prompt, RoutedExperts, Sample, StopReason, VersionSpan
+from milescli.models import parse_facts, table
+from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
+from milescli.recipe.schema import Recipe
+from milescli.train import advantages, packing
+from milescli.train.base import TrainBatch
+
+DENSE = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "vocab_size": 131,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 512,
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+}
+MODELS = {
+    "dense": DENSE,
+    "tied": {**DENSE, "tie_word_embeddings": True, "num_hidden_layers": 3},
+    "moe": {
+        **DENSE,
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 2,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+    },
+}
+"""An odd vocabulary, so that tensor parallelism must pad it; three layers, so that two stages are uneven."""
+
+
+def make_model(folder: Path, name: str, *, seed: int = 0) -> Path:
+    """A Hugging Face folder with random weights, the shapes by the table itself."""
+    config = MODELS[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for key, shape in table(parse_facts(config)).hf_shapes().items():
+        noise = torch.randn(shape, generator=generator)
+        tensors[key] = 1 + 0.1 * noise if "norm" in key else noise * (0.3 if key.endswith("mlp.gate.weight") else 0.08)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def plan_of(layout: dict, *, old_logprobs: str = "trainer") -> Plan:
+    """A CPU plan around a trainer layout."""
+    return Plan(
+        device_kind="cpu",
+        collective="gloo",
+        precision="fp32",
+        trainer=TrainerLayout(**layout),
+        engines=EngineLayout(),
+        colocated=False,
+        channel="tensor",
+        slots=[],
+        batch=BatchPlan(
+            prompts_per_step=4,
+            samples_per_prompt=4,
+            num_samples=16,
+            updates_per_step=1,
+            max_tokens_per_microbatch=48,
+            max_sequence_tokens=48,
+        ),
+        cpu_threads=1,
+        max_staleness=0,
+        steps=3,
+        warmup_steps=0,
+        old_logprobs=old_logprobs,
+    )
+
+
+def make_groups(step: int, *, vocab_size: int, routing: tuple[int, int, int] | None = None) -> list[Group]:
+    """Four prompts with four answers each, all lengths uneven. `routing`: (experts, layers, topk) of random expert choices."""
+    rng = np.random.default_rng(step)
+    groups = []
+    for index in range(4):
+        prompt = rng.integers(0, vocab_size, rng.integers(1, 9)).tolist()
+        samples = []
+        for number in range(4):
+            response = rng.integers(0, vocab_size, rng.integers(1, 25)).tolist()
+            samples.append(
+                Sample(
+                    sample_index=number,
+                    seed=number,
+                    prompt_ids=prompt,
+                    response_ids=response,
+                    logprobs=array("d", (-5 + 0.1 * rng.standard_normal(len(response))).tolist()),
+                    loss_mask=(rng.random(len(response)) < 0.9).tolist(),
+                    text="",
+                    stop_reason=StopReason.STOP,
+                    version_spans=[VersionSpan(start=0, end=len(response), version=0)],
+                    reward=float(rng.integers(0, 2)),
+                    routed_experts=_routing(rng, len(prompt) + len(response) - 1, routing) if routing else None,
+                )
+            )
+        groups.append(Group(prompt=Prompt(index=index, token_ids=prompt, text=""), samples=samples))
+    return groups
+
+
+def _routing(rng: np.random.Generator, num_tokens: int, routing: tuple[int, int, int]) -> RoutedExperts:
+    experts, layers, topk = routing
+    chosen = np.argsort(rng.random((num_tokens, layers, experts)), axis=-1)[..., :topk].astype(np.int32)
+    return RoutedExperts(indices=chosen.tobytes(), num_tokens=num_tokens, num_layers=layers, topk=topk)
+
+
+def policy_batch(step: int, *, dp: int, vocab_size: int, updates: int = 1, routing: tuple[int, int, int] | None = None) -> TrainBatch:
+    """The batch of a step, packed for `dp` ranks."""
+    groups = make_groups(step, vocab_size=vocab_size, routing=routing)
+    return packing.pack_policy(
+        groups,
+        advantages.compute(groups, algorithm="grpo", normalize_std="group"),
+        dp=dp,
+        max_tokens_per_microbatch=48,
+        updates=updates,
+        aggregation="token_mean",
+        temperature=0.9,
+        routing_replay=routing is not None,
+    )
+
+
+def trainer(*, rank: int, size: int, port: int, model: str, layout: dict, train: dict | None = None, old_logprobs: str = "trainer"):
+    """A trainer rank that is set up."""
+    from milescli.backends.megatron.worker import TrainerRank
+
+    optimizer = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.01, **(train or {}).pop("optimizer", {})}
+    made = TrainerRank(
+        rank=rank,
+        world_size=size,
+        master_addr="127.0.0.1",
+        master_port=port,
+        recipe=Recipe(train={"optimizer": optimizer, **(train or {})}, machine={"start_timeout_s": 60, "step_timeout_s": 60}),
+        plan=plan_of(layout, old_logprobs=old_logprobs),
+        model_dir=model,
+    )
+    made.setup()
+    return made
+
+
+def train_steps(*, rank: int, size: int, port: int, model: str, layout: dict, train: dict | None = None, replay: bool = False) -> dict:
+    """Weights out and in again, scores, then three policy steps with everything on: clip, KL, entropy, two updates in the last."""
+    full = {"kl_coef": 0.1, "entropy_coef": 0.01, "routing_replay": replay, **(train or {})}
+    made = trainer(rank=rank, size=size, port=port, model=model, layout=layout, train=full)
+    facts = made.facts
+    routing = (facts.num_experts, facts.num_layers, facts.topk) if replay else None
+    dp = made.mesh.layout.dp
+    checksums = made.parameter_checksums()
+    made.freeze_reference()
+    scores = made.logprobs(policy_batch(9, dp=dp, vocab_size=facts.vocab_size, routing=routing))
+    reports = [
+        made.step(policy_batch(step, dp=dp, vocab_size=facts.vocab_size, updates=1 + (step == 2), routing=routing), 1e-2)
+        for step in range(3)
+    ]
+    made.close()
+    return {"checksums": checksums, "scores": [list(row) for row in scores], "reports": reports}
