@@ -1,0 +1,78 @@
+"""Are the packages that miles needs installed, in the versions that it was tested with. The list is the one of the package itself."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Callable, Sequence
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from milescli.doctor.finding import Finding, fail, ok
+
+DISTRIBUTION = "miles-cli"
+PYTHON = ((3, 11), (3, 13))
+"""From, and below."""
+WITHOUT_DEPENDENCIES = ("sglang",)
+"""Installed with --no-deps: what they ask for beyond our list is for GPUs."""
+
+
+def check_python(*, version: tuple[int, int] = sys.version_info[:2]) -> list[Finding]:
+    """The interpreter."""
+    text = ".".join(map(str, version))
+    if PYTHON[0] <= version < PYTHON[1]:
+        return ok("python", f"Python {text}")
+    return fail(
+        "python",
+        f"Python {text}",
+        why="SGLang, Megatron-Core and Ray together run on 3.11 and 3.12",
+        fix="python3.11 -m venv .venv && make install",
+    )
+
+
+def requirements() -> list[str]:
+    """What the installed package asks for, extras aside."""
+    found = importlib.metadata.requires(DISTRIBUTION) or []
+    return [line for line in found if "extra ==" not in line]
+
+
+def check_pins(
+    *, wanted: Sequence[str] | None = None, version_of: Callable[[str], str] = importlib.metadata.version
+) -> list[Finding]:
+    """Every requirement against what is installed."""
+    try:
+        lines = requirements() if wanted is None else list(wanted)
+    except importlib.metadata.PackageNotFoundError:
+        return fail("pins", f"{DISTRIBUTION} is not installed", why="its list of packages cannot be read", fix="make install")
+    told, fixes = [], []
+    for line in lines:
+        problem = _problem(line, version_of)
+        if problem:
+            told.append(problem)
+            fixes.append(_fix(line))
+    if not told:
+        return ok("pins", f"{len(lines)} packages as pinned")
+    return fail("pins", f"{len(told)} of {len(lines)} packages are not as pinned", why="; ".join(told), fix=fixes)
+
+
+def _problem(line: str, version_of: Callable[[str], str]) -> str | None:
+    try:
+        requirement = Requirement(line)
+    except InvalidRequirement:
+        return f"`{line}` is no requirement"
+    if requirement.marker is not None and not requirement.marker.evaluate():
+        return None
+    try:
+        version = version_of(requirement.name)
+    except importlib.metadata.PackageNotFoundError:
+        return f"{requirement.name} is missing, wanted {requirement.specifier or 'any'}"
+    plain = version.partition("+")[0]  # 2.13.0+cpu is 2.13.0
+    if requirement.specifier.contains(plain, prereleases=True):
+        return None
+    return f"{requirement.name} is {version}, wanted {requirement.specifier}"
+
+
+def _fix(line: str) -> str:
+    name = line.partition("=")[0]
+    option = "--no-deps " if name in WITHOUT_DEPENDENCIES else ""
+    return f"pip install {option}'{line}'"

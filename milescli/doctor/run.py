@@ -1,0 +1,103 @@
+"""`miles doctor`: which checks there are, and how their findings are told. Called by the command; ends with an exit code."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+from milescli.console.output import Output
+from milescli.core.errors import ExitCode
+from milescli.doctor.finding import Check, Finding, Status, run_checks
+from milescli.doctor.host import (
+    available_memory,
+    check_disk,
+    check_limits,
+    check_memory,
+    check_platform,
+    check_ports,
+    check_shm,
+    check_visibility,
+    shm_sizes,
+)
+from milescli.doctor.pins import check_pins, check_python
+from milescli.doctor.trial import run_trial
+from milescli.doctor.wish import recipe_checks
+from milescli.platform.machine import Machine
+from milescli.platform.probe import Accelerators, find_accelerators, probe, run_tool
+from milescli.recipe.load import LoadedRecipe
+
+
+def run_doctor(loaded: LoadedRecipe | None, *, output: Output) -> int:
+    """Check the machine, and the recipe where one is given. 0, or 4 where something fails; warnings do not count."""
+    output.note("checking; starting an engine takes up to a minute or two")
+    heavy_at_once = max(1, (os.cpu_count() or 1) // 2)
+    findings = run_checks(all_checks(loaded), environ=os.environ, heavy_at_once=heavy_at_once)
+    tell(findings, output)
+    return int(ExitCode.NOT_READY if any(each.status is Status.FAIL for each in findings) else ExitCode.DONE)
+
+
+def all_checks(loaded: LoadedRecipe | None) -> list[Check]:
+    """In the order in which they are told."""
+    runs_dir = Path(loaded.recipe.run.dir if loaded else "runs").expanduser()
+    machine, accelerators = cache(probe), cache(_accelerators)
+    shm_bytes, shm_free = shm_sizes()
+    checks = [
+        Check(name="python", run=check_python),
+        Check(name="pins", run=check_pins),
+        Check(name="platform", run=lambda: check_platform(machine()), timeout_s=120.0),
+        Check(name="visibility", run=lambda: check_visibility(accelerators(), environ=os.environ), timeout_s=120.0),
+        Check(name="memory", run=lambda: _memory(machine()), timeout_s=120.0),
+        Check(name="disk", run=lambda: check_disk(runs_dir), timeout_s=60.0),
+        Check(name="shm", run=lambda: check_shm(size_bytes=shm_bytes, free_bytes=shm_free)),
+        Check(name="limits", run=check_limits),
+        Check(name="ports", run=check_ports),
+    ]
+    checks += [] if loaded is None else recipe_checks(loaded, machine=machine)
+    return checks + _trials(machine)
+
+
+def tell(findings: Sequence[Finding], output: Output) -> None:
+    """A table of all, then why and what to do where it matters; one object in JSON mode."""
+    counts = Counter(each.status for each in findings)
+    output.json(
+        "doctor", {"counts": {status.value: counts[status] for status in Status}, "findings": [asdict(f) for f in findings]}
+    )
+    output.table(["check", "status", "found"], [(each.check, each.status.value, each.what) for each in findings])
+    for each in findings:
+        if each.status is Status.OK:
+            continue
+        lines = [f"{each.check}: {each.why}", *(f"  fix: {fix}" for fix in each.fix)]
+        output.note("\n".join(lines)) if each.status is Status.SKIP else output.warn("\n".join(lines))
+    if counts[Status.FAIL]:
+        output.note(f"not ready: {counts[Status.FAIL]} failed, {counts[Status.WARN]} with a warning")
+    else:
+        output.success(f"ready: {counts[Status.OK]} checks passed, {counts[Status.WARN]} with a warning")
+
+
+def _trials(machine: Callable[[], Machine]) -> list[Check]:
+    def trial(name: str, *, timeout_s: float, names: tuple[str, ...] = ()) -> Check:
+        return Check(
+            name=name,
+            run=lambda: run_trial(name, device_kind=machine().kind, timeout_s=timeout_s, names=names),
+            timeout_s=timeout_s + 30.0,
+            is_heavy=True,
+        )
+
+    return [
+        trial("ray", timeout_s=180.0),
+        trial("collective", timeout_s=180.0),
+        trial("engine", timeout_s=420.0, names=("engine", "weights")),
+    ]
+
+
+def _accelerators() -> Accelerators:
+    return find_accelerators(run_tool)
+
+
+def _memory(machine: Machine) -> list[Finding]:
+    total = machine.nodes[0].memory_bytes
+    return check_memory(total_bytes=total, available_bytes=min(total, available_memory()))

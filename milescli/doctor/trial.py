@@ -1,0 +1,71 @@
+"""Runs one trial of real parts (`trials`) in a process of its own, bounded, with a watchdog that leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from milescli.doctor.finding import Finding, Status, fail
+from milescli.runtime import guardian
+
+_LAST_LINES = 8
+_TRIAL_OF = {"weights": "engine"}
+
+
+def run_trial(
+    check: str, *, device_kind: str, timeout_s: float, command: list[str] | None = None, names: tuple[str, ...] = ()
+) -> list[Finding]:
+    """The findings that the trial `check` writes as JSON lines. Whatever it started has ended when this returns.
+
+    `command` replaces the trial's own, for tests; `names`: the checks that it answers for, where not just `check`.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))  # short: socket names are bounded at 107 bytes
+    verdict = folder / "verdict.json"
+    verdict.touch()
+    token = secrets.token_hex(16)
+    watchdog = guardian.start(token=token, scratch_dirs=[folder], verdict=verdict)
+    command = command or [sys.executable, "-m", "milescli.doctor.trials", check, str(folder), device_kind]
+    environment = {**os.environ, guardian.TOKEN_VARIABLE: token, "TOKENIZERS_PARALLELISM": "false", "GLOO_SOCKET_IFNAME": "lo"}
+    log = folder / "trial.log"
+    try:
+        with log.open("wb") as stderr:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=environment,
+                start_new_session=True,
+            )
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            ended = f"did not end within {timeout_s:g} s"
+            return [_broken(name, ended, log) for name in names or (check,)]
+        found = _findings(output.decode("utf-8", errors="replace"))
+        missing = [name for name in names or (check,) if name not in {each.check for each in found}]
+        return found + [_broken(name, f"ended with status {process.returncode} and said nothing", log) for name in missing]
+    finally:
+        watchdog.release()
+
+
+def _findings(text: str) -> list[Finding]:
+    found = []
+    for line in text.splitlines():
+        if line.startswith('{"check"'):
+            raw = json.loads(line)
+            found.append(Finding(**{**raw, "status": Status(raw["status"])}))
+    return found
+
+
+def _broken(name: str, ended: str, log: Path) -> Finding:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+    why = f"the trial {ended}; its last words:\n" + ("\n".join(f"  | {line}" for line in lines) or "  (none)")
+    return fail(name, "does not work here", why=why, fix=f"python -m milescli.doctor.trials {_TRIAL_OF.get(name, name)} $(mktemp -d) cpu   # watch it")[0]
