@@ -65,13 +65,13 @@ def train(
                 raise
             _conclude(attempt, bus, time.monotonic() - began, None)
     return RunSummary(
-        path=str(run.path),
+        path=run.shown,
         steps=attempt.step,
         accuracy_before=record.accuracies.get(min(record.accuracies)) if record.accuracies else None,
         accuracy_after=record.accuracies.get(attempt.step),
         logprob_diff_max=record.diff_max,
         logprob_diff_mean=record.diff_mean,
-        checkpoint=str(attempt.saver.newest or ""),
+        checkpoint=attempt.saver.newest.name if attempt.saver.newest else "",
         seconds=time.monotonic() - began,
     )
 
@@ -267,7 +267,7 @@ class Attempt:
 
     async def _save_and_stop(self) -> None:
         """Save what was learned since the newest checkpoint, then say how to go on."""
-        path = self.session.run.path
+        path = self.session.run.shown
         if self.run is None:
             raise Stopped(
                 "stopped before the first step", why="Ctrl-C or SIGTERM; nothing was trained yet", fix=f"miles resume {path}"

@@ -65,7 +65,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     except BaseException:
         run.discard_if_unused()
         raise
-    output.note(f"run directory {run.path}")
+    output.note(f"run directory {run.shown}")
     return train(run=run, recipe=loaded.recipe, plan=plan, material=material, checkpoint=None, bus=EventBus(), output=output)
 
 

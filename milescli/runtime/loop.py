@@ -87,8 +87,6 @@ class Hooks:
     """Complete a checkpoint that was being written in the background."""
     evaluate: Callable[[int], Coroutine[Any, Any, None]]
     """Evaluate with the engines, which hold the weights of `step`."""
-    check: Callable[[], Awaitable[None]]
-    """Engine and trainer agree, else raise; before the first step."""
     verify: Callable[[], Awaitable[None]]
     """After each publish, where the recipe asks for it."""
     keep: Callable[[int, list[Group]], None]

@@ -28,6 +28,11 @@ class RunDir:
         return self.path.name
 
     @property
+    def shown(self) -> str:
+        """The path as a user would type it here."""
+        return os.path.relpath(self.path) if Path.cwd() in self.path.parents else str(self.path)
+
+    @property
     def recipe_file(self) -> Path:
         """The resolved recipe, with origins."""
         return self.path / RECIPE_FILE
@@ -116,6 +121,7 @@ class RunLock:
 
 def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:
     """A new run directory. Without a name: `<recipe>-<n>` with the first free n. Refuses a directory that is in use."""
+    base = base.absolute()
     base.mkdir(parents=True, exist_ok=True)
     if name is None:
         number = 1
@@ -141,7 +147,7 @@ def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:
 
 def open_run(path: Path) -> RunDir:
     """An existing run. Raises CheckpointError where the folder is not one."""
-    run = RunDir(path)
+    run = RunDir(path.absolute())
     if not run.recipe_file.exists():
         raise CheckpointError(
             f"{path} is not a run directory",

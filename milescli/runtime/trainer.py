@@ -22,6 +22,8 @@ class RankGroup:
     ranks: list[ActorHandle]
     step_timeout_s: float
     async_save: bool
+    on_host: bool
+    """The ranks run on a CPU: there is no device memory to give back."""
 
     async def _all(self, method: str, *args: Any) -> list[Any]:
         return await run_all(self.ranks, method, *args, timeout_s=self.step_timeout_s)
@@ -56,15 +58,17 @@ class RankGroup:
 
     async def sleep(self) -> None:
         """See Trainer."""
-        await self._all("sleep")
+        if not self.on_host:
+            await self._all("sleep")
 
     async def wake(self) -> None:
         """See Trainer."""
-        await self._all("wake")
+        if not self.on_host:
+            await self._all("wake")
 
     async def save(self, folder: Path) -> None:
         """See Trainer."""
-        await self._all("save", folder, self.async_save)
+        await self._all("save", str(folder), self.async_save)
 
     async def finish_save(self) -> None:
         """See Trainer."""
@@ -72,7 +76,7 @@ class RankGroup:
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """See Trainer. `weights_only`: leave optimizer and RNG as they are."""
-        await self._all("load", folder, weights_only)
+        await self._all("load", str(folder), weights_only)
 
     async def parameter_checksums(self) -> dict[str, str]:
         """Name -> SHA-256 of each parameter's bytes, over all ranks; to compare two runs."""

@@ -51,7 +51,8 @@ class Host:
 
         assert self._object is not None, f"{self.name}: `run` before `start`"
         args = tuple([await value if isinstance(value, ray.ObjectRef) else value for value in args])
-        function = getattr(self._object, method)
+        function = getattr(self._object, method, None)
+        assert function is not None, f"{self._target} has no method `{method}`"
         if inspect.iscoroutinefunction(function):
             return await function(*args, **kwargs)
         return await self._on_work_thread(method, lambda: function(*args, **kwargs))
