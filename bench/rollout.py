@@ -13,7 +13,6 @@ import asyncio
 import json
 import os
 import random
-import socket
 import statistics
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.http import EngineHandle
+from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.server import EngineServer, EngineSpec, RouterServer, RouterSpec
 from milescli.rollout.base import GenerateRequest
 
@@ -92,15 +92,6 @@ def write_model(shape: Shape, folder: Path) -> int:
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     return sum(weight.numel() for weight in weights.values())
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in sockets]
-    for listener in sockets:
-        listener.close()
-    return ports
 
 
 async def burst(fleet: SglangFleet, shape: Shape, *, run: int) -> float:

@@ -17,11 +17,13 @@ def register() -> None:
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return
-    from milescli.backends.sglang import verify
+    from milescli.backends.sglang import routing, verify
 
     try:
         _keep_load_file_with_the_process()
         verify.install()
+        if os.environ.get(routing.ROUTING_VARIABLE) == "1":
+            routing.install()
         if device_kind == "cpu":
             from milescli.backends.sglang import cpu
 

@@ -92,7 +92,6 @@ class PartialAnswer:
             "input_ids": [*wanted.prompt_ids, *self.token_ids],
             "sampling_params": sampling,
             "return_logprob": True,
-            "return_routed_experts": wanted.want_routed_experts,
         }
 
     def extend(self, reply: Reply) -> None:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from milescli.backends.sglang.plugin import ENGINE_VARIABLE
 from milescli.backends.sglang.process import ManagedProcess
+from milescli.backends.sglang.routing import ROUTING_VARIABLE
 from milescli.core.errors import MachineError, RecipeError
 
 CPU_PATH = Path(__file__).parent / "cpu_path"
@@ -66,7 +67,8 @@ def check_servable(spec: EngineSpec) -> str:
     """The model's `model_type`. Raises where the folder is no model, or the model is not proven on this device."""
     config_path = spec.model_dir / "config.json"
     try:
-        model_type = json.loads(config_path.read_text())["model_type"]
+        config = json.loads(config_path.read_text())
+        model_type = config["model_type"]
     except (OSError, ValueError, KeyError) as error:
         raise RecipeError(
             f"`{spec.model_dir}` is not a Hugging Face model folder",
@@ -78,6 +80,12 @@ def check_servable(spec: EngineSpec) -> str:
             f"a `{model_type}` model cannot be served on a CPU yet",
             why=f"only {' and '.join(CPU_MODEL_TYPES)} were compared with transformers there; others came out wrong in SGLang",
             fix="run it on a GPU, or choose a Qwen3 model: --set model.path=FOLDER",
+        )
+    if model_type == "qwen3_moe" and config.get("tie_word_embeddings"):
+        raise RecipeError(
+            "SGLang cannot serve a `qwen3_moe` model whose output layer is tied to its embeddings",
+            why=f"{config_path}: tie_word_embeddings is true; SGLang 0.5.20 then leaves the output layer empty",
+            fix="--set model.scratch.tie_embeddings=false",
         )
     return model_type
 
@@ -139,6 +147,8 @@ def engine_command(spec: EngineSpec) -> list[str]:
 def engine_environment(spec: EngineSpec) -> dict[str, str]:
     """The whole environment of the engine: ours, inherited (MILES_RUN_TOKEN with it), and what the device needs."""
     env = dict(os.environ) | {ENGINE_VARIABLE: spec.device_kind, "TOKENIZERS_PARALLELISM": "false"}
+    if spec.return_routed_experts:
+        env[ROUTING_VARIABLE] = "1"
     if spec.device_kind == "cpu":
         env |= _cpu_environment(spec)
     elif spec.visible_devices:

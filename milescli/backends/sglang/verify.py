@@ -49,6 +49,7 @@ def end(model: torch.nn.Module) -> str | None:
     for name, parameter in model.named_parameters():
         kept = _copies[name]
         sent = parameter.detach().to("cpu")
+        sent.masked_fill_(torch.isnan(sent) & (kept == 0), 0)  # padding that SGLang adds, and any zero, needs no sending
         if finding is None and not torch.equal(_bytes(kept), _bytes(sent)):
             finding = _describe(name, held=kept, sent=sent)
         parameter.copy_(kept)

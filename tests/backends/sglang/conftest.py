@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import torch
 
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.http import EngineHandle
+from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.server import EngineServer, EngineSpec, RouterServer, RouterSpec
 
 VOCAB = 300
@@ -26,11 +26,6 @@ def import_transformers():
     import transformers
 
     return transformers
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -102,12 +97,14 @@ class Service:
 
 
 def start_service(folder: Path, model: torch.nn.Module, **options: object) -> Service:
+    """Engine and router on that folder; both stopped where one does not start."""
+    engine_port, router_port, metrics_port = free_ports(3)
     spec = EngineSpec(
         model_dir=folder,
         tokenizer_dir=folder,
         device_kind="cpu",
         precision="fp32",
-        port=free_port(),
+        port=engine_port,
         log_path=folder / "engine.log",
         max_total_tokens=65_536,
         context_length=1024,
@@ -115,7 +112,7 @@ def start_service(folder: Path, model: torch.nn.Module, **options: object) -> Se
     )
     engine = EngineServer(spec)
     router = RouterServer(
-        RouterSpec(worker_urls=(engine.url,), port=free_port(), metrics_port=free_port(), log_path=folder / "router.log")
+        RouterSpec(worker_urls=(engine.url,), port=router_port, metrics_port=metrics_port, log_path=folder / "router.log")
     )
     try:
         engine.start()

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from milescli.backends.sglang.channels import DistributedChannel, TensorChannel
+from milescli.backends.sglang.ports import free_ports
 from milescli.core.errors import MismatchError, WorkerDied
 from milescli.rollout.base import GenerateRequest
 from milescli.weights.base import EngineAddress
 from milescli.weights.buckets import into_buckets
-from tests.backends.sglang.conftest import free_port
 
 pytestmark = pytest.mark.engine
 BOUND_BYTES = 40_000
@@ -26,7 +26,7 @@ TOKENS = [5, 77, 130, 8, 250, 33, 91, 4]
 def one_rank_trainer():
     made_here = not dist.is_initialized()
     if made_here:
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_ports(1)[0]}", rank=0, world_size=1)
     yield
     if made_here:
         dist.destroy_process_group()
@@ -121,7 +121,7 @@ def shared_memory() -> set[str]:
 
 
 def test_a_dead_address_is_named_at_once():
-    url = f"http://127.0.0.1:{free_port()}"
+    url = f"http://127.0.0.1:{free_ports(1)[0]}"
     channel = TensorChannel(timeout_s=60)
     channel.open([EngineAddress(url=url, tp=1, sharing_ranks=[0])])
     started = time.monotonic()

@@ -1,0 +1,176 @@
+"""Tokens per second of the trainer on this machine, alone: `python bench/train.py [--sequences 512 --length 40 ...]`. One rank, a model
+with random weights; prints one line of JSON. Says nothing of rollout, nor of more than one rank."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import tempfile
+import time
+from array import array
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from milescli.backends.megatron.worker import TrainerRank
+from milescli.core.types import Group, Prompt, Sample, StopReason, VersionSpan
+from milescli.models import parse_facts, table
+from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
+from milescli.recipe.schema import Recipe
+from milescli.train import packing
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sequences", type=int, default=512)
+    parser.add_argument("--length", type=int, default=40, help="mean tokens of a sequence; lengths vary by a quarter")
+    parser.add_argument("--kind", choices=("policy", "supervised"), default="policy")
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--ffn", type=int, default=384)
+    parser.add_argument("--vocab", type=int, default=512)
+    parser.add_argument("--experts", type=int, default=0)
+    parser.add_argument("--microbatch", type=int, default=8192)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--profile", action="store_true", help="print what one step spends its time on")
+    return parser.parse_args()
+
+
+def make_model(folder: Path, options: argparse.Namespace) -> None:
+    """A Qwen3 (or Qwen3-MoE) folder of the asked size."""
+    config: dict[str, object] = {
+        "model_type": "qwen3_moe" if options.experts else "qwen3",
+        "hidden_size": options.hidden,
+        "num_hidden_layers": options.layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": options.hidden // 4,
+        "intermediate_size": options.ffn,
+        "vocab_size": options.vocab,
+        "tie_word_embeddings": True,
+    }
+    if options.experts:
+        config |= {
+            "num_experts": options.experts,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": options.hidden,
+            "norm_topk_prob": True,
+        }
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = table(parse_facts(config)).hf_shapes()
+    save_file(
+        {name: torch.randn(shape) * 0.02 + ("norm" in name) for name, shape in shapes.items()}, folder / "model.safetensors"
+    )
+
+
+def make_batch(options: argparse.Namespace):
+    """Sequences of uneven length; the first quarter of each is the prompt."""
+    rng = np.random.default_rng(0)
+    spread = options.length // 4
+    lengths = rng.integers(options.length - spread, options.length + spread + 1, options.sequences)
+    pairs = [
+        (rng.integers(0, options.vocab, n // 4).tolist(), rng.integers(0, options.vocab, n - n // 4).tolist()) for n in lengths
+    ]
+    if options.kind == "supervised":
+        return packing.pack_supervised(pairs, dp=1, max_tokens_per_microbatch=options.microbatch)
+    samples = [
+        Sample(
+            sample_index=index,
+            seed=index,
+            prompt_ids=prompt,
+            response_ids=response,
+            logprobs=array("d", [-6.0] * len(response)),
+            loss_mask=[True] * len(response),
+            text="",
+            stop_reason=StopReason.STOP,
+            version_spans=[VersionSpan(start=0, end=len(response), version=0)],
+            reward=float(index % 2),
+        )
+        for index, (prompt, response) in enumerate(pairs)
+    ]
+    group = Group(prompt=Prompt(index=0, token_ids=[0], text=""), samples=samples)
+    advantages = [[1.0 - 2.0 * (index % 2) for index in range(len(samples))]]
+    return packing.pack_policy(
+        [group],
+        advantages,
+        dp=1,
+        max_tokens_per_microbatch=options.microbatch,
+        updates=1,
+        aggregation="token_mean",
+        temperature=1.0,
+    )
+
+
+def make_trainer(folder: Path, options: argparse.Namespace) -> TrainerRank:
+    """One rank, set up."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    on_gpu = torch.cuda.is_available()
+    plan = Plan(
+        device_kind="cuda" if on_gpu else "cpu",
+        collective="nccl" if on_gpu else "gloo",
+        precision="bf16" if on_gpu else "fp32",
+        trainer=TrainerLayout(),
+        engines=EngineLayout(),
+        colocated=False,
+        channel="tensor",
+        slots=[],
+        batch=BatchPlan(
+            prompts_per_step=1,
+            samples_per_prompt=options.sequences,
+            num_samples=options.sequences,
+            updates_per_step=1,
+            max_tokens_per_microbatch=options.microbatch,
+            max_sequence_tokens=2 * options.length,
+        ),
+        cpu_threads=options.threads,
+        max_staleness=0,
+        steps=1,
+        warmup_steps=0,
+        old_logprobs="trainer",
+    )
+    made = TrainerRank(
+        rank=0, world_size=1, master_addr="127.0.0.1", master_port=port, recipe=Recipe(), plan=plan, model_dir=str(folder)
+    )
+    made.setup()
+    return made
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parse()
+    with tempfile.TemporaryDirectory() as name:
+        make_model(Path(name), options)
+        trainer = make_trainer(Path(name), options)
+        batch = make_batch(options)
+        trainer.step(batch, 1e-4)
+        seconds = []
+        for _ in range(options.steps):
+            started = time.monotonic()
+            report = trainer.step(batch, 1e-4)
+            seconds.append(time.monotonic() - started)
+        if options.profile:
+            with torch.profiler.profile() as profile:
+                trainer.step(batch, 1e-4)
+            print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=28, max_name_column_width=48))
+        best = min(seconds)
+        result = {
+            "tokens": report.num_tokens,
+            "tokens_per_s": round(report.num_tokens / best),
+            "step_s": round(best, 4),
+            "median_step_s": round(sorted(seconds)[len(seconds) // 2], 4),
+            "optimizer_s": round(report.optimizer_s, 4),
+            "microbatches": report.num_microbatches,
+        }
+        print(json.dumps(result | {"device": str(trainer.device), "threads": options.threads}))
+        trainer.close()
+
+
+if __name__ == "__main__":
+    main()
