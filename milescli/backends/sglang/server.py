@@ -147,6 +147,7 @@ def engine_command(spec: EngineSpec) -> list[str]:
 def engine_environment(spec: EngineSpec) -> dict[str, str]:
     """The whole environment of the engine: ours, inherited (MILES_RUN_TOKEN with it), and what the device needs."""
     env = dict(os.environ) | {ENGINE_VARIABLE: spec.device_kind, "TOKENIZERS_PARALLELISM": "false"}
+    env["SPT_NOENV"] = "1"  # else SGLang's process titles overwrite /proc/PID/environ, by which a run finds its own processes
     if spec.return_routed_experts:
         env[ROUTING_VARIABLE] = "1"
     if spec.device_kind == "cpu":

@@ -1,0 +1,120 @@
+"""What an engine's process is given, what is refused before it starts, and what is left when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from milescli.backends.sglang.server import EngineServer, EngineSpec, check_servable, engine_command, engine_environment
+from milescli.core.errors import MachineError, RecipeError, WorkerDied
+from milescli.rollout.base import GenerateRequest
+from tests.backends.sglang.conftest import make_qwen3, start_service
+
+
+def spec(folder: Path, *, model_type: str = "qwen3", tied: bool = False, **options) -> EngineSpec:
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, "tie_word_embeddings": tied}))
+    defaults = {"device_kind": "cpu", "precision": "fp32", "tokenizer_dir": None, "port": 1, "log_path": folder / "engine.log"}
+    return EngineSpec(model_dir=folder, **(defaults | options))
+
+
+def test_a_model_that_is_not_proven_on_a_cpu_is_refused_there_and_only_there(tmp_path):
+    with pytest.raises(MachineError, match="glm4_moe"):
+        EngineServer(spec(tmp_path, model_type="glm4_moe"))
+    assert check_servable(spec(tmp_path, model_type="glm4_moe", device_kind="cuda")) == "glm4_moe"
+
+
+def test_experts_with_a_tied_output_layer_are_refused(tmp_path):
+    with pytest.raises(RecipeError, match="tied"):
+        EngineServer(spec(tmp_path, model_type="qwen3_moe", tied=True))
+    EngineServer(spec(tmp_path, model_type="qwen3", tied=True))
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match="not a Hugging Face model folder"):
+        check_servable(
+            EngineSpec(model_dir=tmp_path, tokenizer_dir=None, device_kind="cpu", precision="fp32", port=1, log_path=tmp_path)
+        )
+
+
+def test_threads_of_a_cpu_engine_sleep_while_they_wait_and_nothing_is_compiled(tmp_path):
+    env = engine_environment(spec(tmp_path, cpu_threads=2))
+    assert (env["OMP_NUM_THREADS"], env["OMP_WAIT_POLICY"], env["TORCH_COMPILE_DISABLE"]) == ("2", "PASSIVE", "1")
+    assert "--sleep-on-idle" in engine_command(spec(tmp_path))
+
+
+def test_only_the_needed_part_of_the_model_zoo_is_loaded(tmp_path):
+    skipped = engine_environment(spec(tmp_path))["SGLANG_DISABLED_MODEL_ARCHS"].split(",")
+    assert "qwen3" not in skipped
+    assert len(skipped) > 100
+
+
+def test_each_engine_rank_on_a_cpu_is_given_cores(tmp_path):
+    shares = engine_environment(spec(tmp_path, tp=2))["SGLANG_CPU_OMP_THREADS_BIND"].split("|")
+    assert len(shares) == 2
+    assert {int(core) for share in shares for core in share.split(",")} <= os.sched_getaffinity(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "variables"),
+    [("cuda", {"CUDA_VISIBLE_DEVICES": "2,3"}), ("rocm", {"HIP_VISIBLE_DEVICES": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"})],
+)
+def test_an_engine_on_a_gpu_sees_its_own_devices_and_no_cpu_stubs(tmp_path, kind, variables):
+    env = engine_environment(spec(tmp_path, device_kind=kind, visible_devices=("2", "3")))
+    assert variables.items() <= env.items()
+    assert "cpu_path" not in env.get("PYTHONPATH", "")
+    command = engine_command(spec(tmp_path, device_kind=kind))
+    assert "--enable-memory-saver" in command
+    assert "torch_native" not in command
+
+
+@pytest.mark.engine
+def test_an_engine_that_dies_is_named_and_nothing_of_it_is_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("MILES_RUN_TOKEN", "token-of-this-test")
+    running = start_service(tmp_path, make_qwen3(tmp_path), name="engine 7")
+    group = [psutil.Process(running.engine.pid), *psutil.Process(running.engine.pid).children(recursive=True)]
+    temp_dir = Path(group[0].environ()["TMPDIR"])
+    try:
+        assert len(group) >= 3
+        assert all(process.environ()["MILES_RUN_TOKEN"] == "token-of-this-test" for process in group)
+
+        async def die_in_the_middle(fleet):
+            fleet.http.engines[0] = _renamed(fleet.http.engines[0], "engine 7")
+            request = GenerateRequest(prompt_ids=[5, 6, 7], max_new_tokens=900, seed=1, stop=["never"])
+            tasks = [asyncio.create_task(fleet.generate(request)) for _ in range(8)]
+            await asyncio.sleep(0.5)
+            for process in group:
+                process.send_signal(signal.SIGKILL)
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+        outcomes = running.run(die_in_the_middle)
+        assert all(isinstance(outcome, WorkerDied) for outcome in outcomes)
+        assert "engine 7" in outcomes[0].what
+        assert "Prefill batch" in outcomes[0].why
+    finally:
+        running.router.stop()
+        running.engine.stop()
+    assert running.engine.poll() is not None
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in group)
+    assert not temp_dir.exists()
+
+
+def _renamed(handle, name: str):
+    return type(handle)(name=name, url=handle.url, log_path=handle.log_path)
+
+
+@pytest.mark.engine
+def test_an_engine_that_cannot_start_is_named_with_its_last_words(tmp_path):
+    server = EngineServer(spec(tmp_path))
+    server.start()
+    try:
+        with pytest.raises(WorkerDied, match="engine 0 ended while it started") as caught:
+            server.wait_ready(90)
+    finally:
+        server.stop()
+    assert "Error" in caught.value.why
