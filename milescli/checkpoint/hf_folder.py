@@ -65,7 +65,7 @@ class HfReader:
         """[row] of a stacked tensor."""
         return self._slice(name)[row]
 
-    def _slice(self, name: str):  # noqa: ANN202 (safetensors does not export the type)
+    def _slice(self, name: str):
         if name not in self._where:
             raise CheckpointError(
                 f"`{self.folder}` lacks the weight `{name}`",

@@ -1,4 +1,4 @@
-"""What a model is: facts read from `config.json`, and the vocabulary of the two-way weight table. No torch, no files but config.json."""
+"""What a model is: facts read from config.json, and the vocabulary of the two-way weight table. Loads no torch."""
 
 from __future__ import annotations
 
@@ -189,10 +189,12 @@ class WeightTable:
             expert=expert,
         )
 
+    @cached_property
     def num_parameters(self) -> int:
         """Numbers in the model; a tied output layer counts once."""
         return sum(_product(shape) for shape in self.hf_shapes().values())
 
+    @cached_property
     def num_active_parameters(self) -> int:
         """Numbers that one token meets: of the experts only the chosen ones."""
         total = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -143,7 +144,7 @@ def _loss_weights(
     mask: np.ndarray, cu_seqlens: list[int], *, updates: list[list[list[list[int]]]], aggregation: Aggregation
 ) -> np.ndarray:
     """[T] as `TrainBatch.loss_weights` says; each update's weights sum to 1. Answers without a trained token do not count."""
-    trained = np.array([int(mask[start:end].sum()) for start, end in zip(cu_seqlens, cu_seqlens[1:], strict=False)])
+    trained = np.array([int(mask[start:end].sum()) for start, end in pairwise(cu_seqlens)])
     weights = np.zeros(len(mask), np.float32)
     for update in updates:
         members = [index for rank in update for microbatch in rank for index in microbatch if trained[index]]

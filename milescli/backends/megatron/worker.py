@@ -10,6 +10,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -91,6 +92,7 @@ class TrainerRank:
         from milescli.backends.megatron.checkpoint import CheckpointIO
         from milescli.backends.megatron.forward import Passes
         from milescli.backends.megatron.reference import Reference
+        from milescli.backends.megatron.sleeping import Sleeper
 
         config = model.build_config(
             self.facts,
@@ -106,6 +108,7 @@ class TrainerRank:
         self.model = optimizer.wrap(gpt)
         self.optimizer = optimizer.make_optimizer(self.model, self.recipe.train.optimizer, dtype=self.dtype)
         self.reference = Reference(self.model)
+        self.sleeper = Sleeper(self.model, self.optimizer)
         self.checkpoints = CheckpointIO(self.model, self.optimizer, timeout_s=self.recipe.machine.step_timeout_s)
         self.passes = Passes(
             model=self.model, mesh=self.mesh, vocab_size=self.facts.vocab_size, routers=replay.own_routers(gpt)
@@ -171,8 +174,7 @@ class TrainerRank:
             if self.rank != 0:
                 return []
             values = whole.cpu().numpy()
-            ends = batch.cu_seqlens
-            return [array("f", values[start:end].tobytes()) for start, end in zip(ends[:-1], ends[1:], strict=True)]
+            return [array("f", values[start:end].tobytes()) for start, end in pairwise(batch.cu_seqlens)]
 
     def freeze_reference(self) -> None:
         """The current weights become the reference of the KL term, kept in host memory."""
@@ -201,6 +203,17 @@ class TrainerRank:
         """Take weights, and unless `weights_only` optimizer and RNG, from a folder that `save` wrote under any layout."""
         with self._named("loading"):
             self.checkpoints.load(Path(folder), weights_only=weights_only)
+
+    def sleep(self) -> None:
+        """Move weights, gradients and optimizer to host memory, so that a colocated engine may use the device. On a CPU:
+        nothing."""
+        if self.device.type != "cpu":
+            self.sleeper.sleep()
+
+    def wake(self) -> None:
+        """Bring them back. On a CPU: nothing."""
+        if self.device.type != "cpu":
+            self.sleeper.wake()
 
     def connect_engines(self, engines: list[EngineAddress]) -> None:
         """Open the weight channel to these engines; again after one was replaced."""

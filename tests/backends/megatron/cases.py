@@ -122,7 +122,9 @@ def _routing(rng: np.random.Generator, num_tokens: int, routing: tuple[int, int,
     return RoutedExperts(indices=chosen.tobytes(), num_tokens=num_tokens, num_layers=layers, topk=topk)
 
 
-def policy_batch(step: int, *, dp: int, vocab_size: int, updates: int = 1, routing: tuple[int, int, int] | None = None) -> TrainBatch:
+def policy_batch(
+    step: int, *, dp: int, vocab_size: int, updates: int = 1, routing: tuple[int, int, int] | None = None
+) -> TrainBatch:
     """The batch of a step, packed for `dp` ranks."""
     groups = make_groups(step, vocab_size=vocab_size, routing=routing)
     return packing.pack_policy(
@@ -137,7 +139,9 @@ def policy_batch(step: int, *, dp: int, vocab_size: int, updates: int = 1, routi
     )
 
 
-def trainer(*, rank: int, size: int, port: int, model: str, layout: dict, train: dict | None = None, old_logprobs: str = "trainer"):
+def trainer(
+    *, rank: int, size: int, port: int, model: str, layout: dict, train: dict | None = None, old_logprobs: str = "trainer"
+):
     """A trainer rank that is set up."""
     from milescli.backends.megatron.worker import TrainerRank
 
@@ -155,7 +159,9 @@ def trainer(*, rank: int, size: int, port: int, model: str, layout: dict, train:
     return made
 
 
-def train_steps(*, rank: int, size: int, port: int, model: str, layout: dict, train: dict | None = None, replay: bool = False) -> dict:
+def train_steps(
+    *, rank: int, size: int, port: int, model: str, layout: dict, train: dict | None = None, replay: bool = False
+) -> dict:
     """Weights out and in again, scores, then three policy steps with everything on: clip, KL, entropy, two updates in the last."""
     full = {"kl_coef": 0.1, "entropy_coef": 0.01, "routing_replay": replay, **(train or {})}
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout, train=full)

@@ -1,0 +1,41 @@
+"""Giving the device's memory to a colocated engine, and taking it back. Only where there is a device of its own (not run on a CPU)."""
+
+from __future__ import annotations
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+
+
+class Sleeper:
+    """Moves what a trainer rank holds on its device. Idempotent both ways."""
+
+    def __init__(self, model: DistributedDataParallel, optimizer: MegatronOptimizer) -> None:
+        """Both keep their identity; only the memory behind their tensors comes and goes."""
+        self._model, self._optimizer = model, optimizer
+        self._asleep = False
+
+    def sleep(self) -> None:
+        """Weights and optimizer go to host memory; gradients are dropped, being rebuilt at each step anyway."""
+        if self._asleep:
+            return
+        torch.cuda.synchronize()
+        self._optimizer.offload_to_cpu()
+        for buffer in self._buffers():
+            buffer.offload_to_cpu(move_params=True, move_grads=True)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self._asleep = True
+
+    def wake(self) -> None:
+        """Everything is back where it was, bit for bit; gradients are zero."""
+        if not self._asleep:
+            return
+        for buffer in self._buffers():
+            buffer.reload_from_cpu(move_params=True, move_grads=True)
+        self._optimizer.restore_from_cpu()
+        torch.cuda.synchronize()
+        self._asleep = False
+
+    def _buffers(self) -> list:
+        return [*self._model.buffers, *self._model.expert_parallel_buffers]
