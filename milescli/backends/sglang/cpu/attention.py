@@ -14,13 +14,13 @@ def install() -> None:
     from sglang.srt.layers.attention import attention_registry
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
-    class BatchedAttention(_Batched, TorchNativeAttnBackend):
+    class BatchedAttention(Batched, TorchNativeAttnBackend):
         """torch_native, with our batched forms in front of its loops."""
 
     attention_registry.ATTENTION_BACKENDS["torch_native"] = BatchedAttention
 
 
-class _Batched:
+class Batched:
     """Plans each forward once (which cache slots, which mask), then runs one padded SDPA per layer."""
 
     _slots: torch.Tensor | None = None

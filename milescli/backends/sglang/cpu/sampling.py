@@ -1,6 +1,7 @@
-"""Seeded sampling on a CPU: SGLang's Gumbel sampler with its hash in plain torch, for the attention backend that runs here.
+"""Seeded sampling on a CPU: one uniform number per token, hashed from the request's seed and the token's position, through the CDF.
 
-A token depends on its logits, the request's seed and its position alone: not on the batch, nor on when the request came.
+A token depends on its logits, seed and position alone: not on the batch, nor on when its request came. SGLang's own way draws one
+number per vocabulary entry, by a kernel that has no CPU wheel, inside a function that torch.compile would build in C++ at first use.
 """
 
 from __future__ import annotations
@@ -19,15 +20,48 @@ def install() -> None:
     if "torch_native" not in choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES:
         choices.add_deterministic_attention_backend_choices(["torch_native"])
     ModelRunner.maybe_enable_batch_invariant_mode = _kernels_are_for_gpus
-    sampler.murmur_hash32 = murmur_hash32
+
+    unseeded = sampler.sampling_from_probs_torch
+
+    def sampling_from_probs(probs, sampling_seed=None, positions=None):
+        if sampling_seed is None:
+            return unseeded(probs)
+        return sample(probs, sampling_seed, positions).to(torch.int32)
+
+    sampler.sampling_from_probs_torch = sampling_from_probs
+    sampler.multinomial_with_seed = sample_from_logprobs
 
 
 def _kernels_are_for_gpus(self: object) -> None:
     """The batch-invariant kernels are Triton; torch's CPU kernels agree across batches to about 1e-6."""
 
 
-def _rotate(value: torch.Tensor, bits: int) -> torch.Tensor:
-    return ((value << bits) | (value >> (32 - bits))) & _MASK
+def sample(weights_BV: torch.Tensor, seeds_B: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
+    """[batch] int64: index i with probability weights[i] / sum(weights), by inverse transform. A zero weight is never chosen."""
+    cumulative_BV = weights_BV.to(torch.float64).cumsum(-1)
+    target_B1 = uniform(seeds_B, positions_B)[:, None] * cumulative_BV[:, -1:]
+    return torch.searchsorted(cumulative_BV, target_B1, right=True).squeeze(1).clamp_(max=weights_BV.shape[-1] - 1)
+
+
+def sample_from_logprobs(logprobs_BV: torch.Tensor, seeds_B: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
+    """[batch, 1], from log-probs that need not be normalised (top-p and top-k leave -inf). Takes multinomial_with_seed's place."""
+    weights_BV = (logprobs_BV - logprobs_BV.amax(-1, keepdim=True)).exp_()
+    return sample(weights_BV, seeds_B, positions_B)[:, None]
+
+
+def uniform(seeds_B: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
+    """[batch] float64 strictly between 0 and 1: MurmurHash3 (32 bit) over the blocks seed low, seed high, position.
+
+    Integer arithmetic in int64, which wraps without harm: the mask keeps the low 32 bits.
+    """
+    seeds = seeds_B.to(torch.int64)
+    state = _mix(torch.zeros_like(seeds), seeds & _MASK)
+    state = _mix(state, (seeds >> 32) & _MASK)
+    state = _mix(state, positions_B.to(torch.int64) & _MASK) ^ 12
+    state = ((state ^ (state >> 16)) * 0x85EBCA6B) & _MASK
+    state = ((state ^ (state >> 13)) * 0xC2B2AE35) & _MASK
+    state = state ^ (state >> 16)
+    return (state.to(torch.float64) + 0.5) / 2.0**32
 
 
 def _mix(state: torch.Tensor, word: torch.Tensor) -> torch.Tensor:
@@ -36,16 +70,5 @@ def _mix(state: torch.Tensor, word: torch.Tensor) -> torch.Tensor:
     return (_rotate(state ^ word, 13) * 5 + 0xE6546B64) & _MASK
 
 
-def murmur_hash32(seed: torch.Tensor, positions: torch.Tensor, col_indices: torch.Tensor) -> torch.Tensor:
-    """[rows, columns] int64 holding uint32: MurmurHash3 over the blocks (seed low, seed high, position, column).
-
-    `seed`: [rows] 64 bit; `positions`: [rows]; `col_indices`: [columns]. Int64 arithmetic wraps, and the mask keeps 32 bits.
-    """
-    seed_R = seed.to(torch.int64)
-    state_R = _mix(torch.zeros_like(seed_R), seed_R & _MASK)
-    state_R = _mix(state_R, (seed_R >> 32) & _MASK)
-    state_R = _mix(state_R, positions.to(torch.int64) & _MASK)
-    state = _mix(state_R[:, None], col_indices.to(torch.int64)[None] & _MASK) ^ 16
-    state = ((state ^ (state >> 16)) * 0x85EBCA6B) & _MASK
-    state = ((state ^ (state >> 13)) * 0xC2B2AE35) & _MASK
-    return state ^ (state >> 16)
+def _rotate(value: torch.Tensor, bits: int) -> torch.Tensor:
+    return ((value << bits) | (value >> (32 - bits))) & _MASK

@@ -1,0 +1,82 @@
+"""Batched attention against a loop over requests, each by itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from milescli.backends.sglang.cpu.attention import Batched
+
+HEADS, KV_HEADS, SIZE, SLOTS = 4, 2, 8, 200
+
+
+class Stock:
+    """Where the stock backend stands; its plan does nothing here."""
+
+    def init_forward_metadata(self, forward_batch) -> None:
+        pass
+
+
+class Backend(Batched, Stock):
+    pass
+
+
+def batch(prefix: list[int], new: list[int], *, decode: bool):
+    """Requests with so many cached and new tokens, whose cache slots are scattered."""
+    lens = [cached + fresh for cached, fresh in zip(prefix, new, strict=True)]
+    shuffled = torch.randperm(SLOTS)
+    table = torch.zeros(len(lens), max(lens) + 5, dtype=torch.int32)
+    for row, length in enumerate(lens):
+        table[row, :length], shuffled = shuffled[:length], shuffled[length:]
+    forward = SimpleNamespace(
+        encoder_lens=None,
+        batch_size=len(lens),
+        seq_lens=torch.tensor(lens),
+        req_pool_indices=torch.arange(len(lens)),
+        extend_prefix_lens=torch.tensor(prefix),
+        extend_seq_lens=torch.tensor(new),
+        forward_mode=SimpleNamespace(is_decode=lambda: decode),
+    )
+    backend = Backend()
+    backend.req_to_token_pool = SimpleNamespace(req_to_token=table)
+    backend.init_forward_metadata(forward)
+    return backend, forward, table
+
+
+def expected(query, keys, values, table, prefix, new, window) -> torch.Tensor:
+    parts, start = [], 0
+    for row, (cached, fresh) in enumerate(zip(prefix, new, strict=True)):
+        slots = table[row, : cached + fresh].long()
+        own_query = query[start : start + fresh].transpose(0, 1)
+        key = keys[slots].transpose(0, 1).repeat_interleave(HEADS // KV_HEADS, 0)
+        value = values[slots].transpose(0, 1).repeat_interleave(HEADS // KV_HEADS, 0)
+        at, of = torch.arange(cached, cached + fresh)[:, None], torch.arange(cached + fresh)[None]
+        seen = (of <= at) & (of >= at - window if window is not None else True)
+        parts.append(F.scaled_dot_product_attention(own_query, key, value, attn_mask=seen).transpose(0, 1))
+        start += fresh
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("prefix", "new"), [([4, 0, 17, 9], [1, 1, 1, 1]), ([0, 5, 12], [7, 1, 20]), ([3], [6])])
+def test_every_request_attends_as_if_it_were_alone(prefix, new, window):
+    torch.manual_seed(0)
+    decode = set(new) == {1}
+    backend, _, table = batch(prefix, new, decode=decode)
+    query = torch.randn(sum(new), HEADS, SIZE)
+    keys, values = torch.randn(SLOTS, KV_HEADS, SIZE), torch.randn(SLOTS, KV_HEADS, SIZE)
+    output = torch.empty_like(query)
+    run = backend._run_sdpa_forward_decode if decode else backend._run_sdpa_forward_extend
+    causal = {} if decode else {"causal": True}
+    run(query, output, keys, values, scaling=SIZE**-0.5, sliding_window_size=window, **causal)
+    assert torch.allclose(output, expected(query, keys, values, table, prefix, new, window), atol=1e-5)
+
+
+def test_an_encoder_decoder_batch_is_left_to_the_stock_loop():
+    backend, forward, _ = batch([2], [1], decode=True)
+    forward.encoder_lens = torch.tensor([3])
+    backend.init_forward_metadata(forward)
+    assert backend._slots is None
