@@ -30,28 +30,29 @@ def run_trial(
     token = secrets.token_hex(16)
     watchdog = guardian.start(token=token, scratch_dirs=[folder], verdict=verdict)
     command = command or [sys.executable, "-m", "milescli.doctor.trials", check, str(folder), device_kind]
-    environment = {**os.environ, guardian.TOKEN_VARIABLE: token, "TOKENIZERS_PARALLELISM": "false", "GLOO_SOCKET_IFNAME": "lo"}
-    log = folder / "trial.log"
+    environment = {
+        **os.environ,
+        guardian.TOKEN_VARIABLE: token,
+        "TOKENIZERS_PARALLELISM": "false",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TMPDIR": str(folder),
+    }
+    output, log = folder / "findings.jsonl", folder / "trial.log"
+    ended = f"did not end within {timeout_s:g} s"
     try:
-        with log.open("wb") as stderr:
+        # Files, not pipes: a process that the trial left behind would hold a pipe open.
+        with output.open("wb") as stdout, log.open("wb") as stderr:
             process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env=environment,
-                start_new_session=True,
+                command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
             )
-        try:
-            output, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            ended = f"did not end within {timeout_s:g} s"
-            return [_broken(name, ended, log) for name in names or (check,)]
-        found = _findings(output.decode("utf-8", errors="replace"))
+            try:
+                ended = f"ended with status {process.wait(timeout_s)} and said nothing"
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        found = _findings(output.read_text(encoding="utf-8", errors="replace"))
         missing = [name for name in names or (check,) if name not in {each.check for each in found}]
-        return found + [_broken(name, f"ended with status {process.returncode} and said nothing", log) for name in missing]
+        return found + [_broken(name, ended, log) for name in missing]
     finally:
         watchdog.release()
 
@@ -68,4 +69,9 @@ def _findings(text: str) -> list[Finding]:
 def _broken(name: str, ended: str, log: Path) -> Finding:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
     why = f"the trial {ended}; its last words:\n" + ("\n".join(f"  | {line}" for line in lines) or "  (none)")
-    return fail(name, "does not work here", why=why, fix=f"python -m milescli.doctor.trials {_TRIAL_OF.get(name, name)} $(mktemp -d) cpu   # watch it")[0]
+    return fail(
+        name,
+        "does not work here",
+        why=why,
+        fix=f"python -m milescli.doctor.trials {_TRIAL_OF.get(name, name)} $(mktemp -d) cpu   # watch it",
+    )[0]

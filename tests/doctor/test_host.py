@@ -1,0 +1,129 @@
+"""Tests of the checks of the computer, each with its fault planted."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import socket
+from pathlib import Path
+
+import pytest
+
+from milescli.core.units import GIB, MIB
+from milescli.doctor.finding import Status
+from milescli.doctor.host import (
+    available_memory,
+    check_disk,
+    check_limits,
+    check_memory,
+    check_platform,
+    check_ports,
+    check_shm,
+    check_visibility,
+    take_port,
+    write_speed,
+)
+from milescli.platform.machine import Machine, Node, parse_machine
+from milescli.platform.probe import Accelerators
+
+
+def test_the_platform_is_told_with_its_oddities() -> None:
+    assert "8 x NVIDIA H200 (sm_90), nvlink" in check_platform(parse_machine("8xH200"))[0].what
+    odd = Machine(kind="cpu", nodes=[Node(cpu_cores=1, memory_bytes=1, shm_bytes=1)], notes=["`nvidia-smi` ended with 9"])
+    found = check_platform(odd)[0]
+    assert (found.status, found.why) == (Status.WARN, "`nvidia-smi` ended with 9")
+
+
+def test_every_contradiction_of_visibility_is_a_fail() -> None:
+    machine = parse_machine("2xMI300X")
+    found = check_visibility(
+        Accelerators(kind="rocm", devices=machine.nodes[0].devices, notes=[]),
+        environ={"ROCR_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"},
+    )
+    assert [(each.status, each.fix) for each in found] == [
+        (Status.FAIL, ["unset ROCR_VISIBLE_DEVICES"]),
+        (Status.FAIL, ["unset CUDA_VISIBLE_DEVICES"]),
+    ]
+
+
+@pytest.mark.parametrize(("available", "status"), [(1 * GIB, Status.FAIL), (4 * GIB, Status.WARN), (16 * GIB, Status.OK)])
+def test_too_little_memory_is_found(available: int, status: Status) -> None:
+    assert check_memory(total_bytes=16 * GIB, available_bytes=available)[0].status is status
+
+
+def test_available_memory_is_read(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 10 kB\nMemAvailable:  3 kB\n")
+    assert available_memory(root=tmp_path) == 3072
+
+
+@pytest.mark.parametrize(
+    ("free", "speed", "status"),
+    [
+        (GIB, 500 * MIB, Status.FAIL),
+        (10 * GIB, 500 * MIB, Status.WARN),
+        (99 * GIB, 5 * MIB, Status.WARN),
+        (99 * GIB, 500 * MIB, Status.OK),
+    ],
+)
+def test_a_full_or_slow_disk_is_found(tmp_path: Path, free: int, speed: int, status: Status) -> None:
+    assert check_disk(tmp_path / "runs" / "deep", free_bytes=free, bytes_per_s=speed)[0].status is status
+
+
+def test_the_write_speed_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
+    assert write_speed(tmp_path, size_bytes=MIB) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("free", "status"), [(64 * MIB, Status.FAIL), (GIB, Status.WARN), (8 * GIB, Status.OK)])
+def test_a_small_or_full_shared_memory_is_found(free: int, status: Status) -> None:
+    found = check_shm(size_bytes=max(free, 64 * MIB), free_bytes=free)[0]
+    assert found.status is status
+    assert found.status is Status.OK or found.fix[0].startswith("docker run --shm-size=")
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "status", "fix"),
+    [
+        (512, 65536, Status.FAIL, "ulimit -n 65536"),
+        (1024, 524288, Status.WARN, "ulimit -n 524288"),
+        (1024, resource.RLIM_INFINITY, Status.WARN, "ulimit -n 65536"),
+        (1024, 4096, Status.WARN, "docker run --ulimit"),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, Status.OK, ""),
+    ],
+)
+def test_a_low_limit_of_open_files_is_found(soft: int, hard: int, status: Status, fix: str) -> None:
+    found = check_limits(soft=soft, hard=hard)[0]
+    assert found.status is status
+    assert not fix or found.fix[0].startswith(fix)
+
+
+def test_free_ports_are_found_and_given_back() -> None:
+    taken: list[socket.socket] = []
+
+    def take() -> socket.socket:
+        taken.append(take_port())
+        return taken[-1]
+
+    assert check_ports(take=take)[0].status is Status.OK
+    assert taken and all(each.fileno() == -1 for each in taken)
+
+
+def test_a_taken_port_is_a_fail_that_says_how_far_it_came() -> None:
+    blocker = take_port()
+    places = iter([0, blocker.getsockname()[1]])
+
+    def take() -> socket.socket:
+        listener = socket.socket()
+        try:
+            listener.bind(("127.0.0.1", next(places)))
+            listener.listen(1)
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+    found = check_ports(take=take)[0]
+    blocker.close()
+    assert found.status is Status.FAIL and found.what.startswith("1 of 16")
+    assert f"Errno {errno.EADDRINUSE}" in found.why

@@ -1,0 +1,68 @@
+"""Tests of telling the findings, and the whole doctor on this machine."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from milescli.console.output import Mode, Output
+from milescli.doctor import run as module
+from milescli.doctor.finding import Check, Finding, ok, skip, warn
+from milescli.doctor.finding import fail as failed
+from milescli.doctor.run import run_doctor
+
+FOUND = [
+    *ok("python", "Python 3.11"),
+    *warn("shm", "1 GiB", why="larger models want more", fix="mount -o remount"),
+    *skip("data", "on the hub"),
+    *failed("ports", "0 of 16", why="all taken", fix=["ss -ltn", "reboot"]),
+]
+
+
+def _doctor(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], mode: Mode) -> tuple[int, str, str]:
+    checks = [Check(name=each.check, run=lambda each=each: [each]) for each in findings]  # type: ignore[misc]
+    monkeypatch.setattr(module, "all_checks", lambda _: checks)
+    stdout, stderr = io.StringIO(), io.StringIO()
+    code = run_doctor(None, output=Output(mode, stdout=stdout, stderr=stderr))
+    return code, stdout.getvalue(), stderr.getvalue()
+
+
+def test_a_fail_ends_with_4_and_is_told_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, stdout, stderr = _doctor(monkeypatch, FOUND, Mode.HUMAN)
+    assert code == 4
+    assert [line.split()[:2] for line in stdout.splitlines()[1:]] == [
+        ["python", "ok"],
+        ["shm", "warn"],
+        ["data", "skip"],
+        ["ports", "fail"],
+    ]
+    assert "ports: all taken" in stderr and "fix: ss -ltn" in stderr and "fix: reboot" in stderr and "not ready" in stderr
+
+
+def test_warnings_and_skips_end_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _doctor(monkeypatch, FOUND[:3], Mode.HUMAN)[0] == 0
+
+
+def test_json_mode_tells_everything_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, stdout, _ = _doctor(monkeypatch, FOUND, Mode.JSON)
+    (line,) = stdout.splitlines()
+    told = json.loads(line)
+    assert code == 4 and told["kind"] == "doctor" and told["counts"] == {"ok": 1, "warn": 1, "fail": 1, "skip": 1}
+    assert told["findings"][3] == {
+        "check": "ports",
+        "status": "fail",
+        "what": "0 of 16",
+        "why": "all taken",
+        "fix": ["ss -ltn", "reboot"],
+    }
+
+
+@pytest.mark.engine
+def test_this_machine_is_ready_for_ray_an_engine_and_new_weights() -> None:
+    stdout = io.StringIO()
+    code = run_doctor(None, output=Output(Mode.JSON, stdout=stdout, stderr=io.StringIO()))
+    found = {each["check"]: each for each in json.loads(stdout.getvalue())["findings"]}
+    assert code == 0, found
+    assert {"ray", "collective", "engine", "weights"} <= set(found)

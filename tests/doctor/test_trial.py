@@ -1,0 +1,55 @@
+"""Tests of running a trial in a process of its own: faults of the process, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from milescli.doctor.finding import Status
+from milescli.doctor.trial import run_trial
+
+
+def _python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_a_trial_that_says_nothing_is_a_fail_with_its_last_words() -> None:
+    command = _python("import sys; print('it broke here', file=sys.stderr); sys.exit(3)")
+    found = run_trial("ray", device_kind="cpu", timeout_s=30.0, command=command)[0]
+    assert (found.check, found.status) == ("ray", Status.FAIL)
+    assert "ended with status 3" in found.why and "| it broke here" in found.why
+
+
+def test_a_trial_that_hangs_is_a_fail_and_what_it_started_is_ended(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = f"import subprocess, time; p = subprocess.Popen(['sleep', '600']); open({str(note)!r}, 'w').write(str(p.pid)); time.sleep(600)"
+    found = run_trial("engine", device_kind="cpu", timeout_s=2.0, command=_python(code), names=("engine", "weights"))
+    assert [(each.check, each.status) for each in found] == [("engine", Status.FAIL), ("weights", Status.FAIL)]
+    assert "did not end within 2 s" in found[0].why
+    assert not _is_alive(int(note.read_text()))
+
+
+def test_findings_of_a_trial_are_read_and_what_it_left_out_is_a_fail() -> None:
+    line = '{"check": "engine", "status": "ok", "what": "fine", "why": "", "fix": []}'
+    command = _python(f"print('noise'); print({line!r})")
+    found = run_trial("engine", device_kind="cpu", timeout_s=30.0, command=command, names=("engine", "weights"))
+    assert [(each.check, each.status) for each in found] == [("engine", Status.OK), ("weights", Status.FAIL)]
+
+
+def test_the_collective_works_on_this_machine() -> None:
+    found = run_trial("collective", device_kind="cpu", timeout_s=120.0)[0]
+    assert (found.status, found.what[:4]) == (Status.OK, "gloo"), found
+
+
+def _is_alive(pid: int) -> bool:
+    for _ in range(50):
+        try:
+            os.kill(pid, 0)
+            if "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]:
+                return False
+        except (ProcessLookupError, FileNotFoundError):
+            return False
+        time.sleep(0.1)
+    return True
