@@ -17,6 +17,7 @@ import psutil
 from milescli.runtime import guardian
 
 MILES = Path(sys.executable).with_name("miles")
+ROOT = Path(__file__).resolve().parents[2]
 TINY = """\
 description: A very small run for tests
 model:
@@ -27,7 +28,7 @@ data:
   eval: task:sums-heldout
   max_prompt_tokens: 48
 warmup: {steps: 3, batch_size: 16, lr: 2e-3}
-rollout: {prompts_per_step: 4, samples_per_prompt: 4, max_response_tokens: 16, reward: gsm8k}
+rollout: {prompts_per_step: 4, samples_per_prompt: 4, max_response_tokens: 16, reward: "tests.end_to_end.rewards:variety"}
 train: {steps: 6, optimizer: {lr: 3e-4}}
 eval: {num_prompts: 8}
 checkpoint: {every: 3, keep: 4}
@@ -57,7 +58,7 @@ class Workplace:
 
     def __post_init__(self) -> None:
         (self.folder / "tiny.yaml").write_text(TINY)
-        self.environment = {**os.environ, "HOME": str(self.folder), "COLUMNS": "120"}
+        self.environment = {**os.environ, "HOME": str(self.folder), "COLUMNS": "120", "PYTHONPATH": str(ROOT)}
         self.environment.pop(guardian.TOKEN_VARIABLE, None)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
