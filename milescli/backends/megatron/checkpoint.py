@@ -22,6 +22,7 @@ from milescli.core.errors import CheckpointError
 _RNG = "rng"
 _MODEL = "model"
 _OPTIMIZER = "optimizer"
+_NUM_UPDATES = "num_updates"
 
 
 class CheckpointIO:
@@ -30,6 +31,7 @@ class CheckpointIO:
     def __init__(self, model: DistributedDataParallel, optimizer: MegatronOptimizer, *, timeout_s: float) -> None:
         """`timeout_s` bounds the wait of `finish`."""
         self._model, self._optimizer, self._timeout_s = model, optimizer, timeout_s
+        self._device = next(model.parameters()).device
         self._pending: tuple[BackgroundSave, object, float] | None = None
 
     def start(self, folder: Path) -> None:
@@ -40,7 +42,7 @@ class CheckpointIO:
         dist.barrier()
         writer = BackgroundSave(timeout_s=self._timeout_s)
         state = self._sharded_state(loading=False)
-        state[_RNG] = _rng_of_rank_zero()
+        state |= {_RNG: _rng_of_rank_zero(), _NUM_UPDATES: _largest(num_updates(self._optimizer), self._device)}
         request = dist_checkpointing.save(state, str(folder), sharded_strategy=writer, async_sharded_save=True)
         self._pending = (writer, request, time.monotonic())
 
@@ -77,9 +79,11 @@ class CheckpointIO:
             # the optimizer holds copies of bfloat16 weights, which would undo the load at the next step
             self._optimizer.reload_model_params()
             return
-        with _tolerating_step(self._optimizer):
-            self._optimizer.load_state_dict(loaded[_OPTIMIZER])
-        _separate_steps(self._optimizer)
+        for number, inner in enumerate(inner_optimizers(self._optimizer)):
+            with _tolerating_step(inner):
+                inner.load_parameter_state_from_fully_reshardable(loaded[_OPTIMIZER][number])
+            for moments in inner.optimizer.state.values():
+                moments["step"].fill_(loaded[_NUM_UPDATES])
         torch.set_rng_state(loaded[_RNG])
 
     def _sharded_state(self, *, loading: bool, weights_only: bool = False) -> dict[str, object]:
@@ -94,7 +98,11 @@ class CheckpointIO:
         state: dict[str, object] = {_MODEL: self._model.module.sharded_state_dict(prefix="", metadata=metadata)}
         if not weights_only:
             make_moments(self._optimizer)
-            state[_OPTIMIZER] = self._optimizer.sharded_state_dict(state[_MODEL], is_loading=loading, metadata=metadata)
+            # by parameter name, without the list of optimizers around it: that depends on the layout (experts may have their own)
+            state[_OPTIMIZER] = {
+                number: inner.sharded_param_state_fully_reshardable(state[_MODEL], is_loading=loading, metadata=metadata)
+                for number, inner in enumerate(inner_optimizers(self._optimizer))
+            }
         return state
 
 
@@ -111,34 +119,27 @@ def make_moments(optimizer: MegatronOptimizer) -> None:
                     }
 
 
+def num_updates(optimizer: MegatronOptimizer) -> int:
+    """Updates since the moments were made; equal for all parameters of all ranks."""
+    counts = {int(moments["step"]) for inner in inner_optimizers(optimizer) for moments in inner.optimizer.state.values()}
+    assert len(counts) <= 1, f"parameters have seen different numbers of updates: {counts}"
+    return counts.pop() if counts else 0
+
+
 @contextmanager
-def _tolerating_step(optimizer: MegatronOptimizer) -> Iterator[None]:
+def _tolerating_step(inner: MegatronOptimizer) -> Iterator[None]:
     """Megatron 0.16.1 copies every state of torch's AdamW from disk, `step` too, which its format does not hold: offer it its own."""
-    inners = inner_optimizers(optimizer)
-    for inner in inners:
-        inner._set_main_param_and_optimizer_states = _with_own_step(inner)
-    try:
-        yield
-    finally:
-        for inner in inners:
-            del inner._set_main_param_and_optimizer_states
-
-
-def _with_own_step(inner: MegatronOptimizer):
     plain = inner._set_main_param_and_optimizer_states
 
     def set_states(parameter: torch.nn.Parameter, tensors: dict[str, torch.Tensor]) -> None:
         own = inner._get_main_param_and_optimizer_states(parameter)
         plain(parameter, {"step": own["step"], **tensors} if "step" in own else tensors)
 
-    return set_states
-
-
-def _separate_steps(optimizer: MegatronOptimizer) -> None:
-    """Loading leaves one `step` tensor in the state of all parameters, so each step would count as many."""
-    for inner in inner_optimizers(optimizer):
-        for state in inner.optimizer.state.values():
-            state["step"] = state["step"].clone()
+    inner._set_main_param_and_optimizer_states = set_states
+    try:
+        yield
+    finally:
+        del inner._set_main_param_and_optimizer_states
 
 
 def _rng_of_rank_zero() -> torch.Tensor:
@@ -146,3 +147,10 @@ def _rng_of_rank_zero() -> torch.Tensor:
     holder = [torch.get_rng_state()]
     dist.broadcast_object_list(holder, src=0)
     return holder[0]
+
+
+def _largest(number: int, device: torch.device) -> int:
+    """Over all ranks: one that holds no part of any parameter counts none."""
+    holder = torch.tensor([number], device=device)
+    dist.all_reduce(holder, op=dist.ReduceOp.MAX)
+    return int(holder)

@@ -6,6 +6,8 @@ import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
+from milescli.backends.megatron.optimizer import inner_optimizers
+
 
 class Sleeper:
     """Moves what a trainer rank holds on its device. Idempotent both ways."""
@@ -14,13 +16,14 @@ class Sleeper:
         """Both keep their identity; only the memory behind their tensors comes and goes."""
         self._model, self._optimizer = model, optimizer
         self._asleep = False
+        self._in_model_memory = next(model.parameters()).dtype is torch.float32
 
     def sleep(self) -> None:
         """Weights and optimizer go to host memory; gradients are dropped, being rebuilt at each step anyway."""
         if self._asleep:
             return
         torch.cuda.synchronize()
-        self._optimizer.offload_to_cpu()
+        self._move_optimizer("cpu")
         for buffer in self._buffers():
             buffer.offload_to_cpu(move_params=True, move_grads=True)
         torch.cuda.synchronize()
@@ -33,9 +36,20 @@ class Sleeper:
             return
         for buffer in self._buffers():
             buffer.reload_from_cpu(move_params=True, move_grads=True)
-        self._optimizer.restore_from_cpu()
+        self._move_optimizer("cuda")
         torch.cuda.synchronize()
         self._asleep = False
+
+    def _move_optimizer(self, device: str) -> None:
+        # Megatron's own offload also moves the weights of a float32 model, which are views of the model's memory and would part
+        # from it; a bfloat16 model's optimizer has float32 copies of its own
+        for inner in inner_optimizers(self._optimizer):
+            for group in inner.optimizer.param_groups:
+                for weight in group["params"]:
+                    if not self._in_model_memory:
+                        weight.data = weight.data.to(device)
+            for state in inner.optimizer.state.values():
+                state |= {name: value.to(device) for name, value in state.items() if torch.is_tensor(value) and name != "step"}
 
     def _buffers(self) -> list:
         return [*self._model.buffers, *self._model.expert_parallel_buffers]

@@ -177,3 +177,86 @@ def train_steps(
     ]
     made.close()
     return {"checksums": checksums, "scores": [list(row) for row in scores], "reports": reports}
+
+
+def train_and_save(
+    *, rank: int, size: int, port: int, model: str, layout: dict, first: int, last: int, save: str = "", load: str = ""
+) -> dict:
+    """Steps first .. last with plain Adam (eps 1e-8), after loading and before saving where asked."""
+    made = trainer(rank=rank, size=size, port=port, model=model, layout=layout, train={"optimizer": {"eps": 1e-8}})
+    if load:
+        made.load(load)
+    dp, vocab = made.mesh.layout.dp, made.facts.vocab_size
+    reports = [made.step(policy_batch(step, dp=dp, vocab_size=vocab), 1e-3) for step in range(first, last)]
+    if save:
+        made.save(save, True)
+        scratch = made.step(policy_batch(99, dp=dp, vocab_size=vocab), 1e-3)  # training goes on while the files are written
+        assert scratch.grad_norm > 0
+        made.finish_save()
+        made.load(save)
+    result = {"reports": reports, "checksums": made.parameter_checksums()}
+    made.close()
+    return result
+
+
+def scores_of_rows(*, rank: int, size: int, port: int, model: str, layout: dict, rows: list[list[int]]) -> list[list[float]]:
+    """Log-probs of every token after the first of each row, at temperature 1."""
+    made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
+    batch = packing.pack_supervised([(row[:1], row[1:]) for row in rows], dp=1, max_tokens_per_microbatch=64)
+    scores = [list(row) for row in made.logprobs(batch)]
+    made.close()
+    return scores
+
+
+def spoil_and_step(*, rank: int, size: int, port: int, model: str, layout: dict) -> dict:
+    """A step whose loss, then one whose gradient, is not finite: what is raised, and whether the weights are untouched."""
+    from milescli.backends.megatron import optimizer
+    from milescli.core.errors import NotFiniteError
+
+    made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
+    dp, vocab = made.mesh.layout.dp, made.facts.vocab_size
+    before = made.parameter_checksums()
+    bad = policy_batch(0, dp=dp, vocab_size=vocab)
+    position = int(torch.nonzero(bad.loss_mask)[-1])
+    bad.advantages[position] = float("nan")
+    raised = []
+    for spoil in (False, True):
+        try:
+            if spoil:
+                made.model.zero_grad_buffer()
+                if rank == size - 1:
+                    dict(made.model.module.named_parameters())["decoder.final_layernorm.weight"].main_grad[0] = float("inf")
+                optimizer.require_finite_gradients(made.model, device=made.device)
+            else:
+                made.step(bad, 1e-3)
+        except NotFiniteError as error:
+            raised.append(str(error))
+    untouched = made.parameter_checksums() == before
+    good = made.step(policy_batch(0, dp=dp, vocab_size=vocab), 1e-3)
+    made.close()
+    return {"raised": raised, "untouched": untouched, "num_sequences": bad.num_sequences, "then": good.loss}
+
+
+def routing_effect(*, rank: int, size: int, port: int, model: str, layout: dict) -> dict:
+    """Scores of one batch routed freely, as the model would route by itself (recorded), and by random choices."""
+    from dataclasses import replace
+
+    from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+
+    made = trainer(rank=rank, size=size, port=port, model=model, layout=layout, train={"routing_replay": True})
+    facts = made.facts
+    batch = policy_batch(1, dp=1, vocab_size=facts.vocab_size, routing=(facts.num_experts, facts.num_layers, facts.topk))
+    free = replace(batch, routed_experts=None)
+    (update,) = made._microbatches(free)
+    own = torch.zeros_like(batch.routed_experts)
+    for microbatch in update:
+        RouterReplay.set_global_router_replay_action(RouterReplayAction.RECORD)
+        routers, made.passes.routers = made.passes.routers, []
+        made.passes.score([microbatch], temperature=batch.temperature)
+        made.passes.routers = routers
+        recorded = torch.stack(RouterReplay.get_recorded_data(), dim=1)
+        own[microbatch.source] = recorded.int()
+        RouterReplay.clear_global_router_replay_action()
+    scores = [made.logprobs(each) for each in (free, replace(batch, routed_experts=own), batch)]
+    made.close()
+    return {name: [x for row in rows for x in row] for name, rows in zip(("free", "own", "random"), scores, strict=True)}

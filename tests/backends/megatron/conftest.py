@@ -1,0 +1,141 @@
+"""Worlds of trainer ranks, each started once for all tests of this room."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import cases
+import world
+
+TOKEN_ROWS = [[5, 9, 100, 3, 77, 42, 8], [1, 130], [17, 4, 4, 90, 12, 60, 61, 62, 63, 64, 65, 2], [7, 7, 7]]
+
+
+def _layout_case(name: str, model: str, *, replay: bool = False, train: dict | None = None, **layout: object) -> dict:
+    return {"name": name, "call": "train_steps", "model": model, "layout": layout, "replay": replay, "train": train}
+
+
+ONE = [
+    _layout_case("dense", "dense"),
+    _layout_case("tied", "tied"),
+    _layout_case("moe", "moe"),
+    _layout_case("moe-r3", "moe", replay=True),
+]
+TWO = [
+    _layout_case("dense tp2", "dense", tp=2),
+    _layout_case("dense tp2 sp recompute", "dense", tp=2, sequence_parallel=True, train={"recompute": "full"}),
+    _layout_case("dense pp2", "dense", pp=2),
+    _layout_case("dense dp2", "dense", dp=2),
+    _layout_case("dense cp2", "dense", cp=2),
+    _layout_case("tied pp2 uneven", "tied", pp=2),
+    _layout_case("tied tp2", "tied", tp=2),
+    _layout_case("moe ep2", "moe", ep=2, dp=2),
+    _layout_case("moe tp2 sp ep2", "moe", tp=2, ep=2, sequence_parallel=True),
+    _layout_case("moe-r3 ep2", "moe", replay=True, ep=2, dp=2),
+    _layout_case("moe-r3 pp2", "moe", replay=True, pp=2),
+    _layout_case(
+        "moe-r3 tp2 sp recompute", "moe", replay=True, tp=2, etp=2, sequence_parallel=True, train={"recompute": "full"}
+    ),
+]
+FOUR = [
+    _layout_case("dense tp2 pp2", "dense", tp=2, pp=2),
+    _layout_case("dense tp2 dp2 sp", "dense", tp=2, dp=2, sequence_parallel=True),
+    _layout_case("moe ep2 pp2", "moe", ep=2, pp=2, dp=2),
+    _layout_case("moe-r3 ep2 cp2", "moe", replay=True, ep=2, cp=2, dp=2),
+]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Name -> Hugging Face folder."""
+    root = tmp_path_factory.mktemp("models")
+    return {name: str(cases.make_model(root / name, name)) for name in cases.MODELS}
+
+
+class Worlds:
+    """Results of each world's cases, run when they are first asked for."""
+
+    def __init__(self, models: dict[str, str], root: Path) -> None:
+        self.models, self.root = models, root
+        self._results: dict[str, dict] = {}
+
+    def checkpoint(self, name: str) -> str:
+        """Where the case that saves under `name` writes."""
+        return str(self.root / "checkpoints" / name)
+
+    def get(self, which: str) -> dict:
+        """one, again, two, or four; `again` is a second process of one rank, after `one`; two and four come after it."""
+        if which not in self._results:
+            size = {"one": 1, "again": 1, "two": 2, "four": 4, "back": 1}[which]
+            self._results[which] = world.run_world(size, getattr(self, f"_{which}")(), self.root / which)
+        return self._results[which]
+
+    def _layouts(self, listed: list[dict]) -> list[dict]:
+        return [{**case, "model": self.models[case["model"]]} for case in listed]
+
+    def _saving(self, name: str, model: str, layout: dict, first: int, last: int, save: str = "", load: str = "") -> dict:
+        return {
+            "name": name,
+            "call": "train_and_save",
+            "model": self.models[model],
+            "layout": layout,
+            "first": first,
+            "last": last,
+            "save": self.checkpoint(save) if save else "",
+            "load": self.checkpoint(load) if load else "",
+        }
+
+    def _one(self) -> list[dict]:
+        plain = {"layout": {}}
+        return [
+            *self._layouts(ONE),
+            self._saving("dense six", "dense", {}, 0, 6),
+            self._saving("dense three", "dense", {}, 0, 3, save="dense3"),
+            self._saving("moe six", "moe", {}, 0, 6),
+            self._saving("moe three", "moe", {}, 0, 3, save="moe3"),
+            {"name": "rows dense", "call": "scores_of_rows", "model": self.models["dense"], "rows": TOKEN_ROWS, **plain},
+            {"name": "rows moe", "call": "scores_of_rows", "model": self.models["moe"], "rows": TOKEN_ROWS, **plain},
+            {"name": "routing", "call": "routing_effect", "model": self.models["moe"], **plain},
+        ]
+
+    def _again(self) -> list[dict]:
+        self.get("one")
+        return [
+            self._saving("dense rest", "dense", {}, 3, 6, load="dense3"),
+            self._saving("moe rest", "moe", {}, 3, 6, load="moe3"),
+        ]
+
+    def _two(self) -> list[dict]:
+        self.get("one")
+        return [
+            *self._layouts(TWO),
+            self._saving("dense tp2 rest", "dense", {"tp": 2}, 3, 4, load="dense3"),
+            self._saving("dense pp2 rest", "dense", {"pp": 2}, 3, 4, load="dense3"),
+            self._saving("dense dp2 rest", "dense", {"dp": 2}, 3, 4, load="dense3"),
+            self._saving("moe ep2 rest", "moe", {"ep": 2, "dp": 2}, 3, 4, load="moe3"),
+            {"name": "spoiled", "call": "spoil_and_step", "model": self.models["dense"], "layout": {"pp": 2}},
+        ]
+
+    def _four(self) -> list[dict]:
+        return [
+            *self._layouts(FOUR),
+            self._saving("dense wide three", "dense", {"tp": 2, "dp": 2}, 0, 3, save="wide3"),
+            self._saving("moe wide three", "moe", {"ep": 2, "pp": 2, "dp": 2}, 0, 3, save="moewide3"),
+        ]
+
+    def _back(self) -> list[dict]:
+        self.get("four")
+        return [
+            self._saving("dense wide rest", "dense", {}, 3, 4, load="wide3"),
+            self._saving("moe wide rest", "moe", {}, 3, 4, load="moewide3"),
+        ]
+
+
+@pytest.fixture(scope="session")
+def worlds(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Worlds:
+    """Shared by all tests of this room."""
+    return Worlds(models, tmp_path_factory.mktemp("worlds"))

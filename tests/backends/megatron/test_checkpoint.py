@@ -1,0 +1,112 @@
+"""Saving, resuming bit for bit, resuming under another layout, exporting: with real ranks and real files."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Worlds
+from safetensors.torch import load_file
+
+from milescli.backends.megatron.export import checkpoint_to_hf
+from milescli.backends.megatron.safe_pickle import require_known_pickles
+from milescli.core.errors import CheckpointError
+
+
+@pytest.mark.parametrize("model", ["dense", "moe"])
+def test_six_steps_equal_three_and_three_in_a_new_process_bit_for_bit(worlds: Worlds, model: str) -> None:
+    whole = worlds.get("one")[f"{model} six"]
+    rest = worlds.get("again")[f"{model} rest"]
+    assert rest["checksums"] == whole["checksums"]
+    assert [report.loss for report in rest["reports"]] == [report.loss for report in whole["reports"][3:]]
+
+
+@pytest.mark.parametrize("name", ["dense tp2 rest", "dense pp2 rest", "dense dp2 rest", "moe ep2 rest"])
+def test_a_checkpoint_of_one_rank_goes_on_under_another_layout(worlds: Worlds, name: str) -> None:
+    whole = worlds.get("one")[f"{name.split()[0]} six"]["reports"][3]
+    rest = worlds.get("two")[name]["reports"][0]
+    assert rest.loss == pytest.approx(whole.loss, abs=2e-6)
+    assert rest.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("model", ["dense", "moe"])
+def test_a_checkpoint_of_four_ranks_goes_on_in_one(worlds: Worlds, model: str) -> None:
+    saved = worlds.get("four")[f"{model} wide three"]
+    rest = worlds.get("back")[f"{model} wide rest"]["reports"][0]
+    whole = worlds.get("one")[f"{model} six"]["reports"]
+    assert [report.loss for report in saved["reports"]] == pytest.approx([report.loss for report in whole[:3]], abs=1e-4)
+    assert rest.loss == pytest.approx(whole[3].loss, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("size", "case", "checkpoint"), [("one", "dense three", "dense3"), ("four", "moe wide three", "moewide3")]
+)
+def test_an_export_holds_the_weights_of_the_checkpoint(
+    worlds: Worlds, models: dict[str, str], tmp_path: Path, size: str, case: str, checkpoint: str
+) -> None:
+    expected = worlds.get(size)[case]["checksums"]
+    out = tmp_path / "export"
+    model_dir = Path(models[case.split()[0]])
+    checkpoint_to_hf(Path(worlds.checkpoint(checkpoint)), model_dir, out, dtype="float32", max_shard_bytes=50_000)
+    files = sorted(out.glob("*.safetensors"))
+    assert len(files) > 1
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    assert {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in tensors.items()} == expected
+    assert (out / "config.json").exists()
+    assert not any(name.startswith("megatron") for name in sys.modules), "an export needs no Megatron"
+
+
+def test_an_export_overwrites_nothing(worlds: Worlds, models: dict[str, str], tmp_path: Path) -> None:
+    worlds.get("one")
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(CheckpointError, match="there already"):
+        checkpoint_to_hf(Path(worlds.checkpoint("dense3")), Path(models["dense"]), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_an_export_with_another_models_config_is_refused_and_leaves_nothing(
+    worlds: Worlds, models: dict[str, str], tmp_path: Path
+) -> None:
+    worlds.get("one")
+    with pytest.raises(CheckpointError, match=r"another model|lacks"):
+        checkpoint_to_hf(Path(worlds.checkpoint("dense3")), Path(models["moe"]), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_torn_tensor_file_is_named(worlds: Worlds, models: dict[str, str], tmp_path: Path) -> None:
+    worlds.get("one")
+    torn = tmp_path / "torn"
+    shutil.copytree(worlds.checkpoint("dense3"), torn)
+    data = next(torn.glob("*.distcp"))
+    data.write_bytes(data.read_bytes()[:2000])
+    with pytest.raises(CheckpointError, match="corrupt"):
+        checkpoint_to_hf(torn, Path(models["dense"]), tmp_path / "out")
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[object, ...]:
+        return print, ("this must never be printed",)
+
+
+@pytest.mark.parametrize("content", [pickle.dumps(_Evil()), pickle.dumps({"a": _Evil()}), b"not a pickle", b""])
+def test_metadata_that_could_run_code_is_refused_unread(
+    tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ".metadata").write_bytes(content)
+    with pytest.raises(CheckpointError):
+        require_known_pickles(tmp_path)
+    assert "printed" not in capsys.readouterr().out
+
+
+def test_metadata_of_the_trainer_is_accepted(worlds: Worlds) -> None:
+    worlds.get("one")
+    require_known_pickles(Path(worlds.checkpoint("moe3")))
+
+
+def test_a_folder_without_metadata_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        require_known_pickles(tmp_path)

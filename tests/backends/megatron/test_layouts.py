@@ -1,0 +1,76 @@
+"""Every layout computes what one process computes: weights in and out, scores, losses and figures of real policy steps."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import FOUR, TWO, Worlds
+
+LOSS_BOUND = 1e-6
+FIGURES = ("loss", "policy_loss", "entropy", "kl", "ratio_mean", "clip_fraction")
+
+
+def _cases() -> list[tuple[str, str]]:
+    return [("two", case["name"]) for case in TWO] + [("four", case["name"]) for case in FOUR]
+
+
+@pytest.mark.parametrize(("size", "name"), _cases())
+def test_losses_over_three_steps_equal_those_of_one_process(worlds: Worlds, size: str, name: str) -> None:
+    expected = worlds.get("one")[name.split()[0]]["reports"]
+    found = worlds.get(size)[name]["reports"]
+    for step, (one, many) in enumerate(zip(expected, found, strict=True)):
+        for figure in FIGURES:
+            assert getattr(many, figure) == pytest.approx(getattr(one, figure), abs=LOSS_BOUND), (step, figure)
+        assert (many.num_tokens, many.num_loss_tokens) == (one.num_tokens, one.num_loss_tokens)
+        assert many.grad_norm == pytest.approx(one.grad_norm, rel=1e-5)
+        assert many.logprob_diff_max == pytest.approx(one.logprob_diff_max, abs=1e-5)
+
+
+@pytest.mark.parametrize(("size", "name"), _cases())
+def test_weights_come_out_as_they_went_in_bit_for_bit(worlds: Worlds, size: str, name: str) -> None:
+    model = name.split()[0].removesuffix("-r3")
+    assert worlds.get(size)[name]["checksums"] == worlds.get("one")[model]["checksums"]
+
+
+@pytest.mark.parametrize("model", ["dense", "tied", "moe"])
+def test_published_weights_are_the_bytes_of_the_folder(worlds: Worlds, models: dict[str, str], model: str) -> None:
+    import hashlib
+
+    from safetensors.torch import load_file
+
+    stored = load_file(f"{models[model]}/model.safetensors")
+    expected = {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in stored.items()}
+    assert worlds.get("one")[model]["checksums"] == expected
+
+
+@pytest.mark.parametrize(("size", "name"), _cases())
+def test_scores_equal_those_of_one_process(worlds: Worlds, size: str, name: str) -> None:
+    expected = worlds.get("one")[name.split()[0]]["scores"]
+    found = worlds.get(size)[name]["scores"]
+    assert [len(row) for row in found] == [len(row) for row in expected]
+    for one, many in zip(expected, found, strict=True):
+        assert many == pytest.approx(one, abs=5e-6)
+
+
+def test_steps_change_the_loss_so_that_the_comparison_means_something(worlds: Worlds) -> None:
+    reports = worlds.get("one")["dense"]["reports"]
+    assert len({round(report.loss, 4) for report in reports}) == 3
+    assert reports[-1].clip_fraction > 0
+    assert reports[-1].kl > 0.01
+    assert reports[0].ratio_mean == 1.0
+
+
+def test_replayed_routing_takes_the_given_experts(worlds: Worlds) -> None:
+    scores = worlds.get("one")["routing"]
+    assert scores["own"] == pytest.approx(scores["free"], abs=2e-6), "the model's own choices, replayed, change nothing"
+    moved = max(abs(one - other) for one, other in zip(scores["free"], scores["random"], strict=True))
+    assert moved > 0.05, "other experts give other log-probs"
+
+
+def test_a_step_that_is_not_finite_is_refused_by_name_and_changes_nothing(worlds: Worlds) -> None:
+    result = worlds.get("two")["spoiled"]
+    loss, gradient = result["raised"]
+    assert f"answer {result['num_sequences'] - 1} of {result['num_sequences']}" in loss
+    assert "decoder.final_layernorm.weight" in gradient
+    assert "rank 1" in gradient
+    assert result["untouched"]
+    assert result["then"] == result["then"]
