@@ -122,8 +122,6 @@ class ManagedProcess:
         while self._group_lives() and time.monotonic() < deadline:
             time.sleep(0.05)
         _signal_group(self._process.pid, signal.SIGKILL)
-        if self._temp_dir is not None:
-            shutil.rmtree(self._temp_dir, ignore_errors=True)  # a process that dies this instant may still write there
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -132,6 +130,9 @@ class ManagedProcess:
                 why=f"process group {self._process.pid} was sent SIGKILL 5 s ago; a device driver may hold it",
                 fix=f"ps -o pid,stat,cmd -g {self._process.pid}",
             ) from None
+
+        if self._temp_dir is not None:
+            shutil.rmtree(self._temp_dir, ignore_errors=True)  # it may be gone: nothing else can be done about it here
 
     def _group_lives(self) -> bool:
         """Whether any process of the group is left; reaps the leader, which would count as alive while it is a zombie."""

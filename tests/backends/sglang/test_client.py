@@ -103,6 +103,7 @@ def test_a_paused_answer_goes_on_with_its_tokens_and_says_which_weights_made_the
     unbroken = service.run(lambda fleet: fleet.generate(request(tokens=300, stop=["never"])))
 
     async def ask(fleet):
+        await fleet.set_version(2)
         task = asyncio.create_task(fleet.generate(request(tokens=300, stop=["never"])))
         await asyncio.sleep(0.15)
         await fleet.pause()
@@ -111,7 +112,6 @@ def test_a_paused_answer_goes_on_with_its_tokens_and_says_which_weights_made_the
         await fleet.set_version(5)
         await fleet.resume()
         answer = await task
-        await fleet.set_version(0)
         return held_back, answer
 
     held_back, answer = service.run(ask)
@@ -121,7 +121,7 @@ def test_a_paused_answer_goes_on_with_its_tokens_and_says_which_weights_made_the
     total = len(answer.response_ids)
     cut = answer.version_spans[0].end
     assert 0 < cut < total
-    assert answer.version_spans == [VersionSpan(start=0, end=cut, version=0), VersionSpan(start=cut, end=total, version=5)]
+    assert answer.version_spans == [VersionSpan(start=0, end=cut, version=2), VersionSpan(start=cut, end=total, version=5)]
 
 
 def test_a_thousand_answers_in_flight_all_arrive(service):
