@@ -49,8 +49,8 @@ class TrainBatch:
     """[N + 1] ascending; sequence i is positions cu_seqlens[i] .. cu_seqlens[i + 1]."""
     updates: list[list[list[list[int]]]]
     """updates[u][d][m]: sequence indices of microbatch m on data-parallel rank d in optimizer update u.
-    All ranks of one update have equally many microbatches; a microbatch may be empty only where there are fewer
-    sequences than ranks."""
+    All ranks of one update have equally many microbatches; one may be empty where there are too few sequences to go
+    round. A microbatch keeps to the cap of tokens unless it is one lone longer sequence."""
     temperature: float = 1.0
     """Logits are divided by this before the softmax, as the engine did."""
     routed_experts: torch.Tensor | None = None

@@ -20,12 +20,13 @@ from milescli.core.errors import CheckpointError
 from milescli.models import Entry, WeightTable, load_facts, table
 from milescli.models.base import CONFIG_NAME
 
-_NAMES_ON_DISK = (
+_EXPERT = re.compile(r"\.local_experts\.\d+\.")
+"""The experts of a layer lie stacked in one tensor."""
+_FUSED_NORMS = (
     (re.compile(r"(decoder\.layers\.\d+)\.input_layernorm\."), r"\1.self_attention.linear_qkv.layer_norm_"),
     (re.compile(r"(decoder\.layers\.\d+)\.pre_mlp_layernorm\."), r"\1.mlp.linear_fc1.layer_norm_"),
-    (re.compile(r"\.local_experts\.\d+\."), ".experts."),
 )
-"""Megatron names its fused modules on disk, whichever modules wrote them, and stacks the experts of a layer."""
+"""Megatron writes norms under the names of its fused modules, whichever modules wrote them."""
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".safetensors.index.json", ".bin.index.json")
 
 
@@ -77,9 +78,7 @@ def read_hf_tensors(folder: Path, weights: WeightTable) -> Iterator[tuple[str, t
 
 
 def _read(reader: FileSystemReader, metadata: Metadata, entry: Entry, *, folder: Path) -> torch.Tensor:
-    key = entry.megatron
-    for pattern, on_disk in _NAMES_ON_DISK:
-        key = pattern.sub(on_disk, key)
+    key = _key_on_disk(entry, metadata)
     stored = metadata.state_dict_metadata.get(key)
     if not isinstance(stored, TensorStorageMetadata):
         raise CheckpointError(
@@ -101,6 +100,15 @@ def _read(reader: FileSystemReader, metadata: Metadata, entry: Entry, *, folder:
             fix="export another checkpoint of the run",
         ) from error
     return whole[key] if entry.expert is None else whole[key][entry.expert]
+
+
+def _key_on_disk(entry: Entry, metadata: Metadata) -> str:
+    """The fused name, or the plain one: with TransformerEngine, norms before experts are written unfused."""
+    plain = _EXPERT.sub(".experts.", entry.megatron)
+    fused = plain
+    for pattern, on_disk in _FUSED_NORMS:
+        fused = pattern.sub(on_disk, fused)
+    return fused if fused in metadata.state_dict_metadata else plain
 
 
 def _other_model(folder: Path, entry: Entry, *, found: tuple[int, ...], expected: tuple[int, ...]) -> CheckpointError:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import cases
-import world
+from tests.backends.megatron import cases, world
 
 TOKEN_ROWS = [[5, 9, 100, 3, 77, 42, 8], [1, 130], [17, 4, 4, 90, 12, 60, 61, 62, 63, 64, 65, 2], [7, 7, 7]]
 

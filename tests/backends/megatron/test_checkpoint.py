@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Worlds
 from safetensors.torch import load_file
 
 from milescli.backends.megatron.export import checkpoint_to_hf
 from milescli.backends.megatron.safe_pickle import require_known_pickles
 from milescli.core.errors import CheckpointError
+from tests.backends.megatron.conftest import Worlds
 
 
 @pytest.mark.parametrize("model", ["dense", "moe"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from conftest import FOUR, TWO, Worlds
+
+from tests.backends.megatron.conftest import FOUR, TWO, Worlds
 
 LOSS_BOUND = 1e-6
 FIGURES = ("loss", "policy_loss", "entropy", "kl", "ratio_mean", "clip_fraction")

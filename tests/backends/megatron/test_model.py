@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import TOKEN_ROWS, Worlds
+
+from tests.backends.megatron.conftest import TOKEN_ROWS, Worlds
 
 REFERENCE = """
 import json, sys

@@ -63,8 +63,7 @@ def run_world(size: int, cases: list[dict], folder: Path) -> dict[str, object]:
 def main() -> None:
     """One rank."""
     folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    sys.path.insert(0, str(Path(__file__).parent))
-    import cases
+    from tests.backends.megatron import cases
 
     results = {}
     for case in json.loads((folder / "cases.json").read_text()):

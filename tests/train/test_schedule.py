@@ -1,0 +1,39 @@
+"""The learning rate over a run."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from milescli.recipe.schema import Optimizer
+from milescli.train.schedule import lr_at
+
+
+def _curve(steps: int, **options: object) -> list[float]:
+    optimizer = Optimizer(lr=1.0, **options)
+    return [lr_at(optimizer, step, steps) for step in range(steps)]
+
+
+def test_warm_up_rises_linearly_to_the_full_rate() -> None:
+    assert _curve(6, warmup_steps=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_linear_falls_to_the_least_rate_on_the_last_step() -> None:
+    assert _curve(5, schedule="linear", min_lr=0.2) == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
+
+
+def test_cosine_is_half_way_in_the_middle() -> None:
+    curve = _curve(5, schedule="cosine", min_lr=0.0)
+    assert curve == pytest.approx([1.0, 0.85355, 0.5, 0.14645, 0.0], abs=1e-5)
+
+
+@given(st.integers(1, 60), st.integers(0, 70), st.sampled_from(["constant", "linear", "cosine"]), st.floats(0, 1))
+def test_after_the_warm_up_it_never_rises_nor_leaves_its_bounds(steps: int, warmup: int, schedule: str, least: float) -> None:
+    curve = _curve(steps, warmup_steps=warmup, schedule=schedule, min_lr=least)
+    assert all(0 < value <= 1 + 1e-12 for value in curve[: min(warmup, steps)])
+    fall = curve[warmup:]
+    assert all(one >= other - 1e-12 for one, other in pairwise(fall))
+    assert all(least - 1e-12 <= value <= 1 + 1e-12 for value in fall)
