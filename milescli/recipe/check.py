@@ -95,6 +95,12 @@ def _scratch_experts(scratch: ScratchModel) -> None:
             why=f"`model.scratch.family` is {scratch.family} and `num_experts` is {scratch.num_experts}",
             fix=["--set model.scratch.family=qwen3_moe", "--set model.scratch.num_experts=0"],
         )
+    if is_moe and scratch.tie_embeddings:
+        raise RecipeError(
+            "a mixture of experts cannot share its embeddings here",
+            why="SGLang leaves the output layer of a `qwen3_moe` model with tied embeddings empty, and would answer at random",
+            fix="--set model.scratch.tie_embeddings=false",
+        )
     if is_moe and scratch.topk > scratch.num_experts:
         raise RecipeError(
             f"a token cannot go to {scratch.topk} of {scratch.num_experts} experts",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +12,8 @@ from milescli.backends.ray.cluster import ActorHandle, Cluster
 from milescli.backends.ray.group import run_all, start_all
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.http import EngineHandle
-from milescli.backends.sglang.server import EngineSpec, RouterServer, RouterSpec
+from milescli.backends.sglang.ports import free_ports
+from milescli.backends.sglang.server import EngineSpec, RouterServer, RouterSpec, check_servable
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.models import ModelFacts
 from milescli.plan.types import Plan
@@ -172,6 +172,10 @@ class Builder:
             return 0.0
         return 0.45 if self.plan.colocated else 1.0
 
+    def check(self) -> None:
+        """Raises where an engine cannot serve this model; called before anything is started."""
+        check_servable(self._engine_spec(0, 0))
+
     def engine_addresses(self, engines: Engines) -> list[EngineAddress]:
         """How trainer ranks reach the engines."""
         sharing: dict[int, list[int]] = {}
@@ -219,19 +223,9 @@ def _manner(code: int) -> str:
     return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports on loopback that nobody listens on now; all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
-def run_environment(token_variable: str, token: str) -> dict[str, str]:
-    """What every process of the run inherits."""
-    os.environ[token_variable] = token
-    return {token_variable: token, "TOKENIZERS_PARALLELISM": "false"}
+def run_environment(token_variable: str, token: str, temp_dir: Path) -> dict[str, str]:
+    """What every process of the run inherits. SPT_NOENV: a process that changes its title leaves its environment readable, by
+    which the watchdog knows it."""
+    shared = {token_variable: token, "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(temp_dir), "SPT_NOENV": "1"}
+    os.environ.update(shared)
+    return shared

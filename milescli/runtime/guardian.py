@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from pathlib import Path
 
 TOKEN_VARIABLE = "MILES_RUN_TOKEN"
 """Every process of a run inherits it; no other process has its value."""
+LOOK_EVERY_S = 2.0
+"""How often it notes which processes the run has: one that is killed cannot be asked any more what it left behind."""
 TERM_GRACE_S = 3.0
 KILL_GRACE_S = 10.0
 
@@ -77,8 +80,8 @@ def processes_of(token: str) -> Iterator[int]:
             yield int(entry.name)
 
 
-def stop_all(token: str) -> int:
-    """TERM, a grace, then KILL, to every process of the run; returns how many there were."""
+def stop_all(token: str, *, seen: set[int]) -> None:
+    """TERM, a grace, then KILL, to every process of the run. `seen`: ids of those that ended before, for what they left."""
     found = set(processes_of(token))
     _signal(found, signal.SIGTERM)
     _wait_until_gone(token, TERM_GRACE_S)
@@ -87,8 +90,7 @@ def stop_all(token: str) -> int:
         found |= left
         _signal(left, signal.SIGKILL)
         time.sleep(0.1)
-    _remove_shared_memory(found)
-    return len(found)
+    _remove_shared_memory(found | seen)
 
 
 def _signal(pids: set[int], number: signal.Signals) -> None:
@@ -123,9 +125,10 @@ def main() -> None:
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    while os.read(options.pipe, 1):
-        pass
-    stop_all(os.environ["MILES_GUARDED_TOKEN"])
+    token, seen = os.environ["MILES_GUARDED_TOKEN"], set[int]()
+    while not select.select([options.pipe], [], [], LOOK_EVERY_S)[0]:
+        seen.update(processes_of(token))
+    stop_all(token, seen=seen)
     for folder in options.remove:
         shutil.rmtree(folder, ignore_errors=True)
     if not options.verdict.exists() and options.verdict.parent.is_dir():

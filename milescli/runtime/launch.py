@@ -18,6 +18,7 @@ from milescli.platform.machine import Machine
 from milescli.platform.probe import probe
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.resolved import resolved_yaml
+from milescli.rollout.rewards import load_reward
 from milescli.runtime.material import Material, facts_of_recipe, prepare
 from milescli.runtime.rundir import RunDir, create, utc_now, write_json
 
@@ -48,7 +49,8 @@ class RunSummary:
 
 
 def plan_only(loaded: LoadedRecipe, machine: Machine | None = None) -> Plan:
-    """What would run, without starting or making anything."""
+    """What would run, without starting or making anything. Raises where the reward or the model cannot be had."""
+    load_reward(loaded.recipe.rollout)
     return make_plan(loaded.recipe, machine or probe(), facts_of_recipe(loaded.recipe.model))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import tempfile
 from collections.abc import Iterator
@@ -42,19 +43,26 @@ def open_session(
     token = secrets.token_hex(16)
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
     watchdog = guardian.start(token=token, scratch_dirs=[temp_dir], verdict=log_dir / "verdict.json")
+    old_environment, old_temp_dir = dict(os.environ), tempfile.tempdir
+    (temp_dir / "t").mkdir()
+    tempfile.tempdir = str(temp_dir / "t")
     cluster = Cluster(
         address=recipe.machine.address,
         temp_dir=temp_dir,
         log_dir=log_dir,
-        environment=run_environment(guardian.TOKEN_VARIABLE, token),
+        environment=run_environment(guardian.TOKEN_VARIABLE, token, temp_dir / "t"),
     )
     try:
-        cluster.start(plan)
         builder = Builder(recipe=recipe, plan=plan, cluster=cluster, model_dir=model_dir, facts=facts, log_dir=log_dir)
+        builder.check()
+        cluster.start(plan)
         yield Session(run=run, log_dir=log_dir, cluster=cluster, builder=builder)
     finally:
         try:
             cluster.stop()
         finally:
             watchdog.release()
+            tempfile.tempdir = old_temp_dir
+            os.environ.clear()
+            os.environ.update(old_environment)
             lock.release()

@@ -97,7 +97,9 @@ class Workplace:
         lines = file.read_text().splitlines() if file.exists() else []
         return [json.loads(line) for line in lines if line.endswith("}")]
 
-    def wait_for(self, name: str, condition: Callable[[dict], bool], process: subprocess.Popen[str], seconds: float = 240.0) -> dict:
+    def wait_for(
+        self, name: str, condition: Callable[[dict], bool], process: subprocess.Popen[str], seconds: float = 240.0
+    ) -> dict:
         """Wait for an event of a run; fails where its process ends before."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -9,7 +9,12 @@ import pytest
 from tests.end_to_end.runs import Workplace
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
-MOE = ("model.scratch.family=qwen3_moe", "model.scratch.num_experts=4", "model.scratch.moe_ffn_hidden_size=64")
+MOE = (
+    "model.scratch.family=qwen3_moe",
+    "model.scratch.num_experts=4",
+    "model.scratch.tie_embeddings=false",
+    "model.scratch.moe_ffn_hidden_size=64",
+)
 
 
 def _sets(*pairs: str) -> list[str]:

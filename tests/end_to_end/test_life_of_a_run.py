@@ -61,7 +61,9 @@ def test_a_run_that_was_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(w
     different = [name for name in ours if not torch.equal(ours[name], theirs[name])]
     assert not different
     start = _weights(workplace, "whole", workplace.folder / "whole-3", step=3)
-    assert any(not torch.equal(start[name], ours[name]) for name in ours), "three steps changed nothing: the comparison is blind"
+    assert any(not torch.equal(start[name], ours[name]) for name in ours), (
+        "three steps changed nothing: the comparison is blind"
+    )
 
 
 def test_equal_seeds_give_equal_tokens_in_every_step(workplace: Workplace, whole, broken) -> None:
@@ -119,5 +121,3 @@ def _weights(workplace: Workplace, name: str, folder: Path, step: int | None = N
 
 def _tokens(file: Path) -> list[list[int]]:
     return [json.loads(line)["response_ids"] for line in file.read_text().splitlines()]
-
-
