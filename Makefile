@@ -26,8 +26,8 @@ test: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest $(TESTS)
 
 bench: $(VENV)/.installed-dev
-	$(VENV)/bin/python -m bench.rollout
-	$(VENV)/bin/python -m bench.train
+	$(VENV)/bin/python bench/rollout.py
+	$(VENV)/bin/python bench/train.py
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check milescli tests bench

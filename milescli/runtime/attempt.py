@@ -136,6 +136,11 @@ class Attempt:
         """RL steps done."""
         return self.run.step if self.run else self.checkpoint.manifest.step if self.checkpoint else 0
 
+    @property
+    def _engines_sleep_first(self) -> bool:
+        """Engines and trainer share device memory, so that the trainer can only start beside sleeping engines."""
+        return self.plan.colocated and self.plan.device_kind != "cpu"
+
     async def main(self) -> None:
         """The whole attempt, watched."""
         try:
@@ -158,7 +163,7 @@ class Attempt:
         await self.session.cluster.place(self.plan, timeout_s=self.recipe.machine.start_timeout_s)
         engines = asyncio.ensure_future(self.session.builder.start_engines(self.engines))
         try:
-            if self.plan.colocated and self.plan.device_kind != "cpu":
+            if self._engines_sleep_first:
                 await (await engines).sleep()
             trainer = await self._start_trainer()
             run = self.run = self._assemble(trainer, await engines)
@@ -203,7 +208,9 @@ class Attempt:
         self.probes.extend(engine_probe(h, s) for h, s in zip(self.engines.handles, self.engines.specs, strict=True))
         recipe, material = self.recipe, self.material
         scorer = scorer_of(recipe.rollout)
-        devices = Devices(colocated=self.plan.colocated, trainer=trainer, engines=fleet)
+        devices = Devices(
+            colocated=self.plan.colocated, trainer=trainer, engines=fleet, engines_asleep=self._engines_sleep_first
+        )
         if self.checkpoint is not None:
             material.prompts.seek(self.checkpoint.manifest.prompt_position)
         self.collector = open_collector(material.prompts, fleet, scorer, recipe=recipe, decode=material.tokenizer.decode)

@@ -20,27 +20,28 @@ class Devices:
     engines: RolloutEngine
     version: WeightVersion = field(default_factory=lambda: WeightVersion(0))
     """What the engines hold."""
-    _engines_asleep: bool = False
+    engines_asleep: bool = False
+    """They gave their memory back, and wait for a publish."""
 
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
         """The trainer may use its devices; colocated engines have given their memory back and stay asleep until `publish`."""
-        if self.colocated and not self._engines_asleep:
+        if self.colocated and not self.engines_asleep:
             await self.engines.sleep()
-            self._engines_asleep = True
+            self.engines_asleep = True
             await self.trainer.wake()
         yield
 
     async def publish(self, version: WeightVersion) -> None:
         """The engines hold the trainer's weights as `version`, and answer again, also those that were in the middle."""
         await self.engines.pause()
-        if self._engines_asleep:
+        if self.engines_asleep:
             await self.engines.wake_weights()
         await self.trainer.publish(version)
-        if self._engines_asleep:
+        if self.engines_asleep:
             await self.trainer.sleep()
             await self.engines.wake_cache()
-            self._engines_asleep = False
+            self.engines_asleep = False
         self.version = version
         await self.engines.set_version(version)
         await self.engines.resume()

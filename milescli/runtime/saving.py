@@ -83,7 +83,7 @@ class Saver:
         self.bus.emit(
             CheckpointSaved(
                 step=pending.step,
-                path=str(stored.path),
+                path=str(stored.path.relative_to(self.run.path)),
                 size_bytes=stored.manifest.size_bytes,
                 seconds=time.monotonic() - pending.began,
             )

@@ -98,12 +98,18 @@ class Workplace:
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     def wait_for(
-        self, name: str, condition: Callable[[dict], bool], process: subprocess.Popen[str], seconds: float = 240.0
+        self,
+        name: str,
+        condition: Callable[[dict], bool],
+        process: subprocess.Popen[str],
+        *,
+        after: int = 0,
+        seconds: float = 240.0,
     ) -> dict:
-        """Wait for an event of a run; fails where its process ends before."""
+        """Wait for an event of a run behind the first `after`; fails where its process ends before."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            for event in self.events(name):
+            for event in self.events(name)[after:]:
                 if condition(event):
                     return event
             if process.poll() is not None:
@@ -139,3 +145,16 @@ def wait_until_gone(processes: list[psutil.Process], seconds: float = 30.0) -> l
     """Those of the processes that still run after the wait."""
     _, alive = psutil.wait_procs(processes, timeout=seconds)
     return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def listening_beyond_loopback(processes: list[psutil.Process]) -> list[str]:
+    """`name address` of every socket of the processes that others could reach."""
+    pids, found = {process.pid for process in processes}, []
+    for each in psutil.net_connections(kind="inet"):
+        if each.status == psutil.CONN_LISTEN and each.pid in pids and not _is_loopback(each.laddr.ip):
+            found.append(f"{psutil.Process(each.pid).name()} {each.laddr.ip}:{each.laddr.port}")
+    return found
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith(("127.", "::ffff:127.")) or address == "::1"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.runs import Workplace, processes_of_run, saved, step_done, wait_until_gone
+from tests.end_to_end.runs import Workplace, listening_beyond_loopback, processes_of_run, saved, step_done, wait_until_gone
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 LONG = ("--set", "train.steps=500", "--set", "checkpoint.every=2")
@@ -28,6 +28,7 @@ def test_a_killed_engine_is_named_as_the_cause(workplace: Workplace, shared_memo
     process = workplace.start("launch", "--recipe", "tiny.yaml", "--name", "faults", *LONG)
     workplace.wait_for("faults", saved(2), process)
     ours = processes_of_run(process.pid)
+    assert listening_beyond_loopback(ours) == []
     _find(ours, "sglang::scheduler").send_signal(signal.SIGKILL)
     finished = workplace.finish(process, timeout_s=90)
     assert finished.code == 1, finished
@@ -38,9 +39,10 @@ def test_a_killed_engine_is_named_as_the_cause(workplace: Workplace, shared_memo
 
 def test_after_it_a_killed_trainer_rank_is_named_as_the_cause(workplace: Workplace, shared_memory: set[str]) -> None:
     """Goes on with the run of the test before: resuming is part of what is tested."""
+    before = workplace.events("faults")
+    reached = max(event["step"] for event in before if event["event"] == "CheckpointSaved")
     process = workplace.start("resume", "faults")
-    reached = max(event["step"] for event in workplace.events("faults") if event["event"] == "CheckpointSaved")
-    workplace.wait_for("faults", step_done(reached + 1), process)
+    workplace.wait_for("faults", step_done(reached + 1), process, after=len(before))
     ours = processes_of_run(process.pid)
     rank = (workplace.run("faults") / "logs" / "latest" / "trainer-rank-0.log").resolve()
     victim = next(each for each in ours if any(Path(file.path) == rank for file in each.open_files()))
@@ -53,9 +55,10 @@ def test_after_it_a_killed_trainer_rank_is_named_as_the_cause(workplace: Workpla
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_says_how_to_go_on(workplace: Workplace, shared_memory: set[str], number: int) -> None:
+    before = workplace.events("faults")
+    reached = max(event["step"] for event in before if event["event"] == "CheckpointSaved")
     process = workplace.start("resume", "faults")
-    reached = max(event["step"] for event in workplace.events("faults") if event["event"] == "CheckpointSaved")
-    workplace.wait_for("faults", step_done(reached + 1), process)
+    workplace.wait_for("faults", step_done(reached + 1), process, after=len(before))
     ours = processes_of_run(process.pid)
     process.send_signal(number)
     finished = workplace.finish(process, timeout_s=90)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -90,6 +91,14 @@ def check_layout(layout: TrainerLayout, facts: ModelFacts) -> None:
             raise FitError("the trainer's layout does not fit the model", why=why, fix=f"--set parallel.{pin}")
 
 
+def _open_store(master: tuple[str, int], *, rank: int, world_size: int, timeout: timedelta) -> dist.TCPStore:
+    """Where the ranks meet. Rank 0 opens it on the address of `master` alone; by itself torch would listen on every interface."""
+    if rank != 0:
+        return dist.TCPStore(*master, world_size, is_master=False, timeout=timeout)
+    listener = socket.create_server(master)
+    return dist.TCPStore(*master, world_size, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
+
+
 def bring_up(
     *,
     layout: TrainerLayout,
@@ -105,13 +114,11 @@ def bring_up(
 
     start_s, step_s = timeouts_s
     try:
-        store = dist.TCPStore(
-            master[0], master[1], layout.world_size, is_master=rank == 0, timeout=timedelta(seconds=start_s), multi_tenant=True
-        )
+        store = _open_store(master, rank=rank, world_size=layout.world_size, timeout=timedelta(seconds=start_s))
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=layout.world_size, timeout=timedelta(seconds=step_s)
         )
-    except (dist.DistError, RuntimeError) as error:
+    except (dist.DistError, RuntimeError, OSError) as error:
         raise WaitTimeout(
             f"trainer rank {rank} did not meet the other {layout.world_size - 1} ranks",
             why=f"no rendezvous at {master[0]}:{master[1]} within {start_s:.0f} s: {error}",

@@ -6,7 +6,6 @@ import asyncio
 import os
 import secrets
 import signal
-import socket
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +53,10 @@ def session(tmp_path_factory):
     os.environ[guardian.TOKEN_VARIABLE] = token
     watchdog = guardian.start(token=token, scratch_dirs=[temp_dir], verdict=log_dir / "verdict.json")
     cluster = Cluster(
-        address=None, temp_dir=temp_dir, log_dir=log_dir, environment={"PYTHONPATH": os.getcwd(), guardian.TOKEN_VARIABLE: token}
+        address=None,
+        temp_dir=temp_dir,
+        log_dir=log_dir,
+        environment={"PYTHONPATH": os.getcwd(), guardian.TOKEN_VARIABLE: token},
     )
     cluster.start(PLAN)
     asyncio.run(cluster.place(PLAN, timeout_s=60))
@@ -162,4 +164,4 @@ def test_nothing_listens_beyond_loopback(session) -> None:
 
 
 def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1" or address == "::ffff:127.0.0.1" or socket.gethostbyname("localhost") == address
+    return address.startswith(("127.", "::ffff:127.")) or address == "::1"
