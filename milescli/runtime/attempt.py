@@ -247,17 +247,18 @@ class Attempt:
         await run.devices.publish(WeightVersion(version))
         await self._verify()
         self.bus.emit(PhaseStarted(phase="check", detail="engine and trainer score the same answers"))
-        self.bus.emit(
-            await truth.check(
-                engine=run.devices.engines,
-                trainer=trainer,
-                prompts=(self.material.heldout or self.material.prompts.prompts)[: truth.NUM_PROMPTS],
-                plan=self.plan,
-                temperature=self.recipe.rollout.temperature,
-                seed=self.recipe.run.seed,
-                replay=self.recipe.train.routing_replay,
-            )
+        check = truth.Check(
+            engine=run.devices.engines,
+            trainer=trainer,
+            publish=lambda: run.devices.publish(WeightVersion(version)),
+            plan=self.plan,
+            num_layers=self.material.facts.num_layers,
+            temperature=self.recipe.rollout.temperature,
+            seed=self.recipe.run.seed,
+            routing_replay=self.recipe.train.routing_replay,
         )
+        prompts = self.material.heldout or self.material.prompts.prompts
+        self.bus.emit(await check.run(prompts[: truth.NUM_PROMPTS]))
         if self.checkpoint is None:
             await self.stop.unless_set(self._evaluate(0))
 

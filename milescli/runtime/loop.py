@@ -182,6 +182,7 @@ def _pack(run: Run, groups: list[Group]) -> TrainBatch:
         updates=settings.updates_per_step,
         aggregation=settings.aggregation,
         temperature=run.recipe.rollout.temperature,
+        routing_replay=settings.routing_replay,
     )
 
 

@@ -78,12 +78,9 @@ class RankGroup:
         """See Trainer. `weights_only`: leave optimizer and RNG as they are."""
         await self._all("load", str(folder), weights_only)
 
-    async def parameter_checksums(self) -> dict[str, str]:
-        """Name -> SHA-256 of each parameter's bytes, over all ranks; to compare two runs."""
-        merged: dict[str, str] = {}
-        for rank, sums in enumerate(await self._all("parameter_checksums")):
-            merged |= {f"rank{rank}.{name}": value for name, value in sums.items()}
-        return merged
+    async def silence_layers(self, first: int) -> None:
+        """Make layers `first` and beyond pass their input through; the weights are lost."""
+        await self._all("silence_layers", first)
 
     async def close(self) -> None:
         """Leave process groups in order; errors do not matter any more."""

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from milescli.core.errors import MismatchError
 from milescli.core.events import EngineTrainerChecked
 from milescli.core.types import Group, Prompt, Sample
 from milescli.plan.types import Plan
 from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine
-from milescli.runtime.trainer import RankGroup
 from milescli.train import packing
+from milescli.train.base import TrainBatch
 
 NUM_PROMPTS = 8
 MAX_NEW_TOKENS = 32
 BOUND_MAX = {"fp32": 1e-4, "bf16": 0.5}
-"""Largest |engine - trainer| log-prob that rounding explains, per token. fp32: measured below 1e-5 on CPU; bf16: kernels differ, and
-single tokens of small probability stray far (the mean is what tells)."""
+"""Largest |engine - trainer| log-prob that rounding explains, per token. fp32: 1e-6 to 5e-5 were seen on CPU. bf16: not measured;
+kernels differ, and single tokens of small probability stray far (the mean is what tells)."""
 BOUND_MEAN = {"fp32": 1e-5, "bf16": 0.03}
+
+
+class CheckedTrainer(Protocol):
+    """What the check asks of the trainer."""
+
+    async def logprobs(self, batch: TrainBatch) -> list[array[float]]:
+        """See train.base.Trainer."""
+        ...
+
+    async def verify(self) -> None:
+        """Raises MismatchError where the engines hold other weights."""
+
+    async def silence_layers(self, first: int) -> None:
+        """Make layers `first` and beyond pass their input through; the weights are lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,41 +49,105 @@ class Difference:
     worst_position: int
 
 
-async def check(
-    *, engine: RolloutEngine, trainer: RankGroup, prompts: list[Prompt], plan: Plan, temperature: float, seed: int, replay: bool
-) -> EngineTrainerChecked:
-    """Let the engine answer a few prompts and the trainer score the answers. Raises MismatchError beyond the precision's bound."""
-    requests = [
-        GenerateRequest(
-            prompt_ids=prompt.token_ids,
-            max_new_tokens=MAX_NEW_TOKENS,
-            temperature=temperature,
-            seed=seed + index,
-            want_routed_experts=replay,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Everything that the question needs."""
+
+    engine: RolloutEngine
+    trainer: CheckedTrainer
+    publish: Callable[[], Awaitable[None]]
+    """Give the engines the trainer's weights once more."""
+    plan: Plan
+    num_layers: int
+    temperature: float
+    seed: int
+    routing_replay: bool
+
+    async def run(self, prompts: Sequence[Prompt]) -> EngineTrainerChecked:
+        """Let the engine answer the prompts and the trainer score the answers.
+
+        Raises MismatchError beyond the precision's bound; it says by how much, and which weight or layer is the first to differ.
+        """
+        groups = await self._answers(prompts)
+        difference = compare(groups, await self._scored(groups))
+        if not self._is_fine(difference):
+            raise self._mismatch(difference, await self._blame(groups))
+        return EngineTrainerChecked(
+            num_tokens=difference.num_tokens,
+            diff_mean=difference.mean,
+            diff_max=difference.max,
+            bound_max=BOUND_MAX[self.plan.precision],
         )
-        for index, prompt in enumerate(prompts[:NUM_PROMPTS])
-    ]
-    completions = await asyncio.gather(*(engine.generate(request) for request in requests))
-    groups = [_as_group(prompt, completion) for prompt, completion in zip(prompts, completions, strict=False)]
-    batch = packing.pack_policy(
-        groups,
-        [[0.0] for _ in groups],
-        dp=plan.trainer.dp,
-        max_tokens_per_microbatch=plan.batch.max_tokens_per_microbatch,
-        updates=1,
-        aggregation="token_mean",
-        temperature=temperature,
-    )
-    difference = _compare(groups, await trainer.logprobs(batch))
-    bound_max, bound_mean = BOUND_MAX[plan.precision], BOUND_MEAN[plan.precision]
-    if not (difference.max <= bound_max and difference.mean <= bound_mean):
-        await _blame_weights(trainer, difference, plan)
-        raise _mismatch(
-            difference, plan, "every weight that the engine holds equals the trainer's, so the forward passes differ"
+
+    async def _answers(self, prompts: Sequence[Prompt]) -> list[Group]:
+        requests = [
+            GenerateRequest(
+                prompt_ids=prompt.token_ids,
+                max_new_tokens=MAX_NEW_TOKENS,
+                temperature=self.temperature,
+                seed=self.seed + index,
+                want_routed_experts=self.routing_replay,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        completions = await asyncio.gather(*(self.engine.generate(request) for request in requests))
+        return [_as_group(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+
+    async def _scored(self, groups: list[Group]) -> list[array[float]]:
+        batch = packing.pack_policy(
+            groups,
+            [[0.0] for _ in groups],
+            dp=self.plan.trainer.dp,
+            max_tokens_per_microbatch=self.plan.batch.max_tokens_per_microbatch,
+            updates=1,
+            aggregation="token_mean",
+            temperature=self.temperature,
+            routing_replay=self.routing_replay,
         )
-    return EngineTrainerChecked(
-        num_tokens=difference.num_tokens, diff_mean=difference.mean, diff_max=difference.max, bound_max=bound_max
-    )
+        return await self.trainer.logprobs(batch)
+
+    def _is_fine(self, difference: Difference) -> bool:
+        """False for NaN too."""
+        precision = self.plan.precision
+        return difference.max <= BOUND_MAX[precision] and difference.mean <= BOUND_MEAN[precision]
+
+    async def _blame(self, groups: list[Group]) -> str:
+        """What differs first: a weight, else a layer, found by silencing layers from the last to the first until both agree."""
+        try:
+            await self.trainer.verify()
+        except MismatchError as error:
+            return f"the weights differ: {error.what} ({error.why})"
+        prompts = [group.prompt for group in groups]
+        for first in range(self.num_layers - 1, -1, -1):
+            await self.trainer.silence_layers(first)
+            await self.publish()
+            left = await self._answers(prompts)
+            if self._is_fine(compare(left, await self._scored(left))):
+                return f"all weights are equal, and layer {first} (of {self.num_layers}, from 0) is the first that computes otherwise"
+        return "all weights are equal, and the difference is there without any layer: embedding, final norm or output layer"
+
+    def _mismatch(self, difference: Difference, where: str) -> MismatchError:
+        precision = self.plan.precision
+        return MismatchError(
+            f"engine and trainer disagree: log-probs differ by {difference.max:.2e} at most and {difference.mean:.2e} on average",
+            why=f"{where}; {precision} allows {BOUND_MAX[precision]:.0e} and {BOUND_MEAN[precision]:.0e}; worst at token "
+            f"{difference.worst_position} of the answer to prompt {difference.worst_prompt}, of {difference.num_tokens} tokens",
+            fix=["miles doctor", "compare config.json of the model with what logs/latest/engine-0-server.log says"],
+        )
+
+
+def compare(groups: list[Group], scored: list[array[float]]) -> Difference:
+    """`scored`: per sequence, [positions] the trainer's log-probs; the engine's are in the samples. NaN counts as the worst."""
+    worst, total, count, place = -1.0, 0.0, 0, (0, 0)
+    for group, trainer_logprobs in zip(groups, scored, strict=True):
+        sample = group.samples[0]
+        answer = trainer_logprobs[len(sample.prompt_ids) - 1 :]
+        for position, (ours, theirs) in enumerate(zip(answer, sample.logprobs, strict=True)):
+            gap = abs(ours - theirs)
+            total, count = total + gap, count + 1
+            if not gap <= worst:
+                worst, place = gap, (group.prompt.index, position)
+    return Difference(mean=total / max(count, 1), max=worst, num_tokens=count, worst_prompt=place[0], worst_position=place[1])
 
 
 def _as_group(prompt: Prompt, completion: Completion) -> Group:
@@ -84,32 +165,3 @@ def _as_group(prompt: Prompt, completion: Completion) -> Group:
         routed_experts=completion.routed_experts,
     )
     return Group(prompt=prompt, samples=[sample])
-
-
-def _compare(groups: list[Group], scored: list) -> Difference:
-    worst, total, count, place = -1.0, 0.0, 0, (0, 0)
-    for group, trainer_logprobs in zip(groups, scored, strict=True):
-        sample = group.samples[0]
-        answer = trainer_logprobs[len(sample.prompt_ids) - 1 :]
-        for position, (ours, theirs) in enumerate(zip(answer, sample.logprobs, strict=True)):
-            gap = abs(ours - theirs)
-            total, count = total + gap, count + 1
-            if not gap <= worst:  # also true for NaN, which is the worst of all
-                worst, place = gap, (group.prompt.index, position)
-    return Difference(mean=total / max(count, 1), max=worst, num_tokens=count, worst_prompt=place[0], worst_position=place[1])
-
-
-async def _blame_weights(trainer: RankGroup, difference: Difference, plan: Plan) -> None:
-    try:
-        await trainer.verify()
-    except MismatchError as error:
-        raise _mismatch(difference, plan, f"the weights differ: {error.what} ({error.why})") from error
-
-
-def _mismatch(difference: Difference, plan: Plan, where: str) -> MismatchError:
-    return MismatchError(
-        f"engine and trainer disagree: |log-prob difference| is {difference.max:.2e} at most and {difference.mean:.2e} on average",
-        why=f"{plan.precision} allows {BOUND_MAX[plan.precision]:.0e} and {BOUND_MEAN[plan.precision]:.0e}; worst at token "
-        f"{difference.worst_position} of the answer to prompt {difference.worst_prompt}, over {difference.num_tokens} tokens; {where}",
-        fix=["miles doctor", "--set weights.verify=true   # compares all weights after each publish"],
-    )

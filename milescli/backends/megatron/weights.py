@@ -27,6 +27,8 @@ _ENGINE_NAMES = (
     (re.compile(r"mlp\.experts\.(linear_fc[12])\.weight(\d+)$"), r"mlp.experts.local_experts.\2.\1.weight"),
 )
 """TransformerEngine's fused modules -> names of Megatron's own modules, which the table uses."""
+_ADDS_TO_RESIDUAL = re.compile(r"\.(linear_proj|linear_fc2)\.weight$")
+"""The output projections of attention and MLP, of experts too."""
 _TIED_OUTPUT = "output_layer.weight"
 
 
@@ -54,6 +56,14 @@ def local_weights(model: GPTModel, table: WeightTable, mesh: Mesh) -> list[Local
         _mark_cut(parameter, entry.rule.sharding)
         found.append(LocalWeight(name=name, parameter=parameter, entry=entry))
     return found
+
+
+def silence_layers(weights: Sequence[LocalWeight], *, first: int) -> None:
+    """Zero what layers `first` and beyond add to the residual stream, so that they pass it through: the model that is left has
+    `first` layers. Not undone."""
+    for weight in weights:
+        if weight.entry.layer is not None and weight.entry.layer >= first and _ADDS_TO_RESIDUAL.search(weight.entry.megatron):
+            weight.parameter.data.zero_()
 
 
 def _mark_cut(parameter: torch.nn.Parameter, sharding: Sharding) -> None:

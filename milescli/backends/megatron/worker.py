@@ -233,6 +233,13 @@ class TrainerRank:
         with self._named("verifying weights"):
             self.channel.verify(self.buckets())
 
+    def silence_layers(self, first: int) -> None:
+        """Make layers `first` and beyond pass their input through. For finding out where engine and trainer part; the weights
+        are lost."""
+        from milescli.backends.megatron import weights
+
+        weights.silence_layers(self.weights, first=first)
+
     def buckets(self) -> Iterator[Bucket]:
         """The whole model under Hugging Face names. Collective: all ranks consume all of it."""
         from milescli.backends.megatron import weights

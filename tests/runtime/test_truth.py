@@ -1,0 +1,103 @@
+"""The check of engine against trainer. A real engine that computes wrongly cannot be had on demand: here it is a function with a fault."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from dataclasses import dataclass, field
+
+import pytest
+
+from milescli.core.errors import MismatchError
+from milescli.core.types import Prompt, StopReason, VersionSpan, WeightVersion
+from milescli.rollout.base import Completion, GenerateRequest
+from milescli.runtime import truth
+from tests.backends.ray.test_cluster import PLAN
+
+NUM_LAYERS = 6
+
+
+@dataclass
+class Pair:
+    """Engine and trainer whose log-prob of every token is a sum over layers; the engine's layer `faulty` adds too much."""
+
+    faulty: int | None
+    error: float = 0.01
+    wrong_weight: str | None = None
+    layers: int = NUM_LAYERS
+    published: int = NUM_LAYERS
+    silenced: list[int] = field(default_factory=list)
+
+    def _engine_logprob(self) -> float:
+        off = self.error if self.faulty is not None and self.faulty < self.published else 0.0
+        return -1.0 - 0.1 * self.published - off
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        span = VersionSpan(start=0, end=3, version=WeightVersion(1))
+        return Completion(
+            response_ids=[5, 6, 7],
+            logprobs=array("f", [self._engine_logprob()] * 3),
+            stop_reason=StopReason.LENGTH,
+            version_spans=[span],
+        )
+
+    async def logprobs(self, batch) -> list[array]:
+        sizes = [end - start for start, end in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False)]
+        return [array("f", [-1.0 - 0.1 * self.layers] * size) for size in sizes]
+
+    async def verify(self) -> None:
+        if self.wrong_weight:
+            raise MismatchError(f"`{self.wrong_weight}` differs", why="1 of 9 elements", fix="-")
+
+    async def silence_layers(self, first: int) -> None:
+        self.layers = first
+        self.silenced.append(first)
+
+    async def publish(self) -> None:
+        self.published = self.layers
+
+
+def _check(pair: Pair):
+    check = truth.Check(
+        engine=pair,  # type: ignore[arg-type]
+        trainer=pair,
+        publish=pair.publish,
+        plan=PLAN,
+        num_layers=NUM_LAYERS,
+        temperature=1.0,
+        seed=0,
+        routing_replay=False,
+    )
+    return asyncio.run(check.run([Prompt(index=index, token_ids=[1, 2, 3, 4], text="?") for index in range(3)]))
+
+
+def test_agreement_is_reported_with_its_figures() -> None:
+    checked = _check(Pair(faulty=None))
+    assert checked.num_tokens == 9
+    assert checked.diff_max < 1e-6
+
+
+@pytest.mark.parametrize("faulty", [0, 3, NUM_LAYERS - 1])
+def test_the_first_layer_that_computes_otherwise_is_named(faulty: int) -> None:
+    with pytest.raises(MismatchError, match=r"differ by 1\.00e-02 at most") as caught:
+        _check(Pair(faulty=faulty))
+    assert f"layer {faulty} (of {NUM_LAYERS}" in caught.value.why
+
+
+def test_a_difference_without_layers_is_told_so() -> None:
+    with pytest.raises(MismatchError, match="disagree") as caught:
+        _check(Pair(faulty=-1))
+    assert "embedding, final norm or output layer" in caught.value.why
+
+
+def test_a_wrong_weight_is_named_before_any_layer_is_touched() -> None:
+    pair = Pair(faulty=2, wrong_weight="model.norm.weight")
+    with pytest.raises(MismatchError) as caught:
+        _check(pair)
+    assert "model.norm.weight" in caught.value.why
+    assert pair.silenced == []
+
+
+def test_nan_is_no_agreement() -> None:
+    with pytest.raises(MismatchError):
+        _check(Pair(faulty=0, error=float("nan")))
