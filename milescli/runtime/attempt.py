@@ -12,7 +12,7 @@ from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
 from milescli.console.live import LiveRun
 from milescli.core.errors import MilesError, Stopped
 from milescli.core.events import EvalDone, Event, EventBus, PhaseStarted, RunEnded, StepDone
-from milescli.core.types import Group, WeightVersion
+from milescli.core.types import Group
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.ahead import open_collector
@@ -24,7 +24,7 @@ from milescli.runtime.evaluate import Evaluator
 from milescli.runtime.launch import RunSummary
 from milescli.runtime.material import Material, scorer_of
 from milescli.runtime.rundir import RunDir
-from milescli.runtime.saving import Saver
+from milescli.runtime.saving import Saver, version_of
 from milescli.runtime.session import Session, open_session
 from milescli.runtime.supervise import Probe, StopSignals, run_watched
 from milescli.runtime.trainer import RankGroup
@@ -107,6 +107,16 @@ class _Record:
         return self._diff_sum / max(self._num_steps, 1)
 
 
+def _failure_of(starting: asyncio.Future[RolloutEngine]) -> Probe:
+    """Engines that fail to start end the run at once, and not after the warm-up."""
+
+    async def probe() -> None:
+        if starting.done() and not starting.cancelled() and (error := starting.exception()):
+            raise error
+
+    return probe
+
+
 class Attempt:
     """Holds what is running, from the first actor to the last."""
 
@@ -162,6 +172,7 @@ class Attempt:
         )
         await self.session.cluster.place(self.plan, timeout_s=self.recipe.machine.start_timeout_s)
         engines = asyncio.ensure_future(self.session.builder.start_engines(self.engines))
+        self.probes.append(_failure_of(engines))
         try:
             if self._engines_sleep_first:
                 await (await engines).sleep()
@@ -241,16 +252,16 @@ class Attempt:
         """Give the engines the trainer's weights, and make sure that both compute the same, before the first step."""
         trainer = self._trainer
         await trainer.connect_engines(self.session.builder.engine_addresses(self.engines))
-        version = self.checkpoint.manifest.version if self.checkpoint else 1
+        version = version_of(run.step)
         if self.checkpoint is None:
-            await self.saver.save(trainer, step=0, version=version, prompt_position=0)
-        await run.devices.publish(WeightVersion(version))
+            await self.saver.save(trainer, step=0, prompt_position=0)
+        await run.devices.publish(version)
         await self._verify()
         self.bus.emit(PhaseStarted(phase="check", detail="engine and trainer score the same answers"))
         check = truth.Check(
             engine=run.devices.engines,
             trainer=trainer,
-            publish=lambda: run.devices.publish(WeightVersion(version)),
+            publish=lambda: run.devices.publish(version),
             plan=self.plan,
             num_layers=self.material.facts.num_layers,
             temperature=self.recipe.rollout.temperature,
@@ -268,10 +279,7 @@ class Attempt:
         return self.run.trainer
 
     async def _save(self, step: int) -> None:
-        assert self.run is not None
-        await self.saver.save(
-            self._trainer, step=step, version=self.run.devices.version + 1, prompt_position=self.collector.position
-        )
+        await self.saver.save(self._trainer, step=step, prompt_position=self.collector.position)
 
     async def _save_and_stop(self) -> None:
         """Save what was learned since the newest checkpoint, then say how to go on."""

@@ -98,7 +98,7 @@ def evaluate_run(path: Path, *, step: int | None, num_prompts: int | None, data:
     from milescli.checkpoint.store import CheckpointStore
     from milescli.recipe.resolved import load_resolved
     from milescli.runtime.material import prepare
-    from milescli.runtime.rundir import open_run
+    from milescli.runtime.rundir import lock, open_run
 
     run = open_run(path)
     recipe = load_resolved(run.recipe_file).recipe
@@ -106,7 +106,7 @@ def evaluate_run(path: Path, *, step: int | None, num_prompts: int | None, data:
     found = CheckpointStore(run.checkpoints).find(step)
     material = prepare(recipe, run)
     plan = engines_only(Plan.from_json(run.plan_file.read_text()))
-    with TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary:
+    with lock(run), TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary:
         model_dir = Path(temporary) / "model"
         output.note(f"reading checkpoint step {found.step}")
         checkpoint_to_hf(found.path, material.model_dir, model_dir)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform as python_platform
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.resolved import resolved_yaml
 from milescli.rollout.rewards import load_reward
 from milescli.runtime.material import Material, facts_of_recipe, prepare
-from milescli.runtime.rundir import RunDir, create, utc_now, write_json
+from milescli.runtime.rundir import RunDir, create, lock, utc_now, write_json
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -61,20 +60,22 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
 
     plan = plan_only(loaded)
     run = create(base=Path(loaded.recipe.run.dir).expanduser(), recipe_name=loaded.recipe.name, name=loaded.recipe.run.name)
-    try:
-        material = prepare(loaded.recipe, run)
-        write_records(run, loaded, plan, material)
-    except BaseException:
-        run.discard_if_unused()
-        raise
-    output.note(f"run directory {run.shown}")
-    return train(run=run, recipe=loaded.recipe, plan=plan, material=material, checkpoint=None, bus=EventBus(), output=output)
+    with lock(run):
+        try:
+            material = prepare(loaded.recipe, run)
+            write_records(run, loaded, plan, material)
+        except BaseException:
+            run.discard_if_unused()
+            raise
+        output.note(f"run directory {run.shown}")
+        return train(
+            run=run, recipe=loaded.recipe, plan=plan, material=material, checkpoint=None, bus=EventBus(), output=output
+        )
 
 
 def write_records(run: RunDir, loaded: LoadedRecipe, plan: Plan, material: Material) -> None:
     """recipe.yaml, plan.json and manifest.json."""
-    text = resolved_yaml(loaded)
-    run.recipe_file.write_text(text, encoding="utf-8")
+    run.recipe_file.write_text(resolved_yaml(loaded), encoding="utf-8")
     run.plan_file.write_text(plan.to_json(), encoding="utf-8")
     write_json(
         run.manifest_file,
@@ -84,7 +85,7 @@ def write_records(run: RunDir, loaded: LoadedRecipe, plan: Plan, material: Mater
             "packages": {name: version(name) for name in RECORDED_PACKAGES},
             "python": python_platform.python_version(),
             "seed": loaded.recipe.run.seed,
-            "recipe_sha256": sha256_of_text(text),
+            "recipe_sha256": run.recipe_sha256,
             "plan_fingerprint": plan.fingerprint,
             "data": material.as_manifest(),
             "model_dir": os.path.relpath(material.model_dir, run.path)
@@ -92,8 +93,3 @@ def write_records(run: RunDir, loaded: LoadedRecipe, plan: Plan, material: Mater
             else str(material.model_dir),
         },
     )
-
-
-def sha256_of_text(text: str) -> str:
-    """Hex digest."""
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -12,7 +12,7 @@ from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
 from milescli.runtime.launch import RunSummary, plan_only, write_records
 from milescli.runtime.material import Material, prepare
-from milescli.runtime.rundir import open_run
+from milescli.runtime.rundir import lock, open_run
 
 if TYPE_CHECKING:
     from milescli.checkpoint.base import CheckpointManifest
@@ -31,20 +31,21 @@ def resume(path: Path, *, steps: int | None, sets: list[str], output: Output) ->
     flags = {"train.steps": f"--steps {steps}"} if steps is not None else {}
     if sets or flags:
         loaded = override(loaded, sets=sets, flags=flags, only=MAY_CHANGE)
-    checkpoint = CheckpointStore(run.checkpoints).latest()
-    if checkpoint is None:
-        output.warn(f"run {run.name} has no complete checkpoint: it begins again from the start")
-    else:
-        _refuse_if_done(checkpoint.manifest.step, loaded.recipe.train.steps, path)
-    plan = plan_only(loaded)
-    material = prepare(loaded.recipe, run)
-    if checkpoint is not None:
-        _refuse_drift(checkpoint.manifest, material, path)
-        output.note(f"going on from step {checkpoint.manifest.step}")
-    write_records(run, loaded, plan, material)
-    return train(
-        run=run, recipe=loaded.recipe, plan=plan, material=material, checkpoint=checkpoint, bus=EventBus(), output=output
-    )
+    with lock(run):
+        checkpoint = CheckpointStore(run.checkpoints).latest()
+        if checkpoint is None:
+            output.warn(f"run {run.name} has no complete checkpoint: it begins again from the start")
+        else:
+            _refuse_if_done(checkpoint.manifest.step, loaded.recipe.train.steps, path)
+        plan = plan_only(loaded)
+        material = prepare(loaded.recipe, run)
+        if checkpoint is not None:
+            _refuse_drift(checkpoint.manifest, material, path)
+            output.note(f"going on from step {checkpoint.manifest.step}")
+        write_records(run, loaded, plan, material)
+        return train(
+            run=run, recipe=loaded.recipe, plan=plan, material=material, checkpoint=checkpoint, bus=EventBus(), output=output
+        )
 
 
 def _refuse_if_done(step: int, num_steps: int, path: Path) -> None:

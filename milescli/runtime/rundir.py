@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +39,11 @@ class RunDir:
     def recipe_file(self) -> Path:
         """The resolved recipe, with origins."""
         return self.path / RECIPE_FILE
+
+    @property
+    def recipe_sha256(self) -> str:
+        """Of the resolved recipe, hex."""
+        return hashlib.sha256(self.recipe_file.read_bytes()).hexdigest()
 
     @property
     def plan_file(self) -> Path:
@@ -99,24 +107,22 @@ class RunDir:
             shutil.rmtree(self.path)
 
 
-class RunLock:
-    """Only one driver works on a run. Held until the process ends or `release`."""
+@contextmanager
+def lock(run: RunDir) -> Iterator[None]:
+    """Only one driver works on a run: taken before anything in its directory changes. Given back at the end of the process, too.
 
-    def __init__(self, run: RunDir) -> None:
-        self._file = open(run.path / ".lock", "w")  # noqa: SIM115  (held open on purpose)
+    Raises MilesError where another process holds it.
+    """
+    with open(run.path / ".lock", "w") as file:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._file.close()
             raise MilesError(
                 f"run `{run.name}` is in use",
                 why="another miles process works on it",
                 fix=["wait until it ends", "press Ctrl-C there: it saves, and can be resumed"],
             ) from None
-
-    def release(self) -> None:
-        """Let the next one in."""
-        self._file.close()
+        yield
 
 
 def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:

@@ -10,6 +10,7 @@ from milescli import __version__
 from milescli.checkpoint.base import CheckpointManifest
 from milescli.checkpoint.store import CheckpointStore
 from milescli.core.events import CheckpointSaved, EventBus
+from milescli.core.types import WeightVersion
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.runtime.material import Material
@@ -17,12 +18,16 @@ from milescli.runtime.rundir import RunDir, utc_now
 from milescli.runtime.trainer import RankGroup
 
 
+def version_of(step: int) -> WeightVersion:
+    """Weight version of the weights after `step` RL steps. 0 is what the engines loaded at start; 1 is the state after the warm-up."""
+    return WeightVersion(step + 1)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Pending:
     trainer: RankGroup
     folder: Path
     step: int
-    version: int
     prompt_position: int
     began: float
 
@@ -42,15 +47,13 @@ class Saver:
     newest_step: int | None = None
     _pending: _Pending | None = None
 
-    async def save(self, trainer: RankGroup, *, step: int, version: int, prompt_position: int) -> None:
+    async def save(self, trainer: RankGroup, *, step: int, prompt_position: int) -> None:
         """Begin checkpoint `step`. Returns when training may go on; `settle` completes it."""
         await self.settle()
         began = time.monotonic()
         folder = self.store.begin(step)
         await trainer.save(folder)
-        self._pending = _Pending(
-            trainer=trainer, folder=folder, step=step, version=version, prompt_position=prompt_position, began=began
-        )
+        self._pending = _Pending(trainer=trainer, folder=folder, step=step, prompt_position=prompt_position, began=began)
         if not self.recipe.checkpoint.async_save:
             await self.settle()
 
@@ -66,11 +69,11 @@ class Saver:
             CheckpointManifest(
                 format="torch_dist",
                 step=pending.step,
-                version=pending.version,
+                version=version_of(pending.step),
                 prompt_position=pending.prompt_position,
                 seed=self.recipe.run.seed,
                 plan_fingerprint=self.plan.fingerprint,
-                recipe_sha256=self._recipe_sha256(),
+                recipe_sha256=self.run.recipe_sha256,
                 data_sha256=self.material.reports["prompts"].sha256,
                 layout={name: getattr(layout, name) for name in ("tp", "pp", "cp", "ep", "etp", "dp")},
                 created=utc_now(),
@@ -88,8 +91,3 @@ class Saver:
                 seconds=time.monotonic() - pending.began,
             )
         )
-
-    def _recipe_sha256(self) -> str:
-        from milescli.runtime.launch import sha256_of_text
-
-        return sha256_of_text(self.run.recipe_file.read_text(encoding="utf-8"))

@@ -1,4 +1,5 @@
-"""One stretch of work on a run: its lock, its log folder, its watchdog and its Ray session. Entered by launch, resume and eval."""
+"""One stretch of work on a run: its log folder, its watchdog and its Ray session. Entered by launch, resume and eval, which hold
+the run's lock."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.runtime import guardian
 from milescli.runtime.build import Builder, run_environment
-from milescli.runtime.rundir import RunDir, RunLock
+from milescli.runtime.rundir import RunDir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,6 @@ def open_session(
     *, run: RunDir, log_dir: Path, recipe: Recipe, plan: Plan, model_dir: Path, facts: ModelFacts
 ) -> Iterator[Session]:
     """Ray is up inside; afterwards every process of the session is gone, whatever happened, and so are its scratch files."""
-    lock = RunLock(run)
     token = secrets.token_hex(16)
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
     watchdog = guardian.start(token=token, scratch_dirs=[temp_dir], verdict=log_dir / "verdict.json")
@@ -65,4 +65,3 @@ def open_session(
             tempfile.tempdir = old_temp_dir
             os.environ.clear()
             os.environ.update(old_environment)
-            lock.release()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import CheckpointError, ExitCode, MilesError, RecipeError
-from milescli.runtime.rundir import RunDir, RunLock, create, open_run
+from milescli.runtime.rundir import RunDir, create, lock, open_run
 
 
 def test_names_count_up(tmp_path: Path) -> None:
@@ -43,11 +43,10 @@ def test_logs_latest_points_to_the_newest_attempt(tmp_path: Path) -> None:
 
 def test_a_second_driver_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:
     run = create(base=tmp_path, recipe_name="r", name=None)
-    lock = RunLock(run)
-    with pytest.raises(MilesError, match=re.escape(f"run `{run.name}` is in use")):
-        RunLock(run)
-    lock.release()
-    RunLock(run).release()
+    with lock(run), pytest.raises(MilesError, match=re.escape(f"run `{run.name}` is in use")), lock(run):
+        pass
+    with lock(run):
+        pass
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
