@@ -20,6 +20,7 @@ RUN_DIRECTORY = {
     "events.jsonl": "everything that happened, one JSON object a line",
     "metrics.jsonl": "the scalars of every step",
     "tensorboard/": "the same, for `tensorboard --logdir`",
+    "run.svg": "a picture of the last frame, to show around",
     "logs/attempt_N/": "one log for each process; `logs/latest` is the newest attempt",
     "checkpoints/step_N/": "Megatron's torch_dist format; complete where it has a manifest.json",
     "rollouts/": "some answers of each step, to read",

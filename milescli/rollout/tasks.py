@@ -42,7 +42,7 @@ _SENTENCES = (
     "Add {a} and {b}.",
     "What is the sum of {a} and {b}?",
 )
-BLURTED_SHARE = 0.6
+BLURTED_SHARE = 0.7
 """Share of demonstrations that give the answer at once, as people do; the others work it out. Whoever imitates them picks up both
 habits, and the commoner one is wrong more often. Reinforcement learning finds out which habit pays."""
 

@@ -32,6 +32,8 @@ from milescli.runtime.trainer import RankGroup
 if TYPE_CHECKING:
     from milescli.console.output import Output
 
+PICTURE_FILE = "run.svg"
+"""The last frame of a run that ended well, to show around."""
 KEPT_GROUPS = 4
 """Groups of each step that are written to rollouts/, to read."""
 
@@ -64,6 +66,7 @@ def train(
                 _conclude(attempt, bus, time.monotonic() - began, error)
                 raise
             _conclude(attempt, bus, time.monotonic() - began, None)
+        live.save_svg(run.path / PICTURE_FILE, command=f"miles launch --recipe {recipe.name}")
     return RunSummary(
         path=run.shown,
         steps=attempt.step,
@@ -154,7 +157,8 @@ class Attempt:
     async def main(self) -> None:
         """The whole attempt, watched."""
         try:
-            await run_watched(self._work(), self.probes, StopSignals(on_stop=self._on_stop))
+            signals = StopSignals(on_stop=self._on_stop, again=f"miles resume {self.session.run.shown}")
+            await run_watched(self._work(), self.probes, signals)
         finally:
             await self.engines.stop()
 

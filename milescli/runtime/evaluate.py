@@ -142,7 +142,7 @@ def asyncio_run_eval(*, recipe, plan, run: RunDir, material, model_dir: Path, st
 
         async def main() -> None:
             try:
-                await run_watched(work(), probes, StopSignals(on_stop=lambda: False))
+                await run_watched(work(), probes, StopSignals(on_stop=lambda: False, again=f"miles eval {run.shown}"))
             finally:
                 await engines.stop()
 

@@ -15,10 +15,10 @@ CAUSE_GRACE_S = 5.0
 """After the loop failed: how long we look for a dead process that explains it."""
 
 
-def ended_now(number: int | None) -> MilesError:
-    """The error of a run that a signal ended with nothing saved."""
+def ended_now(number: int | None, *, fix: str) -> MilesError:
+    """The error of work that a signal ended with nothing saved. `fix`: the command that begins again."""
     kind, name = (Interrupted, "Ctrl-C") if number == signal.SIGINT else (Terminated, "SIGTERM")
-    return kind("ended at once", why=f"{name} before there was anything to save, or a second time", fix="start it again")
+    return kind("ended at once", why=f"{name} before there was anything to save, or a second time", fix=fix)
 
 
 @dataclass(slots=True)
@@ -27,6 +27,8 @@ class StopSignals:
 
     on_stop: Callable[[], bool]
     """Asks; False where there is nothing to save, so that the first signal ends at once too."""
+    again: str
+    """The command that begins again, for the error of an end at once."""
     received: int | None = None
     _main: asyncio.Task[Any] | None = None
     _old: dict[int, Any] = field(default_factory=dict)
@@ -74,7 +76,7 @@ async def run_watched(work: Coroutine[Any, Any, None], probes: list[Probe], sign
         if not main.done():
             raise _error_of(watcher) or AssertionError("the watch ended without a cause")
         if main.cancelled():
-            raise ended_now(signals.received)
+            raise ended_now(signals.received, fix=signals.again)
         error = main.exception()
         if error is None:
             return

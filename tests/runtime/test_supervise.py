@@ -13,7 +13,7 @@ from milescli.runtime.supervise import StopSignals, run_watched
 
 
 def _run(work, probes=(), on_stop=lambda: False) -> None:
-    asyncio.run(run_watched(work, list(probes), StopSignals(on_stop=on_stop)))
+    asyncio.run(run_watched(work, list(probes), StopSignals(on_stop=on_stop, again="miles resume it")))
 
 
 async def _dead_engine() -> None:
