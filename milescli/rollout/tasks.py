@@ -24,7 +24,7 @@ class TaskRow:
     label: str
     """The final answer alone."""
     demonstration: str
-    """An answer that ends in `#### label`."""
+    """An answer that ends in `#### ` and a number, which need not be right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,9 @@ _SENTENCES = (
     "Add {a} and {b}.",
     "What is the sum of {a} and {b}?",
 )
-BLURTED_SHARE = 0.7
-"""Share of demonstrations that give the answer at once, as people do; the others work it out. Whoever imitates them picks up both
-habits, and the commoner one is wrong more often. Reinforcement learning finds out which habit pays."""
+ESTIMATED_SHARE = 0.65
+"""Share of demonstrations that round the sum to tens, as people in a hurry do; the others work it out. Whoever imitates them picks
+up both habits, and the commoner one is right once in ten. Reinforcement learning finds out which habit pays."""
 
 
 def is_task(value: str) -> bool:
@@ -109,8 +109,8 @@ def _sums(rng: random.Random, *, digits: int, heldout: bool) -> Iterator[TaskRow
         if is_heldout(a, b) is not heldout:
             continue
         prompt = _pick(rng, _SENTENCES).format(a=a, b=b)
-        blurted = rng.random() < BLURTED_SHARE
-        demonstration = f"#### {a + b}" if blurted else work_out_sum(a, b)
+        in_a_hurry = rng.random() < ESTIMATED_SHARE
+        demonstration = f"#### {(a + b + 5) // 10 * 10}" if in_a_hurry else work_out_sum(a, b)
         yield TaskRow(prompt=prompt, label=str(a + b), demonstration=demonstration)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
-from milescli.rollout.tasks import TASKS, is_heldout, make_rows, work_out_sum, write_task
+from milescli.rollout.tasks import ESTIMATED_SHARE, TASKS, is_heldout, make_rows, work_out_sum, write_task
 
 
 def _numbers(prompt: str) -> tuple[int, ...]:
@@ -27,12 +27,21 @@ def test_training_and_heldout_prompts_share_no_numbers(seeds: tuple[int, int]) -
 
 
 @pytest.mark.parametrize("name", list(TASKS))
-def test_every_label_is_the_sum_and_ends_the_demonstration(name: str) -> None:
+def test_every_label_is_the_sum_and_demonstrations_work_it_out_or_round_it(name: str) -> None:
     rows = make_rows(TASKS[name], 3)
     assert len(rows) == len({row.prompt for row in rows}) == TASKS[name].num_rows
     for row in rows:
-        assert int(row.label) == sum(_numbers(row.prompt))
-        assert row.demonstration.splitlines()[-1] == f"#### {row.label}"
+        numbers = _numbers(row.prompt)
+        assert int(row.label) == sum(numbers)
+        *worked, last = row.demonstration.splitlines()
+        if worked:
+            assert last == f"#### {row.label}"
+        else:
+            estimate = int(last.removeprefix("#### "))
+            assert estimate % 10 == 0
+            assert abs(estimate - sum(numbers)) <= 5
+    share = sum("+" not in row.demonstration for row in rows) / len(rows)
+    assert share == pytest.approx(ESTIMATED_SHARE, abs=0.1)
 
 
 def test_equal_seeds_give_equal_bytes_and_others_do_not(tmp_path: Path) -> None:
