@@ -17,8 +17,8 @@ $(VENV)/.installed: $(PINS)
 	docker/install.sh $(VENV)
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	WITH_DEV=1 docker/install.sh $(VENV)
+$(VENV)/.installed-dev: $(VENV)/.installed docker/requirements-dev.txt
+	$(VENV)/bin/pip install -q --disable-pip-version-check -r docker/requirements-dev.txt
 	@touch $@
 
 test: $(VENV)/.installed-dev

@@ -49,5 +49,4 @@ rocm)
   ;;
 *) fail "unknown kind $kind" "it is cpu, cuda or rocm" "docker/install.sh $venv cpu" ;;
 esac
-[ -z "${WITH_DEV:-}" ] || pip install -q 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6' 'ruff>=0.8'
 say "ready: $venv/bin/miles"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -53,14 +54,24 @@ def test_after_it_a_killed_trainer_rank_is_named_as_the_cause(workplace: Workpla
     _assert_clean(ours, shared_memory)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_says_how_to_go_on(workplace: Workplace, shared_memory: set[str], number: int) -> None:
+def _terminate(driver: int) -> None:
+    """As a job scheduler does: the driver alone."""
+    os.kill(driver, signal.SIGTERM)
+
+
+def _press_ctrl_c(driver: int) -> None:
+    """As a terminal does: the whole foreground process group, Ray's processes too."""
+    os.killpg(driver, signal.SIGINT)
+
+
+@pytest.mark.parametrize("stop", [_terminate, _press_ctrl_c])
+def test_a_signal_saves_and_says_how_to_go_on(workplace: Workplace, shared_memory: set[str], stop) -> None:
     before = workplace.events("faults")
     reached = max(event["step"] for event in before if event["event"] == "CheckpointSaved")
     process = workplace.start("resume", "faults")
     workplace.wait_for("faults", step_done(reached + 1), process, after=len(before))
     ours = processes_of_run(process.pid)
-    process.send_signal(number)
+    stop(process.pid)
     finished = workplace.finish(process, timeout_s=90)
     assert finished.code == 75, finished
     assert "miles resume" in finished.err
