@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 from collections import deque
 from pathlib import Path
@@ -18,6 +19,8 @@ from milescli.console.panel import frame
 from milescli.console.progress import RunProgress
 from milescli.core.events import Event, Notice, PhaseStarted, to_record
 
+_REMOTE_FONT = re.compile(r',\s*url\("https?://[^"]*"\) format\("[^"]*"\)')
+"""rich's pictures fetch their font from the web; ours take one that is there."""
 REFRESH_PER_S = 4
 SVG_MILESTONES = 9
 """How many of the lines above the panel a picture shows."""
@@ -85,7 +88,7 @@ class LiveRun:
                 picture.print(line, overflow="ellipsis", no_wrap=True)
             picture.print(frame(self.progress, width=width, height=height))
             svg = picture.export_svg(title=command or self.progress.name)
-        path.write_text(svg, encoding="utf-8")
+        path.write_text(_REMOTE_FONT.sub("", svg), encoding="utf-8")
 
     def _show(self, event: Event) -> None:
         if self.output.mode is Mode.JSON:

@@ -99,4 +99,5 @@ def test_the_picture_is_an_svg_of_the_last_frame(speak: Speak, tmp_path: Path) -
     root = ElementTree.parse(tmp_path / "run.svg").getroot()
     words = "".join(root.itertext()).replace("\xa0", " ")
     assert root.tag.endswith("svg")
+    assert "woff" not in (tmp_path / "run.svg").read_text(), "a picture loads nothing from the web"
     assert "$ miles launch --recipe quickstart" in words and "step 40/40" in words
