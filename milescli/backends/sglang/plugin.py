@@ -5,7 +5,9 @@ SGLang calls `register()` in every process that loads it, also in those that mil
 
 from __future__ import annotations
 
+import importlib
 import os
+import socket
 import tempfile
 
 ENGINE_VARIABLE = "MILES_ENGINE"
@@ -21,6 +23,7 @@ def register() -> None:
 
     try:
         _keep_load_file_with_the_process()
+        _listen_where_told()
         verify.install()
         if os.environ.get(routing.ROUTING_VARIABLE) == "1":
             routing.install()
@@ -30,6 +33,21 @@ def register() -> None:
             cpu.install()
     except Exception as error:  # SGLang logs and goes on when a plug-in raises; SystemExit is not caught
         raise SystemExit(f"miles: its pieces do not fit this SGLang: {type(error).__name__}: {error}") from error
+
+
+def _listen_where_told() -> None:
+    """The store where an engine's ranks meet listens on the address that it was given; by itself torch listens on every interface."""
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")  # the package has a function of this name too
+    plain = rendezvous.TCPStore
+
+    def open_store(*, host_name: str, port: int, is_master: bool, **settings: object) -> object:
+        if not is_master:
+            return plain(host_name=host_name, port=port, is_master=False, **settings)
+        listener = socket.create_server((host_name, port))
+        bound = listener.getsockname()[1]
+        return plain(host_name=host_name, port=bound, is_master=True, master_listen_fd=listener.detach(), **settings)
+
+    rendezvous.TCPStore = open_store  # type: ignore[attr-defined]
 
 
 def _keep_load_file_with_the_process() -> None:

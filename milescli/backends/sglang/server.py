@@ -238,6 +238,7 @@ class RouterServer(ManagedProcess):
             "host": spec.host,
             "port": spec.port,
             "prometheus-port": spec.metrics_port,
+            "prometheus-host": spec.host,
             "policy": spec.policy,
             "max-concurrent-requests": spec.max_concurrent_requests,
             "queue-size": spec.max_concurrent_requests,
