@@ -15,6 +15,8 @@ from milescli.backends.sglang.process import last_log_lines
 from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
 from milescli.core.units import format_duration
 
+RETRY_WAITS_S = (0.1, 0.5, 2.0)
+"""Before each further try of a question whose connection broke."""
 HEALTH_TIMEOUT_S = 10.0
 MAX_CONNECTIONS = 1024
 """Open sockets to the door and the engines together; further requests wait for one."""
@@ -32,6 +34,10 @@ class EngineHandle:
     def last_words(self) -> str:
         """For errors."""
         return f"its log ends:\n{last_log_lines(self.log_path)}" if self.log_path else "its log is not on this machine"
+
+
+class _Hiccup(WorkerDied):
+    """A connection broke, and every engine still answers."""
 
 
 class FleetHttp:
@@ -58,7 +64,16 @@ class FleetHttp:
             self._session = None
 
     async def ask_router(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """POST to whichever engine the router picks. Raises WorkerDied where that finds an engine dead."""
+        """POST to whichever engine the router picks. Raises WorkerDied where that finds an engine dead.
+
+        A connection that breaks although every engine answers (a kept-alive socket that closed at the same moment, a full backlog)
+        is tried again: nothing is lost by that, for equal seeds give equal answers.
+        """
+        for wait_s in RETRY_WAITS_S:
+            try:
+                return await self._post(f"{self.router_url}{path}", body, who="the router", timeout_s=timeout_s)
+            except _Hiccup:
+                await asyncio.sleep(wait_s)
         return await self._post(f"{self.router_url}{path}", body, who="the router", timeout_s=timeout_s)
 
     async def order(self, engine: EngineHandle, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
@@ -102,7 +117,7 @@ class FleetHttp:
         )
 
     async def _broken(self, url: str, *, who: str, detail: str) -> MilesError:
-        return await self.find_dead() or WorkerDied(
+        return await self.find_dead() or _Hiccup(
             f"{who} failed at {url}",
             why=f"{detail}; every engine still answers",
             fix="read the log of the router and of the engines",

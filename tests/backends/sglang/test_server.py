@@ -13,7 +13,7 @@ import pytest
 
 from milescli.backends.sglang.server import EngineServer, EngineSpec, check_servable, engine_command, engine_environment
 from milescli.core.errors import MachineError, RecipeError, WorkerDied
-from milescli.rollout.base import GenerateRequest
+from milescli.rollout.base import Completion, GenerateRequest
 from tests.backends.sglang.conftest import make_qwen3, start_service
 
 
@@ -85,15 +85,17 @@ def test_an_engine_that_dies_is_named_and_nothing_of_it_is_left(tmp_path, monkey
 
         async def die_in_the_middle(fleet):
             fleet.http.engines[0] = _renamed(fleet.http.engines[0], "engine 7")
-            request = GenerateRequest(prompt_ids=[5, 6, 7], max_new_tokens=900, seed=1, stop=["never"])
-            tasks = [asyncio.create_task(fleet.generate(request)) for _ in range(8)]
+            requests = [GenerateRequest(prompt_ids=[5, 6, 7], max_new_tokens=900, seed=seed, stop=["never"]) for seed in range(64)]
+            tasks = [asyncio.create_task(fleet.generate(request)) for request in requests]
             await asyncio.sleep(0.5)
             for process in group:
                 process.send_signal(signal.SIGKILL)
             return await asyncio.gather(*tasks, return_exceptions=True)
 
         outcomes = running.run(die_in_the_middle)
-        assert all(isinstance(outcome, WorkerDied) for outcome in outcomes)
+        unanswered = [outcome for outcome in outcomes if not isinstance(outcome, Completion)]
+        assert unanswered, "the engine had answered everything before it was killed"
+        assert {type(outcome) for outcome in unanswered} == {WorkerDied}, unanswered
         assert "engine 7" in outcomes[0].what
         assert "Prefill batch" in outcomes[0].why
     finally:
