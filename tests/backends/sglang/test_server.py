@@ -96,8 +96,8 @@ def test_an_engine_that_dies_is_named_and_nothing_of_it_is_left(tmp_path, monkey
         unanswered = [outcome for outcome in outcomes if not isinstance(outcome, Completion)]
         assert unanswered, "the engine had answered everything before it was killed"
         assert {type(outcome) for outcome in unanswered} == {WorkerDied}, unanswered
-        assert "engine 7" in outcomes[0].what
-        assert "Prefill batch" in outcomes[0].why
+        assert "engine 7" in unanswered[0].what
+        assert "Prefill batch" in unanswered[0].why
     finally:
         running.router.stop()
         running.engine.stop()
