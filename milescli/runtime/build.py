@@ -13,8 +13,9 @@ from milescli.backends.ray.group import run_all, start_all
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.http import EngineHandle
 from milescli.backends.sglang.ports import free_ports
+from milescli.backends.sglang.process import last_log_lines
 from milescli.backends.sglang.server import EngineSpec, RouterServer, RouterSpec, check_servable
-from milescli.core.errors import WaitTimeout, WorkerDied
+from milescli.core.errors import MachineError, WaitTimeout, WorkerDied
 from milescli.models import ModelFacts
 from milescli.plan.types import Plan
 from milescli.platform.environment import engine_environment, trainer_environment
@@ -173,7 +174,14 @@ class Builder:
         return 0.45 if self.plan.colocated else 1.0
 
     def check(self) -> None:
-        """Raises where an engine cannot serve this model; called before anything is started."""
+        """Raises where an engine cannot serve this model, or the plan spans machines; called before anything is started."""
+        nodes = max(self.recipe.machine.nodes, len({slot.node for slot in self.plan.slots}))
+        if nodes > 1:
+            raise MachineError(
+                f"the plan spans {nodes} machines, and this version runs on one",
+                why="trainer ranks and engines meet on loopback, which another machine cannot reach",
+                fix=["--nodes 1", "--dry-run   # plans for several machines all the same"],
+            )
         check_servable(self._engine_spec(0, 0))
 
     def engine_addresses(self, engines: Engines) -> list[EngineAddress]:
@@ -196,11 +204,9 @@ def engine_probe(handle: ActorHandle, spec: EngineSpec):
         with contextlib.suppress(WaitTimeout):
             code = await handle.peek("poll", timeout_s=60.0)
         if code is not None:
-            from milescli.backends.ray.cluster import tail
-
             raise WorkerDied(
                 f"{spec.name} died",
-                why=f"its process ended {_manner(code)}; last lines of its log:\n{tail(spec.log_path)}",
+                why=f"its process ended {_manner(code)}; last lines of its log:\n{last_log_lines(spec.log_path)}",
                 fix=f"less {spec.log_path}",
             )
 

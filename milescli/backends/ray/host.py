@@ -11,7 +11,6 @@ import importlib
 import inspect
 import os
 import sys
-import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -64,12 +63,6 @@ class Host:
     async def status(self) -> tuple[str, float]:
         """(what the work thread does now, seconds since it began)."""
         return self.phase, time.monotonic() - self.since
-
-    async def stacks(self) -> str:
-        """Where every thread of this process stands; for the report of a hang."""
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        frames = sys._current_frames().items()
-        return "\n".join(f"-- {names.get(i, i)}\n" + "".join(traceback.format_stack(frame)[-6:]) for i, frame in frames)
 
     async def _on_work_thread(self, phase: str, function: Any) -> Any:
         self.phase, self.since = phase, time.monotonic()
