@@ -15,7 +15,7 @@ from milescli.backends.sglang.http import EngineHandle
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.process import last_log_lines
 from milescli.backends.sglang.server import EngineSpec, RouterServer, RouterSpec, check_servable
-from milescli.core.errors import MachineError, WaitTimeout, WorkerDied
+from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.models import ModelFacts
 from milescli.plan.types import Plan
 from milescli.platform.environment import engine_environment, trainer_environment
@@ -174,14 +174,7 @@ class Builder:
         return 0.45 if self.plan.colocated else 1.0
 
     def check(self) -> None:
-        """Raises where an engine cannot serve this model, or the plan spans machines; called before anything is started."""
-        nodes = max(self.recipe.machine.nodes, len({slot.node for slot in self.plan.slots}))
-        if nodes > 1:
-            raise MachineError(
-                f"the plan spans {nodes} machines, and this version runs on one",
-                why="trainer ranks and engines meet on loopback, which another machine cannot reach",
-                fix=["--nodes 1", "--dry-run   # plans for several machines all the same"],
-            )
+        """Raises where an engine cannot serve this model; called before anything is started."""
         check_servable(self._engine_spec(0, 0))
 
     def engine_addresses(self, engines: Engines) -> list[EngineAddress]:

@@ -19,7 +19,7 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine
 from milescli.rollout.scoring import Scorer
 from milescli.rollout.tokenizer import ChatTokenizer
-from milescli.runtime.material import scorer_of
+from milescli.runtime.material import Material, scorer_of
 from milescli.runtime.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -111,10 +111,10 @@ def evaluate_run(path: Path, *, step: int | None, num_prompts: int | None, data:
         output.note(f"reading checkpoint step {found.step}")
         checkpoint_to_hf(found.path, material.model_dir, model_dir)
         output.note("starting engines")
-        return asyncio_run_eval(recipe=recipe, plan=plan, run=run, material=material, model_dir=model_dir, step=found.step)
+        return _serve_and_evaluate(recipe=recipe, plan=plan, run=run, material=material, model_dir=model_dir, step=found.step)
 
 
-def asyncio_run_eval(*, recipe, plan, run: RunDir, material, model_dir: Path, step: int) -> EvalDone:
+def _serve_and_evaluate(*, recipe: Recipe, plan: Plan, run: RunDir, material: Material, model_dir: Path, step: int) -> EvalDone:
     """Start engines on a model folder, evaluate, stop them."""
     from milescli.runtime.build import Engines, engine_probe
     from milescli.runtime.session import open_session

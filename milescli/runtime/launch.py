@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli import __version__
+from milescli.core.errors import MachineError
 from milescli.core.events import EventBus
 from milescli.plan.make import make_plan
 from milescli.plan.types import Plan
@@ -17,6 +18,7 @@ from milescli.platform.machine import Machine
 from milescli.platform.probe import probe
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.resolved import resolved_yaml
+from milescli.recipe.schema import Recipe
 from milescli.rollout.rewards import load_reward
 from milescli.runtime.material import Material, facts_of_recipe, prepare
 from milescli.runtime.rundir import RunDir, create, lock, utc_now, write_json
@@ -58,6 +60,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     asked for the end and the run was saved."""
     from milescli.runtime.attempt import train
 
+    refuse_several_machines(loaded.recipe)
     plan = plan_only(loaded)
     run = create(base=Path(loaded.recipe.run.dir).expanduser(), recipe_name=loaded.recipe.name, name=loaded.recipe.run.name)
     with lock(run):
@@ -70,6 +73,16 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
         output.note(f"run directory {run.shown}")
         return train(
             run=run, recipe=loaded.recipe, plan=plan, material=material, checkpoint=None, bus=EventBus(), output=output
+        )
+
+
+def refuse_several_machines(recipe: Recipe) -> None:
+    """Raises MachineError where the recipe wants more than one."""
+    if recipe.machine.nodes > 1:
+        raise MachineError(
+            f"{recipe.machine.nodes} machines are wanted, and this version runs on one",
+            why="trainer ranks and engines meet on loopback, which another machine cannot reach",
+            fix=["--nodes 1", "--dry-run   # plans for several machines all the same"],
         )
 
 

@@ -10,7 +10,7 @@ from milescli.core.errors import CheckpointError, RecipeError
 from milescli.core.events import EventBus
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
-from milescli.runtime.launch import RunSummary, plan_only, write_records
+from milescli.runtime.launch import RunSummary, plan_only, refuse_several_machines, write_records
 from milescli.runtime.material import Material, prepare
 from milescli.runtime.rundir import lock, open_run
 
@@ -31,6 +31,7 @@ def resume(path: Path, *, steps: int | None, sets: list[str], output: Output) ->
     flags = {"train.steps": f"--steps {steps}"} if steps is not None else {}
     if sets or flags:
         loaded = override(loaded, sets=sets, flags=flags, only=MAY_CHANGE)
+    refuse_several_machines(loaded.recipe)
     with lock(run):
         checkpoint = CheckpointStore(run.checkpoints).latest()
         if checkpoint is None:
