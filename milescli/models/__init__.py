@@ -8,7 +8,8 @@ from types import ModuleType
 
 from milescli.core.errors import CheckpointError
 from milescli.core.registry import nearest
-from milescli.models.base import Entry, ModelFacts, Rule, Sharding, WeightTable, read_config
+from milescli.models.base import Entry, Rule, Sharding, WeightTable, read_config
+from milescli.models.facts import ModelFacts
 
 __all__ = ["FAMILIES", "Entry", "ModelFacts", "Rule", "Sharding", "WeightTable", "load_facts", "parse_facts", "table"]
 

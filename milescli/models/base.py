@@ -1,15 +1,17 @@
-"""What a model is: facts read from config.json, and the vocabulary of the two-way weight table. Loads no torch."""
+"""The two-way weight table of a model: Hugging Face tensors <-> Megatron tensors. Loads no torch."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from milescli.core.errors import CheckpointError
+from milescli.models.facts import ModelFacts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,61 +20,9 @@ CONFIG_NAME = "config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """What every room may want to know of a model without loading it."""
-
-    family: str
-    """`model_type` of the config: qwen3, qwen3_moe, ..."""
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn_hidden_size: int
-    """Of the dense layers."""
-    vocab_size: int
-    tied_embeddings: bool
-    """The output layer uses the embedding's weight."""
-    rope_theta: float
-    norm_eps: float
-    max_position_embeddings: int
-    qk_norm: bool
-    """Queries and keys are normalised per head before the rotary embedding."""
-    qkv_bias: bool
-    """Of the query, key and value projections."""
-    num_experts: int = 0
-    """0 for a dense model."""
-    topk: int = 0
-    """Experts per token."""
-    moe_ffn_hidden_size: int = 0
-    """Of one expert."""
-    normalize_topk: bool = False
-    """The chosen experts' probabilities are scaled to sum to 1."""
-    moe_layers: tuple[bool, ...] = ()
-    """[num_layers] which layers have experts; empty for a dense model."""
-    dtype: str = "float32"
-    """Of the weights on disk, as the config says: float32, bfloat16 or float16."""
-    eos_token_ids: tuple[int, ...] = ()
-
-    @property
-    def num_query_heads_per_group(self) -> int:
-        """Query heads that share one key-value head."""
-        return self.num_heads // self.num_kv_heads
-
-    def is_moe_layer(self, layer: int) -> bool:
-        """Whether layer `layer` (from 0) has experts."""
-        return bool(self.moe_layers) and self.moe_layers[layer]
-
-    @property
-    def num_moe_layers(self) -> int:
-        """Layers with experts."""
-        return sum(self.moe_layers)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """How tensor parallelism cuts the Hugging Face tensors of a rule. Fusing commutes with the cut, so a rank that holds
-    cut tensors fuses them as if they were whole, and a rank's Megatron tensor splits into cut Hugging Face tensors."""
+    """How tensor parallelism cuts the parts of a rule. Fusing commutes with the cut, so a rank that holds cut parts fuses them as
+    if they were whole, and a rank's Megatron tensor splits into cut parts."""
 
     axis: Literal["none", "tp", "etp"]
     """Mesh axis that cuts: none (every rank holds all), tp, or etp for tensors of an expert."""
@@ -89,40 +39,74 @@ EXPERT_COLUMN = Sharding(axis="etp", dim=0)
 EXPERT_ROW = Sharding(axis="etp", dim=1)
 VOCABULARY = Sharding(axis="tp", dim=0, padded=True)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stacked:
-    """Another way in which disks hold a tensor of one expert: all experts in one tensor. Read, never written."""
-
-    hf: str
-    """Pattern with {layer}; the tensor is [num_experts, ...]."""
-    part: int = 0
-    """Which of `num_parts` equal parts along dim 1 of the stack, i.e. dim 0 of one expert's tensor."""
-    num_parts: int = 1
-
-
 Fuse = Callable[["Sequence[Tensor]", ModelFacts], "Tensor"]
 Split = Callable[["Tensor", ModelFacts], "list[Tensor]"]
+Repack = Callable[["Sequence[Tensor]", ModelFacts], "list[Tensor]"]
 Shapes = Callable[[ModelFacts], list[tuple[int, ...]]]
+Where = Callable[[ModelFacts, int], bool]
+"""(facts, layer from 0) -> whether that layer has it"""
+
+
+def every_layer(facts: ModelFacts, layer: int) -> bool:
+    """All layers have it."""
+    return True
+
+
+def dense_layers(facts: ModelFacts, layer: int) -> bool:
+    """Layers with a plain MLP."""
+    return facts.layers[layer].mlp == "dense"
+
+
+def moe_layers(facts: ModelFacts, layer: int) -> bool:
+    """Layers with experts."""
+    return facts.layers[layer].mlp == "moe"
+
+
+def mixer_layers(*mixers: str) -> Where:
+    """Layers whose tokens are mixed in one of these ways."""
+    return lambda facts, layer: facts.layers[layer].mixer in mixers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Hugging Face tensors <-> one Megatron tensor, for one layer or expert. `fuse` and `split` are inverse to each other."""
+    """Hugging Face tensors <-> one Megatron tensor, for one layer or expert.
+
+    disk tensors --unpack--> parts --(tensor parallelism cuts each)--> --fuse--> Megatron tensor, and back by split and pack.
+    Every tensor has a fixed place at each stop, and each step loses nothing. Functions are given `facts.at(layer)`.
+    """
 
     hf: tuple[str, ...]
-    """Names with {layer} and {expert} where there are such."""
+    """Names on disk, with {layer}, {expert} and {mtp} where there are such; {layer} of an MTP layer is num_layers + its number."""
     megatron: str
-    """Name as Megatron's own (local) modules call it, with global {layer} and {expert}."""
+    """Name as Megatron's own (local) modules call it, with global {layer}, {expert} and {mtp}."""
     shapes: Shapes
-    """Of the whole Hugging Face tensors, in the order of `hf`."""
+    """Of the whole tensors on disk, in the order of `hf`; of one expert's row where they are `stacked`."""
     sharding: Sharding
+    """Of every part."""
     fuse: Fuse
     split: Split
-    layers: Literal["none", "all", "dense", "moe"] = "all"
-    """Which layers have it; none: it stands outside the layers."""
-    stacked: tuple[Stacked, ...] = ()
-    """[len(hf)] or empty."""
+    block: Literal["outside", "decoder", "mtp"] = "decoder"
+    """outside: it stands once in the model; decoder: in each layer of `where`; mtp: in each multi-token-prediction layer."""
+    where: Where = every_layer
+    """Which layers of the decoder have it."""
+    stacked: bool = False
+    """The disk tensors hold all experts along dim 0, and an entry of the table is one row of them."""
+    unpack: Repack | None = None
+    """Disk tensors (of one expert where stacked) -> parts that tensor parallelism can cut; None: they are the parts."""
+    pack: Repack | None = None
+    """The inverse of `unpack`."""
+    suffixes: tuple[str, ...] = ()
+    """Where Megatron's checkpoints hold the parts under names of their own (`in_proj.weight.query`): what each appends, in order."""
+    alternatives: tuple[Rule, ...] = ()
+    """Other forms in which disks hold the same; `WeightTable.as_on_disk` takes the one that is there."""
+
+    def to_parts(self, tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+        """Disk tensors -> parts, whole."""
+        return list(tensors) if self.unpack is None else self.unpack(tensors, facts)
+
+    def to_disk(self, parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+        """Parts, whole -> disk tensors."""
+        return list(parts) if self.pack is None else self.pack(parts, facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,33 +115,54 @@ class Entry:
 
     rule: Rule
     hf: tuple[str, ...]
-    """Hugging Face names."""
+    """Names on disk. Entries of stacked experts share them: (name, row) is unique."""
     megatron: str
     """Megatron name with global layer and expert numbers."""
     shapes: tuple[tuple[int, ...], ...]
-    """Of the whole Hugging Face tensors."""
+    """Of the whole disk tensors, or of this expert's row."""
+    facts: ModelFacts
+    """As this layer has them."""
     layer: int | None
+    """Of the decoder, from 0; None outside of it."""
     expert: int | None
+    mtp: int | None = None
+    """Number of the multi-token-prediction layer, from 0."""
+
+    @property
+    def row(self) -> int | None:
+        """Of stacked disk tensors."""
+        return self.expert if self.rule.stacked else None
+
+    @property
+    def num_elements(self) -> int:
+        """Numbers in it."""
+        return sum(_product(shape) for shape in self.shapes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightTable:
-    """The one two-way table of a model, used by loading, live publish and export alike."""
+    """The one two-way table of a model, used by convert, loading, live publish and export alike."""
 
     facts: ModelFacts
     rules: tuple[Rule, ...] = field(repr=False)
+    passthrough: tuple[str, ...] = ()
+    """Regular expressions of names on disk that Megatron has no place for (vision towers): carried from folder to folder untouched."""
+    ignored: tuple[str, ...] = ()
+    """Regular expressions of names on disk that hold nothing (buffers that old releases wrote): left out, and told of."""
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """In the order of the model: embedding, layer by layer, final norm, output layer."""
-        before = [
-            rule for rule in self.rules if rule.layers == "none" and not rule.megatron.startswith(("decoder.", "output_layer."))
-        ]
-        after = [rule for rule in self.rules if rule.layers == "none" and rule not in before]
-        found = [entry for rule in before for entry in self._outside(rule)]
+        """In the order of the model: embedding, layer by layer, MTP layers, final norm, output layer."""
+        after_decoder = ("decoder.", "output_layer.")
+        outside = [rule for rule in self.rules if rule.block == "outside"]
+        found = [self._entry(rule) for rule in outside if not rule.megatron.startswith(after_decoder)]
         for layer in range(self.facts.num_layers):
-            found += [entry for rule in self.rules for entry in self._in_layer(rule, layer)]
-        return tuple(found + [entry for rule in after for entry in self._outside(rule)])
+            for rule in self.rules:
+                if rule.block == "decoder" and rule.where(self.facts, layer):
+                    found += self._per_expert(rule, layer=layer)
+        for mtp in range(self.facts.num_mtp_layers):
+            found += [entry for rule in self.rules if rule.block == "mtp" for entry in self._per_expert(rule, mtp=mtp)]
+        return (*found, *(self._entry(rule) for rule in outside if rule.megatron.startswith(after_decoder)))
 
     @cached_property
     def by_megatron(self) -> dict[str, Entry]:
@@ -165,43 +170,71 @@ class WeightTable:
         return {entry.megatron: entry for entry in self.entries}
 
     def hf_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every Hugging Face name with its shape, in the order of the model."""
-        return {name: shape for entry in self.entries for name, shape in zip(entry.hf, entry.shapes, strict=True)}
+        """Every name on disk with its shape, in the order of the model."""
+        found: dict[str, tuple[int, ...]] = {}
+        for entry in self.entries:
+            rows = (self.facts.num_experts,) if entry.rule.stacked else ()
+            found |= {name: (*rows, *shape) for name, shape in zip(entry.hf, entry.shapes, strict=True)}
+        return found
 
-    def _outside(self, rule: Rule) -> Iterator[Entry]:
-        yield self._entry(rule, layer=None, expert=None)
-
-    def _in_layer(self, rule: Rule, layer: int) -> Iterator[Entry]:
-        kind = "moe" if self.facts.is_moe_layer(layer) else "dense"
-        if rule.layers not in ("all", kind):
-            return
-        experts: Sequence[int | None] = range(self.facts.num_experts) if "{expert}" in rule.megatron else (None,)
-        for expert in experts:
-            yield self._entry(rule, layer=layer, expert=expert)
-
-    def _entry(self, rule: Rule, *, layer: int | None, expert: int | None) -> Entry:
-        return Entry(
-            rule=rule,
-            hf=tuple(name.format(layer=layer, expert=expert) for name in rule.hf),
-            megatron=rule.megatron.format(layer=layer, expert=expert),
-            shapes=tuple(rule.shapes(self.facts)),
-            layer=layer,
-            expert=expert,
+    def as_on_disk(self, names: Collection[str]) -> WeightTable:
+        """The table whose rules are in the forms that the folder with tensors `names` has: where a rule's own names are absent and
+        those of an alternative are there, the alternative takes its place."""
+        chosen = tuple(
+            next((form for form in (rule, *rule.alternatives) if self._first_names(form) <= set(names)), rule)
+            for rule in self.rules
         )
+        return self if chosen == self.rules else replace(self, rules=chosen)
+
+    def is_passthrough(self, name: str) -> bool:
+        """Whether a tensor on disk is carried past Megatron."""
+        return any(re.search(pattern, name) for pattern in self.passthrough)
+
+    def is_ignored(self, name: str) -> bool:
+        """Whether a tensor on disk holds nothing."""
+        return any(re.search(pattern, name) for pattern in self.ignored)
 
     @cached_property
     def num_parameters(self) -> int:
-        """Numbers in the model; a tied output layer counts once."""
-        return sum(_product(shape) for shape in self.hf_shapes().values())
+        """Numbers in the model without its MTP layers; a tied output layer counts once."""
+        return sum(entry.num_elements for entry in self.entries if entry.mtp is None)
 
     @cached_property
     def num_active_parameters(self) -> int:
         """Numbers that one token meets: of the experts only the chosen ones."""
         total = 0
         for entry in self.entries:
-            size = sum(_product(shape) for shape in entry.shapes)
+            if entry.mtp is not None:
+                continue
+            size = entry.num_elements
             total += size * self.facts.topk // self.facts.num_experts if entry.expert is not None else size
         return total
+
+    def _first_names(self, rule: Rule) -> set[str]:
+        layers = [layer for layer in range(self.facts.num_layers) if rule.where(self.facts, layer)]
+        if (rule.block == "decoder" and not layers) or (rule.block == "mtp" and not self.facts.num_mtp_layers):
+            return set()
+        first = self.facts.num_layers if rule.block == "mtp" else layers[0] if rule.block == "decoder" else None
+        return {name.format(layer=first, expert=0, mtp=0) for name in rule.hf}
+
+    def _per_expert(self, rule: Rule, *, layer: int | None = None, mtp: int | None = None) -> Iterator[Entry]:
+        experts: Sequence[int | None] = range(self.facts.num_experts) if "{expert}" in rule.megatron else (None,)
+        for expert in experts:
+            yield self._entry(rule, layer=layer, expert=expert, mtp=mtp)
+
+    def _entry(self, rule: Rule, *, layer: int | None = None, expert: int | None = None, mtp: int | None = None) -> Entry:
+        facts = self.facts.at(layer)
+        number = layer if mtp is None else self.facts.num_layers + mtp
+        return Entry(
+            rule=rule,
+            hf=tuple(name.format(layer=number, expert=expert, mtp=mtp) for name in rule.hf),
+            megatron=rule.megatron.format(layer=layer, expert=expert, mtp=mtp),
+            shapes=tuple(rule.shapes(facts)),
+            facts=facts,
+            layer=layer,
+            expert=expert,
+            mtp=mtp,
+        )
 
 
 def _product(shape: Sequence[int]) -> int:

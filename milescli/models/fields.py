@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from milescli.core.errors import CheckpointError
+from milescli.models.facts import Rope
 
 Value = TypeVar("Value", int, float, bool)
 
@@ -24,8 +25,9 @@ def number(config: Mapping[str, object], *names: str, default: Value | None = No
     return default
 
 
-def rope_theta(config: Mapping[str, object]) -> float:
-    """Base period of the rotary embedding, from `rope_parameters` (transformers 5) or `rope_theta`. Scaled forms are refused."""
+def rope(config: Mapping[str, object], *, share: float | None = None) -> Rope:
+    """Rotary embedding, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`. `share`: what
+    `partial_rotary_factor` says, where the family knows better."""
     nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(nested, Mapping):
         raise _unusable("rope_parameters", why=f"it is {nested!r}, not an object")
@@ -36,7 +38,11 @@ def rope_theta(config: Mapping[str, object]) -> float:
             why="the trainer would compute other positions than the engine",
             fix='set "rope_type": "default" in config.json if the prompts stay within the original context length',
         )
-    return number({**config, **nested}, "rope_theta", default=10_000.0, kind=float)
+    both = {**config, **nested}
+    return Rope(
+        theta=number(both, "rope_theta", default=10_000.0, kind=float),
+        share=share if share is not None else number(both, "partial_rotary_factor", default=1.0, kind=float),
+    )
 
 
 def eos_token_ids(config: Mapping[str, object]) -> tuple[int, ...]:

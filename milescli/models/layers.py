@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from milescli.models.base import COLUMN, EXPERT_COLUMN, EXPERT_ROW, REPLICATED, ROW, VOCABULARY, Rule, Stacked
-from milescli.models.transforms import alone, concatenate, fuse_qkv, halve, same, shapes, split_qkv
+from dataclasses import replace
+
+from milescli.models.base import (
+    COLUMN,
+    EXPERT_COLUMN,
+    EXPERT_ROW,
+    REPLICATED,
+    ROW,
+    VOCABULARY,
+    Rule,
+    Where,
+    dense_layers,
+    every_layer,
+    moe_layers,
+)
+from milescli.models.transforms import alone, concatenate, fuse_qkv, halve, join_halves, same, shapes, split_halves, split_qkv
 
 _HF = "model.layers.{layer}."
 _MEGATRON = "decoder.layers.{layer}."
+MTP = "mtp.layers.{mtp}."
 
 EMBEDDING = Rule(
     hf=("model.embed_tokens.weight",),
@@ -15,7 +30,7 @@ EMBEDDING = Rule(
     sharding=VOCABULARY,
     fuse=same,
     split=alone,
-    layers="none",
+    block="outside",
 )
 OUTPUT_LAYER = Rule(
     hf=("lm_head.weight",),
@@ -24,7 +39,7 @@ OUTPUT_LAYER = Rule(
     sharding=VOCABULARY,
     fuse=same,
     split=alone,
-    layers="none",
+    block="outside",
 )
 FINAL_NORM = Rule(
     hf=("model.norm.weight",),
@@ -33,11 +48,11 @@ FINAL_NORM = Rule(
     sharding=REPLICATED,
     fuse=same,
     split=alone,
-    layers="none",
+    block="outside",
 )
 
 
-def norm(hf: str, megatron: str, *, per_head: bool = False) -> Rule:
+def norm(hf: str, megatron: str, *, per_head: bool = False, where: Where = every_layer) -> Rule:
     """A norm weight of a layer; `per_head`: of length head_dim instead of hidden_size."""
     return Rule(
         hf=(_HF + hf,),
@@ -46,6 +61,34 @@ def norm(hf: str, megatron: str, *, per_head: bool = False) -> Rule:
         sharding=REPLICATED,
         fuse=same,
         split=alone,
+        where=where,
+    )
+
+
+def prefixed(rules: tuple[Rule, ...], prefix: str) -> tuple[Rule, ...]:
+    """The rules with names on disk that begin with `prefix` where these begin with `model.`."""
+    return tuple(
+        replace(
+            rule,
+            hf=tuple(prefix + name.removeprefix("model.") if name.startswith("model.") else name for name in rule.hf),
+            alternatives=prefixed(rule.alternatives, prefix),
+        )
+        for rule in rules
+    )
+
+
+def in_mtp(rules: tuple[Rule, ...], *, hf: str = _HF) -> tuple[Rule, ...]:
+    """Rules of a decoder layer as a multi-token-prediction layer has them. `hf`: what its names on disk begin with, with {layer}
+    (num_layers + number) or {mtp} (number)."""
+    return tuple(
+        replace(
+            rule,
+            hf=tuple(hf + name.removeprefix(_HF) for name in rule.hf),
+            megatron=MTP + "transformer_layer." + rule.megatron.removeprefix(_MEGATRON),
+            block="mtp",
+            alternatives=in_mtp(rule.alternatives, hf=hf),
+        )
+        for rule in rules
     )
 
 
@@ -94,7 +137,7 @@ MLP_UP = Rule(
     sharding=COLUMN,
     fuse=concatenate,
     split=halve,
-    layers="dense",
+    where=dense_layers,
 )
 MLP_DOWN = Rule(
     hf=(_HF + "mlp.down_proj.weight",),
@@ -103,7 +146,7 @@ MLP_DOWN = Rule(
     sharding=ROW,
     fuse=same,
     split=alone,
-    layers="dense",
+    where=dense_layers,
 )
 
 ROUTER = Rule(
@@ -113,7 +156,29 @@ ROUTER = Rule(
     sharding=REPLICATED,
     fuse=same,
     split=alone,
-    layers="moe",
+    where=moe_layers,
+)
+_STACKED_UP = Rule(
+    hf=(_HF + "mlp.experts.gate_up_proj",),
+    megatron=_MEGATRON + "mlp.experts.local_experts.{expert}.linear_fc1.weight",
+    shapes=shapes(lambda f: (2 * f.moe_ffn_hidden_size, f.hidden_size)),
+    sharding=EXPERT_COLUMN,
+    fuse=concatenate,
+    split=halve,
+    where=moe_layers,
+    stacked=True,
+    unpack=split_halves,
+    pack=join_halves,
+)
+_STACKED_DOWN = Rule(
+    hf=(_HF + "mlp.experts.down_proj",),
+    megatron=_MEGATRON + "mlp.experts.local_experts.{expert}.linear_fc2.weight",
+    shapes=shapes(lambda f: (f.hidden_size, f.moe_ffn_hidden_size)),
+    sharding=EXPERT_ROW,
+    fuse=same,
+    split=alone,
+    where=moe_layers,
+    stacked=True,
 )
 EXPERT_UP = Rule(
     hf=(_HF + "mlp.experts.{expert}.gate_proj.weight", _HF + "mlp.experts.{expert}.up_proj.weight"),
@@ -122,11 +187,8 @@ EXPERT_UP = Rule(
     sharding=EXPERT_COLUMN,
     fuse=concatenate,
     split=halve,
-    layers="moe",
-    stacked=(
-        Stacked(hf=_HF + "mlp.experts.gate_up_proj", part=0, num_parts=2),
-        Stacked(hf=_HF + "mlp.experts.gate_up_proj", part=1, num_parts=2),
-    ),
+    where=moe_layers,
+    alternatives=(_STACKED_UP,),
 )
 EXPERT_DOWN = Rule(
     hf=(_HF + "mlp.experts.{expert}.down_proj.weight",),
@@ -135,6 +197,6 @@ EXPERT_DOWN = Rule(
     sharding=EXPERT_ROW,
     fuse=same,
     split=alone,
-    layers="moe",
-    stacked=(Stacked(hf=_HF + "mlp.experts.down_proj"),),
+    where=moe_layers,
+    alternatives=(_STACKED_DOWN,),
 )

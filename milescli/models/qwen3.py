@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from milescli.core.errors import CheckpointError
 from milescli.models import fields, layers
-from milescli.models.base import ModelFacts, WeightTable
+from milescli.models.base import WeightTable
+from milescli.models.facts import ModelFacts, plain_layers
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
@@ -21,9 +22,11 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         )
     hidden_size = fields.number(config, "hidden_size", kind=int)
     num_heads = fields.number(config, "num_attention_heads", kind=int)
+    num_layers = fields.number(config, "num_hidden_layers", kind=int)
     return ModelFacts(
         family="qwen3",
-        num_layers=fields.number(config, "num_hidden_layers", kind=int),
+        num_layers=num_layers,
+        layers=plain_layers(num_layers),
         hidden_size=hidden_size,
         num_heads=num_heads,
         num_kv_heads=fields.number(config, "num_key_value_heads", default=num_heads, kind=int),
@@ -31,7 +34,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         ffn_hidden_size=fields.number(config, "intermediate_size", kind=int),
         vocab_size=fields.number(config, "vocab_size", kind=int),
         tied_embeddings=fields.number(config, "tie_word_embeddings", default=False, kind=bool),
-        rope_theta=fields.rope_theta(config),
+        rope=fields.rope(config),
         norm_eps=fields.number(config, "rms_norm_eps", default=1e-6, kind=float),
         max_position_embeddings=fields.number(config, "max_position_embeddings", default=32_768, kind=int),
         qk_norm=True,

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from milescli.core.errors import CheckpointError
 from milescli.models import fields, layers, qwen3
-from milescli.models.base import ModelFacts, WeightTable
+from milescli.models.base import WeightTable
+from milescli.models.facts import ModelFacts, plain_layers
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
@@ -28,7 +29,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         topk=topk,
         moe_ffn_hidden_size=fields.number(config, "moe_intermediate_size", kind=int),
         normalize_topk=fields.number(config, "norm_topk_prob", default=False, kind=bool),
-        moe_layers=_moe_layers(config, num_layers=dense.num_layers),
+        layers=plain_layers(dense.num_layers, moe=_moe_layers(config, num_layers=dense.num_layers)),
     )
 
 

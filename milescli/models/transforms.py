@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from milescli.models.base import ModelFacts, Shapes
+from milescli.models.base import Shapes
+from milescli.models.facts import ModelFacts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,8 +49,19 @@ def concatenate(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
 
 
 def halve(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
-    """The inverse of `concatenate` for two tensors."""
+    """The inverse of `concatenate` for two equal tensors."""
     return list(tensor.chunk(2, dim=0))
+
+
+def split_halves(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+    """One tensor -> its two halves along dim 0 (unpack)."""
+    (tensor,) = tensors
+    return list(tensor.chunk(2, dim=0))
+
+
+def join_halves(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+    """The inverse of `split_halves` (pack)."""
+    return [concatenate(parts, facts)]
 
 
 def shapes(*dims: Callable[[ModelFacts], tuple[int, ...]]) -> Shapes:

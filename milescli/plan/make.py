@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from milescli.core.errors import FitError
-from milescli.models.base import ModelFacts
+from milescli.models.facts import ModelFacts
 from milescli.plan.types import BatchPlan, Decision, EngineLayout, Plan, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe

@@ -21,7 +21,9 @@ MAX_PROMPT_TOKENS = 160
 def test_gsm8k_goes_through_template_length_policy_grader_and_truncation(workplace: Workplace) -> None:
     sets = (f"data.prompts={GSM8K / 'train.jsonl'}", f"data.eval={GSM8K / 'test.jsonl'}", "rollout.reward=gsm8k", "train.steps=2",
             f"data.max_prompt_tokens={MAX_PROMPT_TOKENS}", "rollout.max_response_tokens=24", "data.system_prompt=End with #### and the answer.")  # fmt: skip
-    finished = workplace.miles("launch", "--recipe", "tiny.yaml", "--name", "gsm8k", *(word for each in sets for word in ("--set", each)))
+    finished = workplace.miles(
+        "launch", "--recipe", "tiny.yaml", "--name", "gsm8k", *(word for each in sets for word in ("--set", each))
+    )
     assert finished.code == 0, finished
     run = workplace.run("gsm8k")
     told = json.loads((run / "manifest.json").read_text())["data"]["prompts"]

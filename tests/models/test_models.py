@@ -60,7 +60,7 @@ def test_names_are_unique_on_both_sides() -> None:
 
 def test_layers_without_experts_are_dense() -> None:
     facts = models.parse_facts({**MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]})
-    assert facts.moe_layers == (False, True, False, False)
+    assert [facts.is_moe_layer(layer) for layer in range(4)] == [False, True, False, False]
     names = models.table(facts).hf_shapes()
     assert "model.layers.0.mlp.gate_proj.weight" in names
     assert "model.layers.1.mlp.experts.3.up_proj.weight" in names

@@ -18,7 +18,10 @@ CPU, H200 = parse_machine("cpu"), parse_machine("8xH200")
 
 
 def _recipe(**sections: dict[str, object]) -> Recipe:
-    base: dict[str, object] = {"model": {"scratch": {"num_heads": 8, "num_kv_heads": 4, "num_layers": 4}}, "data": {"prompts": "task:sums"}}
+    base: dict[str, object] = {
+        "model": {"scratch": {"num_heads": 8, "num_kv_heads": 4, "num_layers": 4}},
+        "data": {"prompts": "task:sums"},
+    }
     return Recipe.model_validate({**base, **sections})
 
 
@@ -45,7 +48,13 @@ def test_reasons_do_not_change_the_fingerprint_and_choices_do() -> None:
 
 def test_a_cpu_takes_turns_in_fp32_over_gloo() -> None:
     plan = _plan(_recipe())
-    assert (plan.device_kind, plan.collective, plan.precision, plan.colocated, plan.channel) == ("cpu", "gloo", "fp32", True, "tensor")
+    assert (plan.device_kind, plan.collective, plan.precision, plan.colocated, plan.channel) == (
+        "cpu",
+        "gloo",
+        "fp32",
+        True,
+        "tensor",
+    )
     assert plan.old_logprobs == "trainer"
 
 
@@ -109,7 +118,10 @@ def test_a_pin_that_cannot_be_honoured_is_refused_with_its_equation(sections, ma
 )
 def test_every_plan_gives_each_rank_and_each_engine_shard_one_device(tp, pp, cp, engine_tp, staleness, gpus) -> None:
     recipe = _recipe(
-        parallel={"tp": tp, "pp": pp, "cp": cp}, engines={"tp": engine_tp}, rollout={"max_staleness": staleness}, machine={"gpus": gpus}
+        parallel={"tp": tp, "pp": pp, "cp": cp},
+        engines={"tp": engine_tp},
+        rollout={"max_staleness": staleness},
+        machine={"gpus": gpus},
     )
     try:
         plan = _plan(recipe, H200)

@@ -120,7 +120,9 @@ CASES = {
     "task without a name": Case(sets=["data.prompts=task:"], says=("names no task",), fix="task:sums"),
     "experts missing": Case(sets=["model.scratch.family=qwen3_moe"], says=("needs experts",), fix="num_experts=8"),
     "experts unwanted": Case(sets=["model.scratch.num_experts=8"], says=("dense",), fix="family=qwen3_moe"),
-    "more experts than there are": Case(text=MOE, sets=["model.scratch.topk=9", "model.scratch.tie_embeddings=false"], says=("9 of 8",), fix="topk=8"),
+    "more experts than there are": Case(
+        text=MOE, sets=["model.scratch.topk=9", "model.scratch.tie_embeddings=false"], says=("9 of 8",), fix="topk=8"
+    ),
     "heads": Case(sets=["model.scratch.num_kv_heads=3"], says=("4 heads cannot share 3",), fix="num_kv_heads=2"),
     "odd head": Case(sets=["model.scratch.head_dim=31"], says=("even",), fix="head_dim=32"),
     "tiny vocabulary": Case(sets=["model.scratch.vocab_size=100"], says=("256 bytes",), fix="vocab_size=512"),

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -65,16 +66,23 @@ def read_hf_tensors(folder: Path, weights: WeightTable) -> Iterator[tuple[str, t
     """(Hugging Face name, whole tensor) of every weight, one line of the table in memory at a time."""
     reader = FileSystemReader(folder)
     metadata = reader.read_metadata()
-    for entry in weights.entries:
-        tensor = _read(reader, metadata, entry, folder=folder)
-        rows = sum(shape[0] for shape in entry.shapes)
-        if entry.rule.sharding.padded:
-            tensor = tensor[:rows]
-        split = entry.rule.split(tensor, weights.facts)
-        for name, part, shape in zip(entry.hf, split, entry.shapes, strict=True):
-            if tuple(part.shape) != shape:
-                raise _other_model(folder, entry, found=tuple(part.shape), expected=shape)
-            yield name, part
+    for names, unit in groupby((entry for entry in weights.entries if entry.mtp is None), key=lambda entry: entry.hf):
+        entries = list(unit)
+        rows = [_read_disk(reader, metadata, entry, folder=folder) for entry in entries]
+        tensors = [torch.stack(column) for column in zip(*rows, strict=True)] if entries[0].rule.stacked else rows[0]
+        yield from zip(names, tensors, strict=True)
+
+
+def _read_disk(reader: FileSystemReader, metadata: Metadata, entry: Entry, *, folder: Path) -> list[torch.Tensor]:
+    """Disk tensors of an entry (of one expert where they are stacked)."""
+    tensor = _read(reader, metadata, entry, folder=folder)
+    if entry.rule.sharding.padded:
+        tensor = tensor[: sum(shape[0] for shape in entry.shapes)]
+    disk = entry.rule.to_disk(entry.rule.split(tensor, entry.facts), entry.facts)
+    for part, shape in zip(disk, entry.shapes, strict=True):
+        if tuple(part.shape) != shape:
+            raise _other_model(folder, entry, found=tuple(part.shape), expected=shape)
+    return disk
 
 
 def _read(reader: FileSystemReader, metadata: Metadata, entry: Entry, *, folder: Path) -> torch.Tensor:

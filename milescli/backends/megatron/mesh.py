@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from milescli.core.errors import FitError, WaitTimeout
-from milescli.models.base import ModelFacts
+from milescli.models.facts import ModelFacts
 from milescli.plan.types import TrainerLayout
 
 

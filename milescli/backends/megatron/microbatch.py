@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from milescli.backends.megatron.attention import PackedRow, pack_row
+from milescli.backends.megatron.layers.attention import PackedRow, pack_row
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.rows import RowShape, make_row, take
-from milescli.models.base import ModelFacts
+from milescli.models.facts import ModelFacts
 from milescli.train.base import TrainBatch
 
 
@@ -66,7 +66,7 @@ def make_microbatch(batch: TrainBatch, indices: Sequence[int], *, mesh: Mesh, fa
     return Microbatch(
         indices=list(indices),
         source=source,
-        row=pack_row(row, shape=shape, head_dim=facts.head_dim, rope_theta=facts.rope_theta, device=device),
+        row=pack_row(row, shape=shape, facts=facts, device=device),
         input_ids=on_device(batch.input_ids, 0)[None],
         positions=row.positions.to(device)[None],
         target_ids=on_device(batch.target_ids, 0),

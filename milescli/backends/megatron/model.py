@@ -8,17 +8,14 @@ import importlib.util
 import torch
 import torch.nn.functional as F
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe.router_replay import RouterReplay
-from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from milescli.backends.megatron.attention import PackedAttention
 from milescli.backends.megatron.mesh import Mesh
-from milescli.backends.megatron.norm import RmsNorm
-from milescli.models.base import ModelFacts
+from milescli.backends.megatron.specs import final_norm, layer_spec
+from milescli.models.facts import ModelFacts
 from milescli.plan.types import TrainerLayout
 
 
@@ -54,6 +51,8 @@ def build_config(
         "attention_dropout": 0.0,
         "calculate_per_token_loss": True,
     }
+    if facts.norm_zero_centered:
+        options["layernorm_zero_centered_gamma"] = True
     options |= _layout_options(facts, layout, dtype=dtype, device=device)
     if recompute == "full":
         options |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -111,8 +110,8 @@ def _moe_options(facts: ModelFacts, *, routing_replay: bool, grouped: bool) -> d
         "moe_grouped_gemm": grouped,
         "moe_enable_routing_replay": routing_replay,
     }
-    if not all(facts.moe_layers):
-        options["moe_layer_freq"] = [int(flag) for flag in facts.moe_layers]
+    if facts.num_moe_layers < facts.num_layers:
+        options["moe_layer_freq"] = [int(facts.is_moe_layer(layer)) for layer in range(facts.num_layers)]
     return options
 
 
@@ -122,10 +121,8 @@ def build_model(config: TransformerConfig, facts: ModelFacts, mesh: Mesh) -> GPT
     RouterReplay.clear_global_router_replay_instances()
     engine = has_transformer_engine(mesh.device)
     first = get_transformer_layer_offset(config)
-    layers = [
-        _layer_spec(config, facts, layer=first + index, engine=engine) for index in range(get_num_layers_to_build(config))
-    ]
-    spec = TransformerBlockSubmodules(layer_specs=layers, layer_norm=_final_norm(engine))
+    layers = [layer_spec(config, facts, layer=first + index, engine=engine) for index in range(get_num_layers_to_build(config))]
+    spec = TransformerBlockSubmodules(layer_specs=layers, layer_norm=final_norm(engine=engine))
     model = GPTModel(
         config=config,
         transformer_layer_spec=spec,
@@ -136,33 +133,7 @@ def build_model(config: TransformerConfig, facts: ModelFacts, mesh: Mesh) -> GPT
         share_embeddings_and_output_weights=facts.tied_embeddings,
         # without TransformerEngine the attention of this room rotates by itself
         position_embedding_type="rope" if engine else "none",
-        rotary_base=facts.rope_theta,
+        rotary_base=facts.rope.theta if facts.rope else 10_000,
         parallel_output=True,
     )
     return model if mesh.device.type == "cpu" else model.to(mesh.device)
-
-
-def _final_norm(engine: bool) -> type:
-    if not engine:
-        return RmsNorm
-    from megatron.core.extensions.transformer_engine import TENorm
-
-    return TENorm
-
-
-def _layer_spec(config: TransformerConfig, facts: ModelFacts, *, layer: int, engine: bool) -> ModuleSpec:
-    experts = facts.num_experts if facts.is_moe_layer(layer) else None
-    if engine:
-        return get_gpt_layer_with_transformer_engine_spec(
-            num_experts=experts, moe_grouped_gemm=config.moe_grouped_gemm, qk_layernorm=facts.qk_norm
-        )
-    spec = get_gpt_layer_local_spec(
-        num_experts=experts, moe_grouped_gemm=False, qk_layernorm=facts.qk_norm, normalization="RMSNorm"
-    )
-    parts = spec.submodules
-    parts.input_layernorm = parts.pre_mlp_layernorm = RmsNorm
-    attention = parts.self_attention.submodules
-    attention.core_attention = PackedAttention
-    if facts.qk_norm:
-        attention.q_layernorm = attention.k_layernorm = RmsNorm
-    return spec

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -16,7 +18,8 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from milescli.backends.megatron.mesh import Mesh
 from milescli.checkpoint.hf_folder import HfReader
 from milescli.core.errors import CheckpointError
-from milescli.models.base import Entry, Sharding, WeightTable
+from milescli.models.base import Entry, Rule, Sharding, WeightTable
+from milescli.models.facts import ModelFacts
 from milescli.weights.base import Bucket
 
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
@@ -30,6 +33,8 @@ _ENGINE_NAMES = (
 _ADDS_TO_RESIDUAL = re.compile(r"\.(linear_proj|linear_fc2)\.weight$")
 """The output projections of attention and MLP, of experts too."""
 _TIED_OUTPUT = "output_layer.weight"
+Parts = dict[tuple[str, int], torch.Tensor]
+"""(Megatron name, number of the part) -> part"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,23 +43,28 @@ class LocalWeight:
 
     name: str
     """As `model.named_parameters()` says."""
-    parameter: torch.nn.Parameter
+    parameter: torch.Tensor
+    """Or a buffer that is saved (the router's bias)."""
     entry: Entry
 
 
 def local_weights(model: GPTModel, table: WeightTable, mesh: Mesh) -> list[LocalWeight]:
-    """Every parameter of this rank, in the order of the model."""
+    """Every parameter of this rank, and every buffer that the table knows, in the order of the model."""
     first_layer = get_transformer_layer_offset(model.config)
     first_expert = mesh.ep_rank * (table.facts.num_experts // mesh.layout.ep)
     embedding = table.by_megatron["embedding.word_embeddings.weight"]
     found = []
-    for name, parameter in model.named_parameters():
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         plain = _global_name(name, first_layer=first_layer, first_expert=first_expert)
         tied = plain == _TIED_OUTPUT and table.facts.tied_embeddings
-        assert tied or plain in table.by_megatron, f"no rule for the Megatron weight {plain}"
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        assert not is_parameter or tied or plain in table.by_megatron, f"no rule for the Megatron weight {plain}"
+        if not tied and plain not in table.by_megatron:
+            continue
         entry = embedding if tied else table.by_megatron[plain]
-        _mark_cut(parameter, entry.rule.sharding)
-        found.append(LocalWeight(name=name, parameter=parameter, entry=entry))
+        if is_parameter:
+            _mark_cut(tensor, entry.rule.sharding)
+        found.append(LocalWeight(name=name, parameter=tensor, entry=entry))
     return found
 
 
@@ -92,19 +102,39 @@ def _cut(sharding: Sharding, mesh: Mesh) -> tuple[int, int]:
 def load_hf(weights: Sequence[LocalWeight], table: WeightTable, *, folder: Path, mesh: Mesh) -> None:
     """Fill this rank's parameters, reading only its part of every tensor. Raises CheckpointError for missing or misshapen weights."""
     with HfReader(folder) as reader:
+        by_megatron = table.as_on_disk(reader.names()).by_megatron
         for weight in weights:
-            parts = [_read_part(reader, weight.entry, index, mesh=mesh) for index in range(len(weight.entry.hf))]
-            fused = weight.entry.rule.fuse(parts, table.facts)
+            entry = by_megatron[weight.entry.megatron]
+            fused = entry.rule.fuse(_read_parts(reader, entry, mesh=mesh), entry.facts)
             assert fused.shape == weight.parameter.shape, (weight.name, fused.shape, weight.parameter.shape)
             weight.parameter.copy_(fused)
 
 
-def _read_part(reader: HfReader, entry: Entry, index: int, *, mesh: Mesh) -> torch.Tensor:
-    name, whole, sharding = entry.hf[index], entry.shapes[index], entry.rule.sharding
+def _read_parts(reader: HfReader, entry: Entry, *, mesh: Mesh) -> list[torch.Tensor]:
+    """The parts of an entry as this rank holds them."""
+    sharding = entry.rule.sharding
     count, number = _cut(sharding, mesh)
-    if name not in reader and entry.rule.stacked:
-        tensor = _read_stacked(reader, entry, index)
-        return tensor.chunk(count, dim=sharding.dim)[number]
+    if entry.rule.unpack is None and not entry.rule.stacked:
+        return [_read_part(reader, entry, index, count=count, number=number) for index in range(len(entry.hf))]
+    whole = [_read_disk(reader, entry, index) for index in range(len(entry.hf))]
+    return [part.chunk(count, dim=sharding.dim)[number] for part in entry.rule.to_parts(whole, entry.facts)]
+
+
+def _read_disk(reader: HfReader, entry: Entry, index: int) -> torch.Tensor:
+    """A whole disk tensor, or this expert's row of it."""
+    name, shape = entry.hf[index], entry.shapes[index]
+    if entry.row is None:
+        _check_shape(reader, name, expected=shape)
+        return reader.read(name)
+    found = reader.shape(name)
+    if found[1:] != shape or entry.row >= found[0]:
+        raise _misshapen(reader, name, found=found, expected=("experts", *shape))
+    return reader.read_row(name, row=entry.row)
+
+
+def _read_part(reader: HfReader, entry: Entry, index: int, *, count: int, number: int) -> torch.Tensor:
+    """Part `number` of `count` of a disk tensor that is a part by itself."""
+    name, whole, sharding = entry.hf[index], entry.shapes[index], entry.rule.sharding
     _check_shape(reader, name, expected=whole)
     if count == 1:
         return reader.read(name)
@@ -117,17 +147,6 @@ def _read_part(reader: HfReader, entry: Entry, index: int, *, mesh: Mesh) -> tor
         return part
     assert sharding.padded and sharding.dim == 0, (name, whole, count)
     return torch.cat([part, part.new_zeros((missing, *whole[1:]))])
-
-
-def _read_stacked(reader: HfReader, entry: Entry, index: int) -> torch.Tensor:
-    stacked = entry.rule.stacked[index]
-    name = stacked.hf.format(layer=entry.layer)
-    whole = entry.shapes[index]
-    assert entry.expert is not None, entry
-    found = reader.shape(name)
-    if found[1:] != (whole[0] * stacked.num_parts, *whole[1:]) or entry.expert >= found[0]:
-        raise _misshapen(reader, name, found=found, expected=("experts", whole[0] * stacked.num_parts, *whole[1:]))
-    return reader.read_row(name, row=entry.expert).chunk(stacked.num_parts, dim=0)[stacked.part]
 
 
 def _check_shape(reader: HfReader, name: str, *, expected: tuple[int, ...]) -> None:
@@ -144,37 +163,65 @@ def _misshapen(reader: HfReader, name: str, *, found: tuple[int, ...], expected:
 
 
 def hf_buckets(weights: Sequence[LocalWeight], table: WeightTable, *, mesh: Mesh, bucket_bytes: int) -> Iterator[Bucket]:
-    """The whole model under Hugging Face names, in buckets of at most `bucket_bytes` (or one line of the table). Collective:
-    every rank must consume all of it, and every rank is given the same tensors. Tensors may be views of the parameters."""
+    """The whole model under Hugging Face names, in buckets of at most `bucket_bytes` (or one disk tensor). Collective: every rank
+    must consume all of it, and every rank is given the same tensors. Tensors may be views of the parameters."""
     by_name = {
         weight.entry.megatron: weight for weight in weights if not (weight.name == _TIED_OUTPUT and table.facts.tied_embeddings)
     }
     bucket: list[Entry] = []
     held = 0
     element = weights[0].parameter.element_size()
-    for entry in table.entries:
-        size = element * sum(torch.Size(shape).numel() for shape in entry.shapes)
+    for unit in _units(table.entries):
+        size = element * sum(entry.num_elements for entry in unit)
         if bucket and held + size > bucket_bytes:
             yield _gather_bucket(bucket, by_name, table=table, mesh=mesh)
             bucket, held = [], 0
-        bucket.append(entry)
+        bucket += unit
         held += size
-    if bucket:
-        yield _gather_bucket(bucket, by_name, table=table, mesh=mesh)
+    yield _gather_bucket(bucket, by_name, table=table, mesh=mesh)
+
+
+def _units(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Entries that make up the same disk tensors. MTP layers are not trained, so they are not published."""
+    for _, unit in groupby(entries, key=lambda entry: entry.hf):
+        listed = list(unit)
+        if listed[0].mtp is None:
+            yield listed
 
 
 @torch.no_grad()
 def _gather_bucket(entries: Sequence[Entry], local: dict[str, LocalWeight], *, table: WeightTable, mesh: Mesh) -> Bucket:
-    """Cut parts -> whole tensors within each pipeline stage, then from stage to stage; each as few collectives on flat memory."""
+    """Cut parts -> whole parts within each pipeline stage, then from stage to stage, each as few collectives on flat memory; then
+    parts -> disk tensors."""
     mine = {entry.megatron: local[entry.megatron] for entry in entries if entry.megatron in local}
     dtype, device = next(iter(local.values())).parameter.dtype, mesh.device
     stage_of = _stages(entries, mesh=mesh, table=table)
-    whole: dict[str, torch.Tensor] = {}
+    whole: Parts = {}
     for stage in sorted(set(stage_of.values())):
         here = [entry for entry in entries if stage_of[entry.megatron] == stage]
         tensors = _gather_stage(here, mine, table=table, mesh=mesh) if mesh.pp_rank == stage else None
         whole |= _from_stage(here, tensors, stage=stage, mesh=mesh, dtype=dtype, device=device)
-    return [(name, whole[name]) for entry in entries for name in entry.hf]
+    return [named for unit in _units(entries) for named in _to_disk(unit, whole)]
+
+
+def _to_disk(unit: Sequence[Entry], whole: Parts) -> Bucket:
+    rows = [
+        entry.rule.to_disk([whole[entry.megatron, index] for index in range(len(part_shapes(entry)))], entry.facts)
+        for entry in unit
+    ]
+    tensors = [torch.stack(column) for column in zip(*rows, strict=True)] if unit[0].rule.stacked else rows[0]
+    return list(zip(unit[0].hf, tensors, strict=True))
+
+
+@lru_cache(maxsize=4096)
+def _part_shapes(rule: Rule, facts: ModelFacts) -> tuple[torch.Size, ...]:
+    disk = [torch.empty(shape, device="meta") for shape in rule.shapes(facts)]
+    return tuple(part.shape for part in rule.to_parts(disk, facts))
+
+
+def part_shapes(entry: Entry) -> tuple[torch.Size, ...]:
+    """Of the whole parts of an entry."""
+    return _part_shapes(entry.rule, entry.facts)
 
 
 def _stages(entries: Sequence[Entry], *, mesh: Mesh, table: WeightTable) -> dict[str, int]:
@@ -190,10 +237,8 @@ def _stages(entries: Sequence[Entry], *, mesh: Mesh, table: WeightTable) -> dict
     return stages
 
 
-def _gather_stage(
-    entries: Sequence[Entry], mine: dict[str, LocalWeight], *, table: WeightTable, mesh: Mesh
-) -> dict[str, torch.Tensor]:
-    """Hugging Face name -> whole tensor, for entries of this rank's own stage."""
+def _gather_stage(entries: Sequence[Entry], mine: dict[str, LocalWeight], *, table: WeightTable, mesh: Mesh) -> Parts:
+    """Whole parts of entries of this rank's own stage."""
     dense = [entry for entry in entries if entry.expert is None]
     whole = _merge(dense, mine, group=mesh.tp_group, size=mesh.layout.tp, table=table)
     experts = [entry for entry in entries if entry.expert is not None]
@@ -205,7 +250,7 @@ def _gather_stage(
         tensors = (
             _merge(owned, mine, group=mesh.etp_group, size=mesh.layout.etp, table=table) if mesh.ep_rank == owner else None
         )
-        if mesh.layout.ep > 1:
+        if mesh.layout.ep > 1 and owned:
             parameter = next(iter(mine.values())).parameter
             tensors = _broadcast(owned, tensors, source=owner, group=mesh.ep_group, dtype=parameter.dtype, device=mesh.device)
         assert tensors is not None
@@ -215,41 +260,40 @@ def _gather_stage(
 
 def _merge(
     entries: Sequence[Entry], mine: dict[str, LocalWeight], *, group: dist.ProcessGroup, size: int, table: WeightTable
-) -> dict[str, torch.Tensor]:
-    """Parts of tensor-parallel ranks -> whole tensors."""
-    parts = {}
+) -> Parts:
+    """Parts of tensor-parallel ranks -> whole parts."""
+    parts: Parts = {}
     for entry in entries:
-        split = entry.rule.split(mine[entry.megatron].parameter.detach(), table.facts)
-        parts |= dict(zip(entry.hf, split, strict=True))
+        split = entry.rule.split(mine[entry.megatron].parameter.detach(), entry.facts)
+        parts |= {(entry.megatron, index): part for index, part in enumerate(split)}
     if size == 1:
         return parts
-    cut = [
-        (name, entry, index) for entry in entries if entry.rule.sharding.axis != "none" for index, name in enumerate(entry.hf)
-    ]
+    cut = [entry for entry in entries if entry.rule.sharding.axis != "none"]
     if not cut:
         return parts
-    flat = torch.cat([parts[name].reshape(-1) for name, _, _ in cut])
+    names = [((entry.megatron, index), entry, shape) for entry in cut for index, shape in enumerate(part_shapes(entry))]
+    flat = torch.cat([parts[name].reshape(-1) for name, _, _ in names])
     gathered = flat.new_empty((size, flat.numel()))
     dist.all_gather_into_tensor(gathered.view(-1), flat, group=group)
     offset = 0
-    for name, entry, index in cut:
+    for name, entry, whole in names:
         shape, dim = parts[name].shape, entry.rule.sharding.dim
         rows = gathered[:, offset : offset + shape.numel()]
         merged = torch.cat([row.view(shape) for row in rows], dim=dim)
-        parts[name] = merged.narrow(dim, 0, entry.shapes[index][dim])
+        parts[name] = merged.narrow(dim, 0, whole[dim])
         offset += shape.numel()
     return parts
 
 
 def _from_stage(
     entries: Sequence[Entry],
-    tensors: dict[str, torch.Tensor] | None,
+    tensors: Parts | None,
     *,
     stage: int,
     mesh: Mesh,
     dtype: torch.dtype,
     device: torch.device,
-) -> dict[str, torch.Tensor]:
+) -> Parts:
     if mesh.layout.pp == 1:
         assert tensors is not None
         return tensors
@@ -258,15 +302,15 @@ def _from_stage(
 
 def _broadcast(
     entries: Sequence[Entry],
-    tensors: dict[str, torch.Tensor] | None,
+    tensors: Parts | None,
     *,
     source: int,
     group: dist.ProcessGroup,
     dtype: torch.dtype,
     device: torch.device,
-) -> dict[str, torch.Tensor]:
-    """Whole tensors of `entries` from rank `source` of the group, which has them, to the others."""
-    shapes = {name: torch.Size(shape) for entry in entries for name, shape in zip(entry.hf, entry.shapes, strict=True)}
+) -> Parts:
+    """Whole parts of `entries` from rank `source` of the group, which has them, to the others."""
+    shapes = {(entry.megatron, index): shape for entry in entries for index, shape in enumerate(part_shapes(entry))}
     if tensors is None:
         flat = torch.empty(sum(shape.numel() for shape in shapes.values()), dtype=dtype, device=device)
     else:

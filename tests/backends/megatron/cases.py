@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import traceback
 from array import array
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +18,10 @@ from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
 from milescli.recipe.schema import Recipe
 from milescli.train import advantages, packing
 from milescli.train.base import TrainBatch
+
+if TYPE_CHECKING:
+    from milescli.backends.megatron.mesh import Mesh
+    from milescli.models import ModelFacts
 
 DENSE = {
     "model_type": "qwen3",
@@ -260,3 +266,54 @@ def routing_effect(*, rank: int, size: int, port: int, model: str, layout: dict)
     scores = [made.logprobs(each) for each in (free, replace(batch, routed_experts=own), batch)]
     made.close()
     return {name: [x for row in rows for x in row] for name, rows in zip(("free", "own", "random"), scores, strict=True)}
+
+
+def published_differs(*, rank: int, size: int, port: int, model: str, layout: dict) -> list[str]:
+    """Names of tensors that come out of a model under a layout otherwise than they lie in the folder, or do not come out. What goes
+    wrong on every rank alike is told in their place, so that one family does not hide the others."""
+    from milescli.backends.megatron import cpu_compat
+
+    cpu_compat.install()
+    from milescli.backends.megatron import mesh
+    from milescli.models import load_facts
+
+    layout_of, facts = TrainerLayout(**layout), load_facts(Path(model))
+    timeouts_s = (60, 60)
+    own = mesh.bring_up(
+        layout=layout_of,
+        rank=rank,
+        master=("127.0.0.1", port),
+        backend="gloo",
+        device=torch.device("cpu"),
+        timeouts_s=timeouts_s,
+    )
+    try:
+        mesh.check_layout(layout_of, facts)
+        return _differences(Path(model), facts, own)
+    except Exception as error:
+        return ["".join(traceback.format_exception(error)[-3:])]
+    finally:
+        mesh.tear_down()
+
+
+def _differences(folder: Path, facts: ModelFacts, own: Mesh) -> list[str]:
+    from milescli.backends.megatron import model, weights
+    from milescli.checkpoint.hf_folder import HfReader
+
+    config = model.build_config(
+        facts, own.layout, dtype=torch.float32, device=own.device, recompute="none", routing_replay=False
+    )
+    with HfReader(folder) as reader:
+        lines = table(facts).as_on_disk(reader.names())
+        local = weights.local_weights(model.build_model(config, facts, own), lines, own)
+        for weight in local:
+            weight.parameter.data.fill_(float("nan"))
+        weights.load_hf(local, lines, folder=folder, mesh=own)
+        missing = {name for entry in lines.entries if entry.mtp is None for name in entry.hf}
+        wrong = []
+        for bucket in weights.hf_buckets(local, lines, mesh=own, bucket_bytes=20_000):
+            for name, tensor in bucket:
+                missing.discard(name)
+                if not torch.equal(tensor, reader.read(name).to(tensor.dtype)):
+                    wrong.append(name)
+    return sorted(wrong) + sorted(f"{name} did not come out" for name in missing)

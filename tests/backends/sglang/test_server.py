@@ -85,7 +85,9 @@ def test_an_engine_that_dies_is_named_and_nothing_of_it_is_left(tmp_path, monkey
 
         async def die_in_the_middle(fleet):
             fleet.http.engines[0] = _renamed(fleet.http.engines[0], "engine 7")
-            requests = [GenerateRequest(prompt_ids=[5, 6, 7], max_new_tokens=900, seed=seed, stop=["never"]) for seed in range(64)]
+            requests = [
+                GenerateRequest(prompt_ids=[5, 6, 7], max_new_tokens=900, seed=seed, stop=["never"]) for seed in range(64)
+            ]
             tasks = [asyncio.create_task(fleet.generate(request)) for request in requests]
             await asyncio.sleep(0.5)
             for process in group:

@@ -6,18 +6,23 @@ import torch
 
 
 class RmsNorm(torch.nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dim (arXiv 1910.07467), in float32 as Hugging Face computes it."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dim (arXiv 1910.07467), in float32 as Hugging Face computes it. Where the
+    config says `layernorm_zero_centered_gamma`, the factor is 1 + weight, in float32 too."""
 
     def __init__(self, config, hidden_size: int, eps: float = 1e-6, **_: object) -> None:
         """Called by Megatron with the TransformerConfig. The gradient of the weight is summed over tp ranks by Megatron
         where it is marked as sequence parallel."""
         super().__init__()
         self.eps = eps
-        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        self.zero_centered = config.layernorm_zero_centered_gamma
+        first = torch.zeros if self.zero_centered else torch.ones
+        self.weight = torch.nn.Parameter(first(hidden_size, dtype=config.params_dtype))
         self.weight.sequence_parallel = config.sequence_parallel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., hidden_size]"""
+        if self.zero_centered:
+            return _RmsNorm.apply(x, 1.0 + self.weight.float(), self.eps)
         return _RmsNorm.apply(x, self.weight, self.eps)
 
 
@@ -29,7 +34,7 @@ class _RmsNorm(torch.autograd.Function):
         wide = x.float()
         scale = (wide.square().mean(dim=-1, keepdim=True) + eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return (wide * scale).to(x.dtype).mul_(weight)
+        return (wide * scale).to(x.dtype).mul_(weight) if weight.dtype == x.dtype else (wide * scale * weight).to(x.dtype)
 
     @staticmethod
     def backward(ctx, grad):

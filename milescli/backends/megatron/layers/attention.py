@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import MegatronModule
 
+from milescli.backends.megatron.layers.rope import Angles, angles, rotate
 from milescli.backends.megatron.rows import Row, RowShape, zigzag
+from milescli.models.facts import ModelFacts
 
 _LENGTH_SPREAD = 0.7
 """Sequences share a grid while the shortest is at least this share of the longest."""
@@ -48,9 +50,8 @@ class Cells:
 class PackedRow(PackedSeqParams):
     """Megatron hands this to every attention layer untouched."""
 
-    cos: torch.Tensor | None = None
-    """[S, 1, head_dim / 2] float32"""
-    sin: torch.Tensor | None = None
+    angles: dict[str, Angles] = field(default_factory=dict)
+    """By kind of layer: full, sliding, mla; empty where positions are not embedded."""
     grids: list[Grid] = field(default_factory=list)
     queries: Cells | None = None
     """Over the S positions of this rank."""
@@ -58,13 +59,11 @@ class PackedRow(PackedSeqParams):
     """Over the F positions of the whole row, in the order in which the ranks' parts are gathered."""
 
 
-def pack_row(row: Row, *, shape: RowShape, head_dim: int, rope_theta: float, device: torch.device) -> PackedRow:
+def pack_row(row: Row, *, shape: RowShape, facts: ModelFacts, device: torch.device) -> PackedRow:
     """Everything about a row that all layers share, computed once."""
     cu = torch.tensor(row.cu_seqlens, dtype=torch.int32, device=device)
     padded = torch.tensor(row.cu_seqlens_padded, dtype=torch.int32, device=device)
     lengths = np.diff(row.cu_seqlens_padded)
-    frequencies = 1.0 / rope_theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    angles = torch.outer(row.positions.float(), frequencies)[:, None, :].to(device)
     members = _group_lengths(lengths)
     grids = [_grid(lengths[which], shape=shape, device=device) for which in members]
     return PackedRow(
@@ -75,12 +74,23 @@ def pack_row(row: Row, *, shape: RowShape, head_dim: int, rope_theta: float, dev
         cu_seqlens_kv_padded=padded,
         max_seqlen_q=int(lengths.max()),
         max_seqlen_kv=int(lengths.max()),
-        cos=angles.cos(),
-        sin=angles.sin(),
+        angles=_angles(facts, row.positions, device=device),
         grids=grids,
         queries=_cells(lengths // shape.cp, members, order=None, device=device),
         keys=_cells(lengths, members, order=_gathered_order(lengths, cp=shape.cp), device=device),
     )
+
+
+def _angles(facts: ModelFacts, positions: torch.Tensor, *, device: torch.device) -> dict[str, Angles]:
+    """One set per kind of layer that attends."""
+    found: dict[str, Angles] = {}
+    for number, layer in enumerate(facts.layers):
+        rope = facts.rope_sliding if layer.mixer == "sliding" and facts.rope_sliding else facts.rope
+        if rope is None or layer.mixer in found or layer.mixer not in ("full", "sliding", "mla"):
+            continue
+        head_dim = facts.mla.qk_rope_head_dim if layer.mixer == "mla" and facts.mla else facts.at(number).head_dim
+        found[layer.mixer] = angles(rope, positions, head_dim=head_dim, device=device)
+    return found
 
 
 def _group_lengths(lengths: np.ndarray) -> list[np.ndarray]:
@@ -153,30 +163,6 @@ class _Move(torch.autograd.Function):
         return (moved.index_fill_(0, holes, 0) if holes.numel() else moved), None, None, None
 
 
-class _Rotate(torch.autograd.Function):
-    """Rotary embedding (RoFormer, arXiv 2104.09864, in the half-split form of GPT-NeoX); its gradient is the rotation back."""
-
-    @staticmethod
-    def forward(ctx, x, cos, sin):
-        ctx.save_for_backward(cos, sin)
-        return _rotate(x, cos, sin)
-
-    @staticmethod
-    def backward(ctx, grad):
-        cos, sin = ctx.saved_tensors
-        return _rotate(grad, cos, -sin), None, None
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [S, heads, d], cos and sin [S, 1, d / 2]; computed in float32."""
-    first, second = x.float().chunk(2, dim=-1)
-    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    out_first, out_second = out.chunk(2, dim=-1)
-    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=out_second).addcmul_(first, sin)
-    return out.to(x.dtype)
-
-
 class _GatherKeys(torch.autograd.Function):
     """[S, ...] of every context-parallel rank -> [F, ...], rank after rank; the gradient is summed and scattered back."""
 
@@ -208,8 +194,12 @@ class PackedAttention(MegatronModule):
         softmax_scale=None,
         cp_comm_type=None,
         pg_collection=None,
+        *,
+        kind: str = "full",
     ) -> None:
+        """Called by Megatron. `kind`: full or sliding, from the layer spec."""
         super().__init__(config=config)
+        self.kind = kind
         self.cp_group = pg_collection.cp
         self.scale = softmax_scale or config.kv_channels**-0.5
 
@@ -226,7 +216,8 @@ class PackedAttention(MegatronModule):
         row = packed_seq_params
         assert isinstance(row, PackedRow), "this attention computes packed rows only"
         assert row.queries is not None and row.keys is not None
-        query, key = _Rotate.apply(query, row.cos, row.sin), _Rotate.apply(key, row.cos, row.sin)
+        if angles := row.angles.get(self.kind):
+            query, key = rotate(query, angles), rotate(key, angles)
         if self.cp_group.size() > 1:
             key, value = _GatherKeys.apply(key, self.cp_group), _GatherKeys.apply(value, self.cp_group)
         query, key, value = _to_cells(query, row.queries), _to_cells(key, row.keys), _to_cells(value, row.keys)

@@ -1,0 +1,83 @@
+"""Logits of a model by Megatron-Core in one process, from a Hugging Face folder through the weight table, or from a checkpoint.
+`python -m milescli.backends.megatron.logits REQUEST.json`, called by convert's proof and by the tests of the families."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from milescli.backends.megatron import cpu_compat
+from milescli.models import load_facts, table
+from milescli.plan.types import TrainerLayout
+
+_TIMEOUT_S = 600.0
+
+
+@torch.inference_mode()
+def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype, checkpoint: Path | None, mesh) -> list[torch.Tensor]:
+    """[tokens, vocab] float32 per row of token ids, each row a sequence of its own. `checkpoint`: a `torch_dist` folder whose
+    weights are taken instead of the folder's. `mesh`: of one rank."""
+    from megatron.core import dist_checkpointing
+
+    from milescli.backends.megatron import model, weights
+    from milescli.backends.megatron.layers.attention import pack_row
+    from milescli.backends.megatron.rows import RowShape, make_row
+
+    facts = load_facts(folder)
+    config = model.build_config(facts, mesh.layout, dtype=dtype, device=mesh.device, recompute="none", routing_replay=False)
+    built = model.build_model(config, facts, mesh).eval()
+    if checkpoint is None:
+        lines = table(facts)
+        weights.load_hf(weights.local_weights(built, lines, mesh), lines, folder=folder, mesh=mesh)
+    else:
+        built.load_state_dict(dist_checkpointing.load(built.sharded_state_dict(prefix=""), str(checkpoint)))
+    found = []
+    for tokens in rows:
+        row = pack_row(
+            make_row(_Tokens([0, len(tokens)]), [0], shape=RowShape()), shape=RowShape(), facts=facts, device=mesh.device
+        )
+        positions = torch.arange(len(tokens), device=mesh.device)[None]
+        out = built(torch.tensor([tokens], device=mesh.device), positions, None, packed_seq_params=row)
+        found.append(out[0, :, : facts.vocab_size].float().cpu())
+    return found
+
+
+class _Tokens:
+    """As much of a TrainBatch as `make_row` reads."""
+
+    def __init__(self, cu_seqlens: list[int]) -> None:
+        self.cu_seqlens = cu_seqlens
+
+
+def main() -> None:
+    """REQUEST: {"threads", "jobs": [{"folder", "checkpoint", "rows", "dtype", "out"}]}"""
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    on_host = cpu_compat.install()
+    from milescli.backends.megatron import mesh
+
+    torch.set_num_threads(request.get("threads", 1))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    own = mesh.bring_up(
+        layout=TrainerLayout(),
+        rank=0,
+        master=("127.0.0.1", port),
+        backend="gloo" if on_host else "nccl",
+        device=torch.device("cpu" if on_host else "cuda:0"),
+        timeouts_s=(_TIMEOUT_S, _TIMEOUT_S),
+    )
+    for job in request["jobs"]:
+        checkpoint = Path(job["checkpoint"]) if job.get("checkpoint") else None
+        found = logits(Path(job["folder"]), job["rows"], dtype=getattr(torch, job["dtype"]), checkpoint=checkpoint, mesh=own)
+        save_file({str(number): row.contiguous() for number, row in enumerate(found)}, job["out"])
+    mesh.tear_down()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""What a model is, as plain numbers read from config.json. Families fill it, every room may read it. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+Mixer = Literal["full", "sliding", "mla", "gated_delta", "mamba", "none"]
+"""What mixes tokens in a layer: attention over all positions, attention over a window, multi-head latent attention, gated delta net
+(linear attention), Mamba-2, nothing."""
+Mlp = Literal["dense", "moe", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer. Fields that are None are as ModelFacts says."""
+
+    mixer: Mixer = "full"
+    mlp: Mlp = "dense"
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """How a rotary embedding is stretched beyond the length that it was trained at."""
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    original_max_positions: int
+    low_freq_factor: float = 1.0
+    """llama3"""
+    high_freq_factor: float = 4.0
+    """llama3"""
+    beta_fast: float = 32.0
+    """yarn"""
+    beta_slow: float = 1.0
+    """yarn"""
+    mscale: float | None = None
+    """yarn, as DeepSeek writes it"""
+    mscale_all_dim: float | None = None
+    """yarn, as DeepSeek writes it: scales the softmax"""
+    attention_factor: float | None = None
+    """yarn: of cos and sin; None: by the formula of the paper"""
+    truncate: bool = True
+    """yarn: the borders of the ramp are whole dims (gpt-oss: not)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Rotary position embedding."""
+
+    theta: float
+    share: float = 1.0
+    """Part of each head's dims that is rotated, from the first (`partial_rotary_factor`)."""
+    interleaved: bool = False
+    """Dims are rotated in neighbouring pairs (0, 1), (2, 3) as GPT-J did, instead of halves as GPT-NeoX did."""
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mla:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434)."""
+
+    q_lora_rank: int
+    """0: queries are projected at once"""
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer:
+    """Sparse attention's choice of positions (DeepSeek-V3.2 report)."""
+
+    num_heads: int
+    head_dim: int
+    topk: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDelta:
+    """Gated delta net (arXiv 2412.06464)."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba:
+    """Mamba-2 (arXiv 2405.21060)."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+    conv_kernel: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What every room may want to know of a model without loading it."""
+
+    family: str
+    """`model_type` of the (text) config: qwen3, qwen3_moe, ..."""
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_hidden_size: int
+    """Of the dense layers; 0 where there are none."""
+    vocab_size: int
+    tied_embeddings: bool
+    """The output layer uses the embedding's weight."""
+    rope: Rope | None
+    """None: positions are not embedded (Nemotron-H)."""
+    norm_eps: float
+    max_position_embeddings: int
+    qk_norm: bool
+    """Queries and keys are normalised per head before the rotary embedding."""
+    qkv_bias: bool
+    """Of the query, key and value projections."""
+    layers: tuple[Layer, ...]
+    """[num_layers]"""
+    # attention
+    attention_output_bias: bool = False
+    attention_output_gate: bool = False
+    """The attention's output is multiplied by the sigmoid of a gate, projected beside the queries."""
+    attention_sinks: bool = False
+    """A learned logit per head takes part in the softmax."""
+    attention_scale: float | None = None
+    """Of the logits; None: head_dim ** -0.5."""
+    attention_softcap: float | None = None
+    sliding_window: int = 0
+    """Positions that a `sliding` layer sees, its own included."""
+    rope_sliding: Rope | None = None
+    """Of `sliding` layers; None: as `rope`."""
+    mla: Mla | None = None
+    indexer: Indexer | None = None
+    gated_delta: GatedDelta | None = None
+    mamba: Mamba | None = None
+    # MLP
+    activation: Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"] = "silu"
+    """clamped_swiglu: gpt-oss's (up + 1) * gate * sigmoid(1.702 gate) with both clamped."""
+    gated_mlp: bool = True
+    mlp_bias: bool = False
+    # experts
+    num_experts: int = 0
+    """0 for a dense model."""
+    topk: int = 0
+    """Experts per token."""
+    moe_ffn_hidden_size: int = 0
+    """Of one expert."""
+    normalize_topk: bool = False
+    """The chosen experts' probabilities are scaled to sum to 1."""
+    shared_expert_ffn_hidden_size: int = 0
+    """Of all shared experts together; 0: there is none."""
+    shared_expert_gate: bool = False
+    """The shared expert's output is multiplied by the sigmoid of a gate."""
+    router_score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
+    router_bias: bool = False
+    """A correction is added to the scores for the choice of experts, not for their weights (`e_score_correction_bias`)."""
+    router_groups: int = 1
+    """Experts are chosen among the best `router_topk_groups` of so many groups."""
+    router_topk_groups: int = 1
+    router_scaling: float = 1.0
+    """The chosen experts' weights are multiplied by this."""
+    moe_latent_size: int = 0
+    """Experts work at this width instead of hidden_size, between two projections; 0: they do not."""
+    # the rest of a layer, and of the model
+    norm_zero_centered: bool = False
+    """Norms multiply by 1 + weight (as stored, so that nothing is rounded)."""
+    sandwich_norms: bool = False
+    """The outputs of attention and MLP are normalised too, before they are added."""
+    logit_softcap: float | None = None
+    embedding_scale: float | None = None
+    num_mtp_layers: int = 0
+    """Multi-token-prediction layers that the release has."""
+    mtp_layer: Layer = Layer()
+    hf_prefix: str = "model."
+    """Of the text model's tensors on disk: `model.language_model.` within a multimodal release."""
+    multimodal: bool = False
+    """The release has towers beside the text model, which are passed through."""
+    dtype: str = "float32"
+    """Of the weights on disk, as the config says: float32, bfloat16 or float16."""
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def num_query_heads_per_group(self) -> int:
+        """Query heads that share one key-value head."""
+        return self.num_heads // self.num_kv_heads
+
+    def at(self, layer: int | None) -> ModelFacts:
+        """The facts as layer `layer` (from 0) has them: where a layer has heads of its own, they take the model's place."""
+        if layer is None or layer >= self.num_layers:
+            return self
+        return _resolved(self, self.layers[layer])
+
+    def is_moe_layer(self, layer: int) -> bool:
+        """Whether layer `layer` (from 0) has experts."""
+        return self.layers[layer].mlp == "moe"
+
+    @property
+    def num_moe_layers(self) -> int:
+        """Layers with experts."""
+        return sum(layer.mlp == "moe" for layer in self.layers)
+
+
+@lru_cache(maxsize=256)
+def _resolved(facts: ModelFacts, layer: Layer) -> ModelFacts:
+    changes = {name: value for name in ("num_kv_heads", "head_dim") if (value := getattr(layer, name)) is not None}
+    return replace(facts, **changes) if changes else facts
+
+
+def plain_layers(num_layers: int, *, moe: tuple[bool, ...] = ()) -> tuple[Layer, ...]:
+    """Layers of full attention; `moe` [num_layers]: which have experts."""
+    return tuple(Layer(mlp="moe" if moe and moe[index] else "dense") for index in range(num_layers))

@@ -1,0 +1,84 @@
+"""All tiny models, made once; Megatron's logits of all, computed once; all layouts, run once per size of world."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.backends.megatron.world import run_world
+from tests.families.cases import ALL, ROWS
+
+ROOT = Path(__file__).resolve().parents[2]
+_BOUND_S = 300
+
+
+def wanted() -> list[str]:
+    """All cases, or those that MILES_FAMILIES names (comma-separated beginnings), for work on one family."""
+    chosen = os.environ.get("MILES_FAMILIES", "").split(",")
+    return [name for name in ALL if any(name.startswith(start) for start in chosen)]
+
+
+def _python(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=_BOUND_S,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+class Families:
+    """Folders and figures, by name of the case."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._megatron: dict[str, Path] | None = None
+        self._layouts: dict | None = None
+        _python("tests.families.making", str(root / "models"), *wanted())
+        self.told = json.loads((root / "models" / "told.json").read_text())
+
+    def folder(self, name: str) -> Path:
+        """Hugging Face folder."""
+        return self.root / "models" / name
+
+    def logits_of_transformers(self, name: str) -> dict:
+        """By number of the row."""
+        return load_file(self.folder(name) / "logits.witness")
+
+    def logits_of_megatron(self, name: str) -> dict:
+        """By number of the row."""
+        if self._megatron is None:
+            self._megatron = {case: self.root / f"{case}.safetensors" for case in wanted() if ALL[case].logits}
+            jobs = [
+                {"folder": str(self.folder(case)), "rows": ROWS, "dtype": "float32", "out": str(out)}
+                for case, out in self._megatron.items()
+            ]
+            (self.root / "request.json").write_text(json.dumps({"threads": 1, "jobs": jobs}))
+            _python("milescli.backends.megatron.logits", str(self.root / "request.json"))
+        return load_file(self._megatron[name])
+
+    def came_back(self, name: str, number: int) -> list[str]:
+        """Names of tensors that came out of layout `number` of the case otherwise than they went in."""
+        if self._layouts is None:
+            cases = [
+                {"name": f"{case} {index}", "call": "published_differs", "model": str(self.folder(case)), "layout": layout}
+                for case in wanted()
+                for index, layout in enumerate(ALL[case].layouts)
+            ]
+            self._layouts = run_world(2, cases, self.root / "two")
+        return self._layouts[f"{name} {number}"]
+
+
+@pytest.fixture(scope="session")
+def families(tmp_path_factory: pytest.TempPathFactory) -> Families:
+    """Shared by all tests of this folder."""
+    return Families(tmp_path_factory.mktemp("families"))
