@@ -247,10 +247,12 @@ def _gather_stage(entries: Sequence[Entry], mine: dict[str, LocalWeight], *, tab
     per_rank = table.facts.num_experts // mesh.layout.ep
     for owner in range(mesh.layout.ep):
         owned = [entry for entry in experts if entry.expert is not None and entry.expert // per_rank == owner]
+        if not owned:
+            continue
         tensors = (
             _merge(owned, mine, group=mesh.etp_group, size=mesh.layout.etp, table=table) if mesh.ep_rank == owner else None
         )
-        if mesh.layout.ep > 1 and owned:
+        if mesh.layout.ep > 1:
             parameter = next(iter(mine.values())).parameter
             tensors = _broadcast(owned, tensors, source=owner, group=mesh.ep_group, dtype=parameter.dtype, device=mesh.device)
         assert tensors is not None
