@@ -199,7 +199,7 @@ def _gather_bucket(entries: Sequence[Entry], local: dict[str, LocalWeight], *, t
     whole: Parts = {}
     for stage in sorted(set(stage_of.values())):
         here = [entry for entry in entries if stage_of[entry.megatron] == stage]
-        tensors = _gather_stage(here, mine, table=table, mesh=mesh) if mesh.pp_rank == stage else None
+        tensors = _gather_stage(here, mine, table=table, mesh=mesh, dtype=dtype) if mesh.pp_rank == stage else None
         whole |= _from_stage(here, tensors, stage=stage, mesh=mesh, dtype=dtype, device=device)
     return [named for unit in _units(entries) for named in _to_disk(unit, whole)]
 
@@ -237,7 +237,9 @@ def _stages(entries: Sequence[Entry], *, mesh: Mesh, table: WeightTable) -> dict
     return stages
 
 
-def _gather_stage(entries: Sequence[Entry], mine: dict[str, LocalWeight], *, table: WeightTable, mesh: Mesh) -> Parts:
+def _gather_stage(
+    entries: Sequence[Entry], mine: dict[str, LocalWeight], *, table: WeightTable, mesh: Mesh, dtype: torch.dtype
+) -> Parts:
     """Whole parts of entries of this rank's own stage."""
     dense = [entry for entry in entries if entry.expert is None]
     whole = _merge(dense, mine, group=mesh.tp_group, size=mesh.layout.tp, table=table)
@@ -253,8 +255,7 @@ def _gather_stage(entries: Sequence[Entry], mine: dict[str, LocalWeight], *, tab
             _merge(owned, mine, group=mesh.etp_group, size=mesh.layout.etp, table=table) if mesh.ep_rank == owner else None
         )
         if mesh.layout.ep > 1:
-            parameter = next(iter(mine.values())).parameter
-            tensors = _broadcast(owned, tensors, source=owner, group=mesh.ep_group, dtype=parameter.dtype, device=mesh.device)
+            tensors = _broadcast(owned, tensors, source=owner, group=mesh.ep_group, dtype=dtype, device=mesh.device)
         assert tensors is not None
         whole |= tensors
     return whole
