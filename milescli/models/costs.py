@@ -1,0 +1,157 @@
+"""What a model costs, from its facts alone: bytes of weights, cache bytes of a sequence, FLOPs of a token. Pure; the planner rests on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from milescli.models.base import WeightTable
+from milescli.models.facts import Layer, ModelFacts
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+"""As config.json and torch call them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheCost:
+    """What an engine keeps of one sequence, over all layers and all tensor-parallel ranks together, at a given dtype."""
+
+    bytes_per_token: int
+    """Of layers that keep every position: keys and values, the latent of MLA, the indexer's keys."""
+    window_bytes_per_token: int
+    """Of layers that keep the last `window` positions only."""
+    window: int
+    state_bytes: int
+    """Of layers whose memory does not grow: float32 state of gated delta net and Mamba-2, and their convolutions' last inputs."""
+
+    def bytes_of(self, context: int) -> int:
+        """Of a sequence of `context` tokens."""
+        return context * self.bytes_per_token + min(context, self.window) * self.window_bytes_per_token + self.state_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFlops:
+    """Floating-point operations of one token; a multiply-add counts two. Softmax, norms and activations are left out, as is custom."""
+
+    matmul: int
+    """2 x every weight that the token is multiplied with (Kaplan et al., arXiv 2001.08361, table 1): active experts only, the
+    output layer, not the lookup of the embedding."""
+    attention_per_position: int
+    """For each position that the token looks at, over the layers that look at all of them: 2 (q k) + 2 (p v) per head dim."""
+    window_per_position: int
+    """The same over the layers that look at the last `window` positions."""
+    window: int
+    recurrence: int
+    """State updates of gated delta net (arXiv 2412.06464, eq. 10: decay, k S, rank-one update, q S) and Mamba-2 (arXiv 2405.21060,
+    section 2: decay, rank-one update, C h) in their recurrent form."""
+
+    def forward(self, context: int) -> int:
+        """Of a token that sees `context` positions, its own included."""
+        seen = context * self.attention_per_position + min(context, self.window) * self.window_per_position
+        return self.matmul + seen + self.recurrence
+
+    def forward_mean(self, length: int) -> float:
+        """Of a token of a sequence of `length`, averaged over its places (position t sees t tokens)."""
+        window = min(self.window, length)
+        mean_window = window - window * (window - 1) / (2 * length) if window else 0.0
+        seen = (length + 1) / 2 * self.attention_per_position + mean_window * self.window_per_position
+        return self.matmul + seen + self.recurrence
+
+    def backward_mean(self, length: int) -> float:
+        """Gradients by inputs and by weights: each as much as the forward pass."""
+        return 2 * self.forward_mean(length)
+
+
+def weight_bytes(weights: WeightTable, *, dtype: str | None = None) -> int:
+    """Of all weights without MTP layers, in `dtype` (None: as the config says)."""
+    return weights.num_parameters * DTYPE_BYTES[dtype or weights.facts.dtype]
+
+
+def cache_cost(facts: ModelFacts, *, dtype: str = "bfloat16") -> CacheCost:
+    """`dtype`: of keys and values."""
+    size = DTYPE_BYTES[dtype]
+    per_token = window_per_token = state = 0
+    for number, layer in enumerate(facts.layers):
+        kept = _kept_per_token(facts.at(number), layer) * size
+        if layer.mixer == "sliding":
+            window_per_token += kept
+        else:
+            per_token += kept
+        state += _state_bytes(facts, layer, size=size)
+    return CacheCost(
+        bytes_per_token=per_token, window_bytes_per_token=window_per_token, window=facts.sliding_window, state_bytes=state
+    )
+
+
+def _kept_per_token(facts: ModelFacts, layer: Layer) -> int:
+    """Numbers that a layer keeps of a token."""
+    if layer.mixer == "mla":
+        assert facts.mla is not None
+        latent = facts.mla.kv_lora_rank + facts.mla.qk_rope_head_dim
+        return latent + (facts.indexer.head_dim if facts.indexer else 0)
+    return 2 * facts.num_kv_heads * facts.head_dim if layer.mixer in ("full", "sliding") else 0
+
+
+def _state_bytes(facts: ModelFacts, layer: Layer, *, size: int) -> int:
+    if layer.mixer == "gated_delta" and facts.gated_delta:
+        delta = facts.gated_delta
+        keys, values = delta.num_key_heads * delta.key_head_dim, delta.num_value_heads * delta.value_head_dim
+        return 4 * delta.num_value_heads * delta.key_head_dim * delta.value_head_dim + size * (2 * keys + values) * (
+            delta.conv_kernel - 1
+        )
+    if layer.mixer == "mamba" and facts.mamba:
+        mamba = facts.mamba
+        channels = mamba.num_heads * mamba.head_dim + 2 * mamba.num_groups * mamba.state_size
+        return 4 * mamba.num_heads * mamba.head_dim * mamba.state_size + size * channels * (mamba.conv_kernel - 1)
+    return 0
+
+
+def token_flops(weights: WeightTable) -> TokenFlops:
+    """Of the model without its MTP layers."""
+    facts = weights.facts
+    full = window = recurrence = 0
+    for number, layer in enumerate(facts.layers):
+        per_position = _per_position(facts.at(number), layer)
+        full, window = (full, window + per_position) if layer.mixer == "sliding" else (full + per_position, window)
+        recurrence += _recurrence(facts, layer)
+    return TokenFlops(
+        matmul=_matmul(weights),
+        attention_per_position=full,
+        window_per_position=window,
+        window=facts.sliding_window,
+        recurrence=recurrence,
+    )
+
+
+def _matmul(weights: WeightTable) -> int:
+    facts, total = weights.facts, 0
+    for entry in weights.entries:
+        if entry.mtp is not None or entry.megatron.startswith("embedding."):
+            continue
+        size = sum(_elements(shape) for shape in entry.shapes if len(shape) > 1)
+        total += 2 * size * facts.topk // facts.num_experts if entry.expert is not None else 2 * size
+    return total + (2 * facts.vocab_size * facts.hidden_size if facts.tied_embeddings else 0)
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+def _per_position(facts: ModelFacts, layer: Layer) -> int:
+    if layer.mixer == "mla":
+        assert facts.mla is not None
+        mla, index = facts.mla, facts.indexer
+        scores = 2 * index.num_heads * index.head_dim if index else 0
+        return scores + 2 * facts.num_heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim)
+    return 4 * facts.num_heads * facts.head_dim if layer.mixer in ("full", "sliding") else 0
+
+
+def _recurrence(facts: ModelFacts, layer: Layer) -> int:
+    if layer.mixer == "gated_delta" and facts.gated_delta:
+        delta = facts.gated_delta
+        return 7 * delta.num_value_heads * delta.key_head_dim * delta.value_head_dim
+    if layer.mixer == "mamba" and facts.mamba:
+        return 5 * facts.mamba.num_heads * facts.mamba.head_dim * facts.mamba.state_size
+    return 0
