@@ -38,7 +38,7 @@ class TokenFlops:
     attention_per_position: int
     """For each position that the token looks at, over the layers that look at all of them: 2 (q k) + 2 (p v) per head dim."""
     window_per_position: int
-    """The same over the layers that look at the last `window` positions."""
+    """The same over the layers that look at the last `window` positions, or at so many that an indexer chose."""
     window: int
     recurrence: int
     """State updates of gated delta net (arXiv 2412.06464, eq. 10: decay, k S, rank-one update, q S) and Mamba-2 (arXiv 2405.21060,
@@ -111,13 +111,18 @@ def token_flops(weights: WeightTable) -> TokenFlops:
     full = window = recurrence = 0
     for number, layer in enumerate(facts.layers):
         per_position = _per_position(facts.at(number), layer)
-        full, window = (full, window + per_position) if layer.mixer == "sliding" else (full + per_position, window)
+        if layer.mixer == "sliding" or facts.indexer:
+            window += per_position
+        else:
+            full += per_position
+        if facts.indexer:
+            full += 2 * facts.indexer.num_heads * facts.indexer.head_dim
         recurrence += _recurrence(facts, layer)
     return TokenFlops(
         matmul=_matmul(weights),
         attention_per_position=full,
         window_per_position=window,
-        window=facts.sliding_window,
+        window=facts.indexer.topk if facts.indexer else facts.sliding_window,
         recurrence=recurrence,
     )
 
@@ -142,9 +147,8 @@ def _elements(shape: tuple[int, ...]) -> int:
 def _per_position(facts: ModelFacts, layer: Layer) -> int:
     if layer.mixer == "mla":
         assert facts.mla is not None
-        mla, index = facts.mla, facts.indexer
-        scores = 2 * index.num_heads * index.head_dim if index else 0
-        return scores + 2 * facts.num_heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim)
+        mla = facts.mla
+        return 2 * facts.num_heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim)
     return 4 * facts.num_heads * facts.head_dim if layer.mixer in ("full", "sliding") else 0
 
 
