@@ -56,6 +56,9 @@ class Rope:
     """Part of each head's dims that is rotated, from the first (`partial_rotary_factor`)."""
     interleaved: bool = False
     """Dims are rotated in neighbouring pairs (0, 1), (2, 3) as GPT-J did, instead of halves as GPT-NeoX did."""
+    proportional: bool = False
+    """Of the angles of the whole head, the first `share` turn and the rest stand still (Gemma 4); else the head's first dims have
+    angles of their own."""
     scaling: RopeScaling | None = None
 
 

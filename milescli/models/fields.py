@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Literal, TypeVar, cast
 
 from milescli.core.errors import CheckpointError
-from milescli.models.facts import Rope
+from milescli.models.facts import Rope, RopeScaling
 
 Value = TypeVar("Value", int, float, bool)
 
@@ -25,24 +25,98 @@ def number(config: Mapping[str, object], *names: str, default: Value | None = No
     return default
 
 
-def rope(config: Mapping[str, object], *, share: float | None = None) -> Rope:
-    """Rotary embedding, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`. `share`: what
-    `partial_rotary_factor` says, where the family knows better."""
-    nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
+_SCALINGS = ("linear", "llama3", "yarn")
+
+
+def rope(
+    config: Mapping[str, object],
+    *,
+    layer_type: str | None = None,
+    theta: float = 10_000.0,
+    share: float | None = None,
+    interleaved: bool = False,
+) -> Rope:
+    """Rotary embedding, from `rope_parameters` (transformers 5) or `rope_scaling`, `rope_theta` and `partial_rotary_factor` beside it.
+
+    `layer_type`: whose object is taken where `rope_parameters` has one per type of layer (`full_attention`, `sliding_attention`).
+    `theta`: what the family takes where the config says nothing. `share`: what `partial_rotary_factor` says, where the family knows
+    better. Raises CheckpointError for places that contradict each other, and for kinds that the trainer does not compute.
+    """
+    nested = _rope_object(config, layer_type=layer_type)
+    kind = _said_once("rope_type", nested.get("rope_type"), nested.get("type")) or "default"
+    proportional = kind == "proportional"
+    if kind not in ("default", "proportional", *_SCALINGS):
+        raise CheckpointError(
+            f"a rotary embedding of the kind `{kind}` is not supported",
+            why=f"the trainer computes default, {', '.join(_SCALINGS)} and proportional; with another it would see other positions"
+            " than the engine",
+            fix='set "rope_type": "default" in config.json if prompts and answers stay within the original context length',
+        )
+    if proportional and nested.get("factor") not in (None, 1, 1.0):
+        raise _unusable("factor", why=f"it is {nested['factor']!r} in a rotary embedding of the kind `proportional`")
+    outer = {} if layer_type is not None else config
+    both = {
+        name: _said_once(name, nested.get(name), outer.get(name))
+        for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+    }
+    return Rope(
+        theta=number(both, "rope_theta", default=theta, kind=float),
+        share=share if share is not None else number(both, "partial_rotary_factor", default=1.0, kind=float),
+        interleaved=interleaved,
+        proportional=proportional,
+        scaling=_rope_scaling({**nested, **both}, str(kind), config) if kind in _SCALINGS else None,
+    )
+
+
+def _rope_object(config: Mapping[str, object], *, layer_type: str | None) -> Mapping[str, object]:
+    """The object with the parameters; empty where there is none. Both names may be there if they say the same."""
+    found = _said_once("rope_parameters", config.get("rope_parameters") or None, config.get("rope_scaling") or None)
+    nested = found if found is not None else {}
+    if isinstance(nested, Mapping) and any(isinstance(value, Mapping) for value in nested.values()):
+        if layer_type not in nested:
+            asked = f"none for `{layer_type}`" if layer_type else "this family has one for all"
+            raise _unusable("rope_parameters", why=f"it has one object for each of {', '.join(nested)}, and {asked}")
+        nested = nested[layer_type]
     if not isinstance(nested, Mapping):
         raise _unusable("rope_parameters", why=f"it is {nested!r}, not an object")
-    kind = nested.get("rope_type") or nested.get("type") or "default"
-    if kind != "default":
-        raise CheckpointError(
-            f"rotary embedding `{kind}` is not supported yet",
-            why="the trainer would compute other positions than the engine",
-            fix='set "rope_type": "default" in config.json if the prompts stay within the original context length',
-        )
-    both = {**config, **nested}
-    return Rope(
-        theta=number(both, "rope_theta", default=10_000.0, kind=float),
-        share=share if share is not None else number(both, "partial_rotary_factor", default=1.0, kind=float),
+    return nested
+
+
+def _rope_scaling(nested: Mapping[str, object], kind: str, config: Mapping[str, object]) -> RopeScaling:
+    longest = number(config, "max_position_embeddings", default=0, kind=int)
+    original = number(nested, "original_max_position_embeddings", default=longest, kind=int)
+    if kind != "linear" and original <= 0:
+        raise _unusable("original_max_position_embeddings", why=f"`{kind}` cannot do without it")
+    # YaRN alone may leave it to the lengths
+    factor = number(nested, "factor", default=longest / original if kind == "yarn" else None, kind=float)
+    if factor <= 0:
+        raise _unusable("factor", why=f"positions cannot be stretched by {factor}")
+    return RopeScaling(
+        kind=cast(Literal["linear", "llama3", "yarn"], kind),
+        factor=factor,
+        original_max_positions=original,
+        low_freq_factor=number(nested, "low_freq_factor", default=None if kind == "llama3" else 1.0, kind=float),
+        high_freq_factor=number(nested, "high_freq_factor", default=None if kind == "llama3" else 4.0, kind=float),
+        # 0 means "as usual" too
+        beta_fast=number(nested, "beta_fast", default=32.0, kind=float) or 32.0,
+        beta_slow=number(nested, "beta_slow", default=1.0, kind=float) or 1.0,
+        mscale=number(nested, "mscale", default=0.0, kind=float) or None,
+        mscale_all_dim=number(nested, "mscale_all_dim", default=0.0, kind=float) or None,
+        attention_factor=None if nested.get("attention_factor") is None else number(nested, "attention_factor", kind=float),
+        truncate=number(nested, "truncate", default=True, kind=bool),
     )
+
+
+def _said_once(name: str, first: object, second: object) -> object:
+    """What is said in one of two places, or alike in both."""
+    if first is not None and second is not None and first != second:
+        raise CheckpointError(
+            f"config.json contradicts itself: `{name}`",
+            why=f"it says {first!r} in the new place and {second!r} in the old one, and which one the weights were trained with "
+            "cannot be known",
+            fix="take the wrong one out of config.json",
+        )
+    return first if first is not None else second
 
 
 def eos_token_ids(config: Mapping[str, object]) -> tuple[int, ...]:

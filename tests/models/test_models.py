@@ -90,7 +90,7 @@ def test_an_unknown_family_is_refused_with_the_nearest() -> None:
     [
         ({"hidden_size": None}, "hidden_size"),
         ({"hidden_size": "wide"}, "hidden_size"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4}}, "yarn"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4}}, "dynamic"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"attention_bias": True}, "biases"),

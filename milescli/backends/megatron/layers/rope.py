@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
-from milescli.models.facts import Rope
+from milescli.models.facts import Rope, RopeScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,15 +22,76 @@ class Angles:
 
 def angles(rope: Rope, positions: torch.Tensor, *, head_dim: int, device: torch.device) -> Angles:
     """RoFormer, arXiv 2104.09864. `head_dim`: of the vectors that are rotated; `rope.share` of it takes part."""
-    rotated = int(head_dim * rope.share)
-    inverse = inverse_frequencies(rope, rotated)
+    inverse = inverse_frequencies(rope, head_dim)
     found = torch.outer(positions.float(), inverse)[:, None, :].to(device)
-    return Angles(cos=found.cos(), sin=found.sin(), interleaved=rope.interleaved)
+    factor = rotation_factor(rope.scaling)
+    return Angles(cos=found.cos().mul_(factor), sin=found.sin().mul_(factor), interleaved=rope.interleaved)
 
 
-def inverse_frequencies(rope: Rope, rotated: int) -> torch.Tensor:
-    """[rotated / 2] float32, radians per position."""
-    return 1.0 / rope.theta ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
+def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
+    """[rotated dims / 2] float32, radians per position, stretched as `rope.scaling` says."""
+    rotated = int(head_dim * rope.share)
+    if rope.proportional:
+        turning = int(rope.share * head_dim // 2)
+        found = 1.0 / rope.theta ** (torch.arange(0, 2 * turning, 2, dtype=torch.float32) / head_dim)
+        return torch.cat([found, torch.zeros(head_dim // 2 - turning)])
+    plain = 1.0 / rope.theta ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
+    if rope.scaling is None:
+        return plain
+    if rope.scaling.kind == "linear":
+        return plain / rope.scaling.factor
+    return _llama3(plain, rope.scaling) if rope.scaling.kind == "llama3" else _yarn(plain, rope, rope.scaling, rotated)
+
+
+def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """Short waves stay, long ones are stretched, those between are blended (Llama 3.1 model card)."""
+    waves = 2 * math.pi / plain
+    longest = scaling.original_max_positions / scaling.low_freq_factor
+    shortest = scaling.original_max_positions / scaling.high_freq_factor
+    blend = (scaling.original_max_positions / waves - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    between = (1 - blend) * plain / scaling.factor + blend * plain
+    stretched = torch.where(waves > longest, plain / scaling.factor, plain)
+    return torch.where((waves >= shortest) & (waves <= longest), between, stretched)
+
+
+def _yarn(plain: torch.Tensor, rope: Rope, scaling: RopeScaling, rotated: int) -> torch.Tensor:
+    """Dims that turn often keep their angles, those that turn seldom are stretched, with a ramp between (arXiv 2309.00071, eq. 23)."""
+
+    def dim_of(turns: float) -> float:
+        return rotated * math.log(scaling.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    first, last = dim_of(scaling.beta_fast), dim_of(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rotated - 1)
+    width = last - first if last != first else 0.001
+    stretched = ((torch.arange(rotated // 2, dtype=torch.float32) - first) / width).clamp(0, 1)
+    return plain / scaling.factor * stretched + plain * (1 - stretched)
+
+
+def rotation_factor(scaling: RopeScaling | None) -> float:
+    """What YaRN multiplies cos and sin by: its paper's formula, or a quotient of two (`mscale`) as DeepSeek writes it."""
+    if scaling is None or scaling.kind != "yarn":
+        return 1.0
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.mscale and scaling.mscale_all_dim:
+        return _temperature(scaling.factor, scaling.mscale) / _temperature(scaling.factor, scaling.mscale_all_dim)
+    return _temperature(scaling.factor, 1.0)
+
+
+def softmax_factor(scaling: RopeScaling | None) -> float:
+    """What DeepSeek's attention multiplies its logits by, beside `rotation_factor` (`mscale_all_dim`, squared: queries and keys)."""
+    if scaling is None or not scaling.mscale_all_dim:
+        return 1.0
+    return _temperature(scaling.factor, scaling.mscale_all_dim) ** 2
+
+
+def _temperature(factor: float, weight: float) -> float:
+    """arXiv 2309.00071, eq. 22"""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 class _Rotate(torch.autograd.Function):
