@@ -33,7 +33,14 @@ def layer_spec(config: TransformerConfig, facts: ModelFacts, *, layer: int, engi
     parts = spec.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = RmsNorm
     attention = parts.self_attention.submodules
-    attention.core_attention = ModuleSpec(module=PackedAttention, params={"kind": facts.layers[layer].mixer})
+    attention.core_attention = core_attention(facts, layer=layer)
     if facts.qk_norm:
         attention.q_layernorm = attention.k_layernorm = RmsNorm
     return spec
+
+
+def core_attention(facts: ModelFacts, *, layer: int) -> ModuleSpec:
+    """What mixes the heads' queries, keys and values in layer `layer` (from 0)."""
+    kind = facts.layers[layer].mixer
+    window = facts.sliding_window if kind == "sliding" else 0
+    return ModuleSpec(module=PackedAttention, params={"kind": kind, "window": window, "softcap": facts.attention_softcap})

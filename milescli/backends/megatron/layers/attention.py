@@ -11,7 +11,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
+from milescli.backends.megatron.layers.blockwise import Block, attend, make_blocks
 from milescli.backends.megatron.layers.rope import Angles, angles, rotate
 from milescli.backends.megatron.rows import Row, RowShape, zigzag
 from milescli.models.facts import ModelFacts
@@ -30,6 +32,18 @@ class Grid:
     """(N, Q, K)"""
     mask: torch.Tensor | None
     """[N, 1, Q, K] bool, True where a query sees a key; None: plainly causal (no context parallelism)."""
+    places: np.ndarray
+    """[N, Q] place in its sequence of each query"""
+    device: torch.device
+    _blocks: dict[int, list[Block]] = field(default_factory=dict)
+
+    def blocks(self, window: int) -> list[Block]:
+        """For attention that is not plain, made when it is first asked for. `window`: 0 for all positions."""
+        if window >= self.shape[2]:
+            window = 0
+        if window not in self._blocks:
+            self._blocks[window] = make_blocks(self.places, num_keys=self.shape[2], window=window, device=self.device)
+        return self._blocks[window]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,14 +124,15 @@ def _group_lengths(lengths: np.ndarray) -> list[np.ndarray]:
 def _grid(lengths: np.ndarray, *, shape: RowShape, device: torch.device) -> Grid:
     num_sequences, num_keys = len(lengths), int(lengths.max())
     if shape.cp == 1:
-        return Grid(shape=(num_sequences, num_keys, num_keys), mask=None)
+        every = np.broadcast_to(np.arange(num_keys), (num_sequences, num_keys))
+        return Grid(shape=(num_sequences, num_keys, num_keys), mask=None, places=every, device=device)
     num_queries = num_keys // shape.cp
     seen_to = np.zeros((num_sequences, num_queries), np.int64)
     for number, length in enumerate(lengths.tolist()):
         places = zigzag([length], cp=shape.cp, cp_rank=shape.cp_rank)
         seen_to[number, : len(places)] = places
     mask = torch.from_numpy(seen_to[:, :, None] >= np.arange(num_keys)[None, None, :])[:, None]
-    return Grid(shape=(num_sequences, num_queries, num_keys), mask=mask.to(device))
+    return Grid(shape=(num_sequences, num_queries, num_keys), mask=mask.to(device), places=seen_to, device=device)
 
 
 def _gathered_order(lengths: np.ndarray, *, cp: int) -> np.ndarray | None:
@@ -182,7 +197,8 @@ class _GatherKeys(torch.autograd.Function):
 
 
 class PackedAttention(MegatronModule):
-    """Core attention of Megatron's layer spec. Queries [S, heads, d], keys and values [S, groups, d] -> [S, heads * d]."""
+    """Core attention of Megatron's layer spec. Queries [S, heads, d], keys [S, groups, d] and values [S, groups, v] -> [S, heads * v].
+    Under `softmax_type: learnable` it has the sinks, named as Megatron's own."""
 
     def __init__(
         self,
@@ -192,16 +208,30 @@ class PackedAttention(MegatronModule):
         attention_type,
         attention_dropout=None,
         softmax_scale=None,
+        k_channels=None,
+        v_channels=None,
         cp_comm_type=None,
         pg_collection=None,
         *,
         kind: str = "full",
+        window: int = 0,
+        softcap: float | None = None,
     ) -> None:
-        """Called by Megatron. `kind`: full or sliding, from the layer spec."""
+        """Called by Megatron. `kind`: full, sliding, or mla, whose caller has rotated already; `window`: positions that a query
+        sees, its own included, 0 for all; `softcap`: of the logits. They come from the layer spec."""
         super().__init__(config=config)
-        self.kind = kind
-        self.cp_group = pg_collection.cp
-        self.scale = softmax_scale or config.kv_channels**-0.5
+        self.kind, self.window, self.softcap = kind, window, softcap
+        self.cp_group, self.tp_group = pg_collection.cp, pg_collection.tp
+        self.scale = (k_channels or config.kv_channels) ** -0.5 if softmax_scale is None else softmax_scale
+        self.softmax_offset = None
+        if config.softmax_type == "learnable":
+            heads = config.num_attention_heads // self.tp_group.size()
+            self.softmax_offset = torch.nn.Parameter(torch.zeros(heads, dtype=config.params_dtype))
+
+    def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
+        """The sinks, cut by heads."""
+        tensors = self.state_dict(prefix="", keep_vars=True)
+        return make_sharded_tensors_for_checkpoint(tensors, prefix, {"softmax_offset": 0}, sharded_offsets)
 
     def forward(
         self,
@@ -216,7 +246,7 @@ class PackedAttention(MegatronModule):
         row = packed_seq_params
         assert isinstance(row, PackedRow), "this attention computes packed rows only"
         assert row.queries is not None and row.keys is not None
-        if angles := row.angles.get(self.kind):
+        if self.kind != "mla" and (angles := row.angles.get(self.kind)):
             query, key = rotate(query, angles), rotate(key, angles)
         if self.cp_group.size() > 1:
             key, value = _GatherKeys.apply(key, self.cp_group), _GatherKeys.apply(value, self.cp_group)
@@ -229,21 +259,25 @@ class PackedAttention(MegatronModule):
                 query[query_start : query_start + count * queries].unflatten(0, (count, queries)),
                 key[key_start : key_start + count * keys].unflatten(0, (count, keys)),
                 value[key_start : key_start + count * keys].unflatten(0, (count, keys)),
-                mask=grid.mask,
+                grid=grid,
             )
             parts.append(part.flatten(0, 1))
             query_start, key_start = query_start + count * queries, key_start + count * keys
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return _from_cells(out, row.queries).flatten(1)
 
-    def _attend(self, query, key, value, *, mask) -> torch.Tensor:
-        """[N, Q, heads, d] and [N, K, groups, d] -> [N, Q, heads, d]"""
+    def _attend(self, query, key, value, *, grid: Grid) -> torch.Tensor:
+        """[N, Q, heads, d], [N, K, groups, d] and [N, K, groups, v] -> [N, Q, heads, v]"""
+        windowed = 0 < self.window < grid.shape[2]
+        if windowed or self.softmax_offset is not None or self.softcap or query.shape[-1] != value.shape[-1]:
+            blocks = grid.blocks(self.window)
+            return attend(query, key, value, self.softmax_offset, blocks=blocks, scale=self.scale, softcap=self.softcap)
         out = F.scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),
             value.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
+            attn_mask=grid.mask,
+            is_causal=grid.mask is None,
             scale=self.scale,
             enable_gqa=query.shape[2] != key.shape[2],
         )

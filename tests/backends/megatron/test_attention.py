@@ -1,0 +1,60 @@
+"""Attention block by block against the same written out in full, forward and backward. Plain tensors; no Megatron."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from milescli.backends.megatron.layers.blockwise import attend, make_blocks
+from milescli.backends.megatron.rows import zigzag
+
+
+def _written_out(query, key, value, sinks, *, places, window, scale, softcap):
+    """[N, Q, heads, d], ... with the whole matrix of logits."""
+    per_group = query.shape[2] // key.shape[2]
+    key, value = key.repeat_interleave(per_group, dim=2), value.repeat_interleave(per_group, dim=2)
+    logits = torch.einsum("nqhd,nkhd->nhqk", query, key) * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    keys, last = torch.arange(key.shape[1]), torch.from_numpy(places)[:, None, :, None]
+    seen = (keys <= last) & (keys > last - (window or key.shape[1]))
+    logits = logits.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        extra = sinks[None, :, None, None].expand(*logits.shape[:3], 1)
+        logits = torch.cat([logits, extra], dim=-1)
+    weights = logits.softmax(dim=-1)[..., : key.shape[1]]
+    return torch.einsum("nhqk,nkhd->nqhd", weights, value)
+
+
+@pytest.mark.parametrize("window", [0, 1, 7, 80])
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("cp", [1, 2])
+def test_blocks_give_what_the_whole_matrix_gives(window: int, sinks: bool, softcap: float | None, cp: int) -> None:
+    generator = torch.Generator().manual_seed(window)
+    num_keys, num_sequences = 600, 2
+    places = np.stack([zigzag([num_keys], cp=cp, cp_rank=0)] * num_sequences)
+    places[1, -4:] = 0  # holes behind a sequence that is shorter
+    shapes = [(places.shape[1], 6, 4), (num_keys, 2, 4), (num_keys, 2, 3)]
+    tensors = [torch.randn(num_sequences, *shape, generator=generator) for shape in shapes]
+    tensors.append(torch.randn(6, generator=generator) if sinks else None)
+    grad = torch.randn(num_sequences, places.shape[1], 6, 3, generator=generator)
+    blocks = make_blocks(places, num_keys=num_keys, window=window, device=torch.device("cpu"))
+
+    def run(call):
+        leaves = [None if tensor is None else tensor.clone().requires_grad_() for tensor in tensors]
+        out = call(*leaves)
+        out.backward(grad)
+        return [out.detach(), *(leaf.grad for leaf in leaves if leaf is not None)]
+
+    ours = run(lambda *given: attend(*given, blocks=blocks, scale=0.7, softcap=softcap))
+    theirs = run(lambda *given: _written_out(*given, places=places, window=window, scale=0.7, softcap=softcap))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+
+
+def test_a_window_looks_at_its_own_keys_only() -> None:
+    places = np.arange(1000)[None]
+    blocks = make_blocks(places, num_keys=1000, window=64, device=torch.device("cpu"))
+    assert max(block.keys.stop - block.keys.start for block in blocks) <= 127
