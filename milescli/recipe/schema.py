@@ -53,6 +53,8 @@ class Model(Section):
     """Hub revision (branch, tag or commit)."""
     scratch: ScratchModel | None = None
     """Make a small model instead. Exactly one of `path` and `scratch` is given."""
+    allow_unproven: bool = False
+    """Train a family that no independent implementation could be compared with (`miles models` names them)."""
 
 
 class Data(Section):

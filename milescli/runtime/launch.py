@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli import __version__
-from milescli.core.errors import MachineError
+from milescli.core.errors import CheckpointError, MachineError
 from milescli.core.events import EventBus
+from milescli.models import ModelFacts
+from milescli.models.catalogue import UNPROVEN
 from milescli.plan.make import make_plan
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
@@ -52,7 +54,20 @@ class RunSummary:
 def plan_only(loaded: LoadedRecipe, machine: Machine | None = None) -> Plan:
     """What would run, without starting or making anything. Raises where the reward or the model cannot be had."""
     load_reward(loaded.recipe.rollout)
-    return make_plan(loaded.recipe, machine or probe(), facts_of_recipe(loaded.recipe.model))
+    facts = facts_of_recipe(loaded.recipe.model)
+    refuse_unproven(loaded.recipe, facts)
+    return make_plan(loaded.recipe, machine or probe(), facts)
+
+
+def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
+    """Raises CheckpointError for a family whose computation nobody could check, unless the recipe takes the risk."""
+    why = UNPROVEN.get(facts.family)
+    if why and not recipe.model.allow_unproven:
+        raise CheckpointError(
+            f"models of type `{facts.family}` are not trained without your word",
+            why=why,
+            fix="--set model.allow_unproven=true   # then watch the first step's engine - trainer difference",
+        )
 
 
 def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:

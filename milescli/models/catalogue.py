@@ -1,0 +1,70 @@
+"""The families by name, and what was measured of each: read by `miles models` and the docs. `tests/families/record.py` writes the evidence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+
+STANDS_FOR: dict[str, str] = {
+    "llama": "Llama 3.x, DeepSeek-R1-Distill-Llama",
+    "qwen2": "Qwen2.5, DeepSeek-R1-Distill-Qwen",
+    "mistral": "Mistral 7B",
+    "mimo": "MiMo-7B",
+    "qwen3": "Qwen3 0.6B to 32B",
+    "qwen3_moe": "Qwen3-30B-A3B, Qwen3-235B-A22B",
+    "qwen3_next": "Qwen3-Next-80B-A3B",
+    "qwen3_5": "Qwen3.5 and Qwen3.6, dense",
+    "qwen3_5_moe": "Qwen3.5 and Qwen3.6 with experts",
+    "deepseek_v3": "DeepSeek-V3, R1, Moonlight",
+    "deepseek_v32": "DeepSeek-V3.2",
+    "deepseek_v4": "DeepSeek-V4 Flash and Pro",
+    "kimi_k2": "Kimi K2, K2-Thinking",
+    "kimi_k25": "Kimi K2.5, K2.6",
+    "glm4": "GLM-4",
+    "glm4_moe": "GLM-4.5, 4.6, 4.7",
+    "glm4_moe_lite": "GLM-4.7-Flash",
+    "glm_moe_dsa": "GLM-5, GLM-5.1",
+    "gpt_oss": "gpt-oss-20b, gpt-oss-120b",
+    "nemotron_h": "Nemotron-3 Nano and Super",
+    "gemma3": "Gemma 3",
+    "gemma4": "Gemma 4",
+}
+"""model_type -> releases; spellings of the same family (`qwen3_5_text`) are left out."""
+
+
+UNPROVEN: dict[str, str] = {
+    family: f"transformers has no `{family}`: names and shapes are from the published config.json and tensor names, and no independent "
+    "implementation could be compared with"
+    for family in ("mimo", "kimi_k2", "kimi_k25")
+}
+"""model_type -> why its training is refused unless `model.allow_unproven` says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the tests of a family showed, on tiny models of its real architecture."""
+
+    cases: tuple[str, ...]
+    """Names of the tiny models."""
+    logits: float | None
+    """Largest difference of Megatron-Core's logits to transformers', float32, relative to the largest logit; None: not compared."""
+    logits_why: str
+    """Why they were not compared; empty where they were."""
+    layouts: tuple[str, ...]
+    """Under which every tensor came back bit for bit."""
+    converted: bool
+    """hf -> torch_dist -> hf bit for bit, loaded in between by stock dist_checkpointing."""
+    trained: bool
+    """Loss and gradient of a packed batch were finite and reached every weight."""
+    when: str
+    """Day, and versions of what was compared."""
+
+
+def evidence() -> dict[str, Evidence]:
+    """By family; a family without a record was not run."""
+    raw = json.loads((files("milescli.models") / "evidence.json").read_text(encoding="utf-8"))
+    return {
+        family: Evidence(**{**found, "cases": tuple(found["cases"]), "layouts": tuple(found["layouts"])})
+        for family, found in raw.items()
+    }
