@@ -1,0 +1,247 @@
+"""What the families of multi-head latent attention share (DeepSeek, Kimi, GLM): facts from their configs, rules of their attention, of
+the indexer of sparse attention and of their multi-token-prediction layers. The family files pick from it; it is no family itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from milescli.core.errors import CheckpointError
+from milescli.models import fields, layers
+from milescli.models.base import COLUMN, REPLICATED, ROW, Rule, Sharding, WeightTable, mixer_layers
+from milescli.models.facts import Indexer, Layer, Mla, ModelFacts, Rope
+from milescli.models.transforms import alone, same, shapes
+
+_HF = "model.layers.{layer}.self_attn."
+_MEGATRON = "decoder.layers.{layer}.self_attention."
+_INDEXER = _MEGATRON + "core_attention.indexer."
+Size = Callable[[ModelFacts], int]
+LATENT_LAYERS = mixer_layers("mla")
+OLD_BUFFERS = r"\.self_attn\.rotary_emb\.inv_freq$"
+"""Frequencies that follow from config.json, and that some releases hold in every layer."""
+
+
+def mla(config: Mapping[str, object]) -> Mla:
+    """Sizes of the latent attention. `q_lora_rank: null` means that queries are projected at once."""
+    at_once = "q_lora_rank" in config and config["q_lora_rank"] is None
+    return Mla(
+        q_lora_rank=0 if at_once else fields.number(config, "q_lora_rank", kind=int),
+        kv_lora_rank=fields.number(config, "kv_lora_rank", kind=int),
+        qk_nope_head_dim=fields.number(config, "qk_nope_head_dim", kind=int),
+        qk_rope_head_dim=fields.number(config, "qk_rope_head_dim", kind=int),
+        v_head_dim=fields.number(config, "v_head_dim", kind=int),
+    )
+
+
+def rope(config: Mapping[str, object]) -> Rope:
+    """Of the part of each head that is rotated, which is rotated whole."""
+    found = fields.rope(config, interleaved=fields.number(config, "rope_interleave", default=True, kind=bool))
+    if found.share != 1.0:
+        raise CheckpointError(
+            f"a model of latent attention with `partial_rotary_factor: {found.share}` is not supported",
+            why="its heads have a part of their own for positions (`qk_rope_head_dim`), which is rotated whole",
+            fix="set `partial_rotary_factor` to 1.0 in config.json",
+        )
+    return found
+
+
+def facts(
+    config: Mapping[str, object],
+    *,
+    family: str,
+    dense: tuple[bool, ...],
+    indexer: Indexer | None = None,
+) -> ModelFacts:
+    """ModelFacts of a model of latent attention and sigmoid routing.
+
+    `dense` [num_layers]: which layers have no experts. Raises CheckpointError for what the trainer cannot compute.
+    """
+    fields.refuse(config, "hidden_act", unless="silu", why="the trainer computes gated SiLU only")
+    fields.refuse(config, "attention_bias", unless=False, why="no release has biases there, so nothing could be compared with")
+    fields.refuse(config, "mlp_bias", unless=False, why="no release has biases there, so nothing could be compared with")
+    fields.refuse(config, "scoring_func", unless="sigmoid", why="Hugging Face's implementation scores experts by sigmoid alone")
+    fields.refuse(
+        config, "topk_method", unless="noaux_tc", why="Hugging Face's implementation chooses experts in this way alone"
+    )
+    fields.refuse(
+        config, "moe_layer_freq", unless=1, why="Hugging Face's implementation has experts in every layer after the first"
+    )
+    sizes = mla(config)
+    num_heads = fields.number(config, "num_attention_heads", kind=int)
+    num_experts = fields.number(config, "n_routed_experts", "num_experts", "num_local_experts", kind=int)
+    topk = fields.number(config, "num_experts_per_tok", kind=int)
+    num_groups, topk_groups = (fields.number(config, name, default=1, kind=int) for name in ("n_group", "topk_group"))
+    _check_choice(num_experts=num_experts, topk=topk, num_groups=num_groups, topk_groups=topk_groups)
+    expert_size = fields.number(config, "moe_intermediate_size", kind=int)
+    return ModelFacts(
+        family=family,
+        num_layers=len(dense),
+        hidden_size=fields.number(config, "hidden_size", kind=int),
+        num_heads=num_heads,
+        # every head has keys and values of its own, projected up from the latent
+        num_kv_heads=num_heads,
+        head_dim=sizes.qk_nope_head_dim + sizes.qk_rope_head_dim,
+        ffn_hidden_size=fields.number(config, "intermediate_size", kind=int),
+        vocab_size=fields.number(config, "vocab_size", kind=int),
+        tied_embeddings=fields.number(config, "tie_word_embeddings", default=False, kind=bool),
+        rope=rope(config),
+        norm_eps=fields.number(config, "rms_norm_eps", kind=float),
+        max_position_embeddings=fields.number(config, "max_position_embeddings", kind=int),
+        qk_norm=False,
+        qkv_bias=False,
+        layers=tuple(Layer(mixer="mla", mlp="dense" if plain else "moe") for plain in dense),
+        mla=sizes,
+        indexer=indexer,
+        num_experts=num_experts,
+        topk=topk,
+        moe_ffn_hidden_size=expert_size,
+        normalize_topk=fields.number(config, "norm_topk_prob", kind=bool),
+        shared_expert_ffn_hidden_size=expert_size * fields.number(config, "n_shared_experts", kind=int),
+        router_score="sigmoid",
+        router_bias=True,
+        router_groups=num_groups,
+        router_topk_groups=topk_groups,
+        router_scaling=fields.number(config, "routed_scaling_factor", kind=float),
+        num_mtp_layers=fields.number(config, "num_nextn_predict_layers", default=0, kind=int),
+        mtp_layer=Layer(mixer="mla", mlp="moe"),
+        dtype=fields.dtype(config),
+        eos_token_ids=fields.eos_token_ids(config),
+    )
+
+
+def _check_choice(*, num_experts: int, topk: int, num_groups: int, topk_groups: int) -> None:
+    wrong = None
+    if num_groups < 1 or num_experts % num_groups:
+        wrong = ("n_group", f"{num_experts} experts cannot form {num_groups} equal groups")
+    elif not 1 <= topk_groups <= num_groups:
+        wrong = ("topk_group", f"{topk_groups} of {num_groups} groups cannot be chosen")
+    elif not 1 <= topk <= num_experts // num_groups * topk_groups:
+        wrong = ("num_experts_per_tok", f"{topk} of {num_experts // num_groups * topk_groups} experts cannot be chosen")
+    elif num_experts // num_groups < 2:
+        wrong = ("n_group", "a group is judged by its best two experts, and these have one")
+    if wrong:
+        raise CheckpointError(f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="mend config.json")
+
+
+def dense_first(config: Mapping[str, object]) -> tuple[bool, ...]:
+    """[num_layers] which layers have no experts: as `mlp_layer_types` lists, else the first `first_k_dense_replace`."""
+    num_layers = fields.number(config, "num_hidden_layers", kind=int)
+    listed = config.get("mlp_layer_types")
+    if listed is None:
+        first = fields.number(config, "first_k_dense_replace", kind=int)
+        return tuple(layer < first for layer in range(num_layers))
+    if not isinstance(listed, list) or len(listed) != num_layers or set(listed) - {"dense", "sparse"}:
+        raise CheckpointError(
+            "config.json cannot be used: `mlp_layer_types`",
+            why=f"it is not a list of {num_layers} times `dense` or `sparse`",
+            fix="mend config.json",
+        )
+    return tuple(kind == "dense" for kind in listed)
+
+
+def _latent(hf: str, megatron: str, rows: Size, columns: Size | None = None, *, sharding: Sharding = REPLICATED) -> Rule:
+    """One disk tensor that is one Megatron tensor."""
+    return Rule(
+        hf=(_HF + hf,),
+        megatron=megatron,
+        shapes=shapes(lambda f: (rows(f),) if columns is None else (rows(f), columns(f))),
+        sharding=sharding,
+        fuse=same,
+        split=alone,
+        where=LATENT_LAYERS,
+    )
+
+
+def _mla(facts: ModelFacts) -> Mla:
+    assert facts.mla is not None
+    return facts.mla
+
+
+def _indexer(facts: ModelFacts) -> Indexer:
+    assert facts.indexer is not None
+    return facts.indexer
+
+
+def _hidden(facts: ModelFacts) -> int:
+    return facts.hidden_size
+
+
+def _queries(facts: ModelFacts) -> int:
+    return facts.num_heads * facts.head_dim
+
+
+_DIRECT_QUERY = (_latent("q_proj.weight", _MEGATRON + "linear_q_proj.weight", _queries, _hidden, sharding=COLUMN),)
+_LATENT_QUERY = (
+    # the projections down are small: every rank of tensor parallelism holds them whole
+    _latent("q_a_proj.weight", _MEGATRON + "linear_q_down_proj.weight", lambda f: _mla(f).q_lora_rank, _hidden),
+    _latent("q_a_layernorm.weight", _MEGATRON + "q_layernorm.weight", lambda f: _mla(f).q_lora_rank),
+    _latent("q_b_proj.weight", _MEGATRON + "linear_q_up_proj.weight", _queries, lambda f: _mla(f).q_lora_rank, sharding=COLUMN),
+)
+_KEY_VALUE = (
+    _latent(
+        "kv_a_proj_with_mqa.weight",
+        _MEGATRON + "linear_kv_down_proj.weight",
+        lambda f: _mla(f).kv_lora_rank + _mla(f).qk_rope_head_dim,
+        _hidden,
+    ),
+    _latent("kv_a_layernorm.weight", _MEGATRON + "kv_layernorm.weight", lambda f: _mla(f).kv_lora_rank),
+    _latent(
+        "kv_b_proj.weight",
+        _MEGATRON + "linear_kv_up_proj.weight",
+        lambda f: f.num_heads * (_mla(f).qk_nope_head_dim + _mla(f).v_head_dim),
+        lambda f: _mla(f).kv_lora_rank,
+        sharding=COLUMN,
+    ),
+)
+_OUTPUT = _latent(
+    "o_proj.weight",
+    _MEGATRON + "linear_proj.weight",
+    _hidden,
+    lambda f: f.num_heads * _mla(f).v_head_dim,
+    sharding=ROW,
+)
+_CHOICE = (
+    _latent(
+        "indexer.wq_b.weight",
+        _INDEXER + "linear_wq_b.weight",
+        lambda f: _indexer(f).num_heads * _indexer(f).head_dim,
+        lambda f: _mla(f).q_lora_rank,
+    ),
+    _latent("indexer.wk.weight", _INDEXER + "linear_wk.weight", lambda f: _indexer(f).head_dim, _hidden),
+    _latent("indexer.k_norm.weight", _INDEXER + "k_norm.weight", lambda f: _indexer(f).head_dim),
+    _latent("indexer.k_norm.bias", _INDEXER + "k_norm.bias", lambda f: _indexer(f).head_dim),
+    _latent("indexer.weights_proj.weight", _INDEXER + "linear_weights_proj.weight", lambda f: _indexer(f).num_heads, _hidden),
+)
+
+
+def attention(facts: ModelFacts) -> tuple[Rule, ...]:
+    """Rules of a layer's attention, of its indexer too."""
+    query = _LATENT_QUERY if _mla(facts).q_lora_rank else _DIRECT_QUERY
+    choice = tuple(replace(rule, where=layers_that_choose) for rule in _CHOICE) if facts.indexer else ()
+    return (*query, *_KEY_VALUE, _OUTPUT, *choice)
+
+
+def layers_that_choose(facts: ModelFacts, layer: int) -> bool:
+    """Layers with an indexer of their own; the others take the choice of the layer before."""
+    return not facts.layers[layer].shares_choice
+
+
+def table(facts: ModelFacts) -> WeightTable:
+    """Names and transforms of every weight."""
+    attends = attention(facts)
+    shared = (layers.SHARED_UP, layers.SHARED_DOWN) if facts.shared_expert_ffn_hidden_size else ()
+    experts = (layers.ROUTER, layers.ROUTER_BIAS, layers.EXPERT_UP, layers.EXPERT_DOWN, *shared)
+    rules = (
+        layers.EMBEDDING,
+        layers.INPUT_NORM,
+        *attends,
+        layers.MLP_NORM,
+        layers.MLP_UP,
+        layers.MLP_DOWN,
+        *experts,
+        layers.FINAL_NORM,
+        *(() if facts.tied_embeddings else (layers.OUTPUT_LAYER,)),
+        *layers.mtp_frame(),
+        *layers.in_mtp((layers.INPUT_NORM, *attends, layers.MLP_NORM, *experts)),
+    )
+    return WeightTable(facts=facts, rules=rules, ignored=(OLD_BUFFERS,))
