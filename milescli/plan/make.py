@@ -157,6 +157,9 @@ def _check_experts(facts: ModelFacts, *, tp: int, cp: int, dp: int, ep: int, etp
     if not facts.num_experts:
         _refuse("parallel.ep", ep, "the model is dense: it has no experts", 1)
     _check_divides("parallel.ep", ep, facts.num_experts, "experts")
+    if ep == 1 and etp != tp:
+        # Megatron-Core 0.16.1 takes such experts for dense layers and does not sum what tp ranks with other tokens learned
+        _refuse("parallel.etp", etp, f"with ep 1, Megatron sums the experts' gradients rightly only where etp is tp, {tp}", tp)
     if (tp * cp * dp) % (ep * etp):
         raise FitError(
             f"expert layout ep {ep} x etp {etp} does not divide the ranks of one pipeline stage",

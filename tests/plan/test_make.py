@@ -98,6 +98,7 @@ def test_experts_on_two_cpu_ranks_make_two_ranks() -> None:
         ({"train": {"max_tokens_per_microbatch": 100}}, CPU, "> train.max_tokens_per_microbatch 100"),
         ({"rollout": {"prompts_per_step": 1, "samples_per_prompt": 2}, "parallel": {"dp": 4}}, CPU, "are too few for 4"),
         ({"model": {"scratch": {"family": "qwen3_moe", "num_experts": 6, "tie_embeddings": False}}, "parallel": {"ep": 4}}, CPU, "6 experts / 4"),
+        ({"model": {"scratch": {"family": "qwen3_moe", "num_experts": 4, "tie_embeddings": False}}, "parallel": {"tp": 2, "etp": 1}}, CPU, "etp is tp"),
     ],
 )  # fmt: skip
 def test_a_pin_that_cannot_be_honoured_is_refused_with_its_equation(sections, machine, told: str) -> None:
