@@ -24,6 +24,20 @@ _SHORT = 24
 """Sequences up to this length share a grid in any case."""
 
 
+def options(facts: ModelFacts) -> dict[str, object]:
+    """What Megatron is told of windows, sinks and scale. The windows are for its own modules, which may load the same checkpoint;
+    those of this room take them from the layer spec."""
+    found: dict[str, object] = {}
+    if facts.attention_scale is not None:
+        found["softmax_scale"] = facts.attention_scale
+    if facts.attention_sinks:
+        found["softmax_type"] = "learnable"
+    if any(layer.mixer == "sliding" for layer in facts.layers):
+        found["window_size"] = (facts.sliding_window - 1, 0)
+        found["window_attn_skip_freq"] = [int(layer.mixer == "sliding") for layer in facts.layers]
+    return found
+
+
 @dataclass(slots=True, kw_only=True)
 class Grid:
     """Sequences of like length as a rectangle, so that one kernel call computes them all. N: sequences, Q: local queries, K: keys."""
