@@ -14,8 +14,27 @@ from milescli.models.facts import ModelFacts
 __all__ = ["FAMILIES", "Entry", "ModelFacts", "Rule", "Sharding", "WeightTable", "load_facts", "parse_facts", "table"]
 
 FAMILIES: dict[str, str] = {
+    "deepseek_v3": "milescli.models.deepseek_v3",
+    "deepseek_v32": "milescli.models.deepseek_v32",
+    "glm4": "milescli.models.glm4",
+    "glm4_moe": "milescli.models.glm4_moe",
+    "glm4_moe_lite": "milescli.models.glm4_moe_lite",
+    "glm_moe_dsa": "milescli.models.glm_moe_dsa",
+    "gpt_oss": "milescli.models.gpt_oss",
+    "kimi_k2": "milescli.models.kimi",
+    "kimi_k25": "milescli.models.kimi",
+    "llama": "milescli.models.llama",
+    "mimo": "milescli.models.mimo",
+    "mistral": "milescli.models.mistral",
+    "nemotron_h": "milescli.models.nemotron_h",
+    "qwen2": "milescli.models.qwen2",
     "qwen3": "milescli.models.qwen3",
+    "qwen3_5": "milescli.models.qwen3_5",
+    "qwen3_5_moe": "milescli.models.qwen3_5_moe",
+    "qwen3_5_moe_text": "milescli.models.qwen3_5_moe",
+    "qwen3_5_text": "milescli.models.qwen3_5",
     "qwen3_moe": "milescli.models.qwen3_moe",
+    "qwen3_next": "milescli.models.qwen3_next",
 }
 """model_type of config.json -> module with `facts(config)` and `table(facts)`."""
 

@@ -97,6 +97,12 @@ class Rule:
     """The inverse of `unpack`."""
     suffixes: tuple[str, ...] = ()
     """Where Megatron's checkpoints hold the parts under names of their own (`in_proj.weight.query`): what each appends, in order."""
+    buffer: bool = False
+    """It is no parameter: neither trained nor counted (the router's bias)."""
+    float32: bool = False
+    """Releases hold it in float32 whatever the other weights are in, and it must not be rounded."""
+    optional: bool = False
+    """Folders of the family may lack it (`WeightTable.as_on_disk` then leaves it out)."""
     alternatives: tuple[Rule, ...] = ()
     """Other forms in which disks hold the same; `WeightTable.as_on_disk` takes the one that is there."""
 
@@ -179,10 +185,17 @@ class WeightTable:
 
     def as_on_disk(self, names: Collection[str]) -> WeightTable:
         """The table whose rules are in the forms that the folder with tensors `names` has: where a rule's own names are absent and
-        those of an alternative are there, the alternative takes its place."""
+        those of an alternative are there, the alternative takes its place. Optional rules whose names are absent are left out, and
+        those of the MTP layers where not one of their tensors is there (transformers leaves them out of what it saves)."""
+        there = set(names)
         chosen = tuple(
-            next((form for form in (rule, *rule.alternatives) if self._first_names(form) <= set(names)), rule)
-            for rule in self.rules
+            next((form for form in (rule, *rule.alternatives) if self._first_names(form) <= there), rule) for rule in self.rules
+        )
+        mtp = {name for rule in chosen if rule.block == "mtp" for name in self._first_names(rule)}
+        chosen = tuple(
+            rule
+            for rule in chosen
+            if not (rule.optional and self._first_names(rule).isdisjoint(there)) and (rule.block != "mtp" or mtp & there)
         )
         return self if chosen == self.rules else replace(self, rules=chosen)
 
@@ -197,14 +210,14 @@ class WeightTable:
     @cached_property
     def num_parameters(self) -> int:
         """Numbers in the model without its MTP layers; a tied output layer counts once."""
-        return sum(entry.num_elements for entry in self.entries if entry.mtp is None)
+        return sum(entry.num_elements for entry in self.entries if entry.mtp is None and not entry.rule.buffer)
 
     @cached_property
     def num_active_parameters(self) -> int:
         """Numbers that one token meets: of the experts only the chosen ones."""
         total = 0
         for entry in self.entries:
-            if entry.mtp is not None:
+            if entry.mtp is not None or entry.rule.buffer:
                 continue
             size = entry.num_elements
             total += size * self.facts.topk // self.facts.num_experts if entry.expert is not None else size

@@ -20,6 +20,8 @@ class Layer:
     mlp: Mlp = "dense"
     num_kv_heads: int | None = None
     head_dim: int | None = None
+    shares_choice: bool = False
+    """Of sparse attention: it looks at the positions that the layer before chose, and has no indexer (arXiv 2603.12201)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,8 @@ class Mla:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    norm_eps: float = 1e-6
+    """Of the norms of the latents. Hugging Face's implementation leaves it at this, whatever `rms_norm_eps` says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,9 @@ class Indexer:
     num_heads: int
     head_dim: int
     topk: int
+    rope_interleaved: bool = False
+    """Its first dims are rotated in neighbouring pairs, as `Rope.interleaved`; else in halves."""
+    norm_eps: float = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +99,8 @@ class GatedDelta:
     key_head_dim: int
     value_head_dim: int
     conv_kernel: int
+    float32: bool = False
+    """The decay and the norm after it are in float32, whatever the other weights are in (`mamba_ssm_dtype`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +112,14 @@ class Mamba:
     num_groups: int
     state_size: int
     conv_kernel: int
+    conv_bias: bool = True
+    time_step_min: float = 0.0
+    """Time steps below it are raised to it."""
+
+    @property
+    def inner_size(self) -> int:
+        """Channels that the heads share."""
+        return self.num_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +168,8 @@ class ModelFacts:
     # MLP
     activation: Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"] = "silu"
     """clamped_swiglu: gpt-oss's (up + 1) * gate * sigmoid(1.702 gate) with both clamped."""
+    activation_limit: float | None = None
+    """The gate is clamped to at most this and what it is multiplied with to +- this, before the activation."""
     gated_mlp: bool = True
     mlp_bias: bool = False
     # experts
@@ -186,6 +205,8 @@ class ModelFacts:
     num_mtp_layers: int = 0
     """Multi-token-prediction layers that the release has."""
     mtp_layer: Layer = Layer()
+    mtp_layers: tuple[Layer, ...] = ()
+    """Where a multi-token-prediction layer is made of several layers (Nemotron-H): those of each, in order."""
     hf_prefix: str = "model."
     """Of the text model's tensors on disk: `model.language_model.` within a multimodal release."""
     multimodal: bool = False

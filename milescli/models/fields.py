@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeVar, cast
 
 from milescli.core.errors import CheckpointError
-from milescli.models.facts import Rope, RopeScaling
+from milescli.models.facts import Mixer, Rope, RopeScaling
 
 Value = TypeVar("Value", int, float, bool)
 
@@ -34,13 +34,14 @@ def rope(
     layer_type: str | None = None,
     theta: float = 10_000.0,
     share: float | None = None,
+    default_share: float = 1.0,
     interleaved: bool = False,
 ) -> Rope:
     """Rotary embedding, from `rope_parameters` (transformers 5) or `rope_scaling`, `rope_theta` and `partial_rotary_factor` beside it.
 
     `layer_type`: whose object is taken where `rope_parameters` has one per type of layer (`full_attention`, `sliding_attention`).
-    `theta`: what the family takes where the config says nothing. `share`: what `partial_rotary_factor` says, where the family knows
-    better. Raises CheckpointError for places that contradict each other, and for kinds that the trainer does not compute.
+    `theta`, `default_share`: what the family takes where the config says nothing. `share`: what `partial_rotary_factor` says, where the
+    family knows better. Raises CheckpointError for places that contradict each other, and for kinds that the trainer does not compute.
     """
     nested = _rope_object(config, layer_type=layer_type)
     kind = _said_once("rope_type", nested.get("rope_type"), nested.get("type")) or "default"
@@ -61,7 +62,7 @@ def rope(
     }
     return Rope(
         theta=number(both, "rope_theta", default=theta, kind=float),
-        share=share if share is not None else number(both, "partial_rotary_factor", default=1.0, kind=float),
+        share=share if share is not None else number(both, "partial_rotary_factor", default=default_share, kind=float),
         interleaved=interleaved,
         proportional=proportional,
         scaling=_rope_scaling({**nested, **both}, str(kind), config) if kind in _SCALINGS else None,
@@ -117,6 +118,28 @@ def _said_once(name: str, first: object, second: object) -> object:
             fix="take the wrong one out of config.json",
         )
     return first if first is not None else second
+
+
+def mixers(config: Mapping[str, object], *, num_layers: int, period: tuple[Mixer, ...]) -> tuple[Mixer, ...]:
+    """[num_layers] full or sliding, from `layer_types`; where the config has none, `period` over and over. Raises CheckpointError for
+    types of other families and another number of layers."""
+    found = config.get("layer_types")
+    if found is None:
+        return tuple(period[layer % len(period)] for layer in range(num_layers))
+    known: dict[object, Mixer] = {"full_attention": "full", "sliding_attention": "sliding"}
+    if not isinstance(found, list) or len(found) != num_layers:
+        raise _unusable("layer_types", why=f"{num_layers} layers need as many types, and it is {found!r}")
+    if strange := [each for each in found if each not in known]:
+        raise _unusable("layer_types", why=f"`{strange[0]}` is none of {', '.join(map(str, known))}")
+    return tuple(known[each] for each in found)
+
+
+def topk(config: Mapping[str, object], *names: str, default: int | None = None, num_experts: int) -> int:
+    """Experts per token. Raises CheckpointError where there are not as many."""
+    found = number(config, *names, default=default, kind=int)
+    if not 1 <= found <= num_experts:
+        raise _unusable(names[0], why=f"{found} of {num_experts} experts cannot be chosen")
+    return found
 
 
 def eos_token_ids(config: Mapping[str, object]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from milescli.models.base import (
@@ -12,11 +13,13 @@ from milescli.models.base import (
     ROW,
     VOCABULARY,
     Rule,
+    Sharding,
     Where,
     dense_layers,
     every_layer,
     moe_layers,
 )
+from milescli.models.facts import ModelFacts
 from milescli.models.transforms import alone, concatenate, fuse_qkv, halve, join_halves, same, shapes, split_halves, split_qkv
 
 _HF = "model.layers.{layer}."
@@ -130,6 +133,15 @@ ATTENTION_OUTPUT = Rule(
     split=alone,
 )
 
+ATTENTION_OUTPUT_BIAS = Rule(
+    hf=(_HF + "self_attn.o_proj.bias",),
+    megatron=_MEGATRON + "self_attention.linear_proj.bias",
+    shapes=shapes(lambda f: (f.hidden_size,)),
+    sharding=REPLICATED,
+    fuse=same,
+    split=alone,
+)
+
 MLP_UP = Rule(
     hf=(_HF + "mlp.gate_proj.weight", _HF + "mlp.up_proj.weight"),
     megatron=_MEGATRON + "mlp.linear_fc1.weight",
@@ -147,6 +159,36 @@ MLP_DOWN = Rule(
     fuse=same,
     split=alone,
     where=dense_layers,
+)
+
+MLP_UP_BIAS = Rule(
+    hf=(_HF + "mlp.gate_proj.bias", _HF + "mlp.up_proj.bias"),
+    megatron=_MEGATRON + "mlp.linear_fc1.bias",
+    shapes=shapes(lambda f: (f.ffn_hidden_size,), lambda f: (f.ffn_hidden_size,)),
+    sharding=COLUMN,
+    fuse=concatenate,
+    split=halve,
+    where=dense_layers,
+)
+MLP_DOWN_BIAS = Rule(
+    hf=(_HF + "mlp.down_proj.bias",),
+    megatron=_MEGATRON + "mlp.linear_fc2.bias",
+    shapes=shapes(lambda f: (f.hidden_size,)),
+    sharding=REPLICATED,
+    fuse=same,
+    split=alone,
+    where=dense_layers,
+)
+FUSED_MLP_UP = Rule(
+    hf=(_HF + "mlp.gate_up_proj.weight",),
+    megatron=_MEGATRON + "mlp.linear_fc1.weight",
+    shapes=shapes(lambda f: (2 * f.ffn_hidden_size, f.hidden_size)),
+    sharding=COLUMN,
+    fuse=concatenate,
+    split=halve,
+    where=dense_layers,
+    unpack=split_halves,
+    pack=join_halves,
 )
 
 ROUTER = Rule(
@@ -200,3 +242,81 @@ EXPERT_DOWN = Rule(
     where=moe_layers,
     alternatives=(_STACKED_DOWN,),
 )
+
+ROUTER_BIAS = Rule(
+    hf=(_HF + "mlp.gate.e_score_correction_bias",),
+    megatron=_MEGATRON + "mlp.router.expert_bias",
+    shapes=shapes(lambda f: (f.num_experts,)),
+    sharding=REPLICATED,
+    fuse=same,
+    split=alone,
+    where=moe_layers,
+    buffer=True,
+    float32=True,
+)
+
+
+def shared_experts(hf: str = "mlp.shared_experts.") -> tuple[Rule, Rule]:
+    """The experts that every token meets, side by side as one gated MLP. `hf`: what its names on disk begin with in a layer."""
+    up = Rule(
+        hf=(_HF + hf + "gate_proj.weight", _HF + hf + "up_proj.weight"),
+        megatron=_MEGATRON + "mlp.shared_experts.linear_fc1.weight",
+        shapes=shapes(*[lambda f: (f.shared_expert_ffn_hidden_size, f.hidden_size)] * 2),
+        sharding=COLUMN,
+        fuse=concatenate,
+        split=halve,
+        where=moe_layers,
+    )
+    down = Rule(
+        hf=(_HF + hf + "down_proj.weight",),
+        megatron=_MEGATRON + "mlp.shared_experts.linear_fc2.weight",
+        shapes=shapes(lambda f: (f.hidden_size, f.shared_expert_ffn_hidden_size)),
+        sharding=ROW,
+        fuse=same,
+        split=alone,
+        where=moe_layers,
+    )
+    return up, down
+
+
+SHARED_UP, SHARED_DOWN = shared_experts()
+SHARED_GATE = Rule(
+    hf=(_HF + "mlp.shared_expert_gate.weight",),
+    megatron=_MEGATRON + "mlp.shared_experts.gate_weight",
+    shapes=shapes(lambda f: (1, f.hidden_size)),
+    sharding=REPLICATED,
+    fuse=same,
+    split=alone,
+    where=moe_layers,
+)
+
+
+def mtp_part(
+    hf: str, megatron: str, shape: Callable[[ModelFacts], tuple[int, ...]], *, sharding: Sharding = REPLICATED
+) -> Rule:
+    """A tensor beside the layer in a multi-token-prediction layer. `hf`: its whole name, `megatron`: within that layer."""
+    return Rule(hf=(hf,), megatron=MTP + megatron, shapes=shapes(shape), sharding=sharding, fuse=same, split=alone, block="mtp")
+
+
+def mtp_norm(hf: str, megatron: str) -> Rule:
+    """A norm of hidden_size beside that layer."""
+    return mtp_part(hf, megatron, lambda f: (f.hidden_size,))
+
+
+MTP_FRAME = (
+    mtp_norm(_HF + "enorm.weight", "enorm.weight"),
+    mtp_norm(_HF + "hnorm.weight", "hnorm.weight"),
+    mtp_part(_HF + "eh_proj.weight", "eh_proj.weight", lambda f: (f.hidden_size, 2 * f.hidden_size), sharding=COLUMN),
+    mtp_norm(_HF + "shared_head.norm.weight", "final_layernorm.weight"),
+    *(
+        replace(mtp_part(_HF + hf, megatron, lambda f: (f.vocab_size, f.hidden_size), sharding=VOCABULARY), optional=True)
+        for hf, megatron in (
+            ("embed_tokens.weight", "embedding.word_embeddings.weight"),
+            ("shared_head.head.weight", "output_layer.weight"),
+        )
+    ),
+)
+"""What stands around the layer in a multi-token-prediction layer (arXiv 2412.19437, section 2.2) under DeepSeek's names, which GLM uses
+too: norms, the projection of embedding and hidden state, the norm after the layer, and copies of embedding and output layer that some
+releases hold. Megatron's module shares those two with the model; the copies lie beside it under names of their own, so that a folder
+comes back as it was."""

@@ -53,6 +53,19 @@ def halve(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
     return list(tensor.chunk(2, dim=0))
 
 
+def swap_columns(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
+    """The two halves of dim 1 change places (fuse): a projection of two vectors that are laid side by side the other way round."""
+    import torch
+
+    (tensor,) = tensors
+    return torch.cat(tensor.chunk(2, dim=1)[::-1], dim=1)
+
+
+def swap_columns_back(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
+    """The inverse of `swap_columns` (split)."""
+    return [swap_columns([tensor], facts)]
+
+
 def split_halves(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
     """One tensor -> its two halves along dim 0 (unpack)."""
     (tensor,) = tensors

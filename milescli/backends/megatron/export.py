@@ -48,9 +48,15 @@ def checkpoint_to_hf(
     part = out_dir.with_name(f".{out_dir.name}.part-{os.getpid()}")
     part.mkdir()
     try:
-        tensors = read_hf_tensors(folder, table(facts))
+        lines = table(facts)
+        wide = {name for entry in lines.entries if entry.rule.float32 for name in entry.hf}
         size = write_tensors(
-            part, ((name, tensor.to(getattr(torch, target))) for name, tensor in tensors), max_shard_bytes=max_shard_bytes
+            part,
+            (
+                (name, tensor.to(torch.float32 if name in wide else getattr(torch, target)))
+                for name, tensor in read_hf_tensors(folder, lines)
+            ),
+            max_shard_bytes=max_shard_bytes,
         )
         _carry_over(model_dir, part, dtype=target)
         if out_dir.exists():

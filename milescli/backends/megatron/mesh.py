@@ -69,6 +69,17 @@ def check_layout(layout: TrainerLayout, facts: ModelFacts) -> None:
             f"{facts.num_layers} layers cannot fill pp={layout.pp} stages",
             f"pp={facts.num_layers}",
         ),
+        (
+            facts.shared_expert_ffn_hidden_size % layout.tp,
+            f"the shared experts' size {facts.shared_expert_ffn_hidden_size} is not divisible by tp={layout.tp}",
+            "tp=1",
+        ),
+        (
+            facts.gated_delta and facts.gated_delta.num_key_heads % (layout.tp * layout.cp),
+            f"{facts.gated_delta and facts.gated_delta.num_key_heads} key heads of linear attention cannot be shared by"
+            f" tp x cp = {layout.tp * layout.cp} ranks",
+            "tp=1" if layout.tp > 1 else "cp=1",
+        ),
         (experts % layout.ep, f"{facts.num_experts} experts cannot be shared by ep={layout.ep} ranks", "ep=1"),
         (
             facts.moe_ffn_hidden_size % layout.etp,

@@ -6,22 +6,23 @@ from __future__ import annotations
 import importlib.util
 
 import torch
-import torch.nn.functional as F
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe.router_replay import RouterReplay
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
+from milescli.backends.megatron.hybrid import build_hybrid
+from milescli.backends.megatron.layers import attention, experts, mamba
 from milescli.backends.megatron.mesh import Mesh
-from milescli.backends.megatron.specs import final_norm, layer_spec
+from milescli.backends.megatron.specs import engine_knows, final_norm, layer_spec
 from milescli.models.facts import ModelFacts
 from milescli.plan.types import TrainerLayout
 
 
-def has_transformer_engine(device: torch.device) -> bool:
-    """Whether TransformerEngine's layers can be used here."""
-    return device.type != "cpu" and importlib.util.find_spec("transformer_engine") is not None
+def uses_engine(facts: ModelFacts, device: torch.device) -> bool:
+    """Whether TransformerEngine's layers are there, and compute what this model is."""
+    return device.type != "cpu" and importlib.util.find_spec("transformer_engine") is not None and engine_knows(facts)
 
 
 def padded_vocab_size(facts: ModelFacts, layout: TrainerLayout) -> int:
@@ -42,23 +43,27 @@ def build_config(
         "ffn_hidden_size": facts.ffn_hidden_size,
         "normalization": "RMSNorm",
         "layernorm_epsilon": facts.norm_eps,
-        "gated_linear_unit": True,
-        "activation_func": F.silu,
-        "add_bias_linear": False,
         "add_qkv_bias": facts.qkv_bias,
         "qk_layernorm": facts.qk_norm,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "calculate_per_token_loss": True,
     }
+    options |= experts.mlp_options(facts)
+    options |= attention.options(facts)
+    options |= gated_delta.options(facts, cp=layout.cp)
+    options |= mamba.options(facts)
     if facts.norm_zero_centered:
         options["layernorm_zero_centered_gamma"] = True
     options |= _layout_options(facts, layout, dtype=dtype, device=device)
     if recompute == "full":
         options |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     if facts.num_experts:
-        options |= _moe_options(facts, routing_replay=routing_replay, grouped=has_transformer_engine(device))
-    return TransformerConfig(**options)
+        options |= experts.options(facts, routing_replay=routing_replay, grouped=uses_engine(facts, device))
+    # Megatron refuses biases of experts under etp, as it would add them once per rank; `layers.experts` adds each rank's share
+    config = TransformerConfig(**{**options, "add_bias_linear": options["add_bias_linear"] and layout.etp == 1})
+    config.add_bias_linear = options["add_bias_linear"]
+    return config
 
 
 def _layout_options(facts: ModelFacts, layout: TrainerLayout, *, dtype: torch.dtype, device: torch.device) -> dict[str, object]:
@@ -99,27 +104,14 @@ def _uneven_stages(num_layers: int, num_stages: int) -> list[list[str]]:
     return stages
 
 
-def _moe_options(facts: ModelFacts, *, routing_replay: bool, grouped: bool) -> dict[str, object]:
-    options: dict[str, object] = {
-        "num_moe_experts": facts.num_experts,
-        "moe_router_topk": facts.topk,
-        "moe_ffn_hidden_size": facts.moe_ffn_hidden_size,
-        "moe_router_load_balancing_type": "none",
-        "moe_router_pre_softmax": not facts.normalize_topk,
-        "moe_router_dtype": "fp32",
-        "moe_grouped_gemm": grouped,
-        "moe_enable_routing_replay": routing_replay,
-    }
-    if facts.num_moe_layers < facts.num_layers:
-        options["moe_layer_freq"] = [int(facts.is_moe_layer(layer)) for layer in range(facts.num_layers)]
-    return options
-
-
 def build_model(config: TransformerConfig, facts: ModelFacts, mesh: Mesh) -> GPTModel:
     """This rank's part, weights undefined until they are loaded."""
     # replay instances register themselves in a list of the process; those of an earlier model would be filled instead
     RouterReplay.clear_global_router_replay_instances()
-    engine = has_transformer_engine(mesh.device)
+    if facts.mamba is not None:
+        hybrid = build_hybrid(config, facts, mesh, vocab_size=padded_vocab_size(facts, mesh.layout))
+        return hybrid if mesh.device.type == "cpu" else hybrid.to(mesh.device)
+    engine = uses_engine(facts, mesh.device)
     first = get_transformer_layer_offset(config)
     layers = [layer_spec(config, facts, layer=first + index, engine=engine) for index in range(get_num_layers_to_build(config))]
     spec = TransformerBlockSubmodules(layer_specs=layers, layer_norm=final_norm(engine=engine))

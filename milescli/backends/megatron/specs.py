@@ -6,9 +6,12 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, g
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
+from milescli.backends.megatron.layers import experts, gated_delta
 from milescli.backends.megatron.layers.attention import PackedAttention
+from milescli.backends.megatron.layers.block import sandwich
+from milescli.backends.megatron.layers.linear import with_bias
 from milescli.backends.megatron.layers.norm import RmsNorm
-from milescli.models.facts import ModelFacts
+from milescli.models.facts import Layer, ModelFacts, Rope
 
 
 def final_norm(*, engine: bool) -> type:
@@ -20,23 +23,50 @@ def final_norm(*, engine: bool) -> type:
     return TENorm
 
 
+def engine_knows(facts: ModelFacts) -> bool:
+    """Whether TransformerEngine's layers compute this model: full attention with plain rotary embeddings, and gated SiLU. For others this
+    room's own layers are taken, on an accelerator too."""
+    plain = facts.rope is not None and facts.rope == Rope(theta=facts.rope.theta)
+    alike = all(layer in (Layer(), Layer(mlp="moe")) for layer in facts.layers)
+    others = (
+        facts.attention_sinks,
+        facts.attention_softcap,
+        facts.attention_scale,
+        facts.attention_output_gate,
+        facts.attention_output_bias,
+        facts.mlp_bias,
+        facts.sandwich_norms,
+    )
+    return plain and alike and not any(others) and facts.activation == "silu" and facts.gated_mlp
+
+
 def layer_spec(config: TransformerConfig, facts: ModelFacts, *, layer: int, engine: bool) -> ModuleSpec:
     """Layer `layer` (from 0)."""
-    experts = facts.num_experts if facts.is_moe_layer(layer) else None
+    num_experts = facts.num_experts if facts.is_moe_layer(layer) else None
     if engine:
-        return get_gpt_layer_with_transformer_engine_spec(
-            num_experts=experts, moe_grouped_gemm=config.moe_grouped_gemm, qk_layernorm=facts.qk_norm
+        spec = get_gpt_layer_with_transformer_engine_spec(
+            num_experts=num_experts, moe_grouped_gemm=config.moe_grouped_gemm, qk_layernorm=facts.qk_norm
         )
+        if num_experts:
+            experts.adapt(spec.submodules.mlp, facts)
+        return spec
     spec = get_gpt_layer_local_spec(
-        num_experts=experts, moe_grouped_gemm=False, qk_layernorm=facts.qk_norm, normalization="RMSNorm"
+        num_experts=num_experts, moe_grouped_gemm=False, qk_layernorm=facts.qk_norm, normalization="RMSNorm"
     )
     parts = spec.submodules
+    if num_experts:
+        experts.adapt(parts.mlp, facts)
     parts.input_layernorm = parts.pre_mlp_layernorm = RmsNorm
     attention = parts.self_attention.submodules
     attention.core_attention = core_attention(facts, layer=layer)
     if facts.qk_norm:
         attention.q_layernorm = attention.k_layernorm = RmsNorm
-    return spec
+    if facts.layers[layer].mixer == "gated_delta":
+        parts.self_attention = gated_delta.spec(facts)
+    # Megatron has one switch for the biases of all linear layers
+    attention.linear_qkv = with_bias(attention.linear_qkv, facts.qkv_bias)
+    attention.linear_proj = with_bias(attention.linear_proj, facts.attention_output_bias)
+    return sandwich(spec, norm=RmsNorm) if facts.sandwich_norms else spec
 
 
 def core_attention(facts: ModelFacts, *, layer: int) -> ModuleSpec:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -30,8 +31,8 @@ _ENGINE_NAMES = (
     (re.compile(r"mlp\.experts\.(linear_fc[12])\.weight(\d+)$"), r"mlp.experts.local_experts.\2.\1.weight"),
 )
 """TransformerEngine's fused modules -> names of Megatron's own modules, which the table uses."""
-_ADDS_TO_RESIDUAL = re.compile(r"\.(linear_proj|linear_fc2)\.weight$")
-"""The output projections of attention and MLP, of experts too."""
+_ADDS_TO_RESIDUAL = re.compile(r"\.(linear_proj|linear_fc2|out_proj)\.(weight|bias)$")
+"""The output projections of every mixer and MLP, of experts too."""
 _TIED_OUTPUT = "output_layer.weight"
 Parts = dict[tuple[str, int], torch.Tensor]
 """(Megatron name, number of the part) -> part"""
@@ -168,17 +169,30 @@ def hf_buckets(weights: Sequence[LocalWeight], table: WeightTable, *, mesh: Mesh
     by_name = {
         weight.entry.megatron: weight for weight in weights if not (weight.name == _TIED_OUTPUT and table.facts.tied_embeddings)
     }
+    dtypes = _dtypes(weights)
     bucket: list[Entry] = []
     held = 0
-    element = weights[0].parameter.element_size()
     for unit in _units(table.entries):
-        size = element * sum(entry.num_elements for entry in unit)
+        size = sum(dtypes[entry.megatron].itemsize * entry.num_elements for entry in unit)
         if bucket and held + size > bucket_bytes:
-            yield _gather_bucket(bucket, by_name, table=table, mesh=mesh)
+            yield _gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
             bucket, held = [], 0
         bucket += unit
         held += size
-    yield _gather_bucket(bucket, by_name, table=table, mesh=mesh)
+    yield _gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
+
+
+def _dtypes(weights: Sequence[LocalWeight]) -> Mapping[str, torch.dtype]:
+    """Megatron name -> dtype in memory, over all ranks: that of the model, but for those few that are kept apart (in float32)."""
+    usual, _ = Counter(weight.parameter.dtype for weight in weights).most_common(1)[0]
+    apart = {weight.entry.megatron: weight.parameter.dtype for weight in weights if weight.parameter.dtype != usual}
+    everywhere: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, (usual, apart))
+    found: defaultdict[str, torch.dtype] = defaultdict(lambda: usual)
+    for usual_there, apart_there in everywhere:
+        assert usual_there == usual, f"ranks hold the model in {usual} and {usual_there}"
+        found.update(apart_there)
+    return found
 
 
 def _units(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
@@ -190,17 +204,24 @@ def _units(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 
 @torch.no_grad()
-def _gather_bucket(entries: Sequence[Entry], local: dict[str, LocalWeight], *, table: WeightTable, mesh: Mesh) -> Bucket:
-    """Cut parts -> whole parts within each pipeline stage, then from stage to stage, each as few collectives on flat memory; then
-    parts -> disk tensors."""
+def _gather_bucket(
+    entries: Sequence[Entry],
+    local: dict[str, LocalWeight],
+    *,
+    dtypes: Mapping[str, torch.dtype],
+    table: WeightTable,
+    mesh: Mesh,
+) -> Bucket:
+    """Cut parts -> whole parts within each pipeline stage, then from stage to stage, each as few collectives on flat memory of one
+    dtype; then parts -> disk tensors."""
     mine = {entry.megatron: local[entry.megatron] for entry in entries if entry.megatron in local}
-    dtype, device = next(iter(local.values())).parameter.dtype, mesh.device
     stage_of = _stages(entries, mesh=mesh, table=table)
+    kinds = {(stage_of[entry.megatron], dtypes[entry.megatron]) for entry in entries}
     whole: Parts = {}
-    for stage in sorted(set(stage_of.values())):
-        here = [entry for entry in entries if stage_of[entry.megatron] == stage]
+    for stage, dtype in sorted(kinds, key=str):
+        here = [entry for entry in entries if (stage_of[entry.megatron], dtypes[entry.megatron]) == (stage, dtype)]
         tensors = _gather_stage(here, mine, table=table, mesh=mesh, dtype=dtype) if mesh.pp_rank == stage else None
-        whole |= _from_stage(here, tensors, stage=stage, mesh=mesh, dtype=dtype, device=device)
+        whole |= _from_stage(here, tensors, stage=stage, mesh=mesh, dtype=dtype, device=mesh.device)
     return [named for unit in _units(entries) for named in _to_disk(unit, whole)]
 
 

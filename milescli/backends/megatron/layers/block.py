@@ -1,0 +1,55 @@
+"""A layer whose parts are normalised once more before they are added to the residual stream (GLM-4, Gemma). Used by `specs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from megatron.core.transformer.spec_utils import ModuleSpec, build_module
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+
+
+@dataclass
+class SandwichSubmodules(TransformerLayerSubmodules):
+    """What Megatron's layer is made of, and the two norms after its parts."""
+
+    post_self_attn_layernorm: ModuleSpec | type | None = None
+    post_mlp_layernorm: ModuleSpec | type | None = None
+
+
+class SandwichLayer(TransformerLayer):
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))): the outer norms are `post_self_attn_layernorm` and
+    `post_mlp_layernorm`, named as Megatron's own are."""
+
+    def __init__(self, config, submodules: SandwichSubmodules, *args, **options) -> None:
+        """Called by Megatron."""
+        super().__init__(config, submodules, *args, **options)
+        shape = {"config": config, "hidden_size": config.hidden_size, "eps": config.layernorm_epsilon}
+        self.post_self_attn_layernorm = build_module(submodules.post_self_attn_layernorm, **shape)
+        self.post_mlp_layernorm = build_module(submodules.post_mlp_layernorm, **shape)
+        self.self_attn_bda = _normalised(self.self_attn_bda, self.post_self_attn_layernorm)
+        self.mlp_bda = _normalised(self.mlp_bda, self.post_mlp_layernorm)
+        # Megatron adds with gradients switched on, which costs nothing there: here it would record the norms while only scoring
+        self.bias_dropout_add_exec_handler = nullcontext
+
+
+def _normalised(bias_dropout_add: Callable, norm: Callable) -> Callable:
+    """Megatron's way to add a part's output to the residual stream, with the output (and its bias) normalised first."""
+
+    def prepare(training: bool, fused: bool) -> Callable:
+        add = bias_dropout_add(training, fused)
+
+        def normalise_and_add(output_with_bias, residual, dropout):
+            output, bias = output_with_bias
+            return add((norm(output if bias is None else output + bias), None), residual, dropout)
+
+        return normalise_and_add
+
+    return prepare
+
+
+def sandwich(layer: ModuleSpec, *, norm: type) -> ModuleSpec:
+    """Megatron's layer spec with `norm` after attention and MLP too."""
+    parts = SandwichSubmodules(**vars(layer.submodules), post_self_attn_layernorm=norm, post_mlp_layernorm=norm)
+    return ModuleSpec(module=SandwichLayer, submodules=parts, params=layer.params)
