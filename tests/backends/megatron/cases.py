@@ -49,6 +49,20 @@ MODELS = {
         "moe_intermediate_size": 48,
         "norm_topk_prob": True,
     },
+    "oss": {
+        "model_type": "gpt_oss",
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 32,
+        "vocab_size": 131,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
 }
 """An odd vocabulary, so that tensor parallelism must pad it; three layers, so that two stages are uneven."""
 

@@ -20,6 +20,7 @@ ONE = [
     _layout_case("tied", "tied"),
     _layout_case("moe", "moe"),
     _layout_case("moe-r3", "moe", replay=True),
+    _layout_case("oss", "oss"),
 ]
 TWO = [
     _layout_case("dense tp2", "dense", tp=2),
@@ -36,6 +37,9 @@ TWO = [
     _layout_case(
         "moe-r3 tp2 sp recompute", "moe", replay=True, tp=2, etp=2, sequence_parallel=True, train={"recompute": "full"}
     ),
+    _layout_case("oss tp2 sp etp2", "oss", tp=2, etp=2, sequence_parallel=True),
+    _layout_case("oss tp2 sp ep2", "oss", tp=2, ep=2, sequence_parallel=True),
+    _layout_case("oss cp2 ep2", "oss", cp=2, ep=2),
 ]
 FOUR = [
     _layout_case("dense tp2 pp2", "dense", tp=2, pp=2),
