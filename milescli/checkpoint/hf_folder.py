@@ -19,6 +19,26 @@ if TYPE_CHECKING:
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 _FETCH_AGAIN = "fetch the model again, as safetensors"
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F4": "float4_e2m1fn_x2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+"""As safetensors writes them -> as torch calls them."""
 
 
 class HfReader:
@@ -64,6 +84,17 @@ class HfReader:
     def read_row(self, name: str, *, row: int) -> torch.Tensor:
         """[row] of a stacked tensor."""
         return self._slice(name)[row]
+
+    def read_region(self, name: str, *ranges: tuple[int, int]) -> torch.Tensor:
+        """[start:end along every dim] of a tensor; a scalar has no range."""
+        part = self._slice(name)
+        return part[tuple(slice(*each) for each in ranges)] if ranges else self._files[self._where[name]].get_tensor(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of a tensor as it is stored."""
+        import torch
+
+        return getattr(torch, _DTYPES[self._slice(name).get_dtype()])
 
     def _slice(self, name: str):
         if name not in self._where:

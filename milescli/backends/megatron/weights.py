@@ -17,7 +17,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from milescli.backends.megatron.mesh import Mesh
-from milescli.checkpoint.hf_folder import HfReader
+from milescli.checkpoint.source import Source, open_source
 from milescli.core.errors import CheckpointError
 from milescli.models.base import Entry, Rule, Sharding, WeightTable
 from milescli.models.facts import ModelFacts
@@ -102,7 +102,7 @@ def _cut(sharding: Sharding, mesh: Mesh) -> tuple[int, int]:
 @torch.no_grad()
 def load_hf(weights: Sequence[LocalWeight], table: WeightTable, *, folder: Path, mesh: Mesh) -> None:
     """Fill this rank's parameters, reading only its part of every tensor. Raises CheckpointError for missing or misshapen weights."""
-    with HfReader(folder) as reader:
+    with open_source(folder) as reader:
         by_megatron = table.as_on_disk(reader.names()).by_megatron
         for weight in weights:
             entry = by_megatron[weight.entry.megatron]
@@ -111,7 +111,7 @@ def load_hf(weights: Sequence[LocalWeight], table: WeightTable, *, folder: Path,
             weight.parameter.copy_(fused)
 
 
-def _read_parts(reader: HfReader, entry: Entry, *, mesh: Mesh) -> list[torch.Tensor]:
+def _read_parts(reader: Source, entry: Entry, *, mesh: Mesh) -> list[torch.Tensor]:
     """The parts of an entry as this rank holds them."""
     sharding = entry.rule.sharding
     count, number = _cut(sharding, mesh)
@@ -121,7 +121,7 @@ def _read_parts(reader: HfReader, entry: Entry, *, mesh: Mesh) -> list[torch.Ten
     return [part.chunk(count, dim=sharding.dim)[number] for part in entry.rule.to_parts(whole, entry.facts)]
 
 
-def _read_disk(reader: HfReader, entry: Entry, index: int) -> torch.Tensor:
+def _read_disk(reader: Source, entry: Entry, index: int) -> torch.Tensor:
     """A whole disk tensor, or this expert's row of it."""
     name, shape = entry.hf[index], entry.shapes[index]
     if entry.row is None:
@@ -133,7 +133,7 @@ def _read_disk(reader: HfReader, entry: Entry, index: int) -> torch.Tensor:
     return reader.read_row(name, row=entry.row)
 
 
-def _read_part(reader: HfReader, entry: Entry, index: int, *, count: int, number: int) -> torch.Tensor:
+def _read_part(reader: Source, entry: Entry, index: int, *, count: int, number: int) -> torch.Tensor:
     """Part `number` of `count` of a disk tensor that is a part by itself."""
     name, whole, sharding = entry.hf[index], entry.shapes[index], entry.rule.sharding
     _check_shape(reader, name, expected=whole)
@@ -150,12 +150,12 @@ def _read_part(reader: HfReader, entry: Entry, index: int, *, count: int, number
     return torch.cat([part, part.new_zeros((missing, *whole[1:]))])
 
 
-def _check_shape(reader: HfReader, name: str, *, expected: tuple[int, ...]) -> None:
+def _check_shape(reader: Source, name: str, *, expected: tuple[int, ...]) -> None:
     if (found := reader.shape(name)) != expected:
         raise _misshapen(reader, name, found=found, expected=expected)
 
 
-def _misshapen(reader: HfReader, name: str, *, found: tuple[int, ...], expected: tuple[object, ...]) -> CheckpointError:
+def _misshapen(reader: Source, name: str, *, found: tuple[int, ...], expected: tuple[object, ...]) -> CheckpointError:
     return CheckpointError(
         f"`{reader.folder}`: weights and config.json do not belong together",
         why=f"`{name}` is {list(found)} on disk, and {list(expected)} by config.json",

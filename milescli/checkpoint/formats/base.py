@@ -1,0 +1,116 @@
+"""What a number format is: a codec (tensors -> parts and back, with its rounding bound) and a scheme (how folders name the parts).
+
+Weights are [..., rows, columns]; a block of `rows x columns` numbers along the last two dims shares one scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Parts = dict[str, Tensor]
+"""role -> tensor: `values`, `scale`, and where the format has them `global_scale` and `shape`"""
+
+SLACK = 1 + 2.0**-17
+"""Bounds are of exact arithmetic. float32 divides and multiplies on the way, by numbers up to 2 ** 5 half steps: 2 ** -24 of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codec:
+    """One number format. Functions are pure and work on the last two dims."""
+
+    name: str
+    block: tuple[int, int]
+    """Rows and columns that share a scale; 0: all of them."""
+    per_element: int
+    """Numbers in one element of the stored tensor, along the last dim."""
+    values_dtypes: tuple[torch.dtype, ...]
+    """As which folders store the numbers; the first is how they are written."""
+    scale_dtypes: tuple[torch.dtype, ...]
+    quantise: Callable[[Tensor, Tensor | None], Parts]
+    """([..., rows, columns], largest magnitude of all tensors that share a global scale, None: of this one) -> parts"""
+    unpack: Callable[[Tensor], Tensor]
+    """Stored numbers -> float32, not scaled yet."""
+    scales: Callable[[Mapping[str, Tensor]], Tensor]
+    """Stored scales (and global scale) -> float32 factors."""
+    half_step: Callable[[Tensor], Tensor]
+    """|numbers before rounding, in units of the scale| -> the largest error of rounding, in units of the scale."""
+
+    def dequantise(self, parts: Mapping[str, Tensor], *, offset: tuple[int, int] = (0, 0)) -> Tensor:
+        """float32 weight. `parts` may be a region: `offset` says at which row and column within its first block it begins."""
+        values = self.unpack(parts["values"])
+        return values * expand(self.scales(parts), self.block, like=values, offset=offset)
+
+    def bound(self, weight: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+        """[as weight] the largest |difference| to `dequantise(parts)` that rounding to nearest can make."""
+        scale = expand(self.scales(parts), self.block, like=weight, offset=(0, 0)).abs()
+        return self.half_step(weight.float().abs() / scale) * scale * SLACK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """A codec, and what folders append to a module's name for each part."""
+
+    codec: Codec
+    suffixes: Mapping[str, str]
+    """role -> suffix of the name on disk"""
+    plain_suffix: str = ".weight"
+    """Of the plain tensor."""
+    transposed: bool = False
+    """The plain tensor has the last two dims the other way round (gpt-oss)."""
+    grouped: bool = False
+    """The numbers of each block lie in a dim of their own (gpt-oss)."""
+
+    def names(self, plain: str) -> dict[str, str]:
+        """Plain name -> role -> name on disk."""
+        stem = plain.removesuffix(self.plain_suffix) if self.plain_suffix else plain
+        return {role: stem + suffix for role, suffix in self.suffixes.items()}
+
+    def plain_name(self, values_name: str) -> str | None:
+        """The inverse for the part `values`; None where the name is of no such part."""
+        suffix = self.suffixes["values"]
+        return values_name.removesuffix(suffix) + self.plain_suffix if values_name.endswith(suffix) else None
+
+
+def blocks(length: int, size: int) -> int:
+    """Blocks of `size` (0: one) along a dim, the last of them filled partly."""
+    return -(-length // size) if size else 1
+
+
+def stored_shapes(codec: Codec, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """role -> shape of the parts of a plain tensor [..., rows, columns]."""
+    *lead, rows, columns = shape
+    return {
+        "values": (*lead, rows, blocks(columns, codec.per_element)),
+        "scale": (*lead, blocks(rows, codec.block[0]), blocks(columns, codec.block[1])),
+    }
+
+
+def expand(scale: Tensor, block: tuple[int, int], *, like: Tensor, offset: tuple[int, int]) -> Tensor:
+    """[..., blocks, blocks] -> a factor for each number of `like`, which begins `offset` within the first block."""
+    for dim, size, begin in ((-2, block[0], offset[0]), (-1, block[1], offset[1])):
+        if size > 1:
+            scale = scale.repeat_interleave(size, dim=dim).narrow(dim, begin, like.shape[dim])
+    return scale
+
+
+def block_maxima(weight: Tensor, block: tuple[int, int]) -> Tensor:
+    """[..., rows, columns] -> [..., blocks, blocks] largest magnitudes, float32."""
+    found = weight.float().abs()
+    for dim, size in ((-2, block[0]), (-1, block[1])):
+        length = found.shape[dim]
+        size = size or length
+        missing = blocks(length, size) * size - length
+        if missing:
+            found = torch.cat([found, found.new_zeros(_with(found.shape, dim, missing))], dim=dim)
+        found = found.unflatten(dim, (-1, size)).amax(dim=dim)
+    return found
+
+
+def _with(shape: torch.Size, dim: int, length: int) -> list[int]:
+    changed = list(shape)
+    changed[dim] = length
+    return changed

@@ -1,0 +1,59 @@
+"""FP8 by blocks: float8_e4m3fn numbers and one scale for each 128 x 128 block (DeepSeek-V3 technical report, section 3.3), in float32 or,
+where `scale_fmt` is ue8m0, a power of two. Blocks at the edges are filled partly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from milescli.checkpoint.formats.base import Codec, Parts, block_maxima, expand
+from milescli.checkpoint.formats.e8m0 import from_e8m0, smallest_power
+
+LARGEST = 448.0
+"""Of float8_e4m3fn."""
+BLOCK = (128, 128)
+_SMALLEST_EXPONENT = -6
+_MANTISSA_BITS = 3
+
+
+def to_e4m3(scaled: Tensor) -> Tensor:
+    """Rounded to nearest, ties to even; beyond the largest number: the largest."""
+    return scaled.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+
+
+def half_step_e4m3(magnitude: Tensor) -> Tensor:
+    """Half the distance of neighbouring e4m3 numbers at `magnitude`."""
+    exponent = torch.frexp(magnitude)[1] - 1
+    return torch.ldexp(torch.ones_like(magnitude), exponent.clamp(min=_SMALLEST_EXPONENT) - _MANTISSA_BITS - 1)
+
+
+def _quantise(weight: Tensor, _: Tensor | None, *, block: tuple[int, int], powers: bool) -> Parts:
+    scale = block_maxima(weight, block) / LARGEST
+    # a block of zeros has no largest number; and below the smallest normal float32 a scale would lose its digits
+    scale = torch.where(scale > 0, scale.clamp(min=torch.finfo(torch.float32).tiny), torch.ones_like(scale))
+    if powers:
+        scale = smallest_power(scale)
+    return {"values": to_e4m3(weight.float() / expand(scale, block, like=weight, offset=(0, 0))), "scale": scale}
+
+
+def _scales(parts: Mapping[str, Tensor]) -> Tensor:
+    scale = parts["scale"]
+    return from_e8m0(scale) if scale.dtype in (torch.uint8, torch.float8_e8m0fnu) else scale.float()
+
+
+def codec(block: tuple[int, int] = BLOCK, *, powers: bool = False) -> Codec:
+    """FP8 with one scale for each block of `block` numbers (0: whole rows or columns); `powers`: scales are powers of two."""
+    return Codec(
+        name="fp8",
+        block=block,
+        per_element=1,
+        values_dtypes=(torch.float8_e4m3fn,),
+        scale_dtypes=(torch.float32, torch.bfloat16, torch.float8_e8m0fnu, torch.uint8),
+        quantise=partial(_quantise, block=block, powers=powers),
+        unpack=torch.Tensor.float,
+        scales=_scales,
+        half_step=half_step_e4m3,
+    )

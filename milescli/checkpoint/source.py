@@ -1,0 +1,301 @@
+"""`open_source`: a Hugging Face folder, plain or quantised, as plain tensors under plain names. Reads safetensors, writes nothing.
+
+Called by convert and by the trainer's load. A slice of a quantised tensor reads and dequantises only the blocks that it touches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from milescli.checkpoint.formats.base import Scheme, stored_shapes
+from milescli.checkpoint.formats.schemes import DROPPED, quantization_config, schemes_of
+from milescli.checkpoint.hf_folder import HfReader
+from milescli.core.errors import CheckpointError
+from milescli.models.base import read_config
+
+PLAIN_DTYPE = torch.bfloat16
+"""Of a tensor that was dequantised; plain tensors of the folder keep their own."""
+_QUANTISED_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
+_LEFT_OVER = (
+    ".weight_scale_inv",
+    ".weight_scale",
+    ".weight_scale_2",
+    ".weight_packed",
+    ".weight_shape",
+    ".weight_global_scale",
+)
+_UNSUPPORTED = (".weight_zero_point", ".weight_g_idx", ".pre_quant_scale", ".qweight", ".qzeros")
+_FETCH_AGAIN = "fetch the model again, as safetensors"
+
+
+def open_source(folder: Path) -> Source:
+    """Open a folder of weights. Use as a context manager.
+
+    Raises CheckpointError where config.json and tensors contradict each other, or a part of a quantised tensor is missing or misshapen.
+    """
+    config = read_config(folder)
+    schemes = schemes_of(config)
+    reader = HfReader(folder)
+    try:
+        if schemes:
+            found = quantization_config(config) or {}
+            return QuantisedReader(reader, schemes, method=str(found.get("quant_method") or found.get("quant_algo")))
+        _refuse_unannounced(reader)
+        return reader
+    except BaseException:
+        reader.__exit__()
+        raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    """One plain tensor, as it lies on disk."""
+
+    scheme: Scheme
+    names: dict[str, str]
+    """role -> name on disk"""
+    shape: tuple[int, ...]
+    """[..., rows, columns] as stored: before the last two dims are turned round, where they are"""
+
+    @property
+    def plain_shape(self) -> tuple[int, ...]:
+        return (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.scheme.transposed else self.shape
+
+
+class QuantisedReader:
+    """HfReader's interface over a quantised folder: the plain tensors that its parts stand for, in bfloat16, and those that are plain."""
+
+    def __init__(self, reader: HfReader, schemes: Sequence[Scheme], *, method: str) -> None:
+        """Takes over `reader`. `method`: what config.json calls the quantisation."""
+        self._reader, self.method = reader, method
+        self._stored = _find_stored(reader, schemes, method=method)
+        parts = {name for stored in self._stored.values() for name in stored.names.values()}
+        dropped = {name for name in reader.names() if name.endswith(DROPPED)}
+        self._plain = {name for name in reader.names() if name not in parts and name not in dropped}
+        _refuse_left_over(reader, sorted(self._plain), method=method)
+
+    @property
+    def folder(self) -> Path:
+        """What is read."""
+        return self._reader.folder
+
+    def __enter__(self) -> QuantisedReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._reader.__exit__(*exc)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stored or name in self._plain
+
+    def names(self) -> list[str]:
+        """All tensors of the model, under plain names."""
+        return sorted([*self._stored, *self._plain])
+
+    def quantised_names(self) -> list[str]:
+        """Those of them that are stored in the quantised form."""
+        return sorted(self._stored)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the whole plain tensor. Raises CheckpointError where there is none of that name."""
+        stored = self._stored.get(name)
+        return stored.plain_shape if stored else self._reader.shape(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of the plain tensor."""
+        return PLAIN_DTYPE if name in self._stored else self._reader.dtype(name)
+
+    def read(self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None) -> torch.Tensor:
+        """[..., start:end along `dim` (0 or 1), ...] of a plain tensor."""
+        if name not in self._stored:
+            return self._reader.read(name, dim=dim, start=start, end=end)
+        return self.read_float(name, dim=dim, start=start, end=end).to(PLAIN_DTYPE)
+
+    def read_row(self, name: str, *, row: int) -> torch.Tensor:
+        """[row] of a stacked tensor."""
+        if name not in self._stored:
+            return self._reader.read_row(name, row=row)
+        return self.read(name, start=row, end=row + 1)[0]
+
+    def read_region(self, name: str, *ranges: tuple[int, int]) -> torch.Tensor:
+        """[start:end along every dim] of a plain tensor."""
+        if name not in self._stored:
+            return self._reader.read_region(name, *ranges)
+        return _region(self._reader, self._stored[name], list(ranges)).to(PLAIN_DTYPE)
+
+    def read_float(self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None) -> torch.Tensor:
+        """As `read`, in float32: quantised numbers times their scales, not rounded again."""
+        if name not in self._stored:
+            return self._reader.read(name, dim=dim, start=start, end=end).float()
+        shape = self._stored[name].plain_shape
+        ranges = [(0, length) for length in shape]
+        ranges[dim] = slice(start, end).indices(shape[dim])[:2]
+        return _region(self._reader, self._stored[name], ranges)
+
+    def parts(self, name: str) -> dict[str, torch.Tensor] | None:
+        """role -> stored tensor of a quantised tensor, whole; None where it is plain."""
+        stored = self._stored.get(name)
+        return stored and {
+            role: self._reader.read_region(on_disk, *_whole(self._reader, on_disk)) for role, on_disk in stored.names.items()
+        }
+
+
+Source = HfReader | QuantisedReader
+"""What `open_source` gives: one interface, `read` of plain tensors by plain names."""
+
+
+def _find_stored(reader: HfReader, schemes: Sequence[Scheme], *, method: str) -> dict[str, _Stored]:
+    found: dict[str, _Stored] = {}
+    for name in reader.names():
+        if name.endswith(_UNSUPPORTED):
+            raise _contradiction(reader, why=f"`{name}` belongs to a form of {method} that miles does not read")
+        named = [scheme for scheme in schemes if (plain := scheme.plain_name(name)) and _is_values(reader, name, scheme)]
+        if not named:
+            continue
+        complete = [scheme for scheme in named if _missing(reader, scheme, name) is None]
+        if not complete:
+            missing = _missing(reader, named[0], name)
+            raise _contradiction(reader, why=f"`{name}` is quantised, and its `{missing}` is not there")
+        fitting = [stored for scheme in complete if (stored := _stored(reader, scheme, name)) is not None]
+        if not fitting:
+            raise _contradiction(reader, why=_misfit(reader, complete[0], name))
+        plain = fitting[0].scheme.plain_name(name)
+        assert plain is not None
+        found[plain] = fitting[0]
+    if not found:
+        raise CheckpointError(
+            f"`{reader.folder}`: config.json and weights do not belong together",
+            why=f"config.json says that they are quantised as {method}, and no tensor is",
+            fix="remove `quantization_config` from config.json if the weights are plain, or fetch the model again",
+        )
+    return found
+
+
+def _is_values(reader: HfReader, name: str, scheme: Scheme) -> bool:
+    """Whether a tensor holds quantised numbers of this scheme. One that is plain may end alike."""
+    if reader.dtype(name) not in scheme.codec.values_dtypes:
+        return False
+    # without a suffix of its own, every tensor would end alike: scales and the parts of other schemes too
+    return bool(scheme.suffixes["values"]) or not name.endswith((".weight", *_LEFT_OVER))
+
+
+def _missing(reader: HfReader, scheme: Scheme, values_name: str) -> str | None:
+    plain = scheme.plain_name(values_name)
+    assert plain is not None
+    return next((name for name in scheme.names(plain).values() if name not in reader), None)
+
+
+def _stored(reader: HfReader, scheme: Scheme, values_name: str) -> _Stored | None:
+    """None where the scale's shape or dtype is another than the scheme's."""
+    plain = scheme.plain_name(values_name)
+    assert plain is not None
+    names = scheme.names(plain)
+    shape = _shape(reader, scheme, names)
+    if shape is None or reader.dtype(names["scale"]) not in scheme.codec.scale_dtypes:
+        return None
+    expected = stored_shapes(scheme.codec, shape)["scale"]
+    found = reader.shape(names["scale"])
+    same = found == expected or (math.prod(expected) == math.prod(found) and found in (expected[:-1], expected[:-2], (1,)))
+    return _Stored(scheme=scheme, names=names, shape=shape) if same else None
+
+
+def _shape(reader: HfReader, scheme: Scheme, names: dict[str, str]) -> tuple[int, ...] | None:
+    """[..., rows, columns] that the stored numbers stand for."""
+    codec, values = scheme.codec, reader.shape(names["values"])
+    if scheme.grouped:
+        values = (*values[:-2], values[-2] * values[-1]) if values[-1] * codec.per_element == codec.block[1] else ()
+    if len(values) < 2:
+        return None
+    columns = values[-1] * codec.per_element
+    if "shape" in names:
+        told = [int(length) for length in reader.read(names["shape"])]
+        if len(told) != 2 or told[0] != values[-2] or -(-told[1] // codec.per_element) != values[-1]:
+            return None
+        columns = told[1]
+    return (*values[:-1], columns)
+
+
+def _misfit(reader: HfReader, scheme: Scheme, values_name: str) -> str:
+    plain = scheme.plain_name(values_name)
+    assert plain is not None
+    names = scheme.names(plain)
+    values, scale = reader.shape(names["values"]), reader.shape(names["scale"])
+    shape = _shape(reader, scheme, names)
+    if shape is None:
+        return f"`{names['values']}` is {list(values)}, which `{names.get('shape', names['scale'])}` contradicts"
+    expected = list(stored_shapes(scheme.codec, shape)["scale"])
+    return f"`{names['scale']}` is {list(scale)} {reader.dtype(names['scale'])}, and `{names['values']}` {list(values)} needs {expected}"
+
+
+def _region(reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]]) -> torch.Tensor:
+    """float32 [start:end along every dim] of the plain tensor."""
+    scheme, codec = stored.scheme, stored.scheme.codec
+    assert len(ranges) == len(stored.shape), (stored.names, ranges)
+    if scheme.transposed:
+        ranges = [*ranges[:-2], ranges[-1], ranges[-2]]
+    *lead, rows, columns = ranges
+    # whole stored elements, or whole groups of them
+    unit = codec.block[1] if scheme.grouped else codec.per_element
+    first, last = columns[0] // unit, -(-columns[1] // unit)
+    values_ranges = [*lead, rows, (first, last)]
+    if scheme.grouped:
+        values_ranges.append((0, codec.block[1] // codec.per_element))
+    values = reader.read_region(stored.names["values"], *values_ranges)
+    if scheme.grouped:
+        values = values.flatten(-2)
+    row_blocks, row_offset = _block_range(rows, codec.block[0])
+    column_blocks, column_offset = _block_range((first * unit, columns[1]), codec.block[1])
+    scale = _scale(reader, stored, [*lead, row_blocks, column_blocks])
+    parts = {"values": values, "scale": scale}
+    if "global_scale" in stored.names:
+        parts["global_scale"] = reader.read_region(stored.names["global_scale"], *_whole(reader, stored.names["global_scale"]))
+    region = codec.dequantise(parts, offset=(row_offset, column_offset))
+    region = region.narrow(-1, columns[0] - first * unit, columns[1] - columns[0])
+    return region.transpose(-1, -2).contiguous() if scheme.transposed else region
+
+
+def _scale(reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]]) -> torch.Tensor:
+    """Of the blocks of a region. Scales of whole rows or tensors may be stored with fewer dims."""
+    name = stored.names["scale"]
+    expected = stored_shapes(stored.scheme.codec, stored.shape)["scale"]
+    if reader.shape(name) == expected:
+        return reader.read_region(name, *ranges)
+    whole = reader.read_region(name, *_whole(reader, name)).reshape(expected)
+    return whole[tuple(slice(*each) for each in ranges)]
+
+
+def _whole(reader: HfReader, name: str) -> list[tuple[int, int]]:
+    return [(0, length) for length in reader.shape(name)]
+
+
+def _block_range(numbers: tuple[int, int], size: int) -> tuple[tuple[int, int], int]:
+    """(blocks that hold these numbers, how far within the first of them they begin)"""
+    if not size:
+        return (0, 1), 0
+    first = numbers[0] // size
+    return (first, max(-(-numbers[1] // size), first)), numbers[0] - first * size
+
+
+def _refuse_unannounced(reader: HfReader) -> None:
+    for name in reader.names():
+        if reader.dtype(name) in _QUANTISED_DTYPES and not name.endswith(DROPPED):
+            raise _contradiction(
+                reader, why=f"`{name}` is stored as {reader.dtype(name)}, and config.json has no `quantization_config`"
+            )
+
+
+def _refuse_left_over(reader: HfReader, plain: Sequence[str], *, method: str) -> None:
+    for name in plain:
+        if name.endswith(_LEFT_OVER):
+            raise _contradiction(reader, why=f"`{name}` belongs to no tensor that is quantised as {method}")
+        if reader.dtype(name) in _QUANTISED_DTYPES:
+            raise _contradiction(reader, why=f"`{name}` is stored as {reader.dtype(name)}, which {method} has no scale for")
+
+
+def _contradiction(reader: HfReader, *, why: str) -> CheckpointError:
+    return CheckpointError(f"`{reader.folder}`: config.json and weights do not belong together", why=why, fix=_FETCH_AGAIN)
