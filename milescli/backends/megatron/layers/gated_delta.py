@@ -1,0 +1,145 @@
+"""Megatron's gated delta net over packed rows: its modules, names and checkpoint, with the recurrence in plain PyTorch and context
+parallelism. The facts' options for Megatron's config, and the module that `specs` puts in attention's place."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core.ssm import gated_delta_net
+from megatron.core.ssm.gated_delta_net import GatedDeltaNetSubmodules
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, copy_to_tensor_model_parallel_region
+from megatron.core.transformer.spec_utils import ModuleSpec
+
+from milescli.backends.megatron.layers.attention import PackedRow
+from milescli.backends.megatron.layers.delta_rule import causal_conv, gated_delta_rule
+from milescli.backends.megatron.layers.norm import RmsNorm
+from milescli.models.facts import ModelFacts
+
+_TINY = 1e-6
+"""Added to the squared length of queries and keys before they are scaled to 1."""
+
+
+def options(facts: ModelFacts, *, cp: int) -> dict[str, object]:
+    """What Megatron is told of the layers of this kind. Its own module knows no context parallelism, and its config refuses it by name."""
+    delta = facts.gated_delta
+    if delta is None:
+        return {}
+    return {
+        "experimental_attention_variant": "gated_delta_net" if cp == 1 else None,
+        "linear_attention_freq": [int(layer.mixer == "gated_delta") for layer in facts.layers],
+        "linear_conv_kernel_dim": delta.conv_kernel,
+        "linear_key_head_dim": delta.key_head_dim,
+        "linear_value_head_dim": delta.value_head_dim,
+        "linear_num_key_heads": delta.num_key_heads,
+        "linear_num_value_heads": delta.num_value_heads,
+    }
+
+
+def spec(facts: ModelFacts) -> ModuleSpec:
+    """The mixer of a layer. Its norm is the one that is not around zero, whatever the config says of the others."""
+    assert facts.gated_delta is not None, facts.family
+    wide = facts.gated_delta.float32
+    norm = ModuleSpec(module=RmsNorm, params={"zero_centered": False, "dtype": torch.float32 if wide else None})
+    parts = GatedDeltaNetSubmodules(in_proj=ColumnParallelLinear, out_norm=norm, out_proj=RowParallelLinear)
+    return ModuleSpec(module=PackedGatedDelta, submodules=parts, params={"wide": wide})
+
+
+class PackedGatedDelta(gated_delta_net.GatedDeltaNet):
+    """Gated delta net (arXiv 2412.06464) as Qwen3-Next has it. Hidden states [S / tp or S, 1, hidden] -> the same, and a bias of None."""
+
+    def __init__(self, config, submodules, layer_number=None, cp_comm_type=None, *, wide: bool, pg_collection=None) -> None:
+        """Called by Megatron. `wide`: the decay is held in float32 whatever the other weights are in."""
+        # it asks for kernels that this class does not use
+        gated_delta_net.HAVE_FLA = True
+        super().__init__(config, submodules, layer_number=layer_number, pg_collection=pg_collection)
+        if wide:
+            self.A_log = torch.nn.Parameter(self.A_log.data.float())
+        self.cp_group = pg_collection.cp
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask=None, *, packed_seq_params: PackedRow | None = None, **_: object
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Sequences of the row do not see each other."""
+        row = packed_seq_params
+        assert isinstance(row, PackedRow), "this mixer computes packed rows only"
+        mixed, _ = self.in_proj(hidden_states)
+        keys, values, heads = (size // self.tp_size for size in (self.qk_dim, self.v_dim, self.num_value_heads))
+        query, key, value, gate, beta, alpha = mixed.squeeze(1).split([keys, keys, values, values, heads, heads], dim=-1)
+        parts = self._to_heads([query, key, value, beta, alpha])
+        out = self._mix(*parts, row=row)
+        out = self._from_heads(out).unflatten(-1, (-1, self.value_head_dim))
+        gated = self._normalise(out) * F.silu(gate.unflatten(-1, (-1, self.value_head_dim)).float())
+        return self.out_proj(gated.to(hidden_states.dtype).flatten(1)[:, None])
+
+    def _mix(self, query, key, value, beta, alpha, *, row: PackedRow) -> torch.Tensor:
+        """[F, heads * dim] of each -> [F, value heads * dv]; computed in float32"""
+        chunks = row.chunks
+        assert chunks is not None
+        sizes = [part.shape[-1] for part in (query, key, value)]
+        decay = -self._own(self.A_log).float().exp() * F.softplus(alpha.float() + self._own(self.dt_bias).float())
+        qkv = chunks.cells.fill(torch.cat((query, key, value), dim=-1)).unflatten(0, (-1, chunks.size))
+        per_head = chunks.cells.fill(torch.cat((decay, beta.float().sigmoid()), dim=-1)).unflatten(0, (-1, chunks.size))
+        weight = torch.cat([self._own(part) for part in self.conv1d.weight.split([self.cp_group.size() * s for s in sizes])])
+        query, key, value = F.silu(causal_conv(qkv, weight, per_step=chunks.per_step)).float().split(sizes, dim=-1)
+        query, key = (_unit(part.unflatten(-1, (-1, self.key_head_dim))) for part in (query, key))
+        out = gated_delta_rule(
+            query * self.key_head_dim**-0.5,
+            key,
+            value.unflatten(-1, (-1, self.value_head_dim)),
+            *per_head.chunk(2, dim=-1),
+            per_step=chunks.per_step,
+        )
+        return chunks.cells.empty(out.flatten(0, 1)).flatten(1)
+
+    def _normalise(self, out: torch.Tensor) -> torch.Tensor:
+        """Per head. Each tensor-parallel rank has heads of its own, and where Megatron does not sum the weight's gradient over them
+        (it does under sequence parallelism), this does."""
+        if self.tp_size > 1 and not self.config.sequence_parallel:
+            return self.out_norm(out, weight=copy_to_tensor_model_parallel_region(self.out_norm.weight))
+        return self.out_norm(out)
+
+    def _own(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The rows of the heads that this context-parallel rank computes; its gradient for the others is 0."""
+        return parameter.chunk(self.cp_group.size())[self.cp_group.rank()]
+
+    def _to_heads(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        """All heads of this rank's positions -> its share of the heads, of all positions, as the ranks' parts are gathered."""
+        count = self.cp_group.size()
+        if count == 1:
+            return parts
+        shares = [part.unflatten(-1, (count, -1)) for part in parts]
+        sizes = [share.shape[-1] for share in shares]
+        sent = torch.cat(shares, dim=-1).transpose(0, 1)
+        return list(_Exchange.apply(sent, self.cp_group).flatten(0, 1).split(sizes, dim=-1))
+
+    def _from_heads(self, out: torch.Tensor) -> torch.Tensor:
+        """The inverse, of the output."""
+        count = self.cp_group.size()
+        if count == 1:
+            return out
+        return _Exchange.apply(out.unflatten(0, (count, -1)), self.cp_group).transpose(0, 1).flatten(1)
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    return x * (x.square().sum(dim=-1, keepdim=True) + _TINY).rsqrt()
+
+
+class _Exchange(torch.autograd.Function):
+    """[ranks, ...]: slice r goes to rank r of the group, and what comes from it takes its place."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return _exchange(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _exchange(grad, ctx.group), None
+
+
+def _exchange(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    dist.all_to_all_single(out, x, group=group)
+    return out

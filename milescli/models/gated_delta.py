@@ -1,0 +1,169 @@
+"""Weights of gated delta nets (arXiv 2412.06464): how Hugging Face and Megatron hold them. A family file picks the form of its disks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from milescli.models.base import COLUMN, REPLICATED, ROW, Rule, mixer_layers
+from milescli.models.facts import GatedDelta, ModelFacts
+from milescli.models.transforms import alone, concatenate, same, shapes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_HF = "model.layers.{layer}.linear_attn."
+_MEGATRON = "decoder.layers.{layer}.self_attention."
+
+
+def _delta(facts: ModelFacts) -> GatedDelta:
+    assert facts.gated_delta is not None, facts.family
+    return facts.gated_delta
+
+
+def _key_size(facts: ModelFacts) -> int:
+    return _delta(facts).num_key_heads * _delta(facts).key_head_dim
+
+
+def _value_size(facts: ModelFacts) -> int:
+    return _delta(facts).num_value_heads * _delta(facts).value_head_dim
+
+
+def _num_values(facts: ModelFacts) -> int:
+    return _delta(facts).num_value_heads
+
+
+def _qkv_sizes(facts: ModelFacts) -> list[int]:
+    return [_key_size(facts), _key_size(facts), _value_size(facts)]
+
+
+def _in_proj_sizes(facts: ModelFacts) -> list[int]:
+    return [*_qkv_sizes(facts), _value_size(facts), _num_values(facts), _num_values(facts)]
+
+
+def _split_qkv(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+    (tensor,) = tensors
+    return list(tensor.split(_qkv_sizes(facts)))
+
+
+def _join(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+    return [concatenate(parts, facts)]
+
+
+def _cut_alike(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Parts that lie one after the other, each cut by tensor parallelism, `sizes` of them whole."""
+    cut, rest = divmod(sum(sizes), tensor.shape[0])
+    assert not rest, (sizes, tensor.shape)
+    return list(tensor.split([size // cut for size in sizes]))
+
+
+def _ungroup(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+    """Qwen3-Next's disk form, per key head its query, key, values and gates, and its betas and alphas -> the six parts."""
+    qkvz, ba = tensors
+    delta = _delta(facts)
+    per_key = delta.num_value_heads // delta.num_key_heads
+    values = per_key * delta.value_head_dim
+    first = qkvz.reshape(delta.num_key_heads, -1, *qkvz.shape[1:])
+    second = ba.reshape(delta.num_key_heads, -1, *ba.shape[1:])
+    parts = (*first.split([delta.key_head_dim, delta.key_head_dim, values, values], dim=1), *second.split(per_key, dim=1))
+    return [part.reshape(-1, *part.shape[2:]) for part in parts]
+
+
+def _group(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+    """The inverse of `_ungroup`."""
+    import torch
+
+    per_key = [part.reshape(_delta(facts).num_key_heads, -1, *part.shape[1:]) for part in parts]
+    joined = (torch.cat(per_key[:4], dim=1), torch.cat(per_key[4:], dim=1))
+    return [part.reshape(-1, *part.shape[2:]) for part in joined]
+
+
+def _separate(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+    """Qwen3.5's disk form: query, key and value after each other, gate, beta, alpha -> the six parts."""
+    return [*_split_qkv(tensors[:1], facts), *tensors[1:]]
+
+
+def _together(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+    """The inverse of `_separate`."""
+    return [concatenate(parts[:3], facts), *parts[3:]]
+
+
+_LINEAR = mixer_layers("gated_delta")
+
+SEPARATE_IN_PROJ = Rule(
+    hf=tuple(_HF + f"in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")),
+    megatron=_MEGATRON + "in_proj.weight",
+    shapes=shapes(
+        lambda f: (sum(_qkv_sizes(f)), f.hidden_size),
+        lambda f: (_value_size(f), f.hidden_size),
+        lambda f: (_num_values(f), f.hidden_size),
+        lambda f: (_num_values(f), f.hidden_size),
+    ),
+    sharding=COLUMN,
+    fuse=concatenate,
+    split=lambda tensor, facts: _cut_alike(tensor, _in_proj_sizes(facts)),
+    where=_LINEAR,
+    unpack=_separate,
+    pack=_together,
+    suffixes=(".query", ".key", ".value", ".z", ".beta", ".alpha"),
+)
+"""Qwen3.5"""
+GROUPED_IN_PROJ = replace(
+    SEPARATE_IN_PROJ,
+    hf=(_HF + "in_proj_qkvz.weight", _HF + "in_proj_ba.weight"),
+    shapes=shapes(
+        lambda f: (2 * (_key_size(f) + _value_size(f)), f.hidden_size),
+        lambda f: (2 * _num_values(f), f.hidden_size),
+    ),
+    unpack=_ungroup,
+    pack=_group,
+)
+"""Qwen3-Next"""
+_CONV = Rule(
+    hf=(_HF + "conv1d.weight",),
+    megatron=_MEGATRON + "conv1d.weight",
+    shapes=shapes(lambda f: (sum(_qkv_sizes(f)), 1, _delta(f).conv_kernel)),
+    sharding=COLUMN,
+    fuse=concatenate,
+    split=lambda tensor, facts: _cut_alike(tensor, _qkv_sizes(facts)),
+    where=_LINEAR,
+    unpack=_split_qkv,
+    pack=_join,
+    suffixes=(".query", ".key", ".value"),
+)
+_DECAY = Rule(
+    hf=(_HF + "A_log",),
+    megatron=_MEGATRON + "A_log",
+    shapes=shapes(lambda f: (_num_values(f),)),
+    sharding=COLUMN,
+    fuse=same,
+    split=alone,
+    where=_LINEAR,
+)
+_STEP = replace(_DECAY, hf=(_HF + "dt_bias",), megatron=_MEGATRON + "dt_bias")
+_NORM = Rule(
+    hf=(_HF + "norm.weight",),
+    megatron=_MEGATRON + "out_norm.weight",
+    shapes=shapes(lambda f: (_delta(f).value_head_dim,)),
+    sharding=REPLICATED,
+    fuse=same,
+    split=alone,
+    where=_LINEAR,
+)
+"""The one norm of these families that is not around zero."""
+_OUTPUT = Rule(
+    hf=(_HF + "out_proj.weight",),
+    megatron=_MEGATRON + "out_proj.weight",
+    shapes=shapes(lambda f: (f.hidden_size, _value_size(f))),
+    sharding=ROW,
+    fuse=same,
+    split=alone,
+    where=_LINEAR,
+)
+
+
+def others(facts: ModelFacts) -> tuple[Rule, ...]:
+    """All but the input projection."""
+    wide = _delta(facts).float32
+    return (_CONV, replace(_DECAY, float32=wide), _STEP, replace(_NORM, float32=wide), _OUTPUT)

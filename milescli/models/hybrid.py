@@ -1,0 +1,230 @@
+"""What Qwen3-Next and Qwen3.5 share: layers of gated delta net (linear attention) with gated full attention every few layers, norms
+around zero, a multi-token-prediction layer. Facts and rules; the family files call it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from milescli.core.errors import CheckpointError
+from milescli.models import fields, gated_delta, layers
+from milescli.models.base import COLUMN, REPLICATED, Rule, WeightTable, mixer_layers
+from milescli.models.facts import GatedDelta, Layer, ModelFacts
+from milescli.models.transforms import alone, same, shapes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_MIXERS = {"linear_attention": "gated_delta", "full_attention": "full"}
+_MTP_HF = "mtp.layers.{mtp}."
+_BESIDE_VISION = "model.language_model."
+VISION = (r"^model\.visual\.",)
+"""Names of the tower that multimodal releases have beside the text model."""
+
+
+def facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
+    """ModelFacts of a text config whose layers have a plain MLP. Raises CheckpointError for what the trainer cannot compute."""
+    fields.refuse(config, "hidden_act", unless="silu", why="the trainer computes gated SiLU only")
+    fields.refuse(config, "attention_bias", unless=False, why="no release has biases, so nothing could be compared with")
+    fields.refuse(config, "attn_output_gate", unless=True, why="transformers gates the attention of this family in any case")
+    fields.refuse(config, "use_sliding_window", unless=False, why="transformers gives this family no window")
+    fields.refuse(config, "mtp_use_dedicated_embeddings", unless=False, why="no release has them, so their names are not known")
+    num_layers = fields.number(config, "num_hidden_layers", kind=int)
+    num_mtp_layers = fields.number(config, "mtp_num_hidden_layers", default=0, kind=int)
+    if num_mtp_layers > 1:
+        raise _unusable("mtp_num_hidden_layers", why=f"it is {num_mtp_layers}; releases have one such layer, with one `mtp.fc`")
+    return ModelFacts(
+        family=family,
+        num_layers=num_layers,
+        layers=tuple(Layer(mixer=_MIXERS[kind]) for kind in _layer_types(config, num_layers)),
+        hidden_size=fields.number(config, "hidden_size", kind=int),
+        num_heads=fields.number(config, "num_attention_heads", kind=int),
+        num_kv_heads=fields.number(config, "num_key_value_heads", kind=int),
+        head_dim=fields.number(config, "head_dim", default=256, kind=int),
+        ffn_hidden_size=fields.number(config, "intermediate_size", default=0, kind=int),
+        vocab_size=fields.number(config, "vocab_size", kind=int),
+        tied_embeddings=fields.number(config, "tie_word_embeddings", default=False, kind=bool),
+        rope=fields.rope(_with_share(config)),
+        norm_eps=fields.number(config, "rms_norm_eps", default=1e-6, kind=float),
+        max_position_embeddings=fields.number(config, "max_position_embeddings", default=32_768, kind=int),
+        qk_norm=True,
+        qkv_bias=False,
+        attention_output_gate=True,
+        norm_zero_centered=True,
+        gated_delta=_gated_delta(config),
+        num_mtp_layers=num_mtp_layers,
+        dtype=fields.dtype(config),
+        eos_token_ids=fields.eos_token_ids(config),
+    )
+
+
+def with_experts(found: ModelFacts, config: Mapping[str, object], *, normalize_topk: bool) -> ModelFacts:
+    """The same with experts in every layer, the multi-token-prediction layer too. Raises CheckpointError."""
+    num_experts = fields.number(config, "num_experts", kind=int)
+    topk = fields.number(config, "num_experts_per_tok", kind=int)
+    if not 1 <= topk <= num_experts:
+        raise _unusable("num_experts_per_tok", why=f"{topk} of {num_experts} experts cannot be chosen")
+    return replace(
+        found,
+        layers=tuple(replace(layer, mlp="moe") for layer in found.layers),
+        mtp_layer=Layer(mlp="moe"),
+        num_experts=num_experts,
+        topk=topk,
+        moe_ffn_hidden_size=fields.number(config, "moe_intermediate_size", kind=int),
+        normalize_topk=normalize_topk,
+        shared_expert_ffn_hidden_size=fields.number(config, "shared_expert_intermediate_size", kind=int),
+        shared_expert_gate=True,
+    )
+
+
+def text_config(config: Mapping[str, object]) -> Mapping[str, object]:
+    """The text model's part of the config of a multimodal release, with what stands around it; another config as it is."""
+    nested = config.get("text_config")
+    if nested is None:
+        return config
+    if not isinstance(nested, Mapping):
+        raise _unusable("text_config", why=f"it is {nested!r}, not an object")
+    around = {key: config[key] for key in ("dtype", "torch_dtype", "eos_token_id") if key in config}
+    # of the two flags, transformers' multimodal class reads the outer one
+    tied = {key: config[key] for key in ("tie_word_embeddings",) if config.get(key) is not None}
+    return {**around, **nested, **tied}
+
+
+def nested(found: ModelFacts, config: Mapping[str, object]) -> ModelFacts:
+    """The facts of a text model, as one within a multimodal release where the config says so."""
+    multimodal = config.get("text_config") is not None
+    return replace(found, multimodal=True, hf_prefix=_BESIDE_VISION) if multimodal else found
+
+
+def _layer_types(config: Mapping[str, object], num_layers: int) -> Sequence[str]:
+    kinds = config.get("layer_types")
+    if kinds is None:
+        interval = fields.number(config, "full_attention_interval", default=4, kind=int)
+        return ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= _MIXERS.keys():
+        raise _unusable("layer_types", why=f"it is not a list of {num_layers}, each of {' or '.join(_MIXERS)}")
+    return kinds
+
+
+def _with_share(config: Mapping[str, object]) -> Mapping[str, object]:
+    """A quarter of each head's dims is rotated, where neither place says otherwise."""
+    nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    said = isinstance(nested, Mapping) and nested.get("partial_rotary_factor") is not None
+    return config if said or config.get("partial_rotary_factor") is not None else {**config, "partial_rotary_factor": 0.25}
+
+
+def _gated_delta(config: Mapping[str, object]) -> GatedDelta:
+    found = GatedDelta(
+        num_key_heads=fields.number(config, "linear_num_key_heads", kind=int),
+        num_value_heads=fields.number(config, "linear_num_value_heads", kind=int),
+        key_head_dim=fields.number(config, "linear_key_head_dim", kind=int),
+        value_head_dim=fields.number(config, "linear_value_head_dim", kind=int),
+        conv_kernel=fields.number(config, "linear_conv_kernel_dim", default=4, kind=int),
+        float32=config.get("mamba_ssm_dtype") == "float32",
+    )
+    if found.num_key_heads < 1 or found.num_value_heads % found.num_key_heads:
+        why = f"{found.num_value_heads} value heads cannot be shared out to {found.num_key_heads} key heads"
+        raise _unusable("linear_num_value_heads", why=why)
+    return found
+
+
+def _unusable(name: str, *, why: str) -> CheckpointError:
+    return CheckpointError(f"config.json cannot be used: `{name}`", why=why, fix="fetch the model again, or mend config.json")
+
+
+def _fuse_gated_qkv(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
+    """q [heads * 2 * d, ...] (each head's query, then its gate), k and v [groups * d, ...] -> [groups, 2 * heads / groups + 2, d, ...]
+    flattened: per key-value head its queries, their gates, its key, its value."""
+    import torch
+
+    query, key, value = tensors
+    dim, rest = facts.head_dim, key.shape[1:]
+    groups = key.shape[0] // dim
+    both = query.reshape(groups, -1, 2, dim, *rest)
+    parts = [both[:, :, 0], both[:, :, 1], key.reshape(groups, 1, dim, *rest), value.reshape(groups, 1, dim, *rest)]
+    return torch.cat(parts, dim=1).reshape(-1, *rest)
+
+
+def _split_gated_qkv(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
+    """The inverse of `_fuse_gated_qkv`."""
+    import torch
+
+    per_group, rest = facts.num_query_heads_per_group, tensor.shape[1:]
+    grouped = tensor.reshape(-1, 2 * per_group + 2, facts.head_dim, *rest)
+    query, gate, key, value = grouped.split([per_group, per_group, 1, 1], dim=1)
+    return [part.reshape(-1, *rest) for part in (torch.stack((query, gate), dim=2), key, value)]
+
+
+_FULL = mixer_layers("full")
+_GATED_QKV = replace(
+    layers.QKV,
+    shapes=shapes(
+        lambda f: (2 * f.num_heads * f.head_dim, f.hidden_size),
+        lambda f: (f.num_kv_heads * f.head_dim, f.hidden_size),
+        lambda f: (f.num_kv_heads * f.head_dim, f.hidden_size),
+    ),
+    fuse=_fuse_gated_qkv,
+    split=_split_gated_qkv,
+)
+_ATTENTION = tuple(
+    replace(rule, where=_FULL) for rule in (_GATED_QKV, layers.QUERY_NORM, layers.KEY_NORM, layers.ATTENTION_OUTPUT)
+)
+_EH_PROJ = Rule(
+    hf=("mtp.fc.weight",),
+    megatron=layers.MTP + "eh_proj.weight",
+    shapes=shapes(lambda f: (f.hidden_size, 2 * f.hidden_size)),
+    sharding=COLUMN,
+    fuse=same,
+    split=alone,
+    block="mtp",
+)
+"""Both sides put the embedding before the hidden state."""
+_MTP_NORMS = tuple(
+    Rule(
+        hf=(f"mtp.{hf}.weight",),
+        megatron=layers.MTP + f"{megatron}.weight",
+        shapes=shapes(lambda f: (f.hidden_size,)),
+        sharding=REPLICATED,
+        fuse=same,
+        split=alone,
+        block="mtp",
+    )
+    for hf, megatron in (("pre_fc_norm_embedding", "enorm"), ("pre_fc_norm_hidden", "hnorm"), ("norm", "final_layernorm"))
+)
+
+
+def table(facts: ModelFacts, *, in_proj: Rule, experts: tuple[Rule, ...] = ()) -> WeightTable:
+    """Names and transforms of every weight. `in_proj`: of the gated delta nets, as the family's disks hold it. `experts`: the same."""
+    sparse = (layers.ROUTER, *experts, *layers.shared_experts("mlp.shared_expert."), layers.SHARED_GATE) if experts else ()
+    dense = (layers.MLP_UP, layers.MLP_DOWN)
+    attention = (layers.INPUT_NORM, *_ATTENTION, layers.MLP_NORM)
+    rules = (
+        layers.EMBEDDING,
+        *attention,
+        in_proj,
+        *gated_delta.others(facts),
+        *dense,
+        *sparse,
+        layers.FINAL_NORM,
+        *(() if facts.tied_embeddings else (layers.OUTPUT_LAYER,)),
+        *_MTP_NORMS,
+        _EH_PROJ,
+        *layers.in_mtp((*attention, *(sparse or dense)), hf=_MTP_HF),
+    )
+    return WeightTable(facts=facts, rules=rules)
+
+
+def either_prefix(facts: ModelFacts, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """The rules with the names that the release has, and as a second form those of the other: transformers keeps the multimodal names
+    where it saves the text model of a multimodal release by itself."""
+    plain, beside = rules, layers.prefixed(rules, _BESIDE_VISION)
+    first, second = (beside, plain) if facts.multimodal else (plain, beside)
+    return tuple(
+        rule if rule.hf == other.hf else replace(rule, alternatives=(*rule.alternatives, _bare(other), *other.alternatives))
+        for rule, other in zip(first, second, strict=True)
+    )
+
+
+def _bare(rule: Rule) -> Rule:
+    return replace(rule, alternatives=())
