@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 
-GROUPS = ("qwen3", "plain", "latent", "hybrid", "windowed")
+GROUPS = ("qwen3", "plain", "latent", "hybrid", "windowed", "mamba")
 """Modules `tests.families.<group>_cases`."""
 
 ROWS = [[5, 9, 100, 3, 77, 42, 8], [1, 2], [17, 4, 4, 90, 12, 60, 61, 62, 63, 64, 65, 2, 33, 34, 35, 36, 37, 38, 39, 40]]

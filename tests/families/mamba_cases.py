@@ -1,0 +1,50 @@
+"""Nemotron-H: Mamba-2, attention without positions, MLP and experts in the order of a pattern."""
+
+from __future__ import annotations
+
+from tests.families.cases import Case
+
+_DENSE = {
+    "model_type": "nemotron_h",
+    "hidden_size": 44,
+    "hybrid_override_pattern": "M-M*-",
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "intermediate_size": 36,
+    "vocab_size": 131,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 7,
+    "n_groups": 2,
+    "ssm_state_size": 9,
+    "conv_kernel": 4,
+    "chunk_size": 8,
+    "layer_norm_epsilon": 1e-5,
+    "use_mamba_kernels": False,
+    "max_position_embeddings": 512,
+}
+_MOE = {
+    **_DENSE,
+    "hybrid_override_pattern": "ME*-E",
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 28,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.5,
+}
+_LATENT = {**_MOE, "moe_latent_size": 12, "n_group": 1, "hybrid_override_pattern": "MEM*E"}
+_EP = {"ep": 2, "dp": 2}
+CASES = {
+    "nemotron-h": Case(_DENSE),
+    "nemotron-h-one-of-each": Case(
+        {**_DENSE, "num_key_value_heads": 1, "n_groups": 1, "mamba_num_heads": 5, "use_conv_bias": False}, layouts=({"pp": 2},)
+    ),
+    "nemotron-h-moe": Case(_MOE, layouts=(_EP, {"tp": 2, "sequence_parallel": True})),
+    "nemotron-h-latent-mtp": Case(
+        {**_LATENT, "num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"},
+        layouts=({"tp": 2, "sequence_parallel": True}, {"pp": 2}),
+        made_by_transformers=False,
+    ),
+}
