@@ -14,6 +14,8 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
 from milescli.backends.megatron.layers.blockwise import Block, attend, make_blocks
+from milescli.backends.megatron.layers.cells import Cells
+from milescli.backends.megatron.layers.chunks import Chunks, make_chunks
 from milescli.backends.megatron.layers.rope import Angles, angles, rotate
 from milescli.backends.megatron.rows import Row, RowShape, zigzag
 from milescli.models.facts import ModelFacts
@@ -25,9 +27,11 @@ _SHORT = 24
 
 
 def options(facts: ModelFacts) -> dict[str, object]:
-    """What Megatron is told of windows, sinks and scale. The windows are for its own modules, which may load the same checkpoint;
+    """What Megatron is told of windows, sinks, gate and scale. The windows are for its own modules, which may load the same checkpoint;
     those of this room take them from the layer spec."""
     found: dict[str, object] = {}
+    if facts.attention_output_gate:
+        found["attention_output_gate"] = True
     if facts.attention_scale is not None:
         found["softmax_scale"] = facts.attention_scale
     if facts.attention_sinks:
@@ -48,6 +52,8 @@ class Grid:
     """[N, 1, Q, K] bool, True where a query sees a key; None: plainly causal (no context parallelism)."""
     places: np.ndarray
     """[N, Q] place in its sequence of each query"""
+    lengths: list[int]
+    """[N] of the sequences, padding included"""
     device: torch.device
     _blocks: dict[int, list[Block]] = field(default_factory=dict)
 
@@ -58,20 +64,6 @@ class Grid:
         if window not in self._blocks:
             self._blocks[window] = make_blocks(self.places, num_keys=self.shape[2], window=window, device=self.device)
         return self._blocks[window]
-
-
-@dataclass(slots=True, kw_only=True)
-class Cells:
-    """Which position stands in which cell of the grids laid end to end."""
-
-    position: torch.Tensor
-    """[cells] int64; a hole holds some position whose values it may repeat, since nothing real looks at it."""
-    cell: torch.Tensor
-    """[positions] int64, the inverse."""
-    holes: torch.Tensor
-    """int64, cells without a position."""
-    trivial: bool
-    """Positions and cells are the same in the same order: nothing needs to be moved."""
 
 
 @dataclass
@@ -85,6 +77,10 @@ class PackedRow(PackedSeqParams):
     """Over the S positions of this rank."""
     keys: Cells | None = None
     """Over the F positions of the whole row, in the order in which the ranks' parts are gathered."""
+    chunks: Chunks | None = None
+    """Of the same, for layers with a recurrence; None where there are none."""
+    chosen: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
+    """By layer, of sparse attention whose layers share a choice of positions: filled and read by `dsa`."""
 
 
 def pack_row(row: Row, *, shape: RowShape, facts: ModelFacts, device: torch.device) -> PackedRow:
@@ -94,6 +90,7 @@ def pack_row(row: Row, *, shape: RowShape, facts: ModelFacts, device: torch.devi
     lengths = np.diff(row.cu_seqlens_padded)
     members = _group_lengths(lengths)
     grids = [_grid(lengths[which], shape=shape, device=device) for which in members]
+    order = _gathered_order(lengths, cp=shape.cp)
     return PackedRow(
         qkv_format="thd",
         cu_seqlens_q=cu,
@@ -105,7 +102,8 @@ def pack_row(row: Row, *, shape: RowShape, facts: ModelFacts, device: torch.devi
         angles=_angles(facts, row.positions, device=device),
         grids=grids,
         queries=_cells(lengths // shape.cp, members, order=None, device=device),
-        keys=_cells(lengths, members, order=_gathered_order(lengths, cp=shape.cp), device=device),
+        keys=_cells(lengths, members, order=order, device=device),
+        chunks=make_chunks(lengths, order=order, device=device) if facts.gated_delta else None,
     )
 
 
@@ -139,14 +137,22 @@ def _grid(lengths: np.ndarray, *, shape: RowShape, device: torch.device) -> Grid
     num_sequences, num_keys = len(lengths), int(lengths.max())
     if shape.cp == 1:
         every = np.broadcast_to(np.arange(num_keys), (num_sequences, num_keys))
-        return Grid(shape=(num_sequences, num_keys, num_keys), mask=None, places=every, device=device)
+        return Grid(
+            shape=(num_sequences, num_keys, num_keys), mask=None, places=every, lengths=lengths.tolist(), device=device
+        )
     num_queries = num_keys // shape.cp
     seen_to = np.zeros((num_sequences, num_queries), np.int64)
     for number, length in enumerate(lengths.tolist()):
         places = zigzag([length], cp=shape.cp, cp_rank=shape.cp_rank)
         seen_to[number, : len(places)] = places
     mask = torch.from_numpy(seen_to[:, :, None] >= np.arange(num_keys)[None, None, :])[:, None]
-    return Grid(shape=(num_sequences, num_queries, num_keys), mask=mask.to(device), places=seen_to, device=device)
+    return Grid(
+        shape=(num_sequences, num_queries, num_keys),
+        mask=mask.to(device),
+        places=seen_to,
+        lengths=lengths.tolist(),
+        device=device,
+    )
 
 
 def _gathered_order(lengths: np.ndarray, *, cp: int) -> np.ndarray | None:
@@ -175,21 +181,6 @@ def _cells(lengths: np.ndarray, members: list[np.ndarray], *, order: np.ndarray 
     trivial = len(position) == len(cell) and bool((position == np.arange(len(cell))).all())
     tensors = [torch.from_numpy(array).to(device) for array in (position, cell, np.flatnonzero(~real))]
     return Cells(position=tensors[0], cell=tensors[1], holes=tensors[2], trivial=trivial)
-
-
-class _Move(torch.autograd.Function):
-    """out[i] = x[index[i]] where every row of x that matters occurs once: the gradient is gathered too, never added."""
-
-    @staticmethod
-    def forward(ctx, x, index, inverse, holes):
-        ctx.save_for_backward(inverse, holes)
-        return x.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx, grad):
-        inverse, holes = ctx.saved_tensors
-        moved = grad.index_select(0, inverse)
-        return (moved.index_fill_(0, holes, 0) if holes.numel() else moved), None, None, None
 
 
 class _GatherKeys(torch.autograd.Function):
@@ -264,7 +255,7 @@ class PackedAttention(MegatronModule):
             query, key = rotate(query, angles), rotate(key, angles)
         if self.cp_group.size() > 1:
             key, value = _GatherKeys.apply(key, self.cp_group), _GatherKeys.apply(value, self.cp_group)
-        query, key, value = _to_cells(query, row.queries), _to_cells(key, row.keys), _to_cells(value, row.keys)
+        query, key, value = row.queries.fill(query), row.keys.fill(key), row.keys.fill(value)
         parts = []
         query_start = key_start = 0
         for grid in row.grids:
@@ -278,7 +269,7 @@ class PackedAttention(MegatronModule):
             parts.append(part.flatten(0, 1))
             query_start, key_start = query_start + count * queries, key_start + count * keys
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return _from_cells(out, row.queries).flatten(1)
+        return row.queries.empty(out).flatten(1)
 
     def _attend(self, query, key, value, *, grid: Grid) -> torch.Tensor:
         """[N, Q, heads, d], [N, K, groups, d] and [N, K, groups, v] -> [N, Q, heads, v]"""
@@ -296,15 +287,3 @@ class PackedAttention(MegatronModule):
             enable_gqa=query.shape[2] != key.shape[2],
         )
         return out.transpose(1, 2)
-
-
-def _to_cells(x: torch.Tensor, cells: Cells) -> torch.Tensor:
-    if cells.trivial:
-        return x
-    return _Move.apply(x, cells.position, cells.cell, cells.holes[:0])
-
-
-def _from_cells(x: torch.Tensor, cells: Cells) -> torch.Tensor:
-    if cells.trivial:
-        return x
-    return _Move.apply(x, cells.cell, cells.position, cells.holes)

@@ -9,21 +9,29 @@ class RmsNorm(torch.nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight over the last dim (arXiv 1910.07467), in float32 as Hugging Face computes it. Where the
     config says `layernorm_zero_centered_gamma`, the factor is 1 + weight, in float32 too."""
 
-    def __init__(self, config, hidden_size: int, eps: float = 1e-6, **_: object) -> None:
-        """Called by Megatron with the TransformerConfig. The gradient of the weight is summed over tp ranks by Megatron
-        where it is marked as sequence parallel."""
+    def __init__(
+        self,
+        config,
+        hidden_size: int,
+        eps: float = 1e-6,
+        *,
+        zero_centered: bool | None = None,
+        dtype: torch.dtype | None = None,
+        **_: object,
+    ) -> None:
+        """Called by Megatron with the TransformerConfig, which is asked where `zero_centered` and `dtype` (of the weight) are None. The
+        gradient of the weight is summed over tp ranks by Megatron where it is marked as sequence parallel."""
         super().__init__()
         self.eps = eps
-        self.zero_centered = config.layernorm_zero_centered_gamma
+        self.zero_centered = config.layernorm_zero_centered_gamma if zero_centered is None else zero_centered
         first = torch.zeros if self.zero_centered else torch.ones
-        self.weight = torch.nn.Parameter(first(hidden_size, dtype=config.params_dtype))
+        self.weight = torch.nn.Parameter(first(hidden_size, dtype=dtype or config.params_dtype))
         self.weight.sequence_parallel = config.sequence_parallel
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., hidden_size]"""
-        if self.zero_centered:
-            return _RmsNorm.apply(x, 1.0 + self.weight.float(), self.eps)
-        return _RmsNorm.apply(x, self.weight, self.eps)
+    def forward(self, x: torch.Tensor, *, weight: torch.Tensor | None = None) -> torch.Tensor:
+        """x [..., hidden_size]. `weight`: takes the place of its own."""
+        weight = self.weight if weight is None else weight
+        return _RmsNorm.apply(x, 1.0 + weight.float() if self.zero_centered else weight, self.eps)
 
 
 class _RmsNorm(torch.autograd.Function):
