@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from milescli.checkpoint.safetensors_file import FETCH_AGAIN, SafetensorsFile, Stored
 from milescli.core.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -18,53 +17,44 @@ if TYPE_CHECKING:
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-_FETCH_AGAIN = "fetch the model again, as safetensors"
-_DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F4": "float4_e2m1fn_x2",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
-"""As safetensors writes them -> as torch calls them."""
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 class HfReader:
     """Open files of one folder; tensors are read when they are asked for, and only the part that is asked for. A context manager."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError where the folder has no safetensors, or one that its index names is missing."""
+        """Raises CheckpointError where the folder has no safetensors, a file is truncated, or index and files do not agree."""
         self.folder = folder
-        self._open = ExitStack()
-        self._files = {name: self._safe_open(name) for name in _file_names(folder)}
-        self._where = {key: name for name, file in self._files.items() for key in file.keys()}  # noqa: SIM118
+        self._files: dict[str, SafetensorsFile] = {}
+        try:
+            names, index = _file_names(folder)
+            for name in names:
+                self._files[name] = SafetensorsFile(folder / name)
+            self._where = _one_place(folder, self._files, index)
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __enter__(self) -> HfReader:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._open.close()
-
-    def _safe_open(self, name: str) -> safe_open:
-        try:
-            return self._open.enter_context(safe_open(self.folder / name, framework="pt"))
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"cannot read `{self.folder / name}`", why=str(error), fix=_FETCH_AGAIN) from error
+        for file in self._files.values():
+            file.close()
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
+
+    @property
+    def files(self) -> dict[str, SafetensorsFile]:
+        """By name, in order."""
+        return self._files
+
+    def read_once(self) -> None:
+        """From now on what was read is forgotten by the page cache: the folder streams by, and will not be read again."""
+        for file in self._files.values():
+            file.drops_behind = True
 
     def names(self) -> list[str]:
         """All tensors of the folder."""
@@ -72,56 +62,89 @@ class HfReader:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of the whole tensor. Raises CheckpointError where there is none of that name."""
-        return tuple(self._slice(name).get_shape())
-
-    def read(self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None) -> torch.Tensor:
-        """[..., start:end along `dim` (0 or 1), ...] of a tensor."""
-        part = self._slice(name)
-        if start == 0 and end is None:
-            return part[:]
-        return part[start:end] if dim == 0 else part[:, start:end]
-
-    def read_row(self, name: str, *, row: int) -> torch.Tensor:
-        """[row] of a stacked tensor."""
-        return self._slice(name)[row]
-
-    def read_region(self, name: str, *ranges: tuple[int, int]) -> torch.Tensor:
-        """[start:end along every dim] of a tensor; a scalar has no range."""
-        part = self._slice(name)
-        return part[tuple(slice(*each) for each in ranges)] if ranges else self._files[self._where[name]].get_tensor(name)
+        return self._stored(name).shape
 
     def dtype(self, name: str) -> torch.dtype:
         """Of a tensor as it is stored."""
-        import torch
+        return self._stored(name).torch_dtype
 
-        return getattr(torch, _DTYPES[self._slice(name).get_dtype()])
+    def read(self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None) -> torch.Tensor:
+        """[..., start:end along `dim` (0 or 1), ...] of a tensor."""
+        ranges = [(0, length) for length in self.shape(name)]
+        if ranges:
+            ranges[dim] = slice(start, end).indices(ranges[dim][1])[:2]
+        return self.read_region(name, *ranges)
 
-    def _slice(self, name: str):
+    def read_row(self, name: str, *, row: int) -> torch.Tensor:
+        """[row] of a stacked tensor."""
+        return self.read_region(name, (row, row + 1), *((0, length) for length in self.shape(name)[1:]))[0]
+
+    def read_region(self, name: str, *ranges: tuple[int, int]) -> torch.Tensor:
+        """[start:end along every dim] of a tensor; a scalar has no range."""
+        self._stored(name)
+        return self._files[self._where[name]].read(name, ranges)
+
+    def read_into(self, name: str, out: torch.Tensor, *, row: int | None = None) -> None:
+        """The whole tensor, or [row] of a stacked one, into `out`: contiguous, of the tensor's dtype and shape."""
+        shape = self.shape(name)
+        first = (0, shape[0]) if row is None and shape else (row or 0, (row or 0) + 1)
+        ranges = [first, *((0, length) for length in shape[1:])] if shape else []
+        self._files[self._where[name]].read_into(name, ranges, out)
+
+    def _stored(self, name: str) -> Stored:
         if name not in self._where:
             raise CheckpointError(
                 f"`{self.folder}` lacks the weight `{name}`",
                 why="config.json says that the model has it",
-                fix=_FETCH_AGAIN,
+                fix=FETCH_AGAIN,
             )
-        return self._files[self._where[name]].get_slice(name)
+        return self._files[self._where[name]].tensors[name]
 
 
-def _file_names(folder: Path) -> list[str]:
+def _one_place(folder: Path, files: Mapping[str, SafetensorsFile], index: Mapping[str, str]) -> dict[str, str]:
+    """Name of a tensor -> name of its file. Raises CheckpointError where two files have it, or the index says another."""
+    where: dict[str, str] = {}
+    for file_name, file in files.items():
+        for name in file.tensors:
+            if name in where:
+                why = f"`{name}` is in `{where[name]}` and in `{file_name}`"
+                raise CheckpointError(f"`{folder}` has no usable weights", why=why, fix=FETCH_AGAIN)
+            where[name] = file_name
+    for name, file_name in index.items():
+        if where.get(name) != file_name:
+            found = f"it is in `{where[name]}`" if name in where else "it is in no file"
+            why = f"{INDEX_NAME} says that `{name}` is in `{file_name}`, and {found}"
+            raise CheckpointError(f"`{folder}` has no usable weights", why=why, fix=FETCH_AGAIN)
+    return where
+
+
+def _file_names(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """(names of the files, the index: tensor -> file, empty where there is none)"""
     index = folder / INDEX_NAME
+    weight_map: dict[str, str] = {}
     if index.exists():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"cannot read `{index}`", why=f"{type(error).__name__}: {error}", fix=_FETCH_AGAIN) from error
+            weight_map = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+            names = sorted(set(weight_map.values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"cannot read `{index}`", why=f"{type(error).__name__}: {error}", fix=FETCH_AGAIN) from error
         if outside := [name for name in names if Path(name).name != name]:
-            raise CheckpointError(f"cannot read `{index}`", why=f"`{outside[0]}` lies outside the folder", fix=_FETCH_AGAIN)
+            raise CheckpointError(f"cannot read `{index}`", why=f"`{outside[0]}` lies outside the folder", fix=FETCH_AGAIN)
     else:
         names = sorted(path.name for path in folder.glob("*.safetensors"))
     missing = [name for name in names if not (folder / name).exists()]
     if missing or not names:
-        why = f"`{missing[0]}` is named by the index but not there" if missing else "it holds no *.safetensors file"
-        raise CheckpointError(f"`{folder}` has no usable weights", why=why, fix=_FETCH_AGAIN)
-    return names
+        raise CheckpointError(f"`{folder}` has no usable weights", why=_why_none(folder, missing), fix=FETCH_AGAIN)
+    return names, weight_map
+
+
+def _why_none(folder: Path, missing: list[str]) -> str:
+    if missing:
+        return f"`{missing[0]}` is named by the index but not there"
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        return f"it holds no *.safetensors file, and `{pickles[0]}` is a pickle: reading one can run code that is hidden in it"
+    return "it holds no *.safetensors file"
 
 
 def write_tensors(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, max_shard_bytes: int = 4 * 2**30) -> int:

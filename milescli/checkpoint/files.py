@@ -1,0 +1,204 @@
+"""Large files written and read back as a stream: past the page cache where the file system allows it, with checksums on the way. Knows nothing
+of tensors' formats. Called by the writers of this room."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import zlib
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+BLOCK = 4096
+"""Addresses, offsets and lengths that direct input and output accepts are multiples of it."""
+_STAGE = 8 * 2**20
+
+
+class StreamFile:
+    """A file that is written once, from the first byte to the last. Bypasses the page cache where it can: a terabyte that streams through it
+    would push out everything else, and takes longer. A context manager; `close` makes the file durable."""
+
+    def __init__(self, path: Path) -> None:
+        """What lay at `path` is gone."""
+        path.unlink(missing_ok=True)
+        self.path = path
+        self.size = 0
+        """Bytes written."""
+        self.crc32 = 0
+        """Of all bytes written."""
+        self._memory = mmap.mmap(-1, _STAGE)
+        self._stage = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._held = 0
+        self._direct = True
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_DIRECT", 0), 0o644)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._direct = False
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+
+    def __enter__(self) -> StreamFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._release()
+
+    def write(self, data: bytes) -> None:
+        """Append a few bytes."""
+        if data:
+            self.write_tensor(torch.frombuffer(bytearray(data), dtype=torch.uint8), crc32=zlib.crc32(data))
+
+    def write_tensor(self, data: torch.Tensor, *, crc32: int) -> None:
+        """Append `data` [bytes] uint8, contiguous, whose checksum is `crc32`."""
+        self.crc32 = crc32_combine(self.crc32, crc32, data.numel())
+        self.size += data.numel()
+        start = 0
+        while start < data.numel():
+            length = min(_STAGE - self._held, data.numel() - start)
+            self._stage[self._held : self._held + length].copy_(data[start : start + length])
+            self._held += length
+            start += length
+            if self._held == _STAGE:
+                self._flush(_STAGE)
+
+    def _flush(self, length: int) -> None:
+        view = memoryview(self._memory)[:length]
+        done = 0
+        while done < length:
+            try:
+                done += os.write(self._file, view[done:])
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._direct:
+                    raise
+                self._leave_direct()
+        self._held = 0
+
+    def _leave_direct(self) -> None:
+        """The file system took the flag and refuses the write (some network and overlay file systems do)."""
+        import fcntl
+
+        self._direct = False
+        flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+        fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~getattr(os, "O_DIRECT", 0))
+
+    def close(self) -> None:
+        """Write what is held and make it durable. The last block is filled up for the disk and cut off again."""
+        if self._file < 0:
+            return
+        try:
+            if self._held:
+                padded = -(-self._held // BLOCK) * BLOCK if self._direct else self._held
+                self._stage[self._held : padded] = 0
+                self._flush(padded)
+            os.ftruncate(self._file, self.size)
+            os.fsync(self._file)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def read_exactly(file: int, out: torch.Tensor, *, offset: int, forget: bool) -> None:
+    """Fill `out` [bytes] uint8, contiguous, from `offset` of an open file. `forget`: it will not be read again, so its pages are given back.
+    Raises EOFError where the file ends before."""
+    view = memoryview(out.numpy())
+    done = 0
+    while done < len(view):
+        # one call never reads 2 GiB or more
+        count = os.preadv(file, [view[done : done + 2**30]], offset + done)
+        if count == 0:
+            raise EOFError(f"the file ends {len(view) - done} bytes early")
+        done += count
+    if forget and hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, offset, len(view), os.POSIX_FADV_DONTNEED)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """[bytes] uint8 of a contiguous tensor, sharing its memory."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def crc32_of(data: torch.Tensor, start: int = 0) -> int:
+    """CRC-32 of [bytes] uint8, contiguous; `start`: of the bytes before."""
+    return zlib.crc32(memoryview(data.numpy()), start)
+
+
+def crc32_of_file(path: Path, *, start: int = 0, length: int | None = None, step: int = 8 * 2**20) -> int:
+    """CRC-32 of a part of a file as the disk has it: pages that are held in memory are given up first."""
+    found, buffer = 0, torch.empty(step, dtype=torch.uint8)
+    file = os.open(path, os.O_RDONLY)
+    try:
+        end = os.fstat(file).st_size if length is None else start + length
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file, start, end - start, os.POSIX_FADV_DONTNEED)
+        for offset in range(start, end, step):
+            part = buffer[: min(step, end - offset)]
+            read_exactly(file, part, offset=offset, forget=True)
+            found = crc32_of(part, found)
+    finally:
+        os.close(file)
+    return found
+
+
+def free_bytes(folder: Path) -> int:
+    """What a user may still write into the file system of `folder`, or of its nearest parent that is there."""
+    while not folder.exists():
+        folder = folder.parent
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names of files durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _times(matrix: list[int], vector: int) -> int:
+    found = 0
+    for row in matrix:
+        if not vector:
+            break
+        if vector & 1:
+            found ^= row
+        vector >>= 1
+    return found
+
+
+def _squared(matrix: list[int]) -> list[int]:
+    return [_times(matrix, row) for row in matrix]
+
+
+@lru_cache(maxsize=1)
+def _powers() -> list[list[int]]:
+    """Operators that append 1, 2, 4, ... zero bytes to a CRC-32 (Mark Adler's method, as in zlib's crc32_combine)."""
+    bit = [0xEDB88320, *(1 << place for place in range(31))]
+    found = [_squared(_squared(_squared(bit)))]
+    for _ in range(47):
+        found.append(_squared(found[-1]))
+    return found
+
+
+def crc32_combine(first: int, second: int, length: int) -> int:
+    """CRC-32 of two strings after each other, from those of both and the `length` of the second."""
+    for power in _powers():
+        if not length:
+            break
+        if length & 1:
+            first = _times(power, first)
+        length >>= 1
+    return first ^ second

@@ -1,0 +1,231 @@
+"""The safetensors format by itself: headers read with every check, headers made, parts of tensors read without mapping the file. Mapped pages
+would count as memory of the process. Called by `hf_folder` and by convert's writers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from milescli.core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+FETCH_AGAIN = "fetch the model again, as safetensors"
+_LONGEST_HEADER = 100 * 2**20
+_STEP = 32 * 2**20
+"""Columns are cut out of so many bytes of rows at a time."""
+_DTYPES: dict[str, tuple[str, int]] = {
+    "F64": ("float64", 64),
+    "F32": ("float32", 32),
+    "F16": ("float16", 16),
+    "BF16": ("bfloat16", 16),
+    "F8_E4M3": ("float8_e4m3fn", 8),
+    "F8_E5M2": ("float8_e5m2", 8),
+    "F8_E8M0": ("float8_e8m0fnu", 8),
+    "F4": ("float4_e2m1fn_x2", 4),
+    "I64": ("int64", 64),
+    "I32": ("int32", 32),
+    "I16": ("int16", 16),
+    "I8": ("int8", 8),
+    "U64": ("uint64", 64),
+    "U32": ("uint32", 32),
+    "U16": ("uint16", 16),
+    "U8": ("uint8", 8),
+    "BOOL": ("bool", 8),
+}
+"""As safetensors writes them -> as torch calls them, bits."""
+_NAMES = {torch_name: name for name, (torch_name, _) in _DTYPES.items()}
+_ALIGNMENT = {name: bits for name, (_, bits) in _DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One tensor within a file."""
+
+    dtype: str
+    """As safetensors writes it."""
+    shape: tuple[int, ...]
+    begin: int
+    """First byte, from the start of the file."""
+    num_bytes: int
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """As torch calls it."""
+        import torch
+
+        return getattr(torch, _DTYPES[self.dtype][0])
+
+
+class SafetensorsFile:
+    """An open file. `close` it."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises CheckpointError where the file cannot be opened, is truncated, or its header is not one."""
+        self.path = path
+        self.drops_behind = False
+        """What was read is forgotten by the page cache: it streams by once."""
+        try:
+            self._file = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise _unreadable(path, str(error)) from error
+        try:
+            self.tensors, self.metadata = _read_header(self._file, path)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def read(self, name: str, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """[start:end along every dim]"""
+        import torch
+
+        stored = self.tensors[name]
+        packed = stored.dtype == "F4"
+        if packed:
+            # torch counts pairs
+            ranges = [*ranges[:-1], (ranges[-1][0] // 2, ranges[-1][1] // 2)]
+        out = torch.empty([end - start for start, end in ranges], dtype=stored.torch_dtype)
+        self.read_into(name, ranges, out)
+        return out
+
+    def read_into(self, name: str, ranges: Sequence[tuple[int, int]], out: torch.Tensor) -> None:
+        """Fill `out`, contiguous, of the tensor's dtype, with [start:end along every dim]. Raises CheckpointError where bytes are missing."""
+        import torch
+
+        stored = self.tensors[name]
+        if not out.numel():
+            return
+        shape = list(stored.shape)
+        if stored.dtype == "F4":
+            shape[-1] //= 2
+        # leading dims of one index, then one dim that is cut, then dims that are whole
+        whole_from = len(shape)
+        while whole_from and ranges[whole_from - 1] == (0, shape[whole_from - 1]):
+            whole_from -= 1
+        cut = max(whole_from - 1, 0)
+        element = out.element_size()
+        inner = math.prod(shape[cut + 1 :]) * element
+        lead = ranges[:cut]
+        if all(end - start == 1 for start, end in lead):
+            offset = 0
+            for (start, _), length in zip(lead, shape[:cut], strict=True):
+                offset = offset * length + start
+            first = ranges[cut][0] if ranges else 0
+            begin = (offset * shape[cut] + first) * inner if ranges else 0
+            self._fill(name, stored.begin + begin, out.reshape(-1).view(torch.uint8))
+            return
+        # columns of rows: read whole rows, a few at a time
+        row_bytes = math.prod(shape[1:]) * element
+        step = max(1, _STEP // row_bytes)
+        start, end = ranges[0]
+        inside = tuple(slice(*each) for each in ranges[1:])
+        for row in range(start, end, step):
+            last = min(row + step, end)
+            rows = torch.empty((last - row, *shape[1:]), dtype=out.dtype)
+            self._fill(name, stored.begin + row * row_bytes, rows.reshape(-1).view(torch.uint8))
+            out[row - start : last - start].copy_(rows[(slice(None), *inside)])
+
+    def _fill(self, name: str, offset: int, out: torch.Tensor) -> None:
+        from milescli.checkpoint.files import read_exactly
+
+        try:
+            read_exactly(self._file, out, offset=offset, forget=self.drops_behind)
+        except (OSError, EOFError) as error:
+            raise _unreadable(self.path, f"`{name}`: {error}") from error
+
+
+def _read_header(file: int, path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
+    size = os.fstat(file).st_size
+    start = os.pread(file, 8, 0)
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > _LONGEST_HEADER:
+        raise _unreadable(path, f"it does not begin as a safetensors file does ({size} bytes)")
+    if 8 + length > size:
+        raise _unreadable(path, f"it is truncated: its header has {length} bytes, and the file {size}")
+    try:
+        header = json.loads(os.pread(file, length, 8), object_pairs_hook=_once)
+        metadata = header.pop("__metadata__", None) or {}
+        tensors = {name: _stored(entry, data_start=8 + length) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(path, f"its header cannot be understood: {type(error).__name__}: {error}") from error
+    end = 8 + length
+    for name, stored in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].num_bytes)):
+        if stored.begin != end:
+            raise _unreadable(path, f"`{name}` begins at byte {stored.begin}, and the tensor before it ends at {end}")
+        end += stored.num_bytes
+    if end > size:
+        raise _unreadable(path, f"it is truncated: {size} bytes of {end}")
+    if end < size:
+        raise _unreadable(path, f"{size - end} bytes at its end belong to no tensor")
+    return tensors, {str(key): str(value) for key, value in metadata.items()}
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
+
+
+def _stored(entry: Mapping[str, object], *, data_start: int) -> Stored:
+    dtype, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]  # type: ignore[arg-type,misc]
+    if dtype not in _DTYPES:
+        raise ValueError(f"no dtype is called {dtype}")
+    if any(not isinstance(length, int) or length < 0 for length in (*shape, begin, end)):
+        raise ValueError(f"shape {list(shape)}, bytes {begin} to {end}")
+    if math.prod(shape) * _DTYPES[dtype][1] != 8 * (end - begin):
+        raise ValueError(f"{dtype} of shape {list(shape)} does not have {end - begin} bytes")
+    return Stored(dtype=dtype, shape=shape, begin=data_start + begin, num_bytes=end - begin)
+
+
+def _unreadable(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"cannot read `{path}`", why=why, fix=FETCH_AGAIN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Laid:
+    """A tensor that is to be written."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its data."""
+        return math.prod(self.shape) * _ALIGNMENT[dtype_name(self.dtype)] // 8
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As safetensors writes it."""
+    return _NAMES[str(dtype).removeprefix("torch.")]
+
+
+def make_header(tensors: Sequence[Laid], metadata: Mapping[str, str]) -> bytes:
+    """Everything before the data, which follow in the order given. As safetensors' own writer has it, to the byte, where the order is its own."""
+    entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    begin = 0
+    for laid in tensors:
+        end = begin + laid.num_bytes
+        entries[laid.name] = {"dtype": dtype_name(laid.dtype), "shape": list(laid.shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def usual_order(tensors: Sequence[Laid]) -> list[Laid]:
+    """As safetensors' own writer orders them: wide dtypes first, so that all data are aligned, then by name."""
+    return sorted(tensors, key=lambda laid: (-_ALIGNMENT[dtype_name(laid.dtype)], laid.name))
