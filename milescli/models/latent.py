@@ -241,7 +241,7 @@ def table(facts: ModelFacts) -> WeightTable:
         *experts,
         layers.FINAL_NORM,
         *(() if facts.tied_embeddings else (layers.OUTPUT_LAYER,)),
-        *layers.mtp_frame(),
+        *layers.MTP_FRAME,
         *layers.in_mtp((layers.INPUT_NORM, *attends, layers.MLP_NORM, *experts)),
     )
     return WeightTable(facts=facts, rules=rules, ignored=(OLD_BUFFERS,))

@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from milescli.backends.megatron.hybrid import build_hybrid
-from milescli.backends.megatron.layers import attention, experts, mamba
+from milescli.backends.megatron.layers import attention, experts, gated_delta, mamba, mla
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.specs import engine_knows, final_norm, layer_spec
 from milescli.models.facts import ModelFacts
@@ -51,6 +51,7 @@ def build_config(
     }
     options |= experts.mlp_options(facts)
     options |= attention.options(facts)
+    options |= mla.options(facts)
     options |= gated_delta.options(facts, cp=layout.cp)
     options |= mamba.options(facts)
     if facts.norm_zero_centered:
@@ -61,7 +62,7 @@ def build_config(
     if facts.num_experts:
         options |= experts.options(facts, routing_replay=routing_replay, grouped=uses_engine(facts, device))
     # Megatron refuses biases of experts under etp, as it would add them once per rank; `layers.experts` adds each rank's share
-    config = TransformerConfig(**{**options, "add_bias_linear": options["add_bias_linear"] and layout.etp == 1})
+    config = mla.config_class(facts)(**{**options, "add_bias_linear": options["add_bias_linear"] and layout.etp == 1})
     config.add_bias_linear = options["add_bias_linear"]
     return config
 

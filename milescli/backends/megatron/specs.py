@@ -6,7 +6,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, g
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from milescli.backends.megatron.layers import experts, gated_delta
+from milescli.backends.megatron.layers import experts, gated_delta, mla
 from milescli.backends.megatron.layers.attention import PackedAttention
 from milescli.backends.megatron.layers.block import sandwich
 from milescli.backends.megatron.layers.linear import with_bias
@@ -57,6 +57,9 @@ def layer_spec(config: TransformerConfig, facts: ModelFacts, *, layer: int, engi
     if num_experts:
         experts.adapt(parts.mlp, facts)
     parts.input_layernorm = parts.pre_mlp_layernorm = RmsNorm
+    if facts.layers[layer].mixer == "mla":
+        mla.adapt(spec, facts, layer=layer)
+        return spec
     attention = parts.self_attention.submodules
     attention.core_attention = core_attention(facts, layer=layer)
     if facts.qk_norm:

@@ -1,0 +1,53 @@
+"""Multi-head latent attention: DeepSeek-V3 and V3.2, Kimi K2 and K2.5, GLM-4.7-Flash, GLM-5."""
+
+from __future__ import annotations
+
+from tests.families.cases import Case
+
+_V3 = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "q_lora_rank": 18,
+    "kv_lora_rank": 14,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 12,
+    "intermediate_size": 44,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.446,
+    "first_k_dense_replace": 1,
+    "vocab_size": 133,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512,
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 50000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 4.0,
+    "beta_slow": 0.5,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
+_EP = {"ep": 2, "dp": 2}
+CASES = {
+    "deepseek-v3": Case(_V3, layouts=({"tp": 2, "sequence_parallel": True}, {"pp": 2}, _EP)),
+    "deepseek-v3-dense": Case({**_V3, "first_k_dense_replace": 3}, layouts=()),
+    "deepseek-v3-yarn": Case({**_V3, "rope_parameters": _YARN, "tie_word_embeddings": True}, layouts=({"pp": 2},)),
+    "deepseek-v3-direct": Case(
+        {**_V3, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "rope_interleave": False},
+        layouts=(),
+    ),
+}
