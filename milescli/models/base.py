@@ -106,6 +106,11 @@ class Rule:
     alternatives: tuple[Rule, ...] = ()
     """Other forms in which disks hold the same; `WeightTable.as_on_disk` takes the one that is there."""
 
+    @property
+    def is_per_expert(self) -> bool:
+        """Each expert has one."""
+        return "{expert}" in self.megatron
+
     def to_parts(self, tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
         """Disk tensors -> parts, whole."""
         return list(tensors) if self.unpack is None else self.unpack(tensors, facts)
@@ -159,16 +164,34 @@ class WeightTable:
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
         """In the order of the model: embedding, layer by layer, MTP layers, final norm, output layer."""
+        return tuple(
+            self._entry(rule, layer=layer, expert=expert, mtp=mtp)
+            for rule, layer, mtp in self._places()
+            for expert in (range(self.facts.num_experts) if rule.is_per_expert else (None,))
+        )
+
+    @cached_property
+    def counted(self) -> tuple[tuple[Entry, int], ...]:
+        """The entries in short, for sums: (entry, how many of its kind): of experts, which are all alike, the first stands for all."""
+        return tuple(
+            (self._entry(rule, layer=layer, expert=0, mtp=mtp), self.facts.num_experts)
+            if rule.is_per_expert
+            else (self._entry(rule, layer=layer, mtp=mtp), 1)
+            for rule, layer, mtp in self._places()
+        )
+
+    def _places(self) -> Iterator[tuple[Rule, int | None, int | None]]:
+        """(rule, layer, MTP layer), in the order of the model."""
         after_decoder = ("decoder.", "output_layer.")
         outside = [rule for rule in self.rules if rule.block == "outside"]
-        found = [self._entry(rule) for rule in outside if not rule.megatron.startswith(after_decoder)]
+        yield from ((rule, None, None) for rule in outside if not rule.megatron.startswith(after_decoder))
         for layer in range(self.facts.num_layers):
             for rule in self.rules:
                 if rule.block == "decoder" and rule.where(self.facts, layer):
-                    found += self._per_expert(rule, layer=layer)
+                    yield rule, layer, None
         for mtp in range(self.facts.num_mtp_layers):
-            found += [entry for rule in self.rules if rule.block == "mtp" for entry in self._per_expert(rule, mtp=mtp)]
-        return (*found, *(self._entry(rule) for rule in outside if rule.megatron.startswith(after_decoder)))
+            yield from ((rule, None, mtp) for rule in self.rules if rule.block == "mtp")
+        yield from ((rule, None, None) for rule in outside if rule.megatron.startswith(after_decoder))
 
     @cached_property
     def by_megatron(self) -> dict[str, Entry]:
@@ -210,18 +233,21 @@ class WeightTable:
     @cached_property
     def num_parameters(self) -> int:
         """Numbers in the model without its MTP layers; a tied output layer counts once."""
-        return sum(entry.num_elements for entry in self.entries if entry.mtp is None and not entry.rule.buffer)
+        return sum(times * entry.num_elements for entry, times in self.counted if entry.mtp is None and not entry.rule.buffer)
+
+    @cached_property
+    def num_mtp_parameters(self) -> int:
+        """Numbers in the MTP layers."""
+        return sum(times * entry.num_elements for entry, times in self.counted if entry.mtp is not None and not entry.rule.buffer)
 
     @cached_property
     def num_active_parameters(self) -> int:
         """Numbers that one token meets: of the experts only the chosen ones."""
-        total = 0
-        for entry in self.entries:
-            if entry.mtp is not None or entry.rule.buffer:
-                continue
-            size = entry.num_elements
-            total += size * self.facts.topk // self.facts.num_experts if entry.expert is not None else size
-        return total
+        return sum(
+            (times if entry.expert is None else self.facts.topk) * entry.num_elements
+            for entry, times in self.counted
+            if entry.mtp is None and not entry.rule.buffer
+        )
 
     def _first_names(self, rule: Rule) -> set[str]:
         layers = [layer for layer in range(self.facts.num_layers) if rule.where(self.facts, layer)]
@@ -229,11 +255,6 @@ class WeightTable:
             return set()
         first = self.facts.num_layers if rule.block == "mtp" else layers[0] if rule.block == "decoder" else None
         return {name.format(layer=first, expert=0, mtp=0) for name in rule.hf}
-
-    def _per_expert(self, rule: Rule, *, layer: int | None = None, mtp: int | None = None) -> Iterator[Entry]:
-        experts: Sequence[int | None] = range(self.facts.num_experts) if "{expert}" in rule.megatron else (None,)
-        for expert in experts:
-            yield self._entry(rule, layer=layer, expert=expert, mtp=mtp)
 
     def _entry(self, rule: Rule, *, layer: int | None = None, expert: int | None = None, mtp: int | None = None) -> Entry:
         facts = self.facts.at(layer)

@@ -129,11 +129,11 @@ def token_flops(weights: WeightTable) -> TokenFlops:
 
 def _matmul(weights: WeightTable) -> int:
     facts, total = weights.facts, 0
-    for entry in weights.entries:
+    for entry, times in weights.counted:
         if entry.mtp is not None or entry.megatron.startswith("embedding."):
             continue
         size = sum(_elements(shape) for shape in entry.shapes if len(shape) > 1)
-        total += 2 * size * facts.topk // facts.num_experts if entry.expert is not None else 2 * size
+        total += 2 * size * (times if entry.expert is None else facts.topk)
     return total + (2 * facts.vocab_size * facts.hidden_size if facts.tied_embeddings else 0)
 
 
