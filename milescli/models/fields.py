@@ -26,6 +26,9 @@ def number(config: Mapping[str, object], *names: str, default: Value | None = No
 
 
 _SCALINGS = ("linear", "llama3", "yarn")
+_ROPE_BESIDE = ("rope_theta", "original_max_position_embeddings")
+"""Fields of a rotary embedding that stand beside its object in old configs."""
+_SHARE = "partial_rotary_factor"
 
 
 def rope(
@@ -44,7 +47,7 @@ def rope(
     family knows better. Raises CheckpointError for places that contradict each other, and for kinds that the trainer does not compute.
     """
     nested = _rope_object(config, layer_type=layer_type)
-    kind = _said_once("rope_type", nested.get("rope_type"), nested.get("type")) or "default"
+    kind = nested.get("rope_type") or "default"
     proportional = kind == "proportional"
     if kind not in ("default", "proportional", *_SCALINGS):
         raise CheckpointError(
@@ -55,14 +58,14 @@ def rope(
         )
     if proportional and nested.get("factor") not in (None, 1, 1.0):
         raise _unusable("factor", why=f"it is {nested['factor']!r} in a rotary embedding of the kind `proportional`")
-    outer = {} if layer_type is not None else config
-    both = {
-        name: _said_once(name, nested.get(name), outer.get(name))
-        for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
-    }
+    both = {name: _said_once(name, nested.get(name), None if layer_type else config.get(name)) for name in _ROPE_BESIDE}
+    given = nested.get(_SHARE)
+    # transformers writes the family's own default beside another share that counts
+    if given is None or config.get(_SHARE) != default_share:
+        given = _said_once(_SHARE, given, config.get(_SHARE))
     return Rope(
         theta=number(both, "rope_theta", default=theta, kind=float),
-        share=share if share is not None else number(both, "partial_rotary_factor", default=default_share, kind=float),
+        share=share if share is not None else number({_SHARE: given}, _SHARE, default=default_share, kind=float),
         interleaved=interleaved,
         proportional=proportional,
         scaling=_rope_scaling({**nested, **both}, str(kind), config) if kind in _SCALINGS else None,
@@ -70,17 +73,24 @@ def rope(
 
 
 def _rope_object(config: Mapping[str, object], *, layer_type: str | None) -> Mapping[str, object]:
-    """The object with the parameters; empty where there is none. Both names may be there if they say the same."""
-    found = _said_once("rope_parameters", config.get("rope_parameters") or None, config.get("rope_scaling") or None)
-    nested = found if found is not None else {}
-    if isinstance(nested, Mapping) and any(isinstance(value, Mapping) for value in nested.values()):
-        if layer_type not in nested:
-            asked = f"none for `{layer_type}`" if layer_type else "this family has one for all"
-            raise _unusable("rope_parameters", why=f"it has one object for each of {', '.join(nested)}, and {asked}")
-        nested = nested[layer_type]
-    if not isinstance(nested, Mapping):
-        raise _unusable("rope_parameters", why=f"it is {nested!r}, not an object")
-    return nested
+    """The parameters, with `rope_type`; empty where there are none. Both objects may be there if they say nothing different."""
+    found = []
+    for name in ("rope_parameters", "rope_scaling"):
+        nested = config.get(name) or {}
+        if isinstance(nested, Mapping) and any(isinstance(value, Mapping) for value in nested.values()):
+            if layer_type not in nested:
+                asked = f"none for `{layer_type}`" if layer_type else "this family has one for all"
+                raise _unusable(name, why=f"it has one object for each of {', '.join(nested)}, and {asked}")
+            nested = nested[layer_type]
+        if not isinstance(nested, Mapping):
+            raise _unusable(name, why=f"it is {nested!r}, not an object")
+        if nested:
+            kind = _said_once("rope_type", nested.get("rope_type"), nested.get("type")) or "default"
+            found.append({**nested, "rope_type": kind})
+    if len(found) < 2:
+        return found[0] if found else {}
+    new, old = found
+    return {name: _said_once(name, new.get(name), old.get(name)) for name in {**new, **old} if name != "type"}
 
 
 def _rope_scaling(nested: Mapping[str, object], kind: str, config: Mapping[str, object]) -> RopeScaling:
@@ -113,8 +123,7 @@ def _said_once(name: str, first: object, second: object) -> object:
     if first is not None and second is not None and first != second:
         raise CheckpointError(
             f"config.json contradicts itself: `{name}`",
-            why=f"it says {first!r} in the new place and {second!r} in the old one, and which one the weights were trained with "
-            "cannot be known",
+            why=f"one place says {first!r} and another {second!r}, and which of them the weights were trained with cannot be known",
             fix="take the wrong one out of config.json",
         )
     return first if first is not None else second

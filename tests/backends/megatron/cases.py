@@ -49,6 +49,22 @@ MODELS = {
         "moe_intermediate_size": 48,
         "norm_topk_prob": True,
     },
+    "sandwich": {**DENSE, "model_type": "glm4", "num_hidden_layers": 2, "partial_rotary_factor": 0.5},
+    "glm": {
+        **DENSE,
+        "model_type": "glm4_moe",
+        "num_hidden_layers": 3,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "n_group": 3,
+        "topk_group": 2,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 24,
+        "routed_scaling_factor": 1.5,
+    },
     "oss": {
         "model_type": "gpt_oss",
         "hidden_size": 48,
@@ -282,7 +298,7 @@ def routing_effect(*, rank: int, size: int, port: int, model: str, layout: dict)
     return {name: [x for row in rows for x in row] for name, rows in zip(("free", "own", "random"), scores, strict=True)}
 
 
-def published_differs(*, rank: int, size: int, port: int, model: str, layout: dict) -> list[str]:
+def published_differs(*, rank: int, size: int, port: int, model: str, layout: dict, dtype: str = "float32") -> list[str]:
     """Names of tensors that come out of a model under a layout otherwise than they lie in the folder, or do not come out. What goes
     wrong on every rank alike is told in their place, so that one family does not hide the others."""
     from milescli.backends.megatron import cpu_compat
@@ -303,20 +319,18 @@ def published_differs(*, rank: int, size: int, port: int, model: str, layout: di
     )
     try:
         mesh.check_layout(layout_of, facts)
-        return _differences(Path(model), facts, own)
+        return _differences(Path(model), facts, own, getattr(torch, dtype))
     except Exception as error:
         return ["".join(traceback.format_exception(error)[-3:])]
     finally:
         mesh.tear_down()
 
 
-def _differences(folder: Path, facts: ModelFacts, own: Mesh) -> list[str]:
+def _differences(folder: Path, facts: ModelFacts, own: Mesh, dtype: torch.dtype) -> list[str]:
     from milescli.backends.megatron import model, weights
     from milescli.checkpoint.hf_folder import HfReader
 
-    config = model.build_config(
-        facts, own.layout, dtype=torch.float32, device=own.device, recompute="none", routing_replay=False
-    )
+    config = model.build_config(facts, own.layout, dtype=dtype, device=own.device, recompute="none", routing_replay=False)
     with HfReader(folder) as reader:
         lines = table(facts).as_on_disk(reader.names())
         local = weights.local_weights(model.build_model(config, facts, own), lines, own)
@@ -324,10 +338,12 @@ def _differences(folder: Path, facts: ModelFacts, own: Mesh) -> list[str]:
             weight.parameter.data.fill_(float("nan"))
         weights.load_hf(local, lines, folder=folder, mesh=own)
         missing = {name for entry in lines.entries if entry.mtp is None for name in entry.hf}
+        wide = {name for entry in lines.entries if entry.rule.float32 for name in entry.hf}
         wrong = []
         for bucket in weights.hf_buckets(local, lines, mesh=own, bucket_bytes=20_000):
             for name, tensor in bucket:
                 missing.discard(name)
-                if not torch.equal(tensor, reader.read(name).to(tensor.dtype)):
+                expected = reader.read(name).to(torch.float32 if name in wide else dtype)
+                if tensor.dtype != expected.dtype or not torch.equal(tensor, expected):
                     wrong.append(name)
     return sorted(wrong) + sorted(f"{name} did not come out" for name in missing)

@@ -20,6 +20,8 @@ ONE = [
     _layout_case("tied", "tied"),
     _layout_case("moe", "moe"),
     _layout_case("moe-r3", "moe", replay=True),
+    _layout_case("sandwich", "sandwich"),
+    _layout_case("glm", "glm"),
     _layout_case("oss", "oss"),
 ]
 TWO = [
@@ -37,6 +39,10 @@ TWO = [
     _layout_case(
         "moe-r3 tp2 sp recompute", "moe", replay=True, tp=2, etp=2, sequence_parallel=True, train={"recompute": "full"}
     ),
+    _layout_case("sandwich tp2", "sandwich", tp=2),
+    _layout_case("sandwich tp2 sp recompute", "sandwich", tp=2, sequence_parallel=True, train={"recompute": "full"}),
+    _layout_case("glm tp2 sp ep2", "glm", tp=2, ep=2, sequence_parallel=True),
+    _layout_case("glm pp2", "glm", pp=2),
     _layout_case("oss tp2 sp etp2", "oss", tp=2, etp=2, sequence_parallel=True),
     _layout_case("oss tp2 sp ep2", "oss", tp=2, ep=2, sequence_parallel=True),
     _layout_case("oss cp2 ep2", "oss", cp=2, ep=2),
@@ -97,6 +103,7 @@ class Worlds:
             self._saving("dense three", "dense", {}, 0, 3, save="dense3"),
             self._saving("moe six", "moe", {}, 0, 6),
             self._saving("moe three", "moe", {}, 0, 3, save="moe3"),
+            self._saving("glm three", "glm", {}, 0, 3, save="glm3"),
             {"name": "rows dense", "call": "scores_of_rows", "model": self.models["dense"], "rows": TOKEN_ROWS, **plain},
             {"name": "rows moe", "call": "scores_of_rows", "model": self.models["moe"], "rows": TOKEN_ROWS, **plain},
             {"name": "routing", "call": "routing_effect", "model": self.models["moe"], **plain},
@@ -117,6 +124,14 @@ class Worlds:
             self._saving("dense pp2 rest", "dense", {"pp": 2}, 3, 4, load="dense3"),
             self._saving("dense dp2 rest", "dense", {"dp": 2}, 3, 4, load="dense3"),
             self._saving("moe ep2 rest", "moe", {"ep": 2, "dp": 2}, 3, 4, load="moe3"),
+            self._saving("glm pp2 rest", "glm", {"pp": 2}, 3, 3, load="glm3"),
+            {
+                "name": "glm bfloat16",
+                "call": "published_differs",
+                "model": self.models["glm"],
+                "layout": {"pp": 2},
+                "dtype": "bfloat16",
+            },
             {"name": "spoiled", "call": "spoil_and_step", "model": self.models["dense"], "layout": {"pp": 2}},
         ]
 

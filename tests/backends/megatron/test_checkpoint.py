@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from milescli.backends.megatron.export import checkpoint_to_hf
@@ -33,6 +34,13 @@ def test_a_checkpoint_of_one_rank_goes_on_under_another_layout(worlds: Worlds, n
     assert rest.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4)
 
 
+def test_the_correction_of_the_router_is_saved_and_never_trained(worlds: Worlds) -> None:
+    first, trained = (worlds.get("one")[name]["checksums"] for name in ("glm", "glm three"))
+    unchanged = {name for name in first if first[name] == trained[name]}
+    assert unchanged == {f"model.layers.{layer}.mlp.gate.e_score_correction_bias" for layer in (1, 2)}
+    assert worlds.get("two")["glm pp2 rest"]["checksums"] == trained
+
+
 @pytest.mark.parametrize("model", ["dense", "moe"])
 def test_a_checkpoint_of_four_ranks_goes_on_in_one(worlds: Worlds, model: str) -> None:
     saved = worlds.get("four")[f"{model} wide three"]
@@ -43,7 +51,8 @@ def test_a_checkpoint_of_four_ranks_goes_on_in_one(worlds: Worlds, model: str) -
 
 
 @pytest.mark.parametrize(
-    ("size", "case", "checkpoint"), [("one", "dense three", "dense3"), ("four", "moe wide three", "moewide3")]
+    ("size", "case", "checkpoint"),
+    [("one", "dense three", "dense3"), ("one", "glm three", "glm3"), ("four", "moe wide three", "moewide3")],
 )
 def test_an_export_holds_the_weights_of_the_checkpoint(
     worlds: Worlds, models: dict[str, str], tmp_path: Path, size: str, case: str, checkpoint: str
@@ -58,6 +67,16 @@ def test_an_export_holds_the_weights_of_the_checkpoint(
     assert {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in tensors.items()} == expected
     assert (out / "config.json").exists()
     assert not any(name.startswith("megatron") for name in sys.modules), "an export needs no Megatron"
+
+
+def test_an_export_in_bfloat16_leaves_the_correction_of_the_router_in_float32(
+    worlds: Worlds, models: dict[str, str], tmp_path: Path
+) -> None:
+    worlds.get("one")
+    checkpoint_to_hf(Path(worlds.checkpoint("glm3")), Path(models["glm"]), tmp_path / "out", dtype="bfloat16")
+    tensors = {name: tensor for file in (tmp_path / "out").glob("*.safetensors") for name, tensor in load_file(file).items()}
+    wide = {name for name, tensor in tensors.items() if tensor.dtype == torch.float32}
+    assert wide == {f"model.layers.{layer}.mlp.gate.e_score_correction_bias" for layer in (1, 2)}
 
 
 def test_an_export_overwrites_nothing(worlds: Worlds, models: dict[str, str], tmp_path: Path) -> None:

@@ -52,6 +52,10 @@ def test_scores_equal_those_of_one_process(worlds: Worlds, size: str, name: str)
         assert many == pytest.approx(one, abs=5e-6)
 
 
+def test_what_is_kept_in_float32_is_published_so_from_a_bfloat16_model(worlds: Worlds) -> None:
+    assert worlds.get("two")["glm bfloat16"] == []
+
+
 def test_steps_change_the_loss_so_that_the_comparison_means_something(worlds: Worlds) -> None:
     reports = worlds.get("one")["dense"]["reports"]
     assert len({round(report.loss, 4) for report in reports}) == 3
