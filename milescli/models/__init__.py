@@ -16,6 +16,8 @@ __all__ = ["FAMILIES", "Entry", "ModelFacts", "Rule", "Sharding", "WeightTable",
 FAMILIES: dict[str, str] = {
     "deepseek_v3": "milescli.models.deepseek_v3",
     "deepseek_v32": "milescli.models.deepseek_v32",
+    "gemma3": "milescli.models.gemma3",
+    "gemma3_text": "milescli.models.gemma3",
     "glm4": "milescli.models.glm4",
     "glm4_moe": "milescli.models.glm4_moe",
     "glm4_moe_lite": "milescli.models.glm4_moe_lite",

@@ -30,6 +30,39 @@ _OSS = {
         "original_max_position_embeddings": 16,
     },
 }
+_GEMMA3 = {
+    "model_type": "gemma3_text",
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "intermediate_size": 20,
+    "vocab_size": 131,
+    "query_pre_attn_scalar": 30,
+    "sliding_window": 6,
+    "sliding_window_pattern": 2,
+    "final_logit_softcapping": 1.5,
+    "max_position_embeddings": 512,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+_SIGLIP = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_BESIDE_VISION = {
+    "model_type": "gemma3",
+    "text_config": {**_GEMMA3, "final_logit_softcapping": None, "num_key_value_heads": 1},
+    "vision_config": _SIGLIP,
+    "mm_tokens_per_image": 4,
+}
 _EXPERTS_CUT = {"tp": 2, "etp": 2, "sequence_parallel": True}
 CASES = {
     "gpt-oss": Case(_OSS, layouts=(_EXPERTS_CUT, {"pp": 2})),
@@ -37,4 +70,7 @@ CASES = {
         {**_OSS, "num_attention_heads": 3, "num_key_value_heads": 1, "num_local_experts": 6, "tie_word_embeddings": True},
         layouts=({"ep": 2, "dp": 2},),
     ),
+    "gemma3": Case(_GEMMA3),
+    "gemma3-untied": Case({**_GEMMA3, "tie_word_embeddings": False}, layouts=({"tp": 2},)),
+    "gemma3-beside-vision": Case(_BESIDE_VISION, layouts=({"pp": 2},)),
 }

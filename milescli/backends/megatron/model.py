@@ -4,6 +4,7 @@ Megatron's own layers with the attention and norm of this room."""
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -14,6 +15,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from milescli.backends.megatron.hybrid import build_hybrid
 from milescli.backends.megatron.layers import attention, experts, gated_delta, mamba, mla
+from milescli.backends.megatron.layers.gemma import ScaledAndCapped
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.specs import engine_knows, final_norm, layer_spec
 from milescli.models.facts import ModelFacts
@@ -116,7 +118,8 @@ def build_model(config: TransformerConfig, facts: ModelFacts, mesh: Mesh) -> GPT
     first = get_transformer_layer_offset(config)
     layers = [layer_spec(config, facts, layer=first + index, engine=engine) for index in range(get_num_layers_to_build(config))]
     spec = TransformerBlockSubmodules(layer_specs=layers, layer_norm=final_norm(engine=engine))
-    model = GPTModel(
+    gemma_like = facts.embedding_scale is not None or facts.logit_softcap is not None
+    model = (partial(ScaledAndCapped, facts=facts) if gemma_like else GPTModel)(
         config=config,
         transformer_layer_spec=spec,
         vocab_size=padded_vocab_size(facts, mesh.layout),

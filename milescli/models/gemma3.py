@@ -1,0 +1,133 @@
+"""Gemma 3: windows over most layers with a rotary embedding of their own, norms around zero before and after each part, scaled
+embeddings. The text model, by itself or within a multimodal release, whose vision tower is passed through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from milescli.core.errors import CheckpointError
+from milescli.models import fields, hybrid, layers, llama
+from milescli.models.base import Rule, WeightTable
+from milescli.models.facts import Layer, Mixer, ModelFacts, Rope
+
+_BESIDE_VISION = "language_model."
+"""Before every name of the text model in a multimodal release."""
+_TOWERS = (r"^(model\.)?vision_tower\.", r"^(model\.)?multi_modal_projector\.")
+_CHECKED = "releases of this family have it so, and nothing else was checked"
+
+_SIZES = {
+    "intermediate_size": 9216,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
+}
+"""What transformers takes where a config says nothing."""
+
+POST_ATTENTION = layers.norm("post_attention_layernorm.weight", "post_self_attn_layernorm.weight")
+MLP_NORM = layers.norm("pre_feedforward_layernorm.weight", "pre_mlp_layernorm.weight")
+POST_MLP = layers.norm("post_feedforward_layernorm.weight", "post_mlp_layernorm.weight")
+
+
+def facts(config: Mapping[str, object]) -> ModelFacts:
+    """ModelFacts of a `gemma3` or `gemma3_text` config. Raises CheckpointError for what the trainer cannot compute."""
+    text = hybrid.text_config(config)
+    multimodal = text is not config
+    plain = text_facts(text, family="gemma3")
+    fields.refuse(text, "attn_logit_softcapping", unless=None, why="transformers takes no notice of it, and SGLang does")
+    if multimodal and plain.logit_softcap is not None:
+        raise CheckpointError(
+            "config.json cannot be used: `final_logit_softcapping`",
+            why="transformers caps the logits of this family only where the text model stands by itself",
+            fix="use a release without it",
+        )
+    rope, rope_sliding = _ropes(text)
+    return replace(
+        plain,
+        layers=tuple(Layer(mixer=mixer) for mixer in _mixers(text, num_layers=plain.num_layers)),
+        norm_zero_centered=True,
+        rope=rope,
+        rope_sliding=rope_sliding,
+        attention_scale=fields.number(text, "query_pre_attn_scalar", default=256.0, kind=float) ** -0.5,
+        multimodal=multimodal,
+        hf_prefix=_BESIDE_VISION + "model." if multimodal else "model.",
+    )
+
+
+def text_facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
+    """What all Gemmas have, from a text config, with the sizes that transformers takes where it says nothing. Raises CheckpointError."""
+    fields.refuse(config, "attention_bias", unless=False, why=_CHECKED)
+    for name in ("hidden_activation", "hidden_act"):
+        fields.refuse(config, name, unless="gelu_pytorch_tanh", why=_CHECKED)
+    hidden_size = fields.number(config, "hidden_size", default=2304, kind=int)
+    num_layers = fields.number(config, "num_hidden_layers", default=26, kind=int)
+    cap = config.get("final_logit_softcapping")
+    return llama.plain_facts(
+        {**_SIZES, **config, "hidden_act": "silu"},
+        family=family,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        num_heads=fields.number(config, "num_attention_heads", default=8, kind=int),
+        num_kv_heads=fields.number(config, "num_key_value_heads", default=4, kind=int),
+        head_dim=fields.number(config, "head_dim", default=256, kind=int),
+        rope=None,
+        qk_norm=True,
+        sandwich_norms=True,
+        activation="gelu_tanh",
+        sliding_window=fields.number(config, "sliding_window", default=4096, kind=int),
+        embedding_scale=hidden_size**0.5,
+        logit_softcap=None if cap is None else fields.number(config, "final_logit_softcapping", kind=float),
+    )
+
+
+def outside_and_norms(facts: ModelFacts) -> tuple[Rule, ...]:
+    """What every Gemma has outside of the projections of its layers, but for the norms of queries and keys."""
+    return (*llama.outside(facts), layers.INPUT_NORM, POST_ATTENTION, MLP_NORM, POST_MLP)
+
+
+def table(facts: ModelFacts) -> WeightTable:
+    """Names and transforms of every weight."""
+    rules = (
+        *outside_and_norms(facts),
+        layers.QKV,
+        layers.QUERY_NORM,
+        layers.KEY_NORM,
+        layers.ATTENTION_OUTPUT,
+        layers.MLP_UP,
+        layers.MLP_DOWN,
+    )
+    return WeightTable(facts=facts, rules=_as_released(rules) if facts.multimodal else rules, passthrough=_TOWERS)
+
+
+def _as_released(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """The names of multimodal releases; as a second form those that transformers has in memory."""
+    in_memory = layers.prefixed(rules, "model.language_model.")
+    return tuple(
+        replace(rule, hf=tuple(_BESIDE_VISION + name for name in rule.hf), alternatives=(other,))
+        for rule, other in zip(rules, in_memory, strict=True)
+    )
+
+
+def _mixers(config: Mapping[str, object], *, num_layers: int) -> tuple[Mixer, ...]:
+    length = fields.number(config, "sliding_window_pattern", default=6, kind=int)
+    if length < 1:
+        raise CheckpointError(
+            "config.json cannot be used: `sliding_window_pattern`",
+            why=f"layers do not come in groups of {length}",
+            fix="fetch the model again, or mend config.json",
+        )
+    sliding: tuple[Mixer, ...] = ("sliding",)
+    return fields.mixers(config, num_layers=num_layers, period=(*sliding * (length - 1), "full"))
+
+
+def _ropes(config: Mapping[str, object]) -> tuple[Rope, Rope]:
+    """Of full and of sliding layers. Old configs have the former's where all families have it, and a base for the latter."""
+    nested = config.get("rope_parameters")
+    if isinstance(nested, Mapping) and any(isinstance(value, Mapping) for value in nested.values()):
+        found = {"full_attention": {}, "sliding_attention": {}, **nested}
+        named = {**config, "rope_parameters": {name: each or {"rope_type": "default"} for name, each in found.items()}}
+        return (
+            fields.rope(named, layer_type="full_attention", theta=1e6),
+            fields.rope(named, layer_type="sliding_attention", theta=1e4),
+        )
+    return fields.rope(config, theta=1e6), Rope(theta=fields.number(config, "rope_local_base_freq", default=1e4, kind=float))
