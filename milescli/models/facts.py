@@ -113,8 +113,6 @@ class Mamba:
     state_size: int
     conv_kernel: int
     conv_bias: bool = True
-    time_step_min: float = 0.0
-    """Time steps below it are raised to it."""
 
     @property
     def inner_size(self) -> int:

@@ -93,12 +93,27 @@ def _refuse_what_no_release_has(config: Mapping[str, object]) -> None:
         ("n_shared_experts", 1),
     ):
         fields.refuse(config, name, unless=usual, why=unlike)
+    _require_free_time_steps(config)
     fields.refuse(
         config,
         "tie_word_embeddings",
         unless=False,
         why="transformers gives this family an output layer of its own in any case, SGLang does not, and no release has it",
     )
+
+
+def _require_free_time_steps(config: Mapping[str, object]) -> None:
+    limit = config.get("time_step_limit", config.get("mamba_dt_limit"))
+    # strict JSON has no word for infinity: transformers writes an object, the releases the bare word
+    plain = (
+        [float(each["__float__"]) if isinstance(each, dict) else each for each in limit] if isinstance(limit, list) else None
+    )
+    if limit is not None and plain != [0.0, float("inf")]:
+        raise CheckpointError(
+            f"a model with `time_step_limit: {limit}` is not supported",
+            why="the trainer leaves time steps as they are, and no release limits them",
+            fix="use a model with `time_step_limit: [0.0, Infinity]`",
+        )
 
 
 def _pattern(config: Mapping[str, object], listed: str, symbols: str) -> tuple[str, ...]:
@@ -123,7 +138,6 @@ def _mamba(config: Mapping[str, object]) -> Mamba:
         state_size=fields.number(config, "ssm_state_size", default=128, kind=int),
         conv_kernel=fields.number(config, "conv_kernel", "mamba_d_conv", default=4, kind=int),
         conv_bias=fields.number(config, "use_conv_bias", "mamba_conv_bias", default=True, kind=bool),
-        time_step_min=fields.number(config, "time_step_min", "mamba_dt_min", default=1e-3, kind=float),
     )
 
 

@@ -19,7 +19,7 @@ _DENSE = {
     "ssm_state_size": 9,
     "conv_kernel": 4,
     "chunk_size": 8,
-    "layer_norm_epsilon": 1e-5,
+    "layer_norm_epsilon": 1e-4,
     "use_mamba_kernels": False,
     "max_position_embeddings": 512,
 }

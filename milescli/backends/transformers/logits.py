@@ -21,14 +21,38 @@ def declare_torchvision_operators() -> None:
         _library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
+def _mend_mamba(config, *, longest: int):
+    """Without CUDA kernels, transformers 5.12.1 differs from them (and from SGLang and Megatron) in two things: it raises small time steps
+    to `time_step_min`, and passes a wrong state from one chunk to the next, so that its output depends on `chunk_size`."""
+    config.time_step_min = 0.0
+    config.chunk_size = max(config.chunk_size, longest)
+    return config
+
+
 @torch.inference_mode()
 def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype) -> list[torch.Tensor]:
     """[tokens, vocab] float32 per row of token ids. Runs no code of the folder's."""
     declare_torchvision_operators()
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    own = {}
+    config = AutoConfig.from_pretrained(folder)
+    if config.model_type == "nemotron_h":
+        own["config"] = _mend_mamba(config, longest=max(map(len, rows)))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **own).eval()
     return [model(torch.tensor([row]), use_cache=False).logits[0].float() for row in rows]
+
+
+def _stand_in(folder: Path) -> dict[str, object]:
+    """How to load a family that transformers lacks as the one whose architecture it has; nothing for others. Kimi K2 says that its
+    class is DeepSeek-V3's, and K2.5 holds such a model under `language_model.`, which is loaded without its vision tower."""
+    from transformers import AutoConfig
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if config.get("model_type") not in ("kimi_k2", "kimi_k25"):
+        return {}
+    text = {key: value for key, value in config.get("text_config", config).items() if key not in ("model_type", "auto_map")}
+    return {"config": AutoConfig.for_model("deepseek_v3", **text), "key_mapping": {r"^language_model\.": ""}}
 
 
 def main() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.ssm.mamba_layer import MambaLayer, MambaLayerSubmodules
 from megatron.core.ssm.mamba_mixer import _split_tensor_factory
-from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
@@ -58,7 +58,14 @@ class PackedMamba(MegatronModule):
     this rank, P: dims of a head, N: of the state."""
 
     def __init__(
-        self, config: TransformerConfig, d_model: int, *, mamba: Mamba, layer_number: int, pg_collection, pp_layer_offset: int = 0
+        self,
+        config: TransformerConfig,
+        d_model: int,
+        *,
+        mamba: Mamba,
+        layer_number: int,
+        pg_collection,
+        pp_layer_offset: int = 0,
     ) -> None:
         """Called by Megatron."""
         super().__init__(config)
@@ -101,7 +108,7 @@ class PackedMamba(MegatronModule):
         mixed = F.silu(convolve(mixed, self.conv1d.weight[:, 0], self.conv1d.bias, place=place - starts[sequence]))
         x, b, c = mixed.split(self.in_proj_sizes[1:4], dim=-1)
         x = x.unflatten(-1, (self.num_heads, -1))
-        steps = F.softplus(steps.float() + self.dt_bias.float()).clamp(min=self.mamba.time_step_min)
+        steps = F.softplus(steps.float() + self.dt_bias.float())
         y = scan(
             x * steps[..., None],
             steps * -self.A_log.float().exp(),
@@ -123,7 +130,9 @@ class PackedMamba(MegatronModule):
             inner = f"{prefix}{name}."
             if name in ("conv1d", "norm"):
                 tensors = module.state_dict(keep_vars=True)
-                found |= make_sharded_tensors_for_checkpoint(tensors, inner, dict.fromkeys(tensors, 0), sharded_offsets, **groups)
+                found |= make_sharded_tensors_for_checkpoint(
+                    tensors, inner, dict.fromkeys(tensors, 0), sharded_offsets, **groups
+                )
             else:
                 found |= sharded_state_dict_default(module, inner, sharded_offsets, metadata, tp_group=self.tp_group)
         parts = ["z", "x", "B", "C", "dt"]
