@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MIXERS = {"linear_attention": "gated_delta", "full_attention": "full"}
 _MTP_HF = "mtp.layers.{mtp}."
+_SHARE, _USUAL_SHARE = "partial_rotary_factor", 0.25
 _BESIDE_VISION = "model.language_model."
 VISION = (r"^model\.visual\.",)
 """Names of the tower that multimodal releases have beside the text model."""
@@ -108,10 +109,14 @@ def _layer_types(config: Mapping[str, object], num_layers: int) -> Sequence[str]
 
 
 def _with_share(config: Mapping[str, object]) -> Mapping[str, object]:
-    """A quarter of each head's dims is rotated, where neither place says otherwise."""
+    """A quarter of each head's dims is rotated where neither place says otherwise. transformers writes that default beside an object
+    that says otherwise, and goes by the object."""
     nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    said = isinstance(nested, Mapping) and nested.get("partial_rotary_factor") is not None
-    return config if said or config.get("partial_rotary_factor") is not None else {**config, "partial_rotary_factor": 0.25}
+    said = isinstance(nested, Mapping) and nested.get(_SHARE) is not None
+    outer = config.get(_SHARE)
+    if said:
+        return {**config, _SHARE: None} if outer == _USUAL_SHARE else config
+    return {**config, _SHARE: _USUAL_SHARE} if outer is None else config
 
 
 def _gated_delta(config: Mapping[str, object]) -> GatedDelta:

@@ -47,7 +47,9 @@ _EXPERTS = {
     "moe_intermediate_size": 20,
     "shared_expert_intermediate_size": 12,
 }
-_MOE_TEXT = {key: value for key, value in _TEXT.items() if key != "intermediate_size"} | _EXPERTS | {"model_type": "qwen3_5_moe_text"}
+_MOE_TEXT = (
+    {key: value for key, value in _TEXT.items() if key != "intermediate_size"} | _EXPERTS | {"model_type": "qwen3_5_moe_text"}
+)
 _NEXT = (
     {key: value for key, value in _TEXT.items() if key not in ("layer_types", "mtp_num_hidden_layers")}
     | _EXPERTS
@@ -67,6 +69,29 @@ def _beside_vision(text: dict, model_type: str, **outer: object) -> dict:
     return {"model_type": model_type, "text_config": text, "vision_config": _VISION, **outer}
 
 
+_ONE_HEAD = {
+    **_TEXT,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 3,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+}
+_THREE_KEY_HEADS = {"linear_num_key_heads": 3, "linear_num_value_heads": 3, "mamba_ssm_dtype": "float32"}
 CASES = {
-    "qwen3-5": Case(_TEXT),
+    "qwen3-5": Case(_TEXT, layouts=(_BOTH, {"pp": 2}, {"cp": 2})),
+    "qwen3-5-tied-beside-vision": Case(
+        _beside_vision(_TEXT | {"tie_word_embeddings": True}, "qwen3_5", tie_word_embeddings=True), layouts=({"tp": 2},)
+    ),
+    "qwen3-5-mtp-one-head": Case(_ONE_HEAD, layouts=({"pp": 2},), made_by_transformers=False),
+    "qwen3-5-moe": Case(_MOE_TEXT, layouts=(_BOTH, _EP)),
+    "qwen3-5-moe-stacked-beside-vision": Case(
+        _beside_vision(_MOE_TEXT | _THREE_KEY_HEADS, "qwen3_5_moe"), layouts=(_EP, {"pp": 2}), made_by_transformers=False
+    ),
+    "qwen3-5-moe-beside-vision": Case(_beside_vision(_MOE_TEXT, "qwen3_5_moe"), layouts=()),
+    "qwen3-next": Case(_NEXT, layouts=(_BOTH, _EP, {"pp": 2})),
+    "qwen3-next-mtp": Case(
+        _NEXT | {"tie_word_embeddings": True, "num_experts": 5}, layouts=({"pp": 2},), made_by_transformers=False
+    ),
 }

@@ -36,19 +36,22 @@ def make(folder: Path, case: Case) -> dict[str, object]:
     folder.mkdir(parents=True)
     if not case.made_by_transformers:
         (folder / "config.json").write_text(json.dumps(case.config))
-        tensors = {name: torch.zeros(shape) for name, shape in table(parse_facts(case.config)).hf_shapes().items()}
+        shapes = table(parse_facts(case.config)).hf_shapes()
+        tensors = {name: (torch.ones if "norm" in name else torch.zeros)(shape) for name, shape in shapes.items()}
         randomise(list(tensors.items()))
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return {"num_parameters": None}
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     settings = dict(case.config)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
+    made_by = AutoModelForImageTextToText if "vision_config" in settings else AutoModelForCausalLM
+    model = made_by.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
     # persistent buffers too: the router's bias is one
     saved = model.state_dict()
     randomise([(name, tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers()) if name in saved])
     model.save_pretrained(folder)
-    return {"num_parameters": sum(parameter.numel() for parameter in model.parameters())}
+    beside = table(parse_facts(case.config)).is_passthrough
+    return {"num_parameters": sum(parameter.numel() for name, parameter in model.named_parameters() if not beside(name))}
 
 
 def main() -> None:
@@ -58,6 +61,7 @@ def main() -> None:
     torch.set_num_threads(1)
     told: dict[str, object] = {}
     for name in names:
+        torch.manual_seed(0)
         case = ALL[name]
         told[name] = make(root / name, case)
         if case.logits:
