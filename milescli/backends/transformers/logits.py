@@ -33,26 +33,27 @@ def _mend_mamba(config, *, longest: int):
 def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype) -> list[torch.Tensor]:
     """[tokens, vocab] float32 per row of token ids. Runs no code of the folder's."""
     declare_torchvision_operators()
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    own = {}
-    config = AutoConfig.from_pretrained(folder)
+    config, key_mapping = _read_config(folder)
     if config.model_type == "nemotron_h":
-        own["config"] = _mend_mamba(config, longest=max(map(len, rows)))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **own).eval()
+        config = _mend_mamba(config, longest=max(map(len, rows)))
+    # the grouped kernel of experts refuses those whose rows are no multiple of 16 bytes
+    config._experts_implementation = "eager"
+    model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, key_mapping=key_mapping).eval()
     return [model(torch.tensor([row]), use_cache=False).logits[0].float() for row in rows]
 
 
-def _stand_in(folder: Path) -> dict[str, object]:
-    """How to load a family that transformers lacks as the one whose architecture it has; nothing for others. Kimi K2 says that its
-    class is DeepSeek-V3's, and K2.5 holds such a model under `language_model.`, which is loaded without its vision tower."""
+def _read_config(folder: Path):
+    """(config, how names on disk are changed). A family that transformers lacks is loaded as the one whose architecture it has: Kimi K2
+    says that its class is DeepSeek-V3's, and K2.5 holds such a model under `language_model.`, which is loaded without its tower."""
     from transformers import AutoConfig
 
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if config.get("model_type") not in ("kimi_k2", "kimi_k25"):
-        return {}
-    text = {key: value for key, value in config.get("text_config", config).items() if key not in ("model_type", "auto_map")}
-    return {"config": AutoConfig.for_model("deepseek_v3", **text), "key_mapping": {r"^language_model\.": ""}}
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if raw.get("model_type") not in ("kimi_k2", "kimi_k25"):
+        return AutoConfig.from_pretrained(folder), None
+    text = {key: value for key, value in raw.get("text_config", raw).items() if key not in ("model_type", "auto_map")}
+    return AutoConfig.for_model("deepseek_v3", **text), {r"^language_model\.": ""}
 
 
 def main() -> None:
