@@ -75,6 +75,16 @@ def check_layout(layout: TrainerLayout, facts: ModelFacts) -> None:
             "tp=1",
         ),
         (
+            facts.mamba and facts.mamba.num_groups % layout.tp,
+            f"{facts.mamba and facts.mamba.num_groups} groups of Mamba-2 cannot be shared by tp={layout.tp} ranks",
+            "tp=1",
+        ),
+        (
+            facts.mamba and layout.cp > 1,
+            f"Mamba-2 computes a sequence on one rank, and cp={layout.cp} cuts it",
+            "cp=1",
+        ),
+        (
             facts.gated_delta and facts.gated_delta.num_key_heads % (layout.tp * layout.cp),
             f"{facts.gated_delta and facts.gated_delta.num_key_heads} key heads of linear attention cannot be shared by"
             f" tp x cp = {layout.tp * layout.cp} ranks",
