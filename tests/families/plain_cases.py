@@ -104,11 +104,5 @@ CASES = {
         },
         layouts=(_PP,),
     ),
-    "glm4-moe-mtp": Case(
-        {**_GLM4_MOE, "num_nextn_predict_layers": 1},
-        layouts=(_PP,),
-        logits=False,
-        made_by_transformers=False,
-        why="forms of disk",
-    ),
+    "glm4-moe-mtp": Case({**_GLM4_MOE, "num_nextn_predict_layers": 1}, layouts=(_PP,), made_by_transformers=False),
 }
