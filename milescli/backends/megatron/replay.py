@@ -13,7 +13,7 @@ def own_routers(model: GPTModel) -> list[tuple[int, RouterReplay]]:
     """(layer from 0, its replay instance) of every layer of this rank that has experts, in the order of the model."""
     found = []
     for layer in model.decoder.layers:
-        replay = getattr(getattr(layer.mlp, "router", None), "router_replay", None)
+        replay = getattr(getattr(getattr(layer, "mlp", None), "router", None), "router_replay", None)
         if replay is not None:
             found.append((layer.layer_number - 1, replay))
     return found

@@ -23,6 +23,7 @@ ONE = [
     _layout_case("sandwich", "sandwich"),
     _layout_case("glm", "glm"),
     _layout_case("oss", "oss"),
+    _layout_case("nemotron", "nemotron"),
 ]
 TWO = [
     _layout_case("dense tp2", "dense", tp=2),
@@ -46,6 +47,8 @@ TWO = [
     _layout_case("oss tp2 sp etp2", "oss", tp=2, etp=2, sequence_parallel=True),
     _layout_case("oss tp2 sp ep2", "oss", tp=2, ep=2, sequence_parallel=True),
     _layout_case("oss cp2 ep2", "oss", cp=2, ep=2),
+    _layout_case("nemotron tp2 sp ep2 recompute", "nemotron", tp=2, ep=2, sequence_parallel=True, train={"recompute": "full"}),
+    _layout_case("nemotron pp2 uneven", "nemotron", pp=2),
 ]
 FOUR = [
     _layout_case("dense tp2 pp2", "dense", tp=2, pp=2),
