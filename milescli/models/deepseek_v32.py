@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from milescli.models import deepseek_v3, fields, latent
+from milescli.models.base import WeightTable
 from milescli.models.facts import Indexer, ModelFacts
 
 DEFAULTS: dict[str, object] = {
@@ -33,4 +35,8 @@ def indexer(config: Mapping[str, object]) -> Indexer:
     )
 
 
-table = latent.table
+def table(facts: ModelFacts) -> WeightTable:
+    """Names and transforms of every weight. transformers 5.12.1 takes the number of experts from `num_experts`, which is 256 where
+    config.json says `n_routed_experts` alone: what such a folder has beyond the router's reach is passed through."""
+    reached = "|".join(str(expert) for expert in range(facts.num_experts))
+    return replace(latent.table(facts), passthrough=(rf"\.mlp\.experts\.(?!(?:{reached})\.)\d+\.",))

@@ -21,7 +21,7 @@ def randomise(named: list[tuple[str, torch.Tensor]], *, seed: int = 0) -> None:
         if not tensor.is_floating_point():
             continue
         noise = torch.randn(tensor.shape, generator=generator)
-        if "norm" in name and tensor.dim() == 1:
+        if tensor.dim() == 1 and ("norm" in name or name.endswith(("scale", "scalar"))):
             tensor.data.copy_(tensor.data.float() + 0.1 * noise)
         elif name.endswith(("gate.weight", "router.weight")):
             tensor.data.copy_(0.3 * noise)

@@ -18,7 +18,6 @@ from milescli.backends.megatron.layers.rope import Angles, rotate
 from milescli.models.facts import Indexer as Sizes
 from milescli.models.facts import ModelFacts
 
-
 Choice = dict[int, torch.Tensor]
 """id of a grid of the row -> [N, 1, Q, K] bool, True where a query looks at a key"""
 
