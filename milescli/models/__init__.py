@@ -18,6 +18,8 @@ FAMILIES: dict[str, str] = {
     "deepseek_v32": "milescli.models.deepseek_v32",
     "gemma3": "milescli.models.gemma3",
     "gemma3_text": "milescli.models.gemma3",
+    "gemma4": "milescli.models.gemma4",
+    "gemma4_text": "milescli.models.gemma4",
     "glm4": "milescli.models.glm4",
     "glm4_moe": "milescli.models.glm4_moe",
     "glm4_moe_lite": "milescli.models.glm4_moe_lite",

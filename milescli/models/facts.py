@@ -20,6 +20,8 @@ class Layer:
     mlp: Mlp = "dense"
     num_kv_heads: int | None = None
     head_dim: int | None = None
+    key_is_value: bool = False
+    """The values are what the keys' projection gives (Gemma 4)."""
     shares_choice: bool = False
     """Of sparse attention: it looks at the positions that the layer before chose, and has no indexer (arXiv 2603.12201)."""
 
@@ -159,6 +161,8 @@ class ModelFacts:
     """Positions that a `sliding` layer sees, its own included."""
     rope_sliding: Rope | None = None
     """Of `sliding` layers; None: as `rope`."""
+    value_norm: bool = False
+    """Values are normalised per head, without a weight (Gemma 4)."""
     mla: Mla | None = None
     indexer: Indexer | None = None
     gated_delta: GatedDelta | None = None
@@ -193,7 +197,12 @@ class ModelFacts:
     """The chosen experts' weights are multiplied by this."""
     moe_latent_size: int = 0
     """Experts work at this width instead of hidden_size, between two projections; 0: they do not."""
+    experts_beside_mlp: bool = False
+    """The shared expert is a plain MLP beside the routed ones, and each of the two has norms of its own before and after; the router sees
+    the layer's input, normalised, and scales it and the experts' weights with learned numbers (Gemma 4)."""
     # the rest of a layer, and of the model
+    layer_scalar: bool = False
+    """The output of a layer is multiplied by a number, which is no parameter (Gemma 4)."""
     norm_zero_centered: bool = False
     """Norms multiply by 1 + weight (as stored, so that nothing is rounded)."""
     sandwich_norms: bool = False

@@ -17,12 +17,19 @@ _TOWERS = (r"^(model\.)?vision_tower\.", r"^(model\.)?multi_modal_projector\.")
 _CHECKED = "releases of this family have it so, and nothing else was checked"
 
 _SIZES = {
+    "hidden_size": 2304,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
     "intermediate_size": 9216,
     "vocab_size": 262_208,
     "max_position_embeddings": 131_072,
     "tie_word_embeddings": True,
+    "sliding_window": 4096,
+    "eos_token_id": 1,
 }
-"""What transformers takes where a config says nothing."""
+"""What transformers takes where a config of Gemma 3 says nothing."""
 
 POST_ATTENTION = layers.norm("post_attention_layernorm.weight", "post_self_attn_layernorm.weight")
 MLP_NORM = layers.norm("pre_feedforward_layernorm.weight", "pre_mlp_layernorm.weight")
@@ -34,7 +41,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     text = hybrid.text_config(config)
     multimodal = text is not config
     plain = text_facts(text, family="gemma3")
-    fields.refuse(text, "attn_logit_softcapping", unless=None, why="transformers takes no notice of it, and SGLang does")
+    fields.refuse(text, "attn_logit_softcapping", unless=None, why="transformers takes no notice of it")
     if multimodal and plain.logit_softcap is not None:
         raise CheckpointError(
             "config.json cannot be used: `final_logit_softcapping`",
@@ -49,6 +56,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         rope=rope,
         rope_sliding=rope_sliding,
         attention_scale=fields.number(text, "query_pre_attn_scalar", default=256.0, kind=float) ** -0.5,
+        eos_token_ids=fields.eos_token_ids(config) or plain.eos_token_ids,
         multimodal=multimodal,
         hf_prefix=_BESIDE_VISION + "model." if multimodal else "model.",
     )
@@ -59,42 +67,30 @@ def text_facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
     fields.refuse(config, "attention_bias", unless=False, why=_CHECKED)
     for name in ("hidden_activation", "hidden_act"):
         fields.refuse(config, name, unless="gelu_pytorch_tanh", why=_CHECKED)
-    hidden_size = fields.number(config, "hidden_size", default=2304, kind=int)
-    num_layers = fields.number(config, "num_hidden_layers", default=26, kind=int)
-    cap = config.get("final_logit_softcapping")
+    read = {**_SIZES, **{name: value for name, value in config.items() if value is not None}, "hidden_act": "silu"}
     return llama.plain_facts(
-        {**_SIZES, **config, "hidden_act": "silu"},
+        read,
         family=family,
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        num_heads=fields.number(config, "num_attention_heads", default=8, kind=int),
-        num_kv_heads=fields.number(config, "num_key_value_heads", default=4, kind=int),
-        head_dim=fields.number(config, "head_dim", default=256, kind=int),
         rope=None,
         qk_norm=True,
         sandwich_norms=True,
         activation="gelu_tanh",
-        sliding_window=fields.number(config, "sliding_window", default=4096, kind=int),
-        embedding_scale=hidden_size**0.5,
-        logit_softcap=None if cap is None else fields.number(config, "final_logit_softcapping", kind=float),
+        sliding_window=fields.number(read, "sliding_window", kind=int),
+        embedding_scale=fields.number(read, "hidden_size", kind=int) ** 0.5,
+        logit_softcap=fields.number(read, "final_logit_softcapping", kind=float) if "final_logit_softcapping" in read else None,
     )
-
-
-def outside_and_norms(facts: ModelFacts) -> tuple[Rule, ...]:
-    """What every Gemma has outside of the projections of its layers, but for the norms of queries and keys."""
-    return (*llama.outside(facts), layers.INPUT_NORM, POST_ATTENTION, MLP_NORM, POST_MLP)
 
 
 def table(facts: ModelFacts) -> WeightTable:
     """Names and transforms of every weight."""
     rules = (
-        *outside_and_norms(facts),
-        layers.QKV,
-        layers.QUERY_NORM,
-        layers.KEY_NORM,
-        layers.ATTENTION_OUTPUT,
+        *llama.outside(facts),
+        *llama.attention(facts),
+        POST_ATTENTION,
+        MLP_NORM,
         layers.MLP_UP,
         layers.MLP_DOWN,
+        POST_MLP,
     )
     return WeightTable(facts=facts, rules=_as_released(rules) if facts.multimodal else rules, passthrough=_TOWERS)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from milescli.models import fields, layers
+from milescli.models import fields, layers, llama
 from milescli.models.base import COLUMN, EXPERT_COLUMN, EXPERT_ROW, REPLICATED, Rule, WeightTable
 from milescli.models.facts import Layer, ModelFacts
 from milescli.models.transforms import alone, concatenate, halve, same, shapes
@@ -17,6 +17,20 @@ if TYPE_CHECKING:
 
 _HF = "model.layers.{layer}."
 _MEGATRON = "decoder.layers.{layer}."
+_SIZES = {
+    "num_hidden_layers": 36,
+    "hidden_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 2880,
+    "vocab_size": 201_088,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 128,
+    "eos_token_id": 200_002,
+}
+"""What transformers takes where a config says nothing."""
 _LIMIT = 7.0
 """Both halves of an expert's activation are clamped at it."""
 _EXPERT = _MEGATRON + "mlp.experts.local_experts.{expert}."
@@ -28,37 +42,28 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     fields.refuse(config, "hidden_act", unless="silu", why=why)
     fields.refuse(config, "attention_bias", unless=True, why=why)
     fields.refuse(config, "swiglu_limit", unless=_LIMIT, why=why)
-    num_layers = fields.number(config, "num_hidden_layers", default=36, kind=int)
-    mixers = fields.mixers(config, num_layers=num_layers, period=("sliding", "full"))
+    read = {**_SIZES, **{name: value for name, value in config.items() if value is not None}}
+    num_layers = fields.number(read, "num_hidden_layers", kind=int)
     num_experts = fields.number(config, "num_local_experts", default=128, kind=int)
-    return ModelFacts(
+    mixers = fields.mixers(config, num_layers=num_layers, period=("sliding", "full"))
+    return llama.plain_facts(
+        read,
         family="gpt_oss",
         num_layers=num_layers,
         layers=tuple(Layer(mixer=mixer, mlp="moe") for mixer in mixers),
-        hidden_size=fields.number(config, "hidden_size", default=2880, kind=int),
-        num_heads=fields.number(config, "num_attention_heads", default=64, kind=int),
-        num_kv_heads=fields.number(config, "num_key_value_heads", default=8, kind=int),
-        head_dim=fields.number(config, "head_dim", default=64, kind=int),
         ffn_hidden_size=0,
-        moe_ffn_hidden_size=fields.number(config, "intermediate_size", default=2880, kind=int),
+        moe_ffn_hidden_size=fields.number(read, "intermediate_size", kind=int),
         num_experts=num_experts,
         topk=fields.topk(config, "num_experts_per_tok", "experts_per_token", default=4, num_experts=num_experts),
         normalize_topk=True,
         activation="clamped_swiglu",
         activation_limit=_LIMIT,
         mlp_bias=True,
-        vocab_size=fields.number(config, "vocab_size", default=201_088, kind=int),
-        tied_embeddings=fields.number(config, "tie_word_embeddings", default=False, kind=bool),
         rope=fields.rope(config, theta=150_000.0),
-        norm_eps=fields.number(config, "rms_norm_eps", default=1e-5, kind=float),
-        max_position_embeddings=fields.number(config, "max_position_embeddings", default=131_072, kind=int),
-        qk_norm=False,
         qkv_bias=True,
         attention_output_bias=True,
         attention_sinks=True,
-        sliding_window=fields.number(config, "sliding_window", default=128, kind=int),
-        dtype=fields.dtype(config),
-        eos_token_ids=fields.eos_token_ids(config),
+        sliding_window=fields.number(read, "sliding_window", kind=int),
     )
 
 
@@ -94,7 +99,6 @@ def _plain(hf: str, megatron: str, *sizes: str) -> Rule:
     )
 
 
-_ATTENTION_OUTPUT_BIAS = _plain("self_attn.o_proj.bias", "self_attention.linear_proj.bias", "hidden_size")
 _SINKS = replace(_plain("self_attn.sinks", "self_attention.core_attention.softmax_offset", "num_heads"), sharding=COLUMN)
 _ROUTER = _plain("mlp.router.weight", "mlp.router.weight", "num_experts", "hidden_size")
 _ROUTER_BIAS = _plain("mlp.router.bias", "mlp.router.bias", "num_experts")
@@ -140,13 +144,9 @@ _EXPERT_DOWN_BIAS = Rule(
 def table(facts: ModelFacts) -> WeightTable:
     """Names and transforms of every weight."""
     rules = (
-        layers.EMBEDDING,
-        layers.INPUT_NORM,
-        layers.QKV,
-        layers.QKV_BIAS,
+        *llama.outside(facts),
+        *llama.attention(facts),
         _SINKS,
-        layers.ATTENTION_OUTPUT,
-        _ATTENTION_OUTPUT_BIAS,
         layers.MLP_NORM,
         _ROUTER,
         _ROUTER_BIAS,
@@ -154,7 +154,5 @@ def table(facts: ModelFacts) -> WeightTable:
         _EXPERT_UP_BIAS,
         _EXPERT_DOWN,
         _EXPERT_DOWN_BIAS,
-        layers.FINAL_NORM,
-        *(() if facts.tied_embeddings else (layers.OUTPUT_LAYER,)),
     )
     return WeightTable(facts=facts, rules=rules)

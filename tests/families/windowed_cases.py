@@ -63,6 +63,56 @@ _BESIDE_VISION = {
     "vision_config": _SIGLIP,
     "mm_tokens_per_image": 4,
 }
+_GEMMA4 = {
+    "model_type": "gemma4_text",
+    "hidden_size": 48,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "global_head_dim": 20,
+    "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "intermediate_size": 20,
+    "vocab_size": 131,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "final_logit_softcapping": 1.5,
+    "max_position_embeddings": 512,
+}
+_GEMMA4_EXPERTS = {
+    **_GEMMA4,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 12,
+}
+_GEMMA4_BESIDE_TOWERS = {
+    "model_type": "gemma4",
+    "text_config": {
+        **_GEMMA4_EXPERTS,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "num_global_key_value_heads": 1,
+        "num_experts": 5,
+        "tie_word_embeddings": False,
+        "use_bidirectional_attention": "vision",
+    },
+    "vision_config": {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "patch_size": 4,
+        "position_embedding_size": 16,
+    },
+    "tie_word_embeddings": False,
+}
 _EXPERTS_CUT = {"tp": 2, "etp": 2, "sequence_parallel": True}
 CASES = {
     "gpt-oss": Case(_OSS, layouts=(_EXPERTS_CUT, {"pp": 2})),
@@ -73,4 +123,10 @@ CASES = {
     "gemma3": Case(_GEMMA3),
     "gemma3-untied": Case({**_GEMMA3, "tie_word_embeddings": False}, layouts=({"tp": 2},)),
     "gemma3-beside-vision": Case(_BESIDE_VISION, layouts=({"pp": 2},)),
+    "gemma4": Case(_GEMMA4),
+    "gemma4-experts": Case(_GEMMA4_EXPERTS, layouts=(_EXPERTS_CUT, {"ep": 2, "dp": 2})),
+    "gemma4-beside-towers": Case(_GEMMA4_BESIDE_TOWERS, layouts=({"pp": 2},)),
+    "gemma4-separate-values": Case(
+        {**_GEMMA4, "attention_k_eq_v": False, "layer_types": None, "num_hidden_layers": 7}, layouts=({"pp": 2},)
+    ),
 }

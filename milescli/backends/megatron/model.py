@@ -14,7 +14,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from milescli.backends.megatron.hybrid import build_hybrid
-from milescli.backends.megatron.layers import attention, experts, gated_delta, mamba, mla
+from milescli.backends.megatron.layers import attention, experts, gated_delta, gemma4, mamba, mla
 from milescli.backends.megatron.layers.gemma import ScaledAndCapped
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.specs import engine_knows, final_norm, layer_spec
@@ -53,6 +53,7 @@ def build_config(
     }
     options |= experts.mlp_options(facts)
     options |= attention.options(facts)
+    options |= gemma4.options(facts)
     options |= mla.options(facts)
     options |= gated_delta.options(facts, cp=layout.cp)
     options |= mamba.options(facts)

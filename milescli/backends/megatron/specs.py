@@ -6,7 +6,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, g
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from milescli.backends.megatron.layers import experts, gated_delta, mla
+from milescli.backends.megatron.layers import experts, gated_delta, gemma4, mla
 from milescli.backends.megatron.layers.attention import PackedAttention
 from milescli.backends.megatron.layers.block import sandwich
 from milescli.backends.megatron.layers.linear import with_bias
@@ -69,7 +69,9 @@ def layer_spec(config: TransformerConfig, facts: ModelFacts, *, layer: int, engi
     # Megatron has one switch for the biases of all linear layers
     attention.linear_qkv = with_bias(attention.linear_qkv, facts.qkv_bias)
     attention.linear_proj = with_bias(attention.linear_proj, facts.attention_output_bias)
-    return sandwich(spec, norm=RmsNorm) if facts.sandwich_norms else spec
+    if facts.sandwich_norms:
+        spec = sandwich(spec, norm=RmsNorm)
+    return gemma4.adapt(spec, facts, layer=layer) if facts.layer_scalar else spec
 
 
 def core_attention(facts: ModelFacts, *, layer: int) -> ModuleSpec:

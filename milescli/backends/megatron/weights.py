@@ -33,6 +33,7 @@ _ENGINE_NAMES = (
 """TransformerEngine's fused modules -> names of Megatron's own modules, which the table uses."""
 _ADDS_TO_RESIDUAL = re.compile(r"\.(linear_proj|linear_fc2|out_proj)\.(weight|bias)$")
 """The output projections of every mixer and MLP, of experts too."""
+_SCALES_RESIDUAL = re.compile(r"\.layer_scalar$")
 _TIED_OUTPUT = "output_layer.weight"
 Parts = dict[tuple[str, int], torch.Tensor]
 """(Megatron name, number of the part) -> part"""
@@ -75,6 +76,8 @@ def silence_layers(weights: Sequence[LocalWeight], *, first: int) -> None:
     for weight in weights:
         if weight.entry.layer is not None and weight.entry.layer >= first and _ADDS_TO_RESIDUAL.search(weight.entry.megatron):
             weight.parameter.data.zero_()
+        elif weight.entry.layer is not None and weight.entry.layer >= first and _SCALES_RESIDUAL.search(weight.entry.megatron):
+            weight.parameter.data.fill_(1)
 
 
 def _mark_cut(parameter: torch.nn.Parameter, sharding: Sharding) -> None:
