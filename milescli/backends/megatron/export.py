@@ -15,7 +15,7 @@ import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from milescli.backends.megatron.safe_pickle import require_known_pickles
+from milescli.checkpoint.torch_dist.safe_pickle import require_known_pickles
 from milescli.checkpoint.hf_folder import write_tensors
 from milescli.core.errors import CheckpointError
 from milescli.models import Entry, WeightTable, load_facts, table
@@ -26,6 +26,7 @@ _EXPERT = re.compile(r"\.local_experts\.\d+\.")
 _FUSED_NORMS = (
     (re.compile(r"(decoder\.layers\.\d+)\.input_layernorm\."), r"\1.self_attention.linear_qkv.layer_norm_"),
     (re.compile(r"(decoder\.layers\.\d+)\.pre_mlp_layernorm\."), r"\1.mlp.linear_fc1.layer_norm_"),
+    (re.compile(r"(decoder\.layers\.\d+)\.norm\."), r"\1.mixer.in_proj.layer_norm_"),
 )
 """Megatron writes norms under the names of its fused modules, whichever modules wrote them."""
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".safetensors.index.json", ".bin.index.json")
@@ -81,7 +82,7 @@ def read_hf_tensors(folder: Path, weights: WeightTable) -> Iterator[tuple[str, t
 
 def _read_disk(reader: FileSystemReader, metadata: Metadata, entry: Entry, *, folder: Path) -> list[torch.Tensor]:
     """Disk tensors of an entry (of one expert where they are stacked)."""
-    tensor = _read(reader, metadata, entry, folder=folder)
+    tensor = _read_megatron(reader, metadata, entry, folder=folder)
     if entry.rule.sharding.padded:
         tensor = tensor[: sum(shape[0] for shape in entry.shapes)]
     disk = entry.rule.to_disk(entry.rule.split(tensor, entry.facts), entry.facts)
@@ -91,8 +92,15 @@ def _read_disk(reader: FileSystemReader, metadata: Metadata, entry: Entry, *, fo
     return disk
 
 
-def _read(reader: FileSystemReader, metadata: Metadata, entry: Entry, *, folder: Path) -> torch.Tensor:
+def _read_megatron(reader: FileSystemReader, metadata: Metadata, entry: Entry, *, folder: Path) -> torch.Tensor:
+    """The whole Megatron tensor of an entry, whose parts may lie under names of their own."""
     key = _key_on_disk(entry, metadata)
+    parts = [_read(reader, metadata, key + suffix, folder=folder) for suffix in entry.rule.suffixes or ("",)]
+    tensor = entry.rule.fuse(parts, entry.facts) if entry.rule.suffixes else parts[0]
+    return tensor if entry.expert is None else tensor[entry.expert]
+
+
+def _read(reader: FileSystemReader, metadata: Metadata, key: str, *, folder: Path) -> torch.Tensor:
     stored = metadata.state_dict_metadata.get(key)
     if not isinstance(stored, TensorStorageMetadata):
         raise CheckpointError(
@@ -113,7 +121,7 @@ def _read(reader: FileSystemReader, metadata: Metadata, entry: Entry, *, folder:
             why=f"`{key}` cannot be read: {type(error).__name__}: {error}",
             fix="export another checkpoint of the run",
         ) from error
-    return whole[key] if entry.expert is None else whole[key][entry.expert]
+    return whole[key]
 
 
 def _key_on_disk(entry: Entry, metadata: Metadata) -> str:

@@ -107,6 +107,7 @@ class Worlds:
             self._saving("moe six", "moe", {}, 0, 6),
             self._saving("moe three", "moe", {}, 0, 3, save="moe3"),
             self._saving("glm three", "glm", {}, 0, 3, save="glm3"),
+            self._saving("nemotron three", "nemotron", {}, 0, 3, save="nemotron3"),
             {"name": "rows dense", "call": "scores_of_rows", "model": self.models["dense"], "rows": TOKEN_ROWS, **plain},
             {"name": "rows moe", "call": "scores_of_rows", "model": self.models["moe"], "rows": TOKEN_ROWS, **plain},
             {"name": "routing", "call": "routing_effect", "model": self.models["moe"], **plain},
@@ -128,6 +129,7 @@ class Worlds:
             self._saving("dense dp2 rest", "dense", {"dp": 2}, 3, 4, load="dense3"),
             self._saving("moe ep2 rest", "moe", {"ep": 2, "dp": 2}, 3, 4, load="moe3"),
             self._saving("glm pp2 rest", "glm", {"pp": 2}, 3, 3, load="glm3"),
+            self._saving("nemotron tp2 rest", "nemotron", {"tp": 2, "sequence_parallel": True}, 3, 3, load="nemotron3"),
             {
                 "name": "glm bfloat16",
                 "call": "published_differs",

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from milescli.backends.megatron.export import checkpoint_to_hf
-from milescli.backends.megatron.safe_pickle import require_known_pickles
+from milescli.checkpoint.torch_dist.safe_pickle import require_known_pickles
 from milescli.core.errors import CheckpointError
 from tests.backends.megatron.conftest import Worlds
 
@@ -41,6 +41,10 @@ def test_the_correction_of_the_router_is_saved_and_never_trained(worlds: Worlds)
     assert worlds.get("two")["glm pp2 rest"]["checksums"] == trained
 
 
+def test_a_checkpoint_of_mamba_layers_is_the_same_model_under_tensor_parallelism(worlds: Worlds) -> None:
+    assert worlds.get("two")["nemotron tp2 rest"]["checksums"] == worlds.get("one")["nemotron three"]["checksums"]
+
+
 @pytest.mark.parametrize("model", ["dense", "moe"])
 def test_a_checkpoint_of_four_ranks_goes_on_in_one(worlds: Worlds, model: str) -> None:
     saved = worlds.get("four")[f"{model} wide three"]
@@ -52,7 +56,12 @@ def test_a_checkpoint_of_four_ranks_goes_on_in_one(worlds: Worlds, model: str) -
 
 @pytest.mark.parametrize(
     ("size", "case", "checkpoint"),
-    [("one", "dense three", "dense3"), ("one", "glm three", "glm3"), ("four", "moe wide three", "moewide3")],
+    [
+        ("one", "dense three", "dense3"),
+        ("one", "glm three", "glm3"),
+        ("one", "nemotron three", "nemotron3"),
+        ("four", "moe wide three", "moewide3"),
+    ],
 )
 def test_an_export_holds_the_weights_of_the_checkpoint(
     worlds: Worlds, models: dict[str, str], tmp_path: Path, size: str, case: str, checkpoint: str
