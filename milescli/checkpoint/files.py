@@ -4,9 +4,11 @@ of tensors' formats. Called by the writers of this room."""
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +18,7 @@ import torch
 BLOCK = 4096
 """Addresses, offsets and lengths that direct input and output accepts are multiples of it."""
 _STAGE = 8 * 2**20
+_COLUMNS_STEP = 32 * 2**20
 
 
 class StreamFile:
@@ -122,6 +125,38 @@ def read_exactly(file: int, out: torch.Tensor, *, offset: int, forget: bool) -> 
         done += count
     if forget and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, offset, len(view), os.POSIX_FADV_DONTNEED)
+
+
+def read_region(
+    file: int, begin: int, shape: Sequence[int], ranges: Sequence[tuple[int, int]], out: torch.Tensor, *, forget: bool
+) -> None:
+    """Fill `out`, contiguous, with [start:end along every dim] of a tensor of `shape` and out's dtype, whose elements lie in order from byte
+    `begin`. Bytes beside the region are read only where that is quicker. Raises EOFError, OSError."""
+    if not out.numel():
+        return
+    # leading dims of one index, then one dim that is cut, then dims that are whole
+    cut = len(shape)
+    while cut and tuple(ranges[cut - 1]) == (0, shape[cut - 1]):
+        cut -= 1
+    cut = max(cut - 1, 0)
+    element = out.element_size()
+    if all(end - start == 1 for start, end in ranges[:cut]):
+        offset = 0
+        for (start, _), length in zip(ranges[: cut + 1], shape[: cut + 1], strict=True):
+            offset = offset * length + start
+        offset *= math.prod(shape[cut + 1 :]) * element
+        read_exactly(file, as_bytes(out), offset=begin + offset, forget=forget)
+        return
+    # columns of rows: whole rows are read, a few at a time
+    row_bytes = math.prod(shape[1:]) * element
+    step = max(1, _COLUMNS_STEP // row_bytes)
+    start, end = ranges[0]
+    inside = tuple(slice(*each) for each in ranges[1:])
+    for row in range(start, end, step):
+        last = min(row + step, end)
+        rows = torch.empty((last - row, *shape[1:]), dtype=out.dtype)
+        read_exactly(file, as_bytes(rows), offset=begin + row * row_bytes, forget=forget)
+        out[row - start : last - start].copy_(rows[(slice(None), *inside)])
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 FETCH_AGAIN = "fetch the model again, as safetensors"
 _LONGEST_HEADER = 100 * 2**20
-_STEP = 32 * 2**20
-"""Columns are cut out of so many bytes of rows at a time."""
 _DTYPES: dict[str, tuple[str, int]] = {
     "F64": ("float64", 64),
     "F32": ("float32", 32),
@@ -102,46 +100,14 @@ class SafetensorsFile:
 
     def read_into(self, name: str, ranges: Sequence[tuple[int, int]], out: torch.Tensor) -> None:
         """Fill `out`, contiguous, of the tensor's dtype, with [start:end along every dim]. Raises CheckpointError where bytes are missing."""
-        import torch
+        from milescli.checkpoint.files import read_region
 
         stored = self.tensors[name]
-        if not out.numel():
-            return
         shape = list(stored.shape)
         if stored.dtype == "F4":
             shape[-1] //= 2
-        # leading dims of one index, then one dim that is cut, then dims that are whole
-        whole_from = len(shape)
-        while whole_from and ranges[whole_from - 1] == (0, shape[whole_from - 1]):
-            whole_from -= 1
-        cut = max(whole_from - 1, 0)
-        element = out.element_size()
-        inner = math.prod(shape[cut + 1 :]) * element
-        lead = ranges[:cut]
-        if all(end - start == 1 for start, end in lead):
-            offset = 0
-            for (start, _), length in zip(lead, shape[:cut], strict=True):
-                offset = offset * length + start
-            first = ranges[cut][0] if ranges else 0
-            begin = (offset * shape[cut] + first) * inner if ranges else 0
-            self._fill(name, stored.begin + begin, out.reshape(-1).view(torch.uint8))
-            return
-        # columns of rows: read whole rows, a few at a time
-        row_bytes = math.prod(shape[1:]) * element
-        step = max(1, _STEP // row_bytes)
-        start, end = ranges[0]
-        inside = tuple(slice(*each) for each in ranges[1:])
-        for row in range(start, end, step):
-            last = min(row + step, end)
-            rows = torch.empty((last - row, *shape[1:]), dtype=out.dtype)
-            self._fill(name, stored.begin + row * row_bytes, rows.reshape(-1).view(torch.uint8))
-            out[row - start : last - start].copy_(rows[(slice(None), *inside)])
-
-    def _fill(self, name: str, offset: int, out: torch.Tensor) -> None:
-        from milescli.checkpoint.files import read_exactly
-
         try:
-            read_exactly(self._file, out, offset=offset, forget=self.drops_behind)
+            read_region(self._file, stored.begin, shape, ranges, out, forget=self.drops_behind)
         except (OSError, EOFError) as error:
             raise _unreadable(self.path, f"`{name}`: {error}") from error
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from milescli.core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
 
 METADATA_NAME = ".metadata"
 _MODULES = (
@@ -28,8 +32,17 @@ class _Refused(pickle.UnpicklingError):
     pass
 
 
+class _Plain:
+    """In the place of Megatron's own additions, which hold plans of its next save."""
+
+
+_MEGATRONS = {("megatron.core.dist_checkpointing.strategies.torch", name) for name in ("MCoreMetadata", "MCoreSavePlan")}
+
+
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> object:
+        if (module, name) in _MEGATRONS:
+            return _Plain
         found = (
             super().find_class(module, name)
             if (module, name) in _NAMES or module in _MODULES or (module == "torch" and "." not in name)
@@ -45,10 +58,17 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def require_known_pickles(folder: Path) -> None:
     """Raises CheckpointError where the checkpoint has no metadata, or one that holds anything but torch's own plain data."""
+    read_metadata(folder)
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """`.metadata`. Raises CheckpointError where there is none, or it holds anything but torch's own plain data."""
     path = folder / METADATA_NAME
     try:
         with path.open("rb") as file:
-            _PlainUnpickler(file).load()
+            found = _PlainUnpickler(file).load()
+        if not hasattr(found, "state_dict_metadata"):
+            raise _Refused(type(found).__name__)
     except OSError as error:
         raise CheckpointError(
             f"`{folder}` is not a checkpoint of the trainer",
@@ -67,3 +87,4 @@ def require_known_pickles(folder: Path) -> None:
             why=f"`{METADATA_NAME}` cannot be read: {type(error).__name__}: {error}",
             fix="resume from another checkpoint of the run",
         ) from error
+    return found

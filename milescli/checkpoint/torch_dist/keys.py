@@ -1,0 +1,184 @@
+"""Lines of the weight table -> keys of a `torch_dist` checkpoint, with the place of each tensor in them. Stock Megatron-Core's model asks for
+these in `sharded_state_dict`; under which of its names depends on its config and its modules, so all names are given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from milescli.models.base import Entry, Rule, WeightTable
+from milescli.models.facts import ModelFacts
+from milescli.models.transforms import concatenate, same
+
+_LAYER = re.compile(r"^decoder\.layers\.\d+\.")
+_EXPERT = re.compile(r"\.local_experts\.\d+\.")
+_OTHER_NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = (
+    ("plain", re.compile(r"\.input_layernorm\.(\w+)$"), r".self_attention.linear_qkv.layer_norm_\1"),
+    ("gated_delta", re.compile(r"\.input_layernorm\.(\w+)$"), r".self_attention.in_proj.layer_norm_\1"),
+    ("any", re.compile(r"\.pre_mlp_layernorm\.(\w+)$"), r".mlp.linear_fc1.layer_norm_\1"),
+    ("mla", re.compile(r"\.self_attention\.q_layernorm\.(\w+)$"), r".self_attention.linear_q_up_proj.layer_norm_\1"),
+    ("mla", re.compile(r"\.self_attention\.kv_layernorm\.(\w+)$"), r".self_attention.linear_kv_up_proj.layer_norm_\1"),
+    ("mamba", re.compile(r"^(decoder\.layers\.\d+)\.norm\.(\w+)$"), r"\1.mixer.in_proj.layer_norm_\2"),
+)
+"""(mixer of the layer, name of a module by itself, name where it is fused into the next one): Megatron writes either, as its layer spec says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """A place in a key's tensor."""
+
+    key: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    whole: tuple[int, ...]
+    """Shape of the key's tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """What is stored in one piece: the Megatron tensor of an entry, or one of the parts that lie in it one after the other."""
+
+    entry: Entry
+    part: int | None
+    """Number of the part; None: all, fused."""
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    """The first is what Megatron's own modules ask for, where the layers are alike in one stacked tensor; the others name the same bytes."""
+
+    @property
+    def frame_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes in which the bytes must be found, as the boxes have them."""
+        return tuple(dict.fromkeys(box.sizes for box in self.boxes))
+
+    @property
+    def name(self) -> str:
+        """For people: Megatron's name, with the part."""
+        return self.entry.megatron if self.part is None else f"{self.entry.megatron} [{self.part}]"
+
+
+def items(table: WeightTable) -> Iterator[Item]:
+    """Everything that a checkpoint of the model holds, in the order of the table."""
+    stacked = can_stack(table)
+    for entry in table.entries:
+        yield from items_of(entry, table, stacked=stacked)
+
+
+def items_of(entry: Entry, table: WeightTable, *, stacked: bool) -> Iterator[Item]:
+    """Of one entry. `stacked`: layers are alike."""
+    parts, whole = megatron_shapes(entry.rule, entry.facts)
+    if entry.rule.suffixes:
+        for number, (suffix, shape) in enumerate(zip(entry.rule.suffixes, parts, strict=True)):
+            boxes = _boxes(entry, table, suffix=suffix, start=0, shape=shape, whole=shape, stacked=stacked)
+            yield Item(entry=entry, part=number, shape=shape, boxes=boxes)
+    elif entry.rule.fuse is concatenate and len(parts) > 1:
+        start = 0
+        for number, shape in enumerate(parts):
+            boxes = _boxes(entry, table, suffix="", start=start, shape=shape, whole=whole, stacked=stacked)
+            yield Item(entry=entry, part=number, shape=shape, boxes=boxes)
+            start += shape[0]
+    else:
+        boxes = _boxes(entry, table, suffix="", start=0, shape=whole, whole=whole, stacked=stacked)
+        yield Item(entry=entry, part=0 if entry.rule.fuse is same else None, shape=whole, boxes=boxes)
+
+
+def _boxes(
+    entry: Entry, table: WeightTable, *, suffix: str, start: int, shape: tuple[int, ...], whole: tuple[int, ...], stacked: bool
+) -> tuple[Box, ...]:
+    experts = () if entry.expert is None else (table.facts.num_experts,)
+    expert = () if entry.expert is None else (entry.expert,)
+    starts = (start, *(0 for _ in shape[1:])) if shape else ()
+    alone: list[Box] = []
+    together: list[Box] = []
+    for name in names_of(entry):
+        key = name + suffix
+        alone.append(Box(key=key, offsets=(*expert, *starts), sizes=(*(1 for _ in expert), *shape), whole=(*experts, *whole)))
+        if stacked and entry.layer is not None:
+            assert _LAYER.match(key), key
+            box = Box(
+                key=_LAYER.sub("decoder.layers.", key),
+                offsets=(entry.layer, *expert, *starts),
+                sizes=(1, *(1 for _ in expert), *shape),
+                whole=(table.facts.num_layers, *experts, *whole),
+            )
+            together.append(box)
+    return (*together, *alone)
+
+
+def names_of(entry: Entry) -> tuple[str, ...]:
+    """Names under which Megatron's checkpoints hold an entry, with the layer's number, the one of its local modules first; experts are rows
+    of one tensor."""
+    plain = _EXPERT.sub(".experts.", entry.megatron)
+    mixer = "full" if entry.layer is None else entry.facts.layers[entry.layer].mixer
+    kinds = {"any", mixer, *(("plain",) if mixer != "mamba" else ())}
+    others = [pattern.sub(fused, plain) for kind, pattern, fused in _OTHER_NAMES if kind in kinds and pattern.search(plain)]
+    if not others:
+        return (plain,)
+    return (*others, plain) if mixer in ("full", "sliding", "gated_delta") else (plain, *others)
+
+
+def can_stack(table: WeightTable) -> bool:
+    """Whether every layer of the decoder has the same tensors in the same shapes, so that they may be rows of stacked ones."""
+    by_layer: dict[int, list[object]] = {}
+    for entry in table.entries:
+        if entry.layer is not None:
+            name = _LAYER.sub("", entry.megatron)
+            by_layer.setdefault(entry.layer, []).append((name, megatron_shapes(entry.rule, entry.facts)))
+    kinds = {layer.mixer for layer in table.facts.layers}
+    one_family = kinds <= {"full", "sliding"} or len(kinds) == 1
+    found = list(by_layer.values())
+    return (
+        one_family and "mamba" not in kinds and len(found) == table.facts.num_layers and all(each == found[0] for each in found)
+    )
+
+
+@lru_cache(maxsize=4096)
+def megatron_shapes(rule: Rule, facts: ModelFacts) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """(shapes of the parts, shape of the Megatron tensor), for one layer or expert."""
+    disk = [torch.empty(shape, device="meta") for shape in rule.shapes(facts)]
+    parts = rule.to_parts(disk, facts)
+    return tuple(tuple(part.shape) for part in parts), tuple(rule.fuse(parts, facts).shape)
+
+
+def incomplete(boxes: Iterable[Box]) -> str | None:
+    """The first key whose boxes overlap or leave a gap, with what is wrong; None where every key is covered exactly once."""
+    by_key: dict[str, list[Box]] = {}
+    for box in boxes:
+        by_key.setdefault(box.key, []).append(box)
+    for key, found in by_key.items():
+        whole = found[0].whole
+        if any(box.whole != whole for box in found):
+            return f"`{key}` is said to have different shapes"
+        if len({box.offsets for box in found}) != len(found):
+            return f"`{key}` has two tensors in one place"
+        if any(
+            start + size > length for box in found for start, size, length in zip(box.offsets, box.sizes, whole, strict=True)
+        ):
+            return f"`{key}` has a tensor beyond its end"
+        if why := _gap(key, found, whole):
+            return why
+    return None
+
+
+def _gap(key: str, boxes: list[Box], whole: tuple[int, ...]) -> str | None:
+    """Boxes that end where the next begins, along one dim after the other."""
+    if not whole:
+        return None if len(boxes) == 1 else f"`{key}` has two tensors in one place"
+    rows: dict[int, list[Box]] = {}
+    for box in boxes:
+        rows.setdefault(box.offsets[0], []).append(box)
+    end = 0
+    for start in sorted(rows):
+        group = rows[start]
+        if start != end:
+            return f"`{key}` has a gap or an overlap at {start}"
+        if len({box.sizes[0] for box in group}) != 1:
+            return f"`{key}` has tensors of different sizes beside each other"
+        end = start + group[0].sizes[0]
+        inner = [Box(key=key, offsets=box.offsets[1:], sizes=box.sizes[1:], whole=box.whole[1:]) for box in group]
+        if why := _gap(key, inner, whole[1:]):
+            return why
+    return None if end == whole[0] else f"`{key}` ends at {end} of {whole[0]}"
