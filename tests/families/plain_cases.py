@@ -83,7 +83,7 @@ CASES = {
     ),
     "mistral": Case(_MISTRAL),
     "mistral-window": Case({**_MISTRAL, "sliding_window": 4, "tie_word_embeddings": True}),
-    "mimo": Case(_MIMO, layouts=_ONE_KV_HEAD, logits=False, made_by_transformers=False, why="transformers lacks it"),
+    "mimo": Case(_MIMO, layouts=_ONE_KV_HEAD, made_by_transformers=False),
     "glm4": Case(_GLM4),
     "glm4-unbiased": Case(
         {**_GLM4, "attention_bias": False, "tie_word_embeddings": True, "num_key_value_heads": 3}, layouts=(_PP,)

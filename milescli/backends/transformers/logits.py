@@ -46,14 +46,16 @@ def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype) -> list[t
 
 def _read_config(folder: Path):
     """(config, how names on disk are changed). A family that transformers lacks is loaded as the one whose architecture it has: Kimi K2
-    says that its class is DeepSeek-V3's, and K2.5 holds such a model under `language_model.`, which is loaded without its tower."""
+    says that its class is DeepSeek-V3's, and K2.5 holds such a model under `language_model.`, which is loaded without its tower. MiMo's
+    decoder is Qwen2's."""
     from transformers import AutoConfig
 
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if raw.get("model_type") not in ("kimi_k2", "kimi_k25"):
+    stand_in = {"kimi_k2": "deepseek_v3", "kimi_k25": "deepseek_v3", "mimo": "qwen2"}.get(raw.get("model_type"))
+    if stand_in is None:
         return AutoConfig.from_pretrained(folder), None
     text = {key: value for key, value in raw.get("text_config", raw).items() if key not in ("model_type", "auto_map")}
-    return AutoConfig.for_model("deepseek_v3", **text), {r"^language_model\.": ""}
+    return AutoConfig.for_model(stand_in, **text), {r"^language_model\.": ""}
 
 
 def main() -> None:
