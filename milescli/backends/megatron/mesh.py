@@ -90,6 +90,16 @@ def check_layout(layout: TrainerLayout, facts: ModelFacts) -> None:
             f" tp x cp = {layout.tp * layout.cp} ranks",
             "tp=1" if layout.tp > 1 else "cp=1",
         ),
+        (
+            facts.indexer and layout.cp > 1,
+            f"sparse attention chooses among the positions of one rank, and cp={layout.cp} cuts sequences",
+            "cp=1",
+        ),
+        (
+            _stage_without_choice(layout, facts),
+            f"a stage of pp={layout.pp} would begin with a layer that takes the choice of positions of the layer before",
+            "pp=1",
+        ),
         (experts % layout.ep, f"{facts.num_experts} experts cannot be shared by ep={layout.ep} ranks", "ep=1"),
         (
             facts.moe_ffn_hidden_size % layout.etp,
@@ -110,6 +120,13 @@ def check_layout(layout: TrainerLayout, facts: ModelFacts) -> None:
     for wrong, why, pin in cases:
         if wrong:
             raise FitError("the trainer's layout does not fit the model", why=why, fix=f"--set parallel.{pin}")
+
+
+def _stage_without_choice(layout: TrainerLayout, facts: ModelFacts) -> bool:
+    """Whether a pipeline stage begins with a layer of sparse attention without an indexer. Early stages take the odd layers."""
+    size, odd = divmod(facts.num_layers, layout.pp)
+    starts = (stage * size + min(stage, odd) for stage in range(layout.pp))
+    return any(facts.layers[start].shares_choice for start in starts)
 
 
 def _open_store(master: tuple[str, int], *, rank: int, world_size: int, timeout: timedelta) -> dist.TCPStore:
