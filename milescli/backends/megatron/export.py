@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from itertools import groupby
@@ -17,18 +16,11 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from milescli.checkpoint.torch_dist.safe_pickle import require_known_pickles
 from milescli.checkpoint.hf_folder import write_tensors
+from milescli.checkpoint.torch_dist.keys import names_of
 from milescli.core.errors import CheckpointError
 from milescli.models import Entry, WeightTable, load_facts, table
 from milescli.models.base import CONFIG_NAME
 
-_EXPERT = re.compile(r"\.local_experts\.\d+\.")
-"""The experts of a layer lie stacked in one tensor."""
-_FUSED_NORMS = (
-    (re.compile(r"(decoder\.layers\.\d+)\.input_layernorm\."), r"\1.self_attention.linear_qkv.layer_norm_"),
-    (re.compile(r"(decoder\.layers\.\d+)\.pre_mlp_layernorm\."), r"\1.mlp.linear_fc1.layer_norm_"),
-    (re.compile(r"(decoder\.layers\.\d+)\.norm\."), r"\1.mixer.in_proj.layer_norm_"),
-)
-"""Megatron writes norms under the names of its fused modules, whichever modules wrote them."""
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".safetensors.index.json", ".bin.index.json")
 
 
@@ -125,12 +117,9 @@ def _read(reader: FileSystemReader, metadata: Metadata, key: str, *, folder: Pat
 
 
 def _key_on_disk(entry: Entry, metadata: Metadata) -> str:
-    """The fused name, or the plain one: with TransformerEngine, norms before experts are written unfused."""
-    plain = _EXPERT.sub(".experts.", entry.megatron)
-    fused = plain
-    for pattern, on_disk in _FUSED_NORMS:
-        fused = pattern.sub(on_disk, fused)
-    return fused if fused in metadata.state_dict_metadata else plain
+    """The name of the modules that wrote it: norms may be fused into what comes after them."""
+    names = names_of(entry)
+    return next((name for name in names if name in metadata.state_dict_metadata), names[-1])
 
 
 def _other_model(folder: Path, entry: Entry, *, found: tuple[int, ...], expected: tuple[int, ...]) -> CheckpointError:

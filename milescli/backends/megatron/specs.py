@@ -65,7 +65,7 @@ def layer_spec(config: TransformerConfig, facts: ModelFacts, *, layer: int, engi
     if facts.qk_norm:
         attention.q_layernorm = attention.k_layernorm = RmsNorm
     if facts.layers[layer].mixer == "gated_delta":
-        parts.self_attention = gated_delta.spec(facts)
+        gated_delta.adapt(parts, facts)
     # Megatron has one switch for the biases of all linear layers
     attention.linear_qkv = with_bias(attention.linear_qkv, facts.qkv_bias)
     attention.linear_proj = with_bias(attention.linear_proj, facts.attention_output_bias)

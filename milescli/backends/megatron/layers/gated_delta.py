@@ -10,6 +10,7 @@ from megatron.core.ssm import gated_delta_net
 from megatron.core.ssm.gated_delta_net import GatedDeltaNetSubmodules
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, copy_to_tensor_model_parallel_region
 from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
 from milescli.backends.megatron.layers.attention import PackedRow
 from milescli.backends.megatron.layers.delta_rule import causal_conv, gated_delta_rule
@@ -36,13 +37,16 @@ def options(facts: ModelFacts, *, cp: int) -> dict[str, object]:
     }
 
 
-def spec(facts: ModelFacts) -> ModuleSpec:
-    """The mixer of a layer. Its norm is the one that is not around zero, whatever the config says of the others."""
+def adapt(layer: TransformerLayerSubmodules, facts: ModelFacts) -> None:
+    """Put the mixer in attention's place. Its norm is the one that is not around zero, whatever the config says of the others."""
     assert facts.gated_delta is not None, facts.family
     wide = facts.gated_delta.float32
     norm = ModuleSpec(module=RmsNorm, params={"zero_centered": False, "dtype": torch.float32 if wide else None})
     parts = GatedDeltaNetSubmodules(in_proj=ColumnParallelLinear, out_norm=norm, out_proj=RowParallelLinear)
-    return ModuleSpec(module=PackedGatedDelta, submodules=parts, params={"wide": wide})
+    layer.self_attention = ModuleSpec(module=PackedGatedDelta, submodules=parts, params={"wide": wide})
+    # the norm before it, as checkpoints of Megatron's own module name it
+    renamed = {"input_layernorm.": "self_attention.in_proj.layer_norm_"}
+    layer.sharded_state_dict_keys_map = {**layer.sharded_state_dict_keys_map, **renamed}
 
 
 class PackedGatedDelta(gated_delta_net.GatedDeltaNet):
