@@ -110,6 +110,7 @@ class StreamFile:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+            del self._stage, self._memory
 
 
 def read_exactly(file: int, out: torch.Tensor, *, offset: int, forget: bool) -> None:

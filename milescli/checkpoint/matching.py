@@ -1,0 +1,145 @@
+"""Is a Hugging Face folder what its config.json says? Every tensor is used exactly once, none is missing, none is left over, all have their
+shapes. Looks at headers, not at numbers. Called by convert before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from milescli import models
+from milescli.core.errors import CheckpointError
+from milescli.models import WeightTable
+from milescli.models.base import Entry
+
+if TYPE_CHECKING:
+    import torch
+
+    from milescli.checkpoint.source import Source
+
+_FETCH_AGAIN = "fetch the model again"
+_OUTPUT = "lm_head.weight"
+_EMBEDDING = "embedding.word_embeddings.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matched:
+    """What each tensor of the folder is."""
+
+    table: WeightTable
+    """In the forms that the folder has, without MTP layers that it lacks."""
+    passthrough: tuple[str, ...]
+    """Carried past Megatron."""
+    ignored: tuple[str, ...]
+    """They hold nothing."""
+    tied_copy: str | None
+    """An output layer that repeats the tied embedding."""
+    lacks_mtp: int
+    """MTP layers that config.json names and the folder does not have."""
+
+    def dtype(self, entry: Entry, source: Source) -> torch.dtype:
+        """Of an entry's Megatron tensor: the widest of its disk tensors, so that nothing is rounded."""
+        import torch
+
+        found = source.dtype(entry.hf[0])
+        for name in entry.hf[1:]:
+            found = torch.promote_types(found, source.dtype(name))
+        return found
+
+    @property
+    def num_tensors(self) -> int:
+        """Tensors of the folder that are used."""
+        return len(self.table.hf_shapes()) + len(self.passthrough) + (self.tied_copy is not None)
+
+
+def match(source: Source, table: WeightTable) -> Matched:
+    """Raises CheckpointError for a tensor that is missing, left over or misshapen, and for a tied output layer that is not the embedding."""
+    names = source.names()
+    table, lacks_mtp = _without_absent_mtp(table.as_on_disk(names), set(names))
+    wanted = table.hf_shapes()
+    there = set(names)
+    missing = [name for name in wanted if name not in there]
+    if missing:
+        raise _missing(source.folder, missing, names, table=table)
+    for name, shape in wanted.items():
+        if (found := source.shape(name)) != shape:
+            raise CheckpointError(
+                f"`{source.folder}`: weights and config.json do not belong together",
+                why=f"`{name}` is {list(found)} on disk, and {list(shape)} by config.json",
+                fix=_FETCH_AGAIN,
+            )
+    left = [name for name in names if name not in wanted]
+    passthrough = [name for name in left if table.is_passthrough(name)]
+    ignored = [name for name in left if table.is_ignored(name) and name not in set(passthrough)]
+    extra = sorted(set(left) - set(passthrough) - set(ignored))
+    tied = [name for name in extra if table.facts.tied_embeddings and name.endswith(_OUTPUT)]
+    if tied:
+        _require_equal(source, tied[0], table.by_megatron[_EMBEDDING].hf[0])
+        extra.remove(tied[0])
+    if extra:
+        raise CheckpointError(
+            f"`{source.folder}` has {_tensors(len(extra))} that config.json does not explain",
+            why=f"{_some(extra)}: where {'they belong' if len(extra) > 1 else 'it belongs'} in a `{table.facts.family}` model is not known,"
+            " and no weight is dropped in silence",
+            fix=f"{_FETCH_AGAIN}, or mend config.json",
+        )
+    return Matched(
+        table=table,
+        passthrough=tuple(passthrough),
+        ignored=tuple(ignored),
+        tied_copy=tied[0] if tied else None,
+        lacks_mtp=lacks_mtp,
+    )
+
+
+def _without_absent_mtp(table: WeightTable, names: set[str]) -> tuple[WeightTable, int]:
+    """Releases that were saved again by transformers have lost their MTP layers, and config.json still names them."""
+    wanted = {name for entry in table.entries if entry.mtp is not None for name in entry.hf}
+    count = table.facts.num_mtp_layers
+    if not wanted or wanted & names:
+        return table, 0
+    return models.table(replace(table.facts, num_mtp_layers=0)).as_on_disk(names), count
+
+
+def _missing(folder: Path, missing: list[str], names: list[str], *, table: WeightTable) -> CheckpointError:
+    output = [name for name in missing if name.endswith(_OUTPUT)]
+    if output and len(missing) == 1:
+        return CheckpointError(
+            f"`{folder}`: config.json and weights contradict each other about the output layer",
+            why=f"config.json says `tie_word_embeddings: false`, and the folder has no `{output[0]}`",
+            fix="set `tie_word_embeddings` to true in config.json if the embedding is meant to be used twice, or fetch the model again",
+        )
+    why = f"{_some(missing)} {'are' if len(missing) > 1 else 'is'} not there, and a `{table.facts.family}` model of this config.json has"
+    return CheckpointError(
+        f"`{folder}` lacks {_tensors(len(missing))} of {len(table.hf_shapes())}",
+        why=f"{why} {'them' if len(missing) > 1 else 'it'}; the folder holds {len(names)} tensors",
+        fix=_FETCH_AGAIN,
+    )
+
+
+def _require_equal(source: Source, output: str, embedding: str) -> None:
+    import torch
+
+    equal = source.shape(output) == source.shape(embedding)
+    rows = source.shape(embedding)[0] if equal else 0
+    step = max(1, 2**26 // max(1, source.shape(embedding)[1]))
+    for start in range(0, rows, step):
+        parts = [source.read(name, start=start, end=min(start + step, rows)) for name in (output, embedding)]
+        equal = equal and torch.equal(parts[0], parts[1])
+    if not equal:
+        raise CheckpointError(
+            f"`{source.folder}`: config.json and weights contradict each other about the output layer",
+            why=f"config.json says `tie_word_embeddings: true`, and `{output}` differs from `{embedding}`: one of them would be lost",
+            fix="set `tie_word_embeddings` to false in config.json if both were trained, or fetch the model again",
+        )
+
+
+def _tensors(count: int) -> str:
+    return f"{count} tensor{'s' if count != 1 else ''}"
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    shown = ", ".join(f"`{name}`" for name in listed[:3])
+    return shown + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")

@@ -1,0 +1,207 @@
+"""Files written from tensors that are made one after the other: one thread makes them, one writes, one reads back what was written and compares.
+Memory is bounded by the largest tensor and a small queue. Called by convert and export."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from milescli.checkpoint.files import StreamFile, as_bytes, crc32_of, crc32_of_file
+from milescli.checkpoint.journal import FinishedFile, PartFolder
+from milescli.core.errors import CheckpointError
+
+QUEUE_BYTES = 192 * 2**20
+"""Tensors that wait to be written, beside the one that is being made."""
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A tensor, and what stands around it in the file."""
+
+    name: str
+    """For errors."""
+    tensor: torch.Tensor
+    """Of any shape; its elements are written in order."""
+    around: Callable[[int], tuple[bytes, bytes]] | None = None
+    """CRC-32 of the tensor's bytes -> (bytes before, bytes behind)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFile:
+    """A file that will be written."""
+
+    name: str
+    """Path within the folder."""
+    size_bytes: int
+    make: Callable[[], Iterable[Piece]]
+    """Makes its tensors, in order. Called in the caller's thread."""
+    start: bytes = b""
+    """What stands before the first tensor."""
+
+
+class DiskFull(Exception):
+    """The file system took no more. `__cause__` is what it said."""
+
+
+@dataclass(slots=True)
+class _Write:
+    file: PlannedFile
+    piece: Piece | None
+    """None: the file ends here."""
+    crc32: int = 0
+
+
+class _Failed(Exception):
+    """Another thread has failed; `Pipeline.failure` says how."""
+
+
+class Pipeline:
+    """Writes planned files into a part folder. `run` once."""
+
+    def __init__(self, part: PartFolder, *, progress: Callable[[int], None]) -> None:
+        """`progress` is told of bytes as they are written, from a thread."""
+        self._part, self._progress = part, progress
+        self._condition = threading.Condition()
+        self._queue: deque[_Write | None] = deque()
+        self._held = 0
+        self._to_check: deque[tuple[PlannedFile, StreamFile, list[tuple[str, int, int, int]]] | None] = deque()
+        self._failure: BaseException | None = None
+
+    def run(self, files: Sequence[PlannedFile]) -> None:
+        """Write all that the folder's journal does not have. Raises what making, writing or reading back raised; DiskFull among it."""
+        threads = [
+            threading.Thread(target=self._guarded, args=(work,), daemon=True) for work in (self._write_all, self._check_all)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for file in files:
+                if file.name not in self._part.finished:
+                    self._make(file)
+            self._put(None)
+        except _Failed:
+            pass
+        except BaseException as error:
+            self._fail(error)
+        for thread in threads:
+            thread.join()
+        if self._failure is not None:
+            if isinstance(self._failure, OSError) and self._failure.errno in DISK_FULL:
+                raise DiskFull from self._failure
+            raise self._failure
+
+    def _make(self, file: PlannedFile) -> None:
+        for piece in file.make():
+            data = as_bytes(piece.tensor.contiguous())
+            self._put(_Write(file, Piece(name=piece.name, tensor=data, around=piece.around), crc32_of(data)), size=data.numel())
+        self._put(_Write(file, None))
+
+    def _put(self, item: _Write | None, *, size: int = 0) -> None:
+        with self._condition:
+            while self._failure is None and self._held and self._held + size > QUEUE_BYTES:
+                self._condition.wait()
+            if self._failure is not None:
+                raise _Failed
+            self._held += size
+            self._queue.append(item)
+            self._condition.notify_all()
+
+    def _take(self, queue: deque):
+        with self._condition:
+            while not queue:
+                if self._failure is not None:
+                    raise _Failed
+                self._condition.wait()
+            if self._failure is not None:
+                raise _Failed
+            return queue.popleft()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._condition:
+            self._failure = self._failure or error
+            self._condition.notify_all()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except _Failed:
+            pass
+        except BaseException as error:  # raised again by `run`
+            self._fail(error)
+
+    def _write_all(self) -> None:
+        while (first := self._take(self._queue)) is not None:
+            self._write_file(first)
+        self._hand_over(None)
+
+    def _write_file(self, item: _Write) -> None:
+        path = self._part.path / item.file.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pieces: list[tuple[str, int, int, int]] = []
+        try:
+            with StreamFile(path) as stream:
+                stream.write(item.file.start)
+                while item.piece is not None:
+                    data = item.piece.tensor
+                    before, behind = item.piece.around(item.crc32) if item.piece.around else (b"", b"")
+                    stream.write(before)
+                    pieces.append((item.piece.name, stream.size, data.numel(), item.crc32))
+                    stream.write_tensor(data, crc32=item.crc32)
+                    stream.write(behind)
+                    self._release(data.numel())
+                    item = self._take(self._queue)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        assert stream.size == item.file.size_bytes, (item.file.name, stream.size, item.file.size_bytes)
+        self._hand_over((item.file, stream, pieces))
+
+    def _release(self, size: int) -> None:
+        with self._condition:
+            self._held -= size
+            self._condition.notify_all()
+        self._progress(size)
+
+    def _hand_over(self, item) -> None:
+        with self._condition:
+            self._to_check.append(item)
+            self._condition.notify_all()
+
+    def _check_all(self) -> None:
+        while (item := self._take(self._to_check)) is not None:
+            file, stream, pieces = item
+            found = crc32_of_file(stream.path)
+            if found != stream.crc32:
+                raise _came_back_otherwise(stream.path, pieces)
+            self._part.finish_file(FinishedFile(name=file.name, size_bytes=stream.size, crc32=found))
+
+
+def _came_back_otherwise(path: Path, pieces: Sequence[tuple[str, int, int, int]]) -> CheckpointError:
+    wrong = [name for name, start, length, crc32 in pieces if crc32_of_file(path, start=start, length=length) != crc32]
+    return CheckpointError(
+        f"the disk gave back other bytes than were written to `{path}`",
+        why=f"`{wrong[0]}` has another checksum than before it was written"
+        if wrong
+        else "what stands between its tensors differs",
+        fix="check the disk (`dmesg | tail`), or write to another one",
+    )
+
+
+def bounded(sizes: Iterable[int], *, limit: int) -> Iterator[range]:
+    """Numbers of consecutive things whose sizes add up to at most `limit`, or of a single one that is larger."""
+    start, held, count = 0, 0, 0
+    for number, size in enumerate(sizes):
+        count = number + 1
+        if number > start and held + size > limit:
+            yield range(start, number)
+            start, held = number, 0
+        held += size
+    if count > start:
+        yield range(start, count)
