@@ -64,6 +64,16 @@ def adapt(spec: ModuleSpec, facts: ModelFacts, *, layer: int) -> None:
     parts.core_attention = dsa.core_attention(facts, layer=layer) or ModuleSpec(module=CoreAttention, params={"kind": "mla"})
 
 
+class _Replicated(Linear):
+    """In checkpoints it looks as Megatron's parallel layers do, which hold an empty extra state."""
+
+    def get_extra_state(self) -> None:
+        """Nothing."""
+
+    def set_extra_state(self, state: object) -> None:
+        """Nothing to take."""
+
+
 class LatentAttention(stock.MLASelfAttention):
     """Megatron's module with its own way from hidden states to queries, keys and values: for packed rows under context parallelism, for
     every rotary embedding of `layers.rope`, and with the gradient of the shared rotated key summed over the heads of all ranks."""
@@ -77,8 +87,11 @@ class LatentAttention(stock.MLASelfAttention):
         assert facts.mla is not None
         self.sizes = facts.mla
         self.kv_layernorm.eps = facts.mla.norm_eps
+        # Megatron builds but the classes that it knows by name
+        self.linear_kv_down_proj.__class__ = _Replicated
         if facts.mla.q_lora_rank:
             self.q_layernorm.eps = facts.mla.norm_eps
+            self.linear_q_down_proj.__class__ = _Replicated
 
     def get_query_key_value_tensors(
         self, hidden_states, key_value_states=None, position_ids=None, packed_seq_params=None, inference_context=None, **_
