@@ -6,8 +6,9 @@ import torch
 import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig, ParamGroupOverride, get_megatron_optimizer, get_standard_config_overrides
 from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 
 from milescli.core.errors import NotFiniteError
 from milescli.recipe.schema import Optimizer
@@ -40,9 +41,18 @@ def make_optimizer(model: DistributedDataParallel, recipe: Optimizer, *, dtype: 
         params_dtype=dtype,
         use_distributed_optimizer=True,
     )
-    optimizer = get_megatron_optimizer(config, [model])
+    optimizer = get_megatron_optimizer(config, [model], config_overrides=_groups(config))
     model.module.config.grad_scale_func = optimizer.scale_loss
     return optimizer
+
+
+def _groups(config: OptimizerConfig) -> dict[ParamKey, ParamGroupOverride]:
+    """Megatron's own groups of parameters, but those apart that are in float32 while the model is not: it loses track of which is which
+    in a group of both."""
+    apart = ParamPredicate(name="float32", fn=lambda parameter: config.bf16 and parameter.dtype is torch.float32)
+    # any setting makes a group; this one is what holds in any case
+    same_lr = ParamGroupOverride(max_lr=config.lr)
+    return {**get_standard_config_overrides(config), ParamKey(predicate=apart): same_lr}
 
 
 def inner_optimizers(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
