@@ -16,6 +16,7 @@ __all__ = ["FAMILIES", "Entry", "ModelFacts", "Rule", "Sharding", "WeightTable",
 FAMILIES: dict[str, str] = {
     "deepseek_v3": "milescli.models.deepseek_v3",
     "deepseek_v32": "milescli.models.deepseek_v32",
+    "deepseek_v4": "milescli.models.deepseek_v4",
     "gemma3": "milescli.models.gemma3",
     "gemma3_text": "milescli.models.gemma3",
     "gemma4": "milescli.models.gemma4",

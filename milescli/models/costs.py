@@ -76,6 +76,8 @@ def cache_cost(facts: ModelFacts, *, dtype: str = "bfloat16") -> CacheCost:
             window_per_token += kept
         else:
             per_token += kept
+        if layer.mixer == "compressed":
+            window_per_token += facts.head_dim * size
         state += _state_bytes(facts, layer, size=size)
     return CacheCost(
         bytes_per_token=per_token, window_bytes_per_token=window_per_token, window=facts.sliding_window, state_bytes=state
@@ -88,6 +90,14 @@ def _kept_per_token(facts: ModelFacts, layer: Layer) -> int:
         assert facts.mla is not None
         latent = facts.mla.kv_lora_rank + facts.mla.qk_rope_head_dim
         return latent + (facts.indexer.head_dim if facts.indexer else 0)
+    if layer.mixer == "compressed" and facts.compressed and facts.indexer:
+        # beside what the window keeps, whose keys are its values
+        kept = {
+            "none": 0,
+            "sparse": (facts.head_dim + facts.indexer.head_dim) // facts.compressed.sparse_rate,
+            "heavy": facts.head_dim // facts.compressed.heavy_rate,
+        }
+        return kept[layer.compression]
     return 2 * facts.num_kv_heads * facts.head_dim if layer.mixer in ("full", "sliding") else 0
 
 
@@ -110,6 +120,10 @@ def token_flops(weights: WeightTable) -> TokenFlops:
     facts = weights.facts
     full = window = recurrence = 0
     for number, layer in enumerate(facts.layers):
+        if layer.mixer == "compressed":
+            window += 4 * facts.num_heads * facts.head_dim
+            full += _per_compressed(facts, layer)
+            continue
         per_position = _per_position(facts.at(number), layer)
         if layer.mixer == "sliding" or facts.indexer:
             window += per_position
@@ -122,7 +136,7 @@ def token_flops(weights: WeightTable) -> TokenFlops:
         matmul=_matmul(weights),
         attention_per_position=full,
         window_per_position=window,
-        window=facts.indexer.topk if facts.indexer else facts.sliding_window,
+        window=facts.indexer.topk if facts.indexer and facts.compressed is None else facts.sliding_window,
         recurrence=recurrence,
     )
 
@@ -150,6 +164,16 @@ def _per_position(facts: ModelFacts, layer: Layer) -> int:
         mla = facts.mla
         return 2 * facts.num_heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim)
     return 4 * facts.num_heads * facts.head_dim if layer.mixer in ("full", "sliding") else 0
+
+
+def _per_compressed(facts: ModelFacts, layer: Layer) -> int:
+    """For each position, of the entry that it is a part of. The indexer takes at most `topk` entries, which is not counted: for long
+    contexts this is too much."""
+    assert facts.compressed is not None and facts.indexer is not None
+    look = 4 * facts.num_heads * facts.head_dim
+    if layer.compression == "sparse":
+        return (look + 2 * facts.indexer.num_heads * facts.indexer.head_dim) // facts.compressed.sparse_rate
+    return look // facts.compressed.heavy_rate if layer.compression == "heavy" else 0
 
 
 def _recurrence(facts: ModelFacts, layer: Layer) -> int:

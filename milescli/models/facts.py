@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-Mixer = Literal["full", "sliding", "mla", "gated_delta", "mamba", "none"]
+Mixer = Literal["full", "sliding", "mla", "gated_delta", "mamba", "compressed", "none"]
 """What mixes tokens in a layer: attention over all positions, attention over a window, multi-head latent attention, gated delta net
-(linear attention), Mamba-2, nothing."""
+(linear attention), Mamba-2, attention over a window and compressed positions (DeepSeek-V4), nothing."""
 Mlp = Literal["dense", "moe", "none"]
 
 
@@ -24,6 +24,10 @@ class Layer:
     """The values are what the keys' projection gives (Gemma 4)."""
     shares_choice: bool = False
     """Of sparse attention: it looks at the positions that the layer before chose, and has no indexer (arXiv 2603.12201)."""
+    compression: Literal["none", "sparse", "heavy"] = "none"
+    """Of compressed attention: beyond the window it sees nothing, entries that an indexer chooses, or all entries of a coarser kind."""
+    hash_routing: bool = False
+    """The token's number alone chooses its experts, by a table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +127,25 @@ class Mamba:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compressed:
+    """Compressed attention and hyper-connections, as DeepSeek-V4 has them (its report, sections 2.2 and 2.3)."""
+
+    q_lora_rank: int
+    rope_head_dim: int
+    """Dims of a head that are rotated, its last ones."""
+    sparse_rate: int
+    """Positions per entry in layers of `sparse` compression."""
+    heavy_rate: int
+    """The same for `heavy`."""
+    output_groups: int
+    """Groups of heads that are projected by themselves."""
+    output_rank: int
+    """What each group is projected to."""
+    num_streams: int
+    """Residual streams beside each other, mixed before and after each part of a layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """What every room may want to know of a model without loading it."""
 
@@ -167,6 +190,7 @@ class ModelFacts:
     indexer: Indexer | None = None
     gated_delta: GatedDelta | None = None
     mamba: Mamba | None = None
+    compressed: Compressed | None = None
     # MLP
     activation: Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"] = "silu"
     """clamped_swiglu: gpt-oss's (up + 1) * gate * sigmoid(1.702 gate) with both clamped."""
@@ -221,6 +245,8 @@ class ModelFacts:
     dtype: str = "float32"
     """Of the weights on disk, as the config says: float32, bfloat16 or float16."""
     eos_token_ids: tuple[int, ...] = ()
+    untrainable: str = ""
+    """Why Megatron-Core cannot compute it, so that it is converted and exported alone; empty where it can."""
 
     @property
     def num_query_heads_per_group(self) -> int:

@@ -1,4 +1,4 @@
-"""Nemotron-H: Mamba-2, attention without positions, MLP and experts in the order of a pattern."""
+"""Nemotron-H: Mamba-2, attention without positions, MLP and experts in the order of a pattern. DeepSeek-V4: names and bits."""
 
 from __future__ import annotations
 
@@ -35,6 +35,30 @@ _MOE = {
     "routed_scaling_factor": 2.5,
 }
 _LATENT = {**_MOE, "moe_latent_size": 12, "n_group": 1, "hybrid_override_pattern": "MEM*E"}
+_V4 = {
+    "model_type": "deepseek_v4",
+    "hidden_size": 44,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 1,
+    "head_dim": 20,
+    "qk_rope_head_dim": 4,
+    "vocab_size": 131,
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "q_lora_rank": 18,
+    "o_groups": 3,
+    "o_lora_rank": 10,
+    "index_n_heads": 3,
+    "index_head_dim": 8,
+    "index_topk": 4,
+    "compress_ratios": [0, 4, 128, 4, 0],
+    "num_hash_layers": 1,
+    "hc_mult": 3,
+    "sliding_window": 8,
+}
+_NO_MEGATRON = "Megatron-Core 0.16.1 has no such attention, hyper-connections and hash routing"
 _EP = {"ep": 2, "dp": 2}
 CASES = {
     "nemotron-h": Case(_DENSE),
@@ -47,4 +71,6 @@ CASES = {
         layouts=({"tp": 2, "sequence_parallel": True}, {"pp": 2}),
         made_by_transformers=False,
     ),
+    "deepseek-v4": Case(_V4, layouts=(), logits=False, why=_NO_MEGATRON),
+    "deepseek-v4-released": Case(_V4, layouts=(), logits=False, why=_NO_MEGATRON, made_by_transformers=False),
 }
