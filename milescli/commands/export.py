@@ -8,15 +8,34 @@ from typing import Annotated
 
 import typer
 
+from milescli.commands import suggest
 from milescli.commands.find_run import find_run
-from milescli.commands.options import CheckpointStepOption, RunArgument, verb
+from milescli.commands.options import CheckpointStepOption, verb
 from milescli.console.output import Output
 
-EXAMPLES = ["miles export quickstart-1 --to my-model", "miles export quickstart-1 --to my-model --step 20 --dtype fp32"]
+EXAMPLES = [
+    "miles export quickstart-1 --to my-model",
+    "miles export quickstart-1 --to my-model-fp8 --format fp8 --push my-name/my-model-fp8",
+    "miles export runs/quickstart-1/checkpoints/step_20 --to my-model --format fp32",
+    "miles export my-adapter --to my-model --merge",
+]
+
+
+class Format(StrEnum):
+    """In which numbers the weights are written."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+    FP8 = "fp8"
+    MXFP8 = "mxfp8"
+    INT4 = "int4"
+    NVFP4 = "nvfp4"
+    MXFP4 = "mxfp4"
 
 
 class Dtype(StrEnum):
-    """In which numbers the weights are written."""
+    """What --dtype took before --format was there."""
 
     BF16 = "bf16"
     FP32 = "fp32"
@@ -29,17 +48,44 @@ def register(app: typer.Typer) -> None:
 
 def export(
     context: typer.Context,
-    run: RunArgument,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|DIR",
+            help="A run, a checkpoint, a converted model, a Hugging Face folder or a LoRA adapter.",
+            autocompletion=suggest.runs,
+            show_default=False,
+        ),
+    ],
     *,
     to: Annotated[Path, typer.Option("--to", help="The folder to make.", show_default=False)],
+    format: Annotated[
+        Format | None, typer.Option("--format", "-f", help="Numbers of the weights; as config.json says by default.")
+    ] = None,
     step: CheckpointStepOption = None,
-    dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Numbers of the weights; as trained by default.")] = None,
+    base: Annotated[Path | None, typer.Option("--base", help="The model that an adapter or a bare checkpoint is of.")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Write an adapter into its base model.")] = False,
+    push: Annotated[str | None, typer.Option("--push", metavar="ORG/NAME", help="Upload it to the Hugging Face hub.")] = None,
+    private: Annotated[bool, typer.Option("--private/--public", help="Who may see a repository that --push makes.")] = True,
+    dtype: Annotated[Dtype | None, typer.Option("--dtype", hidden=True)] = None,
 ) -> None:
-    """Write a Hugging Face folder that transformers and SGLang load."""
-    folder = find_run(run)
-    from milescli.commands.show_summary import show_export
-    from milescli.runtime.export import export_run
-
+    """Write a Hugging Face folder that transformers and SGLang load, with a model card."""
     output: Output = context.obj
-    summary = export_run(folder, to=to, step=step, dtype=dtype.value if dtype else None, output=output)
+    if dtype is not None:
+        output.warn(f"--dtype is called --format now: --format {format or dtype.value}")
+    found = Path(source).expanduser()
+    folder = found if _has_weights(found) else find_run(source)
+    from milescli.commands.show_summary import show_export
+    from milescli.runtime import export as runtime
+
+    chosen = format.value if format else dtype.value if dtype else None
+    summary = runtime.export(
+        folder, to=to, format=chosen, step=step, base=base, merge=merge, push=push, private=private, output=output
+    )
     show_export(summary, to=to, output=output)
+
+
+def _has_weights(path: Path) -> bool:
+    """A folder that is no run, and is something else that can be exported."""
+    marks = ("config.json", "adapter_config.json", ".metadata", "latest_checkpointed_iteration.txt")
+    return path.is_dir() and not (path / "recipe.yaml").is_file() and any((path / mark).is_file() for mark in marks)

@@ -1,22 +1,42 @@
-"""`miles export`: a checkpoint of a run as a Hugging Face folder. Needs no device and no port."""
+"""`miles export`: a run, a checkpoint, a converted model, a Hugging Face folder or a LoRA adapter as a Hugging Face folder. Needs no device
+and no port. Says where weights come from and what is told of them; the work is the export room's."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milescli.backends.megatron.export import checkpoint_to_hf
-from milescli.checkpoint.store import CheckpointStore
+from milescli.checkpoint.hf_to_megatron import CARRIED
+from milescli.checkpoint.source import open_source
+from milescli.checkpoint.store import PREFIX, CheckpointStore
+from milescli.checkpoint.torch_dist.weights import read_hf_tensors
 from milescli.core.errors import CheckpointError
-from milescli.models import load_facts
+from milescli.export.adapter import Adapter, is_adapter, merge_into, read_adapter
+from milescli.export.adapter_folder import write_adapter_folder
+from milescli.export.card import model_card
+from milescli.export.folder import Folder, ReadTensors, refuse_used, write_folder
+from milescli.export.push import Hub
+from milescli.export.reading import read_folder
+from milescli.export.story import Story, read_story
+from milescli.models import load_facts, table
+from milescli.models.base import CONFIG_NAME
 from milescli.recipe.resolved import load_resolved
+from milescli.recipe.schema import Model
 from milescli.runtime.material import model_dir_of
-from milescli.runtime.rundir import open_run
+from milescli.runtime.rundir import RECIPE_FILE, RunDir, open_run
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
+    from milescli.export.stored import Named
+    from milescli.models import WeightTable
+
+METADATA_NAME = ".metadata"
+TRACKER_NAME = "latest_checkpointed_iteration.txt"
+_PLAIN_OF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,33 +44,202 @@ class ExportSummary:
     """What was written."""
 
     path: str
-    step: int
+    format: str
+    step: int | None
+    """RL steps of the run that made the weights; None where they are of no run."""
     num_parameters: int
     size_bytes: int
-    dtype: str
+    num_quantised: int | None
+    """Matrices that are stored in the quantised format; None where all is plain."""
+    relative_error: float | None
+    """Of them, read back: root mean square of the differences to bfloat16, relative to the weights'."""
+    worst_share_of_bound: float | None
+    """The largest difference, as a part of what the format's rounding allows."""
+    copied: list[str]
+    """Parts of the base model that were not trained."""
+    notes: list[str]
+    pushed: str | None
     seconds: float
 
 
-def export_run(path: Path, *, to: Path, step: int | None, dtype: str | None, output: Output) -> ExportSummary:
-    """Write checkpoint `step` (None: the newest) to the folder `to`, which must not exist or be empty."""
-    began = time.monotonic()
-    run = open_run(path)
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise CheckpointError(
-            f"{to} is in use", why="an export never writes over something", fix=[f"--to {to}-2", f"mv {to} {to}.old"]
-        )
-    found = CheckpointStore(run.checkpoints).find(step)
-    recipe = load_resolved(run.recipe_file).recipe
-    model_dir = model_dir_of(recipe.model, run)
-    output.note(f"reading checkpoint step {found.step}")
-    checkpoint_to_hf(found.path, model_dir, to, dtype=dtype)
-    from milescli.models import table
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Subject:
+    """What is exported."""
 
+    name: str
+    base: Path
+    """The folder of config, tokenizer and untrained parts."""
+    read: Callable[[ExitStack], ReadTensors]
+    story: Story | None = None
+    told: str = ""
+    """What is read, for the narration."""
+
+
+def export(
+    subject: Path,
+    *,
+    to: Path,
+    format: str | None,
+    step: int | None,
+    base: Path | None,
+    merge: bool,
+    push: str | None,
+    private: bool,
+    output: Output,
+) -> ExportSummary:
+    """Write `subject` to the folder `to`, which must not exist or be empty. `format` None: as the base model's config.json says.
+    `base`: the model of an adapter, or of a checkpoint that has no config. `push`: ORG/NAME on the hub."""
+    began = time.monotonic()
+    refuse_used(to)
+    hub = Hub(push) if push else None
+    if is_adapter(subject) and not merge:
+        summary = _export_adapter(subject, to=to, base=base, format=format)
+    else:
+        if merge and not is_adapter(subject):
+            raise CheckpointError(
+                f"`{subject}` is no adapter", why="--merge puts a LoRA adapter into its base model", fix="leave out --merge"
+            )
+        summary = _export_weights(_find(subject, step=step, base=base), to=to, format=format, output=output)
+    url = None
+    if hub is not None:
+        output.note(f"uploading to {hub.repo} as {hub.user}, {'private' if private else 'public'} where it is new")
+        url = hub.push(to, private=private, message=f"Exported by miles as {summary.format}")
+    return replace(summary, pushed=url, seconds=time.monotonic() - began)
+
+
+def _export_weights(subject: _Subject, *, to: Path, format: str | None, output: Output) -> ExportSummary:
+    facts = load_facts(subject.base)
+    lines = table(facts)
+    output.note(f"reading {subject.told}")
+
+    def card(folder: Folder) -> dict[str, str]:
+        return model_card(folder, table=lines, base=subject.base, name=to.resolve().name, story=subject.story)
+
+    with ExitStack() as open_files:
+        chosen = format or _PLAIN_OF[facts.dtype]
+        read = subject.read(open_files)
+        done = write_folder(to, table=lines, read=read, base=subject.base, format=chosen, card=card)
+    for note in done.notes:
+        output.warn(note)
+    if done.copied:
+        output.note(f"not trained, taken from the base model: {'; '.join(done.copied)}")
+    measured = done.measured
     return ExportSummary(
         path=str(to),
-        step=found.step,
-        num_parameters=table(load_facts(model_dir)).num_parameters,
+        format=done.format,
+        step=subject.story.step if subject.story else None,
+        num_parameters=lines.num_parameters,
         size_bytes=sum(file.stat().st_size for file in to.rglob("*") if file.is_file()),
-        dtype=dtype or "as trained",
-        seconds=time.monotonic() - began,
+        num_quantised=measured.num_quantised or None,
+        relative_error=measured.relative_error if measured.num_quantised else None,
+        worst_share_of_bound=measured.worst_share_of_bound if measured.num_quantised else None,
+        copied=list(done.copied),
+        notes=list(done.notes),
+        pushed=None,
+        seconds=0.0,
     )
+
+
+def _export_adapter(folder: Path, *, to: Path, base: Path | None, format: str | None) -> ExportSummary:
+    if format is not None:
+        raise CheckpointError(
+            f"an adapter is not written as {format}",
+            why="its matrices stay as they are",
+            fix="--merge   # to write it into its base model",
+        )
+    adapter = read_adapter(folder)
+    notes = write_adapter_folder(to, replace(adapter, base_model=str(base) if base else adapter.base_model))
+    return ExportSummary(
+        path=str(to),
+        format="adapter",
+        step=None,
+        num_parameters=sum(first.numel() + second.numel() for first, second in adapter.pairs.values()),
+        size_bytes=sum(file.stat().st_size for file in to.iterdir()),
+        num_quantised=None,
+        relative_error=None,
+        worst_share_of_bound=None,
+        copied=[],
+        notes=list(notes),
+        pushed=None,
+        seconds=0.0,
+    )
+
+
+def _find(path: Path, *, step: int | None, base: Path | None) -> _Subject:
+    """What lies at `path`. Raises CheckpointError where it is nothing that has weights."""
+    if (path / RECIPE_FILE).is_file():
+        return _of_run(open_run(path), step=step)
+    if path.name.startswith(PREFIX) and (path.absolute().parents[1] / RECIPE_FILE).is_file():
+        run = open_run(path.absolute().parents[1])
+        return _of_run(run, step=int(path.name.removeprefix(PREFIX)))
+    if step is not None:
+        raise CheckpointError(f"`{path}` has no steps", why="--step chooses a checkpoint of a run", fix="leave out --step")
+    if is_adapter(path):
+        return _of_adapter(path, base=base)
+    if (weights := checkpoint_folder(path)) is not None:
+        places = (path / CARRIED, path, weights)
+        holder = base or next((folder for folder in places if (folder / CONFIG_NAME).is_file()), None)
+        if holder is None:
+            raise CheckpointError(
+                f"`{path}` does not say of which model it is",
+                why=f"it has no {CONFIG_NAME}",
+                fix="--base DIR   # the Hugging Face folder",
+            )
+        return _Subject(
+            name=path.name,
+            base=holder,
+            read=lambda _: lambda lines: read_hf_tensors(weights, lines),
+            told=f"checkpoint {weights}",
+        )
+    load_facts(path)
+    return _Subject(name=path.name, base=path, read=_reader_of_folder(path), told=f"Hugging Face folder {path}")
+
+
+def checkpoint_folder(path: Path) -> Path | None:
+    """The folder of a `torch_dist` checkpoint at `path`: itself, or the one that its tracker file names; None where there is none."""
+    if (path / METADATA_NAME).is_file():
+        return path
+    tracker = path / TRACKER_NAME
+    if not tracker.is_file():
+        return None
+    word = tracker.read_text(encoding="utf-8").strip()
+    found = path / (f"iter_{int(word):07d}" if word.isdigit() else "release")
+    return found if (found / METADATA_NAME).is_file() else None
+
+
+def _of_run(run: RunDir, *, step: int | None) -> _Subject:
+    found = CheckpointStore(run.checkpoints).find(step)
+    recipe = load_resolved(run.recipe_file).recipe
+    story = read_story(recipe=recipe, step=found.step, manifest=run.manifest_file, events=run.path / "events.jsonl")
+    return _Subject(
+        name=run.name,
+        base=model_dir_of(recipe.model, run),
+        read=lambda _: lambda lines: read_hf_tensors(found.path, lines),
+        story=story,
+        told=f"checkpoint step {found.step}",
+    )
+
+
+def _reader_of_folder(folder: Path, adapter: Adapter | None = None) -> Callable[[ExitStack], ReadTensors]:
+    def opened(open_files: ExitStack) -> ReadTensors:
+        source = open_files.enter_context(open_source(folder))
+        on_disk = table(load_facts(folder)).as_on_disk(source.names())
+
+        def read(lines: WeightTable) -> Iterator[Named]:
+            tensors = read_folder(source, lines, on_disk=on_disk)
+            return tensors if adapter is None else merge_into(tensors, adapter)
+
+        return read
+
+    return opened
+
+
+def _of_adapter(path: Path, *, base: Path | None) -> _Subject:
+    adapter = read_adapter(path)
+    if base is None and adapter.base_model is None:
+        raise CheckpointError(
+            f"`{path}` does not say of which model it is", why="`base_model_name_or_path` is empty", fix="--base DIR"
+        )
+    model = Model(path=str(base or adapter.base_model))
+    folder = model_dir_of(model, RunDir(path))
+    return _Subject(name=path.name, base=folder, read=_reader_of_folder(folder, adapter), told=f"adapter {path} over {folder}")

@@ -38,6 +38,8 @@ class Codec:
     """Stored scales (and global scale) -> float32 factors."""
     half_step: Callable[[Tensor], Tensor]
     """|numbers before rounding, in units of the scale| -> the largest error of rounding, in units of the scale."""
+    needs_largest: bool = False
+    """It has a global scale, made from the largest magnitude of the whole tensor."""
 
     def dequantise(self, parts: Mapping[str, Tensor], *, offset: tuple[int, int] = (0, 0)) -> Tensor:
         """float32 weight. `parts` may be a region: `offset` says at which row and column within its first block it begins."""
@@ -114,3 +116,19 @@ def _with(shape: torch.Size, dim: int, length: int) -> list[int]:
     changed = list(shape)
     changed[dim] = length
     return changed
+
+
+def row_chunks(codec: Codec, rows: int, columns: int, *, numbers: int = 2**23) -> list[tuple[int, int]]:
+    """(first row, end) of pieces of about `numbers` numbers that end at the ends of blocks, so that work on a weight takes little memory."""
+    block = codec.block[0] or rows
+    length = max(numbers // max(columns, 1) // block, 1) * block
+    return [(first, min(first + length, rows)) for first in range(0, rows, length)]
+
+
+def quantise_by_rows(codec: Codec, weight: Tensor, shared: Tensor | None = None) -> Parts:
+    """As `codec.quantise` of [rows, columns], piece by piece. `shared`: the largest magnitude under one global scale."""
+    if codec.needs_largest and shared is None:
+        shared = weight.abs().max().float()
+    pieces = [codec.quantise(weight[first:end], shared) for first, end in row_chunks(codec, *weight.shape)]
+    parts = {role: torch.cat([piece[role] for piece in pieces]) for role in ("values", "scale")}
+    return parts | {role: tensor for role, tensor in pieces[0].items() if role not in parts}

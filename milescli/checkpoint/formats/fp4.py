@@ -97,6 +97,7 @@ NVFP4 = Codec(
     unpack=unpack,
     scales=_nv_scales,
     half_step=half_step_e2m1,
+    needs_largest=True,
 )
 NVFP4_DIVIDED = replace(NVFP4, scales=_nv_scales_divided)
 """As compressed-tensors has it, whose global scale is the other's inverse. For reading."""

@@ -1,0 +1,234 @@
+"""LoRA adapters as PEFT folders: adapter_config.json and adapter_model.safetensors. Written from matrices, read, and merged into a base model's
+weights. Training them is no business of this room.
+
+For a module of weight W [out, in], A [r, in] and B [out, r]: W' = W + scaling * B A, scaling = alpha / r, or alpha / sqrt(r) with
+`use_rslora` (arXiv 2106.09685, section 4.1; arXiv 2312.03732).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from milescli.checkpoint.finite import require_finite
+from milescli.core.errors import CheckpointError
+from milescli.export.stored import Named
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+_UNKNOWN_FORMS = (
+    "use_dora",
+    "use_qalora",
+    "lora_bias",
+    "fan_in_fan_out",
+    "target_parameters",
+    "megatron_config",
+    "alora_invocation_tokens",
+)
+"""Settings of PEFT under which the plain formula does not hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A LoRA adapter in memory; adapters are small."""
+
+    pairs: Mapping[str, tuple[Tensor, Tensor]]
+    """module, as the base model names it -> (A [r, in], B [out, r])"""
+    alpha: float
+    rank: int
+    use_rslora: bool = False
+    alphas: Mapping[str, float] = field(default_factory=dict)
+    """Of modules that have another alpha than `alpha`."""
+    saved: Mapping[str, Tensor] = field(default_factory=dict)
+    """Whole tensors that were trained beside the pairs (`modules_to_save`), by name in the base model's folder."""
+    base_model: str | None = None
+    """`base_model_name_or_path`: a hub name or a folder."""
+
+    def scaling(self, module: str) -> float:
+        """What B A is multiplied by. A module's rank is its matrix's."""
+        rank, alpha = self.pairs[module][0].shape[0], self.alphas.get(module, self.alpha)
+        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder is a PEFT folder."""
+    return (folder / CONFIG_FILE).is_file()
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """Read a PEFT folder; safetensors only. Raises CheckpointError for what is no plain LoRA, and for parts that do not fit together."""
+    config = _read_config(folder)
+    tensors = _read_tensors(folder)
+    firsts = {name.removesuffix(_A) for name in tensors if name.endswith(_A)}
+    seconds = {name.removesuffix(_B) for name in tensors if name.endswith(_B)}
+    if odd := sorted(firsts ^ seconds):
+        raise _unusable(folder, why=f"`{odd[0]}` has only one of lora_A and lora_B")
+    pairs, saved = {}, {}
+    for name, tensor in tensors.items():
+        require_finite(tensor, name=name, where=str(folder / WEIGHTS_FILE))
+        plain = name.removeprefix(_PREFIX)
+        if name.endswith(_A):
+            pairs[plain.removesuffix(_A)] = (tensor, tensors[name.removesuffix(_A) + _B])
+        elif "lora_" in name:
+            if not name.endswith(_B):
+                raise _unusable(folder, why=f"`{name}` is no matrix of a plain LoRA")
+        else:
+            saved[plain.replace(".modules_to_save.default", "").replace(".modules_to_save", "")] = tensor
+    for module, (first, second) in pairs.items():
+        if first.dim() != 2 or second.dim() != 2 or first.shape[0] != second.shape[1]:
+            raise _unusable(folder, why=f"`{module}` has A {list(first.shape)} and B {list(second.shape)}")
+    alphas = _alphas(config, pairs)
+    return Adapter(
+        pairs=pairs,
+        alpha=float(config["lora_alpha"]),  # type: ignore[arg-type]
+        rank=int(config["r"]),  # type: ignore[call-overload]
+        use_rslora=bool(config.get("use_rslora")),
+        alphas=alphas,
+        saved=saved,
+        base_model=str(config["base_model_name_or_path"]) if config.get("base_model_name_or_path") else None,
+    )
+
+
+def _alphas(config: Mapping[str, object], modules: Iterable[str]) -> dict[str, float]:
+    """By PEFT's `alpha_pattern`, whose keys are ends of module names."""
+    patterns = config.get("alpha_pattern") or {}
+    assert isinstance(patterns, Mapping), patterns
+    found = {}
+    for module in modules:
+        for pattern, alpha in patterns.items():
+            if module == pattern or module.endswith("." + pattern.removeprefix("^")):
+                found[module] = float(alpha)
+    return found
+
+
+def write_adapter(folder: Path, adapter: Adapter) -> None:
+    """Write the two files, as PEFT and SGLang read them. The scaling is written as alpha / r whatever it was read as: SGLang 0.5.20 knows
+    neither `use_rslora` nor settings of single modules. Tensors keep their dtype, but for those whose own scaling must go into B."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = next(iter(adapter.pairs), None)
+    scaling = adapter.scaling(whole) if whole else adapter.alpha / adapter.rank
+    tensors = {}
+    for module, (first, second) in adapter.pairs.items():
+        padded = _padded(first, second, rank=adapter.rank)
+        share = adapter.scaling(module) / scaling
+        tensors[_PREFIX + module + _A] = padded[0].contiguous()
+        tensors[_PREFIX + module + _B] = (padded[1] if share == 1 else (padded[1].float() * share)).contiguous()
+    tensors |= {_PREFIX + name: tensor.contiguous() for name, tensor in adapter.saved.items()}
+    alpha = scaling * adapter.rank
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": adapter.base_model,
+        "r": adapter.rank,
+        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "target_modules": sorted({module.rpartition(".")[2] for module in adapter.pairs}),
+        "modules_to_save": sorted({name.removesuffix(".weight").rpartition(".")[2] for name in adapter.saved}) or None,
+        "use_rslora": False,
+    }
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _padded(first: Tensor, second: Tensor, *, rank: int) -> tuple[Tensor, Tensor]:
+    """Zero rows and columns up to the adapter's rank, which leave B A as it is."""
+    missing = rank - first.shape[0]
+    if missing <= 0:
+        return first, second
+    return torch.nn.functional.pad(first, (0, 0, 0, missing)), torch.nn.functional.pad(second, (0, missing))
+
+
+def merged(weight: Tensor, first: Tensor, second: Tensor, *, scaling: float) -> Tensor:
+    """W + scaling * B A, computed in float32 and rounded once to W's dtype."""
+    return (weight.float() + scaling * (second.float() @ first.float())).to(weight.dtype)
+
+
+def merge_into(tensors: Iterable[Named], adapter: Adapter) -> Iterator[Named]:
+    """The base model's tensors with the adapter in them. Raises CheckpointError for modules that the base has not, and other shapes."""
+    left = set(adapter.pairs) | set(adapter.saved)
+    for name, tensor in tensors:
+        module = name.removesuffix(".weight")
+        if name in adapter.saved:
+            tensor = _replaced(name, tensor, adapter.saved[name])
+            left.discard(name)
+        if module in adapter.pairs:
+            first, second = adapter.pairs[module]
+            if (second.shape[0], first.shape[1]) != tuple(tensor.shape):
+                raise CheckpointError(
+                    "adapter and base model do not belong together",
+                    why=f"`{module}` is {list(tensor.shape)} in the base, and B A is {[second.shape[0], first.shape[1]]}",
+                    fix="--base DIR   # the model that the adapter was trained on",
+                )
+            tensor = merged(tensor, first, second, scaling=adapter.scaling(module))
+            left.discard(module)
+        yield name, tensor
+    if left:
+        raise CheckpointError(
+            "adapter and base model do not belong together",
+            why=f"the base has no `{min(left)}`" + (f", nor {len(left) - 1} more" if len(left) > 1 else ""),
+            fix="--base DIR   # the model that the adapter was trained on",
+        )
+
+
+def _replaced(name: str, tensor: Tensor, saved: Tensor) -> Tensor:
+    if saved.shape != tensor.shape:
+        raise CheckpointError(
+            "adapter and base model do not belong together",
+            why=f"`{name}` is {list(tensor.shape)} in the base, and {list(saved.shape)} in the adapter",
+            fix="--base DIR   # the model that the adapter was trained on",
+        )
+    return saved.to(tensor.dtype)
+
+
+def _read_config(folder: Path) -> dict[str, object]:
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unusable(folder, why=f"{CONFIG_FILE} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise _unusable(folder, why=f"{CONFIG_FILE} holds no JSON object")
+    for name, kind in (("r", int), ("lora_alpha", int | float)):
+        if not isinstance(config.get(name), kind) or config[name] <= 0:
+            raise _unusable(folder, why=f"{CONFIG_FILE} says `{name}: {config.get(name)}`")
+    if str(config.get("peft_type")).upper() != "LORA":
+        raise _unusable(folder, why=f"it is of type {config.get('peft_type')}, and miles knows LORA")
+    if odd := [name for name in _UNKNOWN_FORMS if config.get(name)]:
+        raise _unusable(folder, why=f"`{odd[0]}: {config[odd[0]]}` makes it more than W + scaling * B A")
+    if config.get("bias") not in (None, "none"):
+        raise _unusable(folder, why=f"`bias: {config['bias']}` trains biases too")
+    return config
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    if not (folder / WEIGHTS_FILE).is_file():
+        pickled = (folder / "adapter_model.bin").is_file()
+        why = (
+            "it holds a pickle (adapter_model.bin), and reading one could run foreign code"
+            if pickled
+            else f"it has no {WEIGHTS_FILE}"
+        )
+        raise _unusable(folder, why=why)
+    try:
+        return load_file(folder / WEIGHTS_FILE)
+    except (OSError, SafetensorError) as error:
+        raise _unusable(folder, why=f"{WEIGHTS_FILE}: {error}") from error
+
+
+def _unusable(folder: Path, *, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"`{folder}` is no adapter that can be used",
+        why=why,
+        fix="save the adapter again with PEFT, as plain LoRA in safetensors",
+    )

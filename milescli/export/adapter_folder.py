@@ -1,0 +1,104 @@
+"""An adapter as a PEFT folder with its card: written beside its place, read back, and only then put there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+import yaml
+
+from milescli.core.errors import CheckpointError
+from milescli.core.units import format_count
+from milescli.export.adapter import Adapter, read_adapter, write_adapter
+from milescli.export.card import CARD_NAME, without_private
+from milescli.export.story import HUB_NAME
+
+_TOLERANCE = 1e-5
+"""Of B A, relative, where a scaling was rewritten."""
+
+
+def write_adapter_folder(out: Path, adapter: Adapter) -> tuple[str, ...]:
+    """Write `out`, which must be free. Returns what the user should know. Raises CheckpointError where what was read back is another."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f".{out.name}.part-{os.getpid()}")
+    part.mkdir()
+    try:
+        write_adapter(part, adapter)
+        _require_same(read_adapter(part), adapter)
+        notes = _notes(adapter)
+        (part / CARD_NAME).write_text(without_private(_card(out.name, adapter, notes)), encoding="utf-8")
+        if out.exists():
+            out.rmdir()
+        part.rename(out)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return notes
+
+
+def _require_same(found: Adapter, written: Adapter) -> None:
+    """What each module's weight is changed by is what it was."""
+    assert found.pairs.keys() == written.pairs.keys() and found.saved.keys() == written.saved.keys()
+    for module, (first, second) in written.pairs.items():
+        other_first, other_second = found.pairs[module]
+        change = written.scaling(module) * (second.float() @ first.float())
+        other = found.scaling(module) * (other_second.float() @ other_first.float())
+        if not bool((change - other).abs().max() <= _TOLERANCE * change.abs().max()):
+            raise _changed(module)
+    for name, tensor in written.saved.items():
+        if not torch.equal(found.saved[name], tensor):
+            raise _changed(name)
+
+
+def _changed(name: str) -> CheckpointError:
+    return CheckpointError(
+        f"`{name}` was not exported rightly, and the folder was removed",
+        why="what was read back changes the model otherwise",
+        fix="export again; if it stays, the disk or miles is at fault: please report it",
+    )
+
+
+def _notes(adapter: Adapter) -> tuple[str, ...]:
+    notes = []
+    if adapter.use_rslora or adapter.alphas:
+        notes.append("the scaling is written as alpha / r: SGLang 0.5.20 reads neither `use_rslora` nor `alpha_pattern`")
+    if adapter.saved:
+        notes.append(
+            f"{len(adapter.saved)} whole tensors were trained beside the matrices: {min(adapter.saved)}; engines may ignore them"
+        )
+    if adapter.base_model is not None and not HUB_NAME.match(adapter.base_model):
+        notes.append("its base model is a folder of this machine: set `base_model_name_or_path` before you share it")
+    return tuple(notes)
+
+
+def _card(name: str, adapter: Adapter, notes: tuple[str, ...]) -> str:
+    base = adapter.base_model if adapter.base_model and HUB_NAME.match(adapter.base_model) else None
+    fields: dict[str, object] = {"base_model": base, "base_model_relation": "adapter"} if base else {}
+    fields |= {"library_name": "peft", "pipeline_tag": "text-generation", "tags": ["miles", "lora"]}
+    size = format_count(sum(first.numel() + second.numel() for first, second in adapter.pairs.values()))
+    told = "\n".join(f"- {note}" for note in notes)
+    return f"""---
+{yaml.safe_dump(fields, sort_keys=False)}---
+
+# {name}
+
+A LoRA adapter of rank {adapter.rank} for {f"[{base}](https://huggingface.co/{base})" if base else "a model without a public name"}: \
+{size} parameters in {len(adapter.pairs)} modules.
+
+{told}
+
+## Use
+
+```bash
+python -m sglang.launch_server --model-path {base or "BASE"} --enable-lora --lora-paths adapter={name}
+```
+
+```python
+from peft import AutoPeftModelForCausalLM
+
+model = AutoPeftModelForCausalLM.from_pretrained({json.dumps(name)})
+```
+"""

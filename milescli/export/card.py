@@ -1,0 +1,182 @@
+"""The model card of an exported folder: README.md with the hub's front matter, and the reward curve beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from milescli import __version__
+from milescli.core.units import format_bytes, format_count
+from milescli.export.curve import reward_curve
+from milescli.export.folder import Folder
+from milescli.export.story import Story
+from milescli.models.base import WeightTable, read_config
+
+CARD_NAME, CURVE_NAME = "README.md", "reward.svg"
+_FORMATS = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp8": "FP8 (e4m3) with a float32 scale for each 128 x 128 block",
+    "mxfp8": "MXFP8: e4m3 with an E8M0 scale for each 32 numbers of a row",
+    "int4": "INT4 (compressed-tensors W4A16), symmetric, a bfloat16 scale for each 32 numbers of a row",
+    "nvfp4": "NVFP4 (weights alone): e2m1 with an e4m3 scale for each 16 numbers of a row and a float32 scale for each tensor",
+    "mxfp4": "MXFP4: e2m1 with an E8M0 scale for each 32 numbers of a row",
+}
+_SECRETS = re.compile(r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[0-9A-Z]{12,})\b")
+
+
+def model_card(folder: Folder, *, table: WeightTable, base: Path, name: str, story: Story | None) -> dict[str, str]:
+    """File name -> text: the card, and the curve where there is one. `base`: the folder that config and tokenizer came from.
+    `story` None: the weights are of no run of ours."""
+    files = {}
+    if story is not None and (story.rewards or story.evals):
+        accuracies = [(each.step, each.accuracy) for each in story.evals]
+        files[CURVE_NAME] = reward_curve(story.rewards, accuracies, title=f"{name}: reward by step")
+    parts = [_front_matter(folder, base=base, story=story), *_body(folder, table=table, name=name, story=story, files=files)]
+    files[CARD_NAME] = without_private("\n\n".join(parts) + "\n")
+    return files
+
+
+def without_private(text: str) -> str:
+    """The text without anything that looks like a token, or like a place within the user's home."""
+    return _SECRETS.sub("[removed]", text).replace(str(Path.home()) + "/", "~/")
+
+
+def _front_matter(folder: Folder, *, base: Path, story: Story | None) -> str:
+    config = read_config(base)
+    fields: dict[str, object] = {}
+    if story is not None and story.base_model:
+        fields["base_model"] = story.base_model
+        fields["base_model_relation"] = (
+            "quantized" if folder.format not in ("bf16", "fp16", "fp32") and not story.step else "finetune"
+        )
+    if license := base_license(base):
+        fields["license"] = license
+    fields |= {
+        "library_name": "transformers",
+        "pipeline_tag": "image-text-to-text" if "vision_config" in config else "text-generation",
+    }
+    tags = ["miles", "sglang"]
+    if story is not None and story.step:
+        tags += ["reinforcement-learning", story.recipe.train.algorithm.rpartition(":")[2]]
+    fields["tags"] = [*tags, *([folder.format] if folder.format not in ("bf16", "fp16", "fp32") else [])]
+    return "---\n" + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True) + "---"
+
+
+def base_license(base: Path) -> str | None:
+    """What the base model's own card says; None where it says nothing, or has no card."""
+    try:
+        text = (base / CARD_NAME).read_text(encoding="utf-8")
+        head = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else None
+    except (OSError, UnicodeDecodeError, IndexError, yaml.YAMLError):
+        return None
+    found = head.get("license") if isinstance(head, dict) else None
+    return str(found) if found else None
+
+
+def _body(folder: Folder, *, table: WeightTable, name: str, story: Story | None, files: dict[str, str]) -> Iterator[str]:
+    facts = table.facts
+    yield f"# {name}"
+    size = f"{format_count(table.num_parameters)} parameters"
+    if facts.num_experts:
+        size += f" ({format_count(table.num_active_parameters)} active)"
+    kind = f"A {facts.family} model of {size}, stored as {_FORMATS[folder.format]}."
+    if story is not None and story.step:
+        origin = (
+            f"[{story.base_model}](https://huggingface.co/{story.base_model})"
+            if story.base_model
+            else "a model that is not on the hub"
+        )
+        if story.recipe.model.scratch is not None:
+            origin = "a small model made from a seed"
+        kind += f" Trained from {origin} with reinforcement learning by miles {__version__}, {story.step} steps."
+    yield kind
+    if story is not None and story.step:
+        yield from _training(story, has_curve=CURVE_NAME in files)
+    yield from _weights(folder)
+    yield _use(name)
+
+
+def _training(story: Story, *, has_curve: bool) -> Iterator[str]:
+    recipe = story.recipe
+    yield "## Training"
+    if recipe.description:
+        yield recipe.description
+    yield _table(
+        {
+            "recipe": f"`{recipe.name}`",
+            "algorithm": f"{recipe.train.algorithm}, advantages divided by the std of: {recipe.train.normalize_std}",
+            "loss": f"clipped to [{1 - recipe.train.clip_low:g}, {1 + recipe.train.clip_high:g}], {recipe.train.aggregation}, "
+            f"KL weight {recipe.train.kl_coef:g}, entropy weight {recipe.train.entropy_coef:g}",
+            "reward": f"`{recipe.rollout.reward}`",
+            "steps": f"{story.step} of {recipe.rollout.prompts_per_step} prompts x {recipe.rollout.samples_per_prompt} answers"
+            + (f", after {recipe.warmup.steps} supervised steps" if recipe.warmup.steps else ""),
+            "answers": f"up to {recipe.rollout.max_response_tokens} tokens at temperature {recipe.rollout.temperature:g}",
+            "learning rate": f"{recipe.train.optimizer.lr:g} ({recipe.train.optimizer.schedule})",
+            **{f"data: {name}": words for name, words in story.data.items()},
+            "seed": str(story.seed),
+        },
+        head=("", ""),
+    )
+    if has_curve:
+        yield f"![mean reward by step]({CURVE_NAME})"
+    if story.evals:
+        yield "## Evaluation"
+        first, last = story.evals[0], story.evals[-1]
+        rows = {
+            ("before reinforcement learning" if each.step == 0 else f"step {each.step}"): f"{each.accuracy:.1%}"
+            for each in (first, last)
+        }
+        yield f"Mean reward on {last.num_prompts} held-out prompts, measured by the run itself:"
+        yield _table(rows, head=("", "accuracy"))
+    if story.versions:
+        yield "Made with " + ", ".join(f"{package} {version}" for package, version in story.versions.items()) + "."
+
+
+def _weights(folder: Folder) -> Iterator[str]:
+    measured = folder.measured
+    yield "## Weights"
+    said = [f"{format_bytes(folder.size_bytes)} in safetensors."]
+    if measured.num_quantised:
+        said.append(
+            f"{measured.num_quantised:,} matrices are quantised, {measured.num_plain:,} tensors are not. Every tensor was read back from disk: "
+            f"the plain ones are equal to the bit; the quantised ones differ from the bfloat16 weights by {measured.relative_error:.2%} "
+            f"(root mean square, relative), and no number by more than the format's own rounding "
+            f"(at most {measured.worst_share_of_bound:.3f} of its bound)."
+        )
+    else:
+        said.append(f"All {measured.num_plain:,} tensors were read back from disk and are equal to the bit.")
+    yield " ".join(said)
+    if folder.copied:
+        yield "Not trained, taken from the base model: " + "; ".join(folder.copied) + "."
+    if folder.notes:
+        yield "\n".join(f"- {note}" for note in folder.notes)
+
+
+def _use(name: str) -> str:
+    return f"""## Use
+
+```bash
+python -m sglang.launch_server --model-path {name}
+```
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({json.dumps(name)})
+model = AutoModelForCausalLM.from_pretrained({json.dumps(name)}, dtype="auto")
+```"""
+
+
+def _table(rows: dict[str, str], *, head: tuple[str, str]) -> str:
+    lines = [f"| {head[0]} | {head[1]} |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {key} | {_cell(value)} |" for key, value in rows.items())])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,249 @@
+"""A Hugging Face folder, written beside its place, read back, compared, and only then put there. Called by the runtime's export.
+
+The weights come as a function that gives them tensor by tensor, and is called twice: to write, and to compare what lies on disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from safetensors import SafetensorError
+
+from milescli.checkpoint.formats.schemes import quantization_config
+from milescli.checkpoint.hf_folder import HfReader, write_tensors
+from milescli.checkpoint.matching import match
+from milescli.checkpoint.record import carry_over, read_record
+from milescli.checkpoint.source import QuantisedReader, Source, open_source
+from milescli.core.errors import CheckpointError, MilesError
+from milescli.core.units import format_bytes
+from milescli.export.choose import Choice, Quantised, choose, modules_left_plain, refused_by_sglang, with_single_experts
+from milescli.export.config import exported_config, patterns_of_passed
+from milescli.export.reading import read_entries
+from milescli.export.stored import Measured, Named, compare, stored
+from milescli.models.base import CONFIG_NAME, WeightTable, read_config
+
+Plain = Literal["bf16", "fp16", "fp32"]
+PLAIN_DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+ReadTensors = Callable[[WeightTable], Iterator[Named]]
+"""Of a table: (name on disk, tensor) of its weights in order; those of MTP layers may be missing."""
+_NOT_CARRIED = ("README.md", "hf_quant_config.json")
+"""The base model's card, which is not this one's, and what ModelOpt says of its quantisation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """What was written."""
+
+    path: Path
+    format: str
+    """bf16, fp16, fp32, fp8, mxfp8, int4, nvfp4 or mxfp4"""
+    size_bytes: int
+    """Of the weights."""
+    measured: Measured
+    copied: tuple[str, ...] = ()
+    """What came from the base model's folder, untrained: `MTP layers (18 tensors)`."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of the folder."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    """What is written and how."""
+
+    table: WeightTable
+    """In the form of the names that are written."""
+    base_table: WeightTable
+    """In the form of the names of the base model's folder."""
+    choices: Mapping[str, Choice]
+    read: ReadTensors
+    base: Source | None
+    dtypes: dict[str, torch.dtype]
+    passed: list[str]
+    copied_mtp: list[str] = field(default_factory=list)
+    absent_mtp: list[str] = field(default_factory=list)
+    """Of layers that config.json has and neither the weights nor the base model."""
+
+    def tensors(self) -> Iterator[Named]:
+        """Every tensor of the folder, plain: of the weights that are given, then what the base model has beyond them."""
+        expected = dict.fromkeys(name for entry in self.table.entries for name in entry.hf)
+        for name, tensor in self.read(self.table):
+            expected.pop(name)
+            yield name, tensor
+        mtp = {name for entry in self.table.entries if entry.mtp is not None for name in entry.hf}
+        if lacking := [name for name in expected if name not in mtp]:
+            raise _lacking(lacking[0])
+        self.copied_mtp = []
+        if self.base is not None:
+            untrained = [entry for entry in self.table.entries if entry.hf[0] in expected]
+            for name, tensor in read_entries(self.base, untrained, on_disk=self.base_table):
+                self.copied_mtp.append(name)
+                yield name, tensor
+        self.absent_mtp = [name for name in expected if name not in self.copied_mtp]
+        for name in self.passed:
+            assert self.base is not None
+            yield name, self.base.read_region(name, *((0, length) for length in self.base.shape(name)))
+
+
+def write_folder(
+    out: Path,
+    *,
+    table: WeightTable,
+    read: ReadTensors,
+    base: Path,
+    format: str,
+    card: Callable[[Folder], Mapping[str, str]],
+    max_shard_bytes: int = 4 * 2**30,
+) -> Folder:
+    """Write `out`, which must be free. `base`: the folder whose config, tokenizer and untrained parts are taken; it may hold no weights.
+    `card`: of what was written, file name -> text.
+
+    Raises CheckpointError where `out` is in use, the disk is too small, a weight is missing, or what was read back is wrong: nothing is
+    left then.
+    """
+    refuse_used(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f".{out.name}.part-{os.getpid()}")
+    part.mkdir()
+    try:
+        with ExitStack() as open_files:
+            job, config, notes = _plan(table, read, base, format=format, open_files=open_files)
+            _require_space(part, job)
+            size = _write(part, job, max_shard_bytes=max_shard_bytes)
+            carry_over(base, part)
+            for name in _NOT_CARRIED:
+                (part / name).unlink(missing_ok=True)
+            (part / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            with open_source(part) as source:
+                measured = compare(job.tensors(), source, job.choices, job.dtypes)
+            if job.absent_mtp:
+                notes.append(
+                    f"config.json has multi-token-prediction layers whose weights are nowhere: {len(job.absent_mtp)} tensors lack"
+                )
+            done = Folder(path=out, format=format, size_bytes=size, measured=measured, copied=_copied(job), notes=tuple(notes))
+        for name, text in card(done).items():
+            (part / name).write_text(text, encoding="utf-8")
+        if out.exists():
+            out.rmdir()
+        part.rename(out)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return done
+
+
+def refuse_used(out: Path) -> None:
+    """Raises CheckpointError where something lies at `out`."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise CheckpointError(
+            f"{out} is in use", why="an export never writes over something", fix=[f"--to {out}-2", f"mv {out} {out}.old"]
+        )
+
+
+def _plan(
+    table: WeightTable, read: ReadTensors, base: Path, *, format: str, open_files: ExitStack
+) -> tuple[_Job, dict[str, object], list[str]]:
+    """(what is written, config.json, notes)"""
+    base_config = read_config(base)
+    source, base_table, passed = _open_base(base, table, open_files=open_files)
+    form: Quantised | None = format if format in get_args(Quantised) else None  # type: ignore[assignment]
+    table = with_single_experts(base_table) if form not in (None, "mxfp4") else base_table
+    powers = (quantization_config(base_config) or {}).get("scale_fmt") == "ue8m0"
+    choices = choose(table, form, power_scales=powers) if form else {}
+    dtype = PLAIN_DTYPES.get(format, "bfloat16")
+    dtypes = {
+        name: torch.float32 if entry.rule.float32 else getattr(torch, dtype) for entry in table.entries for name in entry.hf
+    }
+    dtypes |= {name: source.dtype(name) for name in passed if source}
+    plain_modules = [*modules_left_plain(choices), *(patterns_of_passed(passed, form) if form else [])]
+    config = exported_config(base_config, dtype=dtype, form=form, plain_modules=plain_modules, power_scales=powers)
+    job = _Job(table=table, base_table=base_table, choices=choices, read=read, base=source, dtypes=dtypes, passed=passed)
+    return job, config, _notes(source, choices)
+
+
+def _open_base(base: Path, table: WeightTable, *, open_files: ExitStack) -> tuple[Source | None, WeightTable, list[str]]:
+    """(the base model's weights, the table in their form, names of those that Megatron has no place for). Of a converted model only the
+    latter are there, and a record of the others."""
+    if (record := read_record(base)) is not None:
+        source = open_files.enter_context(HfReader(base)) if any(base.glob("*.safetensors")) else None
+        return source, table.as_on_disk(list(record.dtypes)), source.names() if source else []
+    if not any(base.glob("*.safetensors")):
+        return None, table, []
+    opened = open_files.enter_context(open_source(base))
+    matched = match(opened, table)
+    return opened, matched.table, list(matched.passthrough)
+
+
+def _notes(source: Source | None, choices: Mapping[str, Choice]) -> list[str]:
+    notes = []
+    if refused := refused_by_sglang(choices):
+        notes.append(
+            f"SGLang 0.5.20 refuses to serve this folder: it fuses `{refused[0]}` ({choices[refused[0]].shape[0]} rows) with others, and "
+            f"wants multiples of 128 there ({len(refused)} tensors)"
+        )
+    uneven = [choice for choice in choices.values() if "multiple of" in choice.reason]
+    if uneven:
+        notes.append(f"{len(uneven)} matrices stay in BF16: of `{uneven[0].name}`, {uneven[0].reason}")
+    if isinstance(source, QuantisedReader) and not choices:
+        notes.append(f"the base model is stored as {source.method}; this folder holds plain weights")
+    return notes
+
+
+def _write(part: Path, job: _Job, *, max_shard_bytes: int) -> int:
+    try:
+        return write_tensors(part, stored(job.tensors(), job.choices, job.dtypes), max_shard_bytes=max_shard_bytes)
+    except MilesError:
+        raise
+    except (OSError, SafetensorError) as error:
+        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+        raise CheckpointError(
+            f"`{part.parent}` is full" if full else f"cannot write into `{part.parent}`",
+            why=f"{error}; what was begun is removed",
+            fix="--to DIR   # on another disk",
+        ) from error
+
+
+def _require_space(part: Path, job: _Job) -> None:
+    """Before hours are spent."""
+    needed = 0
+    for name, shape in job.table.hf_shapes().items():
+        choice = job.choices.get(name)
+        numbers = 1
+        for length in shape:
+            numbers *= length
+        codec = choice.scheme.codec if choice and choice.scheme else None
+        bits = 8 if codec and codec.per_element == 1 else 4 if codec else 8 * job.dtypes[name].itemsize
+        needed += numbers * bits // 8
+    free = shutil.disk_usage(part).free
+    if needed > free:
+        raise CheckpointError(
+            f"`{part.parent}` is too small",
+            why=f"the weights need {format_bytes(needed)}, and {format_bytes(free)} are free",
+            fix="--to DIR   # on another disk",
+        )
+
+
+def _copied(job: _Job) -> tuple[str, ...]:
+    told = []
+    if job.copied_mtp:
+        told.append(f"multi-token-prediction layers ({len(job.copied_mtp)} tensors)")
+    if job.passed:
+        stems = sorted({name.split(".")[1] if name.startswith("model.") else name.split(".")[0] for name in job.passed})
+        told.append(f"{', '.join(stems)} ({len(job.passed)} tensors)")
+    return tuple(told)
+
+
+def _lacking(name: str) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint lacks `{name}`",
+        why="config.json says that the model has it: the checkpoint is of another model",
+        fix="export with the model.path that the run was made with",
+    )

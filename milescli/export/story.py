@@ -1,0 +1,111 @@
+"""What a model card tells of a run: read from the run's own files, and held as plain data. No paths of the machine, no secrets."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from milescli.recipe.schema import Data, Model, Recipe
+
+HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+"""ORG/NAME; a folder may look alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """One evaluation on held-out prompts."""
+
+    step: int
+    accuracy: float
+    num_prompts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """How the weights came to be."""
+
+    base_model: str | None
+    """Name on the hub; None: made here from a seed, or a folder without a public name."""
+    step: int
+    """RL steps done."""
+    recipe: Recipe
+    seed: int
+    rewards: tuple[tuple[int, float], ...] = ()
+    """(step, mean reward), up to `step`"""
+    evals: tuple[Evaluated, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)
+    """prompts, eval, demonstrations -> name, rows and checksum"""
+    created: str = ""
+
+
+def read_story(*, recipe: Recipe, step: int, manifest: Path, events: Path) -> Story:
+    """From a run's recipe, manifest.json and events.jsonl, of which the latter may be missing or end in half a line."""
+    told = _json(manifest)
+    packages = told.get("packages")
+    versions = {"miles": str(told.get("miles", "")), **(packages if isinstance(packages, dict) else {})}
+    rewards, evals = _read_events(events, upto=step)
+    return Story(
+        base_model=hub_name(recipe.model),
+        step=step,
+        recipe=recipe,
+        seed=recipe.run.seed,
+        rewards=tuple(sorted(rewards.items())),
+        evals=tuple(evals[each] for each in sorted(evals)),
+        versions={name: version for name, version in versions.items() if version},
+        data=_data(recipe.data, told.get("data")),
+        created=str(told.get("created", "")),
+    )
+
+
+def hub_name(model: Model) -> str | None:
+    """ORG/NAME where the recipe's model is on the hub."""
+    path = model.path or ""
+    return path if HUB_NAME.match(path) and not Path(path).expanduser().is_dir() else None
+
+
+def _data(data: Data, told: object) -> dict[str, str]:
+    found = {}
+    for name in ("prompts", "eval", "demonstrations"):
+        value = getattr(data, name)
+        if value is None:
+            continue
+        # a file is named, its place on the machine is nobody's business
+        words = [f"`{value}`" if value.startswith("task:") else f"`{Path(value).name}`"]
+        report = told.get(name) if isinstance(told, dict) else None
+        if isinstance(report, dict):
+            words += [f"{report.get('num_rows'):,} rows"] if isinstance(report.get("num_rows"), int) else []
+            words += [f"sha256 `{str(report['sha256'])[:16]}…`"] if report.get("sha256") else []
+        found[name] = ", ".join(words)
+    return found
+
+
+def _read_events(file: Path, *, upto: int) -> tuple[dict[int, float], dict[int, Evaluated]]:
+    """By step; of a step that was done again after a resume, the last."""
+    rewards: dict[int, float] = {}
+    evals: dict[int, Evaluated] = {}
+    if not file.is_file():
+        return rewards, evals
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            try:
+                event = json.loads(line)
+                if event["event"] == "StepDone" and event["step"] <= upto:
+                    rewards[event["step"]] = float(event["rollout"]["reward_mean"])
+                elif event["event"] == "EvalDone" and event["step"] <= upto:
+                    evals[event["step"]] = Evaluated(
+                        step=event["step"], accuracy=float(event["accuracy"]), num_prompts=int(event["num_prompts"])
+                    )
+            except (ValueError, KeyError, TypeError):
+                continue  # a line that was cut short when the machine stopped
+    return rewards, evals
+
+
+def _json(file: Path) -> dict[str, object]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
