@@ -18,6 +18,7 @@ from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
 from milescli.recipe.schema import Recipe
 from milescli.train import advantages, packing
 from milescli.train.base import TrainBatch
+from tests.backends.megatron import latent_models
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.mesh import Mesh
@@ -38,6 +39,7 @@ DENSE = {
     "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
 }
 MODELS = {
+    **latent_models.MODELS,
     "dense": DENSE,
     "tied": {**DENSE, "tie_word_embeddings": True, "num_hidden_layers": 3},
     "moe": {

@@ -28,6 +28,8 @@ ONE = [
 TWO = [
     _layout_case("dense tp2", "dense", tp=2),
     _layout_case("dense tp2 sp recompute", "dense", tp=2, sequence_parallel=True, train={"recompute": "full"}),
+    _layout_case("latent", "latent"),
+    _layout_case("sparse", "sparse"),
     _layout_case("dense pp2", "dense", pp=2),
     _layout_case("dense dp2", "dense", dp=2),
     _layout_case("dense cp2", "dense", cp=2),
@@ -58,6 +60,10 @@ FOUR = [
 ]
 
 
+    _layout_case("latent tp2 sp ep2", "latent", tp=2, ep=2, sequence_parallel=True),
+    _layout_case("latent cp2 ep2", "latent", cp=2, ep=2),
+    _layout_case("sparse tp2 sp etp2 recompute", "sparse", tp=2, etp=2, sequence_parallel=True, train={"recompute": "full"}),
+    _layout_case("sparse pp2 uneven", "sparse", pp=2),
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Name -> Hugging Face folder."""
@@ -117,6 +123,7 @@ class Worlds:
         self.get("one")
         return [
             self._saving("dense rest", "dense", {}, 3, 6, load="dense3"),
+            self._saving("sparse three", "sparse", {}, 0, 3, save="sparse3"),
             self._saving("moe rest", "moe", {}, 3, 6, load="moe3"),
         ]
 
@@ -139,6 +146,7 @@ class Worlds:
             },
             {"name": "spoiled", "call": "spoil_and_step", "model": self.models["dense"], "layout": {"pp": 2}},
         ]
+            self._saving("sparse tp2 rest", "sparse", {"tp": 2, "ep": 2, "sequence_parallel": True}, 3, 3, load="sparse3"),
 
     def _four(self) -> list[dict]:
         return [

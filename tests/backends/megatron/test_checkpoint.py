@@ -45,6 +45,15 @@ def test_a_checkpoint_of_mamba_layers_is_the_same_model_under_tensor_parallelism
     assert worlds.get("two")["nemotron tp2 rest"]["checksums"] == worlds.get("one")["nemotron three"]["checksums"]
 
 
+def test_indexers_are_saved_and_never_trained(worlds: Worlds, models: dict[str, str]) -> None:
+    trained, untouched = worlds.get("one")["sparse three"]["checksums"], worlds.get("one")["sparse"]["checksums"]
+    moved = {name for name in trained if trained[name] != untouched[name]}
+    assert {name for name in trained.keys() - moved if "correction_bias" not in name} == {
+        name for name in trained if ".indexer." in name
+    }
+    assert worlds.get("two")["sparse tp2 rest"]["checksums"] == trained
+
+
 @pytest.mark.parametrize("model", ["dense", "moe"])
 def test_a_checkpoint_of_four_ranks_goes_on_in_one(worlds: Worlds, model: str) -> None:
     saved = worlds.get("four")[f"{model} wide three"]
@@ -60,6 +69,7 @@ def test_a_checkpoint_of_four_ranks_goes_on_in_one(worlds: Worlds, model: str) -
         ("one", "dense three", "dense3"),
         ("one", "glm three", "glm3"),
         ("one", "nemotron three", "nemotron3"),
+        ("one", "sparse three", "sparse3"),
         ("four", "moe wide three", "moewide3"),
     ],
 )
