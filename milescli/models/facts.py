@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+from milescli.core.errors import CheckpointError
+
 Mixer = Literal["full", "sliding", "mla", "gated_delta", "mamba", "compressed", "none"]
 """What mixes tokens in a layer: attention over all positions, attention over a window, multi-head latent attention, gated delta net
 (linear attention), Mamba-2, attention over a window and compressed positions (DeepSeek-V4), nothing."""
@@ -258,6 +260,15 @@ class ModelFacts:
         if layer is None or layer >= self.num_layers:
             return self
         return _resolved(self, self.layers[layer])
+
+    def require_trainable(self) -> None:
+        """Raises CheckpointError, which is the user's to mend, for a model that the trainer cannot compute."""
+        if self.untrainable:
+            raise CheckpointError(
+                f"models of type `{self.family}` cannot be trained or computed by Megatron-Core here",
+                why=self.untrainable,
+                fix="convert and export it, or point `model.path` at a model of another family   # miles models",
+            )
 
     def is_moe_layer(self, layer: int) -> bool:
         """Whether layer `layer` (from 0) has experts."""

@@ -60,7 +60,9 @@ def plan_only(loaded: LoadedRecipe, machine: Machine | None = None) -> Plan:
 
 
 def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
-    """Raises CheckpointError for a family whose computation nobody could check, unless the recipe takes the risk."""
+    """Raises CheckpointError for a family that Megatron-Core cannot compute, and for one whose computation nobody could check, unless
+    the recipe takes the risk."""
+    facts.require_trainable()
     why = UNPROVEN.get(facts.family)
     if why and not recipe.model.allow_unproven:
         raise CheckpointError(

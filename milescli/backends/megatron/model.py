@@ -35,7 +35,8 @@ def padded_vocab_size(facts: ModelFacts, layout: TrainerLayout) -> int:
 def build_config(
     facts: ModelFacts, layout: TrainerLayout, *, dtype: torch.dtype, device: torch.device, recompute: str, routing_replay: bool
 ) -> TransformerConfig:
-    """What Megatron needs to know."""
+    """What Megatron needs to know. Raises CheckpointError for a model that it cannot compute."""
+    facts.require_trainable()
     options: dict[str, object] = {
         "num_layers": facts.num_layers,
         "hidden_size": facts.hidden_size,
