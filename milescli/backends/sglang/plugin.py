@@ -12,6 +12,8 @@ import tempfile
 
 ENGINE_VARIABLE = "MILES_ENGINE"
 """Set to the device kind (cpu, cuda, rocm) by EngineServer, in the environment of the engines that it starts."""
+PIECES_VARIABLE = "MILES_ENGINE_PIECES"
+"""Comma-separated modules of `cpu/` that the model needs beside those that every engine on a CPU has."""
 
 
 def register() -> None:
@@ -19,18 +21,19 @@ def register() -> None:
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return
-    from milescli.backends.sglang import routing, verify
+    from milescli.backends.sglang import halves, routing, verify
 
     try:
         _keep_load_file_with_the_process()
         _listen_where_told()
         verify.install()
+        halves.install()
         if os.environ.get(routing.ROUTING_VARIABLE) == "1":
             routing.install()
         if device_kind == "cpu":
             from milescli.backends.sglang import cpu
 
-            cpu.install()
+            cpu.install(tuple(filter(None, os.environ.get(PIECES_VARIABLE, "").split(","))))
     except Exception as error:  # SGLang logs and goes on when a plug-in raises; SystemExit is not caught
         raise SystemExit(f"miles: its pieces do not fit this SGLang: {type(error).__name__}: {error}") from error
 

@@ -8,20 +8,19 @@ import os
 import signal
 import sys
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from milescli.backends.sglang.plugin import ENGINE_VARIABLE
+from milescli.backends.sglang.plugin import ENGINE_VARIABLE, PIECES_VARIABLE
 from milescli.backends.sglang.process import ManagedProcess
 from milescli.backends.sglang.routing import ROUTING_VARIABLE
+from milescli.backends.sglang.servable import CPU_FAMILIES, fault_of_sglang, missing_fields, model_zoo
 from milescli.core.errors import MachineError, RecipeError
+from milescli.models import parse_facts
+from milescli.models.base import CONFIG_NAME
 
 CPU_PATH = Path(__file__).parent / "cpu_path"
 """Import stubs, for the engine's processes alone."""
-CPU_MODEL_TYPES = ("qwen3", "qwen3_moe")
-"""`model_type`s, which are also SGLang's module names, whose log-probs on a CPU were compared with
-transformers and the trainer. Others may not start, or answer wrongly (GLM-4-MoE does)."""
 CPU_TOKENS_LIMIT = 262_144
 """Cache slots that an engine on a CPU takes at most when nobody says how many."""
 
@@ -64,30 +63,38 @@ class EngineSpec:
 
 
 def check_servable(spec: EngineSpec) -> str:
-    """The model's `model_type`. Raises where the folder is no model, or the model is not proven on this device."""
-    config_path = spec.model_dir / "config.json"
-    try:
-        config = json.loads(config_path.read_text())
-        model_type = config["model_type"]
-    except (OSError, ValueError, KeyError) as error:
-        raise RecipeError(
-            f"`{spec.model_dir}` is not a Hugging Face model folder",
-            why=f"{config_path}: {type(error).__name__}: {error}",
-            fix="--set model.path=FOLDER   # a folder with config.json, weights and a tokenizer",
-        ) from error
-    if spec.device_kind == "cpu" and model_type not in CPU_MODEL_TYPES:
+    """The model's `model_type`. Raises where the folder is no model, or the model is not served rightly on this device."""
+    config = _read_config(spec.model_dir)
+    model_type = str(config["model_type"])
+    if model_type not in CPU_FAMILIES:
+        if spec.device_kind != "cpu":
+            return model_type
         raise MachineError(
             f"a `{model_type}` model cannot be served on a CPU yet",
-            why=f"only {' and '.join(CPU_MODEL_TYPES)} were compared with transformers there; others came out wrong in SGLang",
-            fix="run it on a GPU, or choose a Qwen3 model: --set model.path=FOLDER",
+            why=f"only {', '.join(CPU_FAMILIES)} were compared with transformers there",
+            fix="run it on a GPU, or choose a model of one of these families: --set model.path=FOLDER",
         )
-    if model_type == "qwen3_moe" and config.get("tie_word_embeddings"):
+    if fault := fault_of_sglang(parse_facts(config)):
         raise RecipeError(
-            "SGLang cannot serve a `qwen3_moe` model whose output layer is tied to its embeddings",
-            why=f"{config_path}: tie_word_embeddings is true; SGLang 0.5.20 then leaves the output layer empty",
-            fix="--set model.scratch.tie_embeddings=false",
+            f"SGLang cannot serve this `{model_type}` model",
+            why=f"{spec.model_dir / CONFIG_NAME}: {fault}",
+            fix="choose another model: --set model.path=FOLDER",
         )
     return model_type
+
+
+def _read_config(folder: Path) -> dict[str, object]:
+    path = folder / CONFIG_NAME
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        _ = config["model_type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecipeError(
+            f"`{folder}` is not a Hugging Face model folder",
+            why=f"{path}: {type(error).__name__}: {error}",
+            fix="--set model.path=FOLDER   # a folder with config.json, weights and a tokenizer",
+        ) from error
+    return config
 
 
 class EngineServer(ManagedProcess):
@@ -122,6 +129,8 @@ def engine_command(spec: EngineSpec) -> list[str]:
         "log-level-http": "warning",
         "decode-log-interval": 1000,
     }
+    if silent := missing_fields(_read_config(spec.model_dir)):
+        arguments["json-model-override-args"] = json.dumps(silent)
     switches = ["skip-server-warmup", "sleep-on-idle"]
     if spec.tokenizer_dir is None:
         switches.append("skip-tokenizer-init")
@@ -135,6 +144,8 @@ def engine_command(spec: EngineSpec) -> list[str]:
     if spec.device_kind == "cpu":
         arguments |= {"device": "cpu", "attention-backend": "torch_native", "sampling-backend": "pytorch"}
         switches += ["disable-cuda-graph", "disable-overlap-schedule"]
+        if spec.deterministic:
+            switches.append("disable-radix-cache")
         total_tokens = total_tokens or min(spec.max_running_requests * spec.context_length, CPU_TOKENS_LIMIT)
     else:
         switches.append("enable-memory-saver")
@@ -172,23 +183,17 @@ def _cpu_environment(spec: EngineSpec) -> dict[str, str]:
         "GOMP_SPINCOUNT": "0",
         "TORCH_COMPILE_DISABLE": "1",
     }
-    if others := _other_model_modules(check_servable(spec)):
-        env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(others)
+    family = CPU_FAMILIES[check_servable(spec)]
+    env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_model_modules(family.module))
+    env[PIECES_VARIABLE] = ",".join(family.pieces)
     if spec.tp > 1:
         env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_core_shares(spec.tp))
     return env
 
 
-def _other_model_modules(model_type: str) -> list[str]:
-    """Modules of SGLang's model zoo that this engine does not need; it imports all 200 otherwise, which takes seconds. Not
-    imported here: the folder is only listed."""
-    package = find_spec("sglang")
-    if package is None or not package.submodule_search_locations:
-        raise MachineError(
-            "SGLang is not installed", why="`import sglang` finds nothing", fix="make install   # or: pip install sglang"
-        )
-    zoo = Path(package.submodule_search_locations[0]) / "srt" / "models"
-    return sorted(path.stem for path in zoo.glob("*.py") if path.stem not in (model_type, "__init__"))
+def _other_model_modules(module: str) -> list[str]:
+    """Modules of SGLang's model zoo that this engine does not need; it imports all 200 otherwise, which takes seconds."""
+    return sorted(path.stem for path in model_zoo().glob("*.py") if path.stem not in (module, "__init__"))
 
 
 def _core_shares(tp: int) -> list[str]:

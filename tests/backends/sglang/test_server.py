@@ -16,23 +16,56 @@ from milescli.core.errors import MachineError, RecipeError, WorkerDied
 from milescli.rollout.base import Completion, GenerateRequest
 from tests.backends.sglang.conftest import make_qwen3, start_service
 
+CONFIG = {
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 40,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 512,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+}
 
-def spec(folder: Path, *, model_type: str = "qwen3", tied: bool = False, **options) -> EngineSpec:
-    (folder / "config.json").write_text(json.dumps({"model_type": model_type, "tie_word_embeddings": tied}))
+
+def spec(folder: Path, *, model_type: str = "qwen3", tied: bool = False, config: dict | None = None, **options) -> EngineSpec:
+    whole = {**CONFIG, "model_type": model_type, "tie_word_embeddings": tied, **(config or {})}
+    (folder / "config.json").write_text(json.dumps(whole))
     defaults = {"device_kind": "cpu", "precision": "fp32", "tokenizer_dir": None, "port": 1, "log_path": folder / "engine.log"}
     return EngineSpec(model_dir=folder, **(defaults | options))
 
 
 def test_a_model_that_is_not_proven_on_a_cpu_is_refused_there_and_only_there(tmp_path):
-    with pytest.raises(MachineError, match="glm4_moe"):
-        EngineServer(spec(tmp_path, model_type="glm4_moe"))
-    assert check_servable(spec(tmp_path, model_type="glm4_moe", device_kind="cuda")) == "glm4_moe"
+    with pytest.raises(MachineError, match="nemotron_h"):
+        EngineServer(spec(tmp_path, model_type="nemotron_h"))
+    assert check_servable(spec(tmp_path, model_type="nemotron_h", device_kind="cuda")) == "nemotron_h"
 
 
-def test_experts_with_a_tied_output_layer_are_refused(tmp_path):
-    with pytest.raises(RecipeError, match="tied"):
-        EngineServer(spec(tmp_path, model_type="qwen3_moe", tied=True))
+@pytest.mark.parametrize("device_kind", ["cpu", "cuda"])
+def test_experts_with_a_tied_output_layer_are_refused(tmp_path, device_kind):
+    with pytest.raises(RecipeError, match="qwen3_moe") as caught:
+        EngineServer(spec(tmp_path, model_type="qwen3_moe", tied=True, device_kind=device_kind))
+    assert "tied" in caught.value.why
     EngineServer(spec(tmp_path, model_type="qwen3", tied=True))
+
+
+def test_a_window_that_sglang_does_not_heed_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match="mistral") as caught:
+        EngineServer(spec(tmp_path, model_type="mistral", config={"sliding_window": 6}))
+    assert "window" in caught.value.why
+    EngineServer(spec(tmp_path, model_type="mistral", config={"sliding_window": None}))
+
+
+def test_what_transformers_leaves_out_of_config_json_is_told_to_sglang(tmp_path):
+    told = engine_command(spec(tmp_path, model_type="deepseek_v3", device_kind="cuda", config={"scoring_func": "sigmoid"}))
+    fields = json.loads(told[told.index("--json-model-override-args") + 1])
+    assert fields == {"moe_layer_freq": 1, "topk_method": "noaux_tc"}
+    assert "--json-model-override-args" not in engine_command(spec(tmp_path))
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):

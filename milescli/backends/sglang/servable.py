@@ -1,0 +1,110 @@
+"""Which models SGLang serves: on a CPU those that were compared with transformers, elsewhere those whose architecture it has. Reads facts,
+config.json and the names in SGLang's files; imports nothing of SGLang."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from milescli.core.errors import MachineError
+from milescli.models.facts import ModelFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuFamily:
+    """How a family is served on a CPU."""
+
+    module: str
+    """Of SGLang's model zoo; the others are not loaded."""
+    pieces: tuple[str, ...] = ()
+    """Modules of `cpu/` that it needs beside those that every engine has."""
+    ties: bool = True
+    """SGLang uses the embedding as output layer where the config says so; else it leaves that layer empty."""
+    windows: bool = False
+    """SGLang heeds the family's sliding windows; else it attends to everything."""
+
+
+CPU_FAMILIES: dict[str, CpuFamily] = {
+    "deepseek_v3": CpuFamily(module="deepseek_v2", pieces=("latent",)),
+    "glm4": CpuFamily(module="glm4"),
+    "glm4_moe": CpuFamily(module="glm4_moe", ties=False),
+    "glm4_moe_lite": CpuFamily(module="glm4_moe_lite", pieces=("latent",), ties=False),
+    "llama": CpuFamily(module="llama"),
+    "mistral": CpuFamily(module="mistral"),
+    "qwen2": CpuFamily(module="qwen2"),
+    "qwen3": CpuFamily(module="qwen3"),
+    "qwen3_moe": CpuFamily(module="qwen3_moe", ties=False),
+}
+"""model_type -> how. Each was compared with transformers in float32: log-probs of prompts and answers, before and after new weights
+were sent (tests/backends/sglang/test_families.py)."""
+
+
+def servable_on_cpu(facts: ModelFacts) -> tuple[bool, str]:
+    """Whether SGLang serves this model rightly on a CPU, and why (not)."""
+    if facts.family not in CPU_FAMILIES:
+        return False, f"only {', '.join(CPU_FAMILIES)} were compared with transformers there"
+    fault = fault_of_sglang(facts)
+    return fault is None, fault or "compared with transformers"
+
+
+def fault_of_sglang(facts: ModelFacts) -> str | None:
+    """Why SGLang serves this model wrongly on any device; None where nothing is known against it."""
+    family = CPU_FAMILIES.get(facts.family)
+    if family is None:
+        return None
+    if facts.tied_embeddings and not family.ties:
+        return "its output layer is tied to its embeddings, and SGLang 0.5.20 then leaves the output layer empty"
+    if not family.windows and any(layer.mixer == "sliding" for layer in facts.layers):
+        return "its layers look at a window, which SGLang 0.5.20 does not heed in this family"
+    scaling = facts.rope.scaling if facts.rope is not None else None
+    if scaling is not None and scaling.attention_factor is not None:
+        return "its rotary embedding has an `attention_factor`, which SGLang 0.5.20 does not heed"
+    return None
+
+
+_DEEPSEEK: dict[str, object] = {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+_SILENT: dict[str, dict[str, object]] = {"deepseek_v3": _DEEPSEEK, "glm4_moe_lite": _DEEPSEEK}
+"""Fields that SGLang wants, that the families' releases have, and that transformers does not write: there they are constants."""
+
+
+def missing_fields(config: Mapping[str, object]) -> dict[str, object]:
+    """Fields of config.json that SGLang cannot do without, where it is silent: what transformers takes then."""
+    model_type = str(config.get("model_type"))
+    found = {name: value for name, value in _SILENT.get(model_type, {}).items() if name not in config}
+    if model_type == "glm4_moe_lite" and "first_k_dense_replace" not in config:
+        kinds = config.get("mlp_layer_types")
+        found["first_k_dense_replace"] = kinds.index("sparse") if isinstance(kinds, list) and "sparse" in kinds else 1
+    return found
+
+
+def model_zoo() -> Path:
+    """SGLang's folder of models. Raises MachineError where SGLang is not installed."""
+    package = find_spec("sglang")
+    if package is None or not package.submodule_search_locations:
+        raise MachineError(
+            "SGLang is not installed", why="`import sglang` finds nothing", fix="make install   # or: pip install sglang"
+        )
+    return Path(package.submodule_search_locations[0]) / "srt" / "models"
+
+
+@functools.lru_cache(maxsize=1)
+def architectures() -> frozenset[str]:
+    """Names of the architectures that the installed SGLang has, as `architectures` of config.json names them; read from its files
+    without importing them (200 modules, seconds). Raises MachineError where SGLang is not installed."""
+    return frozenset(name for path in sorted(model_zoo().glob("*.py")) for name in _entry_classes(path.read_text("utf-8")))
+
+
+def _entry_classes(source: str) -> list[str]:
+    """What a module's `EntryClass = ...` names."""
+    if "EntryClass" not in source:
+        return []
+    found = []
+    for statement in ast.parse(source).body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        if any(isinstance(target, ast.Name) and target.id == "EntryClass" for target in targets):
+            found += [node.id for node in ast.walk(statement.value) if isinstance(node, ast.Name)]
+    return found

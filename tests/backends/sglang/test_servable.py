@@ -1,0 +1,58 @@
+"""What is served where, read without SGLang; and that the reading agrees with what is installed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from milescli.backends.sglang.servable import CPU_FAMILIES, architectures, missing_fields, model_zoo, servable_on_cpu
+from milescli.models import parse_facts
+from milescli.models.facts import Layer, Rope, RopeScaling
+from tests.backends.sglang.test_server import CONFIG
+
+QWEN3 = parse_facts({**CONFIG, "model_type": "qwen3", "tie_word_embeddings": False})
+
+
+def test_a_plain_model_is_served():
+    assert servable_on_cpu(QWEN3)[0]
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        (replace(QWEN3, family="nemotron_h"), "compared"),
+        (replace(QWEN3, family="glm4_moe", tied_embeddings=True), "tied"),
+        (replace(QWEN3, layers=(Layer(mixer="sliding"),) * 2), "window"),
+        (
+            replace(
+                QWEN3,
+                rope=Rope(
+                    theta=1e4, scaling=RopeScaling(kind="yarn", factor=4.0, original_max_positions=64, attention_factor=0.9)
+                ),
+            ),
+            "attention_factor",
+        ),
+    ],
+)
+def test_what_would_be_served_wrongly_is_named(facts, says):
+    servable, why = servable_on_cpu(facts)
+    assert not servable
+    assert says in why
+
+
+def test_every_family_has_its_module_in_the_installed_sglang():
+    assert {family.module for family in CPU_FAMILIES.values()} <= {path.stem for path in model_zoo().glob("*.py")}
+
+
+def test_architectures_are_read_from_files():
+    found = architectures()
+    assert {"Qwen3ForCausalLM", "DeepseekV3ForCausalLM", "GlmMoeDsaForCausalLM", "NemotronHForCausalLM"} <= found
+    assert len(found) > 150
+    assert all(name[0].isupper() for name in found)
+
+
+def test_the_number_of_dense_layers_is_told_where_a_list_of_kinds_says_it():
+    config = {"model_type": "glm4_moe_lite", "mlp_layer_types": ["dense", "dense", "sparse"]}
+    assert missing_fields(config)["first_k_dense_replace"] == 2
+    assert "first_k_dense_replace" not in missing_fields({**config, "first_k_dense_replace": 1})
