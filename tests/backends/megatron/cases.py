@@ -67,6 +67,27 @@ MODELS = {
         "moe_intermediate_size": 24,
         "routed_scaling_factor": 1.5,
     },
+    "gemma4": {
+        "model_type": "gemma4_text",
+        "hidden_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 2,
+        "attention_k_eq_v": True,
+        "intermediate_size": 20,
+        "vocab_size": 131,
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "final_logit_softcapping": 2.0,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 12,
+    },
     "oss": {
         "model_type": "gpt_oss",
         "hidden_size": 48,
@@ -105,7 +126,7 @@ MODELS = {
         "model_type": "qwen3_5_text",
         "num_hidden_layers": 3,
         "num_attention_heads": 6,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "layer_types": ["full_attention", "linear_attention", "full_attention"],
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 6,
         "linear_key_head_dim": 10,
@@ -124,19 +145,22 @@ def make_model(folder: Path, name: str, *, seed: int = 0) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for key, shape in table(parse_facts(config)).hf_shapes().items():
+    facts = parse_facts(config)
+    for key, shape in table(facts).hf_shapes().items():
         noise = torch.randn(shape, generator=generator)
-        tensors[key] = 1 + 0.1 * noise if "norm" in key else noise * (0.3 if key.endswith("mlp.gate.weight") else 0.08)
+        centre = 0 if facts.norm_zero_centered and "linear_attn" not in key else 1
+        is_factor = "norm" in key or "scal" in key
+        tensors[key] = centre + 0.1 * noise if is_factor else noise * (0.3 if key.endswith("mlp.gate.weight") else 0.08)
     save_file(tensors, folder / "model.safetensors")
     return folder
 
 
-def plan_of(layout: dict, *, old_logprobs: str = "trainer") -> Plan:
+def plan_of(layout: dict, *, old_logprobs: str = "trainer", precision: str = "fp32") -> Plan:
     """A CPU plan around a trainer layout."""
     return Plan(
         device_kind="cpu",
         collective="gloo",
-        precision="fp32",
+        precision=precision,
         trainer=TrainerLayout(**layout),
         engines=EngineLayout(),
         colocated=False,
@@ -210,7 +234,15 @@ def policy_batch(
 
 
 def trainer(
-    *, rank: int, size: int, port: int, model: str, layout: dict, train: dict | None = None, old_logprobs: str = "trainer"
+    *,
+    rank: int,
+    size: int,
+    port: int,
+    model: str,
+    layout: dict,
+    train: dict | None = None,
+    old_logprobs: str = "trainer",
+    precision: str = "fp32",
 ):
     """A trainer rank that is set up."""
     from milescli.backends.megatron.worker import TrainerRank
@@ -222,7 +254,7 @@ def trainer(
         master_addr="127.0.0.1",
         master_port=port,
         recipe=Recipe(train={"optimizer": optimizer, **(train or {})}, machine={"start_timeout_s": 60, "step_timeout_s": 60}),
-        plan=plan_of(layout, old_logprobs=old_logprobs),
+        plan=plan_of(layout, old_logprobs=old_logprobs, precision=precision),
         model_dir=model,
     )
     made.setup()
@@ -267,6 +299,23 @@ def train_and_save(
     result = {"reports": reports, "checksums": made.parameter_checksums()}
     made.close()
     return result
+
+
+def save_bfloat16(*, rank: int, size: int, port: int, model: str, layout: dict, save: str) -> dict:
+    """A bfloat16 trainer takes a step, saves, takes another, and loads: checksums at each point."""
+    made = trainer(rank=rank, size=size, port=port, model=model, layout=layout, precision="bf16")
+    dp, vocab = made.mesh.layout.dp, made.facts.vocab_size
+    found = {"first": made.parameter_checksums()}
+    made.step(policy_batch(0, dp=dp, vocab_size=vocab), 1e-2)
+    found["saved"] = made.parameter_checksums()
+    made.save(save, True)
+    made.finish_save()
+    made.step(policy_batch(1, dp=dp, vocab_size=vocab), 1e-2)
+    found["later"] = made.parameter_checksums()
+    made.load(save)
+    found["loaded"] = made.parameter_checksums()
+    made.close()
+    return found
 
 
 def scores_of_rows(*, rank: int, size: int, port: int, model: str, layout: dict, rows: list[list[int]]) -> list[list[float]]:

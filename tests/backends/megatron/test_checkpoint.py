@@ -148,3 +148,12 @@ def test_metadata_of_the_trainer_is_accepted(worlds: Worlds) -> None:
 def test_a_folder_without_metadata_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a checkpoint"):
         require_known_pickles(tmp_path)
+
+
+def test_a_bfloat16_model_with_weights_in_float32_is_saved_and_loaded(worlds: Worlds, models: dict[str, str]) -> None:
+    found = worlds.get("two")["delta bfloat16"]
+    assert found["loaded"] == found["saved"]
+    assert all(found["saved"][name] not in (found["first"][name], found["later"][name]) for name in found["saved"])
+    for name, tensor in load_file(f"{models['delta']}/model.safetensors").items():
+        if name.endswith((".A_log", "linear_attn.norm.weight")):
+            assert found["first"][name] == hashlib.sha256(tensor.numpy().tobytes()).hexdigest(), name
