@@ -103,6 +103,9 @@ class Rule:
     """Releases hold it in float32 whatever the other weights are in, and it must not be rounded."""
     optional: bool = False
     """Folders of the family may lack it (`WeightTable.as_on_disk` then leaves it out)."""
+    together: str = ""
+    """Engines fuse rules of one such name within a layer while they load, and forget a part whose other comes later: they stand next to
+    each other in the table, and are published in one bucket."""
     alternatives: tuple[Rule, ...] = ()
     """Other forms in which disks hold the same; `WeightTable.as_on_disk` takes the one that is there."""
 
@@ -238,7 +241,9 @@ class WeightTable:
     @cached_property
     def num_mtp_parameters(self) -> int:
         """Numbers in the MTP layers."""
-        return sum(times * entry.num_elements for entry, times in self.counted if entry.mtp is not None and not entry.rule.buffer)
+        return sum(
+            times * entry.num_elements for entry, times in self.counted if entry.mtp is not None and not entry.rule.buffer
+        )
 
     @cached_property
     def num_active_parameters(self) -> int:

@@ -67,6 +67,8 @@ def facts(
         config, "moe_layer_freq", unless=1, why="Hugging Face's implementation has experts in every layer after the first"
     )
     sizes = mla(config)
+    if indexer is not None:
+        _check_indexer(config, indexer, sizes)
     num_heads = fields.number(config, "num_attention_heads", kind=int)
     num_experts = fields.number(config, "n_routed_experts", "num_experts", "num_local_experts", kind=int)
     topk = fields.number(config, "num_experts_per_tok", kind=int)
@@ -109,6 +111,20 @@ def facts(
     )
 
 
+def _check_indexer(config: Mapping[str, object], indexer: Indexer, sizes: Mla) -> None:
+    fields.refuse(config, "rope_interleave", unless=True, why="Hugging Face's implementation rotates neighbouring pairs alone")
+    wrong = None
+    if not sizes.q_lora_rank:
+        wrong = ("q_lora_rank", "the indexer looks at the queries' latent, and there is none")
+    elif indexer.head_dim < sizes.qk_rope_head_dim:
+        wrong = (
+            "index_head_dim",
+            f"{sizes.qk_rope_head_dim} dims are rotated, and the indexer's heads have {indexer.head_dim}",
+        )
+    if wrong:
+        raise CheckpointError(f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="mend config.json")
+
+
 def _check_choice(*, num_experts: int, topk: int, num_groups: int, topk_groups: int) -> None:
     wrong = None
     if num_groups < 1 or num_experts % num_groups:
@@ -139,7 +155,9 @@ def dense_first(config: Mapping[str, object]) -> tuple[bool, ...]:
     return tuple(kind == "dense" for kind in listed)
 
 
-def _latent(hf: str, megatron: str, rows: Size, columns: Size | None = None, *, sharding: Sharding = REPLICATED) -> Rule:
+def _latent(
+    hf: str, megatron: str, rows: Size, columns: Size | None = None, *, sharding: Sharding = REPLICATED, together: str = ""
+) -> Rule:
     """One disk tensor that is one Megatron tensor."""
     return Rule(
         hf=(_HF + hf,),
@@ -149,6 +167,7 @@ def _latent(hf: str, megatron: str, rows: Size, columns: Size | None = None, *, 
         fuse=same,
         split=alone,
         where=LATENT_LAYERS,
+        together=together,
     )
 
 
@@ -172,10 +191,12 @@ def _queries(facts: ModelFacts) -> int:
 
 _DIRECT_QUERY = (_latent("q_proj.weight", _MEGATRON + "linear_q_proj.weight", _queries, _hidden, sharding=COLUMN),)
 _LATENT_QUERY = (
-    # the projections down are small: every rank of tensor parallelism holds them whole
-    _latent("q_a_proj.weight", _MEGATRON + "linear_q_down_proj.weight", lambda f: _mla(f).q_lora_rank, _hidden),
     _latent("q_a_layernorm.weight", _MEGATRON + "q_layernorm.weight", lambda f: _mla(f).q_lora_rank),
     _latent("q_b_proj.weight", _MEGATRON + "linear_q_up_proj.weight", _queries, lambda f: _mla(f).q_lora_rank, sharding=COLUMN),
+    # the projections down are small: every rank of tensor parallelism holds them whole
+    _latent(
+        "q_a_proj.weight", _MEGATRON + "linear_q_down_proj.weight", lambda f: _mla(f).q_lora_rank, _hidden, together="down"
+    ),
 )
 _KEY_VALUE = (
     _latent(
@@ -183,6 +204,7 @@ _KEY_VALUE = (
         _MEGATRON + "linear_kv_down_proj.weight",
         lambda f: _mla(f).kv_lora_rank + _mla(f).qk_rope_head_dim,
         _hidden,
+        together="down",
     ),
     _latent("kv_a_layernorm.weight", _MEGATRON + "kv_layernorm.weight", lambda f: _mla(f).kv_lora_rank),
     _latent(
@@ -207,10 +229,16 @@ _CHOICE = (
         lambda f: _indexer(f).num_heads * _indexer(f).head_dim,
         lambda f: _mla(f).q_lora_rank,
     ),
-    _latent("indexer.wk.weight", _INDEXER + "linear_wk.weight", lambda f: _indexer(f).head_dim, _hidden),
     _latent("indexer.k_norm.weight", _INDEXER + "k_norm.weight", lambda f: _indexer(f).head_dim),
     _latent("indexer.k_norm.bias", _INDEXER + "k_norm.bias", lambda f: _indexer(f).head_dim),
-    _latent("indexer.weights_proj.weight", _INDEXER + "linear_weights_proj.weight", lambda f: _indexer(f).num_heads, _hidden),
+    _latent("indexer.wk.weight", _INDEXER + "linear_wk.weight", lambda f: _indexer(f).head_dim, _hidden, together="indexer"),
+    _latent(
+        "indexer.weights_proj.weight",
+        _INDEXER + "linear_weights_proj.weight",
+        lambda f: _indexer(f).num_heads,
+        _hidden,
+        together="indexer",
+    ),
 )
 
 

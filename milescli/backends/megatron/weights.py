@@ -21,6 +21,7 @@ from milescli.checkpoint.source import Source, open_source
 from milescli.core.errors import CheckpointError
 from milescli.models.base import Entry, Rule, Sharding, WeightTable
 from milescli.models.facts import ModelFacts
+from milescli.plan.stages import stage_ends
 from milescli.weights.base import Bucket
 
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
@@ -175,7 +176,7 @@ def hf_buckets(weights: Sequence[LocalWeight], table: WeightTable, *, mesh: Mesh
     dtypes = _dtypes(weights)
     bucket: list[Entry] = []
     held = 0
-    for unit in _units(table.entries):
+    for unit in _bundles(table.entries):
         size = sum(dtypes[entry.megatron].itemsize * entry.num_elements for entry in unit)
         if bucket and held + size > bucket_bytes:
             yield _gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
@@ -196,6 +197,16 @@ def _dtypes(weights: Sequence[LocalWeight]) -> Mapping[str, torch.dtype]:
         assert usual_there == usual, f"ranks hold the model in {usual} and {usual_there}"
         found.update(apart_there)
     return found
+
+
+def _bundles(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Units that must lie in one bucket."""
+
+    def name(unit: list[Entry]) -> object:
+        return (unit[0].layer, unit[0].rule.together) if unit[0].rule.together else unit[0].hf
+
+    for _, bundle in groupby(_units(entries), key=name):
+        yield [entry for unit in bundle for entry in unit]
 
 
 def _units(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
@@ -250,14 +261,13 @@ def part_shapes(entry: Entry) -> tuple[torch.Size, ...]:
 
 def _stages(entries: Sequence[Entry], *, mesh: Mesh, table: WeightTable) -> dict[str, int]:
     """Megatron name -> pipeline stage that holds it."""
-    pp, layers = mesh.layout.pp, table.facts.num_layers
-    ends = [sum(layers // pp + (stage < layers % pp) for stage in range(last + 1)) for last in range(pp)]
+    ends = stage_ends(mesh.layout, table.facts.num_layers)
     stages = {}
     for entry in entries:
         if entry.layer is not None:
             stages[entry.megatron] = next(stage for stage, end in enumerate(ends) if entry.layer < end)
         else:
-            stages[entry.megatron] = 0 if entry.megatron.startswith("embedding.") else pp - 1
+            stages[entry.megatron] = 0 if entry.megatron.startswith("embedding.") else mesh.layout.pp - 1
     return stages
 
 
