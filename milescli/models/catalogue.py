@@ -41,6 +41,10 @@ UNPROVEN: dict[str, str] = {
 """model_type -> why its training is refused unless `model.allow_unproven` says otherwise."""
 
 
+MEGATRON_LACKS: dict[str, str] = {"deepseek_v4": "Megatron-Core 0.16.1 has no modules for it: it is converted, not trained"}
+"""model_type -> what stands against training it at all."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What the tests of a family showed, on tiny models of its real architecture."""
@@ -55,8 +59,6 @@ class Evidence:
     """Under which every tensor came back bit for bit."""
     converted: bool
     """hf -> torch_dist -> hf bit for bit, loaded in between by stock dist_checkpointing."""
-    trained: bool
-    """Loss and gradient of a packed batch were finite and reached every weight."""
     when: str
     """Day, and versions of what was compared."""
 

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from tests.backends.megatron.world import run_world
+from tests.families import record
 from tests.families.cases import ALL, ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +45,8 @@ class Families:
         self.root = root
         self._megatron: dict[str, Path] | None = None
         self._layouts: dict | None = None
+        self.notes: dict[str, dict] = {name: {} for name in wanted()}
+        """What tests saw, for `record`."""
         _python("tests.families.making", str(root / "models"), *wanted())
         self.told = json.loads((root / "models" / "told.json").read_text())
 
@@ -79,6 +83,9 @@ class Families:
 
 
 @pytest.fixture(scope="session")
-def families(tmp_path_factory: pytest.TempPathFactory) -> Families:
-    """Shared by all tests of this folder."""
-    return Families(tmp_path_factory.mktemp("families"))
+def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Families]:
+    """Shared by all tests of this folder. Where MILES_EVIDENCE is set, what they saw is recorded at the end."""
+    made = Families(tmp_path_factory.mktemp("families"))
+    yield made
+    if os.environ.get("MILES_EVIDENCE"):
+        record.write(made.notes)

@@ -36,6 +36,7 @@ def test_logits_equal_those_of_transformers(families: Families, name: str) -> No
     largest = max(float(row.abs().max()) for row in theirs.values())
     difference = max(float((ours[key] - theirs[key]).abs().max()) for key in theirs)
     print(f"{name}: {difference / largest:.1e} relative to the largest logit, {largest:.2f}")
+    families.notes[name]["logits"] = difference / largest
     assert largest > 0.1, "logits that are nearly 0 prove nothing"
     assert difference <= LARGEST * largest
 
@@ -43,3 +44,4 @@ def test_logits_equal_those_of_transformers(families: Families, name: str) -> No
 @pytest.mark.parametrize(("name", "number"), [(name, number) for name in wanted() for number in range(len(ALL[name].layouts))])
 def test_weights_come_out_of_megatron_bit_for_bit(families: Families, name: str, number: int) -> None:
     assert families.came_back(name, number) == []
+    families.notes[name].setdefault("layouts", []).append(ALL[name].layouts[number])

@@ -1,0 +1,138 @@
+"""`miles models`: what each family can do here, and what one model is. Reads config.json and records; starts nothing, loads no torch."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from milescli import models
+from milescli.backends.sglang.servable import CPU_FAMILIES
+from milescli.core.errors import CheckpointError
+from milescli.models import costs
+from milescli.models.catalogue import MEGATRON_LACKS, STANDS_FOR, UNPROVEN, evidence
+from milescli.recipe.schema import Model
+from milescli.runtime.material import facts_of_recipe
+
+CONTEXT = 32_768
+"""Tokens of the sequence whose cache and FLOPs are told."""
+MIXERS = {
+    "full": "attention",
+    "sliding": "sliding-window attention",
+    "mla": "latent attention",
+    "gated_delta": "gated delta net",
+    "mamba": "Mamba-2",
+    "none": "no mixer",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyRow:
+    """One family, and what was shown of it."""
+
+    family: str
+    stands_for: str
+    convert: bool
+    """Both ways, bit for bit."""
+    train: bool
+    """Megatron-Core computes it here."""
+    logits: float | None
+    """Largest relative difference to transformers'."""
+    layouts: tuple[str, ...]
+    serve_cpu: bool
+    """Compared with transformers on a CPU; on an accelerator SGLang serves what it has, which miles has not run."""
+    evidence: str
+    """Day and versions, or that it was not run."""
+    remark: str
+    """What is missing, empty where nothing is."""
+
+
+def families() -> list[FamilyRow]:
+    """Every family that is known, in the order of the catalogue."""
+    found = evidence()
+    rows = []
+    for family, stands_for in STANDS_FOR.items():
+        known = found.get(family)
+        rows.append(
+            FamilyRow(
+                family=family,
+                stands_for=stands_for,
+                convert=bool(known and known.converted),
+                train=bool(known and known.logits is not None and family not in MEGATRON_LACKS),
+                logits=known.logits if known else None,
+                layouts=known.layouts if known else (),
+                serve_cpu=family in CPU_FAMILIES,
+                evidence=known.when if known else "not run",
+                remark=MEGATRON_LACKS.get(family) or UNPROVEN.get(family, ""),
+            )
+        )
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelNumbers:
+    """One model in numbers."""
+
+    family: str
+    num_layers: int
+    layers: dict[str, int]
+    """Kind of layer -> how many."""
+    num_parameters: int
+    num_active_parameters: int
+    num_mtp_parameters: int
+    num_experts: int
+    topk: int
+    vocab_size: int
+    max_position_embeddings: int
+    weights_bf16_bytes: int
+    cache_bytes_per_token: int
+    """bfloat16, layers that keep every position."""
+    cache_bytes_at_context: int
+    """Of one sequence of `context` tokens."""
+    context: int
+    forward_flops_per_token: float
+    """Mean over a sequence of `context` tokens; backward is twice as much."""
+    multimodal: bool
+
+
+def numbers(source: str) -> ModelNumbers:
+    """Of a Hugging Face folder, a config.json, or a name on the hub (of which config.json alone is fetched). Raises CheckpointError."""
+    facts = _facts(source)
+    table = models.table(facts)
+    cache, flops = costs.cache_cost(facts), costs.token_flops(table)
+    context = min(CONTEXT, facts.max_position_embeddings)
+    return ModelNumbers(
+        family=facts.family,
+        num_layers=facts.num_layers,
+        layers=dict(Counter(_kind(layer.mixer, layer.mlp) for layer in facts.layers)),
+        num_parameters=table.num_parameters,
+        num_active_parameters=table.num_active_parameters,
+        num_mtp_parameters=table.num_mtp_parameters,
+        num_experts=facts.num_experts,
+        topk=facts.topk,
+        vocab_size=facts.vocab_size,
+        max_position_embeddings=facts.max_position_embeddings,
+        weights_bf16_bytes=costs.weight_bytes(table, dtype="bfloat16"),
+        cache_bytes_per_token=cache.bytes_per_token,
+        cache_bytes_at_context=cache.bytes_of(context),
+        context=context,
+        forward_flops_per_token=flops.forward_mean(context),
+        multimodal=facts.multimodal,
+    )
+
+
+def _kind(mixer: str, mlp: str) -> str:
+    after = {"dense": "MLP", "moe": "experts", "none": ""}[mlp]
+    before = "" if mixer == "none" else MIXERS[mixer]
+    return " + ".join(part for part in (before, after) if part)
+
+
+def _facts(source: str) -> models.ModelFacts:
+    path = Path(source).expanduser()
+    if path.suffix != ".json" or not path.is_file():
+        return facts_of_recipe(Model(path=source))
+    try:
+        return models.parse_facts(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"cannot read `{path}`", why=str(error), fix="point at a config.json of transformers") from error

@@ -1,0 +1,92 @@
+"""Writes what the tests of the families saw: milescli/models/evidence.json, and docs/models.md for people.
+
+MILES_EVIDENCE=1 python -m pytest -q tests/families
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+from milescli.backends.sglang.servable import CPU_FAMILIES
+from milescli.models import parse_facts
+from milescli.models.catalogue import MEGATRON_LACKS, STANDS_FOR, UNPROVEN, Evidence, evidence
+from tests.families.cases import ALL
+
+ROOT = Path(__file__).resolve().parents[2]
+EVIDENCE = ROOT / "milescli" / "models" / "evidence.json"
+PAGE = ROOT / "docs" / "models.md"
+
+
+def write(notes: dict[str, dict]) -> None:
+    """`notes`: by case; families of which no case was run keep their record."""
+    by_family: dict[str, list[str]] = {}
+    for name in notes:
+        by_family.setdefault(_family(name), []).append(name)
+    found = json.loads(EVIDENCE.read_text(encoding="utf-8"))
+    for family, names in by_family.items():
+        seen = [notes[name]["logits"] for name in names if "logits" in notes[name]]
+        layouts = {_spell(layout) for name in names for layout in notes[name].get("layouts", [])}
+        found[family] = {
+            "cases": sorted(names),
+            "logits": max(seen) if seen else None,
+            "logits_why": "" if seen else next((ALL[name].why for name in names if ALL[name].why), "not compared"),
+            "layouts": sorted(layouts),
+            "converted": all(notes[name].get("converted", False) for name in names),
+            "when": f"{datetime.date.today()}, CPU, megatron-core {version('megatron-core')}, transformers {version('transformers')}",
+        }
+    EVIDENCE.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def _family(name: str) -> str:
+    family = parse_facts(ALL[name].config).family
+    return family.removesuffix("_text")
+
+
+def _spell(layout: dict) -> str:
+    sizes = [f"{axis}{layout[axis]}" for axis in ("tp", "pp", "cp", "ep", "etp") if layout.get(axis, 1) > 1]
+    return "+".join([*sizes, *(["sp"] if layout.get("sequence_parallel") else [])])
+
+
+def page() -> str:
+    """docs/models.md"""
+    known = evidence()
+    rows = [_row(family, known.get(family)) for family in STANDS_FOR]
+    return _HEAD + "\n".join(rows) + "\n" + _TAIL
+
+
+def _row(family: str, found: Evidence | None) -> str:
+    if found is None:
+        return f"| `{family}` | {STANDS_FOR[family]} | not run | | | |"
+    logits = f"{found.logits:.1e}" if found.logits is not None else f"not compared: {found.logits_why}"
+    remark = MEGATRON_LACKS.get(family) or UNPROVEN.get(family, "")
+    served = "yes" if family in CPU_FAMILIES else "no"
+    cells = [f"`{family}`", STANDS_FOR[family] + (f" ({remark})" if remark else ""), logits, ", ".join(found.layouts)]
+    return "| " + " | ".join([*cells, "yes" if found.converted else "no", served, str(len(found.cases))]) + " |"
+
+
+_HEAD = """# Models
+
+What was measured of each family, on tiny models with random weights in the real architecture: odd shapes, tied and untied, one
+key-value head, numbers of experts that are no power of two, first layers dense, and whatever else the family has. Written by
+`MILES_EVIDENCE=1 python -m pytest tests/families`; nobody types these figures.
+
+- **logits**: largest difference of Megatron-Core's logits to transformers' own implementation, over all its tiny models, float32,
+  relative to the largest logit.
+- **bit for bit under**: layouts of two ranks through which every tensor went from the folder into Megatron and came out unchanged;
+  each model was also computed and published in one process.
+- **converted**: Hugging Face -> `torch_dist` -> Hugging Face, every byte of every tensor equal, and the checkpoint loaded in between by
+  Megatron's own `dist_checkpointing`.
+- **served on CPU**: SGLang's log-probs were compared with transformers'. On an accelerator SGLang serves many more; miles has run none of
+  them there.
+
+| family | stands for | logits | bit for bit under | converted | served on CPU | tiny models |
+|---|---|---|---|---|---|---|
+"""
+_TAIL = """
+Multi-token-prediction layers and, in multimodal releases, vision towers are carried through every conversion unchanged; they are
+not trained. No figure of this page comes from a GPU.
+"""
