@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import gcd
 from typing import Literal
 
 from milescli.core.errors import CheckpointError
@@ -254,6 +255,11 @@ class ModelFacts:
     def num_query_heads_per_group(self) -> int:
         """Query heads that share one key-value head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def common_kv_heads(self) -> int:
+        """Into as many parts at most can the key-value heads of every layer be cut: their greatest common divisor."""
+        return gcd(*(layer.num_kv_heads or self.num_kv_heads for layer in self.layers))
 
     def at(self, layer: int | None) -> ModelFacts:
         """The facts as layer `layer` (from 0) has them: where a layer has heads of its own, they take the model's place."""

@@ -41,6 +41,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     text = hybrid.text_config(config)
     multimodal = text is not config
     plain = text_facts(text, family="gemma3")
+    fields.refuse(text, "use_bidirectional_attention", unless=False, why="the trainer's attention is causal")
     fields.refuse(text, "attn_logit_softcapping", unless=None, why="transformers takes no notice of it")
     if multimodal and plain.logit_softcap is not None:
         raise CheckpointError(
@@ -48,7 +49,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
             why="transformers caps the logits of this family only where the text model stands by itself",
             fix="use a release without it",
         )
-    rope, rope_sliding = _ropes(text)
+    rope, rope_sliding = _ropes({**_SIZES, **text})
     return replace(
         plain,
         layers=tuple(Layer(mixer=mixer) for mixer in _mixers(text, num_layers=plain.num_layers)),

@@ -29,6 +29,7 @@ _SIZES = {
     "max_position_embeddings": 131_072,
     "sliding_window": 128,
     "eos_token_id": 200_002,
+    "torch_dtype": "bfloat16",
 }
 """What transformers takes where a config says nothing."""
 _LIMIT = 7.0
@@ -59,7 +60,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         activation="clamped_swiglu",
         activation_limit=_LIMIT,
         mlp_bias=True,
-        rope=fields.rope(config, theta=150_000.0),
+        rope=fields.rope(read, theta=150_000.0),
         qkv_bias=True,
         attention_output_bias=True,
         attention_sinks=True,

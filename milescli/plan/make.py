@@ -125,10 +125,11 @@ def _trainer_layout(recipe: Recipe, facts: ModelFacts, num_ranks: int, log: _Log
     dp = pins.dp or max(1, num_ranks // (tp * pp * cp))
     sequence_parallel = pins.sequence_parallel if pins.sequence_parallel is not None else tp > 1
     _check_divides("parallel.tp", tp, facts.num_heads, "attention heads")
-    if tp <= facts.num_kv_heads:
-        _check_divides("parallel.tp", tp, facts.num_kv_heads, "key/value heads")
+    num_kv_heads = facts.common_kv_heads
+    if tp <= num_kv_heads:
+        _check_divides("parallel.tp", tp, num_kv_heads, "key/value heads")
     else:
-        _refuse("parallel.tp", tp, f"it exceeds the model's {facts.num_kv_heads} key/value heads", facts.num_kv_heads)
+        _refuse("parallel.tp", tp, f"it exceeds the model's {num_kv_heads} key/value heads", num_kv_heads)
     if pp > facts.num_layers:
         _refuse("parallel.pp", pp, f"the model has {facts.num_layers} layers, and each stage needs one", facts.num_layers)
     _check_experts(facts, tp=tp, cp=cp, dp=dp, ep=ep, etp=etp)

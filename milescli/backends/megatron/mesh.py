@@ -10,8 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from milescli.core.errors import FitError, WaitTimeout
-from milescli.models.facts import ModelFacts
+from milescli.core.errors import WaitTimeout
 from milescli.plan.types import TrainerLayout
 
 
@@ -48,85 +47,6 @@ class Mesh:
     def speaks_for_tokens(self) -> bool:
         """Among the ranks that computed the same tokens, the one whose figures count."""
         return self.is_last_stage and self.tp_rank == 0
-
-
-def check_layout(layout: TrainerLayout, facts: ModelFacts) -> None:
-    """Raises FitError for a layout that Megatron cannot run with this model."""
-    experts = max(facts.num_experts, 1)
-    cases = (
-        (
-            facts.num_kv_heads % layout.tp,
-            f"{facts.num_kv_heads} key-value heads cannot be shared by tp={layout.tp} ranks",
-            "tp=1",
-        ),
-        (
-            facts.ffn_hidden_size % layout.tp,
-            f"ffn_hidden_size {facts.ffn_hidden_size} is not divisible by tp={layout.tp}",
-            "tp=1",
-        ),
-        (
-            layout.pp > facts.num_layers,
-            f"{facts.num_layers} layers cannot fill pp={layout.pp} stages",
-            f"pp={facts.num_layers}",
-        ),
-        (
-            facts.shared_expert_ffn_hidden_size % layout.tp,
-            f"the shared experts' size {facts.shared_expert_ffn_hidden_size} is not divisible by tp={layout.tp}",
-            "tp=1",
-        ),
-        (
-            facts.mamba and facts.mamba.num_groups % layout.tp,
-            f"{facts.mamba and facts.mamba.num_groups} groups of Mamba-2 cannot be shared by tp={layout.tp} ranks",
-            "tp=1",
-        ),
-        (
-            facts.mamba and layout.cp > 1,
-            f"Mamba-2 computes a sequence on one rank, and cp={layout.cp} cuts it",
-            "cp=1",
-        ),
-        (
-            facts.gated_delta and facts.gated_delta.num_key_heads % (layout.tp * layout.cp),
-            f"{facts.gated_delta and facts.gated_delta.num_key_heads} key heads of linear attention cannot be shared by"
-            f" tp x cp = {layout.tp * layout.cp} ranks",
-            "tp=1" if layout.tp > 1 else "cp=1",
-        ),
-        (
-            facts.indexer and layout.cp > 1,
-            f"sparse attention chooses among the positions of one rank, and cp={layout.cp} cuts sequences",
-            "cp=1",
-        ),
-        (
-            _stage_without_choice(layout, facts),
-            f"a stage of pp={layout.pp} would begin with a layer that takes the choice of positions of the layer before",
-            "pp=1",
-        ),
-        (experts % layout.ep, f"{facts.num_experts} experts cannot be shared by ep={layout.ep} ranks", "ep=1"),
-        (
-            facts.moe_ffn_hidden_size % layout.etp,
-            f"expert size {facts.moe_ffn_hidden_size} is not divisible by etp={layout.etp}",
-            "etp=1",
-        ),
-        (
-            (layout.tp * layout.cp * layout.dp) % (layout.ep * layout.etp),
-            f"ep={layout.ep} x etp={layout.etp} does not divide tp x cp x dp = {layout.tp * layout.cp * layout.dp}",
-            "ep=1",
-        ),
-        (
-            bool(facts.num_experts) and layout.tp > 1 and not layout.sequence_parallel,
-            "experts under tensor parallelism need sequence parallelism",
-            "sequence_parallel=true",
-        ),
-    )
-    for wrong, why, pin in cases:
-        if wrong:
-            raise FitError("the trainer's layout does not fit the model", why=why, fix=f"--set parallel.{pin}")
-
-
-def _stage_without_choice(layout: TrainerLayout, facts: ModelFacts) -> bool:
-    """Whether a pipeline stage begins with a layer of sparse attention without an indexer. Early stages take the odd layers."""
-    size, odd = divmod(facts.num_layers, layout.pp)
-    starts = (stage * size + min(stage, odd) for stage in range(layout.pp))
-    return any(facts.layers[start].shares_choice for start in starts)
 
 
 def _open_store(master: tuple[str, int], *, rank: int, world_size: int, timeout: timedelta) -> dist.TCPStore:
