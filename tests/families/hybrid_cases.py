@@ -81,9 +81,7 @@ _ONE_HEAD = {
 _THREE_KEY_HEADS = {"linear_num_key_heads": 3, "linear_num_value_heads": 3, "mamba_ssm_dtype": "float32"}
 CASES = {
     "qwen3-5": Case(_TEXT, layouts=(_BOTH, {"pp": 2}, {"cp": 2})),
-    "qwen3-5-tied-beside-vision": Case(
-        _beside_vision(_TEXT | {"tie_word_embeddings": True}, "qwen3_5", tie_word_embeddings=True), layouts=({"tp": 2},)
-    ),
+    "qwen3-5-tied-beside-vision": Case(_beside_vision(_TEXT, "qwen3_5", tie_word_embeddings=True), layouts=({"tp": 2},)),
     "qwen3-5-mtp-one-head": Case(_ONE_HEAD, layouts=({"pp": 2},), made_by_transformers=False),
     "qwen3-5-moe": Case(_MOE_TEXT, layouts=(_BOTH, _EP)),
     "qwen3-5-moe-stacked-beside-vision": Case(

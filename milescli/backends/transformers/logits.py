@@ -29,6 +29,20 @@ def _mend_mamba(config, *, longest: int):
     return config
 
 
+def _mend_indexer(config) -> None:
+    """transformers 5.12.1 rotates the halves of GLM-5's indexer, also where config.json says `indexer_rope_interleave`, as GLM-5's does
+    and SGLang heeds. It matters for sequences that are longer than `index_topk`."""
+    from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa as module
+
+    global _rotates_halves
+    _rotates_halves = _rotates_halves or module.apply_rotary_pos_emb
+    pairs = getattr(config, "indexer_rope_interleave", False)
+    module.apply_rotary_pos_emb = module.apply_rotary_pos_emb_interleave if pairs else _rotates_halves
+
+
+_rotates_halves = None
+
+
 @torch.inference_mode()
 def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype) -> list[torch.Tensor]:
     """[tokens, vocab] float32 per row of token ids. Runs no code of the folder's."""
@@ -38,9 +52,19 @@ def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype) -> list[t
     config, key_mapping = _read_config(folder)
     if config.model_type == "nemotron_h":
         config = _mend_mamba(config, longest=max(map(len, rows)))
+    if config.model_type == "glm_moe_dsa":
+        _mend_indexer(config)
+    if getattr(config, "text_config", None) is not None:
+        # its multimodal classes write and read the outer flag, its text classes the inner one
+        config.text_config.tie_word_embeddings = config.tie_word_embeddings
     # the grouped kernel of experts refuses those whose rows are no multiple of 16 bytes
     config._experts_implementation = "eager"
-    model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, key_mapping=key_mapping).eval()
+    model, told = AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=dtype, key_mapping=key_mapping, output_loading_info=True
+    )
+    if told["missing_keys"]:
+        raise ValueError(f"transformers finds no weights for {sorted(told['missing_keys'])[:3]}, and would take random ones")
+    model.eval()
     return [model(torch.tensor([row]), use_cache=False).logits[0].float() for row in rows]
 
 
