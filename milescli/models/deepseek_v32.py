@@ -26,7 +26,8 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def indexer(config: Mapping[str, object]) -> Indexer:
-    """Sizes of the indexer. It turns its first dims in halves, unlike the attention beside it, unless GLM's key says otherwise."""
+    """Sizes of the indexer. It rotates its first dims in halves, unlike the attention beside it, unless GLM's key says otherwise:
+    SGLang heeds that key, transformers 5.12.1 does not."""
     return Indexer(
         num_heads=fields.number(config, "index_n_heads", kind=int),
         head_dim=fields.number(config, "index_head_dim", kind=int),

@@ -54,7 +54,7 @@ _LITE = {
 }
 _V32 = {**_V3, "model_type": "deepseek_v32", "num_experts": 12, "index_n_heads": 3, "index_head_dim": 10, "index_topk": 6}
 _GLM5 = {**_V32, "model_type": "glm_moe_dsa", "n_group": 1, "topk_group": 1}
-_TP, _PP, _EP = {"tp": 2, "sequence_parallel": True}, {"pp": 2}, {"ep": 2, "dp": 2}
+_TP, _PP, _EP = {"tp": 2, "etp": 2, "sequence_parallel": True}, {"pp": 2}, {"ep": 2, "dp": 2}
 CASES = {
     "deepseek-v3": Case(_V3, layouts=(_TP, _PP, _EP)),
     "deepseek-v3-dense": Case({**_V3, "first_k_dense_replace": 3}, layouts=()),
@@ -75,6 +75,7 @@ CASES = {
     "deepseek-v32": Case(_V32, layouts=(_TP, _PP)),
     "deepseek-v32-yarn": Case({**_V32, "rope_parameters": _YARN, "index_topk": 3}, layouts=()),
     "glm-moe-dsa": Case(_GLM5, layouts=(_PP,)),
+    "glm-moe-dsa-pairs": Case({**_GLM5, "indexer_rope_interleave": True}, layouts=()),
     "glm-moe-dsa-shared": Case({**_GLM5, "indexer_types": ["full", "shared", "full"]}, layouts=(_TP,)),
     "glm-moe-dsa-nextn": Case({**_GLM5, "num_nextn_predict_layers": 1}, layouts=(), **_FROM_TABLE),
 }
