@@ -56,9 +56,7 @@ class Stored:
     @property
     def torch_dtype(self) -> torch.dtype:
         """As torch calls it."""
-        import torch
-
-        return getattr(torch, _DTYPES[self.dtype][0])
+        return torch_dtype(self.dtype)
 
 
 class SafetensorsFile:
@@ -177,6 +175,13 @@ class Laid:
 def dtype_name(dtype: torch.dtype) -> str:
     """As safetensors writes it."""
     return _NAMES[str(dtype).removeprefix("torch.")]
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The inverse of `dtype_name`. Raises KeyError."""
+    import torch
+
+    return getattr(torch, _DTYPES[name][0])
 
 
 def make_header(tensors: Sequence[Laid], metadata: Mapping[str, str]) -> bytes:

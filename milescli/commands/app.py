@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from milescli import __version__
-from milescli.commands import doctor, evaluate, export, help, launch, recipes, resume, runs
+from milescli.commands import convert, doctor, evaluate, export, help, launch, models, recipes, resume, runs
 from milescli.commands.crash import write_crash_report
 from milescli.commands.options import JsonOption, QuietOption
 from milescli.console.output import Mode, Output
@@ -22,12 +22,14 @@ FIRST_PAGE = """\
 miles {version}: post-train language models with reinforcement learning
 
   miles doctor                        is this machine ready?
+  miles models                        which models it knows
   miles recipes                       what can be trained
   miles launch --recipe quickstart    train
   miles runs                          what was trained
   miles resume RUN --steps 80         go on
   miles eval RUN                      measure
   miles export RUN --to DIR           a Hugging Face folder
+  miles convert hf-to-megatron SRC DST   a Megatron checkpoint, and back
 
 `miles VERB --help` shows options and examples; `miles help` shows more pages.
 """
@@ -53,7 +55,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=True,
 )
-for module in (launch, resume, evaluate, export, doctor, recipes, runs, help):
+for module in (launch, resume, evaluate, export, convert, models, doctor, recipes, runs, help):
     module.register(app)
 
 

@@ -33,3 +33,19 @@ def format_duration(seconds: float) -> str:
         return f"{minutes} m {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} m"
+
+
+_SUFFIXES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": 1024**4}
+
+
+def parse_size(text: str) -> int:
+    """'5GB' -> 5_000_000_000; '512MiB' -> 536_870_912. Raises ValueError for anything else."""
+    number = text.strip().rstrip("BbKkMmGgTtIi ")
+    factor = _SUFFIXES.get(text.strip()[len(number) :].strip().upper())
+    try:
+        size = int(float(number) * factor) if factor is not None else 0
+    except ValueError:
+        size = 0
+    if size < 1:
+        raise ValueError(f"`{text}` is no size; one looks like 5GB or 512MiB")
+    return size

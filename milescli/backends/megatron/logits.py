@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from milescli.backends.megatron import cpu_compat
+from milescli.checkpoint.torch_dist.reader import TorchDistReader
 from milescli.models import load_facts, table
 from milescli.plan.types import TrainerLayout
 
@@ -35,7 +36,8 @@ def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype, checkpoin
         lines = table(facts)
         weights.load_hf(weights.local_weights(built, lines, mesh), lines, folder=folder, mesh=mesh)
     else:
-        built.load_state_dict(dist_checkpointing.load(built.sharded_state_dict(prefix=""), str(checkpoint)))
+        state = built.sharded_state_dict(prefix="", metadata=_metadata(checkpoint))
+        built.load_state_dict(dist_checkpointing.load(state, str(checkpoint)))
     found = []
     for tokens in rows:
         row = pack_row(
@@ -45,6 +47,13 @@ def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype, checkpoin
         out = built(torch.tensor([tokens], device=mesh.device), positions, None, packed_seq_params=row)
         found.append(out[0, :, : facts.vocab_size].float().cpu())
     return found
+
+
+def _metadata(checkpoint: Path) -> dict[str, bool] | None:
+    """What Megatron is told of a checkpoint whose layers are not stacked, as those of runs are; None: its own default."""
+    with TorchDistReader(checkpoint) as reader:
+        layers = [name for name in reader.names() if name.startswith("decoder.layers.")]
+    return None if any(not name.split(".")[2].isdigit() for name in layers) else {"non_homogeneous_layers": True}
 
 
 class _Tokens:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -22,6 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 from milescli.checkpoint.torch_dist.framing import framing_sizes
 from milescli.checkpoint.torch_dist.keys import Item
 
+_OF_MODULE = re.compile(r"^(?!embedding\.)(.*?)\.(?:weight|bias|layer_norm_weight|layer_norm_bias)(?:\.\w+)?$")
 COMMON_NAME = "common.pt"
 CONFIG_NAME = "metadata.json"
 _CONFIG = {
@@ -30,8 +33,6 @@ _CONFIG = {
     "common_backend": "torch",
     "common_backend_version": 1,
 }
-_COMMON = {"checkpoint_version": 3.0, "iteration": 0}
-"""What Megatron-LM asks of a checkpoint beside tensors: 3.0 is the order of query, key and value that is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +57,14 @@ class Placed:
         return framing_sizes(self.dtype, self.item.frame_shapes)[1]
 
 
-def make_metadata(placed: Iterable[Placed]) -> bytes:
-    """`.metadata`"""
-    tensors: dict[str, TensorStorageMetadata] = {}
+def make_metadata(placed: Iterable[Placed], *, empty: tuple[str, int]) -> bytes:
+    """`.metadata`. `empty`: (file, bytes) that hold the one extra state that all modules share."""
+    tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     storage: dict[MetadataIndex, _StorageInfo] = {}
     for each in placed:
+        for key in extra_states(each.item):
+            tensors[key] = BytesStorageMetadata()
+            storage[MetadataIndex(key)] = _StorageInfo(empty[0], 0, empty[1])
         shapes = each.item.frame_shapes
         spans = dict(zip(shapes, framing_sizes(each.dtype, shapes)[2], strict=True))
         for box in each.item.boxes:
@@ -69,16 +73,40 @@ def make_metadata(placed: Iterable[Placed]) -> bytes:
                 tensors[box.key] = TensorStorageMetadata(
                     properties=TensorProperties(dtype=each.dtype), size=torch.Size(box.whole), chunks=[]
                 )
-            chunks = tensors[box.key].chunks
+            known = tensors[box.key]
+            assert isinstance(known, TensorStorageMetadata), box.key
+            chunks = known.chunks
             storage[MetadataIndex(box.key, offsets, len(chunks))] = _StorageInfo(each.file, each.offset + start, length)
             chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=torch.Size(box.sizes)))
     return pickle.dumps(Metadata(state_dict_metadata=tensors, storage_data=storage, storage_meta=StorageMeta()))
 
 
-def make_common(content: Mapping[str, object]) -> bytes:
-    """`common.pt`"""
+def extra_states(item: Item) -> Iterator[str]:
+    """Keys under which Megatron asks for the extra state of the module that holds a tensor. Its linear layers have one for the sake of
+    TransformerEngine's, which keep FP8 scales there; norms and attention of TransformerEngine have one too."""
+    for box in item.boxes:
+        match = _OF_MODULE.match(box.key)
+        if match is None:
+            continue
+        stacked = len(box.sizes) - len(item.shape)
+        offsets, whole = box.offsets[:stacked] or (0,), box.whole[:stacked] or (1,)
+        place = f"._extra_state/shard_{'.'.join(map(str, offsets))}_{'.'.join(map(str, whole))}"
+        yield match[1] + place
+        if match[1].endswith("self_attention.linear_proj"):
+            yield match[1].removesuffix("linear_proj") + "core_attention" + place
+
+
+def make_extra_state() -> bytes:
+    """That of a module which has none: what Megatron saves for it."""
     stream = io.BytesIO()
-    torch.save({**_COMMON, **content}, stream)
+    torch.save([None], stream)
+    return stream.getvalue()
+
+
+def make_common() -> bytes:
+    """`common.pt`: nothing but tensors is in the checkpoint. What stood here would stand among the weights when a bare model is loaded."""
+    stream = io.BytesIO()
+    torch.save({}, stream)
     return stream.getvalue()
 
 

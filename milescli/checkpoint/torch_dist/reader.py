@@ -73,8 +73,8 @@ class TorchDistReader:
     def __contains__(self, key: str) -> bool:
         return isinstance(self._metadata.state_dict_metadata.get(key), TensorStorageMetadata)
 
-    def keys(self) -> list[str]:
-        """Of tensors."""
+    def names(self) -> list[str]:
+        """Keys of tensors."""
         return [key for key in self._metadata.state_dict_metadata if key in self]
 
     def shape(self, key: str) -> tuple[int, ...]:

@@ -83,13 +83,13 @@ class CheckpointWeights:
         return box
 
     def _box(self, item: Item) -> Box | None:
-        for box in (*item.boxes, *_single_boxes(item)):
+        for box in (*item.boxes, *single_boxes(item)):
             if box.key in self.reader:
                 return box
         return None
 
 
-def _single_boxes(item: Item) -> Iterator[Box]:
+def single_boxes(item: Item) -> Iterator[Box]:
     """Keys of Megatron's `singleton_local_shards`: experts by themselves, gate and up by themselves."""
     entry = item.entry
     halves = entry.rule.fuse is concatenate and not entry.rule.suffixes and "linear_fc1" in entry.megatron

@@ -1,0 +1,167 @@
+"""A Hugging Face folder -> files of a `torch_dist` checkpoint: what goes where, and the tensors as they stream by. Says nothing, and knows neither
+hub nor terminal; the runtime's convert does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from milescli.checkpoint.finite import require_finite
+from milescli.checkpoint.hf_folder import HfReader
+from milescli.checkpoint.matching import Matched, match
+from milescli.checkpoint.pipeline import Piece, PlannedFile, bounded
+from milescli.checkpoint.record import PASSTHROUGH_PREFIX, record_of
+from milescli.checkpoint.safetensors_file import Laid, make_header
+from milescli.checkpoint.source import Source
+from milescli.checkpoint.torch_dist.framing import framing_sizes, make_framing
+from milescli.checkpoint.torch_dist.keys import Item, can_stack, incomplete, items_of
+from milescli.checkpoint.torch_dist.metadata import Placed
+from milescli.models import WeightTable
+from milescli.models.base import Entry
+from milescli.models.transforms import concatenate, same
+
+CHECKPOINT = "release"
+"""Folder of the tensors within the target."""
+CARRIED = "hf"
+"""Folder of what Megatron has no place for."""
+FILE_BYTES = 2**30
+"""A file of the checkpoint is at most so large, or one entry: what an interruption loses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """Everything that will be written, decided from headers alone."""
+
+    source: Source
+    matched: Matched
+    placed: tuple[Placed, ...]
+    """Every item, in order."""
+    files: tuple[PlannedFile, ...]
+    """Of the checkpoint, then those of passed-through tensors."""
+    record: str
+    """What `hf/source.json` says."""
+    num_keys: int
+    """Of the checkpoint, other names of the same bytes included."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def largest_bytes(self) -> int:
+        """Of one Megatron tensor."""
+        return max(each.num_bytes for each in self.placed)
+
+
+def plan_intake(source: Source, table: WeightTable, *, dtype: torch.dtype | None, file_bytes: int = FILE_BYTES) -> Intake:
+    """Decide what goes where. `dtype` of all floating-point weights; None: as they are. Raises CheckpointError where the folder is not what its
+    config.json says."""
+    matched = match(source, table)
+    stacked = can_stack(matched.table)
+    by_entry: list[tuple[Entry, torch.dtype, tuple[Item, ...]]] = []
+    for entry in matched.table.entries:
+        kept = matched.dtype(entry, source)
+        target = dtype if dtype is not None and kept.is_floating_point and not entry.rule.float32 else kept
+        by_entry.append((entry, target, tuple(items_of(entry, matched.table, stacked=stacked))))
+    wrong = incomplete(box for _, _, items in by_entry for item in items for box in item.boxes)
+    assert wrong is None, wrong
+    sizes = [sum(framing_sizes(target, item.frame_shapes)[1] for item in items) for _, target, items in by_entry]
+    placed: list[Placed] = []
+    files: list[PlannedFile] = []
+    for number, within in enumerate(bounded(sizes, limit=file_bytes)):
+        name = f"__0_{number}.distcp"
+        offset = 0
+        for _, target, items in (by_entry[place] for place in within):
+            for item in items:
+                placed.append(Placed(item=item, dtype=target, file=name, offset=offset))
+                offset += placed[-1].num_bytes
+        chosen = [by_entry[place] for place in within]
+        files.append(PlannedFile(name=f"{CHECKPOINT}/{name}", size_bytes=offset, make=_maker(source, chosen)))
+    files += _passthrough_files(source, (*matched.passthrough, *matched.ignored), file_bytes=4 * file_bytes)
+    num_keys = len({box.key for each in placed for box in each.item.boxes})
+    return Intake(
+        source=source,
+        matched=matched,
+        placed=tuple(placed),
+        files=tuple(files),
+        record=record_of(source).to_json(),
+        num_keys=num_keys,
+    )
+
+
+def _maker(source: Source, chosen: Sequence[tuple[Entry, torch.dtype, tuple[Item, ...]]]):
+    def make() -> Iterator[Piece]:
+        for entry, target, items in chosen:
+            yield from _pieces(source, entry, target, items)
+
+    return make
+
+
+def _pieces(source: Source, entry: Entry, target: torch.dtype, items: Sequence[Item]) -> Iterator[Piece]:
+    rule = entry.rule
+    if rule.unpack is None and (rule.fuse is same or rule.fuse is concatenate or rule.suffixes):
+        # the parts are the disk tensors: one at a time
+        for index, item in enumerate(items):
+            yield _piece(item, _read(source, entry, index), target)
+        return
+    parts = rule.to_parts([_read(source, entry, index) for index in range(len(entry.hf))], entry.facts)
+    for item in items:
+        tensor = rule.fuse(parts, entry.facts) if item.part is None else parts[item.part]
+        yield _piece(item, tensor, target)
+
+
+def _read(source: Source, entry: Entry, index: int) -> torch.Tensor:
+    name = entry.hf[index]
+    tensor = source.read(name) if entry.row is None else source.read_row(name, row=entry.row)
+    shown = name if entry.row is None else f"{name}[{entry.row}]"
+    require_finite(tensor, name=shown, where=f"`{source.folder}`")
+    return tensor
+
+
+def _piece(item: Item, tensor: torch.Tensor, target: torch.dtype) -> Piece:
+    assert tuple(tensor.shape) == item.shape, (item.name, tensor.shape, item.shape)
+    if tensor.dtype is not target:
+        tensor = tensor.to(target)
+        require_finite(tensor, name=item.name, where=f"{target}, which cannot hold it")
+    shapes = item.frame_shapes
+
+    def around(crc32: int) -> tuple[bytes, bytes]:
+        framing = make_framing(target, shapes, crc32=crc32)
+        return framing.head, framing.tail
+
+    return Piece(name=item.name, tensor=tensor, around=around)
+
+
+def _passthrough_files(source: Source, names: Sequence[str], *, file_bytes: int) -> list[PlannedFile]:
+    laid = [Laid(name=name, dtype=source.dtype(name), shape=source.shape(name)) for name in names]
+    files = []
+    for number, within in enumerate(bounded((each.num_bytes for each in laid), limit=file_bytes)):
+        chosen = [laid[place] for place in within]
+        files.append(safetensors_file(f"{CARRIED}/{PASSTHROUGH_PREFIX}-{number:05d}.safetensors", chosen, _raw(source, chosen)))
+    return files
+
+
+def _raw(source: Source, chosen: Sequence[Laid]):
+    def make() -> Iterator[Piece]:
+        for each in chosen:
+            tensor = source.read(each.name)
+            require_finite(tensor, name=each.name, where=f"`{source.folder}`")
+            yield Piece(name=each.name, tensor=tensor)
+
+    return make
+
+
+def safetensors_file(name: str, laid: Sequence[Laid], make, *, metadata: dict[str, str] | None = None) -> PlannedFile:
+    """A planned file of safetensors, whose tensors `make` gives in this order."""
+    header = make_header(laid, {"format": "pt"} if metadata is None else metadata)
+    size = len(header) + sum(each.num_bytes for each in laid)
+    return PlannedFile(name=name, size_bytes=size, make=make, start=header)
+
+
+def open_passthrough(folder: Path) -> HfReader | None:
+    """The tensors that were carried past Megatron; None where there were none."""
+    return HfReader(folder) if any(folder.glob(f"{PASSTHROUGH_PREFIX}-*.safetensors")) else None

@@ -1,0 +1,145 @@
+"""What a Hugging Face folder looked like: files, names, dtypes and their order, so that the way back writes the same. And what is carried along
+beside weights. Called by convert in both directions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from milescli.checkpoint.base import MANIFEST_NAME
+from milescli.checkpoint.formats.schemes import quantization_config
+from milescli.checkpoint.hf_folder import INDEX_NAME, HfReader
+from milescli.checkpoint.safetensors_file import dtype_name
+from milescli.checkpoint.source import Source
+from milescli.core.errors import CheckpointError
+from milescli.models.base import CONFIG_NAME, read_config
+
+RECORD_NAME = "source.json"
+PASSTHROUGH_PREFIX = "passthrough"
+_WEIGHT_SUFFIXES = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".distcp",
+    ".gguf",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".index.json",
+)
+_CARRIED_FOLDERS = ("additional_chat_templates",)
+_OURS = (RECORD_NAME, MANIFEST_NAME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedFile:
+    """A file of weights."""
+
+    name: str
+    metadata: dict[str, str]
+    tensors: tuple[str, ...]
+    """In the order of their data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Of one folder."""
+
+    dtypes: dict[str, str]
+    """Name of a tensor -> as safetensors writes it; in order."""
+    files: tuple[RecordedFile, ...]
+    """Empty where the folder was quantised: the plain tensors lay in no file."""
+    index: dict[str, object] | None
+    """`metadata` of the index file; None where there was no index."""
+
+    def to_json(self) -> str:
+        """For the disk."""
+        files = [{"name": file.name, "metadata": file.metadata, "tensors": list(file.tensors)} for file in self.files]
+        return json.dumps({"dtypes": self.dtypes, "files": files, "index": self.index}) + "\n"
+
+
+def record_of(source: Source) -> Record:
+    """Of an open folder."""
+    if not isinstance(source, HfReader):
+        return Record(dtypes={name: dtype_name(source.dtype(name)) for name in source.names()}, files=(), index=None)
+    files = []
+    for name, file in source.files.items():
+        order = sorted(file.tensors, key=lambda tensor: (file.tensors[tensor].begin, file.tensors[tensor].num_bytes))
+        files.append(RecordedFile(name=name, metadata=file.metadata, tensors=tuple(order)))
+    dtypes = {tensor: source.files[file.name].tensors[tensor].dtype for file in files for tensor in file.tensors}
+    return Record(dtypes=dtypes, files=tuple(files), index=_index(source.folder))
+
+
+def _index(folder: Path) -> dict[str, object] | None:
+    path = folder / INDEX_NAME
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8")).get("metadata")
+    return found if isinstance(found, dict) else {}
+
+
+def read_record(folder: Path) -> Record | None:
+    """That which convert left in `hf/`. Raises CheckpointError where it cannot be understood; None where there is none."""
+    path = folder / RECORD_NAME
+    if not path.exists():
+        return None
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        files = tuple(
+            RecordedFile(name=file["name"], metadata=dict(file["metadata"]), tensors=tuple(file["tensors"]))
+            for file in raw["files"]
+        )
+        found = Record(dtypes=dict(raw["dtypes"]), files=files, index=raw["index"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"cannot read `{path}`", why=f"{type(error).__name__}: {error}", fix="convert the model again"
+        ) from error
+    if outside := [file.name for file in files if Path(file.name).name != file.name]:
+        raise CheckpointError(
+            f"cannot read `{path}`", why=f"`{outside[0]}` lies outside the folder", fix="convert the model again"
+        )
+    return found
+
+
+def carry_over(source: Path, target: Path) -> list[str]:
+    """Copy everything beside weights: config, generation config, tokenizer, chat template, license. Returns the names."""
+    target.mkdir(parents=True, exist_ok=True)
+    carried = []
+    for path in sorted(source.iterdir()):
+        if path.is_dir() and path.name in _CARRIED_FOLDERS:
+            shutil.copytree(path, target / path.name, dirs_exist_ok=True, symlinks=False)
+        elif not path.is_file() or path.name.startswith(".") or path.name in _OURS or path.name.endswith(_WEIGHT_SUFFIXES):
+            continue
+        else:
+            shutil.copyfile(path, target / path.name)
+        carried.append(path.name)
+    return carried
+
+
+def write_plain_config(folder: Path, *, dtype: str | None) -> None:
+    """config.json of weights that are plain now: without what it said of a quantisation, and with `dtype` where one is given. Left alone, to
+    the byte, where nothing changes."""
+    before = read_config(folder)
+    after = {key: value for key, value in before.items() if key != "quantization_config"}
+    nested = after.get("text_config")
+    if isinstance(nested, Mapping):
+        after["text_config"] = {key: value for key, value in nested.items() if key != "quantization_config"}
+    if quantization_config(before) is not None:
+        after.pop("expert_dtype", None)
+        dtype = dtype or "bfloat16"
+    if dtype is not None:
+        holders = [after, *([after["text_config"]] if isinstance(nested, Mapping) else [])]
+        for holder in holders:
+            assert isinstance(holder, dict)
+            for key in ("dtype", "torch_dtype"):
+                if key in holder:
+                    holder[key] = dtype
+        if not any(key in holder for holder in holders for key in ("dtype", "torch_dtype")):
+            after["dtype"] = dtype
+    if after != before:
+        (folder / CONFIG_NAME).write_text(json.dumps(after, indent=2) + "\n", encoding="utf-8")

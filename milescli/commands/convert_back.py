@@ -1,0 +1,64 @@
+"""`miles convert megatron-to-hf`: a checkpoint becomes a folder that other programs load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from milescli.commands.convert_options import DryRunOption, DtypeOption, Target, VerifyOption
+from milescli.commands.options import verb
+from milescli.console.output import Output
+from milescli.core.units import parse_size
+
+EXAMPLES = [
+    "miles convert megatron-to-hf qwen3-megatron qwen3-hf",
+    "miles convert megatron-to-hf runs/quickstart-1/checkpoints/step_20 out --max-shard-size 2GB",
+    "miles convert megatron-to-hf iter_0000100 out --model Qwen/Qwen3-0.6B",
+]
+
+
+def register(group: typer.Typer) -> None:
+    """Add the verb."""
+    verb(group, "megatron-to-hf", examples=EXAMPLES)(megatron_to_hf)
+
+
+def megatron_to_hf(
+    context: typer.Context,
+    source: Annotated[
+        Path, typer.Argument(metavar="SRC", help="A checkpoint, a converted model, a run or its step.", show_default=False)
+    ],
+    target: Target,
+    *,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Folder or hub name with the config.json, if SRC has none.")
+    ] = None,
+    step: Annotated[int | None, typer.Option("--step", min=0, help="Of a run; the newest by default.")] = None,
+    dtype: DtypeOption = None,
+    max_shard_size: Annotated[
+        str | None, typer.Option("--max-shard-size", help="5GB, 500MB; as the model came by default.")
+    ] = None,
+    verify: VerifyOption = None,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Write a Hugging Face folder that transformers and SGLang load."""
+    from milescli.commands.show_convert import show_conversion, show_preview
+    from milescli.runtime.convert_back import OutletOptions, convert_to_hf, preview_to_hf
+
+    output: Output = context.obj
+    dtype_name = dtype.value if dtype else None
+    options = OutletOptions(model=model, step=step, verify=verify, dtype=dtype_name, shard_bytes=_size(max_shard_size))
+    if dry_run:
+        show_preview(preview_to_hf(source, target, options=options, output=output), output=output)
+    else:
+        show_conversion(convert_to_hf(source, target, options=options, output=output), output=output)
+
+
+def _size(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--max-shard-size") from None

@@ -1,0 +1,153 @@
+"""What SRC of `miles convert` is: a Hugging Face folder, a name on the hub, a converted model, a checkpoint of Megatron's, a run or one of its
+steps."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from milescli.checkpoint.hf_to_megatron import CARRIED, CHECKPOINT
+from milescli.checkpoint.store import PREFIX, CheckpointStore
+from milescli.checkpoint.torch_dist.safe_pickle import METADATA_NAME
+from milescli.core.errors import CheckpointError
+from milescli.models.base import CONFIG_NAME
+from milescli.recipe.resolved import load_resolved
+from milescli.runtime.material import model_dir_of
+from milescli.runtime.rundir import RECIPE_FILE, open_run
+
+if TYPE_CHECKING:
+    from milescli.console.output import Output
+
+TRACKER_NAME = "latest_checkpointed_iteration.txt"
+_HUB_NAME = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
+_WANTED = [
+    "*.json",
+    "*.safetensors",
+    "*.jinja",
+    "*.txt",
+    "*.model",
+    "*.tiktoken",
+    "*.py",
+    "LICENSE*",
+    "additional_chat_templates/*",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundCheckpoint:
+    """Tensors, and the model that they are of."""
+
+    tensors: Path
+    """A `torch_dist` folder."""
+    model_dir: Path
+    """With config.json, tokenizer, and the weights that the checkpoint began from or the record of them."""
+    what: str
+    """For people."""
+
+
+def find_model(source: str, *, revision: str | None, config_only: bool, output: Output) -> Path:
+    """The Hugging Face folder that SRC is, fetched where it is a name on the hub. Raises CheckpointError."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if (folder / TRACKER_NAME).exists() and not (folder / CONFIG_NAME).exists():
+            raise CheckpointError(
+                f"`{folder}` is a checkpoint of Megatron's already",
+                why=f"it has a {TRACKER_NAME} and no {CONFIG_NAME}",
+                fix=f"miles convert megatron-to-hf {folder} DST",
+            )
+        return folder
+    if folder.exists() or not _HUB_NAME.match(source) or source.startswith("."):
+        raise CheckpointError(
+            f"`{source}` is not a model folder",
+            why="it is a file" if folder.exists() else "no such folder is there, and it is no name on the hub",
+            fix="point at a folder with config.json, *.safetensors and a tokenizer, or name one on the hub: Qwen/Qwen3-0.6B",
+        )
+    return _fetch(source, revision=revision, only=["*.json"] if config_only else _WANTED, output=output)
+
+
+def _fetch(name: str, *, revision: str | None, only: list[str], output: Output) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not output.is_interactive:
+        disable_progress_bars()
+    output.note(f"fetching {name} from the hub")
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=only))
+    except (HFValidationError, RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"`{name}` is neither a folder nor to be had from the hub",
+            why=f"{type(error).__name__}: {(str(error).splitlines() or ['no further word'])[0]}",
+            fix=["point at a folder with config.json, *.safetensors and a tokenizer", "hf auth login   # for a gated model"],
+        ) from None
+
+
+def find_checkpoint(source: Path, *, model: Path | None, step: int | None) -> FoundCheckpoint:
+    """What SRC of megatron-to-hf is. `model`: the folder of its config, where SRC does not know. Raises CheckpointError."""
+    if not source.is_dir():
+        raise CheckpointError(
+            f"`{source}` is not a checkpoint",
+            why="it is a file" if source.exists() else "no such folder is there",
+            fix="point at a converted model, a folder of Megatron's (`release`, `iter_0000100`), a run, or its checkpoints/step_N",
+        )
+    for run_path, chosen in ((source, step), (source.parent.parent, _step_of(source))):
+        if (run_path / RECIPE_FILE).is_file() and (run_path is source or chosen is not None):
+            run = open_run(run_path)
+            found = CheckpointStore(run.checkpoints).find(chosen)
+            own = model or model_dir_of(load_resolved(run.recipe_file).recipe.model, run)
+            return FoundCheckpoint(tensors=found.path, model_dir=_with_config(own), what=f"step {found.step} of run {run.name}")
+    tensors = _tracked(source, step=step)
+    if model is None:
+        for beside in (source / CARRIED, source.parent / CARRIED):
+            if (beside / CONFIG_NAME).is_file():
+                model = beside
+                break
+    if model is None:
+        raise CheckpointError(
+            f"which model `{source}` is of is not known",
+            why="a checkpoint of Megatron's holds no config.json, and there is no `hf/` beside it",
+            fix=f"miles convert megatron-to-hf {source} DST --model FOLDER_WITH_CONFIG_JSON",
+        )
+    return FoundCheckpoint(tensors=tensors, model_dir=_with_config(model), what=os.path.relpath(tensors, source.parent))
+
+
+def _with_config(model: Path) -> Path:
+    if is_converted(model):
+        return model / CARRIED
+    return model
+
+
+def is_converted(folder: Path) -> bool:
+    """Whether `miles convert hf-to-megatron` wrote it."""
+    return (folder / CHECKPOINT / METADATA_NAME).is_file() and (folder / CARRIED / CONFIG_NAME).is_file()
+
+
+def _step_of(folder: Path) -> int | None:
+    match = re.fullmatch(rf"{PREFIX}(\d+)", folder.name)
+    return int(match[1]) if match else None
+
+
+def _tracked(source: Path, *, step: int | None) -> Path:
+    """The folder with the tensors: SRC itself, or the one that its tracker file names."""
+    if (source / METADATA_NAME).exists():
+        return source
+    tracker = source / TRACKER_NAME
+    if not tracker.exists():
+        raise CheckpointError(
+            f"`{source}` is not a checkpoint of Megatron's",
+            why=f"it has neither {METADATA_NAME} nor {TRACKER_NAME}",
+            fix="point at a converted model, a folder of Megatron's (`release`, `iter_0000100`), a run, or its checkpoints/step_N",
+        )
+    word = tracker.read_text(encoding="utf-8", errors="replace").strip() if step is None else str(step)
+    found = source / (word if word == CHECKPOINT else f"iter_{int(word):07d}" if word.isdigit() else "")
+    if found == source or not (found / METADATA_NAME).exists():
+        raise CheckpointError(
+            f"`{source}` has no checkpoint `{word}`",
+            why=f"`{found}` holds no {METADATA_NAME}",
+            fix="point at the folder of one checkpoint",
+        )
+    return found
