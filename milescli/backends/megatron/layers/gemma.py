@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from megatron.core.models.gpt import GPTModel
 
+from milescli.backends.megatron.layers.softcap import softcap
 from milescli.models.facts import ModelFacts
 
 
 class ScaledAndCapped(GPTModel):
     """GPTModel whose embeddings are multiplied by a number, rounded to their dtype as Hugging Face does it, and whose logits are
-    cap * tanh(logits / cap). Both are done where the part lies, so under any layout."""
+    capped smoothly. Both are done where the part lies, so under any layout."""
 
     def __init__(self, *, facts: ModelFacts, **options) -> None:
         """`options`: of GPTModel."""
@@ -26,20 +27,4 @@ class ScaledAndCapped(GPTModel):
 
     def _cap(self, module, inputs, output):
         logits, bias = output
-        return _Cap.apply(logits, self.logit_softcap), bias
-
-
-class _Cap(torch.autograd.Function):
-    """Keeps one tensor of the logits' size. Not the one that it returns: the log-probs write their gradient over that."""
-
-    @staticmethod
-    def forward(ctx, logits, cap: float):
-        bent = (logits.float() / cap).tanh_()
-        ctx.cap = cap
-        ctx.save_for_backward(bent.to(logits.dtype))
-        return (bent * cap).to(logits.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (bent,) = ctx.saved_tensors
-        return grad * (1 - bent.float().square()).to(grad.dtype), None
+        return softcap(logits, self.logit_softcap), bias
