@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -12,6 +13,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from milescli.console.output import Mode, Output
+from milescli.runtime.convert import IntakeOptions, convert_to_megatron
+from milescli.runtime.convert_back import OutletOptions, convert_to_hf
+from milescli.runtime.convert_verify import Verify
 from tests.backends.megatron.world import run_world
 from tests.families import record
 from tests.families.cases import ALL, ROWS
@@ -45,6 +50,7 @@ class Families:
         self.root = root
         self._megatron: dict[str, Path] | None = None
         self._layouts: dict | None = None
+        self._converted: dict[str, Path] | None = None
         self.notes: dict[str, dict] = {name: {} for name in wanted()}
         """What tests saw, for `record`."""
         _python("tests.families.making", str(root / "models"), *wanted())
@@ -66,9 +72,46 @@ class Families:
                 {"folder": str(self.folder(case)), "rows": ROWS, "dtype": "float32", "out": str(out)}
                 for case, out in self._megatron.items()
             ]
+            jobs += [
+                {**job, "checkpoint": str(self.converted(case) / "release"), "out": str(self._loaded(case))}
+                for case, job in zip(self._megatron, jobs, strict=True)
+            ]
             (self.root / "request.json").write_text(json.dumps({"threads": 1, "jobs": jobs}))
             _python("milescli.backends.megatron.logits", str(self.root / "request.json"))
         return load_file(self._megatron[name])
+
+    def logits_of_converted(self, name: str) -> dict:
+        """By number of the row: Megatron's, of weights that stock dist_checkpointing loaded from the converted checkpoint."""
+        self.logits_of_megatron(name)
+        return load_file(self._loaded(name))
+
+    def _loaded(self, name: str) -> Path:
+        return self.root / f"{name}.loaded.safetensors"
+
+    def converted(self, name: str) -> Path:
+        """What `miles convert hf-to-megatron` made of the folder."""
+        if self._converted is None:
+            self._converted = {}
+        if name not in self._converted:
+            target = self.root / "converted" / name
+            convert_to_megatron(
+                str(self.folder(name)),
+                target,
+                options=IntakeOptions(verify=Verify.TENSORS, file_bytes=50_000),
+                output=self._output,
+            )
+            self._converted[name] = target
+        return self._converted[name]
+
+    def converted_back(self, name: str) -> Path:
+        """What `miles convert megatron-to-hf` made of that."""
+        target = self.root / "back" / name
+        convert_to_hf(self.converted(name), target, options=OutletOptions(verify=Verify.TENSORS), output=self._output)
+        return target
+
+    @property
+    def _output(self) -> Output:
+        return Output(Mode.QUIET, stdout=io.StringIO(), stderr=io.StringIO())
 
     def came_back(self, name: str, number: int) -> list[str]:
         """Names of tensors that came out of layout `number` of the case otherwise than they went in."""

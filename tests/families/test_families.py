@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from milescli.checkpoint.hf_folder import HfReader
 from milescli.models import load_facts, table
@@ -45,3 +46,19 @@ def test_logits_equal_those_of_transformers(families: Families, name: str) -> No
 def test_weights_come_out_of_megatron_bit_for_bit(families: Families, name: str, number: int) -> None:
     assert families.came_back(name, number) == []
     families.notes[name].setdefault("layouts", []).append(ALL[name].layouts[number])
+
+
+@pytest.mark.parametrize("name", wanted())
+def test_a_folder_is_converted_and_comes_back_byte_for_byte(families: Families, name: str) -> None:
+    folder, back = families.folder(name), families.converted_back(name)
+    weights = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert weights == sorted(path.name for path in back.glob("*.safetensors"))
+    assert [file for file in weights if (folder / file).read_bytes() != (back / file).read_bytes()] == []
+    assert (folder / "config.json").read_bytes() == (back / "config.json").read_bytes()
+    families.notes[name]["converted"] = True
+
+
+@pytest.mark.parametrize("name", [name for name in wanted() if ALL[name].logits])
+def test_stock_loading_of_the_converted_checkpoint_gives_the_same_logits(families: Families, name: str) -> None:
+    loaded, direct = families.logits_of_converted(name), families.logits_of_megatron(name)
+    assert all(torch.equal(loaded[key], direct[key]) for key in direct)
