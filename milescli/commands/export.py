@@ -76,10 +76,10 @@ def export(
     found = Path(source).expanduser()
     folder = found if _has_weights(found) else find_run(source)
     from milescli.commands.show_summary import show_export
-    from milescli.runtime import export as runtime
+    from milescli.runtime.export import export_weights
 
     chosen = format.value if format else dtype.value if dtype else None
-    summary = runtime.export(
+    summary = export_weights(
         folder, to=to, format=chosen, step=step, base=base, merge=merge, push=push, private=private, output=output
     )
     show_export(summary, to=to, output=output)

@@ -89,6 +89,12 @@ def choose(table: WeightTable, form: Quantised, *, power_scales: bool = False) -
 
     Raises CheckpointError where the format holds nothing of this model.
     """
+    if table.facts.family == "deepseek_v4":
+        raise CheckpointError(
+            f"DeepSeek-V4 is not written as {form.upper()}",
+            why="its releases mix FP8 and FP4 under names of their own, which no engine here could read back",
+            fix="--format bf16",
+        )
     scheme = _with_powers(SCHEMES[form]) if form == "fp8" and power_scales else SCHEMES[form]
     choices = {}
     for entry in table.entries:
@@ -179,7 +185,10 @@ def _units(choices: Mapping[str, Choice], table: WeightTable) -> Iterator[Sequen
 
 def _nothing(form: Quantised, facts: ModelFacts, choices: Mapping[str, Choice]) -> CheckpointError:
     linear = [choice for choice in choices.values() if choice.name.endswith(("proj.weight", "_proj"))]
-    example = linear[0] if linear else next(iter(choices.values()))
+    example = next(
+        (choice for choice in linear if "multiple" in choice.reason or "stacked" in choice.reason),
+        (linear or [*choices.values()])[0],
+    )
     return CheckpointError(
         f"no weight of this {facts.family} model can be stored as {form.upper()}",
         why=f"of `{example.name}`: {example.reason}",
@@ -187,9 +196,10 @@ def _nothing(form: Quantised, facts: ModelFacts, choices: Mapping[str, Choice]) 
     )
 
 
-def modules_left_plain(choices: Mapping[str, Choice]) -> list[str]:
-    """Names of the modules with a matrix that stays plain, for a config's list of what is not quantised. Experts of a layer are one."""
-    found: dict[str, None] = {}
+def modules_left_plain(choices: Mapping[str, Choice], facts: ModelFacts) -> list[str]:
+    """Names of the modules with a matrix that stays plain, for a config's list of what is not quantised. Experts of a layer are one. A tied
+    output layer is a module too, although no tensor has its name."""
+    found: dict[str, None] = {"lm_head": None} if facts.tied_embeddings else {}
     for choice in choices.values():
         if choice.scheme is None and len(choice.shape) >= 2 and not choice.name.endswith("bias"):
             stem, experts, _ = choice.name.partition(".experts.")

@@ -43,12 +43,14 @@ def reward_curve(rewards: Sequence[Point], evals: Sequence[Point], *, title: str
 
 def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
     """Round numbers from at or below `low` to at or above `high`; at least two."""
-    span = (high - low) or abs(high) or 1.0
+    # values that are equal but for rounding have no scale of their own
+    span = high - low if high - low > 1e-9 * max(abs(low), abs(high), 1e-3) else max(abs(high), 1.0)
     step = 10.0 ** math.floor(math.log10(span / _MAX_TICKS))
     step *= next(factor for factor in (1, 2, 5, 10, 20) if span / (step * factor) <= _MAX_TICKS)
     step = max(step, 1.0) if whole else step
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(number * step, 12) for number in range(first, max(last, first + 1) + 1)]
+    digits = max(0, 1 - math.floor(math.log10(step)))
+    return [round(number * step, digits) for number in range(first, max(last, first + 1) + 1)]
 
 
 def _legend(has_rewards: bool, has_evals: bool) -> list[str]:

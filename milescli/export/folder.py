@@ -163,7 +163,7 @@ def _plan(
         name: torch.float32 if entry.rule.float32 else getattr(torch, dtype) for entry in table.entries for name in entry.hf
     }
     dtypes |= {name: source.dtype(name) for name in passed if source}
-    plain_modules = [*modules_left_plain(choices), *(patterns_of_passed(passed, form) if form else [])]
+    plain_modules = [*modules_left_plain(choices, table.facts), *(patterns_of_passed(passed, form) if form else [])]
     config = exported_config(base_config, dtype=dtype, form=form, plain_modules=plain_modules, power_scales=powers)
     job = _Job(table=table, base_table=base_table, choices=choices, read=read, base=source, dtypes=dtypes, passed=passed)
     return job, config, _notes(source, choices)
@@ -192,6 +192,8 @@ def _notes(source: Source | None, choices: Mapping[str, Choice]) -> list[str]:
     uneven = [choice for choice in choices.values() if "multiple of" in choice.reason]
     if uneven:
         notes.append(f"{len(uneven)} matrices stay in BF16: of `{uneven[0].name}`, {uneven[0].reason}")
+    if any("lie stacked" in choice.reason for choice in choices.values()):
+        notes.append("the experts stay in BF16: they lie stacked, and no engine loads them so in this format")
     if isinstance(source, QuantisedReader) and not choices:
         notes.append(f"the base model is stored as {source.method}; this folder holds plain weights")
     return notes

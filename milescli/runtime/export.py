@@ -75,7 +75,7 @@ class _Subject:
     """What is read, for the narration."""
 
 
-def export(
+def export_weights(
     subject: Path,
     *,
     to: Path,
@@ -99,7 +99,7 @@ def export(
             raise CheckpointError(
                 f"`{subject}` is no adapter", why="--merge puts a LoRA adapter into its base model", fix="leave out --merge"
             )
-        summary = _export_weights(_find(subject, step=step, base=base), to=to, format=format, output=output)
+        summary = _export_model(_find(subject, step=step, base=base), to=to, format=format, output=output)
     url = None
     if hub is not None:
         output.note(f"uploading to {hub.repo} as {hub.user}, {'private' if private else 'public'} where it is new")
@@ -107,7 +107,7 @@ def export(
     return replace(summary, pushed=url, seconds=time.monotonic() - began)
 
 
-def _export_weights(subject: _Subject, *, to: Path, format: str | None, output: Output) -> ExportSummary:
+def _export_model(subject: _Subject, *, to: Path, format: str | None, output: Output) -> ExportSummary:
     facts = load_facts(subject.base)
     lines = table(facts)
     output.note(f"reading {subject.told}")

@@ -29,7 +29,7 @@ def to_e2m1(scaled: Tensor) -> Tensor:
     middles = torch.tensor(_MIDDLES, device=scaled.device)
     # a tie falls below its middle where the code below is even, and above it where that is odd
     middles[1::2] = torch.nextafter(middles[1::2], middles.new_zeros(()))
-    return torch.bucketize(scaled.abs(), middles).to(torch.uint8) | (torch.signbit(scaled).to(torch.uint8) << 3)
+    return torch.bucketize(scaled.abs().contiguous(), middles).to(torch.uint8) | (torch.signbit(scaled).to(torch.uint8) << 3)
 
 
 def pack(codes: Tensor) -> Tensor:
