@@ -60,15 +60,16 @@ _V4 = {
 }
 _NO_MEGATRON = "Megatron-Core 0.16.1 has no such attention, hyper-connections and hash routing"
 _EP = {"ep": 2, "dp": 2}
+_ETP = {"tp": 2, "etp": 2, "sequence_parallel": True}
 CASES = {
     "nemotron-h": Case(_DENSE),
     "nemotron-h-one-of-each": Case(
         {**_DENSE, "num_key_value_heads": 1, "n_groups": 1, "mamba_num_heads": 5, "use_conv_bias": False}, layouts=({"pp": 2},)
     ),
-    "nemotron-h-moe": Case(_MOE, layouts=(_EP, {"tp": 2, "sequence_parallel": True})),
+    "nemotron-h-moe": Case(_MOE, layouts=(_EP, _ETP)),
     "nemotron-h-latent-mtp": Case(
         {**_LATENT, "num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"},
-        layouts=({"tp": 2, "sequence_parallel": True}, {"pp": 2}),
+        layouts=(_ETP, {"pp": 2}),
         made_by_transformers=False,
     ),
     "deepseek-v4": Case(_V4, layouts=(), logits=False, why=_NO_MEGATRON),

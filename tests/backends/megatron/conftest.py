@@ -145,7 +145,9 @@ class Worlds:
             self._saving("dense dp2 rest", "dense", {"dp": 2}, 3, 4, load="dense3"),
             self._saving("moe ep2 rest", "moe", {"ep": 2, "dp": 2}, 3, 4, load="moe3"),
             self._saving("glm pp2 rest", "glm", {"pp": 2}, 3, 3, load="glm3"),
-            self._saving("nemotron tp2 rest", "nemotron", {"tp": 2, "sequence_parallel": True}, 3, 3, load="nemotron3"),
+            self._saving(
+                "nemotron tp2 rest", "nemotron", {"tp": 2, "ep": 2, "sequence_parallel": True}, 3, 3, load="nemotron3"
+            ),
             self._saving("sparse tp2 rest", "sparse", {"tp": 2, "ep": 2, "sequence_parallel": True}, 3, 3, load="sparse3"),
             {
                 "name": "glm bfloat16",
