@@ -36,7 +36,8 @@ def options(facts: ModelFacts) -> dict[str, object]:
         "qk_head_dim": facts.mla.qk_nope_head_dim,
         "qk_pos_emb_head_dim": facts.mla.qk_rope_head_dim,
         "v_head_dim": facts.mla.v_head_dim,
-        "qk_layernorm": True,
+        # the latents' norms come from the spec; told of them, Megatron would sum the gradient of q_layernorm over tp ranks that agree on it
+        "qk_layernorm": False,
         "rope_type": "yarn" if scaling and scaling.kind == "yarn" else "rope",
         "rotary_base": facts.rope.theta,
         # of these two, Megatron makes the scale of the softmax
