@@ -28,6 +28,7 @@ test: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(VENV)/bin/python bench/rollout.py
 	$(VENV)/bin/python bench/train.py
+	$(VENV)/bin/python bench/convert.py
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check milescli tests bench

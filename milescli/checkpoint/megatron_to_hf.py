@@ -27,7 +27,7 @@ from milescli.models import load_facts
 from milescli.models import table as table_of
 from milescli.models.base import Entry, WeightTable
 
-_CACHE_BYTES = 256 * 2**20
+_CACHE_BYTES = 128 * 2**20
 """Disk tensors of entries that hold several, until their turn comes."""
 _OF_THE_MODEL = ("decoder.", "embedding.", "output_layer.", "mtp.", "encoder.")
 _EMBEDDING = "embedding.word_embeddings.weight"

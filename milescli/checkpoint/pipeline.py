@@ -16,7 +16,7 @@ from milescli.checkpoint.files import StreamFile, as_bytes, crc32_of, crc32_of_f
 from milescli.checkpoint.journal import FinishedFile, PartFolder
 from milescli.core.errors import CheckpointError
 
-QUEUE_BYTES = 192 * 2**20
+QUEUE_BYTES = 128 * 2**20
 """Tensors that wait to be written, beside the one that is being made."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
