@@ -149,7 +149,16 @@ def _trainer_layout(recipe: Recipe, facts: ModelFacts, num_ranks: int, log: _Log
         log.note(
             "trainer.sequence_parallel", True, "tp > 1: norms and residuals are split along the sequence, which saves memory"
         )
-    return TrainerLayout(tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, dp=dp, sequence_parallel=sequence_parallel and tp > 1)
+    return TrainerLayout(
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        etp=etp,
+        dp=dp,
+        sequence_parallel=sequence_parallel and tp > 1,
+        recompute=recipe.train.recompute,
+    )
 
 
 def _check_experts(facts: ModelFacts, *, tp: int, cp: int, dp: int, ep: int, etp: int) -> None:

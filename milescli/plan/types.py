@@ -7,8 +7,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-PLAN_SCHEMA = 1
-"""Rises when the JSON changes in a way that readers must know."""
+PLAN_SCHEMA = 2
+"""Rises when the JSON changes in a way that readers must know. 2: stages, recompute and offload of the trainer, experts and attention of the
+engines, forecast. A reader of 2 reads 1: what is new has a default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,19 @@ class TrainerLayout:
     etp: int = 1
     dp: int = 1
     sequence_parallel: bool = False
+    first_stage_layers: int | None = None
+    """Of the first pipeline stage; None: as many as the others."""
+    last_stage_layers: int | None = None
+    """The same of the last stage."""
+    recompute: Literal["none", "full"] = "none"
+    """full: only the inputs of layers are kept for the backward pass, which computes the rest again."""
+    offload_optimizer: bool = False
+    """Adam's moments live in host memory, where the optimizer's step is computed."""
+
+    @property
+    def expert_dp(self) -> int:
+        """Ranks of one stage that hold the same experts."""
+        return self.tp * self.cp * self.dp // (self.ep * self.etp)
 
     @property
     def world_size(self) -> int:
@@ -35,6 +49,11 @@ class EngineLayout:
 
     num: int = 1
     tp: int = 1
+    """Devices of one engine."""
+    ep: int = 1
+    """Of these tp devices, so many groups share out the experts between them; 1: every device has a slice of every expert."""
+    attention_dp: int = 1
+    """Requests are shared out to so many groups of the tp devices, each with its own cache; 1: attention is cut by heads over all."""
     max_running_requests: int = 256
     max_total_tokens: int | None = None
     """KV-cache slots per engine; None: SGLang sizes it from `memory_fraction`."""

@@ -120,12 +120,14 @@ DEVICE_MODELS: dict[str, _Model] = {
     "H200": _Model(kind="cuda", name="NVIDIA H200", memory_gib=140, arch="sm_90", interconnect="nvlink"),
     "B200": _Model(kind="cuda", name="NVIDIA B200", memory_gib=179, arch="sm_100", interconnect="nvlink"),
     "B300": _Model(kind="cuda", name="NVIDIA B300", memory_gib=268, arch="sm_103", interconnect="nvlink"),
+    "GB200": _Model(kind="cuda", name="NVIDIA GB200", memory_gib=184, arch="sm_100", interconnect="nvlink"),
+    "GB300": _Model(kind="cuda", name="NVIDIA GB300", memory_gib=277, arch="sm_103", interconnect="nvlink"),
     "MI300X": _Model(kind="rocm", name="AMD Instinct MI300X", memory_gib=191, arch="gfx942", interconnect="xgmi"),
     "MI325X": _Model(kind="rocm", name="AMD Instinct MI325X", memory_gib=255, arch="gfx942", interconnect="xgmi"),
     "MI350X": _Model(kind="rocm", name="AMD Instinct MI350X", memory_gib=287, arch="gfx950", interconnect="xgmi"),
     "MI355X": _Model(kind="rocm", name="AMD Instinct MI355X", memory_gib=287, arch="gfx950", interconnect="xgmi"),
 }
-"""What `8xNAME` can say."""
+"""What `8xNAME` can say. GB200 and GB300 come as trays of four: `16x4xGB300`."""
 
 _NAMED = re.compile(r"(?:(?:(?P<nodes>\d+)x)?(?P<devices>\d+)x)?(?P<model>[A-Za-z][A-Za-z0-9]*)")
 

@@ -19,6 +19,7 @@ from milescli.backends.megatron.layers.gemma import ScaledAndCapped
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.specs import engine_knows, final_norm, layer_spec
 from milescli.models.facts import ModelFacts
+from milescli.plan.stages import is_even, stage_sizes
 from milescli.plan.types import TrainerLayout
 
 
@@ -95,14 +96,14 @@ def _layout_options(facts: ModelFacts, layout: TrainerLayout, *, dtype: torch.dt
         "gradient_accumulation_fusion": False,
         "apply_rope_fusion": False,
     }
-    if layout.pp > 1 and facts.num_layers % layout.pp:
-        options["pipeline_model_parallel_layout"] = _uneven_stages(facts.num_layers, layout.pp)
+    sizes = stage_sizes(layout, facts.num_layers)
+    if not is_even(sizes):
+        options["pipeline_model_parallel_layout"] = _uneven_stages(sizes)
     return options
 
 
-def _uneven_stages(num_layers: int, num_stages: int) -> list[list[str]]:
-    """Early stages take the odd layers: the last one has the output layer to compute as well."""
-    sizes = [num_layers // num_stages + (stage < num_layers % num_stages) for stage in range(num_stages)]
+def _uneven_stages(sizes: tuple[int, ...]) -> list[list[str]]:
+    """In the words of Megatron."""
     stages = [["decoder"] * size for size in sizes]
     stages[0].insert(0, "embedding")
     stages[-1].append("loss")

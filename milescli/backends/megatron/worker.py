@@ -19,6 +19,7 @@ import torch.distributed as dist
 from milescli.core.errors import MilesError, WaitTimeout
 from milescli.core.types import StepReport, WeightVersion
 from milescli.models import load_facts, table
+from milescli.plan.legal import check_layout
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.train.base import TrainBatch
@@ -72,7 +73,7 @@ class TrainerRank:
         self.table = table(self.facts)
         from milescli.backends.megatron import mesh
 
-        mesh.check_layout(self.plan.trainer, self.facts)
+        check_layout(self.plan.trainer, self.facts)
         limits = self.recipe.machine
         self.mesh = mesh.bring_up(
             layout=self.plan.trainer,
@@ -99,7 +100,7 @@ class TrainerRank:
             self.plan.trainer,
             dtype=self.dtype,
             device=self.device,
-            recompute=self.recipe.train.recompute,
+            recompute=self.plan.trainer.recompute,
             routing_replay=self.recipe.train.routing_replay,
         )
         gpt = model.build_model(config, self.facts, self.mesh)

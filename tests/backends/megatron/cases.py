@@ -19,6 +19,7 @@ from milescli.recipe.schema import Recipe
 from milescli.train import advantages, packing
 from milescli.train.base import TrainBatch
 from tests.backends.megatron import latent_models
+from tests.backends.megatron.measuring import measure_memory  # noqa: F401  (a case that `world` calls)
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.mesh import Mesh
@@ -254,7 +255,7 @@ def trainer(
         master_addr="127.0.0.1",
         master_port=port,
         recipe=Recipe(train={"optimizer": optimizer, **(train or {})}, machine={"start_timeout_s": 60, "step_timeout_s": 60}),
-        plan=plan_of(layout, old_logprobs=old_logprobs, precision=precision),
+        plan=plan_of({"recompute": (train or {}).get("recompute", "none"), **layout}, old_logprobs=old_logprobs, precision=precision),
         model_dir=model,
     )
     made.setup()
@@ -389,6 +390,7 @@ def published_differs(*, rank: int, size: int, port: int, model: str, layout: di
     cpu_compat.install()
     from milescli.backends.megatron import mesh
     from milescli.models import load_facts
+    from milescli.plan.legal import check_layout
 
     layout_of, facts = TrainerLayout(**layout), load_facts(Path(model))
     timeouts_s = (60, 60)
@@ -401,7 +403,7 @@ def published_differs(*, rank: int, size: int, port: int, model: str, layout: di
         timeouts_s=timeouts_s,
     )
     try:
-        mesh.check_layout(layout_of, facts)
+        check_layout(layout_of, facts)
         return _differences(Path(model), facts, own, getattr(torch, dtype))
     except Exception as error:
         return ["".join(traceback.format_exception(error)[-3:])]

@@ -1,0 +1,199 @@
+"""What accelerators can do at most, from their makers' data sheets: FLOP/s, memory bandwidth, links. Plain figures, each with its source; how
+much of them a run reaches is in `time`. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from milescli.platform.machine import Machine
+
+TERA, GIGA = 1e12, 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """One device, as its maker describes it. Rates are dense (no sparsity) and peak."""
+
+    name: str
+    """As `8xNAME` says."""
+    bf16_flops: float
+    """Floating-point operations a second, bf16 products added in float32."""
+    fp8_flops: float
+    """The same of fp8; that of bf16 where the device has no fp8."""
+    memory_bandwidth: float
+    """Bytes a second."""
+    link_bandwidth: float
+    """Bytes a second that a device sends to the others of its node, one way."""
+    network_bandwidth: float
+    """Bytes a second that a device sends to other nodes, one way, in the maker's reference system."""
+    link_domain: int = 8
+    """Devices that reach each other over the fast link, where they are so many (NVLink spans 72 of a GB200 or GB300 rack)."""
+    source: str
+    measured: bool = False
+    """Not from a data sheet."""
+
+
+_CONNECTX7 = 50 * GIGA
+"""400 Gbit/s a device: DGX H100/H200/B200 and AMD's 8-GPU reference designs have one such adapter for each."""
+_CONNECTX8 = 100 * GIGA
+
+
+DEVICES: dict[str, DeviceSpec] = {
+    spec.name: spec
+    for spec in (
+        DeviceSpec(
+            name="A100",
+            bf16_flops=312 * TERA,
+            fp8_flops=312 * TERA,
+            memory_bandwidth=2.039e12,
+            link_bandwidth=300 * GIGA,
+            network_bandwidth=25 * GIGA,
+            source="NVIDIA A100 Tensor Core GPU data sheet (SXM 80 GB); DGX A100 data sheet (200 Gbit/s a GPU)",
+        ),
+        DeviceSpec(
+            name="L40S",
+            bf16_flops=362 * TERA,
+            fp8_flops=733 * TERA,
+            memory_bandwidth=864 * GIGA,
+            link_bandwidth=32 * GIGA,
+            network_bandwidth=25 * GIGA,
+            source="NVIDIA L40S data sheet (PCIe 4.0 x16); network: 200 Gbit/s a GPU assumed",
+        ),
+        DeviceSpec(
+            name="RTX4090",
+            bf16_flops=165.2 * TERA,
+            fp8_flops=330.3 * TERA,
+            memory_bandwidth=1008 * GIGA,
+            link_bandwidth=32 * GIGA,
+            network_bandwidth=12.5 * GIGA,
+            source="NVIDIA Ada GPU architecture whitepaper, appendix A (float32 accumulation; PCIe 4.0 x16); network: 100 Gbit/s assumed",
+        ),
+        DeviceSpec(
+            name="H100",
+            bf16_flops=989 * TERA,
+            fp8_flops=1979 * TERA,
+            memory_bandwidth=3.35e12,
+            link_bandwidth=450 * GIGA,
+            network_bandwidth=_CONNECTX7,
+            source="NVIDIA H100 Tensor Core GPU data sheet (SXM); DGX H100 data sheet",
+        ),
+        DeviceSpec(
+            name="H200",
+            bf16_flops=989 * TERA,
+            fp8_flops=1979 * TERA,
+            memory_bandwidth=4.8e12,
+            link_bandwidth=450 * GIGA,
+            network_bandwidth=_CONNECTX7,
+            source="NVIDIA H200 Tensor Core GPU data sheet (SXM); DGX H200 data sheet",
+        ),
+        DeviceSpec(
+            name="B200",
+            bf16_flops=2250 * TERA,
+            fp8_flops=4500 * TERA,
+            memory_bandwidth=8e12,
+            link_bandwidth=900 * GIGA,
+            network_bandwidth=_CONNECTX7,
+            source="NVIDIA DGX B200 data sheet (72 PFLOP/s fp8 and 36 bf16 with sparsity over 8 GPUs, 64 TB/s, 14.4 TB/s NVLink)",
+        ),
+        DeviceSpec(
+            name="B300",
+            bf16_flops=2250 * TERA,
+            fp8_flops=4500 * TERA,
+            memory_bandwidth=8e12,
+            link_bandwidth=900 * GIGA,
+            network_bandwidth=_CONNECTX8,
+            source="NVIDIA DGX B300 and HGX B300 data sheets (bf16 and fp8 as B200; ConnectX-8, 800 Gbit/s)",
+        ),
+        DeviceSpec(
+            name="GB200",
+            bf16_flops=2500 * TERA,
+            fp8_flops=5000 * TERA,
+            memory_bandwidth=8e12,
+            link_bandwidth=900 * GIGA,
+            network_bandwidth=_CONNECTX7,
+            link_domain=72,
+            source="NVIDIA GB200 NVL72 data sheet (360 PFLOP/s bf16 with sparsity, 576 TB/s and 130 TB/s NVLink over 72 GPUs)",
+        ),
+        DeviceSpec(
+            name="GB300",
+            bf16_flops=2500 * TERA,
+            fp8_flops=5000 * TERA,
+            memory_bandwidth=8e12,
+            link_bandwidth=900 * GIGA,
+            network_bandwidth=_CONNECTX8,
+            link_domain=72,
+            source="NVIDIA GB300 NVL72 data sheet (bf16 and fp8 as GB200 NVL72; ConnectX-8, 800 Gbit/s)",
+        ),
+        DeviceSpec(
+            name="MI300X",
+            bf16_flops=1307.4 * TERA,
+            fp8_flops=2614.9 * TERA,
+            memory_bandwidth=5.3e12,
+            link_bandwidth=448 * GIGA,
+            network_bandwidth=_CONNECTX7,
+            source="AMD Instinct MI300X data sheet (7 xGMI links of 128 GB/s both ways)",
+        ),
+        DeviceSpec(
+            name="MI325X",
+            bf16_flops=1307.4 * TERA,
+            fp8_flops=2614.9 * TERA,
+            memory_bandwidth=6e12,
+            link_bandwidth=448 * GIGA,
+            network_bandwidth=_CONNECTX7,
+            source="AMD Instinct MI325X data sheet",
+        ),
+        DeviceSpec(
+            name="MI350X",
+            bf16_flops=2306.9 * TERA,
+            fp8_flops=4614 * TERA,
+            memory_bandwidth=8e12,
+            link_bandwidth=537.6 * GIGA,
+            network_bandwidth=_CONNECTX7,
+            source="AMD Instinct MI350X data sheet (7 xGMI links of 153.6 GB/s both ways)",
+        ),
+        DeviceSpec(
+            name="MI355X",
+            bf16_flops=2516.6 * TERA,
+            fp8_flops=5033.2 * TERA,
+            memory_bandwidth=8e12,
+            link_bandwidth=537.6 * GIGA,
+            network_bandwidth=_CONNECTX7,
+            source="AMD Instinct MI355X data sheet (7 xGMI links of 153.6 GB/s both ways)",
+        ),
+    )
+}
+"""Figures are as the sheets state them; they were entered from memory of those sheets and not re-read."""
+
+CPU_CORE = DeviceSpec(
+    name="CPU",
+    bf16_flops=0.05 * TERA,
+    fp8_flops=0.05 * TERA,
+    memory_bandwidth=10 * GIGA,
+    link_bandwidth=5 * GIGA,
+    network_bandwidth=1 * GIGA,
+    source="one core at 3 GHz with 16 float32 multiply-adds a cycle, halved; memory of a server shared by its cores: an estimate",
+)
+
+_ARCHS = {
+    "sm_80": "A100",
+    "sm_89": "L40S",
+    "sm_90": "H100",
+    "sm_100": "B200",
+    "sm_103": "B300",
+    "gfx942": "MI300X",
+    "gfx950": "MI350X",
+}
+"""For a device whose name is none of the table: the weakest of its architecture there."""
+
+
+def spec_of(machine: Machine) -> tuple[DeviceSpec, bool]:
+    """The devices of a machine, and whether their name was known; if not, those of the table that are of their architecture, else A100s.
+    For a CPU: one core."""
+    if machine.kind == "cpu" or not machine.nodes[0].devices:
+        return CPU_CORE, True
+    device = machine.nodes[0].devices[0]
+    words = device.name.upper().replace("GEFORCE RTX ", "RTX").replace("-", " ").replace("_", " ").split()
+    for name in sorted(DEVICES, key=len, reverse=True):
+        if name in words:
+            return DEVICES[name], True
+    return DEVICES[_ARCHS.get(device.arch, "A100")], False

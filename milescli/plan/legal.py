@@ -1,0 +1,163 @@
+"""Which layouts Megatron and SGLang can run with a model, axis by axis: the one place that says it, for the planner and for the trainer's own
+check. Pure; a fault tells the equation that does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from milescli.core.errors import FitError
+from milescli.models.facts import ModelFacts
+from milescli.plan.stages import stage_sizes
+from milescli.plan.types import TrainerLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Why a value of an axis is illegal."""
+
+    key: str
+    """Recipe key: parallel.tp, ..."""
+    value: object
+    why: str
+    legal: object
+    """A value that this rule allows."""
+
+    def error(self) -> FitError:
+        """As the user is told."""
+        return FitError(
+            f"`{self.key}={_text(self.value)}` is illegal for this model",
+            why=self.why,
+            fix=f"--set {self.key}={_text(self.legal)}",
+        )
+
+
+def check_layout(layout: TrainerLayout, facts: ModelFacts) -> None:
+    """Raises FitError for a layout that Megatron cannot run with this model."""
+    if fault := next(faults(layout, facts), None):
+        raise fault.error()
+
+
+def faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
+    """All of a trainer's layout."""
+    yield from tp_faults(facts, layout.tp)
+    yield from cp_faults(facts, layout.cp, tp=layout.tp)
+    yield from stage_faults(layout, facts)
+    yield from expert_faults(layout, facts)
+    if facts.num_experts and layout.tp > 1 and not layout.sequence_parallel:
+        why = "experts under tensor parallelism need sequence parallelism: Megatron refuses them otherwise"
+        yield Fault(key="parallel.sequence_parallel", value=False, why=why, legal=True)
+
+
+def tp_faults(facts: ModelFacts, tp: int) -> Iterator[Fault]:
+    """Tensor parallelism cuts heads and MLPs."""
+    kv_heads = facts.common_kv_heads
+    if tp > kv_heads:
+        yield Fault(key="parallel.tp", value=tp, why=f"it exceeds the model's {kv_heads} key/value heads", legal=kv_heads)
+    cuts = (
+        (facts.num_heads, "attention heads"),
+        (kv_heads, "key/value heads"),
+        (facts.ffn_hidden_size, "channels of the MLP"),
+        (facts.shared_expert_ffn_hidden_size, "channels of the shared experts"),
+        (facts.mamba.num_groups if facts.mamba else 0, "groups of Mamba-2"),
+        (facts.mamba.num_heads if facts.mamba else 0, "heads of Mamba-2"),
+        (facts.gated_delta.num_key_heads if facts.gated_delta else 0, "key heads of linear attention"),
+    )
+    yield from (fault for total, what in cuts if (fault := indivisible("parallel.tp", tp, total, what)))
+
+
+def cp_faults(facts: ModelFacts, cp: int, *, tp: int) -> Iterator[Fault]:
+    """Context parallelism cuts sequences."""
+    if cp == 1:
+        return
+    if facts.mamba:
+        yield Fault(key="parallel.cp", value=cp, why="Mamba-2 computes a sequence on one rank, and cp cuts it", legal=1)
+    if facts.indexer:
+        why = "sparse attention chooses among the positions of one rank, and cp cuts sequences"
+        yield Fault(key="parallel.cp", value=cp, why=why, legal=1)
+    delta = facts.gated_delta
+    if delta and delta.num_key_heads % (tp * cp):
+        why = f"{delta.num_key_heads} key heads of linear attention / (tp {tp} x cp {cp}) is not whole"
+        yield Fault(key="parallel.cp", value=cp, why=why, legal=1)
+
+
+def stage_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
+    """Pipeline parallelism shares out whole layers."""
+    pp, layers = layout.pp, facts.num_layers
+    if pp > layers:
+        why = f"the model has {layers} layers, and each stage needs one"
+        yield Fault(key="parallel.pp", value=pp, why=why, legal=layers)
+        return
+    pins = {"first_stage_layers": layout.first_stage_layers, "last_stage_layers": layout.last_stage_layers}
+    sizes = stage_sizes(layout, layers)
+    for name, pin in pins.items():
+        if pin is not None and (pp == 1 or min(sizes) < 1 or sum(sizes) != layers):
+            why = f"pp {pp} stages of {' + '.join(map(str, sizes))} layers do not make up {layers} with one at least in each"
+            yield Fault(key=f"parallel.{name}", value=pin, why=why, legal="null")
+            return
+    starts = [0, *accumulate(sizes)][:-1]
+    if any(facts.layers[start].shares_choice for start in starts):
+        why = f"a stage of pp={pp} would begin with a layer that takes the choice of positions of the layer before"
+        yield Fault(key="parallel.pp", value=pp, why=why, legal=1)
+
+
+def expert_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
+    """Expert parallelism shares out whole experts, its tensor parallelism cuts each."""
+    ep, etp, ranks = layout.ep, layout.etp, layout.tp * layout.cp * layout.dp
+    if not facts.num_experts:
+        if ep > 1:
+            yield Fault(key="parallel.ep", value=ep, why="the model is dense: it has no experts", legal=1)
+        return
+    if fault := indivisible("parallel.ep", ep, facts.num_experts, "experts"):
+        yield fault
+    if fault := indivisible("parallel.etp", etp, facts.moe_ffn_hidden_size, "channels of an expert"):
+        yield fault
+    if ranks % (ep * etp):
+        why = (
+            f"expert layout ep {ep} x etp {etp} does not divide the ranks of one pipeline stage: "
+            f"tp {layout.tp} x cp {layout.cp} x dp {layout.dp} = {ranks} is not a multiple of {ep * etp}"
+        )
+        legal = max(1, -(-ep * etp // (layout.tp * layout.cp)))
+        yield Fault(key="parallel.dp", value=layout.dp, why=why, legal=legal)
+
+
+def training_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
+    """Beyond `faults`: what can be loaded and saved, and would be trained wrongly."""
+    if facts.num_experts and layout.ep == 1 and layout.etp != layout.tp:
+        # Megatron-Core 0.16.1 takes such experts for dense layers and does not sum what tp ranks with other tokens learned
+        why = f"with ep 1, Megatron sums the experts' gradients rightly only where etp is tp, {layout.tp}"
+        yield Fault(key="parallel.etp", value=layout.etp, why=why, legal=layout.tp)
+
+
+def engine_faults(facts: ModelFacts, *, tp: int, ep: int, attention_dp: int) -> Iterator[Fault]:
+    """What SGLang refuses: heads are cut by tp / attention_dp, experts by ep within tp. Key/value heads fewer than that are repeated."""
+    yield from (
+        fault
+        for key, value, total, what in (
+            ("engines.attention_dp", attention_dp, tp, "devices of an engine"),
+            ("engines.ep", ep, tp, "devices of an engine"),
+            ("engines.tp", tp // attention_dp, facts.num_heads, "attention heads"),
+            ("engines.ep", ep, facts.num_experts, "experts"),
+        )
+        if (fault := indivisible(key, value, total, what))
+    )
+    if ep > 1 and not facts.num_experts:
+        yield Fault(key="engines.ep", value=ep, why="the model is dense: it has no experts", legal=1)
+    # within one ep group, experts are cut by what is left of tp
+    if facts.num_experts and (
+        fault := indivisible("engines.tp", max(1, tp // ep), facts.moe_ffn_hidden_size, "channels of an expert")
+    ):
+        yield fault
+
+
+def indivisible(key: str, value: int, total: int, what: str) -> Fault | None:
+    """Where `total` cannot be cut into `value` equal parts; a total of 0 is not there."""
+    if not total % value:
+        return None
+    legal = max(divisor for divisor in range(1, value + 1) if total % divisor == 0)
+    return Fault(key=key, value=value, why=f"{total} {what} / {value} is not whole", legal=legal)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

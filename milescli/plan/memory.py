@@ -1,0 +1,256 @@
+"""Bytes on one device: what a trainer rank and an engine rank need, part by part, and whether they fit beside each other. Pure. Sizes of
+weights, gradients, optimizer and activations are compared with real ranks in tests; what is marked an estimate is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from milescli.core.units import GIB, MIB
+from milescli.models.base import WeightTable
+from milescli.models.costs import CacheCost, cache_cost
+from milescli.plan.activations import LOGITS_CHUNK, LayerBytes, Packing, head_bytes, layer_bytes
+from milescli.plan.parameters import Counter, Held
+from milescli.plan.stages import microbatches_in_flight, stage_sizes
+from milescli.plan.types import EngineLayout, TrainerLayout
+
+TRAINER_CONTEXT = int(2.5 * GIB)
+"""Driver context, collectives' buffers and kernels of a trainer process; stays while it sleeps. An estimate."""
+ENGINE_CONTEXT = int(1.5 * GIB)
+"""The same of an engine process. An estimate."""
+ENGINE_GRAPHS = int(1.5 * GIB)
+"""CUDA graphs of decoding; stay while it sleeps. An estimate."""
+FRAGMENTS = 0.04
+"""Part of a device's memory that the allocator cannot use, or that is left as a margin. An estimate."""
+PREFILL_TOKENS = 8192
+"""SGLang prefills so many tokens at once, at most (its own default on devices of 80 GB)."""
+_PAD = 128
+"""Megatron pads flat memory to a multiple of this and of the ranks that share it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerBytes:
+    """Of one trainer rank at the peak of a step."""
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    """On the device."""
+    activations: int = 0
+    logits: int = 0
+    workspace: int = 0
+    """What lives for a moment, and the process itself. An estimate."""
+    host: int = 0
+    """Of the node's main memory: optimizer states that are offloaded, and what a sleeping rank or a reference keeps there."""
+
+    @property
+    def static(self) -> int:
+        """What is there between steps too."""
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> int:
+        """On the device."""
+        return self.static + self.activations + self.logits + self.workspace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineBytes:
+    """Of one engine rank."""
+
+    weights: int
+    cache: int
+    """Keys, values and recurrent states."""
+    graphs: int
+    workspace: int
+    """Activations of a prefill, its logits, and the process itself. An estimate."""
+
+    @property
+    def total(self) -> int:
+        """On the device."""
+        return self.weights + self.cache + self.graphs + self.workspace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerWish:
+    """What memory depends on, beside model and layout."""
+
+    size: int
+    """Bytes of a weight: 2 (bf16) or 4 (fp32)."""
+    row_tokens: int
+    """Of the longest row on one rank: the microbatch cap."""
+    num_microbatches: int
+    """Of one rank in one update."""
+    keeps_reference: bool
+    sleeps: bool
+    """Goes to host memory while the engines answer."""
+    bucket_bytes: int
+    """Of weight sync."""
+    packing: Packing = field(default_factory=Packing)
+
+
+@dataclass(slots=True)
+class MemoryModel:
+    """Of one model; remembers sums over layers, since a search asks for many layouts."""
+
+    table: WeightTable
+    counter: Counter = field(init=False)
+    _layers: dict[object, _LayerSums] = field(default_factory=dict)
+    _engine: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    _cache: CacheCost | None = None
+
+    def __post_init__(self) -> None:
+        self.counter = Counter(self.table)
+
+    def stages(self, layout: TrainerLayout, wish: TrainerWish) -> list[TrainerBytes]:
+        """[pp] of one rank of each stage."""
+        held = self.counter.stages(layout)
+        sums = self._layer_sums(layout, wish)
+        ends = list(accumulate(stage_sizes(layout, self.table.facts.num_layers)))
+        starts = [0, *ends][:-1]
+        norm, logits = head_bytes(self.table.facts, layout, size=wish.size)
+        found = []
+        for stage, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            is_last = stage == layout.pp - 1
+            in_flight = microbatches_in_flight(stage, layout.pp, wish.num_microbatches)
+            saved, kept = sums.saved_between(start, end), sums.input * (end - start)
+            top = wish.row_tokens * (norm if is_last else 0.0)
+            head = wish.row_tokens * (logits if is_last else 0.0)
+            if layout.recompute == "full":
+                again = wish.row_tokens * (sums.most_between(start, end) - sums.input)
+                activations = wish.row_tokens * kept * in_flight + max(top, again if again > top + head else top)
+                head = head if top + head >= again else 0.0
+            else:
+                activations = wish.row_tokens * saved * in_flight + top
+            scratch = wish.row_tokens * sums.widest + (
+                3 * 4 * min(LOGITS_CHUNK, wish.row_tokens) * self.table.facts.vocab_size / layout.tp if is_last else 0
+            )
+            static = static_bytes(held[stage], layout, size=wish.size)
+            found.append(
+                TrainerBytes(
+                    weights=static[0],
+                    gradients=static[1],
+                    optimizer=static[2],
+                    activations=int(activations),
+                    logits=int(head),
+                    workspace=int(max(scratch, 2 * wish.bucket_bytes)) + TRAINER_CONTEXT,
+                    host=self._host_bytes(held[stage], layout, wish, static),
+                )
+            )
+        return found
+
+    def _host_bytes(self, held: Held, layout: TrainerLayout, wish: TrainerWish, static: tuple[int, int, int]) -> int:
+        host = 0
+        if wish.keeps_reference:
+            host += 2 * held.total * wish.size  # the frozen weights, and the current ones while those take their place
+        if wish.sleeps:
+            host += static[0] + static[2]
+        if layout.offload_optimizer:
+            shards = held.dense.plain / (layout.dp * layout.cp) + held.experts.plain / layout.expert_dp
+            host += int(16 * shards)  # moments, weights and gradients in float32
+        return host
+
+    def _layer_sums(self, layout: TrainerLayout, wish: TrainerWish) -> _LayerSums:
+        key = (layout.tp, layout.cp, layout.ep, layout.etp, layout.sequence_parallel, wish.size, wish.packing)
+        if key not in self._layers:
+            facts = self.table.facts
+            kinds = {
+                layer: layer_bytes(facts.at(facts.layers.index(layer)), layer, layout, size=wish.size, packing=wish.packing)
+                for layer in set(facts.layers)
+            }
+            self._layers[key] = _LayerSums.of([kinds[layer] for layer in facts.layers])
+        return self._layers[key]
+
+    def worst_stage(self, layout: TrainerLayout, wish: TrainerWish) -> TrainerBytes:
+        """The stage that needs the most device memory."""
+        return max(self.stages(layout, wish), key=lambda stage: stage.total)
+
+    def engine(self, layout: EngineLayout, *, memory_bytes: int, size: int, longest: int) -> EngineBytes:
+        """Under its memory fraction: cache is what weights leave of it. `longest`: tokens of a sequence."""
+        weights = self.engine_weights(layout, size=size)
+        facts = self.table.facts
+        tokens = min(PREFILL_TOKENS, layout.max_running_requests * longest)
+        wide = max(facts.ffn_hidden_size / layout.tp, facts.topk * facts.moe_ffn_hidden_size / max(1, layout.tp))
+        activations = tokens * size * (6 * facts.hidden_size + 3 * wide) + 4 * 2 * 256 * facts.vocab_size
+        cache = int(memory_bytes * layout.memory_fraction) - weights
+        if layout.max_total_tokens is not None:
+            cache = min(cache, self.cache_bytes(layout, size=size, tokens=layout.max_total_tokens, sequences=0))
+        return EngineBytes(
+            weights=weights, cache=max(cache, 0), graphs=ENGINE_GRAPHS, workspace=int(activations) + ENGINE_CONTEXT
+        )
+
+    def engine_weights(self, layout: EngineLayout, *, size: int) -> int:
+        """Of one rank."""
+        key = (layout.tp, layout.ep, layout.attention_dp)
+        if key not in self._engine:
+            self._engine[key] = self.counter.engine_total(tp=layout.tp, ep=layout.ep, attention_dp=layout.attention_dp)
+        return self._engine[key] * size
+
+    def cache_bytes(self, layout: EngineLayout, *, size: int, tokens: int, sequences: int) -> int:
+        """What one rank keeps of `sequences` sequences with `tokens` tokens together, all within the rank's group of requests. Heads are cut
+        by tp / attention_dp, as far as there are heads; the latent of MLA is held by every rank of a group."""
+        facts = self.table.facts
+        if self._cache is None:
+            self._cache = cache_cost(facts)
+        cost, scale = self._cache, size / 2
+        cut = layout.tp // layout.attention_dp
+        heads = 1 if facts.mla else min(cut, facts.num_kv_heads)
+        states = min(cut, max(1, facts.gated_delta.num_value_heads if facts.gated_delta else cut))
+        per_token = cost.bytes_per_token + cost.window_bytes_per_token
+        return int(scale * tokens * per_token / heads + sequences * cost.state_bytes / states)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LayerSums:
+    """Over the layers before each."""
+
+    saved: list[float]
+    """[layers + 1]"""
+    layers: list[float]
+    """[layers] of each"""
+    input: float
+    widest: float
+
+    @classmethod
+    def of(cls, layers: Sequence[LayerBytes]) -> _LayerSums:
+        each = [layer.saved for layer in layers]
+        return cls(
+            saved=list(accumulate(each, initial=0.0)),
+            layers=each,
+            input=layers[0].input,
+            widest=max(layer.widest for layer in layers),
+        )
+
+    def saved_between(self, start: int, end: int) -> float:
+        return self.saved[end] - self.saved[start]
+
+    def most_between(self, start: int, end: int) -> float:
+        return max(self.layers[start:end])
+
+
+def static_bytes(held: Held, layout: TrainerLayout, *, size: int) -> tuple[int, int, int]:
+    """(weights, gradients, optimizer) on the device, as `backends.megatron.optimizer` has Megatron allocate them: gradients in float32;
+    Adam's two moments in float32, and float32 weights beside bfloat16 ones, spread over the data- and context-parallel ranks, those of
+    experts over the ranks that hold the same experts (ZeRO stage 1: Rajbhandari et al., arXiv 1910.02054, section 5.1)."""
+    shards, expert_shards = layout.dp * layout.cp, layout.expert_dp
+    dense, wide = _padded(held.dense.aligned, shards), _padded(held.wide.aligned, shards)
+    experts = _padded(held.experts.aligned, expert_shards)
+    weights = (dense + experts + held.frozen.plain) * size + 4 * wide
+    gradients = 4 * (dense + experts + wide)
+    main = 0 if size == 4 else 4
+    moments = 0 if layout.offload_optimizer else 8
+    shared = held.dense.plain / shards + held.experts.plain / expert_shards
+    optimizer = (main + moments) * shared + moments * held.wide.plain / shards
+    return weights, gradients, int(optimizer)
+
+
+def _padded(numbers: int, shards: int) -> int:
+    unit = math.lcm(_PAD, shards)
+    return -(-numbers // unit) * unit
+
+
+def bucket_bytes(bucket_mib: int) -> int:
+    """Of a weight-sync bucket."""
+    return bucket_mib * MIB

@@ -1,0 +1,106 @@
+"""What a trainer rank really holds: bytes of weights, gradients, optimizer, and of what autograd keeps at the peak of a step. Called by
+`world.py` through `cases`; the tests compare it with the plan's memory model."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+
+import torch
+
+
+class SavedBytes:
+    """Unique storages that autograd keeps, at their peak. `ignored`: storages that are counted elsewhere (weights)."""
+
+    def __init__(self, ignored: set[int]) -> None:
+        self.ignored = ignored
+        self.held: Counter[int] = Counter()
+        self.bytes = self.peak = 0
+        self.shapes: dict[int, str] = {}
+        self.at_peak: Counter[str] = Counter()
+
+    def pack(self, tensor: torch.Tensor) -> _Kept:
+        """As torch.autograd.graph.saved_tensors_hooks calls it."""
+        storage = tensor.untyped_storage()
+        key, size = storage.data_ptr(), storage.nbytes()
+        kept = _Kept(tensor)
+        if size and key not in self.ignored:
+            self.held[key] += 1
+            if self.held[key] == 1:
+                self.bytes += size
+                self.shapes[key] = f"{tuple(tensor.shape)} {tensor.dtype} {size}"
+                if self.bytes > self.peak:
+                    self.peak = self.bytes
+                    self.at_peak = Counter(self.shapes.values())
+            weakref.finalize(kept, self._release, key, size)
+        return kept
+
+    def _release(self, key: int, size: int) -> None:
+        self.held[key] -= 1
+        if not self.held[key]:
+            self.bytes -= size
+            del self.held[key], self.shapes[key]
+
+
+class _Kept:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def unpack(kept: _Kept) -> torch.Tensor:
+    """The inverse of `SavedBytes.pack`."""
+    return kept.tensor
+
+
+def measure_memory(
+    *, rank: int, size: int, port: int, model: str, layout: dict, tokens: int, precision: str = "fp32"
+) -> list[dict]:
+    """[ranks] of bytes, by one update of `pp` microbatches of one sequence of `tokens` positions for each data-parallel rank."""
+    import torch.distributed as dist
+
+    from milescli.backends.megatron import stepping
+    from milescli.backends.megatron.optimizer import inner_optimizers
+    from milescli.train import packing
+    from milescli.train.base import LossKind
+    from tests.backends.megatron import cases
+
+    made = cases.trainer(rank=rank, size=size, port=port, model=model, layout=layout, precision=precision)
+    own = made.mesh.layout
+    rng = torch.Generator().manual_seed(3)
+    rows = [torch.randint(0, made.facts.vocab_size, (tokens + 1,), generator=rng).tolist() for _ in range(own.dp * own.pp)]
+    batch = packing.pack_supervised([(row[:1], row[1:]) for row in rows], dp=own.dp, max_tokens_per_microbatch=tokens)
+    (microbatches,) = made._microbatches(batch)
+    loss = stepping.StepLoss(kind=LossKind.SUPERVISED, rule=made._policy_loss(), mesh=made.mesh, old_from_engine=False)
+    buffers = [*made.model.buffers, *made.model.expert_parallel_buffers]
+    weights = {tensor.untyped_storage().data_ptr() for tensor in made.model.parameters()}
+    saved = SavedBytes(weights)
+    made.model.zero_grad_buffer()
+    made.optimizer.zero_grad()
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, unpack):
+        made.passes.train(microbatches, loss, temperature=1.0)
+    made.optimizer.step()
+    frozen = [tensor for tensor in made.model.parameters() if not tensor.requires_grad]
+    mine = {
+        "weights": sum(buffer.param_data.nbytes for buffer in buffers) + sum(tensor.nbytes for tensor in frozen),
+        "gradients": sum(buffer.grad_data.nbytes for buffer in buffers),
+        "optimizer": _optimizer_bytes(inner_optimizers(made.optimizer), weights),
+        "activations": saved.peak,
+        "microbatches": len(microbatches),
+        "shapes": dict(saved.at_peak),
+    }
+    everywhere: list[dict] = [{} for _ in range(size)]
+    dist.all_gather_object(everywhere, mine)
+    made.close()
+    return everywhere
+
+
+def _optimizer_bytes(inner: list, weights: set[int]) -> int:
+    total = 0
+    for each in inner:
+        if each.optimizer is None:
+            continue
+        mains = [weight for group in each.optimizer.param_groups for weight in group["params"]]
+        total += sum(weight.nbytes for weight in mains if weight.untyped_storage().data_ptr() not in weights)
+        for state in each.optimizer.state.values():
+            total += sum(value.nbytes for name, value in state.items() if torch.is_tensor(value) and name != "step")
+    return total
