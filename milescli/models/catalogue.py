@@ -34,13 +34,12 @@ STANDS_FOR: dict[str, str] = {
 
 
 UNPROVEN: dict[str, str] = {
-    family: f"transformers has no `{family}`: names and shapes are from the published config.json and tensor names, and no independent "
-    "implementation could be compared with"
-    for family in ("mimo", "kimi_k2", "kimi_k25")
+    "mimo": "transformers has no `mimo`: names are as SGLang loads them; the decoder was compared with transformers' Qwen2, the MTP layer "
+    "with nothing",
+    "kimi_k2": "transformers has no `kimi_k2`: names and shapes are DeepSeek-V3's, with whose implementation it was compared",
+    "kimi_k25": "transformers has no `kimi_k25`: names are as SGLang loads them; the text model was compared with transformers' DeepSeek-V3",
 }
 """model_type -> why its training is refused unless `model.allow_unproven` says otherwise."""
-
-
 MEGATRON_LACKS: dict[str, str] = {"deepseek_v4": "Megatron-Core 0.16.1 has no modules for it: it is converted, not trained"}
 """model_type -> what stands against training it at all."""
 

@@ -47,7 +47,9 @@ def _family(name: str) -> str:
 
 
 def _spell(layout: dict) -> str:
-    sizes = [f"{axis}{layout[axis]}" for axis in ("tp", "pp", "cp", "ep", "etp") if layout.get(axis, 1) > 1]
+    sizes = [f"{axis}{layout[axis]}" for axis in ("tp", "pp", "cp", "ep", "etp", "dp") if layout.get(axis, 1) > 1]
+    if layout.get("ep", 1) > 1:
+        sizes = [size for size in sizes if not size.startswith("dp")]
     return "+".join([*sizes, *(["sp"] if layout.get("sequence_parallel") else [])])
 
 
@@ -55,17 +57,18 @@ def page() -> str:
     """docs/models.md"""
     known = evidence()
     rows = [_row(family, known.get(family)) for family in STANDS_FOR]
-    return _HEAD + "\n".join(rows) + "\n" + _TAIL
+    remarks = [f"- `{family}`: {remark}" for family, remark in (MEGATRON_LACKS | UNPROVEN).items()]
+    when = sorted({found.when for found in known.values()})
+    return _HEAD + "\n".join(rows) + "\n\n" + "\n".join(remarks) + "\n" + _TAIL + f"\nMeasured: {'; '.join(when)}.\n"
 
 
 def _row(family: str, found: Evidence | None) -> str:
     if found is None:
-        return f"| `{family}` | {STANDS_FOR[family]} | not run | | | |"
-    logits = f"{found.logits:.1e}" if found.logits is not None else f"not compared: {found.logits_why}"
-    remark = MEGATRON_LACKS.get(family) or UNPROVEN.get(family, "")
+        return f"| `{family}` | {STANDS_FOR[family]} | not run | | | | |"
+    logits = f"{found.logits:.1e}" if found.logits is not None else "not compared"
     served = "yes" if family in CPU_FAMILIES else "no"
-    cells = [f"`{family}`", STANDS_FOR[family] + (f" ({remark})" if remark else ""), logits, ", ".join(found.layouts)]
-    return "| " + " | ".join([*cells, "yes" if found.converted else "no", served, str(len(found.cases))]) + " |"
+    cells = [f"`{family}`", STANDS_FOR[family], logits, ", ".join(found.layouts), "yes" if found.converted else "no", served]
+    return "| " + " | ".join([*cells, str(len(found.cases))]) + " |"
 
 
 _HEAD = """# Models
