@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from milescli.commands import suggest
-from milescli.commands.find_run import find_run
+from milescli.commands.find_run import find_weights
 from milescli.commands.options import CheckpointStepOption, verb
 from milescli.console.output import Output
 
@@ -73,8 +73,7 @@ def export(
     output: Output = context.obj
     if dtype is not None:
         output.warn(f"--dtype is called --format now: --format {format or dtype.value}")
-    found = Path(source).expanduser()
-    folder = found if _has_weights(found) else find_run(source)
+    folder = find_weights(source)
     from milescli.commands.show_summary import show_export
     from milescli.runtime.export import export_weights
 
@@ -83,9 +82,3 @@ def export(
         folder, to=to, format=chosen, step=step, base=base, merge=merge, push=push, private=private, output=output
     )
     show_export(summary, to=to, output=output)
-
-
-def _has_weights(path: Path) -> bool:
-    """A folder that is no run, and is something else that can be exported."""
-    marks = ("config.json", "adapter_config.json", ".metadata", "latest_checkpointed_iteration.txt")
-    return path.is_dir() and not (path / "recipe.yaml").is_file() and any((path / mark).is_file() for mark in marks)

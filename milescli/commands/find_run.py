@@ -45,3 +45,12 @@ def find_run(run: str, *, folder: Path | None = None) -> Path:
         why=f"it has no {RECIPE_FILE}; {known}" if is_folder else known,
         fix=([f"use `{guess}`"] if guess else []) + (["miles runs"] if names else ["miles launch --recipe quickstart"]),
     )
+
+
+def find_weights(source: str) -> Path:
+    """The folder of a run, or of something else that has weights: a checkpoint, a model, an adapter. Raises CheckpointError as `find_run`."""
+    folder = Path(source).expanduser()
+    marks = ("config.json", "adapter_config.json", ".metadata", "latest_checkpointed_iteration.txt")
+    if not (folder / RECIPE_FILE).is_file() and any((folder / mark).is_file() for mark in marks):
+        return folder
+    return find_run(source)

@@ -30,14 +30,19 @@ _FORMATS = {
 _SECRETS = re.compile(r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[0-9A-Z]{12,})\b")
 
 
-def model_card(folder: Folder, *, table: WeightTable, base: Path, name: str, story: Story | None) -> dict[str, str]:
+def model_card(
+    folder: Folder, *, table: WeightTable, base: Path, name: str, story: Story | None, base_model: str | None = None
+) -> dict[str, str]:
     """File name -> text: the card, and the curve where there is one. `base`: the folder that config and tokenizer came from.
-    `story` None: the weights are of no run of ours."""
+    `story` None: the weights are of no run of ours; `base_model` is then what they were made from, on the hub."""
     files = {}
     if story is not None and (story.rewards or story.evals):
         accuracies = [(each.step, each.accuracy) for each in story.evals]
         files[CURVE_NAME] = reward_curve(story.rewards, accuracies, title=f"{name}: reward by step")
-    parts = [_front_matter(folder, base=base, story=story), *_body(folder, table=table, name=name, story=story, files=files)]
+    parts = [
+        _front_matter(folder, base=base, story=story, base_model=base_model),
+        *_body(folder, table=table, name=name, story=story, files=files),
+    ]
     files[CARD_NAME] = without_private("\n\n".join(parts) + "\n")
     return files
 
@@ -47,14 +52,12 @@ def without_private(text: str) -> str:
     return _SECRETS.sub("[removed]", text).replace(str(Path.home()) + "/", "~/")
 
 
-def _front_matter(folder: Folder, *, base: Path, story: Story | None) -> str:
+def _front_matter(folder: Folder, *, base: Path, story: Story | None, base_model: str | None) -> str:
     config = read_config(base)
     fields: dict[str, object] = {}
-    if story is not None and story.base_model:
-        fields["base_model"] = story.base_model
-        fields["base_model_relation"] = (
-            "quantized" if folder.format not in ("bf16", "fp16", "fp32") and not story.step else "finetune"
-        )
+    if made_from := story.base_model if story is not None else base_model:
+        fields["base_model"] = made_from
+        fields["base_model_relation"] = "finetune"
     if license := base_license(base):
         fields["license"] = license
     fields |= {

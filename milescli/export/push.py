@@ -4,6 +4,7 @@ takes one on the command line, and neither keeps nor prints it."""
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,7 +58,9 @@ def _explained(repo: str, *, folder: Path | None) -> Iterator[None]:
     import httpx
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
-    again = [f"hf upload {repo} {folder}   # the folder is whole, only the upload is missing"] if folder else []
+    again = (
+        [f"hf upload {repo} {shlex.quote(str(folder))}   # the folder is whole, only the upload is missing"] if folder else []
+    )
     try:
         yield
     except LocalTokenNotFoundError as error:

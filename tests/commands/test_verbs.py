@@ -175,11 +175,43 @@ def test_eval_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path
 
 def test_export_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path) -> None:
     seen: dict[str, object] = {}
-    replace("milescli.runtime.export", export_run=lambda run, **options: seen.update(options) or Summary())
-    said = miles("export", "quickstart-1", "--to", "out", "--dtype", "bf16")
+    replace(
+        "milescli.runtime.export", export_weights=lambda source, **options: seen.update(options, source=source) or Summary()
+    )
+    said = miles("export", "quickstart-1", "--to", "out", "--format", "fp8", "--push", "me/mine", "--public")
     assert said.code == 0 and "--model-path out" in said.err
     del seen["output"]
-    assert seen == {"to": Path("out"), "step": None, "dtype": "bf16"}
+    assert seen == {
+        "source": run_dir.absolute(),
+        "to": Path("out"),
+        "step": None,
+        "format": "fp8",
+        "base": None,
+        "merge": False,
+        "push": "me/mine",
+        "private": False,
+    }
+
+
+def test_export_takes_folders_that_are_no_runs(miles: Miles, replace: Replace, tmp_path: Path) -> None:
+    seen: list[Path] = []
+    replace("milescli.runtime.export", export_weights=lambda source, **options: seen.append(source) or Summary())
+    for mark in ("config.json", "adapter_config.json", ".metadata", "latest_checkpointed_iteration.txt"):
+        folder = tmp_path / f"with {mark}"
+        folder.mkdir()
+        (folder / mark).write_text("{}")
+        assert miles("export", str(folder), "--to", "out").code == 0
+    assert len(seen) == 4
+    (tmp_path / "empty").mkdir()
+    assert miles("export", str(tmp_path / "empty"), "--to", "out").code == 6
+
+
+def test_exports_old_option_is_understood_and_told_of(miles: Miles, replace: Replace, run_dir: Path) -> None:
+    seen: dict[str, object] = {}
+    replace("milescli.runtime.export", export_weights=lambda source, **options: seen.update(options) or Summary())
+    said = miles("export", "quickstart-1", "--to", "out", "--dtype", "bf16")
+    assert said.code == 0 and seen["format"] == "bf16" and "--format bf16" in said.err
+    assert "--dtype" not in miles("export", "--help").out
 
 
 def test_doctor_ends_with_the_code_of_its_findings(miles: Miles, replace: Replace) -> None:
