@@ -90,6 +90,17 @@ key-value head, numbers of experts that are no power of two, first layers dense,
 |---|---|---|---|---|---|---|
 """
 _TAIL = """
-Multi-token-prediction layers and, in multimodal releases, vision towers are carried through every conversion unchanged; they are
-not trained. No figure of this page comes from a GPU.
+## What to know
+
+- Multi-token-prediction layers and, in multimodal releases, vision towers are carried through every conversion unchanged; they are not
+  trained, and the forward pass of the former is compared with nothing.
+- Weights are never rounded on their way. Norms that multiply by 1 + weight (Qwen3-Next, Qwen3.5, Gemma 3) stay as they are stored; Megatron
+  computes them with `layernorm_zero_centered_gamma`. The one exception is the norm inside a gated delta net, which is stored plain: a stock
+  Megatron model with that flag would add 1 to it.
+- The indexer of sparse attention (DeepSeek-V3.2, GLM-5) chooses positions as released; it is loaded and kept, not trained.
+- transformers 5.12.1 is mended in three places before it testifies, in the process that computes its logits only: Nemotron-H passes a wrong
+  state from chunk to chunk on a CPU and clamps time steps there, so that its logits depend on `chunk_size`; GLM-5's indexer ignores
+  `indexer_rope_interleave`, which SGLang heeds; and experts are computed one by one, since its grouped product refuses odd widths.
+- No figure of this page comes from a GPU. There, full-attention families use TransformerEngine's layers where it is installed, the others
+  this repository's own.
 """
