@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 MANIFEST_NAME = "manifest.json"
 """Its presence means that the folder is complete."""
+CHECKPOINT = "release"
+"""Folder of the tensors within a converted model."""
+CARRIED = "hf"
+"""Folder of what Megatron has no place for within a converted model: config.json, tokenizer, tensors that are passed through."""
+METADATA_NAME = ".metadata"
+"""Of a `torch_dist` folder."""
+TRACKER_NAME = "latest_checkpointed_iteration.txt"
+"""Megatron reads there which checkpoint of a folder is the newest; `release` in a converted model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,3 +41,8 @@ class CheckpointManifest:
     size_bytes: int
     files: dict[str, int]
     """Relative path -> size in bytes of every file, to find torn ones."""
+
+
+def is_converted(folder: Path) -> bool:
+    """Whether `miles convert hf-to-megatron` wrote it."""
+    return (folder / CHECKPOINT / METADATA_NAME).is_file() and (folder / CARRIED / "config.json").is_file()

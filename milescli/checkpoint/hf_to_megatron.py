@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from milescli.checkpoint.base import CARRIED, CHECKPOINT
 from milescli.checkpoint.finite import require_finite
 from milescli.checkpoint.hf_folder import HfReader
 from milescli.checkpoint.matching import Matched, match
@@ -23,10 +24,6 @@ from milescli.models import WeightTable
 from milescli.models.base import Entry
 from milescli.models.transforms import concatenate, same
 
-CHECKPOINT = "release"
-"""Folder of the tensors within the target."""
-CARRIED = "hf"
-"""Folder of what Megatron has no place for."""
 FILE_BYTES = 2**30
 """A file of the checkpoint is at most so large, or one entry: what an interruption loses."""
 

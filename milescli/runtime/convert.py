@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from milescli.checkpoint import files as disk
-from milescli.checkpoint.hf_to_megatron import CARRIED, CHECKPOINT, FILE_BYTES, Intake, plan_intake
+from milescli.checkpoint.base import CARRIED, CHECKPOINT, METADATA_NAME, TRACKER_NAME
+from milescli.checkpoint.hf_to_megatron import FILE_BYTES, Intake, plan_intake
 from milescli.checkpoint.journal import PartFolder, part_of, require_free
 from milescli.checkpoint.pipeline import DISK_FULL, DiskFull, Pipeline, PlannedFile
 from milescli.checkpoint.record import RECORD_NAME, carry_over, write_plain_config
@@ -23,13 +24,12 @@ from milescli.checkpoint.safetensors_file import dtype_name
 from milescli.checkpoint.source import open_source
 from milescli.checkpoint.torch_dist.metadata import COMMON_NAME, make_common, make_config, make_extra_state, make_metadata
 from milescli.checkpoint.torch_dist.metadata import CONFIG_NAME as FORMAT_NAME
-from milescli.checkpoint.torch_dist.safe_pickle import METADATA_NAME
 from milescli.console.transfer import Transfer
 from milescli.core.errors import CheckpointError, MilesError, Stopped
 from milescli.core.units import format_bytes
 from milescli.models import load_facts, table
 from milescli.runtime.convert_report import Conversion, Preview, Proof, collapsed, fingerprint, write_manifest
-from milescli.runtime.convert_source import TRACKER_NAME, find_model
+from milescli.runtime.convert_source import find_model
 from milescli.runtime.convert_verify import Verify, verify_logits
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milescli.checkpoint.hf_to_megatron import CARRIED, CHECKPOINT
+from milescli.checkpoint.base import CARRIED, CHECKPOINT, METADATA_NAME, TRACKER_NAME, is_converted
 from milescli.checkpoint.store import PREFIX, CheckpointStore
-from milescli.checkpoint.torch_dist.safe_pickle import METADATA_NAME
 from milescli.core.errors import CheckpointError
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.resolved import load_resolved
@@ -21,7 +20,6 @@ from milescli.runtime.rundir import RECIPE_FILE, open_run
 if TYPE_CHECKING:
     from milescli.console.output import Output
 
-TRACKER_NAME = "latest_checkpointed_iteration.txt"
 _HUB_NAME = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 _WANTED = [
     "*.json",
@@ -119,11 +117,6 @@ def _with_config(model: Path) -> Path:
     if is_converted(model):
         return model / CARRIED
     return model
-
-
-def is_converted(folder: Path) -> bool:
-    """Whether `miles convert hf-to-megatron` wrote it."""
-    return (folder / CHECKPOINT / METADATA_NAME).is_file() and (folder / CARRIED / CONFIG_NAME).is_file()
 
 
 def _step_of(folder: Path) -> int | None:

@@ -94,9 +94,11 @@ class Evaluator:
 
 def evaluate_run(path: Path, *, step: int | None, num_prompts: int | None, data: Path | None, output: Output) -> EvalDone:
     """Evaluate a checkpoint of a run that is not running: engines alone, no trainer. Answers go to `eval/` of the run."""
-    from milescli.backends.megatron.export import checkpoint_to_hf
     from milescli.checkpoint.store import CheckpointStore
+    from milescli.console.output import Mode, Output
     from milescli.recipe.resolved import load_resolved
+    from milescli.runtime.convert_back import OutletOptions, convert_to_hf
+    from milescli.runtime.convert_verify import Verify
     from milescli.runtime.material import prepare
     from milescli.runtime.rundir import lock, open_run
 
@@ -109,7 +111,8 @@ def evaluate_run(path: Path, *, step: int | None, num_prompts: int | None, data:
     with lock(run), TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary:
         model_dir = Path(temporary) / "model"
         output.note(f"reading checkpoint step {found.step}")
-        checkpoint_to_hf(found.path, material.model_dir, model_dir)
+        options = OutletOptions(model=str(material.model_dir), verify=Verify.NONE)
+        convert_to_hf(found.path, model_dir, options=options, output=Output(Mode.QUIET))
         output.note("starting engines")
         return _serve_and_evaluate(recipe=recipe, plan=plan, run=run, material=material, model_dir=model_dir, step=found.step)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from milescli.checkpoint.base import CARRIED, is_converted
 from milescli.core.errors import CheckpointError, DataError
 from milescli.core.types import Prompt
 from milescli.models import ModelFacts, load_facts, parse_facts
+from milescli.models.base import CONFIG_NAME
 from milescli.recipe.schema import Data, Model, Recipe, Rollout
 from milescli.rollout.rewards import load_reward, needs_label
 from milescli.rollout.scoring import Scorer
@@ -49,7 +51,7 @@ def facts_of_recipe(model: Model) -> ModelFacts:
     assert model.path is not None, "recipe.check lets no recipe without a model pass"
     folder = Path(model.path).expanduser()
     if folder.is_dir():
-        return load_facts(folder)
+        return load_facts(folder / CARRIED if is_converted(folder) else folder)
     return load_facts(_download(model, only=["config.json"]))
 
 
@@ -110,7 +112,20 @@ def model_dir_of(model: Model, run: RunDir) -> Path:
     if model.scratch is not None:
         return run.model_dir
     folder = Path(model.path or "").expanduser()
+    if is_converted(folder):
+        return _unpacked(folder, run)
     return folder.absolute() if folder.is_dir() else _download(model, only=None)
+
+
+def _unpacked(folder: Path, run: RunDir) -> Path:
+    """A converted model as a Hugging Face folder within the run, made once: the engines read no other."""
+    if not (run.model_dir / CONFIG_NAME).exists():
+        from milescli.console.output import Mode, Output
+        from milescli.runtime.convert_back import OutletOptions, convert_to_hf
+        from milescli.runtime.convert_verify import Verify
+
+        convert_to_hf(folder, run.model_dir, options=OutletOptions(verify=Verify.TENSORS), output=Output(Mode.QUIET))
+    return run.model_dir
 
 
 def _model_folder(recipe: Recipe, run: RunDir, data: Data) -> Path:

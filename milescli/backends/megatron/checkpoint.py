@@ -15,8 +15,8 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from milescli.backends.megatron.optimizer import inner_optimizers
-from milescli.checkpoint.torch_dist.safe_pickle import require_known_pickles
 from milescli.backends.megatron.saving import BackgroundSave
+from milescli.checkpoint.torch_dist.safe_pickle import require_known_pickles
 from milescli.core.errors import CheckpointError
 
 _RNG = "rng"

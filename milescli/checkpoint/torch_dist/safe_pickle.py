@@ -7,12 +7,12 @@ import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from milescli.checkpoint.base import METADATA_NAME
 from milescli.core.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
-METADATA_NAME = ".metadata"
 _MODULES = (
     "torch.distributed.checkpoint.metadata",
     "torch.distributed.checkpoint.planner",

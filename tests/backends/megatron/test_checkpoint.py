@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import pickle
 import shutil
 import sys
@@ -12,9 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from milescli.backends.megatron.export import checkpoint_to_hf
 from milescli.checkpoint.torch_dist.safe_pickle import require_known_pickles
+from milescli.console.output import Mode, Output
 from milescli.core.errors import CheckpointError
+from milescli.runtime.convert_back import OutletOptions, convert_to_hf
+from milescli.runtime.convert_verify import Verify
 from tests.backends.megatron.conftest import Worlds
 
 
@@ -79,7 +82,7 @@ def test_an_export_holds_the_weights_of_the_checkpoint(
     expected = worlds.get(size)[case]["checksums"]
     out = tmp_path / "export"
     model_dir = Path(models[case.split()[0]])
-    checkpoint_to_hf(Path(worlds.checkpoint(checkpoint)), model_dir, out, dtype="float32", max_shard_bytes=50_000)
+    _to_hf(worlds.checkpoint(checkpoint), model_dir, out, dtype="fp32", shard_bytes=50_000)
     files = sorted(out.glob("*.safetensors"))
     assert len(files) > 1
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
@@ -92,7 +95,7 @@ def test_an_export_in_bfloat16_leaves_the_correction_of_the_router_in_float32(
     worlds: Worlds, models: dict[str, str], tmp_path: Path
 ) -> None:
     worlds.get("one")
-    checkpoint_to_hf(Path(worlds.checkpoint("glm3")), Path(models["glm"]), tmp_path / "out", dtype="bfloat16")
+    _to_hf(worlds.checkpoint("glm3"), models["glm"], tmp_path / "out", dtype="bf16")
     tensors = {name: tensor for file in (tmp_path / "out").glob("*.safetensors") for name, tensor in load_file(file).items()}
     wide = {name for name, tensor in tensors.items() if tensor.dtype == torch.float32}
     assert wide == {f"model.layers.{layer}.mlp.gate.e_score_correction_bias" for layer in (1, 2)}
@@ -102,7 +105,7 @@ def test_an_export_overwrites_nothing(worlds: Worlds, models: dict[str, str], tm
     worlds.get("one")
     (tmp_path / "mine.txt").write_text("keep")
     with pytest.raises(CheckpointError, match="there already"):
-        checkpoint_to_hf(Path(worlds.checkpoint("dense3")), Path(models["dense"]), tmp_path)
+        _to_hf(worlds.checkpoint("dense3"), models["dense"], tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
@@ -111,7 +114,7 @@ def test_an_export_with_another_models_config_is_refused_and_leaves_nothing(
 ) -> None:
     worlds.get("one")
     with pytest.raises(CheckpointError, match=r"another model|lacks"):
-        checkpoint_to_hf(Path(worlds.checkpoint("dense3")), Path(models["moe"]), tmp_path / "out")
+        _to_hf(worlds.checkpoint("dense3"), models["moe"], tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -122,7 +125,12 @@ def test_a_torn_tensor_file_is_named(worlds: Worlds, models: dict[str, str], tmp
     data = next(torn.glob("*.distcp"))
     data.write_bytes(data.read_bytes()[:2000])
     with pytest.raises(CheckpointError, match="corrupt"):
-        checkpoint_to_hf(torn, Path(models["dense"]), tmp_path / "out")
+        _to_hf(torn, models["dense"], tmp_path / "out")
+
+
+def _to_hf(checkpoint: Path | str, model: Path | str, out: Path, **wish: object) -> None:
+    options = OutletOptions(model=str(model), verify=Verify.TENSORS, **wish)
+    convert_to_hf(Path(checkpoint), out, options=options, output=Output(Mode.QUIET, stdout=io.StringIO(), stderr=io.StringIO()))
 
 
 class _Evil:
