@@ -55,6 +55,7 @@ class RoutedExperts:
     """int32, row-major [num_tokens, num_layers, topk] with num_tokens = len(prompt) + len(answer) - 1."""
     num_tokens: int
     num_layers: int
+    """All of the model; what stands for a layer without experts means nothing."""
     topk: int
 
 

@@ -135,7 +135,7 @@ class Builder:
             router_url=engines.router.spec.url,
             engines=[EngineHandle(name=spec.name, url=spec.url, log_path=spec.log_path) for spec in engines.specs],
             answer_timeout_s=self.recipe.machine.step_timeout_s,
-            routing_shape=(self.facts.num_moe_layers, self.facts.topk) if replay else None,
+            routing_shape=(self.facts.num_layers, self.facts.topk) if replay else None,
         )
         return engines.fleet
 

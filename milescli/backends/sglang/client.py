@@ -35,7 +35,7 @@ class SglangFleet:
         routing_shape: tuple[int, int] | None = None,
     ) -> None:
         """`answer_timeout_s` bounds one answer (`machine.step_timeout_s`), `order_timeout_s` one order to the engines.
-        `routing_shape`: (MoE layers, topk) of the model, where routed experts will be asked for."""
+        `routing_shape`: (layers, topk) of the model, where routed experts will be asked for."""
         self.http = FleetHttp(router_url=router_url, engines=engines)
         self._answer_timeout_s = answer_timeout_s
         self._order_timeout_s = order_timeout_s

@@ -22,6 +22,8 @@ class CpuFamily:
     """Of SGLang's model zoo; the others are not loaded."""
     pieces: tuple[str, ...] = ()
     """Modules of `cpu/` that it needs beside those that every engine has."""
+    arguments: tuple[str, ...] = ()
+    """Of `sglang.launch_server`, on a CPU."""
     ties: bool = True
     """SGLang uses the embedding as output layer where the config says so; else it leaves that layer empty."""
     windows: bool = False
@@ -33,6 +35,13 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
     "glm4": CpuFamily(module="glm4"),
     "glm4_moe": CpuFamily(module="glm4_moe", ties=False),
     "glm4_moe_lite": CpuFamily(module="glm4_moe_lite", pieces=("latent",), ties=False),
+    "gpt_oss": CpuFamily(
+        module="gpt_oss",
+        pieces=("sinks",),
+        arguments=("--disable-hybrid-swa-memory", "--moe-runner-backend", "triton"),
+        ties=False,
+        windows=True,
+    ),
     "llama": CpuFamily(module="llama"),
     "mistral": CpuFamily(module="mistral"),
     "qwen2": CpuFamily(module="qwen2"),
@@ -67,7 +76,11 @@ def fault_of_sglang(facts: ModelFacts) -> str | None:
 
 
 _DEEPSEEK: dict[str, object] = {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
-_SILENT: dict[str, dict[str, object]] = {"deepseek_v3": _DEEPSEEK, "glm4_moe_lite": _DEEPSEEK}
+_SILENT: dict[str, dict[str, object]] = {
+    "deepseek_v3": _DEEPSEEK,
+    "glm4_moe_lite": _DEEPSEEK,
+    "gpt_oss": {"swiglu_limit": 7.0},
+}
 """Fields that SGLang wants, that the families' releases have, and that transformers does not write: there they are constants."""
 
 

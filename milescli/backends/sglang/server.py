@@ -140,10 +140,11 @@ def engine_command(spec: EngineSpec) -> list[str]:
         switches.append("enable-deterministic-inference")
     if spec.return_routed_experts:
         switches.append("enable-return-routed-experts")
-    total_tokens = spec.max_total_tokens
+    total_tokens, extra = spec.max_total_tokens, ()
     if spec.device_kind == "cpu":
         arguments |= {"device": "cpu", "attention-backend": "torch_native", "sampling-backend": "pytorch"}
         switches += ["disable-cuda-graph", "disable-overlap-schedule"]
+        extra = CPU_FAMILIES[check_servable(spec)].arguments
         if spec.deterministic:
             switches.append("disable-radix-cache")
         total_tokens = total_tokens or min(spec.max_running_requests * spec.context_length, CPU_TOKENS_LIMIT)
@@ -152,7 +153,8 @@ def engine_command(spec: EngineSpec) -> list[str]:
     if total_tokens is not None:
         arguments["max-total-tokens"] = total_tokens
     flags = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
-    return [sys.executable, "-m", "sglang.launch_server", *flags, *(f"--{switch}" for switch in switches), *spec.extra_args]
+    flags += [*(f"--{switch}" for switch in switches), *extra, *spec.extra_args]
+    return [sys.executable, "-m", "sglang.launch_server", *flags]
 
 
 def engine_environment(spec: EngineSpec) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Attention for the whole batch at once on a CPU, instead of SGLang's loop over requests. Takes the place of `torch_native`.
 
-Letters: B requests, N longest context, H query heads, K key/value heads, G = H / K, D head size, T new tokens of all requests.
+Letters: B requests, N longest context, H query heads, K key/value heads, G = H / K, D head size, Q most new tokens of a request,
+T new tokens of all requests.
 """
 
 from __future__ import annotations
@@ -25,6 +26,18 @@ class Batched:
 
     _slots: torch.Tensor | None = None
     """[B * N] cache slots of all contexts, padded with slot 0; None: the stock loop runs (encoder-decoder models)."""
+    _sinks: torch.Tensor | None = None
+    """[H] of the layer that runs now: a logit beside those of the keys, whose value is nothing (gpt-oss)."""
+
+    def forward_extend(self, *arguments, sinks=None, **settings):
+        """The stock method, which takes no sinks."""
+        self._sinks = sinks
+        return super().forward_extend(*arguments, **settings)
+
+    def forward_decode(self, *arguments, sinks=None, **settings):
+        """The stock method, which takes no sinks."""
+        self._sinks = sinks
+        return super().forward_decode(*arguments, **settings)
 
     def init_forward_metadata(self, forward_batch) -> None:
         """Called once per forward, before the layers."""
@@ -70,6 +83,24 @@ class Batched:
             self._masks[key] = mask[:, None]
         return self._masks[key]
 
+    def _attend(self, query, k_cache, v_cache, *, window: int | None, scaling: float | None, grouped: bool) -> torch.Tensor:
+        """[B, heads, positions, D of values]. `query`: [B, K, G, D], the heads of a group as positions (`grouped`), or [B, H, Q, D]."""
+        key, value = self._context(k_cache, query.dtype), self._context(v_cache, query.dtype)
+        mask = self._mask(query.dtype, window)
+        if self._sinks is not None:
+            key, value, mask = self._with_sinks(query, key, value, mask, grouped=grouped)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+        )
+
+    def _with_sinks(self, query, key, value, mask, *, grouped: bool):
+        """One more key of zeros, whose logit is thus the mask's, and one more value of zeros."""
+        batch, heads, positions, _ = query.shape
+        shape = (1, heads, positions, 1) if grouped else (1, heads, 1, 1)
+        sinks = self._sinks.to(mask.dtype).view(shape).expand(batch, heads, positions, 1)
+        mask = torch.cat([mask.expand(batch, heads, positions, -1), sinks], dim=-1)
+        return F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1)), mask
+
     def _context(self, cache: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """[B, K, N, D] of one layer's keys or values."""
         rows = cache.index_select(0, self._slots)
@@ -86,13 +117,7 @@ class Batched:
         num_heads, size = query.shape[1:]
         num_kv = k_cache.shape[1]
         query_BKGD = query.view(self._batch, num_kv, num_heads // num_kv, size)
-        attended = F.scaled_dot_product_attention(
-            query_BKGD,
-            self._context(k_cache, query.dtype),
-            self._context(v_cache, query.dtype),
-            attn_mask=self._mask(query.dtype, sliding_window_size),
-            scale=scaling,
-        )
+        attended = self._attend(query_BKGD, k_cache, v_cache, window=sliding_window_size, scaling=scaling, grouped=True)
         output.copy_(attended.reshape(output.shape))
         return output
 
@@ -106,14 +131,8 @@ class Batched:
         num_heads, size = query.shape[1:]
         padded = query.new_zeros((self._batch * self._longest, num_heads, size))
         padded.index_copy_(0, self._query_rows, query)
-        attended = F.scaled_dot_product_attention(
-            padded.view(self._batch, self._longest, num_heads, size).transpose(1, 2),
-            self._context(k_cache, query.dtype),
-            self._context(v_cache, query.dtype),
-            attn_mask=self._mask(query.dtype, sliding_window_size),
-            scale=scaling,
-            enable_gqa=num_heads != k_cache.shape[1],
-        )
+        query_BHQD = padded.view(self._batch, self._longest, num_heads, size).transpose(1, 2)
+        attended = self._attend(query_BHQD, k_cache, v_cache, window=sliding_window_size, scaling=scaling, grouped=False)
         flat = attended.transpose(1, 2).reshape(self._batch * self._longest, num_heads, -1)
         torch.index_select(flat, 0, self._query_rows, out=output)
         return output

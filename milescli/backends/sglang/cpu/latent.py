@@ -8,9 +8,11 @@ from __future__ import annotations
 
 
 def install() -> None:
-    """SGLang has no latent attention for `torch_native`, and its CPU rotary embedding knows DeepSeek's YaRN alone."""
+    """SGLang has no latent attention for `torch_native`, its CPU rotary embedding knows DeepSeek's YaRN alone, and it gives the norms of
+    the latents the epsilon of the others."""
     from sglang.srt.arg_groups import choices
     from sglang.srt.layers.rotary_embedding import factory
+    from sglang.srt.models import deepseek_v2
     from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
     from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
 
@@ -23,7 +25,18 @@ def install() -> None:
         return factory.get_rope(*arguments[:_ROPE_ARGUMENTS], **settings)
 
     factory.get_rope_cpu = get_rope_cpu
+    build = deepseek_v2.DeepseekV2AttentionMLA.__init__
+
+    def build_with_own_epsilon(self, *arguments, **settings):
+        build(self, *arguments, **settings)
+        for name in ("q_a_layernorm", "kv_a_layernorm"):
+            if hasattr(self, name):
+                getattr(self, name).variance_epsilon = _LATENT_EPSILON
+
+    deepseek_v2.DeepseekV2AttentionMLA.__init__ = build_with_own_epsilon
 
 
 _ROPE_ARGUMENTS = 8
 """get_rope_cpu's last argument is the device, where get_rope has another."""
+_LATENT_EPSILON = 1e-6
+"""In the releases' own code, in transformers and in the trainer, whatever `rms_norm_eps` says (1e-5 in Kimi K2 and GLM-4.7-Flash)."""

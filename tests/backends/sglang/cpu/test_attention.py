@@ -80,3 +80,43 @@ def test_an_encoder_decoder_batch_is_left_to_the_stock_loop():
     forward.encoder_lens = torch.tensor([3])
     backend.init_forward_metadata(forward)
     assert backend._slots is None
+
+
+@pytest.mark.parametrize(("prefix", "new"), [([4, 0, 17], [1, 1, 1]), ([0, 5], [7, 9])])
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_sink_takes_part_in_the_softmax_and_has_no_value(prefix, new, window):
+    torch.manual_seed(1)
+    decode = set(new) == {1}
+    backend, _, table = batch(prefix, new, decode=decode)
+    query, sinks = torch.randn(sum(new), HEADS, SIZE), torch.randn(HEADS)
+    keys, values = torch.randn(SLOTS, KV_HEADS, SIZE), torch.randn(SLOTS, KV_HEADS, SIZE)
+    output = torch.empty_like(query)
+    backend._sinks = sinks
+    run = backend._run_sdpa_forward_decode if decode else backend._run_sdpa_forward_extend
+    run(query, output, keys, values, scaling=0.3, sliding_window_size=window, **({} if decode else {"causal": True}))
+    start = 0
+    for row, (cached, fresh) in enumerate(zip(prefix, new, strict=True)):
+        slots = table[row, : cached + fresh].long()
+        key, value = (kept[slots].repeat_interleave(HEADS // KV_HEADS, 1) for kept in (keys, values))
+        logits = torch.einsum("qhd,nhd->hqn", query[start : start + fresh], key) * 0.3
+        at, of = torch.arange(cached, cached + fresh)[:, None], torch.arange(cached + fresh)[None]
+        seen = (of <= at) & (of >= at - window if window is not None else True)
+        logits = logits.masked_fill(~seen, float("-inf"))
+        with_sink = torch.cat([logits, sinks.view(-1, 1, 1).expand(-1, fresh, 1)], dim=-1)
+        expected_rows = torch.einsum("hqn,nhd->qhd", with_sink.softmax(-1)[..., :-1], value)
+        assert torch.allclose(output[start : start + fresh], expected_rows, atol=1e-5)
+        start += fresh
+
+
+@pytest.mark.parametrize(("prefix", "new"), [([4, 0, 17], [1, 1, 1]), ([0, 5], [7, 9])])
+def test_a_value_may_be_the_first_part_of_its_key(prefix, new):
+    torch.manual_seed(2)
+    decode = set(new) == {1}
+    backend, _, table = batch(prefix, new, decode=decode)
+    query, latent = torch.randn(sum(new), HEADS, SIZE), torch.randn(SLOTS, 1, SIZE)
+    output = torch.empty(sum(new), HEADS, SIZE - 3)
+    run = backend._run_sdpa_forward_decode if decode else backend._run_sdpa_forward_extend
+    run(query, output, latent, latent[..., : SIZE - 3], scaling=SIZE**-0.5, **({} if decode else {"causal": True}))
+    both = latent.expand(-1, KV_HEADS, -1)
+    whole = expected(query, both, both, table, prefix, new, None)
+    assert torch.allclose(output, whole[..., : SIZE - 3], atol=1e-5)

@@ -1,0 +1,177 @@
+"""Families on real engines: log-probs and chosen experts are those of transformers, at the start and after new weights were sent.
+
+Three families here; `MILES_SERVED=llama,gpt-oss pytest ...` tries the tiny models of tests/families whose names begin so, `MILES_SERVED=`
+every one that a CPU serves.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from milescli.backends.sglang.channels import TensorChannel
+from milescli.backends.sglang.orders import post
+from milescli.backends.sglang.ports import free_ports
+from milescli.backends.sglang.servable import servable_on_cpu
+from milescli.backends.sglang.server import EngineServer, EngineSpec
+from milescli.models import load_facts, parse_facts
+from milescli.weights.base import EngineAddress
+from milescli.weights.buckets import into_buckets
+from tests.families.cases import ALL
+from tests.families.conftest import ROOT
+
+pytestmark = pytest.mark.engine
+LARGEST = 1e-5
+"""Difference of log-probs."""
+PROMPTS = [[5, 9, 100, 3, 77, 42, 8], [17, 4, 4, 90, 12, 60, 61, 62, 63, 64, 65, 2, 33, 34, 35, 36, 37, 38, 39, 40], [23]]
+"""Shorter and longer than the windows of the tiny models."""
+TOKENS = 16
+BUCKET_BYTES = 9000
+"""Ends between tensors that belong together."""
+
+
+def wanted() -> list[str]:
+    if "MILES_SERVED" not in os.environ:
+        return ["deepseek-v3-yarn", "glm4-moe", "gpt-oss"]
+    chosen = os.environ["MILES_SERVED"].split(",")
+    named = [name for name, case in ALL.items() if case.logits and any(name.startswith(start) for start in chosen)]
+    return [name for name in named if servable_on_cpu(parse_facts(ALL[name].config))[0]]
+
+
+def _python(*arguments: str) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def other_weights(folder: Path, target: Path) -> None:
+    """The same model with other numbers."""
+    target.mkdir()
+    for path in folder.glob("*.json"):
+        shutil.copyfile(path, target / path.name)
+    torch.manual_seed(1)
+    for path in folder.glob("*.safetensors"):
+        tensors = {name: tensor + 0.1 * tensor.std() * torch.randn_like(tensor) for name, tensor in load_file(path).items()}
+        save_file(tensors, target / path.name, metadata={"format": "pt"})
+
+
+class Engine:
+    """One engine on a tiny model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.facts = load_facts(folder)
+        self.spec = EngineSpec(
+            model_dir=folder,
+            tokenizer_dir=None,
+            device_kind="cpu",
+            precision="fp32",
+            port=free_ports(1)[0],
+            log_path=folder / "engine.log",
+            max_total_tokens=8192,
+            context_length=256,
+            return_routed_experts=self.facts.num_experts > 0,
+            extra_args=("--chunked-prefill-size", "8"),
+        )
+
+    def answers(self, temperature: float) -> list[dict]:
+        """To all prompts at once."""
+        with ThreadPoolExecutor(len(PROMPTS)) as threads:
+            return list(threads.map(lambda prompt: self._answer(prompt, temperature), PROMPTS))
+
+    def _answer(self, prompt: list[int], temperature: float) -> dict:
+        sampling = {"max_new_tokens": TOKENS, "temperature": temperature, "ignore_eos": True, "sampling_seed": 7}
+        question = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+        meta = json.loads(post(self.spec.url, "/generate", question, timeout_s=60))["meta_info"]
+        given, made = meta["input_token_logprobs"], meta["output_token_logprobs"]
+        tokens = [*prompt, *(entry[1] for entry in made)]
+        experts = None
+        if meta.get("routed_experts"):
+            flat = numpy.frombuffer(base64.b64decode(meta["routed_experts"]), dtype=numpy.int32)
+            experts = flat.reshape(len(tokens) - 1, self.facts.num_layers, self.facts.topk)
+        return {"tokens": tokens, "logprobs": [entry[0] for entry in (*given[1:], *made)], "experts": experts}
+
+    def send(self, folder: Path) -> None:
+        """As a trainer does, and verify that every parameter arrived. MTP layers are not sent."""
+        channel = TensorChannel(timeout_s=60)
+        channel.open([EngineAddress(url=self.spec.url, tp=1, sharing_ranks=[0])])
+        named = [pair for path in sorted(folder.glob("*.safetensors")) for pair in load_file(path).items()]
+        mtp = f"model.layers.{self.facts.num_layers}."
+        kept = [(name, tensor) for name, tensor in named if not name.startswith(mtp)]
+        channel.send(into_buckets(iter(kept), BUCKET_BYTES), 1)
+        channel.verify(into_buckets(iter(kept), BUCKET_BYTES))
+        channel.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    """name -> {"greedy", "sampled", "updated": [(answer, what transformers says)]}, or {"error"}."""
+    root = tmp_path_factory.mktemp("served")
+    _python("tests.families.making", str(root / "models"), *wanted())
+    found: dict[str, dict] = {}
+    jobs = []
+    for name in wanted():
+        folder, other = root / "models" / name, root / f"{name} other"
+        other_weights(folder, other)
+        try:
+            found[name] = answers_of(folder, other)
+        except Exception as error:
+            found[name] = {"error": error}
+            continue
+        for kind, answers in found[name].items():
+            rows = [answer["tokens"] for answer in answers]
+            out = root / f"{name} {kind}.safetensors"
+            jobs.append({"folder": str(other if kind == "updated" else folder), "rows": rows, "out": str(out)})
+    (root / "request.json").write_text(json.dumps({"jobs": jobs}))
+    _python("tests.backends.sglang.witness", str(root / "request.json"))
+    for name, kinds in found.items():
+        for kind in kinds if "error" not in kinds else ():
+            said = load_file(root / f"{name} {kind}.safetensors")
+            kinds[kind] = [
+                (answer, said[f"logprobs.{index}"], said.get(f"experts.{index}")) for index, answer in enumerate(kinds[kind])
+            ]
+    return found
+
+
+def answers_of(folder: Path, other: Path) -> dict[str, list]:
+    engine = Engine(folder)
+    server = EngineServer(engine.spec)
+    server.start()
+    try:
+        server.wait_ready(180)
+        found = {"greedy": engine.answers(0.0), "sampled": engine.answers(1.0)}
+        engine.send(other)
+        return {**found, "updated": engine.answers(1.0)}
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("name", wanted())
+def test_logprobs_and_experts_are_those_of_transformers_also_after_new_weights(served, name):
+    if "error" in served[name]:
+        raise served[name]["error"]
+    facts = parse_facts(ALL[name].config)
+    largest = {}
+    for kind, answers in served[name].items():
+        for answer, logprobs, experts in answers:
+            difference = float((torch.tensor(answer["logprobs"]) - logprobs).abs().max())
+            largest[kind] = max(largest.get(kind, 0.0), difference)
+            if experts is not None:
+                layers = [layer for layer in range(facts.num_layers) if facts.is_moe_layer(layer)]
+                chosen = numpy.sort(answer["experts"][:, layers], axis=-1)
+                assert numpy.array_equal(chosen, experts[:-1].sort(-1).values.numpy()), (kind, answer["tokens"])
+    print(f"{name}: " + ", ".join(f"{kind} {value:.1e}" for kind, value in largest.items()))
+    assert max(largest.values()) <= LARGEST, largest
+    before, after = served[name]["sampled"][0][1], served[name]["updated"][0][1]
+    assert float((before[:6] - after[:6]).abs().max()) > 100 * LARGEST, "the new weights say the same, and prove nothing"
