@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from milescli.core.errors import RecipeError
+from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Recipe, ScratchModel
 
 MIN_VOCAB_SIZE = 272
@@ -129,6 +130,8 @@ def _data(recipe: Recipe, origins: Origins) -> None:
             fix=["--set data.eval=test.jsonl", "--set eval.every=0"],
         )
     for name in ("prompts", "eval", "demonstrations"):
+        if is_hub(value := getattr(recipe.data, name) or ""):
+            parse_hub(value, key=f"data.{name}")
         if getattr(recipe.data, name) == "task:":
             raise RecipeError(
                 f"`data.{name}` names no task", why="after `task:` comes a name", fix=f"--set data.{name}=task:sums"

@@ -106,7 +106,7 @@ def evaluate_run(path: Path, *, step: int | None, num_prompts: int | None, data:
     recipe = load_resolved(run.recipe_file).recipe
     recipe = _with_data(recipe, data, num_prompts)
     found = CheckpointStore(run.checkpoints).find(step)
-    material = prepare(recipe, run)
+    material = prepare(recipe, run, output=output)
     plan = engines_only(Plan.from_json(run.plan_file.read_text()))
     with lock(run), TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary:
         model_dir = Path(temporary) / "model"

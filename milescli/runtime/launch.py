@@ -82,7 +82,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     run = create(base=Path(loaded.recipe.run.dir).expanduser(), recipe_name=loaded.recipe.name, name=loaded.recipe.run.name)
     with lock(run):
         try:
-            material = prepare(loaded.recipe, run)
+            material = prepare(loaded.recipe, run, output=output)
             write_records(run, loaded, plan, material)
         except BaseException:
             run.discard_if_unused()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from milescli.checkpoint.base import CARRIED, is_converted
-from milescli.core.errors import CheckpointError, DataError
+from milescli.core.errors import DataError
 from milescli.core.types import Prompt
 from milescli.models import ModelFacts, load_facts, parse_facts
 from milescli.models.base import CONFIG_NAME
+from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Data, Model, Recipe, Rollout
+from milescli.rollout.hub_files import join_files
 from milescli.rollout.rewards import load_reward, needs_label
 from milescli.rollout.scoring import Scorer
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
@@ -18,7 +21,11 @@ from milescli.rollout.source import FilePrompts, SourceReport, load_source
 from milescli.rollout.tasks import is_task, write_task
 from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.runtime import scratch
+from milescli.runtime.hub import fetch_config, fetch_data, fetch_model
 from milescli.runtime.rundir import RunDir
+
+if TYPE_CHECKING:
+    from milescli.console.output import Output
 
 DATA_FIELDS = ("prompts", "eval", "demonstrations")
 
@@ -52,14 +59,17 @@ def facts_of_recipe(model: Model) -> ModelFacts:
     folder = Path(model.path).expanduser()
     if folder.is_dir():
         return load_facts(folder / CARRIED if is_converted(folder) else folder)
-    return load_facts(_download(model, only=["config.json"]))
+    return load_facts(fetch_config(model.path, revision=model.revision))
 
 
-def prepare(recipe: Recipe, run: RunDir) -> Material:
-    """Make or find everything; raises DataError, RecipeError or CheckpointError before any device is taken."""
+def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Material:
+    """Make, find or fetch everything; raises DataError, RecipeError, MachineError or CheckpointError before any device is taken.
+
+    `output`: where a download says how much it is, and how far; None: nowhere.
+    """
     load_reward(recipe.rollout)
-    data = _absolute(recipe.data, run, recipe.run.seed)
-    model_dir = _model_folder(recipe, run, data)
+    data = _absolute(recipe.data, run, recipe.run.seed, output=output)
+    model_dir = _model_folder(recipe, run, data, output=output)
     tokenizer = load_tokenizer(model_dir)
     facts = load_facts(model_dir)
     reports: dict[str, SourceReport] = {}
@@ -95,26 +105,31 @@ def scorer_of(rollout: Rollout) -> Scorer:
     return Scorer(load_reward(rollout), name=rollout.reward, timeout_s=rollout.reward_timeout_s, retries=rollout.reward_retries)
 
 
-def _absolute(data: Data, run: RunDir, seed: int) -> Data:
-    """Tasks become files of the run; other paths are as the user gave them."""
+def _absolute(data: Data, run: RunDir, seed: int, *, output: Output | None) -> Data:
+    """Tasks become files of the run, data sets of the hub files of its cache; other paths are as the user gave them."""
     changes: dict[str, str] = {}
     for field in DATA_FIELDS:
         value = getattr(data, field)
-        if value is not None:
-            changes[field] = (
-                str(write_task(value, run.data_dir, seed)) if is_task(value) else str(Path(value).expanduser().absolute())
-            )
+        if value is None:
+            continue
+        if is_hub(value):
+            files = fetch_data(parse_hub(value, key=f"data.{field}"), key=field, output=output)
+            path = files[0] if len(files) == 1 else join_files(files, run.data_dir / f"{field}{files[0].suffix}")
+        else:
+            path = write_task(value, run.data_dir, seed) if is_task(value) else Path(value).expanduser().absolute()
+        changes[field] = str(path)
     return data.model_copy(update=changes)
 
 
-def model_dir_of(model: Model, run: RunDir) -> Path:
-    """The Hugging Face folder of a run's model, fetched where it is on the hub."""
+def model_dir_of(model: Model, run: RunDir, *, output: Output | None = None) -> Path:
+    """The Hugging Face folder of a run's model, fetched where it is on the hub. The trainer and the engines read it as it is: nothing is
+    converted."""
     if model.scratch is not None:
         return run.model_dir
     folder = Path(model.path or "").expanduser()
     if is_converted(folder):
         return _unpacked(folder, run)
-    return folder.absolute() if folder.is_dir() else _download(model, only=None)
+    return folder.absolute() if folder.is_dir() else fetch_model(str(model.path), revision=model.revision, output=output)
 
 
 def _unpacked(folder: Path, run: RunDir) -> Path:
@@ -128,30 +143,15 @@ def _unpacked(folder: Path, run: RunDir) -> Path:
     return run.model_dir
 
 
-def _model_folder(recipe: Recipe, run: RunDir, data: Data) -> Path:
+def _model_folder(recipe: Recipe, run: RunDir, data: Data, *, output: Output | None) -> Path:
     model = recipe.model
     if model.scratch is None:
-        return model_dir_of(model, run)
+        return model_dir_of(model, run, output=output)
     if not (run.model_dir / "model.safetensors").exists():
         text = Path(data.demonstrations or data.prompts or "").read_text(encoding="utf-8", errors="replace")
         make_scratch_tokenizer(text.splitlines(), model.scratch.vocab_size, run.model_dir)
         scratch.make_model(model.scratch, run.model_dir, recipe.run.seed)
     return run.model_dir
-
-
-def _download(model: Model, *, only: list[str] | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    patterns = only or ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
-    try:
-        return Path(snapshot_download(str(model.path), revision=model.revision, allow_patterns=patterns))
-    except (HFValidationError, RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise CheckpointError(
-            f"the model `{model.path}` is neither a folder nor to be had from the hub",
-            why=f"{type(error).__name__}: {str(error).splitlines()[0]}",
-            fix=["--set model.path=/path/to/folder", "hf auth login   # for a gated model"],
-        ) from None
 
 
 def _demonstrations(recipe: Recipe, source: FilePrompts, tokenizer: ChatTokenizer) -> list[tuple[list[int], list[int]]]:

@@ -39,7 +39,7 @@ def resume(path: Path, *, steps: int | None, sets: list[str], output: Output) ->
         else:
             _refuse_if_done(checkpoint.manifest.step, loaded.recipe.train.steps, path)
         plan = plan_only(loaded)
-        material = prepare(loaded.recipe, run)
+        material = prepare(loaded.recipe, run, output=output)
         if checkpoint is not None:
             _refuse_drift(checkpoint.manifest, material, path)
             output.note(f"going on from step {checkpoint.manifest.step}")
