@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milescli.checkpoint.hf_to_megatron import CARRIED
+from milescli.checkpoint.base import METADATA_NAME, TRACKER_NAME
 from milescli.checkpoint.source import open_source
-from milescli.checkpoint.store import PREFIX, CheckpointStore
+from milescli.checkpoint.store import PREFIX
 from milescli.checkpoint.torch_dist.weights import read_hf_tensors
 from milescli.core.errors import CheckpointError
 from milescli.export.adapter import Adapter, is_adapter, merge_into, read_adapter
@@ -21,21 +21,20 @@ from milescli.export.card import model_card
 from milescli.export.folder import Folder, ReadTensors, refuse_used, write_folder
 from milescli.export.push import Hub
 from milescli.export.reading import read_folder
-from milescli.export.story import Story, read_story
+from milescli.export.story import Story, hub_name, read_story
 from milescli.models import load_facts, table
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.resolved import load_resolved
 from milescli.recipe.schema import Model
+from milescli.runtime.convert_source import find_checkpoint
 from milescli.runtime.material import model_dir_of
-from milescli.runtime.rundir import RECIPE_FILE, RunDir, open_run
+from milescli.runtime.rundir import RECIPE_FILE, RunDir
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
     from milescli.export.stored import Named
     from milescli.models import WeightTable
 
-METADATA_NAME = ".metadata"
-TRACKER_NAME = "latest_checkpointed_iteration.txt"
 _PLAIN_OF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -66,11 +65,12 @@ class ExportSummary:
 class _Subject:
     """What is exported."""
 
-    name: str
     base: Path
     """The folder of config, tokenizer and untrained parts."""
     read: Callable[[ExitStack], ReadTensors]
     story: Story | None = None
+    base_model: str | None = None
+    """Name on the hub of what the weights were made from, where no story tells."""
     told: str = ""
     """What is read, for the narration."""
 
@@ -102,6 +102,10 @@ def export_weights(
         summary = _export_model(_find(subject, step=step, base=base), to=to, format=format, output=output)
     url = None
     if hub is not None:
+        if not output.is_interactive:
+            from huggingface_hub.utils import disable_progress_bars
+
+            disable_progress_bars()
         output.note(f"uploading to {hub.repo} as {hub.user}, {'private' if private else 'public'} where it is new")
         url = hub.push(to, private=private, message=f"Exported by miles as {summary.format}")
     return replace(summary, pushed=url, seconds=time.monotonic() - began)
@@ -113,7 +117,8 @@ def _export_model(subject: _Subject, *, to: Path, format: str | None, output: Ou
     output.note(f"reading {subject.told}")
 
     def card(folder: Folder) -> dict[str, str]:
-        return model_card(folder, table=lines, base=subject.base, name=to.resolve().name, story=subject.story)
+        name = to.resolve().name
+        return model_card(folder, table=lines, base=subject.base, name=name, story=subject.story, base_model=subject.base_model)
 
     with ExitStack() as open_files:
         chosen = format or _PLAIN_OF[facts.dtype]
@@ -167,57 +172,31 @@ def _export_adapter(folder: Path, *, to: Path, base: Path | None, format: str | 
 
 def _find(path: Path, *, step: int | None, base: Path | None) -> _Subject:
     """What lies at `path`. Raises CheckpointError where it is nothing that has weights."""
-    if (path / RECIPE_FILE).is_file():
-        return _of_run(open_run(path), step=step)
-    if path.name.startswith(PREFIX) and (path.absolute().parents[1] / RECIPE_FILE).is_file():
-        run = open_run(path.absolute().parents[1])
-        return _of_run(run, step=int(path.name.removeprefix(PREFIX)))
-    if step is not None:
+    marks = (RECIPE_FILE, METADATA_NAME, TRACKER_NAME)
+    is_checkpoint = any((path / mark).is_file() for mark in marks)
+    if not is_checkpoint and step is not None:
         raise CheckpointError(f"`{path}` has no steps", why="--step chooses a checkpoint of a run", fix="leave out --step")
     if is_adapter(path):
         return _of_adapter(path, base=base)
-    if (weights := checkpoint_folder(path)) is not None:
-        places = (path / CARRIED, path, weights)
-        holder = base or next((folder for folder in places if (folder / CONFIG_NAME).is_file()), None)
-        if holder is None:
-            raise CheckpointError(
-                f"`{path}` does not say of which model it is",
-                why=f"it has no {CONFIG_NAME}",
-                fix="--base DIR   # the Hugging Face folder",
-            )
-        return _Subject(
-            name=path.name,
-            base=holder,
-            read=lambda _: lambda lines: read_hf_tensors(weights, lines),
-            told=f"checkpoint {weights}",
-        )
-    load_facts(path)
-    return _Subject(name=path.name, base=path, read=_reader_of_folder(path), told=f"Hugging Face folder {path}")
-
-
-def checkpoint_folder(path: Path) -> Path | None:
-    """The folder of a `torch_dist` checkpoint at `path`: itself, or the one that its tracker file names; None where there is none."""
-    if (path / METADATA_NAME).is_file():
-        return path
-    tracker = path / TRACKER_NAME
-    if not tracker.is_file():
-        return None
-    word = tracker.read_text(encoding="utf-8").strip()
-    found = path / (f"iter_{int(word):07d}" if word.isdigit() else "release")
-    return found if (found / METADATA_NAME).is_file() else None
-
-
-def _of_run(run: RunDir, *, step: int | None) -> _Subject:
-    found = CheckpointStore(run.checkpoints).find(step)
-    recipe = load_resolved(run.recipe_file).recipe
-    story = read_story(recipe=recipe, step=found.step, manifest=run.manifest_file, events=run.path / "events.jsonl")
+    if not is_checkpoint and (path / CONFIG_NAME).is_file():
+        return _Subject(base=path, read=_reader_of_folder(path), told=f"Hugging Face folder {path}")
+    found = find_checkpoint(path, model=base, step=step)
     return _Subject(
-        name=run.name,
-        base=model_dir_of(recipe.model, run),
-        read=lambda _: lambda lines: read_hf_tensors(found.path, lines),
-        story=story,
-        told=f"checkpoint step {found.step}",
+        base=found.model_dir,
+        read=lambda _: lambda lines: read_hf_tensors(found.tensors, lines),
+        story=_story(found.tensors),
+        told=found.what,
     )
+
+
+def _story(tensors: Path) -> Story | None:
+    """Of a checkpoint that lies in a run."""
+    run = RunDir(tensors.absolute().parents[1])
+    if not run.recipe_file.is_file() or not tensors.name.startswith(PREFIX):
+        return None
+    recipe = load_resolved(run.recipe_file).recipe
+    step = int(tensors.name.removeprefix(PREFIX))
+    return read_story(recipe=recipe, step=step, manifest=run.manifest_file, events=run.path / "events.jsonl")
 
 
 def _reader_of_folder(folder: Path, adapter: Adapter | None = None) -> Callable[[ExitStack], ReadTensors]:
@@ -242,4 +221,5 @@ def _of_adapter(path: Path, *, base: Path | None) -> _Subject:
         )
     model = Model(path=str(base or adapter.base_model))
     folder = model_dir_of(model, RunDir(path))
-    return _Subject(name=path.name, base=folder, read=_reader_of_folder(folder, adapter), told=f"adapter {path} over {folder}")
+    name = hub_name(model)
+    return _Subject(base=folder, read=_reader_of_folder(folder, adapter), base_model=name, told=f"adapter {path} over {folder}")

@@ -1,0 +1,202 @@
+"""What can be exported: a run, one of its checkpoints, a converted model, a Hugging Face folder, an adapter; and what the door says of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from milescli.checkpoint.base import CheckpointManifest
+from milescli.checkpoint.source import open_source
+from milescli.checkpoint.store import CheckpointStore
+from milescli.console.output import Mode, Output
+from milescli.core.errors import CheckpointError, MachineError, MilesError
+from milescli.export.adapter import Adapter, write_adapter
+from milescli.recipe.load import load
+from milescli.recipe.resolved import resolved_yaml
+from milescli.runtime.convert import IntakeOptions, convert_to_megatron
+from milescli.runtime.convert_verify import Verify
+from milescli.runtime.export import ExportSummary, export_weights
+from tests.export import hub as hubs
+from tests.export.models import DEEPSEEK_V3, GPT_OSS, QWEN3, QWEN3_MOE, make_base
+
+ROWS = [[5, 9, 100, 3, 77, 42, 8], [17, 4, 4, 90, 12, 60, 61, 62]]
+SERVED = (
+    ("qwen3", "fp8"),
+    ("qwen3", "int4"),
+    ("qwen3_moe", "bf16"),
+    ("qwen3_moe", "fp8"),
+    ("qwen3_moe", "mxfp8"),
+    ("deepseek_v3", "fp8"),
+)
+
+
+def export(source: Path, to: Path, **options: object) -> ExportSummary:
+    """With the command's defaults."""
+    defaults = {"format": None, "step": None, "base": None, "merge": False, "push": None, "private": True}
+    return export_weights(source, to=to, output=Output(Mode.QUIET), **{**defaults, **options})
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A Hugging Face folder."""
+    make_base(tmp_path / "base", DEEPSEEK_V3)
+    return tmp_path / "base"
+
+
+@pytest.fixture
+def converted(base: Path, tmp_path: Path) -> Path:
+    """As `miles convert` leaves it."""
+    options = IntakeOptions(verify=Verify.NONE)
+    convert_to_megatron(str(base), tmp_path / "converted", options=options, output=Output(Mode.QUIET))
+    return tmp_path / "converted"
+
+
+@pytest.fixture
+def run(base: Path, converted: Path, tmp_path: Path) -> Path:
+    """A run with a checkpoint of 2 steps: of the base's weights, which is as good as any."""
+    path = tmp_path / "runs" / "mine"
+    path.mkdir(parents=True)
+    loaded = load("quickstart", sets=["model.scratch=null", f"model.path={base}"], environ={}, cwd=tmp_path, home=tmp_path)
+    (path / "recipe.yaml").write_text(resolved_yaml(loaded))
+    (path / "manifest.json").write_text(json.dumps({"miles": "0.1.0", "packages": {}}))
+    steps = [{"event": "StepDone", "step": step, "rollout": {"reward_mean": step / 4}} for step in (1, 2, 3)]
+    (path / "events.jsonl").write_text("\n".join(json.dumps(step) for step in steps))
+    store = CheckpointStore(path / "checkpoints")
+    folder = store.begin(2)
+    shutil.copytree(converted / "release", folder, dirs_exist_ok=True)
+    words = dict.fromkeys(("plan_fingerprint", "recipe_sha256", "data_sha256", "created", "miles_version"), "x")
+    numbers = dict.fromkeys(("version", "prompt_position", "seed", "size_bytes"), 0)
+    store.complete(2, CheckpointManifest(format="torch_dist", step=2, layout={}, files={}, **words, **numbers))
+    return path
+
+
+def test_a_run_and_its_checkpoint_are_one_and_the_same(run: Path, base: Path, tmp_path: Path) -> None:
+    whole = export(run, tmp_path / "a")
+    step = export(run / "checkpoints" / "step_2", tmp_path / "b")
+    assert whole.step == step.step == 2 and whole.format == "bf16" and whole.num_quantised is None
+    weights = load_file(base / "model.safetensors")
+    for folder in ("a", "b"):
+        found = load_file(tmp_path / folder / "model.safetensors")
+        assert found.keys() == weights.keys() and all(torch.equal(found[name], weights[name]) for name in weights)
+    card = (tmp_path / "a" / "README.md").read_text()
+    assert "`quickstart`" in card and "2 of 32 prompts" in card and str(tmp_path) not in card
+    assert (tmp_path / "a" / "reward.svg").read_text().count(",") >= 2
+
+
+def test_a_converted_model_is_exported_with_its_mtp_layer(converted: Path, base: Path, tmp_path: Path) -> None:
+    shutil.rmtree(base)
+    done = export(converted, tmp_path / "out", format="fp8")
+    assert done.step is None and done.copied == [] and done.relative_error < 0.05
+    with open_source(tmp_path / "out") as source:
+        assert (
+            "model.layers.2.eh_proj.weight" in source
+            and "model.layers.2.mlp.experts.3.up_proj.weight" in source.quantised_names()
+        )
+
+
+def test_a_hugging_face_folder_is_quantised(base: Path, tmp_path: Path) -> None:
+    done = export(base, tmp_path / "out", format="int4")
+    assert done.num_quantised == 3 * 4 * 2 and (tmp_path / "out" / "tokenizer.json").exists(), (
+        "experts of one layer and of the MTP layer"
+    )
+    again = export(tmp_path / "out", tmp_path / "again", format="int4")
+    assert again.num_quantised == done.num_quantised and again.relative_error < 0.02, "most groups return to their grid"
+
+
+def test_an_adapter_is_merged_or_copied(tmp_path: Path) -> None:
+    weights = make_base(tmp_path / "base", QWEN3)
+    module = "model.layers.1.mlp.down_proj"
+    first, second = torch.randn(2, 96), torch.randn(128, 2)
+    write_adapter(
+        tmp_path / "adapter", Adapter(pairs={module: (first, second)}, alpha=4, rank=2, base_model=str(tmp_path / "base"))
+    )
+    done = export(tmp_path / "adapter", tmp_path / "merged", merge=True)
+    assert done.format == "bf16"
+    found = load_file(tmp_path / "merged" / "model.safetensors")
+    expected = (weights[f"{module}.weight"].float() + 2 * second @ first).to(torch.bfloat16)
+    assert torch.equal(found.pop(f"{module}.weight"), expected)
+    assert all(torch.equal(found[name], weights[name]) for name in found)
+    copied = export(tmp_path / "adapter", tmp_path / "copy")
+    assert copied.format == "adapter" and any("folder of this machine" in note for note in copied.notes)
+    with pytest.raises(CheckpointError, match="no adapter"):
+        export(tmp_path / "base", tmp_path / "x", merge=True)
+    with pytest.raises(CheckpointError) as caught:
+        export(tmp_path / "adapter", tmp_path / "x", format="fp8")
+    assert any("--merge" in fix for fix in caught.value.fixes)
+
+
+def test_what_has_no_weights_is_refused(tmp_path: Path, base: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for source in (tmp_path / "empty", tmp_path / "nothing"):
+        with pytest.raises(CheckpointError):
+            export(source, tmp_path / "out")
+    with pytest.raises(CheckpointError, match="no steps"):
+        export(base, tmp_path / "out", step=3)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_push_is_refused_before_the_work_and_done_after_it(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    from milescli.export import push
+    from milescli.runtime import export as module
+
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with pytest.raises(MachineError):
+        export(base, tmp_path / "out", push="my-org/my-model")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setenv("HF_TOKEN", hubs.TOKEN)
+    with hubs.running() as hub:
+        monkeypatch.setattr(module, "Hub", lambda repo: push.Hub(repo, endpoint=hub.url))
+        done = export(base, tmp_path / "out", push="my-org/my-model", format="fp8")
+        assert done.pushed == f"{hub.url}/my-org/my-model"
+        assert set(hub.files) == {file.name for file in (tmp_path / "out").iterdir()}
+        assert yaml.safe_load(hub.files["README.md"].decode().split("---")[1])["license"] == "apache-2.0"
+        hub.fails["/commit/"] = 500
+        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+        with pytest.raises(MilesError):
+            export(base, tmp_path / "again", push="my-org/my-model")
+    assert (tmp_path / "again" / "model.safetensors").exists(), "what was exported stays"
+
+
+def test_transformers_reads_exported_folders_as_we_do(tmp_path: Path) -> None:
+    """Logits of the folder as transformers loads it (on a CPU it dequantises), and of the plain folder that our reader makes of it."""
+    jobs, told = [], {}
+    for name, format in SERVED:
+        config = {"qwen3": QWEN3, "qwen3_moe": QWEN3_MOE, "deepseek_v3": DEEPSEEK_V3}[name]
+        place = tmp_path / f"{name}-{format}"
+        make_base(place / "base", {**config, "num_nextn_predict_layers": 0} if name == "deepseek_v3" else config)
+        export(place / "base", place / "out", format=format)
+        export(place / "out", place / "plain", format="bf16")
+        told[name, format] = place
+    place = told["gpt_oss", "mxfp4"] = tmp_path / "gpt_oss-mxfp4"
+    make_base(place / "base", GPT_OSS)
+    export(place / "base", place / "out", format="mxfp4")
+    export(place / "out", place / "plain", format="bf16")
+    for place in told.values():
+        for kind in ("base", "out", "plain"):
+            jobs.append({"folder": str(place / kind), "rows": ROWS, "dtype": "bfloat16", "out": str(place / f"{kind}.logits")})
+    (tmp_path / "request.json").write_text(json.dumps({"threads": 1, "jobs": jobs}))
+    worker = [sys.executable, "-m", "milescli.backends.transformers.logits", str(tmp_path / "request.json")]
+    done = subprocess.run(worker, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for (name, format), place in told.items():
+        base, out, plain = (load_file(place / f"{kind}.logits") for kind in ("base", "out", "plain"))
+        largest = max(float(row.abs().max()) for row in base.values())
+        apart = max(float((out[key] - plain[key]).abs().max()) for key in out) / largest
+        rounded = max(float((out[key] - base[key]).abs().max()) for key in out) / largest
+        print(f"{name} {format}: {apart:.1e} from ours, {rounded:.1e} from bfloat16, of {largest:.2f}")
+        assert apart == 0.0, (name, format, apart)
+        assert (rounded == 0.0) is (format == "bf16") and rounded < 0.5, (name, format, rounded)
