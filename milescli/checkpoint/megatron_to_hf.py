@@ -51,6 +51,8 @@ class Outlet:
     """Tensors of MTP layers that config.json names, and neither has."""
     rounded: dict[str, tuple[str, str]]
     """Name of a tensor -> (dtype in the checkpoint, narrower dtype that is written)."""
+    dtypes_are_new: bool
+    """What is written has other dtypes than the model's folder had, or it had no weights."""
     num_keys_used: int
     units: dict[str, list[Entry]]
     """Name on disk -> its entries."""
@@ -127,6 +129,7 @@ def _plan(
         carried=carried,
         absent_mtp=absent_mtp if record is None or any(name in names for name in absent_mtp) else [],
         rounded=rounded,
+        dtypes_are_new=record is None or any(record.dtypes.get(each.name) != dtype_name(each.dtype) for each in laid),
         num_keys_used=len(maker.keys()),
         units=maker.weights.units,
         resources=resources,

@@ -254,11 +254,10 @@ def preview_to_megatron(source: str, target: Path, *, options: IntakeOptions, ou
     lines = table(load_facts(folder))
     with open_source(folder) as opened:
         intake = plan_intake(opened, lines, dtype=DTYPES.get(options.dtype or ""), file_bytes=options.file_bytes)
-        pairs = [
-            (name, each.item.boxes[0].key, _shape(each.item.shape)) for each in intake.placed for name in each.item.entry.hf
-        ]
+        pairs = _pairs(intake)
         pairs += [
-            (name, f"{CARRIED}/", _shape(opened.shape(name))) for name in (*intake.matched.passthrough, *intake.matched.ignored)
+            (name, f"{CARRIED}/", shape_text(opened.shape(name)))
+            for name in (*intake.matched.passthrough, *intake.matched.ignored)
         ]
         return make_preview(
             source=str(folder),
@@ -268,6 +267,15 @@ def preview_to_megatron(source: str, target: Path, *, options: IntakeOptions, ou
             pairs=pairs,
             notes=_notes(intake),
         )
+
+
+def _pairs(intake: Intake) -> list[tuple[str, str, str]]:
+    """(name on disk, key or keys of the checkpoint, shape on disk) of every tensor, once."""
+    keys: dict[str, list[str]] = {}
+    for each in intake.placed:
+        for name in each.item.entry.hf:
+            keys.setdefault(name, []).append(each.item.boxes[0].key)
+    return [(name, ", ".join(dict.fromkeys(found)), shape_text(intake.source.shape(name))) for name, found in keys.items()]
 
 
 def make_preview(
@@ -318,7 +326,7 @@ def measure_disk(folder: Path, *, size_bytes: int = 128 * 2**20) -> float:
         path.unlink(missing_ok=True)
 
 
-def _shape(shape: tuple[int, ...]) -> str:
+def shape_text(shape: tuple[int, ...]) -> str:
     return "x".join(str(length) for length in shape) or "scalar"
 
 

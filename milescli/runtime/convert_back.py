@@ -16,7 +16,7 @@ from milescli.checkpoint.safetensors_file import dtype_name
 from milescli.console.transfer import Transfer
 from milescli.core.units import format_bytes
 from milescli.models import load_facts
-from milescli.runtime.convert import DTYPES, completing, make_preview, tell_of_earlier, write_files
+from milescli.runtime.convert import DTYPES, completing, make_preview, shape_text, tell_of_earlier, write_files
 from milescli.runtime.convert_report import Conversion, Preview, Proof, fingerprint, write_manifest
 from milescli.runtime.convert_source import FoundCheckpoint, find_checkpoint, find_model
 from milescli.runtime.convert_verify import Verify, verify_logits
@@ -124,13 +124,11 @@ def _mark_of(folder: Path) -> str:
 
 def _write_rest(part: Path, outlet: Outlet, options: OutletOptions) -> None:
     carry_over(outlet.model_dir, part)
-    written = {each.dtype for each in outlet.laid if each.dtype.is_floating_point}
+    written = {str(each.dtype).removeprefix("torch.") for each in outlet.laid if each.dtype.is_floating_point}
     said = load_facts(outlet.model_dir).dtype
-    name = None
-    if options.dtype is not None:
-        name = str(DTYPES[options.dtype]).removeprefix("torch.")
-    elif len(written) == 1 and (only := str(next(iter(written))).removeprefix("torch.")) != said:
-        name = only
+    name = str(DTYPES[options.dtype]).removeprefix("torch.") if options.dtype is not None else None
+    if name is None and outlet.dtypes_are_new and len(written) == 1 and said not in written:
+        (name,) = written
     write_plain_config(part, dtype=name)
     if outlet.index is not None:
         write_index(part, outlet.index)
@@ -170,14 +168,10 @@ def preview_to_hf(source: Path, target: Path, *, options: OutletOptions, output:
             (
                 "the model's folder" if each.name in carried else origin.get(each.name, "embedding.word_embeddings.weight"),
                 each.name,
-                _shape(each.shape),
+                shape_text(each.shape),
             )
             for each in outlet.laid
         ]
         return make_preview(
             source=str(found.tensors), target=target, table=outlet.table, files=outlet.files, pairs=pairs, notes=_notes(outlet)
         )
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return "x".join(str(length) for length in shape) or "scalar"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.checkpoint.base import CARRIED, CHECKPOINT, METADATA_NAME, TRACKER_NAME, is_converted
+from milescli.checkpoint.record import RECORD_NAME
 from milescli.checkpoint.store import PREFIX, CheckpointStore
 from milescli.core.errors import CheckpointError
 from milescli.models.base import CONFIG_NAME
@@ -101,7 +102,7 @@ def find_checkpoint(source: Path, *, model: Path | None, step: int | None) -> Fo
     tensors = _tracked(source, step=step)
     if model is None:
         for beside in (source / CARRIED, source.parent / CARRIED):
-            if (beside / CONFIG_NAME).is_file():
+            if (beside / CONFIG_NAME).is_file() and (beside / RECORD_NAME).is_file():
                 model = beside
                 break
     if model is None:
