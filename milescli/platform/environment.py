@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from milescli.platform.machine import Kind
 
 Role = Literal["trainer", "engine"]
+ROLES: tuple[Role, ...] = ("trainer", "engine")
 
 
 class Placed(Protocol):
@@ -40,21 +41,61 @@ class Setting:
     reason: str
 
 
-def trainer_environment(plan: Decided) -> dict[str, str]:
-    """For every trainer rank of the plan."""
-    return {setting.name: setting.value for setting in settings(plan, "trainer")}
+def trainer_environment(plan: Decided, devices: Sequence[str] = ()) -> dict[str, str]:
+    """For one trainer rank of the plan; `devices` as in `settings`."""
+    return {setting.name: setting.value for setting in settings(plan, "trainer", devices)}
 
 
-def engine_environment(plan: Decided) -> dict[str, str]:
-    """For every engine of the plan."""
-    return {setting.name: setting.value for setting in settings(plan, "engine")}
+def engine_environment(plan: Decided, devices: Sequence[str] = ()) -> dict[str, str]:
+    """For one engine of the plan; `devices` as in `settings`."""
+    return {setting.name: setting.value for setting in settings(plan, "engine", devices)}
 
 
-def settings(plan: Decided, role: Role) -> list[Setting]:
-    """All variables of one role, in a fixed order, no name twice."""
-    chosen = [*_network(plan), *{"cpu": _cpu, "cuda": _cuda, "rocm": _rocm}[plan.device_kind](plan, role)]
+def settings(plan: Decided, role: Role, devices: Sequence[str] = ()) -> list[Setting]:
+    """All variables of one role, in a fixed order, no name twice.
+
+    `devices`: what the actor may see, as `visibility.device_names` gives it; none: Ray decides (it gives an actor the devices of its
+    bundle, in an order of its own).
+    """
+    of_vendor = {"cpu": _cpu, "cuda": _cuda, "rocm": _rocm}[plan.device_kind](plan, role)
+    chosen = [*_network(plan), *of_vendor, *_visibility(plan.device_kind, devices)]
     assert len({setting.name for setting in chosen}) == len(chosen), chosen
     return chosen
+
+
+def environment_rows(plan: Decided) -> list[tuple[str, str, str, str]]:
+    """(for whom, variable, value, why) for people: what is equal for trainer and engine once, then what differs."""
+    own = "(its slot's device)"
+    per_role = {role: settings(plan, role, [own] if plan.device_kind != "cpu" else []) for role in ROLES}
+    shared = [setting for setting in per_role["trainer"] if setting in per_role["engine"]]
+    rows = [("all", setting) for setting in shared]
+    rows += [(role, setting) for role in ROLES for setting in per_role[role] if setting not in shared]
+    return [(whom, setting.name, setting.value, setting.reason) for whom, setting in rows]
+
+
+def _visibility(kind: Kind, devices: Sequence[str]) -> list[Setting]:
+    """The slot's own devices, and Ray kept from choosing others: trainer rank and engine of one slot must meet on one device."""
+    if not devices or kind == "cpu":
+        return []
+    value = ",".join(devices)
+    own = "the devices of its slot: trainer rank and engine of one slot share memory there"
+    keep = "else Ray overwrites what the plan says with devices in an order of its own"
+    if kind == "cuda":
+        order = "numbers mean what nvidia-smi means; CUDA alone would count the fastest first"
+        return [
+            Setting(name="CUDA_VISIBLE_DEVICES", value=value, reason=own),
+            Setting(name="CUDA_DEVICE_ORDER", value="PCI_BUS_ID", reason=order),
+            Setting(name="RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", value="1", reason=keep),
+        ]
+    same = "equal to HIP_VISIBLE_DEVICES: HIP obeys that one, some libraries read this one"
+    return [
+        Setting(name="HIP_VISIBLE_DEVICES", value=value, reason=own),
+        Setting(name="CUDA_VISIBLE_DEVICES", value=value, reason=same),
+        *(
+            Setting(name=f"RAY_EXPERIMENTAL_NOSET_{each}_VISIBLE_DEVICES", value="1", reason=keep)
+            for each in ("HIP", "ROCR", "CUDA")
+        ),
+    ]
 
 
 def _network(plan: Decided) -> list[Setting]:
@@ -102,6 +143,7 @@ def _cuda(plan: Decided, role: Role) -> list[Setting]:
     return [
         *_accelerator(plan, role, allocator="PYTORCH_CUDA_ALLOC_CONF"),
         Setting(name="NCCL_CUMEM_ENABLE", value="0", reason="engines and trainers form groups anew; saves memory per group"),
+        Setting(name="NCCL_NVLS_ENABLE", value="0", reason="NVLink SHARP needs cuMem, which is off"),
     ]
 
 
@@ -119,5 +161,6 @@ def _rocm(plan: Decided, role: Role) -> list[Setting]:
         chosen += [
             Setting(name="SGLANG_USE_AITER", value="1", reason="AMD's kernels for attention and experts"),
             Setting(name="SGLANG_MOE_PADDING", value="1", reason="expert weights padded off the memory channel conflicts"),
+            Setting(name="SGLANG_ROCM_FUSED_DECODE_MLA", value="1", reason="latent attention decodes in one kernel"),
         ]
     return chosen

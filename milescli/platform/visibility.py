@@ -38,6 +38,15 @@ def visible_devices(kind: Kind, devices: Sequence[Device], environ: Mapping[str,
     return [device for entry in _entries(environ[variable]) if (device := _match(entry, devices)) is not None]
 
 
+def device_names(kind: Kind, places: Sequence[int], environ: Mapping[str, str]) -> list[str]:
+    """What an actor's variable must say for the devices at `places` among those that are visible here (a plan counts so): with
+    CUDA_VISIBLE_DEVICES=4,6 here, place 1 is `6`. Indices or UUIDs, as the variable has them."""
+    variable = _governing(kind, set_variables(environ))
+    entries = None if variable is None else _entries(environ[variable])
+    assert entries is None or all(place < len(entries) for place in places), f"{variable}={entries} has no places {places}"
+    return [str(place) if entries is None else entries[place] for place in places]
+
+
 def _governing(kind: Kind, given: Mapping[str, str]) -> str | None:
     """The variable that counts: HIP reads HIP_ first, then CUDA_."""
     order = {"cuda": (CUDA,), "rocm": (HIP, CUDA), "cpu": ()}[kind]

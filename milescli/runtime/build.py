@@ -19,6 +19,7 @@ from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.models import ModelFacts
 from milescli.plan.types import Plan
 from milescli.platform.environment import engine_environment, trainer_environment
+from milescli.platform.visibility import device_names
 from milescli.recipe.schema import Recipe
 from milescli.runtime.trainer import RankGroup
 from milescli.weights.base import EngineAddress
@@ -86,7 +87,7 @@ class Builder:
                     bundle=bundle,
                     num_gpus=self._gpu_share(),
                     kwargs=arguments,
-                    environment=trainer_environment(self.plan),
+                    environment=trainer_environment(self.plan, self._devices([slot.device])),
                 )
             )
         await start_all(ranks, timeout_s=settings.start_timeout_s)
@@ -114,7 +115,7 @@ class Builder:
                     bundle=self._first_bundle(index),
                     num_gpus=self._gpu_share(),
                     kwargs={"spec": spec},
-                    environment=engine_environment(self.plan),
+                    environment=engine_environment(self.plan, spec.visible_devices),
                 )
             )
         await start_all(engines.handles, timeout_s=timeout_s)
@@ -161,9 +162,13 @@ class Builder:
         )
 
     def _engine_devices(self, index: int) -> tuple[str, ...]:
+        return self._devices([slot.device for slot in self.plan.slots if slot.engine == index])
+
+    def _devices(self, places: list[int]) -> tuple[str, ...]:
+        """As the actor's visibility variable must name them; empty on a CPU."""
         if self.plan.device_kind == "cpu":
             return ()
-        return tuple(str(slot.device) for slot in self.plan.slots if slot.engine == index)
+        return tuple(device_names(self.plan.device_kind, places, os.environ))
 
     def _first_bundle(self, engine: int) -> int:
         return next(bundle for bundle, slot in enumerate(self.plan.slots) if slot.engine == engine)

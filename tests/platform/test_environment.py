@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from milescli.platform.environment import engine_environment, settings, trainer_environment
+from milescli.platform.environment import ROLES, engine_environment, environment_rows, settings, trainer_environment
 from milescli.platform.machine import Kind
 
 
@@ -39,9 +39,31 @@ def test_a_run_on_the_cpu_hides_the_gpus_and_shares_the_cores() -> None:
     assert environment["CUDA_VISIBLE_DEVICES"] == environment["HIP_VISIBLE_DEVICES"] == ""
 
 
-def test_devices_of_an_accelerator_are_left_to_ray() -> None:
+def test_devices_that_the_plan_does_not_name_are_left_to_ray() -> None:
     for kind in ("cuda", "rocm"):
         assert not {name for name in trainer_environment(_Plan(device_kind=kind)) if name.endswith("VISIBLE_DEVICES")}
+
+
+@pytest.mark.parametrize(("kind", "variables"), [("cuda", ["CUDA"]), ("rocm", ["HIP", "CUDA"])])
+def test_trainer_and_engine_of_a_slot_see_its_device_and_ray_does_not_change_it(kind: Kind, variables: list[str]) -> None:
+    plan = _Plan(device_kind=kind)
+    for environment in (trainer_environment(plan, ["6"]), engine_environment(plan, ["6"])):
+        for name in variables:
+            assert environment[f"{name}_VISIBLE_DEVICES"] == "6"
+            assert environment[f"RAY_EXPERIMENTAL_NOSET_{name}_VISIBLE_DEVICES"] == "1"
+    assert engine_environment(plan, ["4", "6"])[f"{variables[0]}_VISIBLE_DEVICES"] == "4,6"
+    assert ("CUDA_DEVICE_ORDER" in trainer_environment(plan, ["6"])) == (kind == "cuda")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "rocm"])
+def test_rows_for_people_hold_every_setting_of_both_roles_once(kind: Kind) -> None:
+    plan = _Plan(device_kind=kind)
+    rows = environment_rows(plan)
+    for role in ROLES:
+        shown = {name: value for whom, name, value, _ in rows if whom in ("all", role)}
+        wanted = {each.name: each.value for each in settings(plan, role, ["(its slot's device)"])}
+        assert shown == wanted
+    assert all(why for *_, why in rows)
 
 
 def test_loopback_is_pinned_on_one_node_only() -> None:

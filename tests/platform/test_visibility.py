@@ -6,7 +6,7 @@ import pytest
 
 from milescli.core.errors import MachineError
 from milescli.platform.machine import Device, Kind
-from milescli.platform.visibility import find_conflicts, visible_devices
+from milescli.platform.visibility import device_names, find_conflicts, visible_devices
 
 DEVICES = [Device(index=index, name="x", memory_bytes=1, arch="y", uuid=f"GPU-{index}abc") for index in range(4)]
 
@@ -65,3 +65,19 @@ def test_a_contradiction_is_refused_with_the_command_that_mends_it(kind: Kind, e
 
 def test_a_cpu_has_nothing_to_contradict() -> None:
     assert find_conflicts("cpu", [], {"CUDA_VISIBLE_DEVICES": "7", "ROCR_VISIBLE_DEVICES": "1"}) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "environ", "names"),
+    [
+        ("cuda", {}, ["1", "0"]),
+        ("cuda", {"CUDA_VISIBLE_DEVICES": "4, 6"}, ["6", "4"]),
+        ("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-3a,GPU-0abc"}, ["GPU-0abc", "GPU-3a"]),
+        ("rocm", {"HIP_VISIBLE_DEVICES": "3,1"}, ["1", "3"]),
+        ("rocm", {"CUDA_VISIBLE_DEVICES": "3,1"}, ["1", "3"]),
+    ],
+)
+def test_a_place_in_the_plan_is_named_as_the_own_variable_names_it(
+    kind: Kind, environ: dict[str, str], names: list[str]
+) -> None:
+    assert device_names(kind, [1, 0], environ) == names
