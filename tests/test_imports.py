@@ -10,7 +10,7 @@ import sys
 import pytest
 
 HEAVY = ("torch", "ray", "sglang", "megatron", "transformers", "numpy", "huggingface_hub")
-VERBS = ("launch", "resume", "eval", "export", "doctor", "recipes", "runs", "help")
+VERBS = ("launch", "resume", "eval", "export", "convert", "doctor", "recipes", "runs", "help")
 
 PROBE = """
 import json, sys
@@ -76,6 +76,8 @@ def test_completion_loads_nothing_heavy(words: str, offers: str) -> None:
         (["launch"], 2),
         (["eval", "no-such-run"], 6),
         (["doctor", "--recipe", "nothing"], 3),
+        (["convert", "hf-to-megatron", "somewhere"], 2),
+        (["convert", "megatron-to-hf", "a", "b", "--max-shard-size", "big"], 2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )

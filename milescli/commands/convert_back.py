@@ -43,12 +43,13 @@ def megatron_to_hf(
     dry_run: DryRunOption = False,
 ) -> None:
     """Write a Hugging Face folder that transformers and SGLang load."""
+    shard_bytes = _size(max_shard_size)
     from milescli.commands.show_convert import show_conversion, show_preview
     from milescli.runtime.convert_back import OutletOptions, convert_to_hf, preview_to_hf
 
     output: Output = context.obj
     dtype_name = dtype.value if dtype else None
-    options = OutletOptions(model=model, step=step, verify=verify, dtype=dtype_name, shard_bytes=_size(max_shard_size))
+    options = OutletOptions(model=model, step=step, verify=verify, dtype=dtype_name, shard_bytes=shard_bytes)
     if dry_run:
         show_preview(preview_to_hf(source, target, options=options, output=output), output=output)
     else:

@@ -44,7 +44,7 @@ def parse_size(text: str) -> int:
     factor = _SUFFIXES.get(text.strip()[len(number) :].strip().upper())
     try:
         size = int(float(number) * factor) if factor is not None else 0
-    except ValueError:
+    except (ValueError, OverflowError):
         size = 0
     if size < 1:
         raise ValueError(f"`{text}` is no size; one looks like 5GB or 512MiB")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from milescli.core.units import format_bytes, format_count, format_duration
+from milescli.core.units import format_bytes, format_count, format_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,16 @@ def test_durations(seconds: float, text: str) -> None:
 def test_no_duration_says_sixty(seconds: float) -> None:
     text = format_duration(seconds)
     assert "60 s" not in text and "60.0 s" not in text and "60 m" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("5GB", 5 * 10**9), ("512MiB", 512 * 2**20), ("1.5kb", 1500), (" 7 ", 7), ("2 TiB", 2 * 1024**4)]
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-5GB", "0", "5XB", "five", "1e999GB", "nan"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no size"):
+        parse_size(text)

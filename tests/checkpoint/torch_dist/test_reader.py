@@ -1,0 +1,98 @@
+"""Reading boxes from what torch's own writer wrote, in any chunks; and keys that cover their tensors exactly once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from milescli.checkpoint.torch_dist.keys import Box, incomplete, items
+from milescli.checkpoint.torch_dist.metadata import make_metadata
+from milescli.checkpoint.torch_dist.reader import TorchDistReader
+from milescli.checkpoint.torch_dist.weights import CheckpointWeights
+from milescli.core.errors import CheckpointError
+from milescli.models import parse_facts, table
+from tests.families.cases import ALL
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """As torch saves it, without a process group."""
+    state = {"a": torch.arange(60.0).view(3, 4, 5), "b.weight": torch.randn(7, 3).bfloat16(), "c": torch.tensor(2.5)}
+    dcp.save(state, checkpoint_id=tmp_path / "saved", no_dist=True)
+    return tmp_path / "saved", state
+
+
+def test_boxes_of_any_size_are_read(saved: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    folder, state = saved
+    with TorchDistReader(folder) as reader:
+        assert sorted(reader.names()) == sorted(state)
+        assert torch.equal(reader.read("a", (0, 0, 0), (3, 4, 5)), state["a"])
+        assert torch.equal(reader.read("a", (1, 1, 2), (2, 3, 2)), state["a"][1:3, 1:4, 2:4])
+        assert torch.equal(reader.read("b.weight", (2, 0), (3, 3)), state["b.weight"][2:5])
+        assert torch.equal(reader.read("c", (), ()), state["c"])
+
+
+def test_pieces_of_other_layouts_are_put_together(tmp_path: Path) -> None:
+    lines = table(parse_facts(ALL["qwen3-moe"].config))
+    whole: dict[str, torch.Tensor] = {}
+    for item in items(lines):
+        for box in item.boxes:
+            whole.setdefault(box.key, torch.randn(box.whole))
+    dcp.save(whole, checkpoint_id=tmp_path / "one", no_dist=True)
+    with TorchDistReader(tmp_path / "one") as reader:
+        weights = CheckpointWeights(reader, lines)
+        for name, entries in weights.units.items():
+            rows = list(weights.rows(name))
+            assert [tuple(row.shape) for row in rows] == [entries[0].shapes[entries[0].hf.index(name)]]
+        gate = next(entry for entry in lines.entries if entry.expert == 4 and "linear_fc1" in entry.megatron)
+        first, second = weights.disk(gate)
+        stored = whole[f"decoder.layers.{gate.layer}.mlp.experts.experts.linear_fc1.weight"][4]
+        assert torch.equal(torch.cat([first, second]), stored)
+
+
+def test_what_is_missing_is_named(saved: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    folder, _ = saved
+    with TorchDistReader(folder) as reader, pytest.raises(CheckpointError, match=r"lacks `d`"):
+        reader.read("d", (0,), (1,))
+    data = next(folder.glob("*.distcp"))
+    data.rename(folder / "elsewhere")
+    with TorchDistReader(folder) as reader, pytest.raises(CheckpointError, match="corrupt") as caught:
+        reader.read("a", (0, 0, 0), (1, 1, 1))
+    assert data.name in caught.value.why
+    (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "zarr", "sharded_backend_version": 1}))
+    with pytest.raises(CheckpointError, match="another format"):
+        TorchDistReader(folder)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe", "deepseek-v3", "nemotron-h-moe"])
+def test_every_key_is_covered_exactly_once(name: str) -> None:
+    boxes = [box for item in items(table(parse_facts(ALL[name].config))) for box in item.boxes]
+    assert incomplete(boxes) is None
+    part = next(box for box in boxes if box.sizes != box.whole)
+    assert incomplete([box for box in boxes if box is not part]) is not None
+    assert "in one place" in str(incomplete([*boxes, boxes[5]]))
+    moved = replace(boxes[0], offsets=(boxes[0].offsets[0] + 1, *boxes[0].offsets[1:]))
+    assert incomplete([moved, *boxes[1:]]) is not None
+
+
+def test_boxes_that_overlap_are_seen() -> None:
+    first = Box(key="a", offsets=(0, 0), sizes=(2, 3), whole=(4, 3))
+    assert incomplete([first, replace(first, offsets=(2, 0))]) is None
+    assert incomplete([first, replace(first, offsets=(1, 0), sizes=(3, 3))]) is not None
+    assert (
+        incomplete([first, replace(first, offsets=(2, 0), sizes=(2, 2)), replace(first, offsets=(2, 2), sizes=(2, 1))]) is None
+    )
+    assert incomplete([first]) is not None
+
+
+def test_metadata_are_plain_data(tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(make_metadata([], empty=("x", 0)))
+    with TorchDistReader(tmp_path) as reader:
+        assert reader.names() == []
