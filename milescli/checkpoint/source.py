@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from milescli.checkpoint.formats.base import Scheme, stored_shapes
+from milescli.checkpoint.formats.base import Scheme, dequantise_by_rows, stored_shapes
 from milescli.checkpoint.formats.schemes import DROPPED, quantization_config, schemes_of
 from milescli.checkpoint.hf_folder import HfReader
 from milescli.core.errors import CheckpointError
@@ -114,7 +114,7 @@ class QuantisedReader:
         """[..., start:end along `dim` (0 or 1), ...] of a plain tensor."""
         if name not in self._stored:
             return self._reader.read(name, dim=dim, start=start, end=end)
-        return self.read_float(name, dim=dim, start=start, end=end).to(PLAIN_DTYPE)
+        return self._read(name, dim=dim, start=start, end=end, dtype=PLAIN_DTYPE)
 
     def read_row(self, name: str, *, row: int) -> torch.Tensor:
         """[row] of a stacked tensor."""
@@ -126,16 +126,19 @@ class QuantisedReader:
         """[start:end along every dim] of a plain tensor."""
         if name not in self._stored:
             return self._reader.read_region(name, *ranges)
-        return _region(self._reader, self._stored[name], list(ranges)).to(PLAIN_DTYPE)
+        return _region(self._reader, self._stored[name], list(ranges), dtype=PLAIN_DTYPE)
 
     def read_float(self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None) -> torch.Tensor:
         """As `read`, in float32: quantised numbers times their scales, not rounded again."""
         if name not in self._stored:
             return self._reader.read(name, dim=dim, start=start, end=end).float()
+        return self._read(name, dim=dim, start=start, end=end, dtype=torch.float32)
+
+    def _read(self, name: str, *, dim: int, start: int, end: int | None, dtype: torch.dtype) -> torch.Tensor:
         shape = self._stored[name].plain_shape
         ranges = [(0, length) for length in shape]
         ranges[dim] = slice(start, end).indices(shape[dim])[:2]
-        return _region(self._reader, self._stored[name], ranges)
+        return _region(self._reader, self._stored[name], ranges, dtype=dtype)
 
     def parts(self, name: str) -> dict[str, torch.Tensor] | None:
         """role -> stored tensor of a quantised tensor, whole; None where it is plain."""
@@ -232,8 +235,8 @@ def _misfit(reader: HfReader, scheme: Scheme, values_name: str) -> str:
     return f"`{names['scale']}` is {list(scale)} {reader.dtype(names['scale'])}, and `{names['values']}` {list(values)} needs {expected}"
 
 
-def _region(reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]]) -> torch.Tensor:
-    """float32 [start:end along every dim] of the plain tensor."""
+def _region(reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]], *, dtype: torch.dtype) -> torch.Tensor:
+    """[start:end along every dim] of the plain tensor."""
     scheme, codec = stored.scheme, stored.scheme.codec
     assert len(ranges) == len(stored.shape), (stored.names, ranges)
     if scheme.transposed:
@@ -254,8 +257,8 @@ def _region(reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]]) ->
     parts = {"values": values, "scale": scale}
     if "global_scale" in stored.names:
         parts["global_scale"] = reader.read_region(stored.names["global_scale"], *_whole(reader, stored.names["global_scale"]))
-    region = codec.dequantise(parts, offset=(row_offset, column_offset))
-    region = region.narrow(-1, columns[0] - first * unit, columns[1] - columns[0])
+    within = (columns[0] - first * unit, columns[1] - first * unit)
+    region = dequantise_by_rows(codec, parts, dtype=dtype, columns=within, offset=(row_offset, column_offset))
     return region.transpose(-1, -2).contiguous() if scheme.transposed else region
 
 

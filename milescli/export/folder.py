@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -35,6 +36,7 @@ Plain = Literal["bf16", "fp16", "fp32"]
 PLAIN_DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ReadTensors = Callable[[WeightTable], Iterator[Named]]
 """Of a table: (name on disk, tensor) of its weights in order; those of MTP layers may be missing."""
+Watch = Callable[[int], AbstractContextManager[Callable[[int], object]]]
 _NOT_CARRIED = ("README.md", "hf_quant_config.json")
 """The base model's card, which is not this one's, and what ModelOpt says of its quantisation."""
 
@@ -68,12 +70,25 @@ class _Job:
     base: Source | None
     dtypes: dict[str, torch.dtype]
     passed: list[str]
+    done: Callable[[int], object] = lambda num_bytes: None
+    """Told of the bytes of each tensor that was dealt with."""
     copied_mtp: list[str] = field(default_factory=list)
     absent_mtp: list[str] = field(default_factory=list)
     """Of layers that config.json has and neither the weights nor the base model."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors, counted in 16 bits a number."""
+        shapes = [*self.table.hf_shapes().values(), *(self.base.shape(name) for name in self.passed if self.base)]
+        return sum(2 * math.prod(shape) for shape in shapes)
+
     def tensors(self) -> Iterator[Named]:
         """Every tensor of the folder, plain: of the weights that are given, then what the base model has beyond them."""
+        for name, tensor in self._each():
+            yield name, tensor
+            self.done(2 * tensor.numel())
+
+    def _each(self) -> Iterator[Named]:
         expected = dict.fromkeys(name for entry in self.table.entries for name in entry.hf)
         for name, tensor in self.read(self.table):
             expected.pop(name)
@@ -101,10 +116,11 @@ def write_folder(
     base: Path,
     format: str,
     card: Callable[[Folder], Mapping[str, str]],
+    watch: Watch = lambda total: nullcontext(lambda num_bytes: None),
     max_shard_bytes: int = 4 * 2**30,
 ) -> Folder:
     """Write `out`, which must be free. `base`: the folder whose config, tokenizer and untrained parts are taken; it may hold no weights.
-    `card`: of what was written, file name -> text.
+    `card`: of what was written, file name -> text. `watch`: given all bytes that will be written and read back, is told of each tensor's.
 
     Raises CheckpointError where `out` is in use, the disk is too small, a weight is missing, or what was read back is wrong: nothing is
     left then.
@@ -117,6 +133,7 @@ def write_folder(
         with ExitStack() as open_files:
             job, config, notes = _plan(table, read, base, format=format, open_files=open_files)
             _require_space(part, job)
+            job.done = open_files.enter_context(watch(2 * job.num_bytes))
             size = _write(part, job, max_shard_bytes=max_shard_bytes)
             carry_over(base, part)
             for name in _NOT_CARRIED:
@@ -218,9 +235,7 @@ def _require_space(part: Path, job: _Job) -> None:
     needed = 0
     for name, shape in job.table.hf_shapes().items():
         choice = job.choices.get(name)
-        numbers = 1
-        for length in shape:
-            numbers *= length
+        numbers = math.prod(shape)
         codec = choice.scheme.codec if choice and choice.scheme else None
         bits = 8 if codec and codec.per_element == 1 else 4 if codec else 8 * job.dtypes[name].itemsize
         needed += numbers * bits // 8

@@ -14,6 +14,7 @@ from milescli.checkpoint.base import METADATA_NAME, TRACKER_NAME
 from milescli.checkpoint.source import open_source
 from milescli.checkpoint.store import PREFIX
 from milescli.checkpoint.torch_dist.weights import read_hf_tensors
+from milescli.console.transfer import Transfer
 from milescli.core.errors import CheckpointError
 from milescli.export.adapter import Adapter, is_adapter, merge_into, read_adapter
 from milescli.export.adapter_folder import write_adapter_folder
@@ -120,10 +121,13 @@ def _export_model(subject: _Subject, *, to: Path, format: str | None, output: Ou
         name = to.resolve().name
         return model_card(folder, table=lines, base=subject.base, name=name, story=subject.story, base_model=subject.base_model)
 
+    def watch(total_bytes: int) -> Transfer:
+        return Transfer(output, label=f"writing and reading back {to.name}", total_bytes=total_bytes)
+
     with ExitStack() as open_files:
         chosen = format or _PLAIN_OF[facts.dtype]
         read = subject.read(open_files)
-        done = write_folder(to, table=lines, read=read, base=subject.base, format=chosen, card=card)
+        done = write_folder(to, table=lines, read=read, base=subject.base, format=chosen, card=card, watch=watch)
     for note in done.notes:
         output.warn(note)
     if done.copied:

@@ -118,8 +118,9 @@ def _with(shape: torch.Size, dim: int, length: int) -> list[int]:
     return changed
 
 
-def row_chunks(codec: Codec, rows: int, columns: int, *, numbers: int = 2**23) -> list[tuple[int, int]]:
-    """(first row, end) of pieces of about `numbers` numbers that end at the ends of blocks, so that work on a weight takes little memory."""
+def row_chunks(codec: Codec, rows: int, columns: int, *, numbers: int = 2**19) -> list[tuple[int, int]]:
+    """(first row, end) of pieces of about `numbers` numbers that end at the ends of blocks. Work on a weight so takes little memory, and
+    the same memory again: fresh pages cost more than the arithmetic."""
     block = codec.block[0] or rows
     length = max(numbers // max(columns, 1) // block, 1) * block
     return [(first, min(first + length, rows)) for first in range(0, rows, length)]
@@ -132,3 +133,27 @@ def quantise_by_rows(codec: Codec, weight: Tensor, shared: Tensor | None = None)
     pieces = [codec.quantise(weight[first:end], shared) for first, end in row_chunks(codec, *weight.shape)]
     parts = {role: torch.cat([piece[role] for piece in pieces]) for role in ("values", "scale")}
     return parts | {role: tensor for role, tensor in pieces[0].items() if role not in parts}
+
+
+def dequantise_by_rows(
+    codec: Codec, parts: Mapping[str, Tensor], *, dtype: torch.dtype, columns: tuple[int, int], offset: tuple[int, int] = (0, 0)
+) -> Tensor:
+    """As `codec.dequantise`, piece by piece, of columns [start:end] counted from the first stored one, rounded to `dtype`."""
+    values, scale = parts["values"], parts["scale"]
+    out = torch.empty((*values.shape[:-1], columns[1] - columns[0]), dtype=dtype)
+    if values.dim() > 2:
+        for number in range(len(values)):
+            own = {**parts, "values": values[number], "scale": scale[number]}
+            out[number] = dequantise_by_rows(codec, own, dtype=dtype, columns=columns, offset=offset)
+        return out
+    size = codec.block[0]
+    # after a first piece that ends where its block does, pieces begin with blocks
+    begin = min(size - offset[0], len(values)) if size and offset[0] else 0
+    chunks = [(begin + first, begin + end) for first, end in row_chunks(codec, len(values) - begin, out.shape[1])]
+    for first, end in ([(0, begin)] if begin else []) + (chunks if len(values) > begin else []):
+        at = offset[0] + first
+        rows = scale[at // size : -(-(offset[0] + end) // size)] if size else scale
+        own = {**parts, "values": values[first:end], "scale": rows}
+        whole = codec.dequantise(own, offset=(at % size if size else 0, offset[1]))
+        out[first:end] = whole[:, columns[0] : columns[1]]
+    return out

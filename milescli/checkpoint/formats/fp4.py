@@ -19,17 +19,16 @@ from milescli.checkpoint.formats.e8m0 import from_e8m0, smallest_power, to_e8m0
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """By code: sign, two bits of exponent, one of mantissa (OCP Microscaling Formats v1.0, section 5.3.3)."""
 LARGEST = 6.0
-_MIDDLES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 NV_BLOCK, MX_BLOCK = (1, 16), (1, 32)
 _LARGEST_E4M3 = 448.0
 
 
 def to_e2m1(scaled: Tensor) -> Tensor:
     """float32 -> codes, uint8. Rounded to nearest, ties to the even code; beyond 6: 6."""
-    middles = torch.tensor(_MIDDLES, device=scaled.device)
-    # a tie falls below its middle where the code below is even, and above it where that is odd
-    middles[1::2] = torch.nextafter(middles[1::2], middles.new_zeros(()))
-    return torch.bucketize(scaled.abs().contiguous(), middles).to(torch.uint8) | (torch.signbit(scaled).to(torch.uint8) << 3)
+    size = scaled.abs().clamp(max=LARGEST)
+    # steps of 0.5 below 2, of 1 below 4, of 2 beyond; `round` takes ties to even, and so do the codes
+    code = torch.where(size < 2, (2 * size).round(), torch.where(size < 4, size.round() + 2, (size / 2).round() + 4))
+    return code.to(torch.uint8) | (torch.signbit(scaled).to(torch.uint8) << 3)
 
 
 def pack(codes: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ LARGEST = 448.0
 BLOCK = (128, 128)
 _SMALLEST_EXPONENT = -6
 _MANTISSA_BITS = 3
+_EXPONENT_BITS = 0x7F800000
+"""Of a float32: what is left is the power of two at or below it."""
 
 
 def to_e4m3(scaled: Tensor) -> Tensor:
@@ -25,9 +27,9 @@ def to_e4m3(scaled: Tensor) -> Tensor:
 
 
 def half_step_e4m3(magnitude: Tensor) -> Tensor:
-    """Half the distance of neighbouring e4m3 numbers at `magnitude`."""
-    exponent = torch.frexp(magnitude)[1] - 1
-    return torch.ldexp(torch.ones_like(magnitude), exponent.clamp(min=_SMALLEST_EXPONENT) - _MANTISSA_BITS - 1)
+    """Half the distance of neighbouring e4m3 numbers at `magnitude` (float32)."""
+    power = (magnitude.view(torch.int32) & _EXPONENT_BITS).view(torch.float32)
+    return (power * 2.0 ** -(_MANTISSA_BITS + 1)).clamp(min=2.0 ** (_SMALLEST_EXPONENT - _MANTISSA_BITS - 1))
 
 
 def _quantise(weight: Tensor, _: Tensor | None, *, block: tuple[int, int], powers: bool) -> Parts:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from milescli.backends.transformers.logits import declare_torchvision_operators
-from milescli.checkpoint.formats import fp4, fp8_block, int4, mxfp8
+from milescli.checkpoint.formats import base, fp4, fp8_block, int4, mxfp8
 from milescli.checkpoint.formats.base import Codec, stored_shapes
 from milescli.checkpoint.formats.e8m0 import from_e8m0, smallest_power, to_e8m0
 
@@ -189,3 +189,20 @@ def test_a_region_is_dequantised_by_its_own_blocks(codec: Codec) -> None:
     rows = codec.block[0] or 200
     region = {**parts, "values": parts["values"][rows // 2 : rows + 1], "scale": parts["scale"][:2]}
     assert torch.equal(codec.dequantise(region, offset=(rows // 2, 0)), whole[rows // 2 : rows + 1])
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_work_in_pieces_gives_the_same(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = weights()[1]
+    parts = codec.quantise(weight, None)
+    whole = codec.dequantise(parts)
+    chunks = base.row_chunks
+    monkeypatch.setattr(base, "row_chunks", lambda codec, rows, columns: chunks(codec, rows, columns, numbers=5 * columns))
+    assert all(torch.equal(tensor, parts[role]) for role, tensor in base.quantise_by_rows(codec, weight).items())
+    begin = 37 if codec.block[0] > 1 else 0
+    region = {**parts, "values": parts["values"][begin:]}
+    found = base.dequantise_by_rows(codec, region, dtype=torch.float32, columns=(3, 90), offset=(begin, 0))
+    assert torch.equal(found, whole[begin:, 3:90])
+    stacked = {role: torch.stack([part, part]) if part.dim() else part for role, part in parts.items()}
+    both = base.dequantise_by_rows(codec, stacked, dtype=torch.bfloat16, columns=(0, weight.shape[1]))
+    assert torch.equal(both, torch.stack([whole, whole]).to(torch.bfloat16))
