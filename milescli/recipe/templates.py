@@ -8,6 +8,16 @@ from milescli.core.errors import RecipeError
 from milescli.core.registry import nearest
 
 SUFFIXES = (".yaml", ".yml")
+ALIASES = {
+    "deepseek-v4": "deepseek-v4-flash",
+    "qwen3-0.6b-gsm8k": "qwen3-0.6b",
+    "qwen3-next": "qwen3-next-80b-a3b",
+    "qwen3.5": "qwen3.5-35b-a3b",
+    "qwen3.6": "qwen3.6-35b-a3b",
+}
+"""Other names that `--recipe` takes -> the recipe that is meant."""
+MODELS_FILE = "models.json"
+"""Beside the recipes: what their models are, measured from their published config.json."""
 
 
 def templates_dir() -> Path:
@@ -30,11 +40,11 @@ def find_recipe(recipe: str, *, cwd: Path) -> Path:
         if path.is_file():
             return path
         raise _no_file(recipe, path)
-    path = templates_dir() / f"{recipe}.yaml"
+    path = templates_dir() / f"{ALIASES.get(recipe, recipe)}.yaml"
     if recipe and path.is_file():
         return path
     beside = [cwd / f"{recipe}{suffix}" for suffix in SUFFIXES if recipe and (cwd / f"{recipe}{suffix}").is_file()]
-    guess = nearest(recipe, template_names())
+    guess = nearest(recipe, [*template_names(), *ALIASES])
     fixes = [f"miles launch --recipe {beside[0].name}"] if beside else []
     fixes += [f"miles launch --recipe {guess}"] if guess else []
     raise RecipeError(
