@@ -33,14 +33,14 @@ def recipes(
     name: Annotated[str | None, typer.Argument(metavar="NAME", autocompletion=suggest.recipes, show_default=False)] = None,
 ) -> None:
     """List the recipes that ship, or show one."""
-    from milescli.recipe.templates import describe, find_recipe, template_names
+    from milescli.recipe.templates import find_recipe
 
     output: Output = context.obj
     if action is Action.LIST:
-        found = {template: describe(template) for template in template_names()}
-        output.json("recipes", {"recipes": [{"name": key, "description": text} for key, text in found.items()]})
-        output.table(["recipe", "what it is"], list(found.items()))
-        output.note("\nmiles launch --recipe NAME --dry-run   shows what would run here")
+        from milescli.commands.show_recipes import show_recipes
+        from milescli.runtime.recipe_list import recipe_rows
+
+        show_recipes(recipe_rows(), output=output)
         return
     if name is None:
         raise typer.BadParameter("say which recipe to show: miles recipes show quickstart", param_hint="NAME")

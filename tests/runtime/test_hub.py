@@ -16,10 +16,10 @@ from huggingface_hub import constants
 from milescli.console.output import Mode, Output
 from milescli.core.errors import CheckpointError, DataError, ExitCode, MachineError
 from milescli.recipe.hub_name import parse_hub
-from milescli.recipe.schema import Data
+from milescli.recipe.schema import Data, Recipe
 from milescli.runtime import hub as hub_module
 from milescli.runtime.hub import fetch_data, fetch_model
-from milescli.runtime.material import _absolute
+from milescli.runtime.material import _absolute, facts_of_recipe, prepare
 from milescli.runtime.rundir import RunDir
 from tests.runtime.small_hub import COMMIT, SmallHub, small_hub
 
@@ -142,3 +142,19 @@ def test_what_the_hub_does_not_have_is_refused_in_three_parts(hub: SmallHub) -> 
     assert "--set model.path=/path/to/a/copy" in caught.value.fixes
     with pytest.raises(DataError, match="neither a file nor to be had from the hub"):
         _fetch("hf:org/none:train")
+
+
+def test_a_run_takes_model_and_data_from_the_hub(hub: SmallHub, tmp_path: Path) -> None:
+    sums = {"data": {"prompts": "task:sums"}, "model": {"scratch": {"num_layers": 1, "hidden_size": 32, "ffn_hidden_size": 32}}}
+    made = prepare(Recipe.model_validate(sums | {"rollout": {"reward": "gsm8k"}}), RunDir(path=tmp_path / "made"))
+    hub.files["models/org/tiny"] = {file.name: file.read_bytes() for file in made.model_dir.iterdir()}
+    wish = {"model": {"path": "org/tiny"}, "data": {"prompts": "hf:org/sums:main:train", "eval": "hf:org/sums:main:test"}}
+    recipe = Recipe.model_validate(wish | {"rollout": {"reward": "gsm8k"}})
+    assert facts_of_recipe(recipe.model).num_layers == 1
+    assert hub.fetched == ["config.json"]
+
+    found = prepare(recipe, RunDir(path=tmp_path / "run"))
+    assert found.facts == made.facts
+    assert [prompt.text for prompt in found.prompts.prompts] == ["1+0?", "0+1?", "2-1?"]
+    assert [prompt.text for prompt in found.heldout] == ["1*1?"]
+    assert found.reports["eval"].path.endswith("main/test-00000-of-00001.parquet")

@@ -1,0 +1,95 @@
+"""`miles recipes`: each recipe that ships with its model's size, its data, and the smallest machine that the planner finds room on. No network."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from milescli.core.errors import MilesError
+from milescli.models import ModelFacts, parse_facts, table
+from milescli.plan.make import make_plan
+from milescli.platform.machine import parse_machine
+from milescli.recipe.load import load
+from milescli.recipe.schema import Recipe
+from milescli.recipe.templates import ALIASES, MODELS_FILE, template_names, templates_dir
+from milescli.runtime import scratch
+
+YARDSTICK = ("1xH100", "2xH100", "4xH100", "8xH100", *(f"{nodes}x8xH100" for nodes in (2, 4, 8, 16, 32, 64)))
+"""Machines that are tried, the smallest first."""
+NO_MACHINE = "none"
+"""In `models.json`: the planner finds no room on any of them, or the model cannot be trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeRow:
+    """One recipe."""
+
+    name: str
+    aliases: list[str]
+    description: str
+    model: str
+    """Name on the hub; `made here` for one from scratch."""
+    family: str
+    num_parameters: int | None
+    """Without multi-token-prediction layers and vision tower; None: not measured."""
+    num_active_parameters: int | None
+    """Of one token."""
+    algorithm: str
+    prompts: str
+    eval: str | None
+    smallest_machine: str | None
+    """By the planner's estimate, in H100s; None: not known."""
+
+
+def recipe_rows() -> list[RecipeRow]:
+    """Every recipe that ships, smaller models first."""
+    known = json.loads((templates_dir() / MODELS_FILE).read_text(encoding="utf-8"))
+    rows = [_row(name, known["models"], known["smallest_machines"]) for name in template_names()]
+    return sorted(rows, key=lambda row: (row.num_parameters or 0, row.name))
+
+
+def smallest_machine(recipe: Recipe, facts: ModelFacts) -> str | None:
+    """The first of the yardstick that the planner finds room on; None where it finds none, and where it does not forecast memory."""
+    if facts.untrainable:
+        return None
+    for name in YARDSTICK:
+        machine = parse_machine(name)
+        sized = recipe.model_copy(update={"machine": recipe.machine.model_copy(update={"nodes": len(machine.nodes)})})
+        try:
+            plan = make_plan(sized, machine, facts)
+        except MilesError:
+            continue  # too small, or no legal layout on it
+        return name if getattr(plan, "forecast", None) is not None else None
+    return None
+
+
+def _row(name: str, models: dict[str, dict[str, object]], machines: dict[str, str]) -> RecipeRow:
+    recipe = load(name, environ={}, cwd=Path("/"), home=Path("/")).recipe
+    if recipe.model.scratch is not None:
+        made = table(parse_facts(scratch.config_of(recipe.model.scratch)))
+        facts: dict[str, object] = {
+            "family": recipe.model.scratch.family,
+            "parameters": made.num_parameters,
+            "active": made.num_active_parameters,
+        }
+        machine: str | None = "cpu"
+    else:
+        facts, machine = models.get(str(recipe.model.path), {}), machines.get(name)
+    return RecipeRow(
+        name=name,
+        aliases=[alias for alias, meant in ALIASES.items() if meant == name],
+        description=recipe.description,
+        model=recipe.model.path or "made here",
+        family=str(facts.get("family", "?")),
+        num_parameters=_number(facts.get("parameters")),
+        num_active_parameters=_number(facts.get("active")),
+        algorithm=recipe.train.algorithm,
+        prompts=str(recipe.data.prompts),
+        eval=recipe.data.eval,
+        smallest_machine=None if machine == NO_MACHINE else machine,
+    )
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) else None
