@@ -23,7 +23,9 @@ from milescli.doctor.host import (
     check_visibility,
     shm_sizes,
 )
+from milescli.doctor.links import check_topology
 from milescli.doctor.pins import check_pins, check_python
+from milescli.doctor.torch_build import judge_trial
 from milescli.doctor.trial import run_trial
 from milescli.doctor.wish import recipe_checks
 from milescli.platform.machine import Machine
@@ -50,6 +52,7 @@ def all_checks(loaded: LoadedRecipe | None) -> list[Check]:
         Check(name="pins", run=check_pins),
         Check(name="platform", run=lambda: check_platform(machine()), timeout_s=120.0),
         Check(name="visibility", run=lambda: check_visibility(accelerators(), environ=os.environ), timeout_s=120.0),
+        Check(name="topology", run=lambda: check_topology(accelerators()), timeout_s=120.0),
         Check(name="memory", run=lambda: _memory(machine()), timeout_s=120.0),
         Check(name="disk", run=lambda: check_disk(runs_dir), timeout_s=60.0),
         Check(name="shm", run=lambda: check_shm(size_bytes=shm_bytes, free_bytes=shm_free)),
@@ -87,10 +90,17 @@ def _trials(machine: Callable[[], Machine]) -> list[Check]:
             is_heavy=True,
         )
 
+    seen = Check(
+        name="torch",
+        run=lambda: judge_trial(run_trial("torch", device_kind=machine().kind, timeout_s=120.0), machine()),
+        timeout_s=150.0,
+        is_heavy=True,
+    )
     return [
+        seen,
         trial("ray", timeout_s=180.0),
-        trial("collective", timeout_s=180.0),
-        trial("engine", timeout_s=420.0, names=("engine", "weights")),
+        trial("collective", timeout_s=180.0, names=("collective", "links")),
+        trial("engine", timeout_s=420.0, names=("engine", "trainer", "weights")),
     ]
 
 

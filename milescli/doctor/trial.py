@@ -14,7 +14,7 @@ from milescli.doctor.finding import Finding, Status, fail
 from milescli.runtime import guardian
 
 _LAST_LINES = 8
-_TRIAL_OF = {"weights": "engine"}
+_TRIAL_OF = {"weights": "engine", "trainer": "engine", "links": "collective"}
 
 
 def run_trial(
@@ -52,7 +52,7 @@ def run_trial(
                 process.wait()
         found = _findings(output.read_text(encoding="utf-8", errors="replace"))
         missing = [name for name in names or (check,) if name not in {each.check for each in found}]
-        return found + [_broken(name, ended, log) for name in missing]
+        return found + [_broken(name, ended, log, device_kind) for name in missing]
     finally:
         watchdog.release()
 
@@ -66,12 +66,12 @@ def _findings(text: str) -> list[Finding]:
     return found
 
 
-def _broken(name: str, ended: str, log: Path) -> Finding:
+def _broken(name: str, ended: str, log: Path, device_kind: str) -> Finding:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
     why = f"the trial {ended}; its last words:\n" + ("\n".join(f"  | {line}" for line in lines) or "  (none)")
     return fail(
         name,
         "does not work here",
         why=why,
-        fix=f"python -m milescli.doctor.trials {_TRIAL_OF.get(name, name)} $(mktemp -d) cpu   # watch it",
+        fix=f"python -m milescli.doctor.trials {_TRIAL_OF.get(name, name)} $(mktemp -d) {device_kind}   # watch it",
     )[0]

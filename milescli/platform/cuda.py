@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 
 from milescli.platform.machine import Device, Interconnect
@@ -39,16 +40,25 @@ def parse_interconnect(text: str, *, indices: list[int]) -> Interconnect:
     """The slowest link between any two of the devices `indices`, from TOPOLOGY's matrix; pcie where it cannot be read."""
     if len(indices) < 2:
         return "none"
+    links = parse_links(text)
+    told = [links.get((a, b), "") for a, b in itertools.combinations(sorted(indices), 2)]
+    return "nvlink" if all(link.startswith("NV") for link in told) else "pcie"
+
+
+def parse_links(text: str) -> dict[tuple[int, int], str]:
+    """(a, b) with a < b -> NV18, C2C, PIX, PXB, PHB, NODE or SYS, from TOPOLOGY's matrix; where the two halves differ, the slower one."""
     rows: dict[int, list[str]] = {}
     for line in _ESCAPES.sub("", text).splitlines():
         cells = line.split()
         if cells and (found := re.fullmatch(r"GPU(\d+)", cells[0])) and len(cells) > 1 and _LINK.fullmatch(cells[1]):
             rows[int(found[1])] = cells[1:]
     order = sorted(rows)
-    place = {index: order.index(index) for index in indices if index in rows}
-    links = [rows[a][place[b]] for a in place for b in place if a != b and place[b] < len(rows[a])]
-    complete = len(links) == len(indices) * (len(indices) - 1)
-    return "nvlink" if complete and all(link.startswith("NV") for link in links) else "pcie"
+    links: dict[tuple[int, int], str] = {}
+    for (i, a), (j, b) in itertools.combinations(enumerate(order), 2):
+        halves = [rows[one][place] for one, place in ((a, j), (b, i)) if place < len(rows[one])]
+        if len(halves) == 2:
+            links[a, b] = min(halves, key=lambda link: link.startswith("NV"))
+    return links
 
 
 def _arch(capability: str) -> str:

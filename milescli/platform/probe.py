@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from milescli.platform import cuda, rocm
@@ -40,6 +40,8 @@ class Accelerators:
     driver_version: str = ""
     runtime_version: str = ""
     notes: list[str]
+    links: dict[tuple[int, int], str] = field(default_factory=dict)
+    """(a, b) with a < b, indices of devices -> NV18, PIX, SYS; XGMI, PCIE. What the tool does not tell is left out."""
 
 
 def probe(
@@ -114,10 +116,12 @@ def _find_cuda(run: RunTool, root: Path, notes: list[str]) -> Accelerators | Non
     if not devices:
         return None
     indices = [device.index for device in devices]
+    topology = _ask(run, cuda.TOPOLOGY, notes) if len(indices) > 1 else ""
     return Accelerators(
         kind="cuda",
         devices=devices,
-        interconnect=cuda.parse_interconnect(_ask(run, cuda.TOPOLOGY, notes), indices=indices) if len(indices) > 1 else "none",
+        interconnect=cuda.parse_interconnect(topology, indices=indices),
+        links=cuda.parse_links(topology),
         driver_version=driver,
         runtime_version=cuda.parse_cuda_version(_ask(run, cuda.SUMMARY, notes)),
         notes=notes,
@@ -133,11 +137,13 @@ def _find_rocm(run: RunTool, root: Path, notes: list[str]) -> Accelerators | Non
     if not devices:
         return None
     indices = [device.index for device in devices]
+    links = _ask(run, topology, notes) if len(indices) > 1 else ""
     version = root / rocm.VERSION_FILE
     return Accelerators(
         kind="rocm",
         devices=devices,
-        interconnect=rocm.parse_interconnect(_ask(run, topology, notes), indices=indices) if len(indices) > 1 else "none",
+        interconnect=rocm.parse_interconnect(links, indices=indices),
+        links=rocm.parse_links(links),
         driver_version=driver,
         runtime_version=version.read_text(encoding="utf-8").strip() if version.is_file() else "",
         notes=notes,

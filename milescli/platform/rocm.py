@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import Any
@@ -69,10 +70,18 @@ def parse_interconnect(text: str, *, indices: list[int]) -> Interconnect:
     """The slowest link between any two of the devices, from either tool's topology; pcie where it cannot be read."""
     if len(indices) < 2:
         return "none"
-    links = _amd_links(text) or _rocm_links(text)
-    wanted = [(a, b) for place, a in enumerate(indices) for b in indices[place + 1 :]]
-    types = [links.get((a, b)) or links.get((b, a)) for a, b in wanted]
-    return "xgmi" if all(each == "XGMI" for each in types) else "pcie"
+    links = parse_links(text)
+    return "xgmi" if all(links.get(pair) == "XGMI" for pair in itertools.combinations(sorted(indices), 2)) else "pcie"
+
+
+def parse_links(text: str) -> dict[tuple[int, int], str]:
+    """(a, b) with a < b -> XGMI or PCIE, from either tool's topology; where the two directions differ, the slower one."""
+    links: dict[tuple[int, int], str] = {}
+    for (a, b), link in (_amd_links(text) or _rocm_links(text)).items():
+        pair = (min(a, b), max(a, b))
+        if a != b:
+            links[pair] = link if links.get(pair, "XGMI") == "XGMI" else links[pair]
+    return links
 
 
 def _amd_links(text: str) -> dict[tuple[int, int], str]:

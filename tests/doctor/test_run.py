@@ -60,9 +60,9 @@ def test_json_mode_tells_everything_in_one_line(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.engine
-def test_this_machine_is_ready_for_ray_an_engine_and_new_weights() -> None:
+def test_this_machine_is_ready_for_ray_an_engine_a_trainer_and_new_weights() -> None:
     stdout = io.StringIO()
     code = run_doctor(None, output=Output(Mode.JSON, stdout=stdout, stderr=io.StringIO()))
     found = {each["check"]: each for each in json.loads(stdout.getvalue())["findings"]}
     assert code == 0, found
-    assert {"ray", "collective", "engine", "weights"} <= set(found)
+    assert {"torch", "ray", "collective", "engine", "trainer", "weights"} <= set(found)

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milescli.core.errors import MachineError, RecipeError
 from milescli.platform.machine import DEVICE_MODELS, Machine, parse_machine, read_machine
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(DEVICE_MODELS)), st.integers(1, 4), st.integers(1, 16))
 def test_a_named_machine_survives_json_and_yaml(model: str, num_nodes: int, num_devices: int) -> None:
     machine = parse_machine(f"{num_nodes}x{num_devices}x{model}")

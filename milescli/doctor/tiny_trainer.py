@@ -1,0 +1,119 @@
+"""A trainer of one rank for a tiny model: it takes an optimizer step and publishes to one engine. For `trials`; made of the parts of a run."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from milescli.core.errors import MachineError
+from milescli.core.types import Group, Prompt, Sample, StopReason, VersionSpan, WeightVersion
+from milescli.plan.types import BatchPlan, EngineLayout, Plan, Slot, TrainerLayout
+from milescli.recipe.schema import Recipe
+from milescli.weights.base import EngineAddress
+
+if TYPE_CHECKING:
+    from milescli.backends.megatron.worker import TrainerRank
+    from milescli.train.base import TrainBatch
+
+LEARNING_RATE = 1e-2
+"""Large enough that a step shows in log-probs."""
+CHANNEL = "milescli.backends.sglang.channels:TensorChannel"
+
+
+def tiny_plan(kind: Literal["cuda", "rocm", "cpu"]) -> Plan:
+    """One rank and one engine on one slot, four samples a step."""
+    return Plan(
+        device_kind=kind,
+        collective="gloo" if kind == "cpu" else "nccl",
+        precision="fp32" if kind == "cpu" else "bf16",
+        trainer=TrainerLayout(),
+        engines=EngineLayout(),
+        colocated=True,
+        channel="tensor",
+        slots=[Slot(node=0, device=0, trainer_rank=0, engine=0, engine_rank=0)],
+        batch=BatchPlan(
+            prompts_per_step=1,
+            samples_per_prompt=4,
+            num_samples=4,
+            updates_per_step=1,
+            max_tokens_per_microbatch=512,
+            max_sequence_tokens=64,
+        ),
+        cpu_threads=1,
+        max_staleness=0,
+        steps=1,
+        warmup_steps=0,
+        old_logprobs="trainer",
+    )
+
+
+def start_trainer(model_dir: Path, kind: Literal["cuda", "rocm", "cpu"]) -> TrainerRank:
+    """Set up, with the model loaded; the caller closes it."""
+    from milescli.backends.megatron.worker import TrainerRank
+    from milescli.backends.sglang.ports import free_ports
+
+    trainer = TrainerRank(
+        rank=0,
+        world_size=1,
+        master_addr="127.0.0.1",
+        master_port=free_ports(1)[0],
+        recipe=Recipe(),
+        plan=tiny_plan(kind),
+        model_dir=str(model_dir),
+        channel=CHANNEL,
+    )
+    trainer.setup()
+    return trainer
+
+
+def take_step(trainer: TrainerRank) -> str:
+    """One optimizer step that must change every weight that learns. Returns what it reached, for people; raises MachineError."""
+    before = trainer.parameter_checksums()
+    report = trainer.step(tiny_batch(), LEARNING_RATE)
+    changed = sum(before[name] != after for name, after in trainer.parameter_checksums().items())
+    if not math.isfinite(report.loss) or not report.grad_norm > 0 or changed < len(before) // 2:
+        raise MachineError(
+            "the trainer does not learn here",
+            why=f"loss {report.loss}, gradient norm {report.grad_norm}; a step changed {changed} of {len(before)} weights",
+            fix="report this with the output of `miles doctor --json`",
+        )
+    return f"loss {report.loss:.3g}, gradient norm {report.grad_norm:.3g}, {changed} of {len(before)} weights changed"
+
+
+def publish_exactly(trainer: TrainerRank, url: str) -> None:
+    """Send all weights to the engine at `url`, then compare what it holds bit for bit. Raises MismatchError."""
+    trainer.connect_engines([EngineAddress(url=url, tp=1, sharing_ranks=[0])])
+    trainer.publish(WeightVersion(1))
+    trainer.verify()
+
+
+def tiny_batch() -> TrainBatch:
+    """Four answers of unequal length to one prompt, two good and two bad."""
+    from milescli.train import packing
+
+    samples = [
+        Sample(
+            sample_index=index,
+            seed=index,
+            prompt_ids=list(range(10, 26)),
+            response_ids=[(7 * index + place) % 200 for place in range(5 + index)],
+            logprobs=array("d", [-5.0] * (5 + index)),
+            loss_mask=[True] * (5 + index),
+            text="",
+            stop_reason=StopReason.STOP,
+            version_spans=[VersionSpan(start=0, end=5 + index, version=0)],
+            reward=float(index % 2),
+        )
+        for index in range(4)
+    ]
+    return packing.pack_policy(
+        [Group(prompt=Prompt(index=0, token_ids=samples[0].prompt_ids, text=""), samples=samples)],
+        [[2.0 * sample.reward - 1.0 for sample in samples]],
+        dp=1,
+        max_tokens_per_microbatch=512,
+        updates=1,
+        aggregation="token_mean",
+        temperature=1.0,
+    )
