@@ -79,6 +79,7 @@ class Counter:
     """[layers] the first layer that is alike."""
     _sums: dict[tuple[int, int, int], list[Held]] = field(default_factory=dict)
     """(tp, ep, etp) -> [layers + 1] of all layers before."""
+    _stages: dict[object, list[Held]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         layers = self.table.facts.num_layers
@@ -96,8 +97,18 @@ class Counter:
         """Of a rank of pipeline stage `stage`."""
         return self.stages(layout)[stage]
 
+    def fullest(self, layout: TrainerLayout) -> Held:
+        """Of the stage that holds most."""
+        return max(self.stages(layout), key=lambda held: held.total)
+
     def stages(self, layout: TrainerLayout) -> list[Held]:
         """[pp] of one rank of each stage."""
+        key = (layout.tp, layout.ep, layout.etp, layout.pp, layout.first_stage_layers, layout.last_stage_layers)
+        if key not in self._stages:
+            self._stages[key] = self._count(layout)
+        return self._stages[key]
+
+    def _count(self, layout: TrainerLayout) -> list[Held]:
         sums = self._layer_sums(layout)
         ends = list(accumulate(stage_sizes(layout, self.table.facts.num_layers)))
         held = [sums[end] - sums[start] for start, end in zip([0, *ends], ends, strict=False)]

@@ -84,8 +84,13 @@ class BatchPlan:
     """prompts_per_step * samples_per_prompt"""
     updates_per_step: int
     max_tokens_per_microbatch: int
+    """On one rank; a lone longer sequence is a microbatch all the same."""
     max_sequence_tokens: int
     """Longest prompt and answer together."""
+
+    def max_row_tokens(self, cp: int) -> int:
+        """Of a packed row, which `cp` ranks share."""
+        return self.max_tokens_per_microbatch * cp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,66 @@ class Decision:
     key: str
     value: str
     reason: str
+
+
+Basis = Literal["counted", "formula", "estimate"]
+"""counted: from the model's own table of weights; formula: from shapes, compared with real ranks in tests; estimate: from experience or a
+data sheet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of a device's memory."""
+
+    name: str
+    size_bytes: int
+    basis: Basis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another layout that was weighed."""
+
+    layout: str
+    step_s: float
+    train_s: float
+    train_bytes: int
+    """Of the fullest device while it trains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What the run will need. Times are estimates by rooflines (`plan.time`); nothing of it was measured on this machine."""
+
+    device: str
+    memory_bytes: int
+    """Of one device."""
+    training: list[Part]
+    """On the fullest device while the trainer works."""
+    rollout: list[Part]
+    """The same while engines answer."""
+    publishing_bytes: int
+    """The same while trainer and engines both hold weights; 0 where they have devices of their own."""
+    host_bytes: int
+    """Of one node's main memory."""
+    host_memory_bytes: int
+    cache_tokens: int
+    """That one engine can hold."""
+    rollout_s: float
+    train_s: float
+    sync_s: float
+    """Publishing, and the turns that colocated phases take."""
+    step_s: float
+    train_parts_s: dict[str, float]
+    """compute, bubble, tensor, experts, data, optimizer"""
+    tokens_per_s: float
+    """Trained tokens, over the whole step."""
+    gpu_hours: float
+    """To the end of the recipe."""
+    assumptions: list[str] = field(default_factory=list)
+    """What the figures rest on."""
+    alternatives: list[Alternative] = field(default_factory=list)
+    """The next best layouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +184,8 @@ class Plan:
     warmup_steps: int
     old_logprobs: Literal["trainer", "engine"]
     decisions: list[Decision] = field(default_factory=list)
+    forecast: Forecast | None = None
+    """None on a CPU."""
     schema: int = PLAN_SCHEMA
 
     def to_json(self) -> str:
@@ -134,11 +201,15 @@ class Plan:
         raw["batch"] = BatchPlan(**raw["batch"])
         raw["slots"] = [Slot(**slot) for slot in raw["slots"]]
         raw["decisions"] = [Decision(**decision) for decision in raw["decisions"]]
+        if forecast := raw.get("forecast"):
+            parts = {name: [Part(**part) for part in forecast[name]] for name in ("training", "rollout")}
+            others = [Alternative(**each) for each in forecast["alternatives"]]
+            raw["forecast"] = Forecast(**{**forecast, **parts, "alternatives": others})
         return cls(**raw)
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits over everything but the reasons."""
+        """16 hex digits over everything that runs: reasons and forecasts apart."""
         raw = asdict(self)
-        del raw["decisions"]
+        del raw["decisions"], raw["forecast"]
         return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()[:16]

@@ -118,6 +118,8 @@ class Optimizer(Section):
     eps: PositiveFloat = 1e-8
     clip_grad: NonNegativeFloat = 1.0
     """Global norm; 0: no clipping."""
+    offload: bool | None = None
+    """Keep Adam's moments in host memory and step there; none: where nothing else fits. Without effect on a CPU."""
 
 
 class Train(Section):
@@ -142,8 +144,10 @@ class Train(Section):
     """Who says what the old policy was. auto: the trainer at max_staleness 0, the engine beyond."""
     updates_per_step: Positive = 1
     """Optimizer updates on each step's groups (PPO-style minibatches)."""
-    max_tokens_per_microbatch: Positive = 8192
-    recompute: Literal["none", "full"] = "none"
+    max_tokens_per_microbatch: Positive | None = None
+    """Of one rank: a row of packed sequences has so many tokens for each context-parallel rank; none: chosen by the plan (CPU: 8192)."""
+    recompute: Literal["auto", "none", "full"] = "auto"
+    """Keep only the inputs of layers for the backward pass; auto: where activations do not fit otherwise (CPU: none)."""
     routing_replay: bool = False
     """R3: the trainer routes as the engine did (mixture-of-experts only)."""
     optimizer: Optimizer = Optimizer()
@@ -178,6 +182,10 @@ class Parallel(Section):
     etp: Positive | None = None
     dp: Positive | None = None
     sequence_parallel: bool | None = None
+    first_stage_layers: Positive | None = None
+    """Layers of the first pipeline stage; none: as many as the others."""
+    last_stage_layers: Positive | None = None
+    """The same of the last stage, which has the output layer to compute as well."""
 
 
 class Engines(Section):
@@ -185,9 +193,15 @@ class Engines(Section):
 
     num: Positive | None = None
     tp: Positive | None = None
+    """Devices of one engine."""
+    ep: Positive | None = None
+    """Groups of them that share out the experts."""
+    attention_dp: Positive | None = None
+    """Groups of them that share out the requests, each with its own cache (SGLang's DP attention)."""
     placement: Literal["auto", "colocated", "split"] = "auto"
     """colocated: trainer and engines share devices and take turns; split: each has its own."""
-    memory_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.7
+    memory_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Of a device's memory, for weights and cache; none: chosen by the plan."""
     max_running_requests: Positive | None = None
     """Per engine; none: chosen by the plan."""
     max_total_tokens: Positive | None = None

@@ -149,6 +149,8 @@ class Builder:
             device_kind=self.plan.device_kind,
             precision=self.plan.precision,
             tp=layout.tp,
+            ep=layout.ep,
+            attention_dp=layout.attention_dp,
             port=port,
             log_path=self.log_dir / f"engine-{index}-server.log",
             max_running_requests=layout.max_running_requests,

@@ -130,7 +130,7 @@ async def warm_up(
 
 def _supervised_batches(recipe: Recipe, plan: Plan, demonstrations: list[Demonstration]) -> Iterator[TrainBatch]:
     """Endless batches, in an order fixed by the run's seed."""
-    size, cap = recipe.warmup.batch_size, recipe.train.max_tokens_per_microbatch
+    size, cap = recipe.warmup.batch_size, plan.batch.max_row_tokens(plan.trainer.cp)
     rng, pool = random.Random(f"{recipe.run.seed}/warmup"), list[int]()
     while True:
         while len(pool) < size:
@@ -178,7 +178,7 @@ def _pack(run: Run, groups: list[Group]) -> TrainBatch:
         groups,
         advantages.compute(groups, algorithm=settings.algorithm, normalize_std=settings.normalize_std),
         dp=run.plan.trainer.dp,
-        max_tokens_per_microbatch=settings.max_tokens_per_microbatch,
+        max_tokens_per_microbatch=run.plan.batch.max_row_tokens(run.plan.trainer.cp),
         updates=settings.updates_per_step,
         aggregation=settings.aggregation,
         temperature=run.recipe.rollout.temperature,

@@ -98,7 +98,7 @@ class Check:
             groups,
             [[0.0] for _ in groups],
             dp=self.plan.trainer.dp,
-            max_tokens_per_microbatch=self.plan.batch.max_tokens_per_microbatch,
+            max_tokens_per_microbatch=self.plan.batch.max_row_tokens(self.plan.trainer.cp),
             updates=1,
             aggregation="token_mean",
             temperature=self.temperature,

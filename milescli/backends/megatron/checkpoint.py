@@ -14,6 +14,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
+from milescli.backends.megatron.host_adam import HostAdamW
 from milescli.backends.megatron.optimizer import inner_optimizers
 from milescli.backends.megatron.saving import BackgroundSave
 from milescli.checkpoint.torch_dist.safe_pickle import require_known_pickles
@@ -111,7 +112,9 @@ def make_moments(optimizer: MegatronOptimizer) -> None:
     for inner in inner_optimizers(optimizer):
         for group in inner.optimizer.param_groups:
             for parameter in group["params"]:
-                if not inner.optimizer.state[parameter]:
+                if isinstance(inner.optimizer, HostAdamW):
+                    inner.optimizer.moments(parameter)
+                elif not inner.optimizer.state[parameter]:
                     inner.optimizer.state[parameter] = {
                         "step": torch.zeros((), dtype=torch.float32),
                         "exp_avg": torch.zeros_like(parameter),

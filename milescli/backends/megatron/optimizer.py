@@ -10,6 +10,7 @@ from megatron.core.optimizer import OptimizerConfig, ParamGroupOverride, get_meg
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 
+from milescli.backends.megatron.host_adam import move_to_host
 from milescli.core.errors import NotFiniteError
 from milescli.recipe.schema import Optimizer
 
@@ -25,9 +26,11 @@ def wrap(model: GPTModel) -> DistributedDataParallel:
     return wrapped
 
 
-def make_optimizer(model: DistributedDataParallel, recipe: Optimizer, *, dtype: torch.dtype) -> MegatronOptimizer:
+def make_optimizer(
+    model: DistributedDataParallel, recipe: Optimizer, *, dtype: torch.dtype, on_host: bool = False
+) -> MegatronOptimizer:
     """AdamW whose states are spread over the data-parallel ranks. The model's weights must be loaded: it copies them where
-    they are bfloat16."""
+    they are bfloat16. `on_host`: Adam's moments are in host memory, and stepped there."""
     config = OptimizerConfig(
         optimizer="adam",
         lr=recipe.lr,
@@ -42,6 +45,9 @@ def make_optimizer(model: DistributedDataParallel, recipe: Optimizer, *, dtype: 
         use_distributed_optimizer=True,
     )
     optimizer = get_megatron_optimizer(config, [model], config_overrides=_groups(config))
+    for inner in inner_optimizers(optimizer) if on_host else []:
+        if inner.optimizer is not None:
+            move_to_host(inner)
     model.module.config.grad_scale_func = optimizer.scale_loss
     return optimizer
 

@@ -6,6 +6,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
+from milescli.backends.megatron.host_adam import HostAdamW
 from milescli.backends.megatron.optimizer import inner_optimizers
 
 
@@ -48,7 +49,7 @@ class Sleeper:
                 for weight in group["params"]:
                     if not self._in_model_memory:
                         weight.data = weight.data.to(device)
-            for state in inner.optimizer.state.values():
+            for state in inner.optimizer.state.values() if not isinstance(inner.optimizer, HostAdamW) else ():
                 state |= {name: value.to(device) for name, value in state.items() if torch.is_tensor(value) and name != "step"}
 
     def _buffers(self) -> list:

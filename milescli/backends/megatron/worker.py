@@ -107,7 +107,9 @@ class TrainerRank:
         self.weights = weights.local_weights(gpt, self.table, self.mesh)
         weights.load_hf(self.weights, self.table, folder=self.model_dir, mesh=self.mesh)
         self.model = optimizer.wrap(gpt)
-        self.optimizer = optimizer.make_optimizer(self.model, self.recipe.train.optimizer, dtype=self.dtype)
+        self.optimizer = optimizer.make_optimizer(
+            self.model, self.recipe.train.optimizer, dtype=self.dtype, on_host=self.plan.trainer.offload_optimizer
+        )
         self.reference = Reference(self.model)
         self.sleeper = Sleeper(self.model, self.optimizer)
         self.checkpoints = CheckpointIO(self.model, self.optimizer, timeout_s=self.recipe.machine.step_timeout_s)

@@ -39,6 +39,10 @@ class EngineSpec:
     name: str = "engine 0"
     """As errors call it."""
     tp: int = 1
+    ep: int = 1
+    """Groups of the tp devices that share out the experts."""
+    attention_dp: int = 1
+    """Groups of the tp devices that share out the requests."""
     host: str = "127.0.0.1"
     max_running_requests: int = 256
     max_total_tokens: int | None = None
@@ -140,6 +144,11 @@ def engine_command(spec: EngineSpec) -> list[str]:
         switches.append("enable-deterministic-inference")
     if spec.return_routed_experts:
         switches.append("enable-return-routed-experts")
+    if spec.ep > 1:
+        arguments["ep-size"] = spec.ep
+    if spec.attention_dp > 1:
+        arguments["dp-size"] = spec.attention_dp
+        switches.append("enable-dp-attention")
     total_tokens, extra = spec.max_total_tokens, ()
     if spec.device_kind == "cpu":
         arguments |= {"device": "cpu", "attention-backend": "torch_native", "sampling-backend": "pytorch"}

@@ -19,7 +19,7 @@ from milescli.recipe.schema import Recipe
 from milescli.train import advantages, packing
 from milescli.train.base import TrainBatch
 from tests.backends.megatron import latent_models
-from tests.backends.megatron.measuring import measure_memory  # noqa: F401  (a case that `world` calls)
+from tests.backends.megatron.measuring import measure_memory, plain_steps  # noqa: F401  (cases that `world` calls)
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.mesh import Mesh

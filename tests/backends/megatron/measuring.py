@@ -104,3 +104,14 @@ def _optimizer_bytes(inner: list, weights: set[int]) -> int:
         for state in each.optimizer.state.values():
             total += sum(value.nbytes for name, value in state.items() if torch.is_tensor(value) and name != "step")
     return total
+
+
+def plain_steps(*, rank: int, size: int, port: int, model: str, layout: dict, precision: str) -> list[tuple[float, float]]:
+    """(loss, gradient norm) of three policy steps."""
+    from tests.backends.megatron import cases
+
+    made = cases.trainer(rank=rank, size=size, port=port, model=model, layout=layout, precision=precision)
+    batch = [cases.policy_batch(step, dp=made.mesh.layout.dp, vocab_size=made.facts.vocab_size) for step in range(3)]
+    reports = [made.step(each, 1e-2) for each in batch]
+    made.close()
+    return [(report.loss, report.grad_norm) for report in reports]

@@ -1,0 +1,94 @@
+"""What a plan will need and take, as a person reads it: memory part by part in both phases, seconds, GPU-hours, and on what the figures rest.
+Pure; called by `make`."""
+
+from __future__ import annotations
+
+from milescli.core.units import format_bytes
+from milescli.plan import reasons
+from milescli.plan.activations import FILL, IMBALANCE, worst_imbalance
+from milescli.plan.devices import spec_of
+from milescli.plan.memory import ENGINE_CONTEXT, ENGINE_GRAPHS, TRAINER_CONTEXT
+from milescli.plan.on_devices import Answer
+from milescli.plan.search import publishing_bytes
+from milescli.plan.time import DECODE_SHARE, EXPERT_SHARE, LINK_SHARE, MEAN_SHARE, PREFILL_SHARE, TRAIN_SHARE
+from milescli.plan.types import Forecast, Part
+from milescli.platform.machine import Machine
+
+
+def forecast(answer: Answer, machine: Machine, *, steps: int, num_devices: int) -> Forecast:
+    """Of an answer of the search."""
+    question, trainer, engines = answer.question, answer.trainer, answer.engines
+    device, known = spec_of(machine)
+    step_s = answer.step_s
+    parts = ("compute", "bubble", "tensor", "experts", "data", "optimizer")
+    return Forecast(
+        device=device.name if known else f"{machine.nodes[0].devices[0].name} (taken for {device.name})",
+        memory_bytes=question.memory_bytes,
+        training=_training(answer),
+        rollout=_rollout(answer),
+        publishing_bytes=publishing_bytes(question, trainer, engines) if question.colocated else 0,
+        host_bytes=answer.host_bytes,
+        host_memory_bytes=machine.nodes[0].memory_bytes,
+        cache_tokens=engines.cache_tokens,
+        rollout_s=round(engines.seconds.total, 3),
+        train_s=round(trainer.seconds.total, 3),
+        sync_s=round(answer.sync_s + answer.turn_s, 3),
+        step_s=round(step_s, 3),
+        train_parts_s={name: round(getattr(trainer.seconds, name), 3) for name in parts},
+        tokens_per_s=round(question.work.tokens / step_s, 1),
+        gpu_hours=round(step_s * steps * num_devices / 3600, 2),
+        assumptions=_assumptions(answer, source=device.source),
+        alternatives=reasons.alternatives(question, trainer, answer.searched, step_s=step_s),
+    )
+
+
+def _training(answer: Answer) -> list[Part]:
+    needs = answer.trainer.needs
+    parts = [
+        Part(name="weights", size_bytes=needs.weights, basis="counted"),
+        Part(name="gradients", size_bytes=needs.gradients, basis="counted"),
+        Part(name="optimizer", size_bytes=needs.optimizer, basis="counted"),
+        Part(name="activations", size_bytes=needs.activations, basis="formula"),
+        Part(name="logits", size_bytes=needs.logits, basis="formula"),
+        Part(name="workspace", size_bytes=needs.workspace, basis="estimate"),
+    ]
+    if answer.question.colocated:
+        parts.append(Part(name="engine, asleep", size_bytes=ENGINE_CONTEXT + ENGINE_GRAPHS, basis="estimate"))
+    return [*parts, _margin(answer, parts)]
+
+
+def _rollout(answer: Answer) -> list[Part]:
+    needs = answer.engines.needs
+    parts = [
+        Part(name="weights", size_bytes=needs.weights, basis="counted"),
+        Part(name="KV cache", size_bytes=needs.cache, basis="formula"),
+        Part(name="graphs", size_bytes=needs.graphs, basis="estimate"),
+        Part(name="workspace", size_bytes=needs.workspace, basis="estimate"),
+    ]
+    if answer.question.colocated:
+        parts.append(Part(name="trainer, asleep", size_bytes=TRAINER_CONTEXT, basis="estimate"))
+    return [*parts, _margin(answer, parts)]
+
+
+def _margin(answer: Answer, parts: list[Part]) -> Part:
+    return Part(
+        name="margin", size_bytes=answer.question.memory_bytes - sum(part.size_bytes for part in parts), basis="formula"
+    )
+
+
+def _assumptions(answer: Answer, *, source: str) -> list[str]:
+    question, layout = answer.question, answer.trainer.layout
+    told = [
+        f"prompts and answers are {MEAN_SHARE:.0%} of the longest that the recipe allows, on average",
+        f"of the data sheet, training reaches {TRAIN_SHARE:.0%} of FLOP/s ({EXPERT_SHARE:.0%} in experts), prefill {PREFILL_SHARE:.0%}, "
+        f"decoding {DECODE_SHARE:.0%} of memory bandwidth, collectives {LINK_SHARE:.0%} of the link",
+        f"data sheet: {source}",
+        f"attention computes {FILL:.2f} positions for each real one",
+    ]
+    if question.facts.num_experts:
+        worst = worst_imbalance(question.facts, layout)
+        told.append(
+            f"the busiest expert rank gets {IMBALANCE} times its even share of tokens; if one rank got all that it can, {worst:.1f} times "
+            f"(nothing is dropped), and activations would be larger than the {format_bytes(answer.trainer.needs.activations)} told here"
+        )
+    return told

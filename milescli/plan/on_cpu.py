@@ -1,0 +1,118 @@
+"""Layouts on a CPU: one trainer rank and one engine unless the recipe pins others, as more of them would share the same cores. Called by `make`."""
+
+from __future__ import annotations
+
+from milescli.core.errors import FitError
+from milescli.models.facts import ModelFacts
+from milescli.plan.decisions import Log
+from milescli.plan.legal import engine_faults, faults, training_faults
+from milescli.plan.types import EngineLayout, TrainerLayout
+from milescli.recipe.schema import Recipe
+
+DEFAULT_CAP = 8192
+"""Tokens of a microbatch."""
+DEFAULT_FRACTION = 0.7
+KV_SLOTS_PER_REQUEST = 1.25
+"""Head room of an engine's cache over what the largest step can hold at once."""
+
+
+def trainer_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log) -> TrainerLayout:
+    """What is not pinned is 1. Raises FitError for a pin that is illegal."""
+    layout = pinned_layout(recipe, facts)
+    for key in ("tp", "pp", "cp", "ep"):
+        pinned = getattr(recipe.parallel, key) is not None
+        log.note(f"trainer.{key}", getattr(layout, key), f"pinned by `parallel.{key}`" if pinned else "1 unless pinned")
+    ranks, parts = layout.world_size, layout.tp * layout.pp * layout.cp
+    log.note("trainer.dp", layout.dp, f"{ranks} ranks / (tp {layout.tp} x pp {layout.pp} x cp {layout.cp} = {parts})")
+    if layout.sequence_parallel:
+        log.note(
+            "trainer.sequence_parallel", True, "tp > 1: norms and residuals are split along the sequence, which saves memory"
+        )
+    return layout
+
+
+def pinned_layout(recipe: Recipe, facts: ModelFacts, *, dp: int | None = None) -> TrainerLayout:
+    """The pins, and 1 for what is not pinned; data-parallel ranks as the experts need them, unless `dp` or a pin says otherwise. Raises
+    FitError where that is illegal."""
+    pins = recipe.parallel
+    tp, pp, cp, ep = pins.tp or 1, pins.pp or 1, pins.cp or 1, pins.ep or 1
+    etp = pins.etp or (tp if ep == 1 or not facts.num_experts else 1)
+    needed = -(-ep * etp // (tp * cp)) if facts.num_experts else 1
+    layout = TrainerLayout(
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        etp=etp,
+        dp=pins.dp or dp or max(1, needed),
+        sequence_parallel=tp > 1 if pins.sequence_parallel is None else pins.sequence_parallel and tp > 1,
+        first_stage_layers=pins.first_stage_layers,
+        last_stage_layers=pins.last_stage_layers,
+        recompute="full" if recipe.train.recompute == "full" else "none",
+        offload_optimizer=bool(recipe.train.optimizer.offload),
+    )
+    for fault in (*faults(layout, facts), *training_faults(layout, facts)):
+        raise fault.error()
+    return layout
+
+
+def engines_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log) -> EngineLayout:
+    """One unless pinned; its cache holds what a step can ask for at once."""
+    pins = recipe.engines
+    tp = pins.tp or 1
+    for fault in engine_faults(facts, tp=tp, ep=pins.ep or 1, attention_dp=pins.attention_dp or 1):
+        raise fault.error()
+    num = pins.num or 1
+    log.note(
+        "engines.num",
+        num,
+        "pinned by `engines.num`" if pins.num else "engines on a CPU share its cores: more of them win nothing",
+    )
+    running, longest = max_running(recipe, num, log), longest_tokens(recipe)
+    slots = pins.max_total_tokens
+    if slots is None:
+        slots = max(4096, int(running * longest * KV_SLOTS_PER_REQUEST))
+        log.note("engines.max_total_tokens", slots, f"{running} requests x {longest} tokens and a quarter more")
+    return EngineLayout(
+        num=num,
+        tp=tp,
+        ep=pins.ep or 1,
+        attention_dp=pins.attention_dp or 1,
+        max_running_requests=running,
+        max_total_tokens=slots,
+        memory_fraction=pins.memory_fraction or DEFAULT_FRACTION,
+        context_length=context_length(recipe, facts),
+    )
+
+
+def max_running(recipe: Recipe, num: int, log: Log) -> int:
+    """Requests that an engine answers at once."""
+    num_samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+    pinned = recipe.engines.max_running_requests
+    running = pinned or max(8, min(512, -(-num_samples // num)))
+    many = f"{num_samples} samples a step over {num} engine{'s'[: num > 1]}, at most 512"
+    log.note("engines.max_running_requests", running, "pinned" if pinned else many)
+    return running
+
+
+def longest_tokens(recipe: Recipe) -> int:
+    """Prompt and answer that an engine must hold."""
+    answers = max(recipe.rollout.max_response_tokens, recipe.eval.max_response_tokens or 0)
+    return recipe.data.max_prompt_tokens + answers
+
+
+def context_length(recipe: Recipe, facts: ModelFacts) -> int:
+    """What an engine is told. Raises nothing: what the model cannot hold is found when the recipe is checked."""
+    longest = longest_tokens(recipe) + 16
+    return min(facts.max_position_embeddings, longest) if facts.max_position_embeddings else longest
+
+
+def require_host_memory(needed: int, available: int, *, what: str) -> None:
+    """Raises FitError where a node's main memory is too small."""
+    if needed > available:
+        gib = 2**30
+        raise FitError(
+            f"{what} does not fit into main memory",
+            why=f"it needs {needed / gib:.1f} GiB on a node that has {available / gib:.1f} GiB",
+            fix=["--set engines.placement=split", "use a machine with more main memory"],
+        )

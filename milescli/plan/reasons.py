@@ -1,0 +1,240 @@
+"""Why a layout was chosen, dimension by dimension, and what stands in the way where none was. Pure; words for people, with the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from milescli.core.errors import FitError
+from milescli.core.units import GIB, format_bytes, format_duration
+from milescli.plan.decisions import Log
+from milescli.plan.memory import ENGINE_CONTEXT, ENGINE_GRAPHS, FRAGMENTS
+from milescli.plan.search import ALIKE, EngineChoice, Question, TrainerChoice, TrainerSearch, search_engines, search_trainer
+from milescli.plan.types import Alternative, TrainerLayout
+from milescli.platform.machine import Machine
+from milescli.recipe.schema import Engines, Parallel, Recipe
+
+_AXES = ("tp", "pp", "cp", "ep", "etp")
+_MOST_NODES = 64
+"""Nodes up to which a refusal looks for what would fit."""
+
+
+def summary(layout: TrainerLayout) -> str:
+    """`tp 2 x pp 4 x cp 1 x dp 8, ep 16`"""
+    text = f"tp {layout.tp} x pp {layout.pp} x cp {layout.cp} x dp {layout.dp}"
+    if layout.ep > 1 or layout.etp != layout.tp:
+        text += f", ep {layout.ep}" + (f" x etp {layout.etp}" if layout.etp > 1 else "")
+    if layout.first_stage_layers or layout.last_stage_layers:
+        ends = [("first", layout.first_stage_layers), ("last", layout.last_stage_layers)]
+        text += "".join(f", {name} stage {layers} layers" for name, layers in ends if layers)
+    if layout.recompute == "full":
+        text += ", recompute"
+    return text + (", optimizer on the host" if layout.offload_optimizer else "")
+
+
+def explain(question: Question, chosen: TrainerChoice, searched: TrainerSearch, *, recipe: Recipe, log: Log) -> None:
+    """One decision per dimension of the trainer."""
+    layout, pins = chosen.layout, recipe.parallel
+    for axis in _AXES:
+        if axis in ("ep", "etp") and not question.facts.num_experts:
+            continue
+        pinned = getattr(pins, axis) is not None
+        reason = f"pinned by `parallel.{axis}`" if pinned else _against(axis, chosen, searched)
+        log.note(f"trainer.{axis}", getattr(layout, axis), reason)
+    parts = layout.tp * layout.pp * layout.cp
+    log.note(
+        "trainer.dp", layout.dp, f"{layout.world_size} ranks / (tp {layout.tp} x pp {layout.pp} x cp {layout.cp} = {parts})"
+    )
+    for name in ("first_stage_layers", "last_stage_layers"):
+        if getattr(layout, name):
+            pinned = getattr(pins, name) is not None
+            why = f"pinned by `parallel.{name}`" if pinned else "the output layer's work evens out with fewer layers there"
+            log.note(f"trainer.{name}", getattr(layout, name), why)
+    if layout.sequence_parallel:
+        why = "tp > 1: norms and residuals are split along the sequence, which saves memory"
+        log.note("trainer.sequence_parallel", True, why)
+    _explain_memory(question, chosen, recipe, log)
+
+
+def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch) -> str:
+    """The best layout with another value, and how much longer it takes."""
+    own = getattr(chosen.layout, axis)
+    others: dict[int, TrainerChoice] = {}
+    for choice in searched.fitting:
+        others.setdefault(getattr(choice.layout, axis), choice)
+    others.pop(own, None)
+    if not others:
+        return "no other value is legal and fits"
+    best = min(others.values(), key=lambda choice: choice.rank)
+    value, seconds, mine = getattr(best.layout, axis), best.seconds.total, chosen.seconds.total
+    if seconds * ALIKE < mine:
+        return f"{axis} {value} would train in {_s(seconds)} instead of {_s(mine)}, and not fit beside the engines"
+    if seconds <= mine * ALIKE:
+        return f"trains in {_s(mine)}; the best layout with {axis} {value} takes {_s(seconds)}: too alike to tell, and this layout is the simpler one"
+    return f"trains in {_s(mine)}; the best layout with {axis} {value} takes {_s(seconds)}"
+
+
+def _explain_memory(question: Question, chosen: TrainerChoice, recipe: Recipe, log: Log) -> None:
+    layout, train = chosen.layout, recipe.train
+    if train.recompute != "auto":
+        why = "pinned by `train.recompute`"
+    elif layout.recompute == "full":
+        why = "what layers compute would not fit between forward and backward pass"
+    else:
+        why = f"activations of {format_bytes(chosen.needs.activations)} fit"
+    log.note("trainer.recompute", layout.recompute, why)
+    if train.optimizer.offload is not None:
+        why = "pinned by `train.optimizer.offload`"
+    else:
+        why = "weights, gradients and moments fit" if not layout.offload_optimizer else "nothing else fits"
+    log.note("trainer.offload_optimizer", layout.offload_optimizer, why)
+    pinned = train.max_tokens_per_microbatch is not None
+    count = question.time.num_microbatches(layout, question.work, chosen.cap)
+    why = "pinned by `train.max_tokens_per_microbatch`" if pinned else f"about {count} microbatches a rank and update"
+    log.note("trainer.max_tokens_per_microbatch", chosen.cap, why)
+
+
+def explain_engines(question: Question, chosen: EngineChoice, fleets: list[EngineChoice], *, recipe: Recipe, log: Log) -> None:
+    """One decision per dimension of the engines."""
+    layout, pins = chosen.layout, recipe.engines
+    other = next((fleet for fleet in fleets if fleet.layout.tp != layout.tp), None)
+    if pins.tp is not None:
+        why = "pinned by `engines.tp`"
+    elif other is None:
+        why = "no other size holds the model"
+    else:
+        why = f"answers in {_s(chosen.seconds.total)}; engines of tp {other.layout.tp} take {_s(other.seconds.total)}"
+    log.note("engines.tp", layout.tp, why)
+    if layout.ep > 1 or pins.ep:
+        log.note("engines.ep", layout.ep, "pinned by `engines.ep`" if pins.ep else "whole experts, shared out over the engine")
+    if layout.attention_dp > 1 or pins.attention_dp:
+        why = "pinned by `engines.attention_dp`" if pins.attention_dp else "each cache is held once, not by every device"
+        log.note("engines.attention_dp", layout.attention_dp, why)
+    room = layout.num * layout.tp
+    log.note("engines.num", layout.num, "pinned by `engines.num`" if pins.num else f"{room} devices / tp {layout.tp}")
+    many = f"{question.work.num_samples} samples a step over {layout.num} engine{'s'[: layout.num > 1]}, at most 512"
+    log.note("engines.max_running_requests", layout.max_running_requests, "pinned" if pins.max_running_requests else many)
+    why = "pinned by `engines.memory_fraction`"
+    if pins.memory_fraction is None:
+        why = f"graphs, a prefill and both processes keep the rest; {chosen.cache_tokens:,} tokens of cache an engine"
+    log.note("engines.memory_fraction", layout.memory_fraction, why)
+
+
+def alternatives(question: Question, chosen: TrainerChoice, searched: TrainerSearch, *, step_s: float) -> list[Alternative]:
+    """The next best three, of other meshes."""
+    seen = {_mesh(chosen.layout)}
+    found = []
+    for choice in searched.fitting:
+        if _mesh(choice.layout) in seen or len(found) == 3:
+            continue
+        seen.add(_mesh(choice.layout))
+        found.append(
+            Alternative(
+                layout=summary(choice.layout),
+                step_s=round(step_s - chosen.seconds.total + choice.seconds.total, 3),
+                train_s=round(choice.seconds.total, 3),
+                train_bytes=choice.needs.total,
+            )
+        )
+    return found
+
+
+def _mesh(layout: TrainerLayout) -> tuple[int, ...]:
+    return (layout.tp, layout.pp, layout.cp, layout.ep, layout.etp)
+
+
+def refusal(
+    question: Question,
+    recipe: Recipe,
+    machine: Machine,
+    searched: TrainerSearch,
+    fleets: list[EngineChoice],
+    *,
+    num_ranks: int,
+) -> FitError:
+    """Why nothing fits, with the equation of what came nearest, and what would."""
+    where = f"{num_ranks} x {machine.nodes[0].devices[0].name}"
+    work = question.work
+    if not searched.num_weighed:
+        why = (
+            f"no layout is legal: tp x pp x cp must divide {num_ranks}, and dp x updates_per_step must be at most "
+            f"{work.num_samples} samples (now {_pins(question.pins) or 'nothing is pinned'})"
+        )
+        return FitError(f"recipe `{recipe.name}` has no layout on {where}", why=why, fix=_fixes(question, recipe, num_ranks))
+    if not searched.fitting:
+        assert searched.nearest is not None
+        return FitError(
+            f"recipe `{recipe.name}` does not fit on {where}",
+            why=f"the trainer at {summary(searched.nearest.layout)}: {equation(question, searched.nearest)}",
+            fix=_fixes(question, recipe, num_ranks),
+        )
+    if not fleets:
+        weights = question.memory.counter.engine_total(tp=1, ep=1, attention_dp=1) * work.size
+        tp = question.engine_pins.tp or num_ranks
+        why = (
+            f"an engine's weights are {format_bytes(weights)}; over {tp} devices, with the cache of one sequence of "
+            f"{question.longest:,} tokens, they exceed {format_bytes(question.memory_bytes)} a device"
+        )
+        return FitError(f"no engine holds recipe `{recipe.name}` on {where}", why=why, fix=_fixes(question, recipe, num_ranks))
+    host = searched.fitting[0].needs.host * question.devices_per_node
+    why = (
+        f"{equation(question, searched.fitting[0])}; while weights are handed over, an engine's {format_bytes(fleets[0].needs.weights)} "
+        f"stand beside the trainer's {format_bytes(searched.fitting[0].needs.static)}; asleep, the trainer keeps {format_bytes(host)} of a "
+        f"node's {format_bytes(machine.nodes[0].memory_bytes)} main memory"
+    )
+    fixes = ["--set engines.placement=split", *_fixes(question, recipe, num_ranks)]
+    return FitError(
+        f"trainer and engines of recipe `{recipe.name}` do not fit beside each other on {where}", why=why, fix=fixes
+    )
+
+
+def equation(question: Question, choice: TrainerChoice) -> str:
+    """weights + gradients + ... = total > budget, in GiB."""
+    needs = choice.needs
+    parts = ("weights", "gradients", "optimizer", "activations", "logits", "workspace")
+    told = " + ".join(f"{name} {getattr(needs, name) / GIB:.1f}" for name in parts)
+    sign = ">" if needs.total > question.trainer_budget else "<="
+    less = f"less {FRAGMENTS:.0%} margin"
+    if question.colocated:
+        less += f" and {(ENGINE_CONTEXT + ENGINE_GRAPHS) / GIB:.1f} of the sleeping engine"
+    device = f"{question.memory_bytes / GIB:.0f} GiB a device {less}"
+    return f"{told} = {needs.total / GIB:.1f} GiB {sign} {question.trainer_budget / GIB:.1f} ({device})"
+
+
+def _pins(pins: Parallel) -> str:
+    return ", ".join(f"parallel.{name}={value}" for name, value in pins.model_dump().items() if value is not None)
+
+
+def _fixes(question: Question, recipe: Recipe, num_ranks: int) -> list[str]:
+    """Commands, each tried by the search before it is told."""
+    fixes = []
+    command = f"miles launch --recipe {recipe.name}"
+    free = replace(question, pins=Parallel(), cap=None, recompute="auto", offload=None, engine_pins=Engines())
+    if free != question and (better := _fitting(free, num_ranks)):
+        pinned = [f"parallel.{name}" for name, value in question.pins.model_dump().items() if value is not None]
+        pinned += ["train.recompute"] if question.recompute != "auto" else []
+        pinned += ["train.max_tokens_per_microbatch"] if question.cap else []
+        pinned += ["train.optimizer.offload"] if question.offload is not None else []
+        pinned += [f"engines.{name}" for name in ("tp", "num") if getattr(question.engine_pins, name) is not None]
+        if pinned:
+            told = " ".join(f"--set {name}={'auto' if name == 'train.recompute' else 'null'}" for name in pinned)
+            fixes.append(f"{told}   # then {summary(better.layout)} fits")
+    nodes = max(1, recipe.machine.nodes)
+    for more in (2, 4, 8, 16, 32):
+        if nodes * more <= _MOST_NODES and _fitting(question, num_ranks * more):
+            fixes.append(f"{command} --nodes {nodes * more}")
+            break
+    needed = -(-num_ranks // question.work.num_samples) if question.work.num_samples < num_ranks else 1
+    if needed > 1:
+        fixes.append(f"--set rollout.prompts_per_step={recipe.rollout.prompts_per_step * needed}")
+    return fixes or ["a machine with more memory: try `--dry-run --on 8xB300`", "a smaller model: --set model.path=FOLDER"]
+
+
+def _fitting(question: Question, num_ranks: int) -> TrainerChoice | None:
+    fitting = search_trainer(question, num_ranks).fitting
+    if not fitting:
+        return None
+    return fitting[0] if any(search_engines(question, num_ranks, across=across) for across in (False, True)) else None
+
+
+def _s(seconds: float) -> str:
+    return format_duration(seconds)
