@@ -29,6 +29,8 @@ NOT_MODEL_FILES = ("original/*", "metal/*", "consolidated*")
 """The same weights once more, in other frameworks' forms."""
 POLL_S = 0.5
 """The bar is fed so often from the sizes of the files on disk."""
+ASK_TIMEOUT_S = 20.0
+"""Bound on one question to the hub; nothing is downloaded by it."""
 CARD = "README.md"
 
 
@@ -90,7 +92,12 @@ def fetch_model(name: str, *, revision: str | None, output: Output | None = None
 def fetch_config(name: str, *, revision: str | None) -> Path:
     """A folder with the model's config.json, a few kilobytes. Raises CheckpointError."""
     repo = _Repo(name=name, kind="model", revision=revision, key="model.path")
-    return _one(repo, "config.json", revision).parent
+    try:
+        _commit(repo)
+        online = True
+    except _no_hub():
+        online = False
+    return _one(repo, "config.json", revision, online=online).parent
 
 
 def fetch_data(wish: HubData, *, key: str, output: Output | None = None) -> list[Path]:
@@ -118,7 +125,7 @@ def _fetch(
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     listing = _list(repo)
-    chosen = choose(sorted(listing.files), lambda path: _one(repo, path, listing.commit))
+    chosen = choose(sorted(listing.files), lambda path: _one(repo, path, listing.commit, online=listing.online))
     missing = [
         path
         for path in chosen
@@ -146,33 +153,52 @@ def _fetch(
     return {path: folder / path for path in chosen}
 
 
+def _no_hub() -> tuple[type[Exception], ...]:
+    """What the client raises where the hub cannot be asked."""
+    import httpx
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    return httpx.TransportError, OfflineModeIsEnabled
+
+
+def _commit(repo: _Repo) -> str:
+    """Asks the hub once, so that its absence is known at once: the client's downloads would try again for half a minute."""
+    from huggingface_hub import HfApi
+
+    with _errors(repo, but_not=_no_hub()):
+        commit = HfApi().repo_info(repo.name, repo_type=repo.kind, revision=repo.revision, timeout=ASK_TIMEOUT_S).sha
+    assert commit, repo
+    return commit
+
+
 def _list(repo: _Repo) -> _Listing:
     """Every file with size and hash; from the cache where the hub cannot be reached."""
-    import httpx
     from huggingface_hub import HfApi, get_cached_repo_tree
-    from huggingface_hub.errors import CachedRepoTreeNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
     from huggingface_hub.hf_api import RepoFile
 
     try:
-        with _errors(repo, but_not=(httpx.TransportError, OfflineModeIsEnabled)):
-            commit = HfApi().repo_info(repo.name, repo_type=repo.kind, revision=repo.revision).sha
-            found = HfApi().list_repo_tree(repo.name, recursive=True, revision=commit, repo_type=repo.kind)
-            files = [item for item in found if isinstance(item, RepoFile)]
-        assert commit, repo
-        return _Listing(commit=commit, files={item.path: item for item in files}, online=True)
-    except (httpx.TransportError, OfflineModeIsEnabled) as error:
+        commit = _commit(repo)
+        with _errors(repo, but_not=_no_hub()), _silence():
+            found = list(HfApi().list_repo_tree(repo.name, recursive=True, revision=commit, repo_type=repo.kind))
+        return _Listing(commit=commit, files={item.path: item for item in found if isinstance(item, RepoFile)}, online=True)
+    except _no_hub() as error:
         try:
             known = get_cached_repo_tree(repo.name, repo_type=repo.kind, revision=repo.revision)
         except CachedRepoTreeNotFoundError:
-            raise _unreachable(repo, f"{_first_line(error)}, and it is not in the cache {repo.cache}") from None
+            raise _unreachable(repo, f"{_first_line(error)}; and it is not in the cache {repo.cache}") from None
         return _Listing(commit=repo.revision or "main", files={item.path: item for item in known}, online=False)
 
 
-def _one(repo: _Repo, path: str, revision: str | None) -> Path:
+def _one(repo: _Repo, path: str, revision: str | None, *, online: bool) -> Path:
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    with _errors(repo), _silence():
-        return Path(hf_hub_download(repo.name, path, repo_type=repo.kind, revision=revision))
+    with _errors(repo, but_not=(LocalEntryNotFoundError,)), _silence():
+        try:
+            return Path(hf_hub_download(repo.name, path, repo_type=repo.kind, revision=revision, local_files_only=not online))
+        except LocalEntryNotFoundError:
+            raise _unreachable(repo, f"the hub cannot be reached, and {path} is not in the cache {repo.cache}") from None
 
 
 def _announce(repo: _Repo, listing: _Listing, *, num_files: int, size_bytes: int, output: Output | None) -> None:
@@ -233,15 +259,17 @@ def _bytes_on_disk(repo: _Repo) -> int:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    """The client's own bars and warnings would speak past `Output`."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 
-    was = are_progress_bars_disabled()
-    if not was:
-        disable_progress_bars()
+    had_bars, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
+    disable_progress_bars()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
-        if not was:
+        logging.set_verbosity(verbosity)
+        if had_bars:
             enable_progress_bars()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from milescli.core.errors import CheckpointError, DataError, ExitCode, MachineEr
 from milescli.recipe.hub_name import parse_hub
 from milescli.recipe.schema import Data, Recipe
 from milescli.runtime import hub as hub_module
-from milescli.runtime.hub import fetch_data, fetch_model
+from milescli.runtime.hub import fetch_config, fetch_data, fetch_model
 from milescli.runtime.material import _absolute, facts_of_recipe, prepare
 from milescli.runtime.rundir import RunDir
 from tests.runtime.small_hub import COMMIT, SmallHub, small_hub
@@ -134,6 +135,23 @@ def test_what_the_disk_has_no_room_for_is_refused_before_a_byte_comes(hub: Small
     assert caught.value.exit_code is ExitCode.NOT_READY
     assert "100 B are free" in caught.value.why
     assert not hub.fetched
+
+
+def test_a_hub_that_is_gone_is_no_hindrance_for_what_was_fetched_and_is_named_at_once_for_what_was_not(
+    hub: SmallHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, config = _fetch("hf:org/sums:main:test"), fetch_config("org/tiny", revision="main")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}")
+    assert _fetch("hf:org/sums:main:test") == files
+    assert fetch_config("org/tiny", revision="main") == config
+    began = time.monotonic()
+    with pytest.raises(CheckpointError, match="cannot be had from the hub") as caught:
+        fetch_config("org/other", revision=None)
+    assert "config.json is not in the cache" in caught.value.why
+    with pytest.raises(DataError, match="cannot be had from the hub"):
+        _fetch("hf:org/other")
+    assert time.monotonic() - began < 5.0  # the client alone would try for half a minute
 
 
 def test_what_the_hub_does_not_have_is_refused_in_three_parts(hub: SmallHub) -> None:
