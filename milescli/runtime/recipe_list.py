@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from milescli.core.errors import MilesError
+from milescli.core.errors import FitError
 from milescli.models import ModelFacts, parse_facts, table
 from milescli.plan.make import make_plan
 from milescli.platform.machine import parse_machine
@@ -50,17 +50,17 @@ def recipe_rows() -> list[RecipeRow]:
 
 
 def smallest_machine(recipe: Recipe, facts: ModelFacts) -> str | None:
-    """The first of the yardstick that the planner finds room on; None where it finds none, and where it does not forecast memory."""
+    """The first of the yardstick that the planner finds room on; None where it finds none, or the model cannot be trained."""
     if facts.untrainable:
         return None
     for name in YARDSTICK:
         machine = parse_machine(name)
         sized = recipe.model_copy(update={"machine": recipe.machine.model_copy(update={"nodes": len(machine.nodes)})})
         try:
-            plan = make_plan(sized, machine, facts)
-        except MilesError:
-            continue  # too small, or no legal layout on it
-        return name if getattr(plan, "forecast", None) is not None else None
+            make_plan(sized, machine, facts)
+        except FitError:
+            continue
+        return name
     return None
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from milescli.models import FAMILIES, parse_facts
-from milescli.plan.types import Plan
 from milescli.recipe.load import load
 from milescli.recipe.templates import MODELS_FILE, template_names, templates_dir
 from milescli.runtime.recipe_list import recipe_rows, smallest_machine
@@ -50,7 +48,6 @@ def test_the_table_of_models_is_what_their_configs_say(tmp_path: Path) -> None:
     assert smallest_machine(recipe, facts) is None
 
 
-@pytest.mark.skipif("forecast" not in {field.name for field in fields(Plan)}, reason="this planner does not forecast memory")
 def test_a_model_that_outgrows_one_gpu_gets_a_larger_machine(tmp_path: Path) -> None:
     config = {
         "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
