@@ -118,10 +118,11 @@ class TensorChannel(_Channel):
         write_flat(bucket, flat)
         if shares_device:
             torch.accelerator.synchronize(device)
-        payload = flat_bucket_payload(flat, slices)
-        payloads = _gather(payload) if shares_device else [payload]
-        if _rank() == 0:
-            self._post(payloads, shares_device=shares_device)
+            payloads = _gather(flat_bucket_payload(flat, slices))
+            if _rank() == 0:
+                self._post([self._payloads_of(engine, payloads) for engine in self.orders.engines])
+        else:  # a handle of host memory counts one reader: each engine rank gets its own
+            self._post([[flat_bucket_payload(flat, slices) for _ in range(engine.tp)] for engine in self.orders.engines])
 
     def _buffer(self, device: torch.device, size_bytes: int, index: int) -> torch.Tensor:
         """[size_bytes] uint8. Buffers take turns: an engine has answered when its copies are queued, not when they are done, and the
@@ -134,17 +135,15 @@ class TensorChannel(_Channel):
             held = self._buffers[index % 2] = torch.empty(size_bytes, dtype=torch.uint8, device=device)
         return held[:size_bytes]
 
-    def _post(self, payloads: list[str], *, shares_device: bool) -> None:
-        bodies = []
-        for engine in self.orders.engines:
-            if shares_device:
-                assert len(engine.sharing_ranks) == engine.tp, (
-                    f"{engine.url}: {engine.tp} ranks, shared by {engine.sharing_ranks}"
-                )
-                own = [payloads[rank] for rank in engine.sharing_ranks]
-            else:
-                own = payloads * engine.tp
-            bodies.append({"serialized_named_tensors": own, "load_format": "flattened_bucket", "flush_cache": False})
+    def _payloads_of(self, engine: EngineAddress, payloads: list[str]) -> list[str]:
+        assert len(engine.sharing_ranks) == engine.tp, f"{engine.url}: {engine.tp} ranks, shared by {engine.sharing_ranks}"
+        return [payloads[rank] for rank in engine.sharing_ranks]
+
+    def _post(self, payloads: list[list[str]]) -> None:
+        """`payloads`: [engines][ranks]"""
+        bodies = [
+            {"serialized_named_tensors": own, "load_format": "flattened_bucket", "flush_cache": False} for own in payloads
+        ]
         finish(self.orders.begin_all("/update_weights_from_tensor", bodies))
 
     def close(self) -> None:

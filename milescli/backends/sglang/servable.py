@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from milescli.core.errors import MachineError
 from milescli.models.facts import ModelFacts
@@ -20,6 +21,8 @@ class CpuFamily:
 
     module: str
     """Of SGLang's model zoo; the others are not loaded."""
+    architecture: str
+    """What config.json calls it where it does; SGLang cannot do without."""
     pieces: tuple[str, ...] = ()
     """Modules of `cpu/` that it needs beside those that every engine has."""
     arguments: tuple[str, ...] = ()
@@ -28,25 +31,33 @@ class CpuFamily:
     """SGLang uses the embedding as output layer where the config says so; else it leaves that layer empty."""
     windows: bool = False
     """SGLang heeds the family's sliding windows; else it attends to everything."""
+    dense: Literal["anywhere", "first", "nowhere"] = "anywhere"
+    """Where SGLang can have layers without experts in a model with experts."""
+    mlp_bias: bool = False
+    """SGLang has biases of MLPs; else it leaves them out."""
 
 
 CPU_FAMILIES: dict[str, CpuFamily] = {
-    "deepseek_v3": CpuFamily(module="deepseek_v2", pieces=("latent",)),
-    "glm4": CpuFamily(module="glm4"),
-    "glm4_moe": CpuFamily(module="glm4_moe", ties=False),
-    "glm4_moe_lite": CpuFamily(module="glm4_moe_lite", pieces=("latent",), ties=False),
+    "deepseek_v3": CpuFamily(module="deepseek_v2", architecture="DeepseekV3ForCausalLM", pieces=("latent",), dense="first"),
+    "glm4": CpuFamily(module="glm4", architecture="Glm4ForCausalLM"),
+    "glm4_moe": CpuFamily(module="glm4_moe", architecture="Glm4MoeForCausalLM", ties=False, dense="first"),
+    "glm4_moe_lite": CpuFamily(
+        module="glm4_moe_lite", architecture="Glm4MoeLiteForCausalLM", pieces=("latent",), ties=False, dense="first"
+    ),
     "gpt_oss": CpuFamily(
         module="gpt_oss",
+        architecture="GptOssForCausalLM",
         pieces=("sinks",),
         arguments=("--disable-hybrid-swa-memory", "--moe-runner-backend", "triton"),
         ties=False,
         windows=True,
+        mlp_bias=True,
     ),
-    "llama": CpuFamily(module="llama"),
-    "mistral": CpuFamily(module="mistral"),
-    "qwen2": CpuFamily(module="qwen2"),
-    "qwen3": CpuFamily(module="qwen3"),
-    "qwen3_moe": CpuFamily(module="qwen3_moe", ties=False),
+    "llama": CpuFamily(module="llama", architecture="LlamaForCausalLM"),
+    "mistral": CpuFamily(module="mistral", architecture="MistralForCausalLM"),
+    "qwen2": CpuFamily(module="qwen2", architecture="Qwen2ForCausalLM"),
+    "qwen3": CpuFamily(module="qwen3", architecture="Qwen3ForCausalLM"),
+    "qwen3_moe": CpuFamily(module="qwen3_moe", architecture="Qwen3MoeForCausalLM", ties=False, dense="nowhere"),
 }
 """model_type -> how. Each was compared with transformers in float32: log-probs of prompts and answers, before and after new weights
 were sent (tests/backends/sglang/test_families.py)."""
@@ -69,6 +80,13 @@ def fault_of_sglang(facts: ModelFacts) -> str | None:
         return "its output layer is tied to its embeddings, and SGLang 0.5.20 then leaves the output layer empty"
     if not family.windows and any(layer.mixer == "sliding" for layer in facts.layers):
         return "its layers look at a window, which SGLang 0.5.20 does not heed in this family"
+    if facts.mlp_bias and not family.mlp_bias:
+        return "its MLPs have biases, which SGLang 0.5.20 leaves out in this family"
+    kinds = [layer.mlp for layer in facts.layers]
+    if family.dense == "nowhere" and "dense" in kinds:
+        return "some of its layers have no experts, which SGLang 0.5.20 does not know of in this family"
+    if family.dense == "first" and kinds != sorted(kinds):
+        return "it has layers without experts behind layers with them, which SGLang 0.5.20 does not know of in this family"
     scaling = facts.rope.scaling if facts.rope is not None else None
     if scaling is not None and scaling.attention_factor is not None:
         return "its rotary embedding has an `attention_factor`, which SGLang 0.5.20 does not heed"
@@ -78,7 +96,7 @@ def fault_of_sglang(facts: ModelFacts) -> str | None:
 _DEEPSEEK: dict[str, object] = {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 _SILENT: dict[str, dict[str, object]] = {
     "deepseek_v3": _DEEPSEEK,
-    "glm4_moe_lite": _DEEPSEEK,
+    "glm4_moe_lite": {**_DEEPSEEK, "first_k_dense_replace": 1},
     "gpt_oss": {"swiglu_limit": 7.0},
 }
 """Fields that SGLang wants, that the families' releases have, and that transformers does not write: there they are constants."""
@@ -88,9 +106,11 @@ def missing_fields(config: Mapping[str, object]) -> dict[str, object]:
     """Fields of config.json that SGLang cannot do without, where it is silent: what transformers takes then."""
     model_type = str(config.get("model_type"))
     found = {name: value for name, value in _SILENT.get(model_type, {}).items() if name not in config}
-    if model_type == "glm4_moe_lite" and "first_k_dense_replace" not in config:
-        kinds = config.get("mlp_layer_types")
-        found["first_k_dense_replace"] = kinds.index("sparse") if isinstance(kinds, list) and "sparse" in kinds else 1
+    if model_type in CPU_FAMILIES and not config.get("architectures"):
+        found["architectures"] = [CPU_FAMILIES[model_type].architecture]
+    kinds = config.get("mlp_layer_types")
+    if model_type == "glm4_moe_lite" and isinstance(kinds, list):
+        found["first_k_dense_replace"] = kinds.index("sparse") if "sparse" in kinds else len(kinds)
     return found
 
 

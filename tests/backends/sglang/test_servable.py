@@ -24,6 +24,9 @@ def test_a_plain_model_is_served():
         (replace(QWEN3, family="nemotron_h"), "compared"),
         (replace(QWEN3, family="glm4_moe", tied_embeddings=True), "tied"),
         (replace(QWEN3, layers=(Layer(mixer="sliding"),) * 2), "window"),
+        (replace(QWEN3, family="glm4_moe", layers=(Layer(mlp="moe"), Layer())), "behind"),
+        (replace(QWEN3, family="qwen3_moe", layers=(Layer(), Layer(mlp="moe"))), "no experts"),
+        (replace(QWEN3, mlp_bias=True), "biases"),
         (
             replace(
                 QWEN3,
@@ -55,4 +58,12 @@ def test_architectures_are_read_from_files():
 def test_the_number_of_dense_layers_is_told_where_a_list_of_kinds_says_it():
     config = {"model_type": "glm4_moe_lite", "mlp_layer_types": ["dense", "dense", "sparse"]}
     assert missing_fields(config)["first_k_dense_replace"] == 2
-    assert "first_k_dense_replace" not in missing_fields({**config, "first_k_dense_replace": 1})
+    assert missing_fields({"model_type": "glm4_moe_lite"})["first_k_dense_replace"] == 1
+    assert missing_fields({"model_type": "glm4_moe_lite", "first_k_dense_replace": 3}).get("first_k_dense_replace") is None
+
+
+def test_a_folder_that_names_no_architecture_is_given_one():
+    for model_type, family in CPU_FAMILIES.items():
+        assert missing_fields({"model_type": model_type})["architectures"] == [family.architecture]
+        assert "architectures" not in missing_fields({"model_type": model_type, "architectures": ["Own"]})
+        assert family.architecture in architectures()

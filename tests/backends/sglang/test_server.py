@@ -64,8 +64,9 @@ def test_a_window_that_sglang_does_not_heed_is_refused(tmp_path):
 def test_what_transformers_leaves_out_of_config_json_is_told_to_sglang(tmp_path):
     told = engine_command(spec(tmp_path, model_type="deepseek_v3", device_kind="cuda", config={"scoring_func": "sigmoid"}))
     fields = json.loads(told[told.index("--json-model-override-args") + 1])
-    assert fields == {"moe_layer_freq": 1, "topk_method": "noaux_tc"}
-    assert "--json-model-override-args" not in engine_command(spec(tmp_path))
+    assert fields == {"moe_layer_freq": 1, "topk_method": "noaux_tc", "architectures": ["DeepseekV3ForCausalLM"]}
+    named = {"architectures": ["Qwen3ForCausalLM"]}
+    assert "--json-model-override-args" not in engine_command(spec(tmp_path, config=named))
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
