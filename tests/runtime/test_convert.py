@@ -562,3 +562,46 @@ def test_stock_megatron_loads_the_checkpoint_and_computes_what_transformers_does
     for key, row in found.items():
         theirs = expected[key][: row.shape[0]]
         assert float((row - theirs).abs().max()) <= 1e-4 * float(theirs.abs().max())
+
+
+def test_a_run_gives_its_newest_checkpoint_or_the_step_that_is_asked_for(tmp_path: Path) -> None:
+    from milescli.checkpoint.store import CheckpointStore
+    from milescli.recipe.load import load
+    from milescli.recipe.resolved import resolved_yaml
+    from tests.checkpoint.test_store import _manifest
+
+    source, run = make(tmp_path / "hf"), tmp_path / "run"
+    run.mkdir()
+    sets = [f"model.path={source}", "model.scratch=null"]
+    loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    (run / "recipe.yaml").write_text(resolved_yaml(loaded))
+    store = CheckpointStore(run / "checkpoints")
+    for step, factor in ((3, 1.0), (5, 2.0)):
+        other = tmp_path / f"weights{step}"
+        shutil.copytree(source, other)
+        change(other, lambda tensors, factor=factor: [tensor.mul_(factor) for tensor in tensors.values()])
+        to_megatron(other, tmp_path / f"megatron{step}")
+        shutil.copytree(tmp_path / f"megatron{step}" / "release", store.begin(step), dirs_exist_ok=True)
+        store.complete(step, _manifest(step))
+    for name, wish, folder in (("run", {}, 5), ("run", {"step": 3}, 3), ("run/checkpoints/step_3", {}, 3)):
+        out = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
+        to_hf(tmp_path / name, out, **wish)
+        assert (out / "model.safetensors").read_bytes() == (tmp_path / f"weights{folder}" / "model.safetensors").read_bytes()
+        assert (out / "tokenizer.json").exists()
+
+
+def test_a_recipe_may_begin_from_a_converted_model(tmp_path: Path) -> None:
+    from milescli.models import load_facts
+    from milescli.recipe.schema import Model
+    from milescli.runtime.material import facts_of_recipe, model_dir_of
+    from milescli.runtime.rundir import RunDir
+
+    source = make(tmp_path / "hf")
+    to_megatron(source, tmp_path / "megatron")
+    model, run = Model(path=str(tmp_path / "megatron")), RunDir(tmp_path / "run")
+    assert facts_of_recipe(model) == load_facts(source)
+    run.path.mkdir()
+    folder = model_dir_of(model, run)
+    assert run.path in folder.parents and folder == model_dir_of(model, run)
+    assert (folder / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    assert (folder / "tokenizer.json").exists()
