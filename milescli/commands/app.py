@@ -14,7 +14,7 @@ import typer
 from milescli import __version__
 from milescli.commands import convert, doctor, evaluate, export, help, launch, models, recipes, resume, runs
 from milescli.commands.crash import write_crash_report
-from milescli.commands.options import JsonOption, QuietOption
+from milescli.commands.options import JsonOption, QuietOption, fill_bare_options
 from milescli.console.output import Mode, Output
 from milescli.core.errors import ExitCode, MilesError
 
@@ -78,7 +78,7 @@ def first_page(
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; returns the exit code. The only place that ends the program."""
-    argv = sys.argv[1:] if argv is None else argv
+    argv = fill_bare_options(sys.argv[1:] if argv is None else argv)
     output = Output(_mode(argv))
     try:
         result = typer.main.get_command(app).main(args=argv, prog_name="miles", standalone_mode=False, obj=output)

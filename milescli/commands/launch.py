@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from milescli.commands.options import RecipeOption, SetOption, StepsOption, flags_of, here, verb
+from milescli.commands.options import GpusOption, RecipeOption, SetOption, StepsOption, flags_of, here, planned_machine, verb
 from milescli.console.output import Output
 
 EXAMPLES = [
     "miles launch --recipe quickstart",
     "miles launch --recipe quickstart --steps 80 --set rollout.samples_per_prompt=16",
     "miles launch --recipe my.yaml --gpus 8 --dry-run -v",
+    "miles launch --recipe my.yaml --dry-run --on 16x8xMI355X --price-per-gpu-hour 2.5",
 ]
 
 
@@ -27,18 +28,27 @@ def launch(
     recipe: RecipeOption,
     name: Annotated[str | None, typer.Option("--name", "-n", help="Name of the run (run.name).")] = None,
     sets: SetOption = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=0, help="GPUs per node (machine.gpus); 0: the CPU.")] = None,
+    gpus: GpusOption = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes (machine.nodes).")] = None,
     address: Annotated[str | None, typer.Option("--address", help="An existing Ray cluster (machine.address).")] = None,
     steps: StepsOption = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the run (run.seed).")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its reasons; start nothing.")] = False,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="MACHINE|FILE", help="With --dry-run: plan for this machine, as 16x8xMI355X.")
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option("--price-per-gpu-hour", min=0.0, help="With --dry-run: tell what the run would cost.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="With --dry-run: the origin of every value.")] = False,
 ) -> None:
     """Train a model by a recipe."""
     from milescli.recipe.load import load
 
     output: Output = context.obj
+    machine = planned_machine(on, price=price, dry_run=dry_run)
+    if machine is not None and nodes is None:
+        nodes = len(machine.nodes)
     flags = flags_of(
         run__name=("--name", name),
         machine__gpus=("--gpus", gpus),
@@ -54,7 +64,8 @@ def launch(
         from milescli.commands.show_plan import show_plan
         from milescli.runtime.launch import plan_only
 
-        show_plan(plan_only(loaded), loaded, output=output, with_origins=verbose)
+        plan = plan_only(loaded, machine) if machine is not None else plan_only(loaded)
+        show_plan(plan, loaded, output=output, with_origins=verbose, price_per_gpu_hour=price)
     else:
         from milescli.commands.show_summary import show_run_summary
         from milescli.runtime.launch import launch as start

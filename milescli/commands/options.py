@@ -6,11 +6,14 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from milescli.commands import suggest
+
+if TYPE_CHECKING:
+    from milescli.platform.machine import Machine
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.", rich_help_panel="Output")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Bare results only.", rich_help_panel="Output")]
@@ -37,6 +40,44 @@ RunArgument = Annotated[
 ]
 StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help="Train up to this step (train.steps).")]
 CheckpointStepOption = Annotated[int | None, typer.Option("--step", min=0, help="Which checkpoint; the newest by default.")]
+
+
+def _gpus(text: str) -> str:
+    if text != "all" and not text.isdecimal():
+        raise typer.BadParameter(f"`{text}` is neither a number nor `all`")
+    return "null" if text == "all" else text
+
+
+GpusOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus", metavar="[N|all]", parser=_gpus, help="GPUs per node (machine.gpus); bare or all: all visible; 0: the CPU."
+    ),
+]
+
+
+def fill_bare_options(argv: list[str]) -> list[str]:
+    """`--gpus` without a number means `--gpus all`: Typer knows no option whose value may be left out."""
+    filled = []
+    for place, word in enumerate(argv):
+        filled.append(word)
+        if word == "--":
+            return [*filled, *argv[place + 1 :]]
+        if word == "--gpus" and (place + 1 == len(argv) or argv[place + 1].startswith("-")):
+            filled.append("all")
+    return filled
+
+
+def planned_machine(on: str | None, *, price: float | None, dry_run: bool) -> Machine | None:
+    """The machine that `--on` names or describes. Raises BadParameter without --dry-run, MachineError or RecipeError where it cannot be read."""
+    for option, given in (("--on", on), ("--price-per-gpu-hour", price)):
+        if given is not None and not dry_run:
+            raise typer.BadParameter(f"{option} only plans, as a run takes place on the machine that is there: add --dry-run")
+    if on is None:
+        return None
+    from milescli.platform.machine import read_machine
+
+    return read_machine(on)
 
 
 def verb(app: typer.Typer, name: str, *, examples: list[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:

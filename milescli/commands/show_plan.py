@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 
+from milescli.commands.show_forecast import cost, show_forecast
 from milescli.console.output import Mode, Output
 from milescli.plan.types import Plan, Slot
 from milescli.recipe.load import LoadedRecipe, value_at
 
+SMALL = 8
+"""Slots up to which each has a line of its own."""
 ENVIRONMENT = (
     "MILES_",
     "CUDA_VISIBLE_DEVICES",
@@ -21,9 +24,13 @@ ENVIRONMENT = (
 """Variables that change what runs; shown by -v."""
 
 
-def show_plan(plan: Plan, loaded: LoadedRecipe, *, output: Output, with_origins: bool) -> None:
+def show_plan(
+    plan: Plan, loaded: LoadedRecipe, *, output: Output, with_origins: bool, price_per_gpu_hour: float | None = None
+) -> None:
     """All that would run, and why."""
     payload: dict[str, object] = {"plan": json.loads(plan.to_json()), "fingerprint": plan.fingerprint}
+    if price_per_gpu_hour is not None and plan.forecast is not None:
+        payload["cost"] = cost(plan.forecast, price_per_gpu_hour)
     if with_origins:
         payload["recipe"] = {
             name: {"value": value_at(loaded.recipe, name), "origin": str(by)} for name, by in loaded.origins.items()
@@ -34,8 +41,14 @@ def show_plan(plan: Plan, loaded: LoadedRecipe, *, output: Output, with_origins:
     output.blank()
     output.kv(_batch(plan), title="one step")
     output.blank()
-    output.table(["node", "device", "trainer rank", "engine"], [_slot_row(slot) for slot in plan.slots], title="placement")
+    if len(plan.slots) <= SMALL:
+        rows = [_slot_row(slot) for slot in plan.slots]
+        output.table(["node", "device", "trainer rank", "engine"], rows, title="placement")
+    else:
+        output.table(["nodes", "devices", "trainer ranks", "pipeline stages", "engines"], _node_rows(plan), title="placement")
     output.blank()
+    if plan.forecast is not None:
+        show_forecast(plan, plan.forecast, price=price_per_gpu_hour, output=output)
     if plan.decisions:
         rows = [(choice.key, choice.value, choice.reason) for choice in plan.decisions]
         output.table(["chosen", "value", "because"], rows, title="decisions")
@@ -50,12 +63,16 @@ def _layout(plan: Plan) -> dict[str, object]:
     sizes = " x ".join(f"{axis} {getattr(trainer, axis)}" for axis in ("tp", "pp", "cp", "dp"))
     experts = f", ep {trainer.ep}, etp {trainer.etp}" if trainer.ep * trainer.etp > 1 else ""
     sequence = ", sequence parallel" if trainer.sequence_parallel else ""
+    ends = [("first", trainer.first_stage_layers), ("last", trainer.last_stage_layers)]
+    sequence += "".join(f", {layers} layers in the {name} stage" for name, layers in ends if layers)
+    sequence += (", recompute" * (trainer.recompute == "full")) + (", optimizer on the host" * trainer.offload_optimizer)
+    cuts = f", ep {engines.ep}" * (engines.ep > 1) + f", attention dp {engines.attention_dp}" * (engines.attention_dp > 1)
     where = "on the trainer's devices, taking turns" if plan.colocated else "on devices of their own"
     return {
         "devices": f"{plan.device_kind}, {plan.precision}, {plan.collective}"
         + (f", {plan.cpu_threads} threads each" if plan.device_kind == "cpu" else ""),
         "trainer": f"{trainer.world_size} rank{'s' * (trainer.world_size > 1)}: {sizes}{experts}{sequence}",
-        "engines": f"{engines.num} x tp {engines.tp}, {where}; {engines.max_running_requests} requests at once, "
+        "engines": f"{engines.num} x tp {engines.tp}{cuts}, {where}; {engines.max_running_requests} requests at once, "
         f"context {engines.context_length}",
         "weights": f"channel {plan.channel}",
         "staleness": f"at most {plan.max_staleness}; old logprobs from the {plan.old_logprobs}",
@@ -73,6 +90,35 @@ def _batch(plan: Plan) -> dict[str, object]:
         "updates": f"{batch.updates_per_step} x {per_update} samples, in microbatches of at most "
         f"{batch.max_tokens_per_microbatch:,} tokens a rank",
     }
+
+
+def _node_rows(plan: Plan) -> list[tuple[object, ...]]:
+    """One row for each node; neighbours that differ in nothing but numbers stay apart, so that every rank is found."""
+    nodes: dict[int, list[Slot]] = {}
+    for slot in plan.slots:
+        nodes.setdefault(slot.node, []).append(slot)
+    per_stage = plan.trainer.world_size // plan.trainer.pp
+    rows = []
+    for node, slots in nodes.items():
+        ranks = [slot.trainer_rank for slot in slots if slot.trainer_rank is not None]
+        engines = [slot.engine for slot in slots if slot.engine is not None]
+        rows.append(
+            (
+                str(node),
+                _span([slot.device for slot in slots]),
+                _span(ranks) or None,
+                _span([rank // per_stage for rank in ranks]) or None,
+                _span(engines) or None,
+            )
+        )
+    return rows
+
+
+def _span(numbers: list[int]) -> str:
+    """[4, 5, 6, 7] -> '4-7'"""
+    if not numbers:
+        return ""
+    return f"{min(numbers)}-{max(numbers)}" if min(numbers) < max(numbers) else str(numbers[0])
 
 
 def _slot_row(slot: Slot) -> list[object]:

@@ -99,6 +99,46 @@ def test_a_dry_run_as_json_is_the_plan(miles: Miles, replace: Replace) -> None:
     assert payload["recipe"]["train.steps"]["origin"].startswith("recipe quickstart.yaml:")
 
 
+def test_a_dry_run_plans_for_a_machine_that_is_not_there_and_tells_its_price(miles: Miles) -> None:
+    command = ["launch", "-r", "quickstart", "--dry-run", "--on", "2x8xH200", "--price-per-gpu-hour", "2", "--json"]
+    payload = json.loads(miles(*command).out)
+    plan = Plan.from_json(json.dumps(payload["plan"]))
+    assert (plan.trainer.world_size, plan.device_kind, len(plan.slots)) == (16, "cuda", 16)
+    assert plan.forecast is not None
+    assert payload["cost"] == round(2 * plan.forecast.gpu_hours, 2)
+
+
+def test_a_dry_run_on_devices_shows_memory_times_and_alternatives(miles: Miles) -> None:
+    said = miles("launch", "-r", "quickstart", "--dry-run", "--on", "2x8xMI355X")
+    for words in (
+        "KV cache",
+        "optimizer",
+        "margin",
+        "counted",
+        "estimate",
+        "GPU-hours",
+        "next best trainer",
+        "█",
+        "pipeline stages",
+    ):
+        assert words in said.out, words
+
+
+def test_a_machine_and_a_price_are_for_plans_alone(miles: Miles) -> None:
+    for options in (["--on", "8xH200"], ["--price-per-gpu-hour", "2"]):
+        said = miles("launch", "-r", "quickstart", *options)
+        assert said.code == 2
+        assert "--dry-run" in said.err
+
+
+def test_gpus_without_a_number_are_all(miles: Miles, replace: Replace) -> None:
+    seen = []
+    replace("milescli.runtime.launch", launch=lambda loaded, *, output: seen.append(loaded.recipe) or Summary())
+    for options in (["--gpus"], ["--gpus", "--steps", "3"], ["--gpus", "all"]):
+        miles("launch", "-r", "quickstart", *options)
+    assert [recipe.machine.gpus for recipe in seen] == [None, None, None]
+
+
 def test_flags_are_short_for_recipe_keys(miles: Miles, replace: Replace) -> None:
     seen = []
     replace("milescli.runtime.launch", launch=lambda loaded, *, output: seen.append(loaded.recipe) or Summary())
