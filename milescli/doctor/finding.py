@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +11,9 @@ from enum import StrEnum
 
 from milescli.core.errors import MilesError
 
-SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
 MASK = "***"
+_CREDENTIALS = re.compile(r"//[^/@\s]+@")
 
 
 class Status(StrEnum):
@@ -92,17 +94,19 @@ def run_checks(checks: Sequence[Check], *, environ: Mapping[str, str], heavy_at_
 
 
 def mask_secrets(finding: Finding, environ: Mapping[str, str]) -> Finding:
-    """The finding without the value of any variable whose name sounds like a secret."""
-    secrets = [
+    """The finding without secrets, as `mask` finds them."""
+    cleaned = {name: mask(getattr(finding, name), environ) for name in ("what", "why")}
+    return replace(finding, **cleaned, fix=[mask(each, environ) for each in finding.fix])
+
+
+def mask(text: str, environ: Mapping[str, str]) -> str:
+    """The text without the value of any variable whose name sounds like a secret, and without `user:password@` in addresses."""
+    secrets = {
         value for name, value in environ.items() if len(value) >= 6 and any(word in name.upper() for word in SECRET_WORDS)
-    ]
-
-    def clean(text: str) -> str:
-        for secret in sorted(secrets, key=len, reverse=True):
-            text = text.replace(secret, MASK)
-        return text
-
-    return replace(finding, what=clean(finding.what), why=clean(finding.why), fix=[clean(each) for each in finding.fix])
+    }
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    return _CREDENTIALS.sub(f"//{MASK}@", text)
 
 
 def _run_one(check: Check, results: dict[str, list[Finding]], places: threading.Semaphore) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import resource
 import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from milescli.backends.sglang.ports import RANGE
 from milescli.core.units import GIB, MIB, format_bytes
 from milescli.doctor.finding import Finding, Status, fail, ok, warn
 from milescli.platform.machine import Machine
@@ -146,33 +150,43 @@ def check_limits(*, soft: int | None = None, hard: int | None = None) -> list[Fi
     return warn("limits", told, why=f"many engines and ranks want {NOFILE_WANTED}", fix=fix)
 
 
-def take_port() -> socket.socket:
-    """A listener on a free port of loopback."""
-    listener = socket.socket()
+def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -> list[Finding]:
+    """Loopback answers, and enough of the ports are free that engines, router and ranks are given. Names who holds them."""
+    free = []
+    for port in candidates:
+        try:
+            socket.create_server((host, port)).close()
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                return fail("ports", f"{host} is not there", why=str(error), fix="ip link set lo up")
+            continue
+        free.append(port)
+        if len(free) == NUM_PORTS:
+            break
+    if len(free) < NUM_PORTS:
+        what = f"{len(free)} of {NUM_PORTS} ports are free between {candidates[0]} and {candidates[-1]}"
+        holders = port_holders(candidates)
+        told = ", ".join(f"{name} (pid {pid}) holds {count}" for (pid, name), count in holders)
+        fixes = [f"kill {pid}   # {name}, {count} ports" for (pid, name), count in holders[:3]]
+        return fail("ports", what, why=told or "processes of other users hold the rest", fix=fixes or "sudo ss -ltnp")
     try:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(1)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def check_ports(*, take: Callable[[], socket.socket] = take_port) -> list[Finding]:
-    """Loopback exists, has free ports, and can be connected to."""
-    held: list[socket.socket] = []
-    try:
-        for _ in range(NUM_PORTS):
-            held.append(take())
-        socket.create_connection(held[0].getsockname(), timeout=5.0).close()
+        with socket.create_server((host, free[0])) as listener:
+            socket.create_connection(listener.getsockname(), timeout=5.0).close()
     except OSError as error:
+        why = f"a connection to {host} failed: {error}"
         return fail(
-            "ports",
-            f"{len(held)} of {NUM_PORTS} ports could be taken on loopback",
-            why=f"{type(error).__name__}: {error}",
-            fix=["ss -ltn | wc -l   # who listens", "sysctl net.ipv4.ip_local_port_range", "ip link set lo up"],
+            "ports", f"{host} takes no connections", why=why, fix=["ip link set lo up", "iptables -L INPUT -n   # a firewall"]
         )
-    finally:
-        for listener in held:
-            listener.close()
-    return ok("ports", "loopback has free ports and answers")
+    return ok("ports", f"{host} answers; {NUM_PORTS} ports from {free[0]} on are free, none is fixed")
+
+
+def port_holders(ports: Collection[int]) -> list[tuple[tuple[int, str], int]]:
+    """((pid, name), number of these ports that it listens on), most first; only processes that we may look at."""
+    import psutil
+
+    held: Counter[tuple[int, str]] = Counter()
+    for each in psutil.net_connections(kind="tcp"):
+        if each.status == psutil.CONN_LISTEN and each.pid is not None and each.laddr.port in ports:
+            with contextlib.suppress(psutil.Error):
+                held[each.pid, psutil.Process(each.pid).name()] += 1
+    return held.most_common()

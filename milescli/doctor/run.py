@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import os
+import platform
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
+from milescli import __version__
 from milescli.console.output import Output
-from milescli.core.errors import ExitCode
-from milescli.doctor.finding import Check, Finding, Status, run_checks
+from milescli.core.errors import ExitCode, MilesError
+from milescli.doctor.finding import Check, Finding, Status, mask, run_checks
 from milescli.doctor.host import (
     available_memory,
     check_disk,
@@ -23,8 +27,11 @@ from milescli.doctor.host import (
     check_visibility,
     shm_sizes,
 )
+from milescli.doctor.hub_access import check_hub, saved_token
 from milescli.doctor.links import check_topology
+from milescli.doctor.network import check_host_name, check_interfaces, check_rdma, list_interfaces
 from milescli.doctor.pins import check_pins, check_python
+from milescli.doctor.settings import check_ray_version, check_variables
 from milescli.doctor.torch_build import judge_trial
 from milescli.doctor.trial import run_trial
 from milescli.doctor.wish import recipe_checks
@@ -32,18 +39,36 @@ from milescli.platform.machine import Machine
 from milescli.platform.probe import Accelerators, find_accelerators, probe, run_tool
 from milescli.recipe.load import LoadedRecipe
 
+REPORTED_PACKAGES = ("torch", "sglang", "sglang-router", "megatron-core", "ray", "transformers", "huggingface-hub")
+REPORTED_VARIABLES = (
+    "MILES_",
+    "CUDA_",
+    "HIP_",
+    "ROCR_",
+    "HSA_",
+    "NCCL_",
+    "GLOO_",
+    "RAY_",
+    "PYTORCH_",
+    "HF_H",
+    "HF_ENDPOINT",
+    "OMP_",
+)
+
 
 def run_doctor(loaded: LoadedRecipe | None, *, output: Output) -> int:
     """Check the machine, and the recipe where one is given. 0, or 4 where something fails; warnings do not count."""
     output.note("checking; starting an engine takes up to a minute or two")
     heavy_at_once = max(1, (os.cpu_count() or 1) // 2)
-    findings = run_checks(all_checks(loaded), environ=os.environ, heavy_at_once=heavy_at_once)
+    secrets = {**os.environ, "SAVED_HUB_TOKEN": saved_token() or ""}
+    findings = run_checks(all_checks(loaded), environ=secrets, heavy_at_once=heavy_at_once)
     tell(findings, output)
     return int(ExitCode.NOT_READY if any(each.status is Status.FAIL for each in findings) else ExitCode.DONE)
 
 
 def all_checks(loaded: LoadedRecipe | None) -> list[Check]:
     """In the order in which they are told."""
+    recipe = loaded.recipe if loaded else None
     runs_dir = Path(loaded.recipe.run.dir if loaded else "runs").expanduser()
     machine, accelerators = cache(probe), cache(_accelerators)
     shm_bytes, shm_free = shm_sizes()
@@ -58,6 +83,12 @@ def all_checks(loaded: LoadedRecipe | None) -> list[Check]:
         Check(name="shm", run=lambda: check_shm(size_bytes=shm_bytes, free_bytes=shm_free)),
         Check(name="limits", run=check_limits),
         Check(name="ports", run=check_ports),
+        Check(name="network", run=lambda: _interfaces(machine()), timeout_s=120.0),
+        Check(name="hostname", run=check_host_name),
+        Check(name="rdma", run=lambda: check_rdma(environ=os.environ)),
+        Check(name="ray version", run=lambda: check_ray_version(kind=machine().kind), timeout_s=120.0),
+        Check(name="variables", run=lambda: _variables(loaded, machine()), timeout_s=120.0),
+        Check(name="hub", run=lambda: check_hub(recipe, environ=os.environ, token=saved_token()), timeout_s=60.0),
     ]
     checks += [] if loaded is None else recipe_checks(loaded, machine=machine)
     return checks + _trials(machine)
@@ -66,9 +97,8 @@ def all_checks(loaded: LoadedRecipe | None) -> list[Check]:
 def tell(findings: Sequence[Finding], output: Output) -> None:
     """A table of all, then why and what to do where it matters; one object in JSON mode."""
     counts = Counter(each.status for each in findings)
-    output.json(
-        "doctor", {"counts": {status.value: counts[status] for status in Status}, "findings": [asdict(f) for f in findings]}
-    )
+    told = {"counts": {status.value: counts[status] for status in Status}, "findings": [asdict(f) for f in findings]}
+    output.json("doctor", {**told, "versions": _versions(), "environment": _environment(os.environ)})
     output.table(["check", "status", "found"], [(each.check, each.status.value, each.what) for each in findings])
     for each in findings:
         if each.status is Status.OK:
@@ -79,6 +109,20 @@ def tell(findings: Sequence[Finding], output: Output) -> None:
         output.note(f"not ready: {counts[Status.FAIL]} failed, {counts[Status.WARN]} with a warning")
     else:
         output.success(f"ready: {counts[Status.OK]} checks passed, {counts[Status.WARN]} with a warning")
+
+
+def _versions() -> dict[str, str]:
+    """Of what a run is made of; for bug reports."""
+    found = {"miles": __version__, "python": platform.python_version(), "system": platform.platform()}
+    for name in REPORTED_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that change what runs; secrets masked."""
+    return {name: mask(value, environ) for name, value in sorted(environ.items()) if name.startswith(REPORTED_VARIABLES)}
 
 
 def _trials(machine: Callable[[], Machine]) -> list[Check]:
@@ -102,6 +146,20 @@ def _trials(machine: Callable[[], Machine]) -> list[Check]:
         trial("collective", timeout_s=180.0, names=("collective", "links")),
         trial("engine", timeout_s=420.0, names=("engine", "trainer", "weights")),
     ]
+
+
+def _interfaces(machine: Machine) -> list[Finding]:
+    return check_interfaces(list_interfaces(), environ=os.environ, kind=machine.kind)
+
+
+def _variables(loaded: LoadedRecipe | None, machine: Machine) -> list[Finding]:
+    """Without a plan (the check `plan` says why) only what harms any run."""
+    from milescli.runtime.launch import plan_only
+
+    plan = None
+    with contextlib.suppress(MilesError):
+        plan = plan_only(loaded, machine) if loaded else None
+    return check_variables(plan, environ=os.environ, address=loaded.recipe.machine.address if loaded else None)
 
 
 def _accelerators() -> Accelerators:

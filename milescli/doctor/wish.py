@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from milescli.doctor.finding import Check, Finding, ok, skip, warn
+from milescli.core.units import MIB, format_bytes
+from milescli.doctor.finding import Check, Finding, fail, ok, skip, warn
 from milescli.platform.machine import Machine
+from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
+
+CHECKPOINT_BYTES = {"fp32": 16, "bf16": 14}
+"""Per parameter, as Megatron-Core saves them: weights, the optimizer's own float32 weights, two moments. fp32 measured on quickstart."""
+DATA_LIMIT = 256 * MIB
+"""Data sets of the hub are fetched to be looked at up to this size."""
 
 
 def recipe_checks(loaded: LoadedRecipe, *, machine: Callable[[], Machine]) -> list[Check]:
     """What `--recipe` adds."""
     recipe = loaded.recipe
     return [
+        Check(name="model", run=lambda: check_model(recipe, machine()), timeout_s=120.0),
+        Check(name="checkpoints", run=lambda: check_checkpoints(recipe, machine()), timeout_s=120.0),
         Check(name="reward", run=lambda: check_reward_of(recipe), timeout_s=60.0),
         Check(name="plan", run=lambda: check_plan(loaded, machine()), timeout_s=60.0),
         Check(name="data", run=lambda: check_material(recipe), timeout_s=600.0, is_heavy=True),
@@ -30,6 +40,51 @@ def check_reward_of(recipe: Recipe) -> list[Finding]:
     return ok("reward", f"`{recipe.rollout.reward}` is there, with the right parameters")
 
 
+def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:
+    """Its family can be trained and served here. Raises what a launch would raise."""
+    from milescli.backends.sglang.servable import fault_of_sglang, servable_on_cpu
+    from milescli.models.catalogue import UNPROVEN
+    from milescli.runtime.launch import refuse_unproven
+    from milescli.runtime.material import facts_of_recipe
+
+    facts = facts_of_recipe(recipe.model)
+    refuse_unproven(recipe, facts)
+    what = f"{facts.family}: {facts.num_layers} layers, width {facts.hidden_size}"
+    on_host = machine.kind == "cpu" or recipe.machine.gpus == 0
+    served, why = servable_on_cpu(facts) if on_host else (not (fault := fault_of_sglang(facts)), fault or "")
+    if not served:
+        where = "on a CPU" if on_host else "here"
+        return fail(
+            "model", f"{what}: SGLang does not serve it {where}", why=why, fix="--set model.path=FOLDER   # of another family"
+        )
+    if facts.family in UNPROVEN:
+        look = "miles models   # what was compared, and how"
+        return warn("model", f"{what}: taken by model.allow_unproven", why=UNPROVEN[facts.family], fix=look)
+    return ok("model", f"{what}; trained and served here")
+
+
+def check_checkpoints(recipe: Recipe, machine: Machine, *, free_bytes: int | None = None) -> list[Finding]:
+    """Space for `checkpoint.keep` checkpoints and the one that is written before the oldest goes."""
+    from milescli.models import table
+    from milescli.runtime.material import facts_of_recipe
+
+    numbers = table(facts_of_recipe(recipe.model)).num_parameters
+    on_host = machine.kind == "cpu" or recipe.machine.gpus == 0
+    precision = recipe.train.precision if recipe.train.precision != "auto" else "fp32" if on_host else "bf16"
+    each = numbers * CHECKPOINT_BYTES[precision]
+    needed = (recipe.checkpoint.keep + 1) * each
+    folder = Path(recipe.run.dir).expanduser().absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free if free_bytes is None else free_bytes
+    what = f"{format_bytes(each)} each, {format_bytes(needed)} at most; {format_bytes(free)} free in {existing}"
+    if needed > free:
+        fewer = int(free // each) - 1
+        why = f"{recipe.checkpoint.keep} are kept while one more is written: {numbers:,} parameters x {CHECKPOINT_BYTES[precision]} bytes"
+        fixes = [*([f"--set checkpoint.keep={fewer}"] if fewer >= 1 else []), "--set run.dir=/another/disk/runs"]
+        return fail("checkpoints", what, why=why, fix=fixes)
+    return ok("checkpoints", what)
+
+
 def check_plan(loaded: LoadedRecipe, machine: Machine) -> list[Finding]:
     """The recipe's layout is legal here."""
     from milescli.runtime.launch import plan_only
@@ -41,18 +96,37 @@ def check_plan(loaded: LoadedRecipe, machine: Machine) -> list[Finding]:
     )
 
 
+def _large_data(recipe: Recipe) -> str:
+    """Why the data is not looked at; empty where it is small, or here already."""
+    from milescli.runtime.hub import missing_bytes
+    from milescli.runtime.material import DATA_FIELDS
+
+    for field in DATA_FIELDS:
+        value = getattr(recipe.data, field)
+        if value is not None and is_hub(value):
+            size_bytes = missing_bytes(parse_hub(value, key=f"data.{field}"), key=field)
+            if size_bytes > DATA_LIMIT:
+                return (
+                    f"{value} would be {format_bytes(size_bytes)} to fetch; `miles launch` does it, and checks every row first"
+                )
+    return ""
+
+
 def check_material(recipe: Recipe) -> list[Finding]:
     """Model folder, tokenizer, every row of the data."""
     from milescli.runtime.material import prepare
     from milescli.runtime.rundir import RunDir
 
-    model = recipe.model
-    if model.scratch is None and not Path(model.path or "").expanduser().is_dir():
-        return skip(
-            "data",
-            f"`{model.path}` is on the hub; `hf download {model.path}` and `--set model.path=FOLDER` let this be checked",
-        )
+    if too_large := _large_data(recipe):
+        return skip("data", too_large)
     with tempfile.TemporaryDirectory(prefix="miles-doctor-") as folder:
+        model = recipe.model
+        if model.scratch is None and not Path(model.path or "").expanduser().is_dir():
+            from milescli.runtime.hub import fetch_tokenizer
+
+            # The weights are not fetched: tokenizer and config are all that the data is read with.
+            path = str(fetch_tokenizer(str(model.path), revision=model.revision))
+            recipe = recipe.model_copy(update={"model": model.model_copy(update={"path": path, "revision": None})})
         material = prepare(recipe, RunDir(path=Path(folder)))
     report = material.reports["prompts"]
     what = (

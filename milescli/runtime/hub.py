@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import glob
 import hashlib
 import shutil
@@ -100,18 +101,47 @@ def fetch_config(name: str, *, revision: str | None) -> Path:
     return _one(repo, "config.json", revision, online=online).parent
 
 
+def fetch_tokenizer(name: str, *, revision: str | None) -> Path:
+    """A folder with what `fetch_model` gives but the weights: config and tokenizer. Raises CheckpointError."""
+
+    def choose(paths: Sequence[str], _: Callable[[str], Path]) -> list[str]:
+        patterns = [pattern for pattern in MODEL_FILES if pattern != "*.safetensors"]
+        return [path for path in paths if "/" not in path and any(fnmatch.fnmatch(path, pattern) for pattern in patterns)]
+
+    repo = _Repo(name=name, kind="model", revision=revision, key="model.path")
+    _fetch(repo, choose, output=None, check=_check_size)
+    return fetch_config(name, revision=revision)
+
+
+def missing_bytes(wish: HubData, *, key: str) -> int:
+    """How much `fetch_data` would fetch now; raises as it does."""
+    from huggingface_hub import try_to_load_from_cache
+
+    repo = _Repo(name=wish.name, kind="dataset", revision=wish.revision, key=f"data.{key}")
+    listing = _list(repo)
+    sizes = 0
+    read = functools.partial(_one, repo, revision=listing.commit, online=listing.online)
+    for path in _data_files(wish, key=key)(sorted(listing.files), read):
+        if not isinstance(try_to_load_from_cache(repo.name, path, revision=listing.commit, repo_type=repo.kind), str):
+            sizes += listing.files[path].size
+    return sizes
+
+
 def fetch_data(wish: HubData, *, key: str, output: Output | None = None) -> list[Path]:
     """The files of one split, in order, with the hashes that the hub tells. `key`: prompts, eval, demonstrations.
 
     Raises DataError, or MachineError where the disk is too small.
     """
+    repo = _Repo(name=wish.name, kind="dataset", revision=wish.revision, key=f"data.{key}")
+    return list(_fetch(repo, _data_files(wish, key=key), output=output, check=_check_hash).values())
 
+
+def _data_files(wish: HubData, *, key: str) -> Callable[[Sequence[str], Callable[[str], Path]], list[str]]:
     def choose(paths: Sequence[str], read: Callable[[str], Path]) -> list[str]:
         card = read(CARD).read_text(encoding="utf-8", errors="replace") if CARD in paths else ""
         return choose_files(wish, paths, card=card, key=key)
 
-    repo = _Repo(name=wish.name, kind="dataset", revision=wish.revision, key=f"data.{key}")
-    return list(_fetch(repo, choose, output=output, check=_check_hash).values())
+    return choose
 
 
 def _fetch(

@@ -59,6 +59,20 @@ def test_json_mode_tells_everything_in_one_line(monkeypatch: pytest.MonkeyPatch)
     }
 
 
+def test_no_secret_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret_of_mine")
+    monkeypatch.setenv("WANDB_API_KEY", "wandb_secret_of_mine")
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:mirror_secret_of_mine@mirror")
+    monkeypatch.setenv("NCCL_SECRET", "nccl_secret_of_mine")
+    leaky = failed("hub", "hf_secret_of_mine", why="https://me:mirror_secret_of_mine@mirror", fix="login wandb_secret_of_mine")
+    for mode in (Mode.JSON, Mode.HUMAN):
+        _, stdout, stderr = _doctor(monkeypatch, leaky, mode)
+        assert "secret_of_mine" not in stdout + stderr and "***" in stdout
+        if mode is Mode.JSON:
+            told = json.loads(stdout)
+            assert told["environment"]["HF_ENDPOINT"] == "https://***@mirror" and told["versions"]["ray"]
+
+
 @pytest.mark.engine
 def test_this_machine_is_ready_for_ray_an_engine_a_trainer_and_new_weights() -> None:
     stdout = io.StringIO()

@@ -6,13 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from milescli.core.errors import DataError, RecipeError
 from milescli.doctor.finding import Finding, Status, run_checks
-from milescli.doctor.wish import check_material, check_reward_of, recipe_checks
+from milescli.doctor.wish import check_checkpoints, check_material, check_model, check_reward_of, recipe_checks
+from milescli.models import parse_facts, table
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import LoadedRecipe
-from milescli.recipe.schema import Recipe
+from milescli.recipe.schema import Recipe, ScratchModel
+from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
+from milescli.runtime.scratch import config_of
+from tests.runtime.small_hub import small_hub
 
 SMALL = {
     "num_layers": 1,
@@ -37,7 +42,9 @@ def _checked(recipe: Recipe) -> dict[str, Finding]:
 
 def test_a_good_recipe_is_ok_in_all_parts() -> None:
     found = _checked(_recipe({"eval": "task:sums-heldout"}))
-    assert {name: each.status for name, each in found.items()} == dict.fromkeys(("reward", "plan", "data"), Status.OK)
+    assert {name: each.status for name, each in found.items()} == dict.fromkeys(
+        ("model", "checkpoints", "reward", "plan", "data"), Status.OK
+    )
     assert "8192 prompts" in found["data"].what and "columns prompt and label" in found["data"].what
 
 
@@ -65,7 +72,40 @@ def test_many_dropped_prompts_are_a_warning(tmp_path: Path) -> None:
     assert found.status is Status.WARN and found.fix[0].startswith("--set data.max_prompt_tokens=")
 
 
-def test_a_model_on_the_hub_is_skipped_and_not_downloaded() -> None:
-    recipe = Recipe.model_validate({"model": {"path": "someone/some-model"}, "data": {"prompts": "task:sums"}})
-    found = check_material(recipe)[0]
-    assert found.status is Status.SKIP and "hf download someone/some-model" in found.why
+def test_a_model_on_the_hub_is_judged_by_config_and_tokenizer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_scratch_tokenizer([str(number) for number in range(99)], 300, tmp_path / "tokenizer")
+    config = json.dumps(config_of(ScratchModel.model_validate(SMALL))).encode()
+    with small_hub() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        hub.files["models/org/tiny"] = {
+            **{path.name: path.read_bytes() for path in folder.iterdir()},
+            "config.json": config,
+            "model.safetensors": b"x" * 4096,
+        }
+        recipe = Recipe.model_validate({"model": {"path": "org/tiny"}, "data": {"prompts": "task:sums"}})
+        found = check_material(recipe)[0]
+        assert found.status is Status.OK and "8192 prompts" in found.what
+        assert check_model(recipe, parse_machine("cpu"))[0].status is Status.OK
+        assert "model.safetensors" not in hub.fetched and "config.json" in hub.fetched
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_a_fail_and_fewer_fit(tmp_path: Path) -> None:
+    recipe = _recipe(checkpoint={"keep": 4}, run={"dir": str(tmp_path / "runs")})
+    machine = parse_machine("cpu")
+    each = table(parse_facts(config_of(ScratchModel.model_validate(SMALL)))).num_parameters * 16
+    assert check_checkpoints(recipe, machine, free_bytes=5 * each)[0].status is Status.OK
+    found = check_checkpoints(recipe, machine, free_bytes=4 * each)[0]
+    assert (found.status, found.fix[0]) == (Status.FAIL, "--set checkpoint.keep=3")
+    mended = _recipe(checkpoint={"keep": 3}, run={"dir": str(tmp_path / "runs")})
+    assert check_checkpoints(mended, machine, free_bytes=4 * each)[0].status is Status.OK
+    assert check_checkpoints(recipe, machine, free_bytes=each)[0].fix == ["--set run.dir=/another/disk/runs"]
+
+
+def test_a_family_that_cannot_be_served_on_this_machine_is_a_fail_with_its_reason() -> None:
+    tied = {**SMALL, "family": "qwen3_moe", "num_experts": 4, "tie_embeddings": True}
+    recipe = Recipe.model_validate({"model": {"scratch": tied}, "data": {"prompts": "task:sums"}})
+    found = check_model(recipe, parse_machine("cpu"))[0]
+    assert found.status is Status.FAIL and "tied" in found.why

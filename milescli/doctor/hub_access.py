@@ -1,0 +1,120 @@
+"""Can the Hugging Face hub be reached, is the token taken, and is what the recipe names to be had there or in the cache. No secret is told."""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+from milescli.doctor.finding import Finding, fail, ok, warn
+from milescli.recipe.hub_name import is_hub, parse_hub
+from milescli.recipe.schema import Recipe
+from milescli.runtime.material import DATA_FIELDS
+
+PUBLIC = "https://huggingface.co"
+TIMEOUT_S = 10.0
+
+
+def wanted_repos(recipe: Recipe | None) -> list[tuple[str, str, str]]:
+    """(kind, name, key) of what the recipe takes from the hub."""
+    if recipe is None:
+        return []
+    path = recipe.model.path
+    repos = [("model", path, "model.path")] if path is not None and not Path(path).expanduser().is_dir() else []
+    for field in DATA_FIELDS:
+        value = getattr(recipe.data, field)
+        if value is not None and is_hub(value):
+            repos.append(("dataset", parse_hub(value, key=f"data.{field}").name, f"data.{field}"))
+    return repos
+
+
+def check_hub(recipe: Recipe | None, *, environ: Mapping[str, str], token: str | None) -> list[Finding]:
+    """A question to the hub, with the token where there is one, and one for each repository. Unreachable is a `fail` only where the recipe
+    needs what is not in the cache."""
+    repos = wanted_repos(recipe)
+    lacking = [repo for repo in repos if not _is_cached(repo)]
+    endpoint = environ.get("HF_ENDPOINT") or PUBLIC
+    if environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return _without(lacking, repos, "HF_HUB_OFFLINE is set", ["unset HF_HUB_OFFLINE"])
+    try:
+        status = _ask(f"{endpoint}/api/whoami-v2", token)
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        fixes = [f"unset HF_ENDPOINT   # then it is {PUBLIC}"] if endpoint != PUBLIC else []
+        return _without(lacking, repos, f"{_bare(endpoint)}: {reason}", [*fixes, f"curl -sSI {_bare(endpoint)}"])
+    if token and status == 401:
+        fix = ["unset HF_TOKEN" if environ.get("HF_TOKEN") else "hf auth logout", "hf auth login"]
+        why = "then public models are refused as well"
+        return (fail if repos else warn)("hub", "the hub does not know the token that is set", why=why, fix=fix)
+    problems = [finding for repo in repos for finding in _repo(endpoint, repo, token)]
+    told = "token accepted" if token else "no token" + (", none is needed" if repos and not problems else "")
+    return problems or ok("hub", f"{_bare(endpoint)} answers, {told}" + "".join(f"; {name} is there" for _, name, _ in repos))
+
+
+def saved_token() -> str | None:
+    """As the hub's client finds it: HF_TOKEN or the file that `hf auth login` writes."""
+    from huggingface_hub import get_token
+
+    return get_token()
+
+
+def _ask(url: str, token: str | None) -> int:
+    """The status of the answer; OSError where there is none."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def _repo(endpoint: str, repo: tuple[str, str, str], token: str | None) -> list[Finding]:
+    kind, name, key = repo
+    what = f"the {'model' if kind == 'model' else 'data set'} `{name}`"
+    try:
+        status = _ask(f"{endpoint}/api/{kind}s/{name}", token)
+        if status == 200 and kind == "model":
+            status = _ask(f"{endpoint}/{name}/resolve/main/config.json", token)  # gated ones are listed, and refused here
+    except OSError as error:
+        return fail(
+            "hub", f"{what} cannot be had", why=str(getattr(error, "reason", error)), fix=f"--set {key}=/path/to/a/copy"
+        )
+    if status in (401, 403):
+        fixes = [*([] if token else ["hf auth login"]), f"open {_bare(endpoint)}/{name}   # accept its terms"]
+        why = "it is private, gated or does not exist" + ("" if token else ", and there is no token")
+        return fail("hub", f"{what} is refused", why=why, fix=[*fixes, f"--set {key}=/path/to/a/copy"])
+    if status >= 400:
+        why = f"the hub answered {status}" + ("; the name may be wrong" if status == 404 else "")
+        return fail("hub", f"{what} is not there", why=why, fix=[f"--set {key}=NAME", f"--set {key}=/path/to/a/copy"])
+    return []
+
+
+def _without(
+    lacking: list[tuple[str, str, str]], repos: list[tuple[str, str, str]], why: str, fixes: list[str]
+) -> list[Finding]:
+    if lacking:
+        names = ", ".join(f"`{name}`" for _, name, _ in lacking)
+        copies = [f"--set {key}=/path/to/a/copy" for _, _, key in lacking]
+        return fail("hub", f"the hub cannot be asked for {names}", why=why, fix=[*fixes, *copies])
+    if repos:
+        return ok("hub", "not asked; all that the recipe names is in the cache")
+    return warn("hub", "the hub cannot be asked", why=f"{why}; only models and data on this disk can be used", fix=fixes)
+
+
+def _is_cached(repo: tuple[str, str, str]) -> bool:
+    """Some snapshot lies there with more than a config; whether it is whole is for the download to say."""
+    from huggingface_hub import constants
+
+    kind, name, _ = repo
+    folder = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}" / "snapshots"
+    wanted = {".safetensors"} if kind == "model" else {".parquet", ".jsonl", ".json", ".csv", ".gz", ".zst"}
+    return any(wanted & {Path(file).suffix for file in files} for _, _, files in os.walk(folder))
+
+
+def _bare(url: str) -> str:
+    """Without the user and password that a mirror's address may hold."""
+    scheme, separator, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}".rstrip("/")

@@ -1,0 +1,153 @@
+"""Checks of the network as one machine shows it: interfaces that variables name, proxies, the own name, RDMA. Reads /sys; connects to nothing."""
+
+from __future__ import annotations
+
+import re
+import resource
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from milescli.doctor.finding import Finding, fail, ok, skip, warn
+from milescli.platform.machine import Kind
+
+NCCL_VARIABLE, GLOO_VARIABLE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "grpc_proxy")
+VIRTUAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """One network interface."""
+
+    name: str
+    is_up: bool
+    addresses: tuple[str, ...] = ()
+    """IPv4"""
+
+
+def list_interfaces() -> list[Interface]:
+    """Those of this machine, by name."""
+    import psutil
+
+    addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
+    return [
+        Interface(
+            name=name,
+            is_up=states[name].isup,
+            addresses=tuple(each.address for each in addresses.get(name, ()) if each.family == socket.AF_INET),
+        )
+        for name in sorted(states)
+    ]
+
+
+def check_interfaces(interfaces: Sequence[Interface], *, environ: Mapping[str, str], kind: Kind) -> list[Finding]:
+    """NCCL_ and GLOO_SOCKET_IFNAME name interfaces that are there and up. On a CPU NCCL is not used: a warning."""
+    usable = [each.name for each in interfaces if each.is_up and each.addresses]
+    best = next((name for name in usable if not name.startswith(VIRTUAL)), "lo")
+    for variable, choose in ((NCCL_VARIABLE, _nccl_choice), (GLOO_VARIABLE, _gloo_choice)):
+        value = environ.get(variable)
+        if value is None or choose(value, usable):
+            continue
+        there = choose(value, [each.name for each in interfaces])
+        why = (
+            f"it is there, and down or without an address: {', '.join(there)}"
+            if there
+            else f"there are {', '.join(usable) or 'none that are up'}"
+        )
+        # Without accelerators NCCL is not used, and on one node miles itself sets Gloo's to loopback.
+        tell = fail if variable == NCCL_VARIABLE and kind != "cpu" else warn
+        return tell(
+            "network",
+            f"{variable}={value} names no interface that works",
+            why=why,
+            fix=[f"export {variable}={best}", f"unset {variable}"],
+        )
+    if "lo" not in usable:
+        return fail("network", "loopback is down", why="engines, trainer ranks and Ray meet there", fix="ip link set lo up")
+    return _proxies(environ) or ok(
+        "network", ", ".join(f"{each.name} {each.addresses[0]}" for each in interfaces if each.name in usable)
+    )
+
+
+def _nccl_choice(value: str, names: Sequence[str]) -> list[str]:
+    """NCCL's own rules (its manual, NCCL_SOCKET_IFNAME): prefixes; `^` all but these; `=` exact names. Without them, lo and docker last."""
+    exclude, exact = value.startswith("^"), value.lstrip("^").startswith("=")
+    words = [word for word in value.lstrip("^=").split(",") if word]
+
+    def fits(name: str) -> bool:
+        return any(name == word if exact else name.startswith(word) for word in words)
+
+    return [name for name in names if fits(name) != exclude]
+
+
+def _gloo_choice(value: str, names: Sequence[str]) -> list[str]:
+    wanted = [word.strip() for word in value.split(",")]
+    return wanted if all(word in names for word in wanted) else []
+
+
+def _proxies(environ: Mapping[str, str]) -> list[Finding]:
+    """gRPC, thus Ray, sends even loopback through a proxy unless it is told not to."""
+    given = [name for name in PROXIES if environ.get(name)]
+    exempt = f"{environ.get('no_proxy', '')},{environ.get('NO_PROXY', '')}".split(",")
+    if not given or "*" in exempt or {"127.0.0.1", "localhost"} <= {word.strip() for word in exempt}:
+        return []
+    return warn(
+        "network",
+        f"{', '.join(given)} would also take what goes to this machine itself",
+        why="no_proxy leaves out 127.0.0.1 or localhost, where Ray and the engines answer",
+        fix='export no_proxy="$no_proxy,127.0.0.1,localhost"',
+    )
+
+
+def check_host_name(*, name: str | None = None, resolve: Callable[[str], str] = socket.gethostbyname) -> list[Finding]:
+    """The own name leads to an address: torch.distributed and Ray look it up."""
+    name = name or socket.gethostname()
+    try:
+        return ok("hostname", f"{name} is {resolve(name)}")
+    except OSError as error:
+        return warn(
+            "hostname",
+            f"{name} leads nowhere",
+            why=f"{error}; on one machine miles uses loopback, several would not find each other",
+            fix=f"echo '127.0.0.1 {name}' >> /etc/hosts",
+        )
+
+
+def check_rdma(*, root: Path = Path("/"), environ: Mapping[str, str], memlock: int | None = None) -> list[Finding]:
+    """/sys/class/infiniband: ports that are up, NCCL_IB_HCA and memlock in keeping. One machine alone needs none."""
+    folder = root / "sys/class/infiniband"
+    ports = {path.parent.parent.name + ":" + path.name: _port(path) for path in sorted(folder.glob("*/ports/*"))}
+    wanted = environ.get("NCCL_IB_HCA", "")
+    devices = sorted({name.partition(":")[0] for name in ports})
+    words = [word.partition(":")[0] for word in wanted.lstrip("^=").split(",") if word]
+    if words and not wanted.startswith("^") and not any(name.startswith(word) for name in devices for word in words):
+        why = f"there are {', '.join(devices) or 'none'}: NCCL would fall back to TCP without a word"
+        return warn("rdma", f"NCCL_IB_HCA={wanted} names no device that is there", why=why, fix="unset NCCL_IB_HCA")
+    if not ports:
+        return skip("rdma", "there is no RDMA device; one machine needs none, several then talk over TCP")
+    up = {name: rate for name, (state, rate) in ports.items() if state == "ACTIVE"}
+    what = f"{len(up)} of {len(ports)} ports are up" + (
+        f": {', '.join(f'{name} {rate}' for name, rate in up.items())}" if up else ""
+    )
+    if len(up) < len(ports):
+        down = ", ".join(f"{name} {state}" for name, (state, _) in ports.items() if state != "ACTIVE")
+        return warn("rdma", what, why=down, fix="ibstat   # cable, switch, or `ip link set DEV up`")
+    if environ.get("NCCL_IB_DISABLE") == "1":
+        return warn("rdma", what, why="NCCL_IB_DISABLE=1 keeps NCCL from them", fix="unset NCCL_IB_DISABLE")
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if memlock is None else memlock
+    if limit != resource.RLIM_INFINITY:
+        why = f"memory for RDMA is locked, and only {limit // 1024} KiB may be"
+        return fail("rdma", what, why=why, fix=["ulimit -l unlimited", "docker run --ulimit memlock=-1 ..."])
+    return ok("rdma", what)
+
+
+def _port(path: Path) -> tuple[str, str]:
+    """("ACTIVE", "400 Gb/s") of "4: ACTIVE" and "400 Gb/sec (4X NDR)"."""
+    try:
+        state, rate = (path / "state").read_text().strip(), (path / "rate").read_text().strip()
+    except OSError:
+        return "unknown", ""
+    found = re.match(r"[\d.]+ G", rate)
+    return state.partition(": ")[2] or state, f"{found[0]}b/s" if found else rate

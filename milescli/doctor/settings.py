@@ -1,0 +1,74 @@
+"""Variables and versions that Ray and torch obey and that spoil runs: Ray's age, its own switches, allocator and debug variables. Pure."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Mapping
+
+from packaging.version import Version
+
+from milescli.doctor.finding import Finding, fail, ok, warn
+from milescli.platform.environment import Decided, engine_environment, trainer_environment
+from milescli.platform.machine import Kind
+
+RAY_OLDEST = Version("2.48")
+NOSET = "RAY_EXPERIMENTAL_NOSET_"
+
+
+def check_ray_version(*, kind: Kind, version_of: Callable[[str], str] = importlib.metadata.version) -> list[Finding]:
+    """Ray 2.48 is the first that hands out AMD devices by HIP_VISIBLE_DEVICES alone."""
+    fix = "pip install 'ray[default]>=2.48'"
+    try:
+        version = version_of("ray")
+    except importlib.metadata.PackageNotFoundError:
+        return fail("ray version", "Ray is not installed", why="every process of a run is one of Ray's", fix=fix)
+    if Version(version) >= RAY_OLDEST:
+        return ok("ray version", f"Ray {version}")
+    why = "older ones mishandle HIP_VISIBLE_DEVICES (ray#52701, ray#53737): ranks land on the wrong AMD device, or on none"
+    return fail("ray version", f"Ray {version} is older than {RAY_OLDEST}", why=why, fix=fix)
+
+
+def check_variables(plan: Decided | None, *, environ: Mapping[str, str], address: str | None = None) -> list[Finding]:
+    """Variables of the user's shell that actors inherit and that do harm, and those that miles will replace. `plan`: of the recipe, or
+    None without one; `address`: of the Ray cluster that the recipe joins."""
+    found = [*_harmful(environ, address), *(_replaced(plan, environ) if plan else [])]
+    return found or ok("variables", "none that harms a run")
+
+
+def _harmful(environ: Mapping[str, str], address: str | None) -> list[Finding]:
+    found: list[Finding] = []
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        if "expandable_segments:True" in environ.get(name, ""):
+            why = "engines inherit it: memory in such segments can neither be given back while they sleep nor shared by handle"
+            found += fail("variables", f"{name}={environ[name]}", why=why, fix=f"unset {name}   # miles sets it where it helps")
+    for name in ("CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL", "HIP_LAUNCH_BLOCKING"):
+        if environ.get(name, "0") not in ("0", ""):
+            found += warn(
+                "variables", f"{name}={environ[name]}", why="every kernel waits for the one before", fix=f"unset {name}"
+            )
+    for name in sorted(environ):
+        if name.startswith(NOSET) and environ[name] not in ("0", ""):
+            why = "Ray no longer shows an actor its own devices alone; miles sets this itself, for its actors only"
+            found += warn("variables", f"{name}={environ[name]}", why=why, fix=f"unset {name}")
+    if name := environ.get("RAY_ADDRESS"):
+        why = "Ray joins that cluster where it should start one of its own; miles joins where the recipe says so"
+        if not address:
+            found += fail(
+                "variables", f"RAY_ADDRESS={name}", why=why, fix=["unset RAY_ADDRESS", f"--set machine.address={name}"]
+            )
+    return found
+
+
+def _replaced(plan: Decided, environ: Mapping[str, str]) -> list[Finding]:
+    """What the user set and an actor will not get. Visibility is told by its own check, and threads are the plan's."""
+    ours = {**trainer_environment(plan), **engine_environment(plan)}
+    names = [
+        name
+        for name, value in ours.items()
+        if environ.get(name, value) != value and not name.endswith(("VISIBLE_DEVICES", "_NUM_THREADS"))
+    ]
+    told = ", ".join(f"{name}={environ[name]} becomes {ours[name]}" for name in names)
+    if not names:
+        return []
+    why = "miles composes the environment of its actors; the reasons are in `miles launch --dry-run -v`"
+    return warn("variables", told, why=why, fix=f"unset {' '.join(names)}")
