@@ -48,8 +48,13 @@ class PartFolder:
         self._journal: int | None = None
 
     def __enter__(self) -> PartFolder:
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._journal = os.open(self.path / JOURNAL_NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._journal = os.open(self.path / JOURNAL_NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise CheckpointError(
+                f"`{self.target}` cannot be written", why=str(error), fix="choose a target that you may write to"
+            ) from error
         try:
             fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

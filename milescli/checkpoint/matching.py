@@ -4,11 +4,10 @@ shapes. Looks at headers, not at numbers. Called by convert before anything is w
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milescli import models
 from milescli.core.errors import CheckpointError
 from milescli.models import WeightTable
 from milescli.models.base import Entry
@@ -56,7 +55,9 @@ class Matched:
 def match(source: Source, table: WeightTable) -> Matched:
     """Raises CheckpointError for a tensor that is missing, left over or misshapen, and for a tied output layer that is not the embedding."""
     names = source.names()
-    table, lacks_mtp = _without_absent_mtp(table.as_on_disk(names), set(names))
+    by_config, table = table, table.as_on_disk(names)
+    # releases that were saved again by transformers have lost their MTP layers, and config.json still names them
+    lacks_mtp = _num_mtp(by_config) - _num_mtp(table)
     wanted = table.hf_shapes()
     there = set(names)
     missing = [name for name in wanted if name not in there]
@@ -93,13 +94,8 @@ def match(source: Source, table: WeightTable) -> Matched:
     )
 
 
-def _without_absent_mtp(table: WeightTable, names: set[str]) -> tuple[WeightTable, int]:
-    """Releases that were saved again by transformers have lost their MTP layers, and config.json still names them."""
-    wanted = {name for entry in table.entries if entry.mtp is not None for name in entry.hf}
-    count = table.facts.num_mtp_layers
-    if not wanted or wanted & names:
-        return table, 0
-    return models.table(replace(table.facts, num_mtp_layers=0)).as_on_disk(names), count
+def _num_mtp(table: WeightTable) -> int:
+    return len({entry.mtp for entry in table.entries if entry.mtp is not None})
 
 
 def _missing(folder: Path, missing: list[str], names: list[str], *, table: WeightTable) -> CheckpointError:

@@ -140,8 +140,10 @@ def write_files(
             why=f"{format_bytes(done)} of {format_bytes(transfer.total_bytes)} are finished and kept in {part.path}",
             fix=[f"{again}   # goes on", f"rm -r {part.path}"],
         ) from None
-    except CheckpointError:
-        part.discard()
+    except CheckpointError as error:
+        # what a disk or a network failed to read may be read the next time; anything else will be wrong again
+        if not isinstance(error.__cause__, OSError):
+            part.discard()
         raise
 
 
@@ -211,7 +213,7 @@ def _notes(intake: Intake) -> list[str]:
     matched, notes = intake.matched, []
     if matched.lacks_mtp:
         notes.append(f"config.json names {_count(matched.lacks_mtp, 'MTP layer')}, and the folder has none: converted without")
-    elif mtp := matched.table.facts.num_mtp_layers:
+    elif mtp := len({entry.mtp for entry in matched.table.entries if entry.mtp is not None}):
         notes.append(f"{_count(mtp, 'MTP layer')} converted")
     if matched.passthrough:
         size = sum(file.size_bytes for file in intake.files if file.name.startswith(CARRIED))

@@ -605,3 +605,58 @@ def test_a_recipe_may_begin_from_a_converted_model(tmp_path: Path) -> None:
     assert run.path in folder.parents and folder == model_dir_of(model, run)
     assert (folder / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
     assert (folder / "tokenizer.json").exists()
+
+
+def test_a_quantised_source_becomes_bfloat16_and_its_config_says_so_no_longer(tmp_path: Path) -> None:
+    from milescli.checkpoint.formats import fp8_block
+    from milescli.checkpoint.source import open_source
+
+    source = make(tmp_path / "hf", dtype=torch.bfloat16)
+    codec = fp8_block.codec()
+
+    def quantise(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if "proj.weight" in name]:
+            parts = codec.quantise(tensors.pop(name).float(), None)
+            tensors |= {name: parts["values"], name.replace(".weight", ".weight_scale_inv"): parts["scale"]}
+
+    change(source, quantise)
+    method = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    _config(quantization_config=method, dtype="bfloat16")(source)
+    with open_source(source) as opened:
+        plain = {name: opened.read(name) for name in opened.names()}
+    done = to_megatron(source, tmp_path / "megatron")
+    assert any("dequantised to bfloat16" in note for note in done.notes)
+    to_hf(tmp_path / "megatron", tmp_path / "back")
+    found = load_file(tmp_path / "back" / "model.safetensors")
+    assert found.keys() == plain.keys()
+    assert all(found[name].dtype is torch.bfloat16 and torch.equal(found[name], plain[name]) for name in plain)
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert "quantization_config" not in config and config["dtype"] == "bfloat16"
+
+
+def test_mtp_layers_that_a_checkpoint_lacks_come_from_the_model_and_are_told_of(tmp_path: Path) -> None:
+    source = make(tmp_path / "hf", "glm4-moe-mtp")
+    trained = make(tmp_path / "trained", "glm4-moe-mtp", num_nextn_predict_layers=0)
+    change(trained, lambda tensors: [tensor.mul_(2) for tensor in tensors.values()])
+    to_megatron(trained, tmp_path / "megatron")
+    done = to_hf(tmp_path / "megatron" / "release", tmp_path / "back", model=str(source))
+    assert any("taken from the model" in note for note in done.notes)
+    expected = load_file(source / "model.safetensors")
+    expected |= load_file(trained / "model.safetensors")
+    found = load_file(tmp_path / "back" / "model.safetensors")
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(source / "config.json", bare)
+    done = to_hf(tmp_path / "megatron" / "release", tmp_path / "without", model=str(bare))
+    assert any("written without" in note for note in done.notes)
+    assert load_file(tmp_path / "without" / "model.safetensors").keys() == load_file(trained / "model.safetensors").keys()
+
+
+def test_mtp_layers_that_only_the_config_names_are_told_of(tmp_path: Path) -> None:
+    source = make(tmp_path / "hf", "glm4-moe-mtp", num_nextn_predict_layers=0)
+    _config(num_nextn_predict_layers=1)(source)
+    done = to_megatron(source, tmp_path / "megatron")
+    assert any("names 1 MTP layer" in note for note in done.notes)
+    to_hf(tmp_path / "megatron", tmp_path / "back")
+    assert (source / "model.safetensors").read_bytes() == (tmp_path / "back" / "model.safetensors").read_bytes()
