@@ -10,7 +10,7 @@ import sys
 import pytest
 
 HEAVY = ("torch", "ray", "sglang", "megatron", "transformers", "numpy", "huggingface_hub")
-VERBS = ("launch", "resume", "eval", "export", "convert", "doctor", "recipes", "runs", "help")
+VERBS = ("launch", "resume", "eval", "export", "convert", "models", "doctor", "recipes", "runs", "help")
 
 PROBE = """
 import json, sys
@@ -49,6 +49,11 @@ def test_help_loads_nothing_heavy(verb: list[str]) -> None:
 )
 def test_pages_load_nothing_heavy(argv: list[str]) -> None:
     assert loaded_after(*argv)[:2] == (0, [])
+
+
+def test_conversion_and_export_load_no_megatron() -> None:
+    probe = "import sys, milescli.runtime.convert, milescli.runtime.export; sys.exit('megatron' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe], timeout=60, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,16 @@ def test_no_line_claims_more_than_its_record() -> None:
 
 def test_a_model_in_numbers(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
-    config = {"model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    file.write_text(json.dumps(config | {"head_dim": 8, "intermediate_size": 48, "vocab_size": 101, "tie_word_embeddings": True}))
+    config = {
+        "model_type": "qwen3",
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    file.write_text(
+        json.dumps(config | {"head_dim": 8, "intermediate_size": 48, "vocab_size": 101, "tie_word_embeddings": True})
+    )
     found = numbers(str(file))
     attention, mlp, norms = 32 * 8 * (4 + 2 + 2) + 32 * 32, 3 * 32 * 48, 2 * 32 + 2 * 8
     assert found.num_parameters == 101 * 32 + 2 * (attention + mlp + norms) + 32

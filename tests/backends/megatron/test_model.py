@@ -14,12 +14,8 @@ from tests.backends.megatron.conftest import TOKEN_ROWS, Worlds
 REFERENCE = """
 import json, sys
 import torch
-library = torch.library.Library("torchvision", "DEF")  # transformers imports torchvision, whose CPU wheel lacks these operators here
-for name in ("nms", "qnms"):
-    try:
-        library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    except RuntimeError:
-        pass
+from milescli.backends.transformers.logits import declare_torchvision_operators
+declare_torchvision_operators()
 from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
 rows = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,15 @@ from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.http import EngineHandle
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.server import EngineServer, EngineSpec, RouterServer, RouterSpec
+from milescli.backends.transformers.logits import declare_torchvision_operators
 
 VOCAB = 300
 EOS = 1
 
 
 def import_transformers():
-    """transformers without torchvision, whose wheel does not load beside a CPU build of torch."""
-    sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
+    """transformers, beside a torchvision that finds its operators."""
+    declare_torchvision_operators()
     import transformers
 
     return transformers
