@@ -8,7 +8,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
@@ -62,6 +62,7 @@ def run_doctor(loaded: LoadedRecipe | None, *, output: Output) -> int:
     heavy_at_once = max(1, (os.cpu_count() or 1) // 2)
     secrets = {**os.environ, "SAVED_HUB_TOKEN": saved_token() or ""}
     findings = run_checks(all_checks(loaded), environ=secrets, heavy_at_once=heavy_at_once)
+    findings = [_pasteable(each, loaded.source if loaded else "quickstart") for each in findings]
     tell(findings, output)
     return int(ExitCode.NOT_READY if any(each.status is Status.FAIL for each in findings) else ExitCode.DONE)
 
@@ -109,6 +110,12 @@ def tell(findings: Sequence[Finding], output: Output) -> None:
         output.note(f"not ready: {counts[Status.FAIL]} failed, {counts[Status.WARN]} with a warning")
     else:
         output.success(f"ready: {counts[Status.OK]} checks passed, {counts[Status.WARN]} with a warning")
+
+
+def _pasteable(finding: Finding, recipe: str) -> Finding:
+    """A fix that is an option becomes the whole command."""
+    command = f"miles launch --recipe {recipe}"
+    return replace(finding, fix=[f"{command} {each}" if each.startswith("--") else each for each in finding.fix])
 
 
 def _versions() -> dict[str, str]:

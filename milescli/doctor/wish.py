@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from milescli.core.errors import CheckpointError
 from milescli.core.units import MIB, format_bytes
 from milescli.doctor.finding import Check, Finding, fail, ok, skip, warn
 from milescli.platform.machine import Machine
@@ -25,11 +26,25 @@ def recipe_checks(loaded: LoadedRecipe, *, machine: Callable[[], Machine]) -> li
     recipe = loaded.recipe
     return [
         Check(name="model", run=lambda: check_model(recipe, machine()), timeout_s=120.0),
-        Check(name="checkpoints", run=lambda: check_checkpoints(recipe, machine()), timeout_s=120.0),
+        Check(
+            name="checkpoints", run=_with_model("checkpoints", lambda: check_checkpoints(recipe, machine())), timeout_s=120.0
+        ),
         Check(name="reward", run=lambda: check_reward_of(recipe), timeout_s=60.0),
-        Check(name="plan", run=lambda: check_plan(loaded, machine()), timeout_s=60.0),
+        Check(name="plan", run=_with_model("plan", lambda: check_plan(loaded, machine())), timeout_s=60.0),
         Check(name="data", run=lambda: check_material(recipe), timeout_s=600.0, is_heavy=True),
     ]
+
+
+def _with_model(name: str, run: Callable[[], list[Finding]]) -> Callable[[], list[Finding]]:
+    """What is wrong with the model is told once, by the check `model`."""
+
+    def check() -> list[Finding]:
+        try:
+            return run()
+        except CheckpointError:
+            return skip(name, "it needs the model; see `model`")
+
+    return check
 
 
 def check_reward_of(recipe: Recipe) -> list[Finding]:

@@ -59,6 +59,11 @@ def test_json_mode_tells_everything_in_one_line(monkeypatch: pytest.MonkeyPatch)
     }
 
 
+def test_an_option_that_mends_is_told_as_a_whole_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = failed("disk", "full", why="x", fix="--set run.dir=/another")
+    assert "fix: miles launch --recipe quickstart --set run.dir=/another" in _doctor(monkeypatch, found, Mode.HUMAN)[2]
+
+
 def test_no_secret_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret_of_mine")
     monkeypatch.setenv("WANDB_API_KEY", "wandb_secret_of_mine")

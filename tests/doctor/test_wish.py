@@ -109,3 +109,12 @@ def test_a_family_that_cannot_be_served_on_this_machine_is_a_fail_with_its_reaso
     recipe = Recipe.model_validate({"model": {"scratch": tied}, "data": {"prompts": "task:sums"}})
     found = check_model(recipe, parse_machine("cpu"))[0]
     assert found.status is Status.FAIL and "tied" in found.why
+
+
+def test_a_model_that_cannot_be_had_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    recipe = Recipe.model_validate({"model": {"path": "org/tiny"}, "data": {"prompts": "task:sums"}})
+    found = _checked(recipe)
+    assert found["model"].status is Status.FAIL and "org/tiny" in found["model"].what
+    assert {found[name].status for name in ("checkpoints", "plan")} == {Status.SKIP}
