@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from milescli.platform import cuda, rocm
+from milescli.platform import cuda, rocm, sysfs
 from milescli.platform.cpu import HostFacts, read_host
 from milescli.platform.machine import Device, Interconnect, Kind, Machine, Node
 from milescli.platform.visibility import set_variables, visible_devices
@@ -81,15 +81,42 @@ def probe(
 
 
 def find_accelerators(run: RunTool, *, root: Path = Path("/")) -> Accelerators:
-    """What the vendors' tools see; NVIDIA first."""
+    """What the vendors' tools see, NVIDIA first; without them, what the kernel tells."""
     notes: list[str] = []
     for find in (_find_cuda, _find_rocm):
         found = find(run, root, notes)
         if found is not None:
             return found
+    # A tool that is there and fails knows better than the kernel: the driver may not fit its libraries.
+    by_kernel = None if notes else _find_in_kernel(root, notes)
+    if by_kernel is not None:
+        return by_kernel
     if (root / "dev/nvidiactl").exists() or (root / "dev/kfd").exists():
         notes.append("a driver of NVIDIA or AMD is loaded, but its tool (nvidia-smi, amd-smi, rocm-smi) lists no device")
     return Accelerators(kind="cpu", devices=[], notes=notes)
+
+
+def _find_in_kernel(root: Path, notes: list[str]) -> Accelerators | None:
+    """Where the tools are not installed, what the kernel's drivers tell. Only devices that this computer lets us open count."""
+    devices, driver = sysfs.find_nvidia(root)
+    if devices and (root / "dev/nvidiactl").exists():
+        notes.append("nvidia-smi is not there: devices are as the driver tells them, links are not known")
+        link: Interconnect = "pcie" if len(devices) > 1 else "none"
+        return Accelerators(kind="cuda", devices=devices, interconnect=link, driver_version=driver, notes=notes)
+    devices, links = sysfs.find_amd(root)
+    if not devices or not (root / "dev/kfd").exists():
+        return None
+    notes.append("neither amd-smi nor rocm-smi is there: devices are as the kernel tells them")
+    slowest: Interconnect = "none" if not links else "xgmi" if set(links.values()) == {"XGMI"} else "pcie"
+    version = root / rocm.VERSION_FILE
+    return Accelerators(
+        kind="rocm",
+        devices=devices,
+        interconnect=slowest,
+        links=links,
+        runtime_version=version.read_text(encoding="utf-8").strip() if version.is_file() else "",
+        notes=notes,
+    )
 
 
 def run_tool(command: Sequence[str]) -> ToolReply:
