@@ -19,7 +19,7 @@ from milescli.core.units import GIB, MIB, format_bytes
 from milescli.doctor.finding import Finding, Status, fail, ok, warn
 from milescli.platform.machine import Machine
 from milescli.platform.probe import Accelerators
-from milescli.platform.visibility import find_conflicts, set_variables
+from milescli.platform.visibility import find_conflicts, find_contradictions, set_variables
 
 MEMORY_NEEDED, MEMORY_WANTED = 3 * GIB, 8 * GIB
 DISK_NEEDED, DISK_WANTED = 2 * GIB, 20 * GIB
@@ -50,11 +50,12 @@ def check_platform(machine: Machine) -> list[Finding]:
 
 def check_visibility(found: Accelerators, *, environ: Mapping[str, str]) -> list[Finding]:
     """CUDA_, HIP_, ROCR_VISIBLE_DEVICES against each other and the devices."""
+    status = Status.FAIL
     conflicts = find_conflicts(found.kind, found.devices, environ)
+    if found.kind == "cpu":  # nobody obeys them here; a machine with devices would stumble
+        status, conflicts = Status.WARN, find_contradictions(environ)
     if conflicts:
-        return [
-            Finding(check="visibility", status=Status.FAIL, what=each.what, why=each.why, fix=each.fixes) for each in conflicts
-        ]
+        return [Finding(check="visibility", status=status, what=each.what, why=each.why, fix=each.fixes) for each in conflicts]
     given = set_variables(environ)
     return ok("visibility", ", ".join(f"{name}={value}" for name, value in given.items()) or "no variable hides a device")
 

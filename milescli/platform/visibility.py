@@ -20,7 +20,7 @@ def set_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def find_conflicts(kind: Kind, devices: Sequence[Device], environ: Mapping[str, str]) -> list[MachineError]:
     """What is wrong with the variables on a machine that has `devices`, each with the command that mends it."""
     given = set_variables(environ)
-    errors = _rocm_conflicts(given) if kind == "rocm" else []
+    errors = find_contradictions(environ) if kind == "rocm" else []
     variable = _governing(kind, given)
     if variable is None:
         return errors
@@ -53,7 +53,9 @@ def _governing(kind: Kind, given: Mapping[str, str]) -> str | None:
     return next((name for name in order if name in given), None)
 
 
-def _rocm_conflicts(given: Mapping[str, str]) -> list[MachineError]:
+def find_contradictions(environ: Mapping[str, str]) -> list[MachineError]:
+    """What is wrong with the variables whatever the devices are, as ROCm, SGLang and Ray read them."""
+    given = set_variables(environ)
     errors = []
     if ROCR in given:
         errors.append(

@@ -47,6 +47,14 @@ def test_every_contradiction_of_visibility_is_a_fail() -> None:
     ]
 
 
+def test_a_contradiction_is_told_on_a_cpu_too_and_its_command_mends_it() -> None:
+    none = Accelerators(kind="cpu", devices=[], notes=[])
+    environ = {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}
+    found = check_visibility(none, environ=environ)[0]
+    assert (found.status, found.fix) == (Status.WARN, ["unset CUDA_VISIBLE_DEVICES"])
+    assert check_visibility(none, environ={"HIP_VISIBLE_DEVICES": "0"})[0].status is Status.OK
+
+
 @pytest.mark.parametrize(("available", "status"), [(1 * GIB, Status.FAIL), (4 * GIB, Status.WARN), (16 * GIB, Status.OK)])
 def test_too_little_memory_is_found(available: int, status: Status) -> None:
     assert check_memory(total_bytes=16 * GIB, available_bytes=available)[0].status is status
