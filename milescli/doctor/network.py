@@ -44,6 +44,7 @@ def list_interfaces() -> list[Interface]:
 
 def check_interfaces(interfaces: Sequence[Interface], *, environ: Mapping[str, str], kind: Kind) -> list[Finding]:
     """NCCL_ and GLOO_SOCKET_IFNAME name interfaces that are there and up. On a CPU NCCL is not used: a warning."""
+    found: list[Finding] = []
     usable = [each.name for each in interfaces if each.is_up and each.addresses]
     best = next((name for name in usable if not name.startswith(VIRTUAL)), "lo")
     for variable, choose in ((NCCL_VARIABLE, _nccl_choice), (GLOO_VARIABLE, _gloo_choice)):
@@ -58,15 +59,15 @@ def check_interfaces(interfaces: Sequence[Interface], *, environ: Mapping[str, s
         )
         # Without accelerators NCCL is not used, and on one node miles itself sets Gloo's to loopback.
         tell = fail if variable == NCCL_VARIABLE and kind != "cpu" else warn
-        return tell(
+        found += tell(
             "network",
             f"{variable}={value} names no interface that works",
             why=why,
             fix=[f"export {variable}={best}", f"unset {variable}"],
         )
     if "lo" not in usable:
-        return fail("network", "loopback is down", why="engines, trainer ranks and Ray meet there", fix="ip link set lo up")
-    return _proxies(environ) or ok(
+        found += fail("network", "loopback is down", why="engines, trainer ranks and Ray meet there", fix="ip link set lo up")
+    return [*found, *_proxies(environ)] or ok(
         "network", ", ".join(f"{each.name} {each.addresses[0]}" for each in interfaces if each.name in usable)
     )
 

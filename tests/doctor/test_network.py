@@ -48,6 +48,11 @@ def test_a_proxy_that_takes_loopback_is_a_warning_without_its_password() -> None
     assert check_interfaces(NAMES, environ=mended, kind="cpu")[0].status is Status.OK
 
 
+def test_several_faults_are_told_at_once() -> None:
+    environ = {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib0", "https_proxy": "http://proxy:3128"}
+    assert len(check_interfaces(NAMES[:3], environ=environ, kind="cuda")) == 4
+
+
 def test_an_own_name_that_leads_nowhere_is_a_warning() -> None:
     def resolve(name: str) -> str:
         raise OSError("Name or service not known")
