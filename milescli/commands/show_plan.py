@@ -8,6 +8,7 @@ import os
 from milescli.commands.show_forecast import cost, show_forecast
 from milescli.console.output import Mode, Output
 from milescli.plan.types import Plan, Slot
+from milescli.platform.environment import environment_rows
 from milescli.recipe.load import LoadedRecipe, value_at
 
 SMALL = 8
@@ -36,6 +37,10 @@ def show_plan(
             name: {"value": value_at(loaded.recipe, name), "origin": str(by)} for name, by in loaded.origins.items()
         }
         payload["environment"] = _environment()
+        payload["actor_environment"] = [
+            {"for": whom, "variable": name, "value": value, "reason": reason}
+            for whom, name, value, reason in environment_rows(plan)
+        ]
     output.json("plan", payload)
     output.kv(_layout(plan), title=f"plan {plan.fingerprint} for {loaded.recipe.name}")
     output.blank()
@@ -54,7 +59,7 @@ def show_plan(
         output.table(["chosen", "value", "because"], rows, title="decisions")
         output.blank()
     if with_origins and output.mode is not Mode.JSON:
-        _show_origins(loaded, output)
+        _show_origins(loaded, plan, output)
     output.note("nothing was started")
 
 
@@ -131,14 +136,16 @@ def _slot_row(slot: Slot) -> list[object]:
     return [str(slot.node), str(slot.device), rank, engine]
 
 
-def _show_origins(loaded: LoadedRecipe, output: Output) -> None:
+def _show_origins(loaded: LoadedRecipe, plan: Plan, output: Output) -> None:
     rows = []
     for name, origin in loaded.origins.items():
         value = value_at(loaded.recipe, name)
         rows.append((name, "null" if value is None else str(value).lower() if isinstance(value, bool) else value, str(origin)))
     output.table(["key", "value", "origin"], [(name, str(value), by) for name, value, by in rows], title="recipe")
     output.blank()
-    output.kv(_environment() or {"(none)": ""}, title="environment")
+    output.kv(_environment() or {"(none)": ""}, title="environment of this shell")
+    output.blank()
+    output.table(["for", "variable", "value", "because"], environment_rows(plan), title="environment of actors")
     output.blank()
 
 
