@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from milescli.core.units import GIB, MIB
@@ -16,11 +16,12 @@ from milescli.plan.parameters import Counter, Held
 from milescli.plan.stages import microbatches_in_flight, stage_sizes
 from milescli.plan.types import EngineLayout, TrainerLayout
 
-TRAINER_CONTEXT = int(2.5 * GIB)
-"""Driver context, collectives' buffers and kernels of a trainer process; stays while it sleeps. An estimate."""
+TRAINER_CONTEXT = int(2.0 * GIB)
+"""Driver context, collectives' buffers and kernels of a trainer process; stays while it sleeps. An estimate, small enough that the fullest of the
+layouts that are known to run fits."""
 ENGINE_CONTEXT = int(1.5 * GIB)
 """The same of an engine process. An estimate."""
-ENGINE_GRAPHS = int(1.5 * GIB)
+ENGINE_GRAPHS = int(1.0 * GIB)
 """CUDA graphs of decoding; stay while it sleeps. An estimate."""
 FRAGMENTS = 0.04
 """Part of a device's memory that the allocator cannot use, or that is left as a margin. An estimate."""
@@ -148,8 +149,7 @@ class MemoryModel:
         if wish.sleeps:
             host += static[0] + static[2]
         if layout.offload_optimizer:
-            shards = held.dense.plain / (layout.dp * layout.cp) + held.experts.plain / layout.expert_dp
-            host += int(16 * shards)  # moments, weights and gradients in float32
+            host += static_bytes(held, replace(layout, offload_optimizer=False), size=wish.size)[2]
         return host
 
     def _layer_sums(self, layout: TrainerLayout, wish: TrainerWish) -> _LayerSums:
@@ -239,10 +239,9 @@ def static_bytes(held: Held, layout: TrainerLayout, *, size: int) -> tuple[int, 
     experts = _padded(held.experts.aligned, expert_shards)
     weights = (dense + experts + held.frozen.plain) * size + 4 * wide
     gradients = 4 * (dense + experts + wide)
-    main = 0 if size == 4 else 4
-    moments = 0 if layout.offload_optimizer else 8
+    copies, moments = (0 if size == 4 else 4), 8
     shared = held.dense.plain / shards + held.experts.plain / expert_shards
-    optimizer = (main + moments) * shared + moments * held.wide.plain / shards
+    optimizer = 0.0 if layout.offload_optimizer else (copies + moments) * shared + moments * held.wide.plain / shards
     return weights, gradients, int(optimizer)
 
 

@@ -15,7 +15,7 @@ from milescli.models.facts import ModelFacts
 from milescli.plan import reasons
 from milescli.plan.decisions import Log
 from milescli.plan.devices import spec_of
-from milescli.plan.legal import Fault, cp_faults, engine_faults, expert_faults, stage_faults, tp_faults
+from milescli.plan.legal import Fault, cp_faults, engine_faults, expert_faults, faults, stage_faults, tp_faults
 from milescli.plan.memory import MemoryModel, TrainerWish, bucket_bytes
 from milescli.plan.on_cpu import context_length, longest_tokens
 from milescli.plan.search import (
@@ -127,6 +127,8 @@ def ask(recipe: Recipe, machine: Machine, table: WeightTable, *, devices_per_nod
 def _check_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> None:
     """Each pin by itself, before anything is weighed."""
     pins = recipe.parallel
+    for fault in _pin_faults(pins, facts):
+        raise fault.error()
     parts = (pins.tp or 1) * (pins.pp or 1) * (pins.cp or 1)
     if pins.dp is None and num_devices % parts and recipe.engines.placement != "split":
         raise FitError(
@@ -134,8 +136,6 @@ def _check_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> None:
             why=f"{num_devices} / {parts} is not whole, so ranks would be left over",
             fix=f"--set parallel.dp={max(1, num_devices // parts)}   # leaves devices idle; or pin a layout that divides",
         )
-    for fault in _pin_faults(pins, facts):
-        raise fault.error()
     engines = recipe.engines
     for fault in engine_faults(facts, tp=engines.tp or 1, ep=engines.ep or 1, attention_dp=engines.attention_dp or 1):
         if engines.tp is not None:
@@ -148,6 +148,8 @@ def _pin_faults(pins: Parallel, facts: ModelFacts) -> Iterator[Fault]:
     if pins.cp:
         yield from cp_faults(facts, pins.cp, tp=pins.tp or 1)
     ends = {"first_stage_layers": pins.first_stage_layers, "last_stage_layers": pins.last_stage_layers}
+    if pins.sequence_parallel is False and facts.num_experts and (pins.tp or 1) > 1:
+        yield from faults(TrainerLayout(tp=pins.tp, ep=1, etp=1), facts)
     if pins.pp:
         yield from stage_faults(TrainerLayout(pp=pins.pp, **ends), facts)
     ep, etp = pins.ep or 1, pins.etp or 1

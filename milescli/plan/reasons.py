@@ -178,7 +178,7 @@ def refusal(
     host = searched.fitting[0].needs.host * question.devices_per_node
     why = (
         f"{equation(question, searched.fitting[0])}; while weights are handed over, an engine's {format_bytes(fleets[0].needs.weights)} "
-        f"stand beside the trainer's {format_bytes(searched.fitting[0].needs.static)}; asleep, the trainer keeps {format_bytes(host)} of a "
+        f"stand beside the trainer's {format_bytes(searched.fitting[0].needs.weights)}; asleep, the trainer keeps {format_bytes(host)} of a "
         f"node's {format_bytes(machine.nodes[0].memory_bytes)} main memory"
     )
     fixes = ["--set engines.placement=split", *_fixes(question, recipe, num_ranks)]

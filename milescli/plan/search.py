@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from milescli.models.facts import ModelFacts
-from milescli.plan.legal import cp_faults, engine_faults, expert_faults, stage_faults, tp_faults
+from milescli.plan.legal import cp_faults, engine_faults, expert_faults, stage_faults, tp_faults, training_faults
 from milescli.plan.memory import (
     ENGINE_CONTEXT,
     ENGINE_GRAPHS,
@@ -30,6 +30,8 @@ ALIKE = 1.10
 """Layouts whose predicted times lie within this factor are not told apart: the one that is cut least is taken."""
 MAX_FRACTION = 0.88
 """Of a device's memory that an engine's weights and cache take at most."""
+MAX_SHARED_FRACTION = 0.80
+"""The same where a trainer takes turns with it. Both were not tried on a device: they lie within what the field runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +168,8 @@ def _expert_layouts(question: Question, *, tp: int, cp: int, pp: int, dp: int) -
     facts, pins = question.facts, question.pins
     parallel = tp > 1 if pins.sequence_parallel is None else pins.sequence_parallel and tp > 1
     group = tp * cp * dp
+    if facts.num_experts and tp > 1 and not parallel:
+        return  # Megatron refuses it
     for ep in _values(pins.ep, _divisors(facts.num_experts) if facts.num_experts else [1], most=group):
         if group % ep:
             continue
@@ -182,9 +186,9 @@ def _expert_layouts(question: Question, *, tp: int, cp: int, pp: int, dp: int) -
                 first_stage_layers=pins.first_stage_layers if pp > 1 else None,
                 last_stage_layers=pins.last_stage_layers if pp > 1 else None,
             )
-            if next(expert_faults(layout, facts), None) or next(stage_faults(layout, facts), None):
-                continue
-            yield layout
+            rules = (expert_faults, training_faults, stage_faults)
+            if not any(next(rule(layout, facts), None) for rule in rules):
+                yield layout
 
 
 def weigh(question: Question, layout: TrainerLayout) -> list[TrainerChoice]:
@@ -309,13 +313,14 @@ def _fraction(question: Question, layout: EngineLayout) -> float:
         layout, memory_bytes=question.memory_bytes, size=question.work.size, longest=question.longest_served
     )
     taken = probe.graphs + probe.workspace + question.memory_bytes * FRAGMENTS + (TRAINER_CONTEXT if question.colocated else 0)
-    return max(0.05, min(MAX_FRACTION, int(100 * (1 - taken / question.memory_bytes)) / 100))
+    most = MAX_SHARED_FRACTION if question.colocated else MAX_FRACTION
+    return max(0.05, min(most, int(100 * (1 - taken / question.memory_bytes)) / 100))
 
 
 def publishing_bytes(question: Question, trainer: TrainerChoice, engines: EngineChoice) -> int:
-    """Of a device that both share while weights are handed over: the trainer is awake, the engine has its weights and no cache."""
+    """Of a device that both share while weights are handed over: the trainer has shed gradients and optimizer, the engine has no cache yet."""
     buckets = 2 * question.work.bucket_bytes
-    return trainer.needs.static + engines.needs.weights + buckets + TRAINER_CONTEXT + ENGINE_CONTEXT + ENGINE_GRAPHS
+    return trainer.needs.weights + engines.needs.weights + buckets + TRAINER_CONTEXT + ENGINE_CONTEXT + ENGINE_GRAPHS
 
 
 def _values(pin: int | None, free: list[int], *, most: int) -> list[int]:

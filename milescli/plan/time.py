@@ -34,8 +34,8 @@ HOST_BANDWIDTH = 25e9
 """Bytes a second between a device and its host's memory. An estimate (PCIe 5.0 x16 has 64e9)."""
 HOST_ADAM = 0.5e9
 """Numbers a second that a rank's share of the host's cores updates by Adam. An estimate."""
-BUCKET_S = 0.05
-"""Handing one bucket of weights to the engines, beside its transfer. An estimate."""
+BUCKET_S = 0.02
+"""Handing one bucket of weights to the engines, beside its transfer. An estimate: the field tells of about 0.04 s a gigabyte, transfer included."""
 MEAN_SHARE = 0.5
 """Mean length of prompts and of answers, of the longest that the recipe allows. An estimate."""
 
@@ -266,11 +266,12 @@ class TimeModel:
         return (3 if facts.gated_mlp else 2) * facts.moe_ffn_hidden_size * (facts.moe_latent_size or facts.hidden_size)
 
     def sync(self, layout: TrainerLayout, work: Work, *, colocated: bool) -> float:
-        """Every trainer rank gathers the whole model bucket by bucket and hands it on; see `weights.base`."""
+        """Every trainer rank gathers the whole model bucket by bucket, and hands it on within its device, or over the network; see
+        `weights.base`."""
         model = self.table.num_parameters * work.size
-        whole = model / self._bandwidth(layout.world_size if colocated else layout.world_size + self.devices_per_node)
-        buckets = math.ceil(model / work.bucket_bytes)
-        return 2 * whole + buckets * BUCKET_S
+        gather = model / self._bandwidth(layout.world_size)
+        hand_on = model / (self._bandwidth(1) if colocated else self._bandwidth(layout.world_size + self.devices_per_node))
+        return gather + hand_on + math.ceil(model / work.bucket_bytes) * BUCKET_S
 
     def turns(self, static_bytes: int) -> float:
         """A sleeping trainer's way to host memory and back."""

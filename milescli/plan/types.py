@@ -30,7 +30,7 @@ class TrainerLayout:
     recompute: Literal["none", "full"] = "none"
     """full: only the inputs of layers are kept for the backward pass, which computes the rest again."""
     offload_optimizer: bool = False
-    """Adam's moments live in host memory, where the optimizer's step is computed."""
+    """Adam's moments and float32 weights live in host memory, where the optimizer's step is computed."""
 
     @property
     def expert_dp(self) -> int:

@@ -119,7 +119,7 @@ class Optimizer(Section):
     clip_grad: NonNegativeFloat = 1.0
     """Global norm; 0: no clipping."""
     offload: bool | None = None
-    """Keep Adam's moments in host memory and step there; none: where nothing else fits. Without effect on a CPU."""
+    """Keep Adam's moments and float32 weights in host memory, and step there; none: where nothing else fits."""
 
 
 class Train(Section):

@@ -36,6 +36,7 @@ class Devices:
         """The engines hold the trainer's weights as `version`, and answer again, also those that were in the middle."""
         await self.engines.pause()
         if self.engines_asleep:
+            await self.trainer.shed()
             await self.engines.wake_weights()
         await self.trainer.publish(version)
         if self.engines_asleep:

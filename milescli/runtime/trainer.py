@@ -56,6 +56,11 @@ class RankGroup:
         """See Trainer."""
         await self._all("freeze_reference")
 
+    async def shed(self) -> None:
+        """See Trainer."""
+        if not self.on_host:
+            await self._all("shed")
+
     async def sleep(self) -> None:
         """See Trainer."""
         if not self.on_host:

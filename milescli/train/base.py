@@ -80,6 +80,9 @@ class Trainer(Protocol):
     async def freeze_reference(self) -> None:
         """The current weights become the reference of the KL term."""
 
+    async def shed(self) -> None:
+        """Move gradients and optimizer off the device, so that an engine's weights have room beside the trainer's (colocated)."""
+
     async def sleep(self) -> None:
         """Move weights, gradients and optimizer off the device (colocated); `wake` brings them back."""
 

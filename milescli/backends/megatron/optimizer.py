@@ -30,7 +30,7 @@ def make_optimizer(
     model: DistributedDataParallel, recipe: Optimizer, *, dtype: torch.dtype, on_host: bool = False
 ) -> MegatronOptimizer:
     """AdamW whose states are spread over the data-parallel ranks. The model's weights must be loaded: it copies them where
-    they are bfloat16. `on_host`: Adam's moments are in host memory, and stepped there."""
+    they are bfloat16. `on_host`: Adam's moments and those copies are in host memory, and stepped there."""
     config = OptimizerConfig(
         optimizer="adam",
         lr=recipe.lr,

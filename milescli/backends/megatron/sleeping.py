@@ -16,40 +16,51 @@ class Sleeper:
     def __init__(self, model: DistributedDataParallel, optimizer: MegatronOptimizer) -> None:
         """Both keep their identity; only the memory behind their tensors comes and goes."""
         self._model, self._optimizer = model, optimizer
-        self._asleep = False
-        self._in_model_memory = next(model.parameters()).dtype is torch.float32
+        self._asleep = self._slim = False
 
-    def sleep(self) -> None:
-        """Weights and optimizer go to host memory; gradients are dropped, being rebuilt at each step anyway."""
-        if self._asleep:
+    def shed(self) -> None:
+        """Optimizer and gradients leave the device; the weights stay, to be published. Gradients are dropped, being rebuilt at each step
+        anyway."""
+        if self._slim:
             return
         torch.cuda.synchronize()
         self._move_optimizer("cpu")
         for buffer in self._buffers():
-            buffer.offload_to_cpu(move_params=True, move_grads=True)
+            buffer.offload_to_cpu(move_params=False, move_grads=True)
+        torch.cuda.empty_cache()
+        self._slim = True
+
+    def sleep(self) -> None:
+        """Weights go to host memory too."""
+        if self._asleep:
+            return
+        self.shed()
+        for buffer in self._buffers():
+            buffer.offload_to_cpu(move_params=True, move_grads=False)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         self._asleep = True
 
     def wake(self) -> None:
         """Everything is back where it was, bit for bit; gradients are zero."""
-        if not self._asleep:
+        if not self._slim:
             return
         for buffer in self._buffers():
-            buffer.reload_from_cpu(move_params=True, move_grads=True)
+            buffer.reload_from_cpu(move_params=self._asleep, move_grads=True)
         self._move_optimizer("cuda")
         torch.cuda.synchronize()
-        self._asleep = False
+        self._asleep = self._slim = False
 
     def _move_optimizer(self, device: str) -> None:
-        # Megatron's own offload also moves the weights of a float32 model, which are views of the model's memory and would part
-        # from it; a bfloat16 model's optimizer has float32 copies of its own
+        # Megatron's own offload also moves float32 weights, which are views of the model's memory and would part from it; of bfloat16
+        # weights the optimizer has float32 copies of its own
         for inner in inner_optimizers(self._optimizer):
-            for group in inner.optimizer.param_groups:
-                for weight in group["params"]:
-                    if not self._in_model_memory:
-                        weight.data = weight.data.to(device)
-            for state in inner.optimizer.state.values() if not isinstance(inner.optimizer, HostAdamW) else ():
+            if inner.optimizer is None or isinstance(inner.optimizer, HostAdamW):
+                continue
+            for copies in inner.shard_fp32_from_float16_groups:
+                for weight in copies:
+                    weight.data = weight.data.to(device)
+            for state in inner.optimizer.state.values():
                 state |= {name: value.to(device) for name, value in state.items() if torch.is_tensor(value) and name != "step"}
 
     def _buffers(self) -> list:

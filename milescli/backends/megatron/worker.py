@@ -207,6 +207,11 @@ class TrainerRank:
         with self._named("loading"):
             self.checkpoints.load(Path(folder), weights_only=weights_only)
 
+    def shed(self) -> None:
+        """Give the memory of gradients and optimizer back; the weights can be published. On a CPU: nothing."""
+        if self.device.type != "cpu":
+            self.sleeper.shed()
+
     def sleep(self) -> None:
         """Move weights, gradients and optimizer to host memory, so that a colocated engine may use the device. On a CPU:
         nothing."""

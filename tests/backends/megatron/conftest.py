@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.megatron import cases, world
+from tests.backends.megatron.memory_cases import MEMORY
 
 TOKEN_ROWS = [[5, 9, 100, 3, 77, 42, 8], [1, 130], [17, 4, 4, 90, 12, 60, 61, 62, 63, 64, 65, 2], [7, 7, 7]]
 
@@ -101,6 +102,33 @@ class Worlds:
     def _layouts(self, listed: list[dict]) -> list[dict]:
         return [{**case, "model": self.models[case["model"]]} for case in listed]
 
+    def _memory(self, which: str) -> list[dict]:
+        return [
+            {
+                "name": case.name,
+                "call": "measure_memory",
+                "model": self.models[case.model],
+                "layout": case.layout,
+                "tokens": case.tokens,
+                "precision": case.precision,
+            }
+            for case in MEMORY[which]
+        ]
+
+    def _host_steps(self) -> list[dict]:
+        """Of a model with experts, its optimizer on the device and on the host."""
+        return [
+            {
+                "name": f"steps {precision} {'host' if on_host else 'device'}",
+                "call": "plain_steps",
+                "model": self.models["moe"],
+                "layout": {"ep": 2, "dp": 2, "offload_optimizer": on_host},
+                "precision": precision,
+            }
+            for precision in ("bf16", "fp32")
+            for on_host in (False, True)
+        ]
+
     def _saving(self, name: str, model: str, layout: dict, first: int, last: int, save: str = "", load: str = "") -> dict:
         return {
             "name": name,
@@ -117,6 +145,7 @@ class Worlds:
         plain = {"layout": {}}
         return [
             *self._layouts(ONE),
+            *self._memory("one"),
             self._saving("dense six", "dense", {}, 0, 6),
             self._saving("dense three", "dense", {}, 0, 3, save="dense3"),
             self._saving("moe six", "moe", {}, 0, 6),
@@ -140,6 +169,8 @@ class Worlds:
         self.get("one")
         return [
             *self._layouts(TWO),
+            *self._memory("two"),
+            *self._host_steps(),
             self._saving("dense tp2 rest", "dense", {"tp": 2}, 3, 4, load="dense3"),
             self._saving("dense pp2 rest", "dense", {"pp": 2}, 3, 4, load="dense3"),
             self._saving("dense dp2 rest", "dense", {"dp": 2}, 3, 4, load="dense3"),
@@ -163,12 +194,20 @@ class Worlds:
                 "layout": {"dp": 2},
                 "save": self.checkpoint("delta16"),
             },
+            {
+                "name": "delta bfloat16 host",
+                "call": "save_bfloat16",
+                "model": self.models["delta"],
+                "layout": {"dp": 2, "offload_optimizer": True},
+                "save": self.checkpoint("delta16host"),
+            },
             {"name": "spoiled", "call": "spoil_and_step", "model": self.models["dense"], "layout": {"pp": 2}},
         ]
 
     def _four(self) -> list[dict]:
         return [
             *self._layouts(FOUR),
+            *self._memory("four"),
             self._saving("dense wide three", "dense", {"tp": 2, "dp": 2}, 0, 3, save="wide3"),
             self._saving("moe wide three", "moe", {"ep": 2, "pp": 2, "dp": 2}, 0, 3, save="moewide3"),
         ]

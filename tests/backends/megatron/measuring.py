@@ -79,11 +79,13 @@ def measure_memory(
     with torch.autograd.graph.saved_tensors_hooks(saved.pack, unpack):
         made.passes.train(microbatches, loss, temperature=1.0)
     made.optimizer.step()
+    on_device, on_host = _optimizer_bytes(inner_optimizers(made.optimizer), weights)
     frozen = [tensor for tensor in made.model.parameters() if not tensor.requires_grad]
     mine = {
         "weights": sum(buffer.param_data.nbytes for buffer in buffers) + sum(tensor.nbytes for tensor in frozen),
         "gradients": sum(buffer.grad_data.nbytes for buffer in buffers),
-        "optimizer": _optimizer_bytes(inner_optimizers(made.optimizer), weights),
+        "optimizer": on_device,
+        "host": on_host,
         "activations": saved.peak,
         "microbatches": len(microbatches),
         "shapes": dict(saved.at_peak),
@@ -94,16 +96,26 @@ def measure_memory(
     return everywhere
 
 
-def _optimizer_bytes(inner: list, weights: set[int]) -> int:
-    total = 0
+def _optimizer_bytes(inner: list, weights: set[int]) -> tuple[int, int]:
+    """(on the device, on the host for its sake)"""
+    from milescli.backends.megatron.host_adam import HostAdamW
+
+    device = host = 0
     for each in inner:
         if each.optimizer is None:
             continue
         mains = [weight for group in each.optimizer.param_groups for weight in group["params"]]
-        total += sum(weight.nbytes for weight in mains if weight.untyped_storage().data_ptr() not in weights)
-        for state in each.optimizer.state.values():
-            total += sum(value.nbytes for name, value in state.items() if torch.is_tensor(value) and name != "step")
-    return total
+        # what stands in for weights elsewhere has a shape without memory
+        device += sum(
+            weight.untyped_storage().nbytes() for weight in mains if weight.untyped_storage().data_ptr() not in weights
+        )
+        moments = [value for state in each.optimizer.state.values() for name, value in state.items() if name != "step"]
+        size = sum(value.nbytes for value in moments if torch.is_tensor(value))
+        if isinstance(each.optimizer, HostAdamW):
+            host += size + sum(copy.nbytes for copy, _ in each.optimizer.copies.values())
+        else:
+            device += size
+    return device, host
 
 
 def plain_steps(*, rank: int, size: int, port: int, model: str, layout: dict, precision: str) -> list[tuple[float, float]]:

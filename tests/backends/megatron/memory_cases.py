@@ -1,0 +1,60 @@
+"""Layouts whose memory is measured: world -> (model, layout, positions of a sequence, precision). Run by the worlds of `conftest`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class MemoryCase(NamedTuple):
+    """One model under one layout."""
+
+    model: str
+    layout: dict[str, object]
+    tokens: int = 64
+    precision: str = "bf16"
+
+    @property
+    def name(self) -> str:
+        """Of the case."""
+        cuts = " ".join(f"{key}{value}" for key, value in self.layout.items())
+        return f"memory of {self.model} {self.precision} {cuts}".strip()
+
+
+_FULL = {"recompute": "full"}
+_SEQUENCE = {"tp": 2, "sequence_parallel": True}
+MEMORY: dict[str, list[MemoryCase]] = {
+    "one": [
+        MemoryCase("dense", {}, precision="fp32"),
+        MemoryCase("dense", {}),
+        MemoryCase("dense", _FULL),
+        MemoryCase("dense", {"offload_optimizer": True}),
+        MemoryCase("moe", {}),
+        MemoryCase("moe", _FULL),
+        MemoryCase("latent", {}),
+        MemoryCase("latent", _FULL),
+        MemoryCase("delta", {}, tokens=256),
+        MemoryCase("nemotron", _FULL, tokens=256),
+        MemoryCase("glm", {}),
+    ],
+    "two": [
+        MemoryCase("dense", {"tp": 2}, precision="fp32"),
+        MemoryCase("dense", _SEQUENCE),
+        MemoryCase("dense", {"pp": 2}),
+        MemoryCase("dense", {"pp": 2, **_FULL}),
+        MemoryCase("dense", {"pp": 2, "first_stage_layers": 1}),
+        MemoryCase("tied", {"pp": 2}),
+        MemoryCase("dense", {"dp": 2}),
+        MemoryCase("dense", {"cp": 2}),
+        MemoryCase("moe", {"ep": 2, "dp": 2}),
+        MemoryCase("moe", {**_SEQUENCE, "etp": 2}),
+        MemoryCase("latent", {**_SEQUENCE, "ep": 2}),
+        MemoryCase("latent", {"pp": 2}),
+        MemoryCase("delta", {"cp": 2}, tokens=256),
+        MemoryCase("glm", {**_SEQUENCE, "ep": 2}, precision="fp32"),
+    ],
+    "four": [
+        MemoryCase("dense", {"tp": 2, "pp": 2}),
+        MemoryCase("moe", {"ep": 2, "pp": 2, "dp": 2}),
+        MemoryCase("latent", {**_SEQUENCE, "pp": 2, "ep": 2}),
+    ],
+}

@@ -1,0 +1,58 @@
+"""The plan's memory model against what trainer ranks really hold: weights, gradients, optimizer, and what autograd keeps, within 5 %."""
+
+from __future__ import annotations
+
+import pytest
+
+from milescli.models import parse_facts, table
+from milescli.plan.activations import Packing
+from milescli.plan.memory import MemoryModel, TrainerBytes, TrainerWish
+from milescli.plan.types import TrainerLayout
+from tests.backends.megatron.cases import MODELS
+from tests.backends.megatron.conftest import Worlds
+from tests.backends.megatron.memory_cases import MEMORY, MemoryCase
+
+WITHIN = 0.05
+
+
+def planned(case: MemoryCase) -> list[TrainerBytes]:
+    """[pp] by the model: rows of one sequence, and experts that get alike."""
+    layout = TrainerLayout(**case.layout)  # type: ignore[arg-type]
+    wish = TrainerWish(
+        size=2 if case.precision == "bf16" else 4,
+        row_tokens=case.tokens // layout.cp,
+        num_microbatches=layout.pp,
+        keeps_reference=False,
+        sleeps=False,
+        bucket_bytes=0,
+        packing=Packing(fill=1.0, imbalance=1.0),
+    )
+    return MemoryModel(table(parse_facts(MODELS[case.model]))).stages(layout, wish)
+
+
+@pytest.mark.parametrize(("which", "case"), [(which, case) for which, listed in MEMORY.items() for case in listed], ids=str)
+def test_the_plan_knows_what_every_rank_holds(worlds: Worlds, which: str, case: MemoryCase) -> None:
+    ranks = worlds.get(which)[case.name]
+    stages = planned(case)
+    per_stage = len(ranks) // len(stages)
+    for number, stage in enumerate(stages):
+        held = ranks[number * per_stage : (number + 1) * per_stage]
+        for part in ("weights", "gradients", "optimizer", "host"):
+            for rank in held:
+                # stand-ins for weights on the host have a few bytes each
+                assert rank[part] == pytest.approx(getattr(stage, part), rel=WITHIN, abs=512), (part, number, ranks)
+        # whose experts get more tokens is up to the router: the ranks of a stage together keep what is planned
+        kept = sum(rank["activations"] for rank in held) / len(held)
+        assert kept == pytest.approx(stage.activations + stage.logits, rel=WITHIN), (number, ranks)
+
+
+def test_an_optimizer_on_the_host_learns_the_same(worlds: Worlds) -> None:
+    found = worlds.get("two")
+    for precision in ("bf16", "fp32"):
+        assert found[f"steps {precision} host"] == found[f"steps {precision} device"], precision
+
+
+def test_an_optimizer_on_the_host_goes_on_from_a_checkpoint(worlds: Worlds) -> None:
+    found = worlds.get("two")["delta bfloat16 host"]
+    assert found["loaded"] == found["saved"] != found["later"]
+    assert worlds.get("two")["delta bfloat16"]["later"] == found["later"]

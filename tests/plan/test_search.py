@@ -1,0 +1,173 @@
+"""The search: only legal layouts, the same answer each time, quick for thousands of devices; pins are kept, and refusals bear true fixes."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from milescli import models
+from milescli.core.errors import ExitCode, FitError
+from milescli.models.facts import Layer, ModelFacts, Rope, plain_layers
+from milescli.plan.legal import engine_faults, faults, training_faults
+from milescli.plan.make import make_plan
+from milescli.plan.types import Plan
+from milescli.platform.machine import parse_machine
+from milescli.recipe.schema import Recipe
+from tests.plan.test_golden import make_recipe
+
+
+def _facts(*, layers: int = 94, experts: int = 0, heads: int = 64, kv_heads: int = 4, hidden: int = 4096) -> ModelFacts:
+    dense = 2 if experts else 0
+    return ModelFacts(
+        family="qwen3_moe" if experts else "qwen3",
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=128,
+        ffn_hidden_size=12288,
+        vocab_size=151936,
+        tied_embeddings=False,
+        rope=Rope(theta=1e6),
+        norm_eps=1e-6,
+        max_position_embeddings=40960,
+        qk_norm=True,
+        qkv_bias=False,
+        layers=plain_layers(layers, moe=(False,) * dense + (True,) * (layers - dense)) if experts else (Layer(),) * layers,
+        num_experts=experts,
+        topk=min(8, experts // 2),
+        moe_ffn_hidden_size=1536 if experts else 0,
+    )
+
+
+def _plan(machine: str, facts: ModelFacts, **sections: dict[str, object]) -> Plan:
+    return make_plan(make_recipe(machine, **sections), parse_machine(machine), facts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    layers=st.integers(1, 40),
+    experts=st.sampled_from([0, 6, 8, 160]),
+    kv_heads=st.sampled_from([1, 2, 6, 8]),
+    machine=st.sampled_from(["1xH200", "3xA100", "8xMI300X", "4xL40S", "2x8xH100", "3x8xB200", "6x4xGB300"]),
+    split=st.booleans(),
+)
+def test_whatever_is_chosen_is_legal_and_fits(layers, experts, kv_heads, machine, split) -> None:
+    facts = _facts(layers=layers, experts=experts, kv_heads=kv_heads, heads=kv_heads * 8, hidden=1024)
+    try:
+        plan = _plan(machine, facts, engines={"placement": "split" if split else "auto"})
+    except FitError as error:
+        assert error.fixes
+        return
+    layout, engines, forecast = plan.trainer, plan.engines, plan.forecast
+    assert not [*faults(layout, facts), *training_faults(layout, facts)]
+    assert not [*engine_faults(facts, tp=engines.tp, ep=engines.ep, attention_dp=engines.attention_dp)]
+    assert forecast is not None
+    for parts in (forecast.training, forecast.rollout):
+        assert sum(part.size_bytes for part in parts) == forecast.memory_bytes
+        assert all(part.size_bytes >= 0 for part in parts)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_equal_questions_give_equal_bytes() -> None:
+    facts = _facts(experts=128)
+    assert _plan("8x8xH100", facts).to_json() == _plan("8x8xH100", facts).to_json()
+
+
+@pytest.mark.parametrize("experts", [0, 128])
+def test_four_thousand_devices_are_planned_within_a_second(experts: int) -> None:
+    facts = _facts(experts=experts)
+    models.table(facts)
+    many = {"rollout": {"prompts_per_step": 512, "max_response_tokens": 8192}}
+    recipe, machine = make_recipe("512x8xH100", **many), parse_machine("512x8xH100")
+    began = time.process_time()
+    plan = make_plan(recipe, machine, facts)
+    assert time.process_time() - began < 1.0
+    assert len(plan.slots) == 4096
+
+
+def test_pins_are_kept_and_told() -> None:
+    pins = {"tp": 4, "pp": 4, "cp": 2, "ep": 16, "last_stage_layers": 22}
+    recompute = {"recompute": "full", "max_tokens_per_microbatch": 16384, "optimizer": {"offload": True}}
+    plan = _plan("8x8xH200", _facts(experts=128), parallel=pins, train=recompute, engines={"tp": 8, "memory_fraction": 0.7})
+    layout = plan.trainer
+    assert (layout.tp, layout.pp, layout.cp, layout.ep, layout.last_stage_layers) == (4, 4, 2, 16, 22)
+    assert (layout.recompute, layout.offload_optimizer, plan.batch.max_tokens_per_microbatch) == ("full", True, 16384)
+    assert (plan.engines.tp, plan.engines.memory_fraction) == (8, 0.7)
+    reasons = {decision.key: decision.reason for decision in plan.decisions}
+    assert reasons["trainer.tp"] == "pinned by `parallel.tp`"
+    assert reasons["engines.tp"] == "pinned by `engines.tp`"
+
+
+def test_every_dimension_has_a_reason_with_seconds_and_there_are_three_more_layouts() -> None:
+    plan = _plan("8x8xH100", _facts(experts=128))
+    reasons = {decision.key: decision.reason for decision in plan.decisions}
+    for axis in ("tp", "pp", "cp", "ep"):
+        assert re.search(r"\d s|legal", reasons[f"trainer.{axis}"]), axis
+    assert plan.forecast is not None
+    assert len(plan.forecast.alternatives) == 3
+    assert len({other.layout for other in plan.forecast.alternatives}) == 3
+
+
+def test_what_does_not_fit_is_refused_with_its_equation_and_a_fix_that_holds() -> None:
+    facts = _facts(experts=128)
+    with pytest.raises(FitError) as caught:
+        _plan("8xH100", facts)
+    assert caught.value.exit_code is ExitCode.DOES_NOT_FIT
+    parts = re.search(r"weights ([\d.]+) \+ gradients ([\d.]+) \+ optimizer ([\d.]+) \+ activations ([\d.]+) \+ logits ([\d.]+) "
+                      r"\+ workspace ([\d.]+) = ([\d.]+) GiB > ([\d.]+)", caught.value.why)  # fmt: skip
+    assert parts, caught.value.why
+    *terms, total, budget = (float(part) for part in parts.groups())
+    assert abs(sum(terms) - total) < 0.4
+    assert total > budget
+    (nodes,) = [int(found[1]) for fix in caught.value.fixes if (found := re.search(r"--nodes (\d+)", fix))]
+    assert _plan(f"{nodes}x8xH100", facts).forecast is not None
+
+
+def test_a_pin_that_does_not_fit_names_the_layout_without_it() -> None:
+    with pytest.raises(FitError) as caught:
+        _plan("8x8xH100", _facts(experts=128), parallel={"tp": 1, "pp": 1, "ep": 1})
+    assert any("--set parallel.tp=null" in fix and "fits" in fix for fix in caught.value.fixes), caught.value.fixes
+
+
+@pytest.mark.parametrize(
+    ("pins", "told"),
+    [
+        ({"tp": 8}, "exceeds the model's 4 key/value heads"),
+        ({"pp": 128}, "the model has 94 layers"),
+        ({"pp": 4, "last_stage_layers": 94}, "do not make up 94"),
+        ({"tp": 4, "sequence_parallel": False}, "need sequence parallelism"),
+        ({"ep": 3}, "128 experts / 3 is not whole"),
+        ({"tp": 3}, "64 attention heads / 3 is not whole"),
+        ({"tp": 4, "pp": 5}, "does not divide 64 devices"),
+    ],
+)
+def test_an_illegal_pin_is_refused_before_the_search(pins: dict[str, int], told: str) -> None:
+    with pytest.raises(FitError) as caught:
+        _plan("8x8xH100", _facts(experts=128), parallel=pins)
+    assert told in f"{caught.value.what} {caught.value.why}"
+
+
+def test_activations_that_do_not_fit_are_computed_again_before_the_optimizer_moves() -> None:
+    long = {"rollout": {"prompts_per_step": 64, "max_response_tokens": 30000}}
+    plan = _plan("8xA100", _facts(layers=36), train={"max_tokens_per_microbatch": 32768}, **long)
+    assert plan.trainer.recompute == "full"
+    assert not plan.trainer.offload_optimizer
+
+
+def test_staleness_shares_the_devices_out_between_trainer_and_engines() -> None:
+    stale = {"rollout": {"prompts_per_step": 64, "max_response_tokens": 8192, "max_staleness": 1}}
+    plan = _plan("4x8xH200", _facts(layers=36), **stale)
+    assert not plan.colocated
+    assert plan.trainer.world_size + plan.engines.num * plan.engines.tp <= 32
+    assert plan.forecast is not None
+    assert plan.forecast.step_s < plan.forecast.rollout_s + plan.forecast.train_s + plan.forecast.sync_s
+
+
+def test_a_recipe_says_what_is_pinned() -> None:
+    assert Recipe().train.max_tokens_per_microbatch is None
+    assert Recipe().train.recompute == "auto"

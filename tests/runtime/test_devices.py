@@ -1,0 +1,54 @@
+"""The turns of trainer and engines on shared devices: who gives memory back before whom."""
+
+from __future__ import annotations
+
+import asyncio
+
+from milescli.core.types import WeightVersion
+from milescli.runtime.devices import Devices
+
+
+class _Recorder:
+    """Stands for a trainer or a fleet: notes what it is told."""
+
+    def __init__(self, name: str, told: list[str]) -> None:
+        self.name, self.told = name, told
+
+    def __getattr__(self, order: str):
+        async def obey(*arguments: object) -> None:
+            self.told.append(f"{self.name}.{order}")
+
+        return obey
+
+
+def _step(*, colocated: bool) -> list[str]:
+    told: list[str] = []
+    devices = Devices(colocated=colocated, trainer=_Recorder("trainer", told), engines=_Recorder("engines", told))
+
+    async def work() -> None:
+        async with devices.training():
+            told.append("step")
+        await devices.publish(WeightVersion(1))
+
+    asyncio.run(work())
+    return told
+
+
+def test_on_shared_devices_the_trainer_keeps_only_weights_while_it_publishes() -> None:
+    assert _step(colocated=True) == [
+        "engines.sleep",
+        "trainer.wake",
+        "step",
+        "engines.pause",
+        "trainer.shed",
+        "engines.wake_weights",
+        "trainer.publish",
+        "trainer.sleep",
+        "engines.wake_cache",
+        "engines.set_version",
+        "engines.resume",
+    ]
+
+
+def test_on_devices_of_their_own_nobody_sleeps() -> None:
+    assert _step(colocated=False) == ["step", "engines.pause", "trainer.publish", "engines.set_version", "engines.resume"]
