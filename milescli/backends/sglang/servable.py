@@ -57,6 +57,18 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
     "mistral": CpuFamily(module="mistral", architecture="MistralForCausalLM"),
     "qwen2": CpuFamily(module="qwen2", architecture="Qwen2ForCausalLM"),
     "qwen3": CpuFamily(module="qwen3", architecture="Qwen3ForCausalLM"),
+    "qwen3_5": CpuFamily(module="qwen3_5", architecture="Qwen3_5ForConditionalGeneration", pieces=("delta",)),
+    "qwen3_5_moe": CpuFamily(
+        module="qwen3_5",
+        architecture="Qwen3_5MoeForConditionalGeneration",
+        pieces=("delta",),
+        dense="nowhere",
+    ),
+    "qwen3_5_moe_text": CpuFamily(
+        module="qwen3_5_text", architecture="Qwen3_5MoeForCausalLM", pieces=("delta",), dense="nowhere"
+    ),
+    "qwen3_5_text": CpuFamily(module="qwen3_5_text", architecture="Qwen3_5ForCausalLM", pieces=("delta",)),
+    "qwen3_next": CpuFamily(module="qwen3_next", architecture="Qwen3NextForCausalLM", pieces=("delta",), dense="nowhere"),
     "qwen3_moe": CpuFamily(module="qwen3_moe", architecture="Qwen3MoeForCausalLM", ties=False, dense="nowhere"),
 }
 """model_type -> how. Each was compared with transformers in float32: log-probs of prompts and answers, before and after new weights
@@ -65,15 +77,21 @@ were sent (tests/backends/sglang/test_families.py)."""
 
 def servable_on_cpu(facts: ModelFacts) -> tuple[bool, str]:
     """Whether SGLang serves this model rightly on a CPU, and why (not)."""
-    if facts.family not in CPU_FAMILIES:
+    if _family(facts) is None:
         return False, f"only {', '.join(CPU_FAMILIES)} were compared with transformers there"
     fault = fault_of_sglang(facts)
     return fault is None, fault or "compared with transformers"
 
 
+def _family(facts: ModelFacts) -> CpuFamily | None:
+    """Text models of families that have multimodal releases go by a `model_type` of their own."""
+    text = f"{facts.family}_text"
+    return CPU_FAMILIES.get(text if text in CPU_FAMILIES and not facts.multimodal else facts.family)
+
+
 def fault_of_sglang(facts: ModelFacts) -> str | None:
     """Why SGLang serves this model wrongly on any device; None where nothing is known against it."""
-    family = CPU_FAMILIES.get(facts.family)
+    family = _family(facts)
     if family is None:
         return None
     if facts.tied_embeddings and not family.ties:
@@ -87,6 +105,10 @@ def fault_of_sglang(facts: ModelFacts) -> str | None:
         return "some of its layers have no experts, which SGLang 0.5.20 does not know of in this family"
     if family.dense == "first" and kinds != sorted(kinds):
         return "it has layers without experts behind layers with them, which SGLang 0.5.20 does not know of in this family"
+    full = [index for index, layer in enumerate(facts.layers, start=1) if layer.mixer == "full"]
+    step = full[0] if full else facts.num_layers + 1
+    if facts.gated_delta is not None and full != list(range(step, facts.num_layers + 1, step)):
+        return "its layers of full attention do not come at one interval, as SGLang 0.5.20 takes them to"
     scaling = facts.rope.scaling if facts.rope is not None else None
     if scaling is not None and scaling.attention_factor is not None:
         return "its rotary embedding has an `attention_factor`, which SGLang 0.5.20 does not heed"
@@ -102,12 +124,29 @@ _SILENT: dict[str, dict[str, object]] = {
 """Fields that SGLang wants, that the families' releases have, and that transformers does not write: there they are constants."""
 
 
+def _hybrid_fields(config: Mapping[str, object]) -> dict[str, object]:
+    """SGLang has full attention in every so-manieth layer where transformers has a list of layers, and reads the rotated share of a
+    head in the old place of config.json alone."""
+    found: dict[str, object] = {}
+    mixers, rope = config.get("layer_types"), config.get("rope_parameters")
+    if isinstance(mixers, list):
+        found["full_attention_interval"] = (mixers.index("full_attention") if "full_attention" in mixers else len(mixers)) + 1
+    if isinstance(rope, Mapping) and "partial_rotary_factor" in rope:
+        found["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    return found
+
+
 def missing_fields(config: Mapping[str, object]) -> dict[str, object]:
     """Fields of config.json that SGLang cannot do without, where it is silent: what transformers takes then."""
     model_type = str(config.get("model_type"))
     found = {name: value for name, value in _SILENT.get(model_type, {}).items() if name not in config}
     if model_type in CPU_FAMILIES and not config.get("architectures"):
         found["architectures"] = [CPU_FAMILIES[model_type].architecture]
+    if model_type in CPU_FAMILIES and "delta" in CPU_FAMILIES[model_type].pieces:
+        inner = config.get("text_config")
+        hybrid = _hybrid_fields(inner if isinstance(inner, Mapping) else config)
+        # the tower of a multimodal release is neither trained nor loaded
+        found |= {"text_config": hybrid, "language_model_only": True} if isinstance(inner, Mapping) else hybrid
     kinds = config.get("mlp_layer_types")
     if model_type == "glm4_moe_lite" and isinstance(kinds, list):
         found["first_k_dense_replace"] = kinds.index("sparse") if "sparse" in kinds else len(kinds)

@@ -21,6 +21,7 @@ from milescli.models.base import CONFIG_NAME
 
 CPU_PATH = Path(__file__).parent / "cpu_path"
 """Import stubs, for the engine's processes alone."""
+_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 CPU_TOKENS_LIMIT = 262_144
 """Cache slots that an engine on a CPU takes at most when nobody says how many."""
 
@@ -123,7 +124,7 @@ def engine_command(spec: EngineSpec) -> list[str]:
         "host": spec.host,
         "port": spec.port,
         "tp-size": spec.tp,
-        "dtype": {"bf16": "bfloat16", "fp32": "float32"}[spec.precision],
+        "dtype": _DTYPES[spec.precision],
         "context-length": spec.context_length,
         "max-running-requests": spec.max_running_requests,
         "random-seed": spec.seed,
@@ -193,6 +194,8 @@ def _cpu_environment(spec: EngineSpec) -> dict[str, str]:
         "OMP_WAIT_POLICY": "PASSIVE",
         "GOMP_SPINCOUNT": "0",
         "TORCH_COMPILE_DISABLE": "1",
+        "SGLANG_MAMBA_CONV_DTYPE": _DTYPES[spec.precision],  # else bfloat16, also beside float32
+        "SGLANG_MAMBA_SSM_DTYPE": "float32",  # as the trainer's, whatever config.json says
     }
     family = CPU_FAMILIES[check_servable(spec)]
     env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_model_modules(family.module))
