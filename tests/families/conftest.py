@@ -22,7 +22,7 @@ from tests.families import record
 from tests.families.cases import ALL, ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
-_BOUND_S = 300
+_BOUND_S = 480
 
 
 def wanted() -> list[str]:

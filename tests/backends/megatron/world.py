@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-TIMEOUT_S = 240
+TIMEOUT_S = 480
 
 
 def agree_on_port(folder: Path, rank: int, name: str) -> int:
