@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from milescli.core.errors import FitError
 from milescli.models.facts import ModelFacts
 from milescli.plan.decisions import Log
 from milescli.plan.legal import engine_faults, faults, training_faults
@@ -105,14 +104,3 @@ def context_length(recipe: Recipe, facts: ModelFacts) -> int:
     """What an engine is told. Raises nothing: what the model cannot hold is found when the recipe is checked."""
     longest = longest_tokens(recipe) + 16
     return min(facts.max_position_embeddings, longest) if facts.max_position_embeddings else longest
-
-
-def require_host_memory(needed: int, available: int, *, what: str) -> None:
-    """Raises FitError where a node's main memory is too small."""
-    if needed > available:
-        gib = 2**30
-        raise FitError(
-            f"{what} does not fit into main memory",
-            why=f"it needs {needed / gib:.1f} GiB on a node that has {available / gib:.1f} GiB",
-            fix=["--set engines.placement=split", "use a machine with more main memory"],
-        )
