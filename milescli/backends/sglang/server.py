@@ -79,6 +79,12 @@ def check_servable(spec: EngineSpec) -> str:
             why=f"only {', '.join(CPU_FAMILIES)} were compared with transformers there",
             fix="run it on a GPU, or choose a model of one of these families: --set model.path=FOLDER",
         )
+    if spec.device_kind == "cpu" and config.get("quantization_config"):
+        raise MachineError(
+            f"the quantised `{model_type}` model cannot be served on a CPU",
+            why=f"{spec.model_dir / CONFIG_NAME} has `quantization_config`, and SGLang's kernels for such weights are for GPUs",
+            fix="dequantise it through a checkpoint: miles convert hf-to-megatron, then miles convert megatron-to-hf",
+        )
     if fault := fault_of_sglang(parse_facts(config)):
         raise RecipeError(
             f"SGLang cannot serve this `{model_type}` model",

@@ -54,6 +54,13 @@ def test_experts_with_a_tied_output_layer_are_refused(tmp_path, device_kind):
     EngineServer(spec(tmp_path, model_type="qwen3", tied=True))
 
 
+def test_quantised_weights_are_refused_on_a_cpu(tmp_path):
+    quantised = {"quantization_config": {"quant_method": "fp8"}}
+    with pytest.raises(MachineError, match="quantised"):
+        EngineServer(spec(tmp_path, config=quantised))
+    EngineServer(spec(tmp_path, config=quantised, device_kind="cuda"))
+
+
 def test_a_window_that_sglang_does_not_heed_is_refused(tmp_path):
     with pytest.raises(RecipeError, match="mistral") as caught:
         EngineServer(spec(tmp_path, model_type="mistral", config={"sliding_window": 6}))
