@@ -37,7 +37,8 @@ def show_export(summary: object, *, to: Path, output: Output) -> None:
     fields = _fields(summary)
     output.json("export", fields)
     output.kv(readable(fields), title="exported")
-    output.next_steps({f"python -m sglang.launch_server --model-path {shlex.quote(str(to))}": "serve it"})
+    if not any("refuses to serve" in note for note in getattr(summary, "notes", [])):
+        output.next_steps({f"python -m sglang.launch_server --model-path {shlex.quote(str(to))}": "serve it"})
 
 
 def readable(fields: dict[str, object]) -> dict[str, object]:

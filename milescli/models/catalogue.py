@@ -40,8 +40,10 @@ UNPROVEN: dict[str, str] = {
     "kimi_k25": "transformers has no `kimi_k25`: names are as SGLang loads them; the text model was compared with transformers' DeepSeek-V3",
 }
 """model_type -> why its training is refused unless `model.allow_unproven` says otherwise."""
-MEGATRON_LACKS: dict[str, str] = {"deepseek_v4": "Megatron-Core 0.16.1 has no modules for it: it is converted, not trained"}
-"""model_type -> what stands against training it at all."""
+MEGATRON_LACKS: dict[str, str] = {
+    "deepseek_v4": "Megatron-Core 0.16.1 has neither its compressed attention, nor its hyper-connections, nor its routing by token number"
+}
+"""model_type -> what stands against training it at all; it is converted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,12 @@ from typing import cast
 
 from milescli.core.errors import CheckpointError
 from milescli.models import fields
+from milescli.models.catalogue import MEGATRON_LACKS
 from milescli.models.deepseek_v4_table import table
 from milescli.models.facts import Compressed, Indexer, Layer, ModelFacts, Rope
 
 __all__ = ["facts", "table"]
 
-_UNTRAINABLE = (
-    "Megatron-Core 0.16.1 has neither its compressed attention, nor its hyper-connections, nor its routing by token number"
-)
 _COMPRESSIONS = {
     "sliding_attention": "none",
     "compressed_sparse_attention": "sparse",
@@ -85,7 +83,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         hf_prefix="",
         dtype=fields.dtype(config),
         eos_token_ids=fields.eos_token_ids(config),
-        untrainable=_UNTRAINABLE,
+        untrainable=MEGATRON_LACKS["deepseek_v4"],
     )
 
 

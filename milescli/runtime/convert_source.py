@@ -15,24 +15,15 @@ from milescli.checkpoint.store import PREFIX, CheckpointStore
 from milescli.core.errors import CheckpointError
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.resolved import load_resolved
+from milescli.runtime.hub import fetch_config, fetch_model
 from milescli.runtime.material import model_dir_of
 from milescli.runtime.rundir import RECIPE_FILE, open_run
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
 
+A_FOLDER = "point at a folder with config.json, *.safetensors and a tokenizer"
 _HUB_NAME = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
-_WANTED = [
-    "*.json",
-    "*.safetensors",
-    "*.jinja",
-    "*.txt",
-    "*.model",
-    "*.tiktoken",
-    "*.py",
-    "LICENSE*",
-    "additional_chat_templates/*",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,27 +53,11 @@ def find_model(source: str, *, revision: str | None, config_only: bool, output: 
         raise CheckpointError(
             f"`{source}` is not a model folder",
             why="it is a file" if folder.exists() else "no such folder is there, and it is no name on the hub",
-            fix="point at a folder with config.json, *.safetensors and a tokenizer, or name one on the hub: Qwen/Qwen3-0.6B",
+            fix=f"{A_FOLDER}, or name one on the hub: Qwen/Qwen3-0.6B",
         )
-    return _fetch(source, revision=revision, only=["*.json"] if config_only else _WANTED, output=output)
-
-
-def _fetch(name: str, *, revision: str | None, only: list[str], output: Output) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
-    from huggingface_hub.utils import disable_progress_bars
-
-    if not output.is_interactive:
-        disable_progress_bars()
-    output.note(f"fetching {name} from the hub")
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=only))
-    except (HFValidationError, RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
-        raise CheckpointError(
-            f"`{name}` is neither a folder nor to be had from the hub",
-            why=f"{type(error).__name__}: {(str(error).splitlines() or ['no further word'])[0]}",
-            fix=["point at a folder with config.json, *.safetensors and a tokenizer", "hf auth login   # for a gated model"],
-        ) from None
+    if config_only:
+        return fetch_config(source, revision=revision, instead=A_FOLDER)
+    return fetch_model(source, revision=revision, output=output, instead=A_FOLDER)
 
 
 def find_checkpoint(source: Path, *, model: Path | None, step: int | None) -> FoundCheckpoint:

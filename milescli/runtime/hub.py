@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from milescli.console.output import Output
 
-MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "LICENSE*")
 NOT_MODEL_FILES = ("original/*", "metal/*", "consolidated*")
 """The same weights once more, in other frameworks' forms."""
 POLL_S = 0.5
@@ -33,6 +33,8 @@ POLL_S = 0.5
 ASK_TIMEOUT_S = 20.0
 """Bound on one question to the hub; nothing is downloaded by it."""
 CARD = "README.md"
+A_COPY = "/path/to/a/copy"
+MODEL_COPY = f"--set model.path={A_COPY}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +44,8 @@ class _Repo:
     name: str
     kind: Literal["model", "dataset"]
     revision: str | None
-    key: str
-    """The recipe's key, for the fix."""
+    instead: str
+    """What a user writes to use a copy that lies on a disk, for the fix."""
 
     @property
     def what(self) -> str:
@@ -68,8 +70,9 @@ class _Listing:
     online: bool
 
 
-def fetch_model(name: str, *, revision: str | None, output: Output | None = None) -> Path:
+def fetch_model(name: str, *, revision: str | None, output: Output | None = None, instead: str = MODEL_COPY) -> Path:
     """The folder of a model: config, safetensors, tokenizer. Raises CheckpointError, or MachineError where the disk is too small.
+    `instead`: how its caller is told of a copy on a disk.
 
     Sizes are checked against the hub's; the hub's client checks them as they come.
     """
@@ -78,7 +81,7 @@ def fetch_model(name: str, *, revision: str | None, output: Output | None = None
         unwanted = [path for path in paths if any(fnmatch.fnmatch(path, pattern) for pattern in NOT_MODEL_FILES)]
         return [p for p in paths if p not in unwanted and any(fnmatch.fnmatch(p, pattern) for pattern in MODEL_FILES)]
 
-    repo = _Repo(name=name, kind="model", revision=revision, key="model.path")
+    repo = _Repo(name=name, kind="model", revision=revision, instead=instead)
     files = _fetch(repo, choose, output=output, check=_check_size)
     config = files.get("config.json")
     if config is None:
@@ -90,9 +93,9 @@ def fetch_model(name: str, *, revision: str | None, output: Output | None = None
     return config.parent
 
 
-def fetch_config(name: str, *, revision: str | None) -> Path:
+def fetch_config(name: str, *, revision: str | None, instead: str = MODEL_COPY) -> Path:
     """A folder with the model's config.json, a few kilobytes. Raises CheckpointError."""
-    repo = _Repo(name=name, kind="model", revision=revision, key="model.path")
+    repo = _Repo(name=name, kind="model", revision=revision, instead=instead)
     try:
         _commit(repo)
         online = True
@@ -108,7 +111,7 @@ def fetch_tokenizer(name: str, *, revision: str | None) -> Path:
         patterns = [pattern for pattern in MODEL_FILES if pattern != "*.safetensors"]
         return [path for path in paths if "/" not in path and any(fnmatch.fnmatch(path, pattern) for pattern in patterns)]
 
-    repo = _Repo(name=name, kind="model", revision=revision, key="model.path")
+    repo = _Repo(name=name, kind="model", revision=revision, instead=MODEL_COPY)
     _fetch(repo, choose, output=None, check=_check_size)
     return fetch_config(name, revision=revision)
 
@@ -117,7 +120,7 @@ def missing_bytes(wish: HubData, *, key: str) -> int:
     """How much `fetch_data` would fetch now; raises as it does."""
     from huggingface_hub import try_to_load_from_cache
 
-    repo = _Repo(name=wish.name, kind="dataset", revision=wish.revision, key=f"data.{key}")
+    repo = _Repo(name=wish.name, kind="dataset", revision=wish.revision, instead=f"--set data.{key}={A_COPY}")
     listing = _list(repo)
     sizes = 0
     read = functools.partial(_one, repo, revision=listing.commit, online=listing.online)
@@ -132,7 +135,7 @@ def fetch_data(wish: HubData, *, key: str, output: Output | None = None) -> list
 
     Raises DataError, or MachineError where the disk is too small.
     """
-    repo = _Repo(name=wish.name, kind="dataset", revision=wish.revision, key=f"data.{key}")
+    repo = _Repo(name=wish.name, kind="dataset", revision=wish.revision, instead=f"--set data.{key}={A_COPY}")
     return list(_fetch(repo, _data_files(wish, key=key), output=output, check=_check_hash).values())
 
 
@@ -244,7 +247,7 @@ def _announce(repo: _Repo, listing: _Listing, *, num_files: int, size_bytes: int
         raise MachineError(
             f"{repo.what} does not fit on the disk",
             why=f"{format_bytes(size_bytes)} are still to be fetched to {repo.cache}, and {format_bytes(free)} are free there",
-            fix=["export HF_HOME=/path/on/a/larger/disk", f"--set {repo.key}=/path/to/a/copy"],
+            fix=["export HF_HOME=/path/on/a/larger/disk", repo.instead],
         )
 
 
@@ -323,7 +326,7 @@ def _errors(repo: _Repo, *, but_not: tuple[type[Exception], ...] = ()) -> Iterat
         raise repo.error(
             f"{repo.what} is neither {'a folder' if repo.kind == 'model' else 'a file'} nor to be had from the hub",
             why=f"{type(error).__name__}: {_first_line(error)}",
-            fix=[f"--set {repo.key}=/path/to/a/copy", "hf auth login   # for one that is private or gated"],
+            fix=[repo.instead, "hf auth login   # for one that is private or gated"],
         ) from None
     except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:
         if isinstance(error, MilesError):
@@ -338,7 +341,7 @@ def _unreachable(repo: _Repo, why: str) -> MilesError:
         fix=[
             f"hf download {repo.name}{' --repo-type dataset' if repo.kind == 'dataset' else ''}   # where the hub can be reached; "
             "what came already is kept",
-            f"--set {repo.key}=/path/to/a/copy",
+            repo.instead,
         ],
     )
 

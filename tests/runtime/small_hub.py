@@ -23,6 +23,8 @@ class SmallHub:
     """`datasets/org/name` or `models/org/name` -> path -> content"""
     lies: set[str] = field(default_factory=set)
     """Paths whose content arrives with a byte changed."""
+    gated: dict[str, str] = field(default_factory=dict)
+    """`models/org/name` -> the token that it wants"""
     fetched: list[str] = field(default_factory=list)
     """Paths of contents that were sent."""
 
@@ -44,7 +46,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         kind, org, name, *rest = [*path.removeprefix("/api/").split("/"), "", ""]
         repo = self.hub.files.get(f"{kind}/{org}/{name}")
-        if repo is None:
+        if self._is_shut(f"{kind}/{org}/{name}"):
+            self._refuse()
+        elif repo is None:
             self._send(
                 json.dumps({"error": "Repository not found"}).encode(), status=404, headers={"X-Error-Code": "RepoNotFound"}
             )
@@ -58,6 +62,9 @@ class _Handler(BaseHTTPRequestHandler):
         repo, _, rest = path.partition("/resolve/")
         repo = repo if repo.startswith("datasets/") else f"models/{repo}"
         file = rest.partition("/")[2]
+        if self._is_shut(repo):
+            self._refuse()
+            return
         content = self.hub.files.get(repo, {}).get(file)
         if content is None:
             self._send(b"", status=404, headers={"X-Error-Code": "EntryNotFound"})
@@ -69,6 +76,13 @@ class _Handler(BaseHTTPRequestHandler):
             if file in self.hub.lies:
                 content = content[:-1] + bytes([content[-1] ^ 1])
         self._send(content, headers={"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}, body=body)
+
+    def _is_shut(self, repo: str) -> bool:
+        token = self.hub.gated.get(repo)
+        return token is not None and self.headers.get("Authorization") != f"Bearer {token}"
+
+    def _refuse(self) -> None:
+        self._send(b"{}", status=401, headers={"X-Error-Code": "GatedRepo", "X-Error-Message": "access is restricted"})
 
     def _send(self, content: bytes, *, status: int = 200, headers: dict[str, str] | None = None, body: bool = True) -> None:
         self.send_response(status)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from milescli.core.errors import ExitCode, MachineError
+from milescli.core.errors import CheckpointError, ExitCode, MachineError
+from milescli.models import parse_facts
 from milescli.recipe.load import load
-from milescli.runtime.launch import launch
+from milescli.runtime.launch import launch, refuse_unproven
 
 
 def test_several_machines_are_refused_rather_than_left_to_hang_and_no_run_is_made(tmp_path: Path) -> None:
@@ -18,3 +19,18 @@ def test_several_machines_are_refused_rather_than_left_to_hang_and_no_run_is_mad
         launch(loaded, output=None)  # type: ignore[arg-type]  (refused before anything is said)
     assert caught.value.exit_code is ExitCode.NOT_READY
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_family_that_transformers_lacks_is_trained_on_the_users_word_only(tmp_path: Path) -> None:
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+    }
+    facts = parse_facts({"model_type": "mimo", "vocab_size": 101, "num_nextn_predict_layers": 1, **sizes})
+    said = {"environ": {}, "cwd": tmp_path, "home": tmp_path}
+    with pytest.raises(CheckpointError, match="without your word"):
+        refuse_unproven(load("quickstart", sets=[], **said).recipe, facts)
+    refuse_unproven(load("quickstart", sets=["model.allow_unproven=true"], **said).recipe, facts)
