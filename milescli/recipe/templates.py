@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from milescli.core.errors import RecipeError
@@ -18,6 +19,8 @@ ALIASES = {
 """Other names that `--recipe` takes -> the recipe that is meant."""
 MODELS_FILE = "models.json"
 """Beside the recipes: what their models are, measured from their published config.json."""
+SHAPES_FILE = "shapes.json"
+"""Beside the recipes: name on the hub -> what ModelFacts are made of, from its published config.json."""
 
 
 def templates_dir() -> Path:
@@ -30,6 +33,12 @@ def templates_dir() -> Path:
 def template_names() -> list[str]:
     """Names as `--recipe` takes them."""
     return sorted(path.stem for path in templates_dir().glob("*.yaml"))
+
+
+def shipped_shape(model: str) -> dict[str, object] | None:
+    """The fields of a published config.json that ModelFacts are made of, for a name on the hub; None for a model that no recipe names."""
+    shapes = json.loads((templates_dir() / SHAPES_FILE).read_text(encoding="utf-8"))
+    return shapes["models"].get(model)
 
 
 def find_recipe(recipe: str, *, cwd: Path) -> Path:

@@ -78,11 +78,13 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     from milescli.runtime.attempt import train
 
     refuse_several_machines(loaded.recipe)
-    plan = plan_only(loaded)
+    machine = probe()
+    plan = plan_only(loaded, machine)
     run = create(base=Path(loaded.recipe.run.dir).expanduser(), recipe_name=loaded.recipe.name, name=loaded.recipe.run.name)
     with lock(run):
         try:
             material = prepare(loaded.recipe, run, output=output)
+            plan = as_fetched(plan, loaded, machine, material.facts, output=output)
             write_records(run, loaded, plan, material)
         except BaseException:
             run.discard_if_unused()
@@ -91,6 +93,16 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
         return train(
             run=run, recipe=loaded.recipe, plan=plan, material=material, checkpoint=None, bus=EventBus(), output=output
         )
+
+
+def as_fetched(plan: Plan, loaded: LoadedRecipe, machine: Machine, facts: ModelFacts, *, output: Output) -> Plan:
+    """The plan for the model that is there: the shape that ships with a recipe may be older than the model on the hub."""
+    if facts == facts_of_recipe(loaded.recipe.model):
+        return plan
+    fresh = make_plan(loaded.recipe, machine, facts)
+    if fresh.fingerprint != plan.fingerprint:
+        output.warn("the model is not quite as the shape that ships with miles: planned again by its config.json")
+    return fresh
 
 
 def refuse_several_machines(recipe: Recipe) -> None:

@@ -13,6 +13,7 @@ from milescli.models import ModelFacts, load_facts, parse_facts
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Data, Model, Recipe, Rollout
+from milescli.recipe.templates import shipped_shape
 from milescli.rollout.hub_files import join_files
 from milescli.rollout.rewards import load_reward, needs_label
 from milescli.rollout.scoring import Scorer
@@ -52,13 +53,16 @@ class Material:
 
 
 def facts_of_recipe(model: Model) -> ModelFacts:
-    """The facts of the recipe's model without making or loading it (a hub name fetches config.json alone)."""
+    """The facts of the recipe's model without making or loading it: of a name on the hub, the shape that ships with the recipes, else
+    config.json alone. `prepare` reads what was fetched in the end."""
     if model.scratch is not None:
         return parse_facts(scratch.config_of(model.scratch))
     assert model.path is not None, "recipe.check lets no recipe without a model pass"
     folder = Path(model.path).expanduser()
     if folder.is_dir():
         return load_facts(folder / CARRIED if is_converted(folder) else folder)
+    if model.revision in (None, "main") and (shape := shipped_shape(model.path)):
+        return parse_facts(shape)
     return load_facts(fetch_config(model.path, revision=model.revision))
 
 

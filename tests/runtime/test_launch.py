@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from milescli.console.output import Output
 from milescli.core.errors import CheckpointError, ExitCode, MachineError
 from milescli.models import parse_facts
+from milescli.plan.make import make_plan
+from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
-from milescli.runtime.launch import launch, refuse_unproven
+from milescli.runtime.launch import as_fetched, launch, refuse_unproven
+from milescli.runtime.material import facts_of_recipe
 
 
 def test_several_machines_are_refused_rather_than_left_to_hang_and_no_run_is_made(tmp_path: Path) -> None:
@@ -34,3 +39,15 @@ def test_a_family_that_transformers_lacks_is_trained_on_the_users_word_only(tmp_
     with pytest.raises(CheckpointError, match="without your word"):
         refuse_unproven(load("quickstart", sets=[], **said).recipe, facts)
     refuse_unproven(load("quickstart", sets=["model.allow_unproven=true"], **said).recipe, facts)
+
+
+def test_a_model_that_outgrew_the_shape_that_ships_is_planned_again_and_says_so(tmp_path: Path, capsys) -> None:
+    loaded = load("qwen3.6", sets=[], environ={}, cwd=tmp_path, home=tmp_path)
+    machine = parse_machine("8xH200")
+    shipped = facts_of_recipe(loaded.recipe.model)
+    plan, output = make_plan(loaded.recipe, machine, shipped), Output()
+    assert as_fetched(plan, loaded, machine, shipped, output=output) is plan
+    assert not capsys.readouterr().err
+    grown = as_fetched(plan, loaded, machine, replace(shipped, layers=shipped.layers * 2), output=output)
+    assert grown.fingerprint != plan.fingerprint
+    assert "planned again" in capsys.readouterr().err

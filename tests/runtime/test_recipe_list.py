@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from milescli.models import FAMILIES, parse_facts
+from milescli.core.errors import CheckpointError
+from milescli.models import FAMILIES, parse_facts, table
 from milescli.recipe.load import load
+from milescli.recipe.schema import Model
 from milescli.recipe.templates import MODELS_FILE, template_names, templates_dir
+from milescli.runtime.material import facts_of_recipe
 from milescli.runtime.recipe_list import recipe_rows, smallest_machine
+from tests.recipe.measure_models import shapes
 
 CONFIGS = Path(os.environ.get("MILES_CONFIGS", Path(__file__).resolve().parents[3] / "shared" / "configs"))
 
@@ -34,18 +38,41 @@ def test_the_table_of_models_holds_what_recipes_name_and_nothing_else() -> None:
     assert set(known["models"]) == named
 
 
-@pytest.mark.skipif(not CONFIGS.is_dir(), reason="published config.json files are not in the repository: set MILES_CONFIGS")
-def test_the_table_of_models_is_what_their_configs_say(tmp_path: Path) -> None:
-    from tests.recipe.measure_models import MEASURED_FROM
-
+def test_every_recipe_is_planned_without_the_hub_by_the_shape_that_ships(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("milescli.runtime.material.fetch_config", lambda *a, **k: pytest.fail("the hub was asked"))
     known = json.loads((templates_dir() / MODELS_FILE).read_text())["models"]
-    for model in ("Qwen/Qwen3.6-35B-A3B", "deepseek-ai/DeepSeek-V3.2", "google/gemma-4-26B-A4B-it"):
-        source = MEASURED_FROM.get(model, model).replace("/", "--")
-        facts = parse_facts(json.loads((CONFIGS / f"{source}.json").read_text()))
-        assert known[model]["family"] == facts.family
-    facts = parse_facts(json.loads((CONFIGS / "deepseek-ai--DeepSeek-V4-Flash.json").read_text()))
+    for name in template_names():
+        model = load(name, environ={}, cwd=tmp_path, home=tmp_path).recipe.model
+        facts = facts_of_recipe(model)
+        if model.path is not None:
+            assert facts.family == known[model.path]["family"]
+            assert table(facts).num_parameters == known[model.path]["parameters"], name
+
+
+def test_another_revision_is_asked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refuse(name: str, *, revision: str | None) -> Path:
+        asked.append((name, revision))
+        raise CheckpointError("no hub", why="a test", fix="-")
+
+    monkeypatch.setattr("milescli.runtime.material.fetch_config", refuse)
+    for model in (Model(path="Qwen/Qwen3-8B", revision="abc"), Model(path="Qwen/Unknown-8B")):
+        with pytest.raises(CheckpointError):
+            facts_of_recipe(model)
+    assert asked == [("Qwen/Qwen3-8B", "abc"), ("Qwen/Unknown-8B", None)]
+
+
+@pytest.mark.skipif(not CONFIGS.is_dir(), reason="published config.json files are not in the repository: set MILES_CONFIGS")
+def test_the_shapes_that_ship_are_what_the_published_configs_say() -> None:
+    assert shapes(CONFIGS) == shapes(None)
+
+
+def test_a_model_that_cannot_be_trained_has_no_smallest_machine(tmp_path: Path) -> None:
     recipe = load("deepseek-v4-flash", environ={}, cwd=tmp_path, home=tmp_path).recipe
-    assert smallest_machine(recipe, facts) is None
+    assert smallest_machine(recipe, facts_of_recipe(recipe.model)) is None
 
 
 def test_a_model_that_outgrows_one_gpu_gets_a_larger_machine(tmp_path: Path) -> None:
