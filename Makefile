@@ -1,11 +1,18 @@
-# make quickstart | test | bench | lint | completions | clean.  Each does its own set-up.
+# make quickstart | test | bench | lint | completions | image | clean.  Each does its own set-up.
+include docker/pins.env
 VENV ?= .venv
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(shell command -v python$(PIN_PYTHON_OLDEST) || command -v python3)
 export PYTHON
-PINS := pyproject.toml docker/install.sh docker/requirements-cpu.txt
+PINS := pyproject.toml docker/install.sh docker/pins.env docker/requirements.txt docker/requirements-cpu.txt
 RUN ?=
+# of the image: cpu, cuda or rocm; for rocm GFX942 or GFX950
+KIND ?= cpu
+GFX ?= GFX942
+BASE_cpu := $(PIN_IMAGE_CPU)
+BASE_cuda := $(PIN_IMAGE_CUDA)
+BASE_rocm := $(PIN_IMAGE_ROCM_$(GFX))
 
-.PHONY: quickstart install test bench lint completions clean
+.PHONY: quickstart install test bench lint completions image clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: $(VENV)/.installed
@@ -33,9 +40,14 @@ bench: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check milescli tests bench
 	$(VENV)/bin/ruff format --check milescli tests bench
+	$(VENV)/bin/shellcheck -x docker/install.sh templates/jobs/*.sh
+	$(VENV)/bin/hadolint docker/Dockerfile.*
 
 completions: $(VENV)/.installed
 	$(VENV)/bin/python -m milescli.commands.completions --write
+
+image:
+	docker build -f docker/Dockerfile.$(KIND) --build-arg BASE=$(BASE_$(KIND)) -t miles:$(KIND) .
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache dist build

@@ -1,11 +1,16 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with miles in it, for the accelerator that this machine has. Called by the Makefile.
-# Usage: docker/install.sh VENV [cpu|cuda|rocm]
+# Makes a virtual environment with miles in it, for the accelerator that this machine has. Called by the Makefile, and by the Dockerfiles in
+# two steps: packages change rarely and are cached, miles itself does not need them anew.
+# Usage: docker/install.sh VENV [cpu|cuda|rocm] [packages|miles]
 set -euo pipefail
-venv=${1:?usage: docker/install.sh VENV [cpu|cuda|rocm]}
+usage="docker/install.sh VENV [cpu|cuda|rocm] [packages|miles]"
+venv=${1:?usage: $usage}
 here=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
-torch=2.13.0 sglang=0.5.20 torchvision=0.28.0
+set -a # pip reads the pins from its environment
+# shellcheck source=docker/pins.env
+. "$here/docker/pins.env"
+set +a
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
 fail() { printf 'error: %s\n  why: %s\n  fix: %s\n' "$1" "$2" "$3" >&2; exit 4; }
@@ -17,36 +22,56 @@ kind_of_machine() {
 }
 
 kind=${2:-$(kind_of_machine)}
-"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' ||
-  fail "Python 3.11 or 3.12 is needed" "$python is $("$python" -V 2>&1)" "make install PYTHON=python3.11"
+part=${3:-all}
+case $kind in cpu | cuda | rocm) ;; *) fail "unknown kind $kind" "it is cpu, cuda or rocm" "docker/install.sh $venv cpu" ;; esac
+case $part in all | packages | miles) ;; *) fail "unknown part $part" "it is packages, miles or left out" "$usage" ;; esac
+"$python" -c 'import sys; low, below = (tuple(map(int, text.split("."))) for text in sys.argv[1:])
+sys.exit(not low <= sys.version_info[:2] < below)' "$PIN_PYTHON_OLDEST" "$PIN_PYTHON_BELOW" ||
+  fail "Python from $PIN_PYTHON_OLDEST, below $PIN_PYTHON_BELOW, is needed" "$python is $("$python" -V 2>&1)" \
+    "make install PYTHON=python$PIN_PYTHON_OLDEST"
 
 pip() { "$venv/bin/pip" --disable-pip-version-check "$@"; }
 new_venv() { [ -x "$venv/bin/pip" ] || "$python" -m venv "$@" "$venv"; }
 
+packages() {
+  case $kind in
+  cpu)
+    new_venv
+    say "torch $PIN_TORCH"
+    pip install -q "torch==$PIN_TORCH" ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"}
+    say "Ray, Megatron-Core and what SGLang needs"
+    pip install -q -r "$here/docker/requirements.txt" -r "$here/docker/requirements-cpu.txt"
+    say "SGLang $PIN_SGLANG"
+    pip install -q --no-deps "sglang==$PIN_SGLANG" "torchvision==$PIN_TORCHVISION"
+    ;;
+  cuda)
+    new_venv
+    say "torch $PIN_TORCH, SGLang $PIN_SGLANG, Ray and Megatron-Core"
+    pip install -q "torch==$PIN_TORCH" "sglang==$PIN_SGLANG" -r "$here/docker/requirements.txt"
+    ;;
+  rocm)
+    "$python" -c 'import torch, sglang; assert torch.version.hip' 2>/dev/null ||
+      fail "ROCm needs a Python that has torch and SGLang for ROCm" "their ROCm builds are not on PyPI" \
+        "run inside $PIN_IMAGE_ROCM_GFX942, then: make install PYTHON=\$(which python3)"
+    new_venv --system-site-packages
+    # an image may keep them in a virtual environment of its own, which a new one does not inherit
+    "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$("$venv/bin/python" -c \
+      'import sysconfig; print(sysconfig.get_path("purelib"))')/image.pth"
+    say "Ray and Megatron-Core, beside the image's own torch and SGLang"
+    pip install -q -r "$here/docker/requirements.txt"
+    ;;
+  esac
+}
+
+# A checkout is linked to, so that a change of a file is a change of the program; anything else is copied in.
+miles() {
+  local link=()
+  [ ! -e "$here/.git" ] || link=(-e)
+  say "miles"
+  pip install -q --no-deps "${link[@]}" "$here"
+}
+
 say "installing for: $kind (into $venv)"
-case $kind in
-cpu)
-  new_venv
-  say "torch $torch"
-  pip install -q "torch==$torch" ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"}
-  say "Ray, Megatron-Core and what SGLang needs"
-  pip install -q -r "$here/docker/requirements-cpu.txt"
-  say "SGLang $sglang"
-  pip install -q --no-deps "sglang==$sglang" "torchvision==$torchvision"
-  pip install -q --no-deps -e "$here"
-  ;;
-cuda)
-  new_venv
-  pip install -q -e "$here"
-  ;;
-rocm)
-  "$python" -c 'import torch, sglang; assert torch.version.hip' 2>/dev/null ||
-    fail "ROCm needs a Python that has torch and SGLang for ROCm" "their ROCm builds are not on PyPI" \
-      "run inside an SGLang image for ROCm, then: make install PYTHON=\$(which python3)"
-  new_venv --system-site-packages
-  pip install -q megatron-core==0.16.1 sglang-router==0.3.2 'ray[default]>=2.48' 'typer==0.29.*' 'math-verify[antlr4_13_2]' tensorboard pyarrow
-  pip install -q --no-deps -e "$here"
-  ;;
-*) fail "unknown kind $kind" "it is cpu, cuda or rocm" "docker/install.sh $venv cpu" ;;
-esac
+[ "$part" = miles ] || packages
+[ "$part" = packages ] || miles
 say "ready: $venv/bin/miles"

@@ -1,4 +1,5 @@
-"""Are the packages that miles needs installed, in the versions that it was tested with. The list is the one of the package itself."""
+"""Are the packages that miles needs installed, in the versions that it was tested with. The list is the one of the package itself, which
+docker/pins.env leads."""
 
 from __future__ import annotations
 
@@ -7,12 +8,12 @@ import sys
 from collections.abc import Callable, Sequence
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 
+from milescli.core.pins import pin, version_pin
 from milescli.doctor.finding import Finding, fail, ok
 
 DISTRIBUTION = "miles-cli"
-PYTHON = ((3, 11), (3, 13))
-"""From, and below."""
 WITHOUT_DEPENDENCIES = ("sglang",)
 """Installed with --no-deps: what they ask for beyond our list is for GPUs."""
 
@@ -20,13 +21,14 @@ WITHOUT_DEPENDENCIES = ("sglang",)
 def check_python(*, version: tuple[int, int] = sys.version_info[:2]) -> list[Finding]:
     """The interpreter."""
     text = ".".join(map(str, version))
-    if PYTHON[0] <= version < PYTHON[1]:
+    oldest, below = pin("python_oldest"), pin("python_below")
+    if version_pin("python_oldest") <= version < version_pin("python_below"):
         return ok("python", f"Python {text}")
     return fail(
         "python",
         f"Python {text}",
-        why="SGLang, Megatron-Core and Ray together run on 3.11 and 3.12",
-        fix="python3.11 -m venv .venv && make install",
+        why=f"SGLang, Megatron-Core and Ray together run from {oldest} on, below {below}",
+        fix=f"python{oldest} -m venv .venv && make install",
     )
 
 
@@ -66,10 +68,13 @@ def _problem(line: str, version_of: Callable[[str], str]) -> str | None:
         version = version_of(requirement.name)
     except importlib.metadata.PackageNotFoundError:
         return f"{requirement.name} is missing, wanted {requirement.specifier or 'any'}"
-    plain = version.partition("+")[0]  # 2.13.0+cpu is 2.13.0
-    if requirement.specifier.contains(plain, prereleases=True):
+    plain, _, build = version.partition("+")  # 2.13.0+cpu is 2.13.0
+    wanted = requirement.specifier
+    if requirement.name == "torch" and "rocm" in build:
+        wanted = SpecifierSet(f"=={pin('torch_rocm')}")
+    if wanted.contains(plain, prereleases=True):
         return None
-    return f"{requirement.name} is {version}, wanted {requirement.specifier}"
+    return f"{requirement.name} is {version}, wanted {wanted}"
 
 
 def _fix(line: str) -> str:

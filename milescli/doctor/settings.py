@@ -7,25 +7,26 @@ from collections.abc import Callable, Mapping
 
 from packaging.version import Version
 
+from milescli.core.pins import pin
 from milescli.doctor.finding import Finding, fail, ok, warn
 from milescli.platform.environment import Decided, engine_environment, trainer_environment
 from milescli.platform.machine import Kind
 
-RAY_OLDEST = Version("2.48")
 NOSET = "RAY_EXPERIMENTAL_NOSET_"
 
 
 def check_ray_version(*, kind: Kind, version_of: Callable[[str], str] = importlib.metadata.version) -> list[Finding]:
-    """Ray 2.48 is the first that hands out AMD devices by HIP_VISIBLE_DEVICES alone."""
-    fix = "pip install 'ray[default]>=2.48'"
+    """The pinned oldest Ray is the first that hands out AMD devices by HIP_VISIBLE_DEVICES alone."""
+    oldest = pin("ray_oldest")
+    fix = f"pip install 'ray[default]>={oldest}'"
     try:
         version = version_of("ray")
     except importlib.metadata.PackageNotFoundError:
         return fail("ray version", "Ray is not installed", why="every process of a run is one of Ray's", fix=fix)
-    if Version(version) >= RAY_OLDEST:
+    if Version(version) >= Version(oldest):
         return ok("ray version", f"Ray {version}")
     why = "older ones mishandle HIP_VISIBLE_DEVICES (ray#52701, ray#53737): ranks land on the wrong AMD device, or on none"
-    return fail("ray version", f"Ray {version} is older than {RAY_OLDEST}", why=why, fix=fix)
+    return fail("ray version", f"Ray {version} is older than {oldest}", why=why, fix=fix)
 
 
 def check_variables(plan: Decided | None, *, environ: Mapping[str, str], address: str | None = None) -> list[Finding]:

@@ -6,15 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from milescli.core.pins import pin, pins, version_pin
 from milescli.core.units import format_bytes
 from milescli.doctor.finding import Finding, Status, fail, ok, skip, warn
 from milescli.platform.machine import Machine
 
 REINSTALL = "docker/install.sh .venv {kind}"
-CUDA_DRIVERS = {"12": 525, "13": 580}
-"""Oldest driver branch (Linux) that runs binaries of a CUDA major version by minor version compatibility: NVIDIA, CUDA Compatibility, table 2."""
-ROCM_OLDEST = (6, 4)
-"""PyTorch 2.13 has no builds for older ones."""
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "gfx942", "gfx950")
 """That SGLang's kernels are built for."""
 MEMORY_SHARE = 0.9
@@ -119,15 +116,15 @@ def _driver(seen: Mapping[str, Any], machine: Machine) -> list[Finding]:
         major = str(seen["cuda"]).partition(".")[0]
         what = f"driver {machine.driver_version or 'unknown'}, bears CUDA {machine.runtime_version or 'unknown'}; torch wants {seen['cuda']}"
         branch = machine.driver_version.partition(".")[0]
-        oldest = CUDA_DRIVERS.get(major)
-        if oldest and branch.isdigit() and int(branch) < oldest:
+        oldest = pins().get(f"driver_cuda_{major}")
+        if oldest and branch.isdigit() and int(branch) < int(oldest):
             why = f"CUDA {major} needs a driver of branch {oldest} or newer"
             return fail("driver", what, why=why, fix=f"apt-get install --only-upgrade cuda-drivers-{oldest}   # then reboot")
         return ok("driver", what)
     what = f"amdgpu {machine.driver_version or 'unknown'}, ROCm {machine.runtime_version or 'unknown'}; torch was built for {seen['hip']}"
     own, wanted = _release(machine.runtime_version), _release(str(seen["hip"]))
-    if own and own < ROCM_OLDEST:
-        why = f"the oldest that this torch runs on is {'.'.join(map(str, ROCM_OLDEST))}"
+    if own and own < version_pin("rocm_oldest"):
+        why = f"the oldest that this torch runs on is {pin('rocm_oldest')}"
         return fail("driver", what, why=why, fix="docker run ... an SGLang image for ROCm   # it brings its own")
     if own and wanted and own != wanted:
         why = "libraries of two releases of ROCm in one process may not find each other's symbols"

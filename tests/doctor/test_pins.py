@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from importlib.metadata import PackageNotFoundError
-from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
+from milescli.core.pins import pin
 from milescli.doctor.finding import Status
 from milescli.doctor.pins import check_pins, check_python, requirements
 
@@ -48,6 +45,12 @@ def test_a_wrong_or_missing_package_is_named_with_the_command_that_mends_it(
     assert (found.status, found.why, found.fix) == (Status.FAIL, why, [fix])
 
 
+def test_torch_for_rocm_is_the_one_of_the_rocm_images() -> None:
+    pinned = pin("torch_rocm")
+    assert _check(torch=f"{pinned}+rocm7.2.4").status is Status.OK
+    assert f"wanted =={pinned}" in _check(torch="2.13.0+rocm7.2.4").why
+
+
 def test_our_own_list_is_read_and_leaves_extras_out() -> None:
     names = [line.split(";")[0] for line in requirements()]
     assert any(name.startswith("sglang==") for name in names) and not any(name.startswith("pytest") for name in names)
@@ -58,21 +61,3 @@ def test_our_own_list_is_read_and_leaves_extras_out() -> None:
 )
 def test_python_from_3_11_to_3_12_is_taken(version: tuple[int, int], status: Status) -> None:
     assert check_python(version=version)[0].status is status
-
-
-def test_the_lists_that_docker_installs_from_keep_to_the_package_own_list() -> None:
-    """Three files name versions: pyproject.toml leads, docker/requirements-cpu.txt and docker/install.sh must agree with it."""
-    root = Path(__file__).parents[2]
-    listed = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
-    own = {each.name: each.specifier for each in map(Requirement, listed)}
-    text = (root / "docker/requirements-cpu.txt").read_text()
-    installed = {
-        each.name: each.specifier for each in map(Requirement, [line for line in text.splitlines() if line and line[0] != "#"])
-    }
-    pins = dict(re.findall(r"\b(torch|sglang)=([\d.]+)", (root / "docker/install.sh").read_text()))
-    assert set(own) <= set(installed) | set(pins)
-    assert all(own[name].contains(version) for name, version in pins.items()), pins
-    for name in set(own) & set(installed):
-        exact = [each.version for each in installed[name] if each.operator == "=="]
-        agrees = installed[name] == own[name] or (all(map(own[name].contains, exact)) if exact else not installed[name])
-        assert agrees, f"{name}: {own[name]} in pyproject.toml, {installed[name]} in docker/requirements-cpu.txt"

@@ -1,0 +1,35 @@
+"""docker/pins.env: the versions that miles is tested with, and the oldest that it runs on. Reads that file and nothing else; called by
+doctor and by those who write job scripts."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+FILE = "pins.env"
+PREFIX = "PIN_"
+
+
+def pin(name: str) -> str:
+    """`pin("torch")` -> `2.13.0`. A name that is not in the file is our mistake: KeyError."""
+    return pins()[name]
+
+
+def version_pin(name: str) -> tuple[int, ...]:
+    """`version_pin("python_oldest")` -> (3, 11)"""
+    return tuple(map(int, pin(name).split(".")))
+
+
+@cache
+def pins() -> dict[str, str]:
+    """All, by their names in lower case without the prefix."""
+    lines = pins_file().read_text(encoding="utf-8").splitlines()
+    parted = [line.removeprefix(PREFIX).partition("=") for line in lines if line.startswith(PREFIX)]
+    return {name.lower(): value for name, _, value in parted}
+
+
+def pins_file() -> Path:
+    """The wheel carries it inside the package, the source tree in docker/."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / FILE
+    return inside if inside.is_file() else package.parent / "docker" / FILE
