@@ -142,6 +142,7 @@ class Attempt:
             session.run.checkpoints, keep=recipe.checkpoint.keep, protect={0} if recipe.train.kl_coef else set()
         )
         self.saver = Saver(store=store, run=session.run, recipe=recipe, plan=plan, material=material, bus=bus)
+        self.saver.newest_step = checkpoint.manifest.step if checkpoint else None
         self.stop = loop.StopFlag()
 
     @property
@@ -237,9 +238,7 @@ class Attempt:
             tokenizer=material.tokenizer,
             folder=self.session.run.eval_dir,
         )
-        hooks = loop.Hooks(
-            save=self._save, settle=self.saver.settle, evaluate=self._evaluate, verify=self._verify, keep=self._keep
-        )
+        hooks = loop.Hooks(save=self._save, settle=self.saver.settle, evaluate=self._evaluate, keep=self._keep)
         return loop.Run(
             recipe=recipe,
             plan=self.plan,
@@ -259,13 +258,11 @@ class Attempt:
         version = version_of(run.step)
         if self.checkpoint is None:
             await self.saver.save(trainer, step=0, prompt_position=0)
-        await run.devices.publish(version)
-        await self._verify()
+        await run.devices.publish(version, verify=self.recipe.weights.verify)
         self.bus.emit(PhaseStarted(phase="check", detail="engine and trainer score the same answers"))
         check = truth.Check(
-            engine=run.devices.engines,
-            trainer=trainer,
-            publish=lambda: run.devices.publish(version),
+            devices=run.devices,
+            silencer=trainer,
             plan=self.plan,
             num_layers=self.material.facts.num_layers,
             temperature=self.recipe.rollout.temperature,
@@ -294,18 +291,15 @@ class Attempt:
             )
         await self.saver.settle()
         if self.run.step > (self.saver.newest_step or 0):
-            await self._save(self.run.step)
-            await self.saver.settle()
+            async with self.run.devices.training():  # a colocated trainer sleeps after each publish
+                await self._save(self.run.step)
+                await self.saver.settle()
         raise Stopped(f"stopped after step {self.run.step}, and saved", why="Ctrl-C or SIGTERM", fix=f"miles resume {path}")
 
     async def _evaluate(self, step: int) -> None:
         if self.material.heldout:
             self.bus.emit(PhaseStarted(phase="eval", detail=f"{len(self.material.heldout)} held-out prompts"))
             self.bus.emit(await self.evaluator.run(step))
-
-    async def _verify(self) -> None:
-        if self.recipe.weights.verify:
-            await self._trainer.verify()
 
     def _keep(self, step: int, groups: list[Group]) -> None:
         folder = self.session.run.rollouts_dir

@@ -32,13 +32,19 @@ class Devices:
             await self.trainer.wake()
         yield
 
-    async def publish(self, version: WeightVersion) -> None:
-        """The engines hold the trainer's weights as `version`, and answer again, also those that were in the middle."""
+    async def publish(self, version: WeightVersion, *, verify: bool = False) -> None:
+        """The engines hold the trainer's weights as `version`, and answer again, also those that were in the middle. The trainer is awake,
+        as after `training`; colocated, it sleeps afterwards.
+
+        `verify`: raises MismatchError where they then hold anything else; nobody may ask the engines meanwhile.
+        """
         await self.engines.pause()
         if self.engines_asleep:
             await self.trainer.shed()
             await self.engines.wake_weights()
         await self.trainer.publish(version)
+        if verify:
+            await self.trainer.verify()
         if self.engines_asleep:
             await self.trainer.sleep()
             await self.engines.wake_cache()

@@ -87,8 +87,6 @@ class Hooks:
     """Complete a checkpoint that was being written in the background."""
     evaluate: Callable[[int], Coroutine[Any, Any, None]]
     """Evaluate with the engines, which hold the weights of `step`."""
-    verify: Callable[[], Awaitable[None]]
-    """After each publish, where the recipe asks for it."""
     keep: Callable[[int, list[Group]], None]
     """Write a few answers to disk, to read."""
 
@@ -162,8 +160,7 @@ async def reinforce(run: Run) -> None:
             if _due(step, recipe.checkpoint.every) or step == num_steps:
                 await run.hooks.save(step)
             clock.lap("save")
-        await run.devices.publish(WeightVersion(run.devices.version + 1))
-        await run.hooks.verify()
+        await run.devices.publish(WeightVersion(run.devices.version + 1), verify=recipe.weights.verify)
         run.groups.published(run.devices.version)
         clock.lap("publish")
         run.hooks.keep(step, groups)

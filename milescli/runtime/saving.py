@@ -45,6 +45,7 @@ class Saver:
     newest: Path | None = None
     """Newest checkpoint that this attempt completed."""
     newest_step: int | None = None
+    """Of that, or of the checkpoint that the attempt goes on from."""
     _pending: _Pending | None = None
 
     async def save(self, trainer: RankGroup, *, step: int, prompt_position: int) -> None:

@@ -45,7 +45,7 @@ class RankGroup:
         await self._all("publish", version)
 
     async def verify(self) -> None:
-        """Compare what the engines hold with the trainer's weights, bit for bit. Raises MismatchError."""
+        """See Trainer."""
         await self._all("verify")
 
     async def reset_optimizer(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,9 +12,9 @@ from milescli.core.errors import MismatchError
 from milescli.core.events import EngineTrainerChecked
 from milescli.core.types import Group, Prompt, Sample
 from milescli.plan.types import Plan
-from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine
+from milescli.rollout.base import Completion, GenerateRequest
+from milescli.runtime.devices import Devices
 from milescli.train import packing
-from milescli.train.base import TrainBatch
 
 NUM_PROMPTS = 8
 MAX_NEW_TOKENS = 32
@@ -24,15 +24,8 @@ kernels differ, and single tokens of small probability stray far (the mean is wh
 BOUND_MEAN = {"fp32": 1e-5, "bf16": 0.03}
 
 
-class CheckedTrainer(Protocol):
-    """What the check asks of the trainer."""
-
-    async def logprobs(self, batch: TrainBatch) -> list[array[float]]:
-        """See train.base.Trainer."""
-        ...
-
-    async def verify(self) -> None:
-        """Raises MismatchError where the engines hold other weights."""
+class LayerSilencer(Protocol):
+    """What finding the layer asks of the trainer."""
 
     async def silence_layers(self, first: int) -> None:
         """Make layers `first` and beyond pass their input through; the weights are lost."""
@@ -53,10 +46,10 @@ class Difference:
 class Check:
     """Everything that the question needs."""
 
-    engine: RolloutEngine
-    trainer: CheckedTrainer
-    publish: Callable[[], Awaitable[None]]
-    """Give the engines the trainer's weights once more."""
+    devices: Devices
+    """Engines and trainer, with equal weights; they take turns where they share devices."""
+    silencer: LayerSilencer
+    """The same trainer."""
     plan: Plan
     num_layers: int
     temperature: float
@@ -64,7 +57,7 @@ class Check:
     routing_replay: bool
 
     async def run(self, prompts: Sequence[Prompt]) -> EngineTrainerChecked:
-        """Let the engine answer the prompts and the trainer score the answers.
+        """Let the engine answer the prompts and the trainer score the answers. Both hold the same weights afterwards, and the engines answer.
 
         Raises MismatchError beyond the precision's bound; it says by how much, and which weight or layer is the first to differ.
         """
@@ -72,6 +65,8 @@ class Check:
         difference = compare(groups, await self._scored(groups))
         if not self._is_fine(difference):
             raise self._mismatch(difference, await self._blame(groups))
+        if self.devices.engines_asleep:
+            await self.devices.publish(self.devices.version)
         return EngineTrainerChecked(
             num_tokens=difference.num_tokens,
             diff_mean=difference.mean,
@@ -90,7 +85,7 @@ class Check:
             )
             for index, prompt in enumerate(prompts)
         ]
-        completions = await asyncio.gather(*(self.engine.generate(request) for request in requests))
+        completions = await asyncio.gather(*(self.devices.engines.generate(request) for request in requests))
         return [_as_group(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
 
     async def _scored(self, groups: list[Group]) -> list[array[float]]:
@@ -104,7 +99,8 @@ class Check:
             temperature=self.temperature,
             routing_replay=self.routing_replay,
         )
-        return await self.trainer.logprobs(batch)
+        async with self.devices.training():
+            return await self.devices.trainer.logprobs(batch)
 
     def _is_fine(self, difference: Difference) -> bool:
         """False for NaN too."""
@@ -114,13 +110,14 @@ class Check:
     async def _blame(self, groups: list[Group]) -> str:
         """What differs first: a weight, else a layer, found by silencing layers from the last to the first until both agree."""
         try:
-            await self.trainer.verify()
+            await self.devices.publish(self.devices.version, verify=True)
         except MismatchError as error:
             return f"the weights differ: {error.what} ({error.why})"
         prompts = [group.prompt for group in groups]
         for first in range(self.num_layers - 1, -1, -1):
-            await self.trainer.silence_layers(first)
-            await self.publish()
+            async with self.devices.training():
+                await self.silencer.silence_layers(first)
+            await self.devices.publish(self.devices.version)
             left = await self._answers(prompts)
             if self._is_fine(compare(left, await self._scored(left))):
                 return f"all weights are equal, and layer {first} (of {self.num_layers}, from 0) is the first that computes otherwise"

@@ -74,6 +74,9 @@ class Trainer(Protocol):
     async def publish(self, version: WeightVersion) -> None:
         """Send the current weights to the engines, which hold `version` afterwards. The caller has paused them."""
 
+    async def verify(self) -> None:
+        """Compare what the engines hold with the current weights, bit for bit. The caller has paused them. Raises MismatchError."""
+
     async def reset_optimizer(self) -> None:
         """Forget the optimizer's moments (between warm-up and RL)."""
 

@@ -12,6 +12,7 @@ from milescli.core.errors import MismatchError
 from milescli.core.types import Prompt, StopReason, VersionSpan, WeightVersion
 from milescli.rollout.base import Completion, GenerateRequest
 from milescli.runtime import truth
+from milescli.runtime.devices import Devices
 from tests.backends.ray.test_cluster import PLAN
 
 NUM_LAYERS = 6
@@ -27,12 +28,15 @@ class Pair:
     layers: int = NUM_LAYERS
     published: int = NUM_LAYERS
     silenced: list[int] = field(default_factory=list)
+    holder: str = "trainer"
+    """Whose weights are on the shared device."""
 
     def _engine_logprob(self) -> float:
         off = self.error if self.faulty is not None and self.faulty < self.published else 0.0
         return -1.0 - 0.1 * self.published - off
 
     async def generate(self, request: GenerateRequest) -> Completion:
+        assert self.holder == "engines"
         span = VersionSpan(start=0, end=3, version=WeightVersion(1))
         return Completion(
             response_ids=[5, 6, 7],
@@ -42,6 +46,7 @@ class Pair:
         )
 
     async def logprobs(self, batch) -> list[array]:
+        assert self.holder == "trainer"
         sizes = [end - start for start, end in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False)]
         return [array("f", [-1.0 - 0.1 * self.layers] * size) for size in sizes]
 
@@ -50,25 +55,50 @@ class Pair:
             raise MismatchError(f"`{self.wrong_weight}` differs", why="1 of 9 elements", fix="-")
 
     async def silence_layers(self, first: int) -> None:
+        assert self.holder == "trainer"
         self.layers = first
         self.silenced.append(first)
 
-    async def publish(self) -> None:
+    async def publish(self, version: WeightVersion) -> None:
+        assert self.holder in ("trainer", "both")
         self.published = self.layers
 
+    async def wake(self) -> None:
+        assert self.holder == "nobody"
+        self.holder = "trainer"
 
-def _check(pair: Pair):
+    async def sleep(self) -> None:
+        """Of whoever is awake: the trainer after a publish, the engines before a training step."""
+        self.holder = "engines" if self.holder == "both" else "nobody"
+
+    async def wake_weights(self) -> None:
+        self.holder = "both"
+
+    async def nothing(self, *_: object) -> None:
+        """An order that changes no memory."""
+
+    shed = pause = resume = wake_cache = set_version = nothing
+
+
+async def _run(pair: Pair, *, colocated: bool):
+    devices = Devices(colocated=colocated, trainer=pair, engines=pair, engines_asleep=colocated)  # type: ignore[arg-type]
+    await devices.publish(WeightVersion(1))
     check = truth.Check(
-        engine=pair,  # type: ignore[arg-type]
-        trainer=pair,
-        publish=pair.publish,
+        devices=devices,
+        silencer=pair,
         plan=PLAN,
         num_layers=NUM_LAYERS,
         temperature=1.0,
         seed=0,
         routing_replay=False,
     )
-    return asyncio.run(check.run([Prompt(index=index, token_ids=[1, 2, 3, 4], text="?") for index in range(3)]))
+    checked = await check.run([Prompt(index=index, token_ids=[1, 2, 3, 4], text="?") for index in range(3)])
+    assert not devices.engines_asleep
+    return checked
+
+
+def _check(pair: Pair):
+    return asyncio.run(_run(pair, colocated=True))
 
 
 def test_agreement_is_reported_with_its_figures() -> None:

@@ -11,7 +11,7 @@ from milescli.backends.megatron.optimizer import inner_optimizers
 
 
 class Sleeper:
-    """Moves what a trainer rank holds on its device. Idempotent both ways."""
+    """Moves what a trainer rank holds on its device; each order may follow each other, also itself."""
 
     def __init__(self, model: DistributedDataParallel, optimizer: MegatronOptimizer) -> None:
         """Both keep their identity; only the memory behind their tensors comes and goes."""
@@ -19,8 +19,13 @@ class Sleeper:
         self._asleep = self._slim = False
 
     def shed(self) -> None:
-        """Optimizer and gradients leave the device; the weights stay, to be published. Gradients are dropped, being rebuilt at each step
-        anyway."""
+        """Only the weights are on the device, to be published; they return where they were asleep. Gradients are dropped, being rebuilt
+        at each step anyway."""
+        if self._asleep:
+            for buffer in self._buffers():
+                buffer.reload_from_cpu(move_params=True, move_grads=False)
+            torch.cuda.synchronize()
+            self._asleep = False
         if self._slim:
             return
         torch.cuda.synchronize()

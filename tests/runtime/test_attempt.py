@@ -1,0 +1,56 @@
+"""How an attempt ends where the user asks for it. The run itself is tested in end_to_end; here, what a CPU cannot show: whose turn it is."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from milescli.core.errors import Stopped
+from milescli.core.events import EventBus
+from milescli.recipe.load import load
+from milescli.runtime.attempt import Attempt
+from milescli.runtime.devices import Devices
+from tests.backends.ray.test_cluster import PLAN
+from tests.runtime.test_devices import _Recorder
+
+
+class _Saver:
+    """Notes what is saved; `newest_step` is complete."""
+
+    def __init__(self, told: list[str], newest_step: int) -> None:
+        self.told, self.newest_step = told, newest_step
+
+    async def save(self, trainer: object, *, step: int, prompt_position: int) -> None:
+        self.told.append(f"save {step}")
+
+    async def settle(self) -> None:
+        self.told.append("settle")
+
+
+def _stop(tmp_path, *, step: int, newest_step: int) -> list[str]:
+    """What happens at a stop after a publish: engines answer, the trainer sleeps."""
+    told: list[str] = []
+    session = SimpleNamespace(run=SimpleNamespace(checkpoints=tmp_path, shown="runs/x"))
+    recipe = load("quickstart", environ={}, cwd=tmp_path, home=tmp_path).recipe
+    attempt = Attempt(session=session, recipe=recipe, plan=PLAN, material=None, checkpoint=None, bus=EventBus())  # type: ignore[arg-type]
+    devices = Devices(colocated=True, trainer=_Recorder("trainer", told), engines=_Recorder("engines", told))
+    attempt.run = SimpleNamespace(step=step, devices=devices)  # type: ignore[assignment]
+    attempt.saver = _Saver(told, newest_step)  # type: ignore[assignment]
+
+    async def save(step: int) -> None:
+        await attempt.saver.save(None, step=step, prompt_position=0)  # type: ignore[arg-type]
+
+    attempt._save = save  # type: ignore[method-assign]
+    with pytest.raises(Stopped, match=f"stopped after step {step}, and saved"):
+        asyncio.run(attempt._save_and_stop())
+    return told
+
+
+def test_a_stop_after_a_publish_wakes_the_trainer_before_it_saves(tmp_path) -> None:
+    assert _stop(tmp_path, step=3, newest_step=2) == ["settle", "engines.sleep", "trainer.wake", "save 3", "settle"]
+
+
+def test_a_stop_with_nothing_new_disturbs_nobody(tmp_path) -> None:
+    assert _stop(tmp_path, step=3, newest_step=3) == ["settle"]
