@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -23,7 +23,10 @@ class EngineAddress:
     tp: int
     """Engine ranks that hold shards of the weights."""
     sharing_ranks: list[int]
-    """[tp] trainer rank that lives on the same device as each engine rank (colocated); empty where they are split."""
+    """[tp] trainer rank whose memory each engine rank can open: on the same device, or on a CPU on the same machine. Empty: rank 0
+    on a CPU, and none where devices are split."""
+    api_key: str | None = field(default=None, repr=False)
+    """What requests must bear."""
 
 
 class WeightChannel(Protocol):

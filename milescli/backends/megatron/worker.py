@@ -122,7 +122,7 @@ class TrainerRank:
             return None
         module, _, name = self.channel_path.partition(":")
         build = getattr(importlib.import_module(module), name)
-        return build(backend=self.plan.collective, timeout_s=self.recipe.machine.step_timeout_s)
+        return build(backend=self.plan.collective, host=self.master[0], timeout_s=self.recipe.machine.step_timeout_s)
 
     def step(self, batch: TrainBatch, lr: float) -> StepReport:
         """One optimizer update per entry of `batch.updates`. Equal on all ranks. Raises NotFiniteError before an update that

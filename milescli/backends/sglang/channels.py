@@ -4,6 +4,7 @@ ranks, collectively; torch.distributed's default group is theirs."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,8 +24,11 @@ DEFAULT_TIMEOUT_S = 600.0
 class _Channel:
     """What both have in common: consuming the buckets on every rank, telling every rank of a failure, versions, verification."""
 
-    def __init__(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """`timeout_s` bounds each order to an engine."""
+    def __init__(self, *, backend: str = "gloo", host: str = "127.0.0.1", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """`backend` of collectives, gloo or nccl; `host`: address of trainer rank 0's node, as the engines reach it; `timeout_s`
+        bounds each order to an engine."""
+        self._backend = backend
+        self._host = host
         self._timeout_s = timeout_s
         self._orders: Orders | None = None
 
@@ -103,9 +107,9 @@ class TensorChannel(_Channel):
     the engine rank on the same device reads it (not tried on a device).
     """
 
-    def __init__(self, *, backend: str = "gloo", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """`backend` of the trainer's collectives; shared memory needs none."""
-        super().__init__(timeout_s=timeout_s)
+    def __init__(self, **settings: Any) -> None:
+        """As for every channel; shared memory needs neither backend nor host."""
+        super().__init__(**settings)
         self._buffers: list[torch.Tensor | None] = [None, None]
 
     def _send_bucket(self, bucket: Bucket, index: int) -> None:
@@ -155,11 +159,9 @@ class TensorChannel(_Channel):
 class DistributedChannel(_Channel):
     """Through a process group of trainer rank 0 and all engine ranks: gloo on a CPU, NCCL (or RCCL) on a GPU, where it was not tried."""
 
-    def __init__(self, *, backend: str, host: str = "127.0.0.1", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """`backend`: gloo or nccl; `host`: this machine, as the engines reach it."""
-        super().__init__(timeout_s=timeout_s)
-        self._backend = backend
-        self._host = host
+    def __init__(self, **settings: Any) -> None:
+        """As for every channel."""
+        super().__init__(**settings)
         self._group: WeightGroup | None = None
 
     def open(self, engines: list[EngineAddress]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from milescli.backends.sglang.key import bearer
 from milescli.backends.sglang.process import last_log_lines
 from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
 from milescli.core.units import format_duration
@@ -28,6 +29,8 @@ class EngineHandle:
 
     name: str
     url: str
+    api_key: str | None = field(default=None, repr=False)
+    """What its requests must bear. Equal for all engines behind one router, which asks for it too."""
     log_path: Path | None = None
     """Where its last words are; None or unreadable: errors do without."""
 
@@ -45,8 +48,11 @@ class FleetHttp:
 
     def __init__(self, *, router_url: str, engines: list[EngineHandle]) -> None:
         """Opens nothing yet."""
+        keys = {engine.api_key for engine in engines}
+        assert len(keys) == 1, f"{len(keys)} keys for one router"
         self.router_url = router_url
         self.engines = engines
+        self._headers = bearer(keys.pop())
         self._last_answer_s = {engine.name: time.monotonic() for engine in engines}
         self._session: aiohttp.ClientSession | None = None
 
@@ -88,7 +94,7 @@ class FleetHttp:
 
     async def _post(self, url: str, body: dict[str, Any], *, who: str, timeout_s: float) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(timeout_s), self.session().post(url, json=body) as response:
+            async with asyncio.timeout(timeout_s), self.session().post(url, json=body, headers=self._headers) as response:
                 text = await response.text()
                 status = response.status
         except TimeoutError:

@@ -8,6 +8,8 @@ import urllib.request
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from milescli.backends.sglang.key import bearer
+from milescli.backends.sglang.process import DIRECT
 from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
 from milescli.core.units import format_duration
 from milescli.weights.base import EngineAddress
@@ -17,12 +19,13 @@ class OrderRefused(MilesError):
     """The engine answered that it could not."""
 
 
-def post(url: str, path: str, body: dict[str, Any], *, timeout_s: float) -> str:
+def post(engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: float) -> str:
     """The answer's text. Raises OrderRefused (4xx), WorkerDied (no connection, 5xx) or WaitTimeout, each with the engine's URL."""
-    data = json.dumps(body).encode()
-    request = urllib.request.Request(f"{url}{path}", data=data, headers={"Content-Type": "application/json"})
+    url, data = engine.url, json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **bearer(engine.api_key)}
+    request = urllib.request.Request(f"{url}{path}", data=data, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        with DIRECT.open(request, timeout=timeout_s) as answer:
             return answer.read().decode()
     except urllib.error.HTTPError as error:
         text = error.read().decode(errors="replace")[:2000]
@@ -65,7 +68,7 @@ class Orders:
     def begin_all(self, path: str, bodies: list[dict[str, Any]]) -> list[Future[str]]:
         """Send body i to engine i; does not wait."""
         return [
-            self._threads.submit(post, engine.url, path, body, timeout_s=self.timeout_s)
+            self._threads.submit(post, engine, path, body, timeout_s=self.timeout_s)
             for engine, body in zip(self.engines, bodies, strict=True)
         ]
 

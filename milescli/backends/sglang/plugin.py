@@ -21,9 +21,11 @@ def register() -> None:
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return
-    from milescli.backends.sglang import halves, routing, verify
+    from milescli.backends.sglang import halves, key, routing, verify
 
     try:
+        if api_key := key.take():
+            key.install(api_key)
         _keep_load_file_with_the_process()
         _listen_where_told()
         verify.install()

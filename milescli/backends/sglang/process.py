@@ -21,6 +21,8 @@ QUOTED_LINES = 12
 POLL_S = 0.1
 TEMP_PREFIX = "miles-process-"
 """Of each process's own folder for temporary files (sockets, maps); short, for socket paths have at most 107 bytes."""
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens URLs of ours, past any proxy that the environment names."""
 
 
 def last_log_lines(path: Path, count: int = QUOTED_LINES) -> str:
@@ -32,6 +34,15 @@ def last_log_lines(path: Path, count: int = QUOTED_LINES) -> str:
     except OSError as error:
         return f"(no log: {error})"
     return "\n".join([line for line in lines if line.strip()][-count:])
+
+
+def status(url: str, *, timeout_s: float) -> int:
+    """What GET says. Raises OSError where nobody answers."""
+    try:
+        with DIRECT.open(url, timeout=timeout_s) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 class ManagedProcess:
@@ -94,9 +105,8 @@ class ManagedProcess:
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}{self.ready_path}", timeout=2) as answer:
-                return answer.status == 200
-        except (urllib.error.URLError, OSError):  # not listening yet, or not ready yet: both are what we wait for
+            return status(f"{self.url}{self.ready_path}", timeout_s=2) == 200
+        except OSError:  # not listening yet: what we wait for
             return False
 
     def last_words(self) -> str:

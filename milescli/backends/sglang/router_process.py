@@ -13,9 +13,13 @@ def main() -> None:
     from sglang_router.router import Router
     from sglang_router.router_args import RouterArgs
 
+    from milescli.backends.sglang import key
+
     parser = argparse.ArgumentParser(prog="miles-router")
     RouterArgs.add_cli_args(parser)
-    Router.from_args(RouterArgs.from_cli_args(parser.parse_args())).start()
+    arguments = RouterArgs.from_cli_args(parser.parse_args())
+    arguments.api_key = key.take()
+    Router.from_args(arguments).start()
 
 
 if __name__ == "__main__":

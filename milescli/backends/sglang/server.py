@@ -7,12 +7,17 @@ import json
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
+from milescli.backends.sglang.key import KEY_VARIABLE
 from milescli.backends.sglang.plugin import ENGINE_VARIABLE, PIECES_VARIABLE
-from milescli.backends.sglang.process import ManagedProcess
+from milescli.backends.sglang.process import ManagedProcess, status
 from milescli.backends.sglang.routing import ROUTING_VARIABLE
 from milescli.backends.sglang.servable import CPU_FAMILIES, fault_of_sglang, missing_fields, model_zoo
 from milescli.core.errors import MachineError, RecipeError
@@ -45,6 +50,14 @@ class EngineSpec:
     attention_dp: int = 1
     """Groups of the tp devices that share out the requests."""
     host: str = "127.0.0.1"
+    """Address of its node, the only one that it listens on. Beyond loopback it needs a key."""
+    api_key: str | None = field(default=None, repr=False)
+    """What every request must bear; see `key.py`. Engines behind one router share theirs with it."""
+    num_nodes: int = 1
+    """Machines that share out its tp ranks; each has an EngineServer, and the one of node 0 answers."""
+    node_rank: int = 0
+    init_address: str | None = None
+    """`host:port` on node 0 where the ranks meet, where there are several nodes."""
     max_running_requests: int = 256
     max_total_tokens: int | None = None
     """KV-cache slots; None: SGLang sizes it from `memory_fraction` (on a CPU: enough for all running requests, bounded)."""
@@ -117,10 +130,19 @@ class EngineServer(ManagedProcess):
     def __init__(self, spec: EngineSpec) -> None:
         """Raises RecipeError or MachineError where the model cannot be served here; starts nothing."""
         check_servable(spec)
+        assert spec.api_key is not None or ip_address(spec.host).is_loopback, f"{spec.name} on {spec.host} without a key"
         self.spec = spec
         super().__init__(
             name=spec.name, command=engine_command(spec), env=engine_environment(spec), log_path=spec.log_path, url=spec.url
         )
+
+    def wait_ready(self, timeout_s: float, *, sleep: Callable[[float], None] = time.sleep) -> float:
+        """As ManagedProcess; and an engine that was given a key has been seen to refuse a stranger."""
+        seconds = super().wait_ready(timeout_s, sleep=sleep)
+        if self.spec.api_key is not None and self.spec.node_rank == 0:
+            code = status(f"{self.url}/model_info", timeout_s=timeout_s)
+            assert code == HTTPStatus.UNAUTHORIZED, f"{self.name} answers {code} to a request without its key"
+        return seconds
 
 
 def engine_command(spec: EngineSpec) -> list[str]:
@@ -142,6 +164,9 @@ def engine_command(spec: EngineSpec) -> list[str]:
     }
     if silent := missing_fields(_read_config(spec.model_dir)):
         arguments["json-model-override-args"] = json.dumps(silent)
+    if spec.num_nodes > 1:
+        assert spec.init_address is not None, f"{spec.name}: {spec.num_nodes} nodes without an address to meet at"
+        arguments |= {"nnodes": spec.num_nodes, "node-rank": spec.node_rank, "dist-init-addr": spec.init_address}
     switches = ["skip-server-warmup", "sleep-on-idle"]
     if spec.tokenizer_dir is None:
         switches.append("skip-tokenizer-init")
@@ -177,6 +202,9 @@ def engine_environment(spec: EngineSpec) -> dict[str, str]:
     """The whole environment of the engine: ours, inherited (MILES_RUN_TOKEN with it), and what the device needs."""
     env = dict(os.environ) | {ENGINE_VARIABLE: spec.device_kind, "TOKENIZERS_PARALLELISM": "false"}
     env["SPT_NOENV"] = "1"  # else SGLang's process titles overwrite /proc/PID/environ, by which a run finds its own processes
+    env["SGLANG_HOST_IP"] = spec.host  # else SGLang asks the first interface, or the route to a public address
+    if spec.api_key is not None:
+        env[KEY_VARIABLE] = spec.api_key
     if spec.return_routed_experts:
         env[ROUTING_VARIABLE] = "1"
     if spec.device_kind == "cpu":
@@ -239,6 +267,8 @@ class RouterSpec:
     metrics_port: int
     log_path: Path
     host: str = "127.0.0.1"
+    api_key: str | None = field(default=None, repr=False)
+    """Asked of whoever comes, and shown to the engines."""
     policy: str = "cache_aware"
     max_concurrent_requests: int = 4096
     request_timeout_s: int = 3600
@@ -273,4 +303,10 @@ class RouterServer(ManagedProcess):
         }
         command += ["--disable-retries", "--disable-circuit-breaker"]  # a failure is ours to name, at once
         command += [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
-        super().__init__(name="router", command=command, env=dict(os.environ), log_path=spec.log_path, url=spec.url)
+        super().__init__(name="router", command=command, env=_router_environment(spec), log_path=spec.log_path, url=spec.url)
+
+
+def _router_environment(spec: RouterSpec) -> dict[str, str]:
+    """Ours without proxies, which the router would send questions and key through."""
+    env = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    return env if spec.api_key is None else env | {KEY_VARIABLE: spec.api_key}

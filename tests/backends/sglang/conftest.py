@@ -15,9 +15,13 @@ from milescli.backends.sglang.http import EngineHandle
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.server import EngineServer, EngineSpec, RouterServer, RouterSpec
 from milescli.backends.transformers.logits import declare_torchvision_operators
+from milescli.weights.base import EngineAddress
 
 VOCAB = 300
 EOS = 1
+HOST = "127.0.0.2"
+"""Where engines listen: another loopback address than the usual, so that what listens where it was not told to is seen."""
+KEY = "key-of-this-test"
 
 
 def import_transformers():
@@ -77,13 +81,25 @@ class Service:
     model: torch.nn.Module
     """The same weights in transformers."""
 
+    @property
+    def handle(self) -> EngineHandle:
+        """As a fleet knows the engine."""
+        spec = self.engine.spec
+        return EngineHandle(name=spec.name, url=spec.url, api_key=spec.api_key, log_path=spec.log_path)
+
+    @property
+    def address(self) -> EngineAddress:
+        """As a trainer knows the engine."""
+        spec = self.engine.spec
+        return EngineAddress(url=spec.url, tp=spec.tp, sharing_ranks=[0] * spec.tp, api_key=spec.api_key)
+
     def run(self, test: Callable[[SglangFleet], Awaitable[object]], **options: object):
         """Run one coroutine with a fleet of its own."""
 
         async def with_fleet():
             fleet = SglangFleet(
                 router_url=self.router.url,
-                engines=[EngineHandle(name="engine 0", url=self.engine.url, log_path=self.engine.log_path)],
+                engines=[self.handle],
                 answer_timeout_s=60,
                 order_timeout_s=30,
                 **options,
@@ -98,22 +114,26 @@ class Service:
 
 def start_service(folder: Path, model: torch.nn.Module, **options: object) -> Service:
     """Engine and router on that folder; both stopped where one does not start."""
-    engine_port, router_port, metrics_port = free_ports(3)
+    router_port, metrics_port = free_ports(2)
     spec = EngineSpec(
         model_dir=folder,
         tokenizer_dir=folder,
         device_kind="cpu",
         precision="fp32",
-        port=engine_port,
+        host=HOST,
+        port=free_ports(1, host=HOST)[0],
         log_path=folder / "engine.log",
         max_total_tokens=65_536,
         context_length=1024,
+        api_key=KEY,
+        extra_env={"GLOO_SOCKET_IFNAME": "lo"},
         **options,
     )
     engine = EngineServer(spec)
-    router = RouterServer(
-        RouterSpec(worker_urls=(engine.url,), port=router_port, metrics_port=metrics_port, log_path=folder / "router.log")
+    door = RouterSpec(
+        worker_urls=(engine.url,), port=router_port, metrics_port=metrics_port, log_path=folder / "router.log", api_key=KEY
     )
+    router = RouterServer(door)
     try:
         engine.start()
         engine.wait_ready(180)

@@ -35,7 +35,7 @@ def one_rank_trainer():
 @pytest.fixture(params=["tensor", "distributed"])
 def channel(request, service):
     made = TensorChannel(timeout_s=60) if request.param == "tensor" else DistributedChannel(backend="gloo", timeout_s=60)
-    made.open([EngineAddress(url=service.engine.url, tp=1, sharing_ranks=[0])])
+    made.open([service.address])
     yield made
     made.close()
 
@@ -106,7 +106,7 @@ def test_verify_names_a_weight_that_was_not_sent(service, channel):
 def test_no_shared_memory_is_left_after_sending(service):
     before = shared_memory()
     channel = TensorChannel(timeout_s=60)
-    channel.open([EngineAddress(url=service.engine.url, tp=1, sharing_ranks=[0])])
+    channel.open([service.address])
     channel.send(weights(service.model), 1)
     channel.close()
     bound = time.monotonic() + 10

@@ -12,7 +12,6 @@ import torch
 from milescli.backends.sglang.channels import TensorChannel
 from milescli.core.errors import MismatchError
 from milescli.rollout.base import GenerateRequest
-from milescli.weights.base import EngineAddress
 from tests.backends.sglang.conftest import VOCAB, Service, import_transformers, start_service, write_tokenizer
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -102,7 +101,7 @@ def test_the_record_of_a_paused_answer_covers_every_token_once(moe):
 
 def test_expert_weights_arrive_and_are_verified_with_the_padding_that_sglang_adds(moe):
     channel = TensorChannel(timeout_s=60)
-    channel.open([EngineAddress(url=moe.engine.url, tp=1, sharing_ranks=[0])])
+    channel.open([moe.address])
     named = expert_by_expert(moe.model.state_dict())
     channel.send(iter([named]), 1)
     channel.verify(iter([named]))

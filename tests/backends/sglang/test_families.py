@@ -86,6 +86,10 @@ class Engine:
             extra_args=("--chunked-prefill-size", "8"),
         )
 
+    @property
+    def address(self) -> EngineAddress:
+        return EngineAddress(url=self.spec.url, tp=1, sharing_ranks=[0])
+
     def answers(self, temperature: float) -> list[dict]:
         """To all prompts at once."""
         with ThreadPoolExecutor(len(PROMPTS)) as threads:
@@ -94,7 +98,7 @@ class Engine:
     def _answer(self, prompt: list[int], temperature: float) -> dict:
         sampling = {"max_new_tokens": TOKENS, "temperature": temperature, "ignore_eos": True, "sampling_seed": 7}
         question = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-        meta = json.loads(post(self.spec.url, "/generate", question, timeout_s=60))["meta_info"]
+        meta = json.loads(post(self.address, "/generate", question, timeout_s=60))["meta_info"]
         given, made = meta["input_token_logprobs"], meta["output_token_logprobs"]
         tokens = [*prompt, *(entry[1] for entry in made)]
         experts = None
@@ -106,7 +110,7 @@ class Engine:
     def send(self, folder: Path) -> None:
         """As a trainer does, and verify that every parameter arrived. MTP layers are not sent."""
         channel = TensorChannel(timeout_s=60)
-        channel.open([EngineAddress(url=self.spec.url, tp=1, sharing_ranks=[0])])
+        channel.open([self.address])
         named = [pair for path in sorted(folder.glob("*.safetensors")) for pair in load_file(path).items()]
         mtp = f"model.layers.{self.facts.num_layers}."
         kept = [(name, tensor) for name, tensor in named if not name.startswith(mtp)]

@@ -1,0 +1,84 @@
+"""Who may talk to an engine and its router, from where, and who gets to see the key."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+import psutil
+import pytest
+
+from milescli.backends.sglang.key import bearer
+from milescli.backends.sglang.server import EngineServer
+from tests.backends.sglang.conftest import HOST, KEY
+from tests.backends.sglang.test_server import spec
+
+OPEN = ("/health", "/ready", "/metrics")
+DANGEROUS = {"/update_weights_from_tensor", "/init_weights_update_group", "/release_memory_occupation", "/pause_generation"}
+
+
+def ask(url: str, *, key: str | None, method: str = "GET") -> tuple[int, str]:
+    request = urllib.request.Request(url, method=method, headers=bearer(key))
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def family(pid: int) -> list[psutil.Process]:
+    leader = psutil.Process(pid)
+    return [leader, *leader.children(recursive=True)]
+
+
+def listening_addresses(pid: int) -> set[str]:
+    pids = {process.pid for process in family(pid)}
+    sockets = [each for each in psutil.net_connections(kind="inet") if each.pid in pids]
+    return {each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("key", [None, "another-key"])
+def test_every_endpoint_of_an_engine_but_its_health_refuses_a_stranger(service, key):
+    paths = json.loads(ask(f"{service.engine.url}/openapi.json", key=KEY)[1])["paths"]
+    asked = {(method.upper(), path) for path, methods in paths.items() for method in methods if not path.startswith(OPEN)}
+    assert {path for _, path in asked} >= DANGEROUS
+    let_in = {
+        (method, path): code
+        for method, path in asked
+        if (code := ask(f"{service.engine.url}{path}", key=key, method=method)[0]) != 401
+    }
+    assert let_in == {}
+    assert ask(f"{service.engine.url}/health", key=None)[0] == 200
+
+
+@pytest.mark.engine
+def test_the_router_refuses_a_stranger_too(service):
+    assert ask(f"{service.router.url}/workers", key=None)[0] == 401
+    assert ask(f"{service.router.url}/generate", key="another-key", method="POST")[0] == 401
+    assert ask(f"{service.router.url}/workers", key=KEY)[0] == 200
+
+
+@pytest.mark.engine
+def test_the_key_is_in_no_argument_no_log_and_no_answer(service):
+    log = service.engine.log_path.read_text()
+    assert "server_args=" in log, "SGLang's arguments are no longer in its log: nothing was looked through"
+    ours = family(service.engine.pid) + family(service.router.pid)
+    seen = [log, service.router.log_path.read_text(), *(" ".join(process.cmdline()) for process in ours)]
+    seen.append(ask(f"{service.engine.url}/server_info", key=KEY)[1])
+    seen += [repr(each) for each in (service.engine.spec, service.router.spec, service.handle, service.address)]
+    assert [text for text in seen if KEY in text] == []
+
+
+@pytest.mark.engine
+def test_every_socket_listens_on_the_given_address_alone(service):
+    of_gloo = "127.0.0.1"  # it knows interfaces only, and takes the first address of the one that it is told
+    assert listening_addresses(service.engine.pid) == {HOST, of_gloo}
+    assert listening_addresses(service.router.pid) == {service.router.spec.host}
+
+
+def test_an_engine_beyond_loopback_needs_a_key(tmp_path):
+    with pytest.raises(AssertionError, match=r"10\.1\.2\.3 without a key"):
+        EngineServer(spec(tmp_path, host="10.1.2.3"))
+    EngineServer(spec(tmp_path, host="10.1.2.3", api_key=KEY))
