@@ -3,14 +3,17 @@ Pure; called by `make`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from milescli.core.units import format_bytes
 from milescli.plan import reasons
-from milescli.plan.activations import FILL, IMBALANCE, worst_imbalance
+from milescli.plan.activations import FILL, worst_imbalance
 from milescli.plan.devices import spec_of
+from milescli.plan.links import LINK_SHARE
 from milescli.plan.memory import ENGINE_CONTEXT, ENGINE_GRAPHS, TRAINER_CONTEXT
 from milescli.plan.on_devices import Answer
 from milescli.plan.search import publishing_bytes
-from milescli.plan.time import DECODE_SHARE, EXPERT_SHARE, LINK_SHARE, MEAN_SHARE, PREFILL_SHARE, TRAIN_SHARE
+from milescli.plan.time import DECODE_SHARE, EXPERT_SHARE, MEAN_SHARE, PREFILL_SHARE, TRAIN_SHARE
 from milescli.plan.types import Forecast, Part
 from milescli.platform.machine import Machine
 
@@ -20,7 +23,7 @@ def forecast(answer: Answer, machine: Machine, *, steps: int, num_devices: int) 
     question, trainer, engines = answer.question, answer.trainer, answer.engines
     device, known = spec_of(machine)
     step_s = answer.step_s
-    parts = ("compute", "bubble", "tensor", "experts", "data", "optimizer")
+    parts = ("compute", "bubble", "stages", "tensor", "experts", "data", "optimizer")
     return Forecast(
         device=device.name if known else f"{machine.nodes[0].devices[0].name} (taken for {device.name})",
         memory_bytes=question.memory_bytes,
@@ -77,7 +80,7 @@ def _margin(answer: Answer, parts: list[Part]) -> Part:
 
 
 def _assumptions(answer: Answer, *, source: str) -> list[str]:
-    question, layout = answer.question, answer.trainer.layout
+    question = answer.question
     told = [
         f"prompts and answers are {MEAN_SHARE:.0%} of the longest that the recipe allows, on average",
         f"of the data sheet, training reaches {TRAIN_SHARE:.0%} of FLOP/s ({EXPERT_SHARE:.0%} in experts), prefill {PREFILL_SHARE:.0%}, "
@@ -86,9 +89,20 @@ def _assumptions(answer: Answer, *, source: str) -> list[str]:
         f"attention computes {FILL:.2f} positions for each real one",
     ]
     if question.facts.num_experts:
-        worst = worst_imbalance(question.facts, layout)
-        told.append(
-            f"the busiest expert rank gets {IMBALANCE} times its even share of tokens; if one rank got all that it can, {worst:.1f} times "
-            f"(nothing is dropped), and activations would be larger than the {format_bytes(answer.trainer.needs.activations)} told here"
-        )
+        told.append(_imbalance(answer))
     return told
+
+
+def _imbalance(answer: Answer) -> str:
+    """Nothing is dropped: how many tokens an expert rank gets is up to the router."""
+    question, trainer = answer.question, answer.trainer
+    planned, worst = question.wish.packing.imbalance, worst_imbalance(question.facts, trainer.layout)
+    told = f"memory is for {planned:g} times its even share of tokens at the busiest expert rank (train.expert_imbalance)"
+    if worst <= planned:
+        return f"{told}; it cannot get more than {worst:.1f} times"
+    count = question.time.num_microbatches(trainer.layout, question.work, trainer.cap)
+    packing = replace(question.wish.packing, imbalance=worst)
+    wish = replace(question.wish, row_tokens=trainer.cap, num_microbatches=count, packing=packing)
+    total = question.memory.worst_stage(trainer.layout, wish).total
+    ends = "would fit all the same" if total <= question.trainer_budget else "would not fit"
+    return f"{told}; at worst it gets {worst:.1f} times, since nothing is dropped: {format_bytes(total)} in all, which {ends}"

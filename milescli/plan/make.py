@@ -3,47 +3,133 @@ no I/O."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from milescli.core.errors import FitError
+from milescli.core.units import format_duration
 from milescli.models.facts import ModelFacts
 from milescli.plan.decisions import Log
 from milescli.plan.forecast import forecast
 from milescli.plan.on_cpu import DEFAULT_CAP, engines_on_cpu, trainer_on_cpu
 from milescli.plan.on_devices import Answer, engine_context, plan_devices
+from milescli.plan.remedies import with_remedies
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
 
 def make_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
-    """The plan of this recipe on this machine. Raises FitError with the equation where a pin is illegal or does not fit."""
+    """The plan of this recipe on this machine. Raises FitError with the equation where a pin is illegal or does not fit, and with fixes that were
+    tried."""
+
+    def plans(other: Recipe) -> Plan:
+        return _planned(other, machine, facts)
+
+    try:
+        return plans(recipe)
+    except FitError as error:
+        raise with_remedies(error, recipe, machine, plans) from None
+
+
+def _planned(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
+    """`engines.placement: auto` takes the other placement where the first does not fit."""
     log = Log()
     devices_per_node = _devices_per_node(recipe, machine, log)
-    num_devices = devices_per_node * recipe.machine.nodes if devices_per_node else None
-    colocated = _placement(recipe, num_devices, log)
-    precision = _precision(recipe, machine, log)
-    answer: Answer | None = None
-    if num_devices is None:
-        trainer, engines = trainer_on_cpu(recipe, facts, log), engines_on_cpu(recipe, facts, log)
-        cap = recipe.train.max_tokens_per_microbatch or DEFAULT_CAP
-    else:
-        size = {"bf16": 2, "fp32": 4}[precision]
-        answer = plan_devices(
-            recipe, machine, facts, devices_per_node=devices_per_node, colocated=colocated, size=size, log=log
-        )
-        trainer, engines = answer.trainer.layout, engine_context(recipe, facts, answer).layout
-        cap = answer.trainer.cap
-    slots = _slots(trainer, engines, colocated, devices_per_node)
-    if num_devices is not None and len(slots) > num_devices:
+    num_devices = devices_per_node * recipe.machine.nodes
+    site = _Site(recipe=recipe, machine=machine, facts=facts, devices_per_node=devices_per_node)
+    if num_devices == 0:
+        return _on_cpu(site, log)
+    colocated, reason = _placement(recipe, num_devices)
+    try:
+        return _on_devices(site, log, colocated=colocated, reason=reason)
+    except FitError as error:
+        if recipe.engines.placement != "auto" or num_devices == 1:
+            raise
+        told = f"{'sharing devices' if colocated else 'devices of their own'} would not do: {error.what}"
+        try:
+            return _on_devices(site, Log(decisions=log.decisions[:1]), colocated=not colocated, reason=told)
+        except FitError:
+            raise error from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Site:
+    """What is planned, and on what."""
+
+    recipe: Recipe
+    machine: Machine
+    facts: ModelFacts
+    devices_per_node: int
+    """0: the CPU."""
+
+
+def _on_cpu(site: _Site, log: Log) -> Plan:
+    recipe = site.recipe
+    colocated, reason = _placement(recipe, None)
+    log.note("placement", "colocated" if colocated else "split", reason)
+    precision = _precision(recipe, site.machine, log)
+    trainer, engines = trainer_on_cpu(recipe, site.facts, log), engines_on_cpu(recipe, site.facts, log)
+    cap = recipe.train.max_tokens_per_microbatch or DEFAULT_CAP
+    return _assembled(
+        site, log, trainer=trainer, engines=engines, colocated=colocated, cap=cap, precision=precision, answer=None
+    )
+
+
+def _on_devices(site: _Site, log: Log, *, colocated: bool, reason: str) -> Plan:
+    recipe = site.recipe
+    precision = _precision(recipe, site.machine, placed := Log())
+    answer = plan_devices(
+        recipe,
+        site.machine,
+        site.facts,
+        devices_per_node=site.devices_per_node,
+        colocated=colocated,
+        size={"bf16": 2, "fp32": 4}[precision],
+        log=placed,
+    )
+    turns = (
+        f"; rollout {format_duration(answer.engines.seconds.total)}, training {format_duration(answer.trainer.seconds.total)}"
+    )
+    log.note("placement", "colocated" if colocated else "split", reason + turns)
+    log.decisions += placed.decisions
+    return _assembled(
+        site,
+        log,
+        trainer=answer.trainer.layout,
+        engines=engine_context(recipe, site.facts, answer).layout,
+        colocated=colocated,
+        cap=answer.trainer.cap,
+        precision=precision,
+        answer=answer,
+    )
+
+
+def _assembled(
+    site: _Site,
+    log: Log,
+    *,
+    trainer: TrainerLayout,
+    engines: EngineLayout,
+    colocated: bool,
+    cap: int,
+    precision: Literal["bf16", "fp32"],
+    answer: Answer | None,
+) -> Plan:
+    recipe, machine = site.recipe, site.machine
+    slots = _slots(trainer, engines, colocated, site.devices_per_node)
+    num_devices = site.devices_per_node * recipe.machine.nodes
+    if num_devices and len(slots) > num_devices:
         raise FitError(
             f"the plan needs {len(slots)} devices and there are {num_devices}",
             why=f"trainer {trainer.world_size} + engines {engines.num} x {engines.tp}{' on the same devices' if colocated else ''}",
-            fix=["--set engines.placement=colocated", f"--gpus {-(-len(slots) // recipe.machine.nodes)}"],
+            fix=["--set engines.placement=colocated", f"--nodes {-(-len(slots) // site.devices_per_node)}"],
         )
+    if num_devices:
+        _note_idle(slots, num_devices, recipe, log)
     return Plan(
-        device_kind=machine.kind if devices_per_node else "cpu",
-        collective="nccl" if devices_per_node else "gloo",
+        device_kind=machine.kind if num_devices else "cpu",
+        collective="nccl" if num_devices else "gloo",
         precision=precision,
         trainer=trainer,
         engines=engines,
@@ -59,6 +145,21 @@ def make_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
         decisions=log.decisions,
         forecast=forecast(answer, machine, steps=recipe.train.steps, num_devices=len(slots)) if answer else None,
     )
+
+
+def _note_idle(slots: list[Slot], num_devices: int, recipe: Recipe, log: Log) -> None:
+    """Devices on which nobody lives are told, and why."""
+    used = sum(slot.trainer_rank is not None or slot.engine is not None for slot in slots)
+    if used == num_devices:
+        return
+    pins = [
+        f"{room}.{key}"
+        for room, keys in (("parallel", ("tp", "pp", "cp", "dp")), ("engines", ("tp", "num")))
+        for key in keys
+        if getattr(getattr(recipe, room), key) is not None
+    ]
+    why = f"pinned: {', '.join(pins)}" if pins else "no legal layout of trainer and engines takes them all, or none that fits"
+    log.note("idle devices", num_devices - used, why)
 
 
 def _devices_per_node(recipe: Recipe, machine: Machine, log: Log) -> int:
@@ -81,22 +182,22 @@ def _devices_per_node(recipe: Recipe, machine: Machine, log: Log) -> int:
     return wanted
 
 
-def _placement(recipe: Recipe, num_devices: int | None, log: Log) -> bool:
+def _placement(recipe: Recipe, num_devices: int | None) -> tuple[bool, str]:
+    """(colocated, why)"""
     wanted, staleness = recipe.engines.placement, recipe.rollout.max_staleness
     if wanted != "auto":
-        log.note("placement", wanted, "pinned by `engines.placement`")
-        return wanted == "colocated"
+        return wanted == "colocated", "pinned by `engines.placement`"
     if staleness > 0 and (num_devices is None or num_devices > 1):
-        log.note("placement", "split", f"max_staleness {staleness}: rollout runs while the trainer works")
-        return False
-    log.note("placement", "colocated", "strictly on-policy steps take turns, so each gets all devices")
-    return True
+        return False, f"max_staleness {staleness}: rollout runs while the trainer works"
+    return True, "strictly on-policy steps take turns, so each gets all devices"
 
 
 def _slots(trainer: TrainerLayout, engines: EngineLayout, colocated: bool, devices_per_node: int) -> list[Slot]:
-    """Slot i: trainer rank i; engine ranks on the same slots (colocated) or behind the trainer's (split)."""
+    """Slot i: trainer rank i; engine ranks on the same slots (colocated) or behind the trainer's (split), where an engine can begin without
+    lying across two nodes."""
     ranks, shards = trainer.world_size, engines.num * engines.tp
-    offset = 0 if colocated else ranks
+    unit = min(engines.tp, devices_per_node) if devices_per_node else 1
+    offset = 0 if colocated else -(-ranks // unit) * unit
     slots = []
     for index in range(max(ranks, offset + shards)):
         shard = index - offset

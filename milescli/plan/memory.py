@@ -27,6 +27,10 @@ FRAGMENTS = 0.04
 """Part of a device's memory that the allocator cannot use, or that is left as a margin. An estimate."""
 PREFILL_TOKENS = 8192
 """SGLang prefills so many tokens at once, at most (its own default on devices of 80 GB)."""
+STATE_SHARE = 0.9 / 1.9
+"""Of an engine's cache that SGLang sets aside for recurrent states, where a model has them (`--mamba-full-memory-ratio` 0.9)."""
+STATES_PER_REQUEST = 3
+"""Recurrent states that SGLang reckons for each running request: its own, and those that its prefix cache keeps."""
 _PAD = 128
 """Megatron pads flat memory to a multiple of this and of the ranks that share it."""
 
@@ -191,15 +195,33 @@ class MemoryModel:
     def cache_bytes(self, layout: EngineLayout, *, size: int, tokens: int, sequences: int) -> int:
         """What one rank keeps of `sequences` sequences with `tokens` tokens together, all within the rank's group of requests. Heads are cut
         by tp / attention_dp, as far as there are heads; the latent of MLA is held by every rank of a group."""
-        facts = self.table.facts
-        if self._cache is None:
-            self._cache = cache_cost(facts)
-        cost, scale = self._cache, size / 2
+        facts, cost, scale = self.table.facts, self.cache_cost, size / 2
         cut = layout.tp // layout.attention_dp
         heads = 1 if facts.mla else min(cut, facts.num_kv_heads)
         states = min(cut, max(1, facts.gated_delta.num_value_heads if facts.gated_delta else cut))
         per_token = cost.bytes_per_token + cost.window_bytes_per_token
         return int(scale * tokens * per_token / heads + sequences * cost.state_bytes / states)
+
+    @property
+    def cache_cost(self) -> CacheCost:
+        """Of one sequence, uncut."""
+        if self._cache is None:
+            self._cache = cache_cost(self.table.facts)
+        return self._cache
+
+    def cache_room(self, layout: EngineLayout, *, cache_bytes: int, size: int, tokens: int) -> float:
+        """Requests of `tokens` tokens each that an engine holds at once in `cache_bytes` of each of its ranks."""
+        states = self.cache_bytes(layout, size=size, tokens=0, sequences=STATES_PER_REQUEST)
+        each = self.cache_bytes(layout, size=size, tokens=tokens, sequences=0)
+        share = STATE_SHARE if states else 0.0
+        room = (1 - share) * cache_bytes / max(each, 1)
+        return layout.attention_dp * (min(room, share * cache_bytes / states) if states else room)
+
+    def cache_tokens(self, layout: EngineLayout, *, cache_bytes: int, size: int) -> int:
+        """Tokens whose keys and values an engine holds in `cache_bytes` of each of its ranks."""
+        each = self.cache_bytes(layout, size=size, tokens=1 << 20, sequences=0)
+        share = 1 - STATE_SHARE if self.cache_cost.state_bytes else 1.0
+        return int(share * cache_bytes / max(each, 1) * (1 << 20)) * layout.attention_dp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

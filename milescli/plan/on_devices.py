@@ -13,6 +13,7 @@ from milescli.core.units import GIB
 from milescli.models.base import WeightTable
 from milescli.models.facts import ModelFacts
 from milescli.plan import reasons
+from milescli.plan.activations import Packing
 from milescli.plan.decisions import Log
 from milescli.plan.devices import spec_of
 from milescli.plan.legal import Fault, cp_faults, engine_faults, expert_faults, faults, stage_faults, tp_faults
@@ -24,6 +25,7 @@ from milescli.plan.search import (
     Question,
     TrainerChoice,
     TrainerSearch,
+    alike_s,
     publishing_bytes,
     search_engines,
     search_trainer,
@@ -76,7 +78,8 @@ def plan_devices(
     num_devices = devices_per_node * recipe.machine.nodes
     _check_pins(recipe, facts, num_devices)
     answer = _best(question, machine, num_devices, overlap=recipe.rollout.max_staleness > 0, recipe=recipe)
-    reasons.explain(answer.question, answer.trainer, answer.searched, recipe=recipe, log=log)
+    beside = 0.0 if answer.overlap else answer.engines.seconds.total
+    reasons.explain(answer.question, answer.trainer, answer.searched, beside=beside, recipe=recipe, log=log)
     reasons.explain_engines(answer.question, answer.engines, answer.fleets, recipe=recipe, log=log)
     return answer
 
@@ -110,6 +113,7 @@ def ask(recipe: Recipe, machine: Machine, table: WeightTable, *, devices_per_nod
             keeps_reference=bool(train.kl_coef),
             sleeps=colocated,
             bucket_bytes=bucket,
+            packing=Packing(imbalance=train.expert_imbalance),
         ),
         memory_bytes=memory_bytes,
         devices_per_node=devices_per_node,
@@ -225,7 +229,7 @@ def _join(
     """The best pair that fits together, or None. Of each, those about as fast as the fastest are taken for alike: estimates are not better."""
     found: list[Answer] = []
     host = 0.9 * machine.nodes[0].memory_bytes
-    for engines in _alike(fleets[:_MANY]):
+    for engines in alike(fleets[:_MANY]):
         trainers = [
             trainer
             for trainer in searched.fitting
@@ -234,7 +238,8 @@ def _join(
         ]
         if not trainers:
             continue
-        trainer = min(_alike(trainers), key=lambda choice: (choice.cuts, choice.rank))
+        beside = 0.0 if overlap else engines.seconds.total
+        trainer = min(alike(trainers, beside=beside), key=lambda choice: (choice.cuts, choice.rank))
         found.append(
             Answer(
                 question=question,
@@ -243,19 +248,26 @@ def _join(
                 searched=searched,
                 fleets=fleets,
                 trainer_devices=ranks,
-                sync_s=question.time.sync(trainer.layout, question.work, colocated=question.colocated),
+                sync_s=question.time.sync(
+                    trainer.layout,
+                    question.work,
+                    num_receivers=None if question.colocated else engines.layout.num * engines.layout.tp,
+                ),
                 turn_s=question.time.turns(trainer.needs.weights + trainer.needs.optimizer) if question.colocated else 0.0,
                 overlap=overlap and not question.colocated,
             )
         )
-    if not found and len(_alike(fleets[:_MANY])) < len(fleets):
-        return _join(question, machine, searched, fleets[len(_alike(fleets[:_MANY])) :], ranks=ranks, overlap=overlap)
+    if not found and len(alike(fleets[:_MANY])) < len(fleets):
+        return _join(question, machine, searched, fleets[len(alike(fleets[:_MANY])) :], ranks=ranks, overlap=overlap)
     return _simplest(found) if found else None
 
 
-def _alike(choices: list[_Choice]) -> list[_Choice]:
-    """Those within a factor of the first, which is the fastest."""
-    return [each for each in choices if each.seconds.total <= ALIKE * choices[0].seconds.total]
+def alike(choices: list[_Choice], *, beside: float = 0.0) -> list[_Choice]:
+    """Those about as fast as the first, which is the fastest; `beside`: seconds of a step that pass meanwhile or otherwise."""
+    if not choices:
+        return []
+    most = alike_s(choices[0].seconds.total, beside=beside)
+    return [each for each in choices if each.seconds.total <= most]
 
 
 def engine_context(recipe: Recipe, facts: ModelFacts, answer: Answer) -> EngineChoice:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from milescli.core.errors import FitError
 from milescli.core.units import GIB, format_bytes, format_duration
 from milescli.plan.decisions import Log
 from milescli.plan.memory import ENGINE_CONTEXT, ENGINE_GRAPHS, FRAGMENTS
-from milescli.plan.search import ALIKE, EngineChoice, Question, TrainerChoice, TrainerSearch, search_engines, search_trainer
+from milescli.plan.search import EngineChoice, Question, TrainerChoice, TrainerSearch, alike_s
 from milescli.plan.types import Alternative, TrainerLayout
 from milescli.platform.machine import Machine
-from milescli.recipe.schema import Engines, Parallel, Recipe
+from milescli.recipe.schema import Parallel, Recipe
 
 _AXES = ("tp", "pp", "cp", "ep", "etp")
-_MOST_NODES = 64
-"""Nodes up to which a refusal looks for what would fit."""
 
 
 def summary(layout: TrainerLayout) -> str:
@@ -31,14 +27,16 @@ def summary(layout: TrainerLayout) -> str:
     return text + (", optimizer on the host" if layout.offload_optimizer else "")
 
 
-def explain(question: Question, chosen: TrainerChoice, searched: TrainerSearch, *, recipe: Recipe, log: Log) -> None:
-    """One decision per dimension of the trainer."""
+def explain(
+    question: Question, chosen: TrainerChoice, searched: TrainerSearch, *, beside: float, recipe: Recipe, log: Log
+) -> None:
+    """One decision per dimension of the trainer. `beside`: seconds of a step that pass otherwise."""
     layout, pins = chosen.layout, recipe.parallel
     for axis in _AXES:
         if axis in ("ep", "etp") and not question.facts.num_experts:
             continue
         pinned = getattr(pins, axis) is not None
-        reason = f"pinned by `parallel.{axis}`" if pinned else _against(axis, chosen, searched)
+        reason = f"pinned by `parallel.{axis}`" if pinned else _against(axis, chosen, searched, beside=beside)
         log.note(f"trainer.{axis}", getattr(layout, axis), reason)
     parts = layout.tp * layout.pp * layout.cp
     log.note(
@@ -55,7 +53,7 @@ def explain(question: Question, chosen: TrainerChoice, searched: TrainerSearch, 
     _explain_memory(question, chosen, recipe, log)
 
 
-def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch) -> str:
+def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch, *, beside: float) -> str:
     """The best layout with another value, and how much longer it takes."""
     own = getattr(chosen.layout, axis)
     others: dict[int, TrainerChoice] = {}
@@ -63,14 +61,15 @@ def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch) -> str:
         others.setdefault(getattr(choice.layout, axis), choice)
     others.pop(own, None)
     if not others:
-        return "no other value is legal and fits"
+        return f"no other value is legal and fits, of {searched.num_weighed} layouts that were weighed"
     best = min(others.values(), key=lambda choice: choice.rank)
     value, seconds, mine = getattr(best.layout, axis), best.seconds.total, chosen.seconds.total
-    if seconds * ALIKE < mine:
+    if mine > alike_s(seconds, beside=beside):
         return f"{axis} {value} would train in {_s(seconds)} instead of {_s(mine)}, and not fit beside the engines"
-    if seconds <= mine * ALIKE:
-        return f"trains in {_s(mine)}; the best layout with {axis} {value} takes {_s(seconds)}: too alike to tell, and this layout is the simpler one"
-    return f"trains in {_s(mine)}; the best layout with {axis} {value} takes {_s(seconds)}"
+    told = f"trains in {_s(mine)}; the best layout with {axis} {value} takes {_s(seconds)}"
+    if seconds > alike_s(mine, beside=beside) or chosen.cuts > best.cuts:
+        return told
+    return f"{told}: too alike to tell, of a step of {_s(mine + beside)}, and this layout is the simpler one"
 
 
 def _explain_memory(question: Question, chosen: TrainerChoice, recipe: Recipe, log: Log) -> None:
@@ -103,6 +102,9 @@ def explain_engines(question: Question, chosen: EngineChoice, fleets: list[Engin
         why = "no other size holds the model"
     else:
         why = f"answers in {_s(chosen.seconds.total)}; engines of tp {other.layout.tp} take {_s(other.seconds.total)}"
+        if other.seconds.total < chosen.seconds.total:
+            room = "of which some would wait for cache" if other.crowded > chosen.crowded else "which are cut more"
+            why += f": too alike to tell, {room}" if other.cuts > chosen.cuts else ", and do not fit beside the trainer"
     log.note("engines.tp", layout.tp, why)
     if layout.ep > 1 or pins.ep:
         log.note("engines.ep", layout.ep, "pinned by `engines.ep`" if pins.ep else "whole experts, shared out over the engine")
@@ -111,7 +113,9 @@ def explain_engines(question: Question, chosen: EngineChoice, fleets: list[Engin
         log.note("engines.attention_dp", layout.attention_dp, why)
     room = layout.num * layout.tp
     log.note("engines.num", layout.num, "pinned by `engines.num`" if pins.num else f"{room} devices / tp {layout.tp}")
-    many = f"{question.work.num_samples} samples a step over {layout.num} engine{'s'[: layout.num > 1]}, at most 512"
+    many = f"{question.work.num_samples} samples a step over {layout.num} engine{'s'[: layout.num > 1]}"
+    if layout.attention_dp > 1:
+        many += f", {layout.max_running_requests // layout.attention_dp} for each of {layout.attention_dp} groups"
     log.note("engines.max_running_requests", layout.max_running_requests, "pinned" if pins.max_running_requests else many)
     why = "pinned by `engines.memory_fraction`"
     if pins.memory_fraction is None:
@@ -151,40 +155,34 @@ def refusal(
     *,
     num_ranks: int,
 ) -> FitError:
-    """Why nothing fits, with the equation of what came nearest, and what would."""
+    """Why nothing fits, with the equation of what came nearest; `remedies` finds what would."""
     where = f"{num_ranks} x {machine.nodes[0].devices[0].name}"
     work = question.work
     if not searched.num_weighed:
         why = (
-            f"no layout is legal: tp x pp x cp must divide {num_ranks}, and dp x updates_per_step must be at most "
-            f"{work.num_samples} samples (now {_pins(question.pins) or 'nothing is pinned'})"
+            f"no layout is legal: tp x pp x cp x dp must be {num_ranks}, and dp x updates_per_step at most {work.num_samples} samples "
+            f"(now {_pins(question.pins) or 'nothing is pinned'})"
         )
-        return FitError(f"recipe `{recipe.name}` has no layout on {where}", why=why, fix=_fixes(question, recipe, num_ranks))
+        return FitError(f"recipe `{recipe.name}` has no layout on {where}", why=why, fix=[])
     if not searched.fitting:
         assert searched.nearest is not None
-        return FitError(
-            f"recipe `{recipe.name}` does not fit on {where}",
-            why=f"the trainer at {summary(searched.nearest.layout)}: {equation(question, searched.nearest)}",
-            fix=_fixes(question, recipe, num_ranks),
-        )
+        why = f"the trainer at {summary(searched.nearest.layout)}: {equation(question, searched.nearest)}"
+        return FitError(f"recipe `{recipe.name}` does not fit on {where}", why=why, fix=[])
     if not fleets:
         weights = question.memory.counter.engine_total(tp=1, ep=1, attention_dp=1) * work.size
         tp = question.engine_pins.tp or num_ranks
         why = (
             f"an engine's weights are {format_bytes(weights)}; over {tp} devices, with the cache of one sequence of "
-            f"{question.longest:,} tokens, they exceed {format_bytes(question.memory_bytes)} a device"
+            f"{question.longest_served:,} tokens, they exceed {format_bytes(question.memory_bytes)} a device"
         )
-        return FitError(f"no engine holds recipe `{recipe.name}` on {where}", why=why, fix=_fixes(question, recipe, num_ranks))
-    host = searched.fitting[0].needs.host * question.devices_per_node
+        return FitError(f"no engine holds recipe `{recipe.name}` on {where}", why=why, fix=[])
+    host = searched.fitting[0].needs.host * min(question.devices_per_node, num_ranks)
     why = (
         f"{equation(question, searched.fitting[0])}; while weights are handed over, an engine's {format_bytes(fleets[0].needs.weights)} "
         f"stand beside the trainer's {format_bytes(searched.fitting[0].needs.weights)}; asleep, the trainer keeps {format_bytes(host)} of a "
         f"node's {format_bytes(machine.nodes[0].memory_bytes)} main memory"
     )
-    fixes = ["--set engines.placement=split", *_fixes(question, recipe, num_ranks)]
-    return FitError(
-        f"trainer and engines of recipe `{recipe.name}` do not fit beside each other on {where}", why=why, fix=fixes
-    )
+    return FitError(f"trainer and engines of recipe `{recipe.name}` do not fit beside each other on {where}", why=why, fix=[])
 
 
 def equation(question: Question, choice: TrainerChoice) -> str:
@@ -202,38 +200,6 @@ def equation(question: Question, choice: TrainerChoice) -> str:
 
 def _pins(pins: Parallel) -> str:
     return ", ".join(f"parallel.{name}={value}" for name, value in pins.model_dump().items() if value is not None)
-
-
-def _fixes(question: Question, recipe: Recipe, num_ranks: int) -> list[str]:
-    """Commands, each tried by the search before it is told."""
-    fixes = []
-    command = f"miles launch --recipe {recipe.name}"
-    free = replace(question, pins=Parallel(), cap=None, recompute="auto", offload=None, engine_pins=Engines())
-    if free != question and (better := _fitting(free, num_ranks)):
-        pinned = [f"parallel.{name}" for name, value in question.pins.model_dump().items() if value is not None]
-        pinned += ["train.recompute"] if question.recompute != "auto" else []
-        pinned += ["train.max_tokens_per_microbatch"] if question.cap else []
-        pinned += ["train.optimizer.offload"] if question.offload is not None else []
-        pinned += [f"engines.{name}" for name in ("tp", "num") if getattr(question.engine_pins, name) is not None]
-        if pinned:
-            told = " ".join(f"--set {name}={'auto' if name == 'train.recompute' else 'null'}" for name in pinned)
-            fixes.append(f"{told}   # then {summary(better.layout)} fits")
-    nodes = max(1, recipe.machine.nodes)
-    for more in (2, 4, 8, 16, 32):
-        if nodes * more <= _MOST_NODES and _fitting(question, num_ranks * more):
-            fixes.append(f"{command} --nodes {nodes * more}")
-            break
-    needed = -(-num_ranks // question.work.num_samples) if question.work.num_samples < num_ranks else 1
-    if needed > 1:
-        fixes.append(f"--set rollout.prompts_per_step={recipe.rollout.prompts_per_step * needed}")
-    return fixes or ["a machine with more memory: try `--dry-run --on 8xB300`", "a smaller model: --set model.path=FOLDER"]
-
-
-def _fitting(question: Question, num_ranks: int) -> TrainerChoice | None:
-    fitting = search_trainer(question, num_ranks).fitting
-    if not fitting:
-        return None
-    return fitting[0] if any(search_engines(question, num_ranks, across=across) for across in (False, True)) else None
 
 
 def _s(seconds: float) -> str:

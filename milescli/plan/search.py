@@ -24,10 +24,16 @@ from milescli.recipe.schema import Engines, Parallel
 
 MIN_CAP, MAX_CAP = 2048, 32768
 """Tokens of a microbatch on one rank, where nobody pins them."""
-MIN_CP_TOKENS = 2048
-"""Context parallelism is considered as long as each rank has so many positions of the longest sequence."""
+CP_TOKENS, LEAST_CP_TOKENS = 4096, 1024
+"""Context parallelism is considered as long as each rank has so many positions of the longest sequence; the second, where nothing else fits."""
+MOST_REQUESTS = 512
+"""That a group of an engine's devices answers at once, where nobody pins it."""
 ALIKE = 1.10
 """Layouts whose predicted times lie within this factor are not told apart: the one that is cut least is taken."""
+STEP_ALIKE = 0.03
+"""Nor are trainers that differ by less than this part of a whole step."""
+CAP_ALIKE = 1.02
+"""Larger microbatches are taken only where they are faster by more than this factor: smaller ones leave room."""
 MAX_FRACTION = 0.88
 """Of a device's memory that an engine's weights and cache take at most."""
 MAX_SHARED_FRACTION = 0.80
@@ -96,7 +102,7 @@ class TrainerChoice:
         """Ascending: what is simpler to run, and cut less."""
         own = self.layout
         uneven = own.first_stage_layers is not None or own.last_stage_layers is not None
-        return (own.offload_optimizer, own.cp, own.pp, own.tp, own.ep, own.etp, own.recompute == "full", uneven)
+        return (own.offload_optimizer, own.cp, own.pp, own.tp, own.ep * own.etp, own.etp, own.recompute == "full", uneven)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +113,8 @@ class EngineChoice:
     needs: EngineBytes
     seconds: RolloutSeconds
     cache_tokens: int
+    crowded: bool
+    """Its cache does not hold all requests that it has to answer, at their mean length: some wait."""
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -115,8 +123,8 @@ class EngineChoice:
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """Ascending: what is cut less."""
-        return (self.layout.tp, self.layout.attention_dp, self.layout.ep)
+        """Ascending: what waits less, and is cut less."""
+        return (self.crowded, self.layout.tp, self.layout.attention_dp, self.layout.ep)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,26 +141,33 @@ class TrainerSearch:
 def search_trainer(question: Question, num_ranks: int) -> TrainerSearch:
     """Every legal layout of `num_ranks` ranks."""
     found = TrainerSearch()
-    for layout in legal_layouts(question, num_ranks):
-        for choice in weigh(question, layout):
+    for shortest in (CP_TOKENS, LEAST_CP_TOKENS):
+        for layout in legal_layouts(question, num_ranks, shortest=shortest):
+            choice = weigh(question, layout)
             found.num_weighed += 1
             if choice.fits:
                 found.fitting.append(choice)
             elif found.nearest is None or choice.needs.total < found.nearest.needs.total:
                 found.nearest = choice
+        if found.fitting:
+            break
     found.fitting.sort(key=lambda choice: choice.rank)
     if question.pins.first_stage_layers is None and question.pins.last_stage_layers is None:
         _try_lighter_last_stages(question, found)
     return found
 
 
-def legal_layouts(question: Question, num_ranks: int) -> Iterator[TrainerLayout]:
-    """Tensor parallelism stays within a node; samples suffice for every data-parallel rank."""
+def legal_layouts(question: Question, num_ranks: int, *, shortest: int = CP_TOKENS) -> Iterator[TrainerLayout]:
+    """Tensor parallelism stays within a node; samples suffice for every data-parallel rank; context parallelism leaves each rank `shortest`
+    positions of the longest sequence."""
     facts, pins, work = question.facts, question.pins, question.work
-    for tp in _values(pins.tp, _divisors(num_ranks), most=question.devices_per_node):
+    within = [
+        tp for tp in _divisors(num_ranks) if question.devices_per_node % tp == 0 or num_ranks <= question.devices_per_node
+    ]
+    for tp in _values(pins.tp, within, most=question.devices_per_node):
         if pins.tp is None and next(tp_faults(facts, tp), None):
             continue
-        for cp in _values(pins.cp, _powers(num_ranks // tp), most=max(1, question.longest // MIN_CP_TOKENS)):
+        for cp in _values(pins.cp, _powers(num_ranks // tp), most=max(1, question.longest // shortest)):
             if pins.cp is None and next(cp_faults(facts, cp, tp=tp), None):
                 continue
             for pp in _values(pins.pp, _divisors(num_ranks // (tp * cp)), most=facts.num_layers):
@@ -191,8 +206,8 @@ def _expert_layouts(question: Question, *, tp: int, cp: int, pp: int, dp: int) -
                 yield layout
 
 
-def weigh(question: Question, layout: TrainerLayout) -> list[TrainerChoice]:
-    """The layout with the microbatches that fit, best first; with recomputation only where nothing else fits, with the optimizer on the host
+def weigh(question: Question, layout: TrainerLayout) -> TrainerChoice:
+    """The layout with the microbatches that suit it best; with recomputation only where nothing else fits, with the optimizer on the host
     only where that does not help either. If none fits: the smallest."""
     modes = [
         (recompute, offload)
@@ -211,9 +226,10 @@ def weigh(question: Question, layout: TrainerLayout) -> list[TrainerChoice]:
                 break
             fitting.append(choice)
         if fitting:
-            return [min(fitting, key=lambda choice: choice.rank)]
+            fastest = min(choice.seconds.total for choice in fitting)
+            return next(choice for choice in fitting if choice.seconds.total <= CAP_ALIKE * fastest)
     assert smallest is not None
-    return [smallest]
+    return smallest
 
 
 def _choice(question: Question, layout: TrainerLayout, cap: int) -> TrainerChoice:
@@ -221,7 +237,7 @@ def _choice(question: Question, layout: TrainerLayout, cap: int) -> TrainerChoic
     wish = replace(question.wish, row_tokens=cap, num_microbatches=count)
     needs = question.memory.worst_stage(layout, wish)
     fits = needs.total <= question.trainer_budget
-    nothing = TrainSeconds(compute=0, bubble=0, tensor=0, experts=0, data=0, optimizer=0)
+    nothing = TrainSeconds(compute=0, bubble=0, stages=0, tensor=0, experts=0, data=0, optimizer=0)
     seconds = question.time.train(layout, question.work, cap=cap) if fits else nothing
     return TrainerChoice(layout=layout, cap=cap, needs=needs, seconds=seconds, fits=fits)
 
@@ -269,7 +285,8 @@ def search_engines(question: Question, num_devices: int, *, across: bool) -> lis
             choice = weigh_engines(question, num=num, tp=tp, ep=ep, attention_dp=attention_dp)
             if choice is not None:
                 found.append(choice)
-    return sorted(found, key=lambda choice: choice.rank)
+    busy = [choice for choice in found if choice.layout.num <= question.work.num_samples]
+    return sorted(busy or found, key=lambda choice: choice.rank)
 
 
 def _engine_sizes(num_devices: int, devices_per_node: int, *, across: bool) -> list[int]:
@@ -280,31 +297,44 @@ def _engine_sizes(num_devices: int, devices_per_node: int, *, across: bool) -> l
 
 
 def _engine_axes(facts: ModelFacts, pins: Engines, tp: int) -> list[tuple[int, int]]:
-    """(ep, attention_dp). Latent attention has one cache for all heads, which every device of a group holds: large engines cut it by requests,
-    and share out whole experts. Other models are cut by tensor parallelism alone, unless slices of experts would not be whole."""
+    """(ep, attention_dp). Where devices outnumber what a cache can be cut into (the latent of MLA is one; else key/value heads), they would
+    hold copies of it: large engines share out requests to groups of them instead. Whole experts are shared out in large engines of MLA
+    models, and where slices of them would not be whole."""
+    caches = 1 if facts.mla else facts.num_kv_heads
+    shares_requests = facts.num_experts > 0 and not facts.mamba
     large = facts.mla is not None and facts.num_experts > 0 and tp >= 8
     whole = facts.num_experts > 0 and facts.moe_ffn_hidden_size % tp > 0
     ep = pins.ep or (tp if (large or whole) and facts.num_experts % tp == 0 else 1)
-    return sorted({(ep, pins.attention_dp or (tp if large else 1)), (pins.ep or ep, pins.attention_dp or 1)})
+    groups = [1]
+    if shares_requests and tp >= 8 and tp > caches:
+        groups += [group for group in _divisors(tp) if group > 1 and tp // group >= caches]
+    return [(ep, group) for group in ([pins.attention_dp] if pins.attention_dp else groups)]
 
 
 def weigh_engines(question: Question, *, num: int, tp: int, ep: int, attention_dp: int) -> EngineChoice | None:
     """None where weights, or the longest sequence, do not fit."""
-    pins, work = question.engine_pins, question.work
+    pins, work, memory = question.engine_pins, question.work, question.memory
     layout = EngineLayout(num=num, tp=tp, ep=ep, attention_dp=attention_dp, context_length=question.longest_served)
-    running = pins.max_running_requests or max(8, min(512, -(-work.num_samples // num)))
+    # SGLang gives each group its whole share of the requests
+    wanted = max(8, min(MOST_REQUESTS * attention_dp, -(-work.num_samples // num)))
+    running = pins.max_running_requests or -(-wanted // attention_dp) * attention_dp
     layout = replace(layout, max_running_requests=running, max_total_tokens=pins.max_total_tokens)
     fraction = pins.memory_fraction or _fraction(question, layout)
     layout = replace(layout, memory_fraction=fraction)
-    needs = question.memory.engine(layout, memory_bytes=question.memory_bytes, size=work.size, longest=question.longest_served)
-    one = question.memory.cache_bytes(layout, size=work.size, tokens=question.longest_served, sequences=1)
+    needs = memory.engine(layout, memory_bytes=question.memory_bytes, size=work.size, longest=question.longest_served)
     beside = TRAINER_CONTEXT if question.colocated else 0
-    if needs.cache < one or needs.total + beside > question.memory_bytes:
+    if needs.total + beside > question.memory_bytes:
         return None
-    many = question.memory.cache_bytes(layout, size=work.size, tokens=1 << 20, sequences=(1 << 20) // question.longest_served)
-    tokens = int(needs.cache / many * (1 << 20)) * attention_dp
-    seconds = question.time.rollout(layout, work, cache_bytes=needs.cache, longest=question.longest_served)
-    return EngineChoice(layout=layout, needs=needs, seconds=seconds, cache_tokens=tokens)
+    if memory.cache_room(layout, cache_bytes=needs.cache, size=work.size, tokens=question.longest_served) < attention_dp:
+        return None
+    room = memory.cache_room(layout, cache_bytes=needs.cache, size=work.size, tokens=int(work.sequence_tokens))
+    return EngineChoice(
+        layout=layout,
+        needs=needs,
+        seconds=question.time.rollout(layout, work, cache_bytes=needs.cache),
+        cache_tokens=memory.cache_tokens(layout, cache_bytes=needs.cache, size=work.size),
+        crowded=room < min(running, -(-work.num_samples // num)),
+    )
 
 
 def _fraction(question: Question, layout: EngineLayout) -> float:
@@ -315,6 +345,11 @@ def _fraction(question: Question, layout: EngineLayout) -> float:
     taken = probe.graphs + probe.workspace + question.memory_bytes * FRAGMENTS + (TRAINER_CONTEXT if question.colocated else 0)
     most = MAX_SHARED_FRACTION if question.colocated else MAX_FRACTION
     return max(0.05, min(most, int(100 * (1 - taken / question.memory_bytes)) / 100))
+
+
+def alike_s(best: float, *, beside: float = 0.0) -> float:
+    """Seconds up to which a phase is about as long as one of `best` seconds; `beside`: seconds of the step that pass otherwise."""
+    return max(ALIKE * best, best + STEP_ALIKE * (best + beside))
 
 
 def publishing_bytes(question: Question, trainer: TrainerChoice, engines: EngineChoice) -> int:

@@ -10,6 +10,7 @@ from milescli.models.base import WeightTable
 from milescli.models.costs import TokenFlops, token_flops
 from milescli.plan.activations import IMBALANCE
 from milescli.plan.devices import DeviceSpec
+from milescli.plan.links import Links
 from milescli.plan.memory import MemoryModel
 from milescli.plan.stages import stage_sizes
 from milescli.plan.types import EngineLayout, TrainerLayout
@@ -22,10 +23,6 @@ PREFILL_SHARE = 0.45
 """Of peak FLOP/s in prefill. An estimate."""
 DECODE_SHARE = 0.60
 """Of memory bandwidth that decoding reaches. An estimate."""
-LINK_SHARE = 0.65
-"""Of a link's bandwidth that collectives reach. An estimate."""
-COLLECTIVE_S = 20e-6
-"""Of a collective, whatever its size. An estimate."""
 LAYER_S = 0.4e-3
 """Launching the kernels of one layer forward and backward, per microbatch: what small microbatches cost. An estimate."""
 DECODE_STEP_S = 2e-3
@@ -34,10 +31,14 @@ HOST_BANDWIDTH = 25e9
 """Bytes a second between a device and its host's memory. An estimate (PCIe 5.0 x16 has 64e9)."""
 HOST_ADAM = 0.5e9
 """Numbers a second that a rank's share of the host's cores updates by Adam. An estimate."""
-BUCKET_S = 0.02
-"""Handing one bucket of weights to the engines, beside its transfer. An estimate: the field tells of about 0.04 s a gigabyte, transfer included."""
+BUCKET_S = 0.01
+"""Handing one bucket of weights to the engines, beside its transfer: what the field tells of whole publications (0.02 to 0.05 s a gigabyte)
+leaves about so much (`tests/plan/told.py`)."""
 MEAN_SHARE = 0.5
 """Mean length of prompts and of answers, of the longest that the recipe allows. An estimate."""
+UNEVEN = 4 / 3
+"""Length of the sequence in which the mean token stands, of the mean length: tokens are met more often in long sequences. Where lengths are
+spread evenly from 0 to the longest, it is (L^2 / 3) / (L / 2) against L / 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +65,18 @@ class Work:
         return self.prompt_tokens + self.response_tokens
 
     @property
+    def met_tokens(self) -> int:
+        """Length of the sequence in which the mean token stands."""
+        return max(1, int(UNEVEN * self.sequence_tokens))
+
+    @property
     def tokens(self) -> float:
         """Of all sequences."""
         return self.num_samples * self.sequence_tokens
+
+    def rank_tokens(self, dp: int) -> float:
+        """Of the busiest of `dp` ranks: its share, and the longest sequence at least in each update."""
+        return max(self.tokens / dp, self.updates * (self.prompt_tokens + self.longest_response))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +86,8 @@ class TrainSeconds:
     compute: float
     bubble: float
     """Stages that wait for each other."""
+    stages: float
+    """Handing activations and their gradients from stage to stage."""
     tensor: float
     """Collectives of tensor and context parallelism."""
     experts: float
@@ -87,7 +99,7 @@ class TrainSeconds:
     @property
     def total(self) -> float:
         """Nothing overlaps: the trainer runs them one after the other."""
-        return self.compute + self.bubble + self.tensor + self.experts + self.data + self.optimizer
+        return self.compute + self.bubble + self.stages + self.tensor + self.experts + self.data + self.optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,23 +126,17 @@ class TimeModel:
     device: DeviceSpec
     devices_per_node: int
     flops: TokenFlops = field(init=False)
-    _expert_part: float = field(init=False)
+    links: Links = field(init=False)
+    _routed: float = field(init=False)
+    """Forward FLOPs of a token in its experts."""
     _head_part: float = field(init=False)
 
     def __post_init__(self) -> None:
         facts = self.table.facts
         self.flops = token_flops(self.table)
-        routed = (
-            2 * facts.num_moe_layers * facts.topk * facts.moe_ffn_hidden_size * (facts.moe_latent_size or facts.hidden_size)
-        )
-        routed *= 3 if facts.gated_mlp else 2
-        self._expert_part = min(0.95, routed / self.flops.matmul)
+        self.links = Links(device=self.device, devices_per_node=self.devices_per_node)
+        self._routed = 2 * facts.num_moe_layers * facts.topk * self._expert_numbers()
         self._head_part = 2 * facts.vocab_size * facts.hidden_size / self.flops.matmul
-
-    def _bandwidth(self, span: int) -> float:
-        """Bytes a second of a collective whose ranks lie within `span` neighbouring devices."""
-        near = max(self.devices_per_node, self.device.link_domain if self.device.link_domain > 8 else 0)
-        return LINK_SHARE * (self.device.link_bandwidth if span <= near else self.device.network_bandwidth)
 
     def num_microbatches(self, layout: TrainerLayout, work: Work, cap: int) -> int:
         """Of one rank in one update."""
@@ -141,24 +147,33 @@ class TimeModel:
 
     def train(self, layout: TrainerLayout, work: Work, *, cap: int) -> TrainSeconds:
         """`cap`: tokens of a microbatch on one rank."""
-        facts, tokens = self.table.facts, work.tokens
         passes = 3 + (layout.recompute == "full") + work.extra_forwards
-        total = passes * tokens * self.flops.forward_mean(max(1, int(work.sequence_tokens)))
-        share = 1 / ((1 - self._expert_part) / TRAIN_SHARE + self._expert_part * IMBALANCE / EXPERT_SHARE)
-        even = total / (layout.world_size * self.device.bf16_flops * share)
         count = self.num_microbatches(layout, work, cap)
-        slowest = self._slowest_stage(layout)
-        launches = work.updates * count * facts.num_layers / layout.pp * LAYER_S * passes / 3
-        compute = max(even * slowest, launches)
-        rows = tokens / (layout.dp * layout.cp)
+        compute = self._compute_seconds(layout, work, count=count, passes=passes)
+        rows = work.rank_tokens(layout.dp) / layout.cp
         return TrainSeconds(
             compute=compute,
             bubble=compute * (layout.pp - 1) / count,
+            stages=self._stage_seconds(layout, work, rows=rows, count=count),
             tensor=self._tensor_seconds(layout, work, rows=rows, count=count, passes=passes),
             experts=self._expert_seconds(layout, work, rows=rows, count=count, passes=passes),
             data=self._data_seconds(layout, work),
             optimizer=self._optimizer_seconds(layout, work),
         )
+
+    def _compute_seconds(self, layout: TrainerLayout, work: Work, *, count: int, passes: int) -> float:
+        """Of the slowest stage. Each microbatch reads its rank's weights once a pass (twice to go back: not for the weights' own gradients), so
+        that few tokens at many weights are bound by memory; and adds its gradients to float32 ones, as a step of its own."""
+        held, microbatches = self.memory.counter.fullest(layout), work.updates * count
+        ranks = layout.tp * layout.pp * layout.cp
+        even = passes * work.rank_tokens(layout.dp) * self._slowest_stage(layout) / (ranks * self.device.bf16_flops)
+        read = microbatches * (passes - 1) * work.size / (self.device.memory_bandwidth * DECODE_SHARE)
+        plain = self.flops.forward_mean(work.met_tokens) - self._routed
+        dense = max(even * plain / TRAIN_SHARE, read * (held.dense.plain + held.wide.plain))
+        experts = max(even * self._routed * IMBALANCE / EXPERT_SHARE, read * held.experts.plain)
+        added = microbatches * held.total * (2 * work.size + 8) / (self.device.memory_bandwidth * DECODE_SHARE)
+        launches = microbatches * self.table.facts.num_layers / layout.pp * LAYER_S * passes / 3
+        return max(dense + experts + added, launches)
 
     def _slowest_stage(self, layout: TrainerLayout) -> float:
         """Work of the slowest stage, of a stage's mean."""
@@ -167,6 +182,16 @@ class TimeModel:
         work = [size * body for size in sizes]
         work[-1] += self._head_part
         return max(work) * layout.pp
+
+    def _stage_seconds(self, layout: TrainerLayout, work: Work, *, rows: float, count: int) -> float:
+        """Each stage but the last hands every position's activations on, and gets their gradients back; nothing runs meanwhile."""
+        if layout.pp == 1:
+            return 0.0
+        share = 1 / layout.tp if layout.sequence_parallel else 1.0
+        moved = rows * share * self.table.facts.hidden_size * work.size
+        ways = 2 + work.extra_forwards
+        stride = layout.world_size // layout.pp
+        return ways * (moved / self.links.hop(stride) + work.updates * count * self.links.start_s(2, stride=stride))
 
     def _tensor_seconds(self, layout: TrainerLayout, work: Work, *, rows: float, count: int, passes: int) -> float:
         """Each layer gathers and scatters the residual stream around attention and around a plain MLP (Korthikanti et al., arXiv 2205.05198,
@@ -179,11 +204,12 @@ class TimeModel:
             blocks = layers * (1 + dense + (1 - dense) * bool(facts.shared_expert_ffn_hidden_size))
             collectives = blocks * (2 * passes - 1)
             moved = rows * facts.hidden_size * work.size * (layout.tp - 1) / layout.tp
-            seconds += collectives * (moved / self._bandwidth(layout.tp) + work.updates * count * COLLECTIVE_S)
+            seconds += collectives * (moved / self.links.ring(layout.tp) + work.updates * count * self.links.start_s(layout.tp))
         if layout.cp > 1:
             wide = self._cp_numbers(layout) * work.size * rows * (layout.cp - 1)
-            span = layout.tp * layout.cp
-            seconds += layers * passes * (wide / self._bandwidth(span) + work.updates * count * COLLECTIVE_S)
+            link = self.links.ring(layout.cp, stride=layout.tp)
+            start_s = self.links.start_s(layout.cp, stride=layout.tp)
+            seconds += layers * passes * (wide / link + work.updates * count * start_s)
         return seconds
 
     def _cp_numbers(self, layout: TrainerLayout) -> float:
@@ -202,21 +228,23 @@ class TimeModel:
         layers = facts.num_moe_layers / layout.pp
         share = 1 / layout.tp if layout.sequence_parallel else 1.0
         width = facts.moe_latent_size or facts.hidden_size
-        away = (layout.ep - 1) / layout.ep + (layout.etp - 1)
-        moved = rows * share * facts.topk * width * work.size * away * IMBALANCE
-        return layers * 2 * passes * (moved / self._bandwidth(group) + work.updates * count * 2 * COLLECTIVE_S)
+        moved = rows * share * facts.topk * width * work.size * IMBALANCE / (work.updates * count)
+        once = self.links.exchange_s(moved, ranks=layout.ep, stride=layout.etp) if layout.ep > 1 else 0.0
+        if layout.etp > 1:
+            once += moved * (layout.etp - 1) / self.links.ring(layout.etp) + self.links.start_s(layout.etp)
+        return layers * 2 * passes * work.updates * count * once
 
     def _data_seconds(self, layout: TrainerLayout, work: Work) -> float:
         """Reduce-scatter of float32 gradients and all-gather of weights, once an update."""
         held = self.memory.counter.fullest(layout)
         seconds = 0.0
-        for numbers, ranks in (
-            (held.dense.plain + held.wide.plain, layout.dp * layout.cp),
-            (held.experts.plain, layout.expert_dp),
+        for numbers, ranks, stride in (
+            (held.dense.plain + held.wide.plain, layout.dp * layout.cp, layout.tp),
+            (held.experts.plain, layout.expert_dp, layout.ep * layout.etp),
         ):
             if ranks > 1 and numbers:
-                span = layout.world_size // layout.pp
-                seconds += numbers * (4 + work.size) * (ranks - 1) / ranks / self._bandwidth(span)
+                link = self.links.ring(ranks, stride=stride)
+                seconds += numbers * (4 + work.size) * (ranks - 1) / ranks / link
         return seconds * work.updates
 
     def _optimizer_seconds(self, layout: TrainerLayout, work: Work) -> float:
@@ -227,20 +255,22 @@ class TimeModel:
             return work.updates * own * (8 / HOST_BANDWIDTH + 1 / HOST_ADAM)
         return work.updates * own * 30 / (self.device.memory_bandwidth * DECODE_SHARE)
 
-    def rollout(self, layout: EngineLayout, work: Work, *, cache_bytes: int, longest: int) -> RolloutSeconds:
-        """`cache_bytes`: of one engine rank. An engine decodes as many requests as its cache and its limit hold, a token each per step; a step
-        reads the weights that are met and the caches of all running requests. The last requests run on by themselves."""
+    def rollout(self, layout: EngineLayout, work: Work, *, cache_bytes: int) -> RolloutSeconds:
+        """`cache_bytes`: of one engine rank. Of the engine with the most requests: it decodes as many at once as its cache and its limit hold,
+        a token each per step; a step reads the weights that are met and the caches of all running requests. The last requests run on by
+        themselves."""
         context = work.prompt_tokens + work.response_tokens / 2
         each = self.memory.cache_bytes(layout, size=work.size, tokens=int(context) + 1, sequences=1)
-        room = layout.attention_dp * cache_bytes / max(each, 1)
-        requests = work.num_samples / layout.num
+        room = self.memory.cache_room(layout, cache_bytes=cache_bytes, size=work.size, tokens=int(context) + 1)
+        requests = math.ceil(work.num_samples / layout.num)
         running = max(1.0, min(requests, layout.max_running_requests, room))
         step_s = self._decode_step(layout, work, running=running, each=each)
         steps = requests * work.response_tokens / running
         tail = max(0.0, work.longest_response - work.response_tokens)
         few = max(1.0, running / 8)
         decode = steps * step_s + tail * self._decode_step(layout, work, running=few, each=each)
-        prefill = work.num_prompts / layout.num * work.prompt_tokens * self.flops.forward_mean(max(1, int(work.prompt_tokens)))
+        prompts = math.ceil(work.num_prompts / layout.num) * work.prompt_tokens
+        prefill = prompts * self.flops.forward_mean(max(1, int(work.prompt_tokens)))
         return RolloutSeconds(
             prefill=prefill / (layout.tp * self.device.bf16_flops * PREFILL_SHARE), decode=decode, running=running
         )
@@ -257,21 +287,21 @@ class TimeModel:
         compute = running * self.flops.forward(int(work.sequence_tokens)) / (layout.tp * self.device.bf16_flops * PREFILL_SHARE)
         collective = 0.0
         if layout.tp > 1:
-            moved = 2 * running * facts.hidden_size * work.size / self._bandwidth(layout.tp)
-            collective = 2 * facts.num_layers * (moved + COLLECTIVE_S)
+            moved = 2 * running * facts.hidden_size * work.size / self.links.ring(layout.tp)
+            collective = 2 * facts.num_layers * (moved + self.links.start_s(layout.tp))
         return max(memory, compute) + collective + DECODE_STEP_S
 
     def _expert_numbers(self) -> float:
         facts = self.table.facts
         return (3 if facts.gated_mlp else 2) * facts.moe_ffn_hidden_size * (facts.moe_latent_size or facts.hidden_size)
 
-    def sync(self, layout: TrainerLayout, work: Work, *, colocated: bool) -> float:
-        """Every trainer rank gathers the whole model bucket by bucket, and hands it on within its device, or over the network; see
-        `weights.base`."""
+    def sync(self, layout: TrainerLayout, work: Work, *, num_receivers: int | None) -> float:
+        """Every trainer rank gathers the whole model bucket by bucket, and hands it on within its device (None), or rank 0 sends it to
+        `num_receivers` devices of engines; see `weights.base`."""
         model = self.table.num_parameters * work.size
-        gather = model / self._bandwidth(layout.world_size)
-        hand_on = model / (self._bandwidth(1) if colocated else self._bandwidth(layout.world_size + self.devices_per_node))
-        return gather + hand_on + math.ceil(model / work.bucket_bytes) * BUCKET_S
+        gather = model / self.links.ring(layout.world_size) if layout.world_size > 1 else 0.0
+        link = self.device.memory_bandwidth * DECODE_SHARE if num_receivers is None else self.links.across(1 + num_receivers)
+        return gather + model / link + math.ceil(model / work.bucket_bytes) * BUCKET_S
 
     def turns(self, static_bytes: int) -> float:
         """A sleeping trainer's way to host memory and back."""

@@ -148,6 +148,8 @@ class Train(Section):
     """Of one rank: a row of packed sequences has so many tokens for each context-parallel rank; none: chosen by the plan (CPU: 8192)."""
     recompute: Literal["auto", "none", "full"] = "auto"
     """Keep only the inputs of layers for the backward pass; auto: where activations do not fit otherwise (CPU: none)."""
+    expert_imbalance: Annotated[float, Field(ge=1.0)] = 1.5
+    """Memory is planned for an expert rank that gets so many times its even share of tokens (mixture-of-experts only); nothing is dropped."""
     routing_replay: bool = False
     """R3: the trainer routes as the engine did (mixture-of-experts only)."""
     optimizer: Optimizer = Optimizer()
