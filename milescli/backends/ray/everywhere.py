@@ -1,0 +1,146 @@
+"""The same function on every node of a Ray cluster: how doctor and launch learn what is there. Takes no device and leaves nothing."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from milescli.backends.ray.joining import join
+from milescli.core.errors import MachineError, MilesError, WaitTimeout, WorkerDied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterNode:
+    """One computer of a cluster, as Ray knows it."""
+
+    node_id: str
+    address: str
+    """By which the other nodes reach it."""
+    host_name: str
+    is_driver: bool
+    """This process runs there."""
+
+    def __str__(self) -> str:
+        return f"node {self.address} ({self.host_name})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAnswer:
+    """What the function gave on one node: a result, or the error that says why there is none."""
+
+    node: ClusterNode
+    result: Any = None
+    error: MilesError | None = None
+
+
+def each_node(
+    address: str,
+    target: str,
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    timeout_s: float,
+    only: Sequence[str] | None = None,
+) -> list[NodeAnswer]:
+    """Call `module:function` of `target` with `kwargs` on every living node at once. The driver's node comes first, the others by address.
+
+    A process that is in a cluster already asks that one; otherwise it joins the one at `address`, and leaves it again. `only`: ids of the
+    nodes to ask. `timeout_s` bounds the whole: a node that has not answered by then has a WaitTimeout as its error. Raises MachineError
+    where the cluster cannot be joined.
+    """
+    with joined(address):
+        nodes = [node for node in living_nodes() if only is None or node.node_id in only]
+        return _ask(nodes, target, dict(kwargs or {}), timeout_s)
+
+
+def living_nodes() -> list[ClusterNode]:
+    """Of the cluster that this process is in: the driver's first, then by address."""
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    nodes = [
+        ClusterNode(
+            node_id=each["NodeID"],
+            address=each["NodeManagerAddress"],
+            host_name=each["NodeManagerHostname"],
+            is_driver=each["NodeID"] == own,
+        )
+        for each in ray.nodes()
+        if each["Alive"]
+    ]
+    return sorted(nodes, key=lambda node: (not node.is_driver, ipaddress.ip_address(node.address), node.node_id))
+
+
+@contextmanager
+def joined(address: str) -> Iterator[None]:
+    """This process is in the cluster inside, and as it was before afterwards."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    join(address)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _ask(nodes: list[ClusterNode], target: str, kwargs: dict[str, object], timeout_s: float) -> list[NodeAnswer]:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    call = ray.remote(_portable())
+    asked = [
+        call.options(
+            num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.node_id, soft=False)
+        ).remote(target, kwargs)
+        for node in nodes
+    ]
+    done, late = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
+    for ref in late:
+        ray.cancel(ref, force=True)
+    return [_answer(node, ref, target, timeout_s if ref not in done else None) for node, ref in zip(nodes, asked, strict=True)]
+
+
+def _answer(node: ClusterNode, ref: Any, target: str, waited_s: float | None) -> NodeAnswer:
+    import ray
+
+    if waited_s is not None:
+        late = WaitTimeout(
+            f"{node} did not answer",
+            why=f"`{target}` was asked for {waited_s:.0f} s ago, and Ray still counts the node as alive",
+            fix=["ray status   # is it full, or cut off?", f"ssh {node.address} ray stop   # leave it out"],
+        )
+        return NodeAnswer(node=node, error=late)
+    try:
+        result, error = ray.get(ref)
+    except Exception as failure:  # whatever kept the function from running at all
+        why = f"{type(failure).__name__}: {str(failure).strip().splitlines()[-1]}"
+        died = WorkerDied(f"{node} could not run `{target}`", why=why, fix="ray status   # is it still there?")
+        return NodeAnswer(node=node, error=died)
+    if isinstance(error, str):
+        error = MachineError(
+            f"{node} failed at `{target}`",
+            why=error,
+            fix="the same Python environment, with miles in it, must start Ray on every node: ray stop && ray start --address=...",
+        )
+    return NodeAnswer(node=node, result=result, error=error)
+
+
+def _portable() -> Callable[[str, dict[str, object]], tuple[object, object]]:
+    """Made inside a function, so that it travels as code and runs on a node that has no miles, or another one."""
+
+    def call(target: str, kwargs: dict[str, object]) -> tuple[object, object]:
+        import importlib
+
+        try:
+            module, _, name = target.partition(":")
+            return getattr(importlib.import_module(module), name)(**kwargs), None
+        except Exception as error:
+            whole = hasattr(error, "fixes")  # a MilesError crosses the border whole
+            return None, error if whole else f"{type(error).__name__}: {error}"
+
+    return call

@@ -1,0 +1,77 @@
+"""Joining a Ray cluster that is there already, or starting one here. Used by `cluster` and `everywhere`; leaving is `ray.shutdown`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import Any
+
+from milescli.core.errors import MachineError
+
+NAMESPACE = "miles"
+REACH_TIMEOUT_S = 10.0
+"""Bound on a first connection to a cluster's address: Ray by itself waits for minutes where nobody answers."""
+
+
+def join(address: str) -> None:
+    """Become a driver of the cluster at `address` (HOST:PORT, or auto for the one on this machine). On the calling (main) thread.
+
+    Raises MachineError where nobody answers there, the token is not the cluster's, this machine is no part of it, or its Ray or Python is of
+    another version.
+    """
+    if address != "auto":
+        _require_listener(address)
+    _connect(address, settings={})
+
+
+def start_here(settings: dict[str, Any]) -> None:
+    """Start a cluster of this machine alone, for this process, whatever RAY_ADDRESS says. Its children must not read that either."""
+    os.environ.pop("RAY_ADDRESS", None)
+    _connect("local", settings=settings)
+
+
+def _connect(address: str, *, settings: dict[str, Any]) -> None:
+    import ray
+
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
+    try:
+        ray.init(address=address, namespace=NAMESPACE, **quiet, **settings)
+    except Exception as error:  # Ray raises many kinds here
+        raise _explained(address, error) from error
+
+
+def _explained(address: str, error: Exception) -> MachineError:
+    why = f"{type(error).__name__}: {error}"
+    if address == "local":
+        return MachineError("Ray did not start", why=why, fix="miles doctor")
+    if "Version mismatch" in str(error):
+        return MachineError(
+            f"the Ray cluster at {address} runs another version than this machine",
+            why=" ".join(str(error).split()),
+            fix=f"ray stop && ray start --address={address}   # with the same Python environment on every machine",
+        )
+    if isinstance(error, ConnectionError):
+        why += "; somebody listens there: it may be no Ray, or want another token than this process has"
+    return MachineError(
+        f"the Ray cluster at {address} cannot be joined from here",
+        why=why,
+        fix=[
+            f"ray start --address={address}   # makes this machine a part of it",
+            "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=FILE   # where it was started with a token",
+            f"ray status --address={address}",
+        ],
+    )
+
+
+def _require_listener(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_TIMEOUT_S).close()
+    except OSError as error:
+        raise MachineError(
+            f"no Ray cluster answers at {address}",
+            why=f"{type(error).__name__}: {error} (waited {REACH_TIMEOUT_S:.0f} s at most)",
+            fix=[f"ray start --head --node-ip-address={host} --port={port}   # there", "--address HOST:PORT   # where it runs"],
+        ) from None
