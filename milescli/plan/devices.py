@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from milescli.platform.machine import Machine
+from milescli.platform.machine import Machine, model_of
 
 TERA, GIGA = 1e12, 1e9
 
@@ -49,6 +49,15 @@ DEVICES: dict[str, DeviceSpec] = {
             link_bandwidth=300 * GIGA,
             network_bandwidth=25 * GIGA,
             source="NVIDIA A100 Tensor Core GPU data sheet (SXM 80 GB); DGX A100 data sheet (200 Gbit/s a GPU)",
+        ),
+        DeviceSpec(
+            name="A100-40GB",
+            bf16_flops=312 * TERA,
+            fp8_flops=312 * TERA,
+            memory_bandwidth=1.555e12,
+            link_bandwidth=300 * GIGA,
+            network_bandwidth=25 * GIGA,
+            source="NVIDIA A100 Tensor Core GPU data sheet (SXM 40 GB); DGX A100 data sheet (200 Gbit/s a GPU)",
         ),
         DeviceSpec(
             name="L40S",
@@ -102,7 +111,7 @@ DEVICES: dict[str, DeviceSpec] = {
             memory_bandwidth=8e12,
             link_bandwidth=900 * GIGA,
             network_bandwidth=_CONNECTX8,
-            source="NVIDIA DGX B300 and HGX B300 data sheets (bf16 and fp8 as B200; ConnectX-8, 800 Gbit/s)",
+            source="NVIDIA DGX B300 data sheet (72 PFLOP/s fp8 with sparsity over 8 GPUs, 14.4 TB/s NVLink, ConnectX-8 of 800 Gbit/s a GPU); bf16 half of fp8",
         ),
         DeviceSpec(
             name="GB200",
@@ -112,7 +121,7 @@ DEVICES: dict[str, DeviceSpec] = {
             link_bandwidth=900 * GIGA,
             network_bandwidth=_CONNECTX7,
             link_domain=72,
-            source="NVIDIA GB200 NVL72 data sheet (360 PFLOP/s bf16 with sparsity, 576 TB/s and 130 TB/s NVLink over 72 GPUs)",
+            source="NVIDIA GB200 NVL72 data sheet (720 PFLOP/s fp8 and 360 bf16 with sparsity, 576 TB/s, 130 TB/s NVLink over 72 GPUs of 1200 W)",
         ),
         DeviceSpec(
             name="GB300",
@@ -122,7 +131,7 @@ DEVICES: dict[str, DeviceSpec] = {
             link_bandwidth=900 * GIGA,
             network_bandwidth=_CONNECTX8,
             link_domain=72,
-            source="NVIDIA GB300 NVL72 data sheet (bf16 and fp8 as GB200 NVL72; ConnectX-8, 800 Gbit/s)",
+            source="NVIDIA GB300 NVL72 data sheet (720 PFLOP/s fp8 and 360 bf16 with sparsity, 576 TB/s over 72 GPUs; ConnectX-8, 800 Gbit/s)",
         ),
         DeviceSpec(
             name="MI300X",
@@ -131,7 +140,7 @@ DEVICES: dict[str, DeviceSpec] = {
             memory_bandwidth=5.3e12,
             link_bandwidth=448 * GIGA,
             network_bandwidth=_CONNECTX7,
-            source="AMD Instinct MI300X data sheet (7 xGMI links of 128 GB/s both ways)",
+            source="AMD Instinct MI300X data sheet (304 CUs at 2.1 GHz; 7 xGMI links of 128 GB/s both ways)",
         ),
         DeviceSpec(
             name="MI325X",
@@ -140,7 +149,7 @@ DEVICES: dict[str, DeviceSpec] = {
             memory_bandwidth=6e12,
             link_bandwidth=448 * GIGA,
             network_bandwidth=_CONNECTX7,
-            source="AMD Instinct MI325X data sheet",
+            source="AMD Instinct MI325X data sheet (compute and links as MI300X)",
         ),
         DeviceSpec(
             name="MI350X",
@@ -149,7 +158,7 @@ DEVICES: dict[str, DeviceSpec] = {
             memory_bandwidth=8e12,
             link_bandwidth=537.6 * GIGA,
             network_bandwidth=_CONNECTX7,
-            source="AMD Instinct MI350X data sheet (7 xGMI links of 153.6 GB/s both ways)",
+            source="AMD Instinct MI350X data sheet (256 CUs at 2.2 GHz; 7 xGMI links of 153.6 GB/s both ways)",
         ),
         DeviceSpec(
             name="MI355X",
@@ -158,11 +167,13 @@ DEVICES: dict[str, DeviceSpec] = {
             memory_bandwidth=8e12,
             link_bandwidth=537.6 * GIGA,
             network_bandwidth=_CONNECTX7,
-            source="AMD Instinct MI355X data sheet (7 xGMI links of 153.6 GB/s both ways)",
+            source="AMD Instinct MI355X data sheet (256 CUs at 2.4 GHz; 7 xGMI links of 153.6 GB/s both ways)",
         ),
     )
 }
-"""Figures are as the sheets state them; they were entered from memory of those sheets and not re-read."""
+"""As the makers' sheets state them. The sheets themselves could not be opened from here; the figures agree with what others quote of them
+(Blackwell: 2250 and 4500 TFLOP/s at 1000 W, 2500 and 5000 at 1200 W and in a GB300) and, where clocks are published, with units x operations a
+clock x clock (tests/plan/test_devices.py). B200 stands in HGX servers of other makers with 7.7 TB/s."""
 
 CPU_CORE = DeviceSpec(
     name="CPU",
@@ -187,13 +198,11 @@ _ARCHS = {
 
 
 def spec_of(machine: Machine) -> tuple[DeviceSpec, bool]:
-    """The devices of a machine, and whether their name was known; if not, those of the table that are of their architecture, else A100s.
-    For a CPU: one core."""
-    if machine.kind == "cpu" or not machine.nodes[0].devices:
+    """The devices of a machine, and whether their name was known; if not, those of the table that are of their architecture, else A100s. Of
+    several models the slowest, for whom the others wait. For a CPU: one core."""
+    devices = {(device.name, device.arch): device for node in machine.nodes for device in node.devices}
+    if machine.kind == "cpu" or not devices:
         return CPU_CORE, True
-    device = machine.nodes[0].devices[0]
-    words = device.name.upper().replace("GEFORCE RTX ", "RTX").replace("-", " ").replace("_", " ").split()
-    for name in sorted(DEVICES, key=len, reverse=True):
-        if name in words:
-            return DEVICES[name], True
-    return DEVICES[_ARCHS.get(device.arch, "A100")], False
+    names = [(model_of(device), device.arch) for device in devices.values()]
+    specs = [(DEVICES[name or _ARCHS.get(arch, "A100")], name is not None) for name, arch in names]
+    return min(specs, key=lambda spec: (spec[0].bf16_flops, spec[0].memory_bandwidth))

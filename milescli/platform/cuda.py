@@ -5,29 +5,76 @@ from __future__ import annotations
 import csv
 import itertools
 import re
+from dataclasses import replace
 
 from milescli.platform.machine import Device, Interconnect
 
-QUERY = ("nvidia-smi", "--query-gpu=index,name,uuid,memory.total,compute_cap,driver_version", "--format=csv,noheader,nounits")
+_FIELDS = "index,name,uuid,memory.total,compute_cap,driver_version,mig.mode.current"
+QUERY = ("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
+INSTANCES = ("nvidia-smi", "-L")
 SUMMARY = ("nvidia-smi",)
-"""Its header alone tells the CUDA version."""
+"""Its header alone tells the CUDA version, and its last table the memory of instances."""
 TOPOLOGY = ("nvidia-smi", "topo", "-m")
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _CUDA_VERSION = re.compile(r"CUDA Version:\s*([\d.]+)")
+_GONE = re.compile(r"\[(?:GPU is lost|GPU requires reset|Unknown Error)\]|ERR!|\?\?")
+_INSTANCE = re.compile(r"MIG (?P<profile>\S+)\s+Device\s+(?P<place>\d+): \(UUID: (?P<uuid>MIG-\S+)\)")
+_INSTANCE_MEMORY = re.compile(r"^\|\s+(\d+)\s+\S+\s+\S+\s+(\d+)\s+\|\s+\d+MiB\s*/\s*(\d+)MiB", re.M)
 _LINK = re.compile(r"NV\d+|X|PIX|PXB|PHB|NODE|SYS|C2C")
 
 
 def parse_devices(text: str) -> tuple[list[Device], str]:
-    """Devices and driver version from QUERY's lines. Lines that are no device (warnings of the tool) are passed over."""
+    """Devices and driver version from QUERY's lines. Lines that are no device (warnings of the tool), or one that is gone, are passed over."""
     devices, driver = [], ""
-    for fields in csv.reader(text.splitlines(), skipinitialspace=True):
-        if len(fields) != 6 or not fields[0].strip().isdigit():
+    for fields in _rows(text):
+        if _said_of_gone(fields):
             continue
-        index, name, uuid, memory_mib, capability, driver = (each.strip() for each in fields)
+        index, name, uuid, memory_mib, capability, driver, _ = fields
         memory = int(memory_mib) * 1024**2 if memory_mib.isdigit() else 0  # [N/A] where memory is shared with the host
         devices.append(Device(index=int(index), name=name, memory_bytes=memory, arch=_arch(capability), uuid=uuid))
     return devices, driver
+
+
+def parse_gone(text: str) -> dict[int, str]:
+    """Index -> what QUERY says of a device that does not answer."""
+    return {int(fields[0]): said for fields in _rows(text) if (said := _said_of_gone(fields))}
+
+
+def parse_cut(text: str) -> set[int]:
+    """Indices of the GPUs that are cut into instances, by QUERY."""
+    return {int(fields[0]) for fields in _rows(text) if fields[6] == "Enabled"}
+
+
+def parse_instances(listing: str, summary: str, whole: list[Device]) -> list[Device]:
+    """The instances that INSTANCES lists of the devices `whole`, under their index. Memory by SUMMARY; without it, what the profile's name
+    promises (3g.40gb), which is a little more or less."""
+    memory_mib = {(int(gpu), int(place)): int(mib) for gpu, place, mib in _INSTANCE_MEMORY.findall(summary)}
+    parents = {device.index: device for device in whole}
+    parent, instances = None, []
+    for line in listing.splitlines():
+        if start := re.match(r"GPU (\d+):", line):
+            parent = parents.get(int(start[1]))
+        found = _INSTANCE.search(line)
+        if found is None or parent is None:
+            continue
+        mib = memory_mib.get((parent.index, int(found["place"])))
+        promised = re.search(r"(\d+)gb", found["profile"])
+        memory = mib * 1024**2 if mib else int(promised[1]) * 10**9 if promised else 0
+        name = f"{parent.name} MIG {found['profile']}"
+        instances.append(replace(parent, name=name, memory_bytes=memory, uuid=found["uuid"]))
+    return instances
+
+
+def _rows(text: str) -> list[list[str]]:
+    """QUERY's lines that are about a device."""
+    rows = [[field.strip() for field in fields] for fields in csv.reader(text.splitlines(), skipinitialspace=True)]
+    return [fields for fields in rows if len(fields) == len(_FIELDS.split(",")) and fields[0].isdigit()]
+
+
+def _said_of_gone(fields: list[str]) -> str:
+    """Of the name, UUID, memory or capability; empty where all is well."""
+    return next((field for field in fields[1:5] if _GONE.search(field)), "")
 
 
 def parse_cuda_version(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +31,25 @@ class Device:
     arch: str
     """sm_90, gfx942"""
     uuid: str = ""
+    """GPU-..., or MIG-... of an instance that device `index` is cut into."""
+
+
+def is_instance(device: Device) -> bool:
+    """Whether it is a part of a GPU that is cut up (MIG)."""
+    return device.uuid.startswith("MIG-")
+
+
+def is_accelerator(device: Device) -> bool:
+    """False for what the vendors' tools list beside accelerators, and nothing here computes on: AMD's graphics cards and integrated GPUs
+    (only CDNA has matrix units that the kernels of SGLang are written for), NVIDIA's before sm_75 (torch has no code for them).
+    True where the architecture is not told."""
+    if device.arch.startswith("gfx"):
+        return device.arch in _CDNA
+    number = device.arch.removeprefix("sm_")
+    return not number.isdigit() or int(number) >= 75
+
+
+_CDNA = ("gfx908", "gfx90a", "gfx940", "gfx941", "gfx942", "gfx950")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +105,8 @@ class Machine:
 
     def check(self, origin: str) -> None:
         """Raises RecipeError where the parts contradict each other."""
+        for part in (self, *self.nodes, *(device for node in self.nodes for device in node.devices)):
+            _check_types(part, origin)
         if self.kind not in ("cuda", "rocm", "cpu") or not self.nodes:
             raise RecipeError(
                 f"{origin} does not describe a machine",
@@ -100,64 +121,125 @@ class Machine:
             )
 
 
+def _check_types(part: Machine | Node | Device, origin: str) -> None:
+    """Numbers must be numbers: a file may say `80GB`."""
+    for each in fields(part):
+        value = getattr(part, each.name)
+        if each.type == "int" and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            raise RecipeError(
+                f"{origin}: {each.name} is not a number",
+                why=f"`{value}` was given; bytes and counts are whole numbers from 0, memory of 80 GiB is {80 * GIB}",
+                fix=f"set `{each.name}` in {origin}",
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Model:
     """A device as its maker sells it."""
 
     kind: Kind
     name: str
+    """As the vendor's tool shows it."""
     memory_gib: int
-    """As the vendor's tool shows it, rounded down."""
+    """As the vendor's tool shows it, rounded down: less than the maker's GB, which `sold_gb` are."""
+    sold_gb: int
     arch: str
     interconnect: Interconnect
+    num_per_node: int = 8
+    """In the usual server."""
+
+
+def _model(kind: Kind, name: str, memory_gib: int, sold_gb: int, arch: str, link: Interconnect, per_node: int = 8) -> _Model:
+    return _Model(
+        kind=kind,
+        name=name,
+        memory_gib=memory_gib,
+        sold_gb=sold_gb,
+        arch=arch,
+        interconnect=link,
+        num_per_node=per_node,
+    )
 
 
 DEVICE_MODELS: dict[str, _Model] = {
-    "A100": _Model(kind="cuda", name="NVIDIA A100-SXM4-80GB", memory_gib=80, arch="sm_80", interconnect="nvlink"),
-    "L40S": _Model(kind="cuda", name="NVIDIA L40S", memory_gib=44, arch="sm_89", interconnect="pcie"),
-    "RTX4090": _Model(kind="cuda", name="NVIDIA GeForce RTX 4090", memory_gib=23, arch="sm_89", interconnect="pcie"),
-    "H100": _Model(kind="cuda", name="NVIDIA H100 80GB HBM3", memory_gib=79, arch="sm_90", interconnect="nvlink"),
-    "H200": _Model(kind="cuda", name="NVIDIA H200", memory_gib=140, arch="sm_90", interconnect="nvlink"),
-    "B200": _Model(kind="cuda", name="NVIDIA B200", memory_gib=179, arch="sm_100", interconnect="nvlink"),
-    "B300": _Model(kind="cuda", name="NVIDIA B300", memory_gib=268, arch="sm_103", interconnect="nvlink"),
-    "GB200": _Model(kind="cuda", name="NVIDIA GB200", memory_gib=184, arch="sm_100", interconnect="nvlink"),
-    "GB300": _Model(kind="cuda", name="NVIDIA GB300", memory_gib=277, arch="sm_103", interconnect="nvlink"),
-    "MI300X": _Model(kind="rocm", name="AMD Instinct MI300X", memory_gib=191, arch="gfx942", interconnect="xgmi"),
-    "MI325X": _Model(kind="rocm", name="AMD Instinct MI325X", memory_gib=255, arch="gfx942", interconnect="xgmi"),
-    "MI350X": _Model(kind="rocm", name="AMD Instinct MI350X", memory_gib=287, arch="gfx950", interconnect="xgmi"),
-    "MI355X": _Model(kind="rocm", name="AMD Instinct MI355X", memory_gib=287, arch="gfx950", interconnect="xgmi"),
+    "A100": _model("cuda", "NVIDIA A100-SXM4-80GB", 80, 80, "sm_80", "nvlink"),
+    "A100-40GB": _model("cuda", "NVIDIA A100-SXM4-40GB", 40, 40, "sm_80", "nvlink"),
+    "L40S": _model("cuda", "NVIDIA L40S", 44, 48, "sm_89", "pcie"),
+    "RTX4090": _model("cuda", "NVIDIA GeForce RTX 4090", 23, 24, "sm_89", "pcie"),
+    "H100": _model("cuda", "NVIDIA H100 80GB HBM3", 79, 80, "sm_90", "nvlink"),
+    "H200": _model("cuda", "NVIDIA H200", 140, 141, "sm_90", "nvlink"),
+    "B200": _model("cuda", "NVIDIA B200", 179, 180, "sm_100", "nvlink"),
+    "B300": _model("cuda", "NVIDIA B300 SXM6 AC", 268, 288, "sm_103", "nvlink"),
+    "GB200": _model("cuda", "NVIDIA GB200", 185, 186, "sm_100", "nvlink", 4),
+    "GB300": _model("cuda", "NVIDIA GB300", 277, 288, "sm_103", "nvlink", 4),
+    "MI300X": _model("rocm", "AMD Instinct MI300X", 191, 192, "gfx942", "xgmi"),
+    "MI325X": _model("rocm", "AMD Instinct MI325X", 255, 256, "gfx942", "xgmi"),
+    "MI350X": _model("rocm", "AMD Instinct MI350X", 287, 288, "gfx950", "xgmi"),
+    "MI355X": _model("rocm", "AMD Instinct MI355X", 287, 288, "gfx950", "xgmi"),
 }
-"""What `8xNAME` can say. GB200 and GB300 come as trays of four: `16x4xGB300`."""
+"""What `8xNAME` can say. Memory as nvidia-smi 580 shows it: A100 81920 and 40960 MiB, L40S 46068, RTX 4090 24564, H100 81559, H200 143771,
+B200 183359, B300 275040, GB200 189471, GB300 284208; as amd-smi 26 shows it: MI300X 196592 MB, MI325X 262128, MI350X and MI355X 294896."""
 
-_NAMED = re.compile(r"(?:(?:(?P<nodes>\d+)x)?(?P<devices>\d+)x)?(?P<model>[A-Za-z][A-Za-z0-9]*)")
+_NOT_THESE = {"PCIE", "NVL", "MIG"}
+"""Words of cards that bear a model's name and are slower: H100 PCIe, H200 NVL, parts of a device."""
+
+
+def model_of(device: Device) -> str | None:
+    """The name in DEVICE_MODELS of what the vendor's tool calls, for instance, `NVIDIA B300 SXM6 AC`; None where it is none of them. Where the
+    name alone fits several (A100), the one whose memory is nearest."""
+    words = re.split(r"[^A-Z0-9]+", device.name.upper().replace("RTX ", "RTX"))
+    if _NOT_THESE & set(words):
+        return None
+    fitting = [name for name in DEVICE_MODELS if name.partition("-")[0] in words]
+    told_gb = {word for word in words if re.fullmatch(r"\d+GB", word)}
+    if exact := [name for name in fitting if f"{DEVICE_MODELS[name].sold_gb}GB" in told_gb]:
+        return exact[0]
+    return min(fitting, key=lambda name: abs(DEVICE_MODELS[name].memory_gib * GIB - device.memory_bytes), default=None)
+
+
+_NAMED = re.compile(r"(?:(?:(?P<nodes>\d+)X)?(?P<devices>\d+)X)?(?P<model>[A-Z][A-Z0-9]*)(?P<rest>(?:-[A-Z0-9]+)*)")
+_SAYS_NOTHING = {"SXM", "SXM4", "SXM5", "SXM6", "OAM", "HGX", "HBM3", "HBM3E", "HBM2E"}
+"""Words behind a model's name that every one of them has."""
 
 
 def parse_machine(text: str) -> Machine:
-    """`8xH200`, `16x8xMI355X` (nodes x devices), `H100`, or `cpu`. Hosts are taken to be as such machines usually are.
+    """`8xH200`, `16x8xMI355X` (nodes x devices), `H100`, `8xA100-40GB`, or `cpu`, in any case. Hosts are taken to be as such machines usually
+    are: `64xGB300` are 16 trays of four.
 
     Raises MachineError where the name is unknown.
     """
-    found = _NAMED.fullmatch(text.strip())
-    name = found["model"].upper() if found else ""
-    if found and name == "CPU":
+    found = _NAMED.fullmatch("".join(text.split()).upper().replace("\N{MULTIPLICATION SIGN}", "X"))
+    if found and found["model"] == "CPU" and not found["rest"]:
         num_nodes = int(found["devices"] or 1)
-        return Machine(
-            kind="cpu", nodes=[Node(cpu_cores=8, memory_bytes=32 * GIB, shm_bytes=16 * GIB) for _ in range(num_nodes)]
-        )
+        if not found["nodes"] and num_nodes:
+            node = Node(cpu_cores=8, memory_bytes=32 * GIB, shm_bytes=16 * GIB)
+            return Machine(kind="cpu", nodes=[node] * num_nodes)
+    name = _known_model(found["model"], found["rest"].split("-")[1:]) if found else None
     num_nodes, num_devices = (int(found["nodes"] or 1), int(found["devices"] or 1)) if found else (0, 0)
-    if name not in DEVICE_MODELS or not num_nodes or not num_devices:
-        guess = nearest(name or text, DEVICE_MODELS) or "H200"
-        raise MachineError(
-            f"`{text}` names no machine that miles knows",
-            why=f"it must look like 8xH200 or 16x8xMI355X (nodes x devices x model) or cpu; models: {', '.join(DEVICE_MODELS)}",
-            fix=[f"{num_devices or 8}x{guess}", "or describe it in a file"],
-        )
+    if found is None or name is None or not num_nodes or not num_devices:
+        raise _unknown(text, found["model"] + found["rest"] if found else text, count=num_devices)
     model = DEVICE_MODELS[name]
+    if not found["nodes"] and num_devices > model.num_per_node:
+        num_nodes, left = divmod(num_devices, model.num_per_node)
+        if left:
+            raise MachineError(
+                f"`{text}` is no number of whole machines",
+                why=f"{name} come {model.num_per_node} to a machine",
+                fix=[
+                    f"--on {num_nodes + 1}x{model.num_per_node}x{name}",
+                    f"--on 1x{num_devices}x{name}   # one machine with so many",
+                ],
+            )
+        num_devices = model.num_per_node
+    return Machine(kind=model.kind, nodes=[_usual_node(model, num_devices)] * num_nodes)
+
+
+def _usual_node(model: _Model, num_devices: int) -> Node:
     devices = [
         Device(index=index, name=model.name, memory_bytes=model.memory_gib * GIB, arch=model.arch)
         for index in range(num_devices)
     ]
-    node = Node(
+    return Node(
         devices=devices,
         cpu_cores=12 * num_devices,
         memory_bytes=max(256, 2 * model.memory_gib * num_devices) * GIB,
@@ -165,7 +247,28 @@ def parse_machine(text: str) -> Machine:
         num_numa_nodes=2 if num_devices > 4 else 1,
         interconnect=model.interconnect if num_devices > 1 else "none",
     )
-    return Machine(kind=model.kind, nodes=[node] * num_nodes)
+
+
+def _known_model(model: str, words: list[str]) -> str | None:
+    """A100, [SXM4, 40GB] -> A100-40GB. None where a word contradicts every model of that name."""
+    fitting = [name for name in DEVICE_MODELS if name.partition("-")[0] == model]
+    for word in words:
+        if word not in _SAYS_NOTHING:
+            fitting = [name for name in fitting if word == f"{DEVICE_MODELS[name].sold_gb}GB"]
+    return fitting[0] if fitting else None
+
+
+def _unknown(text: str, wanted: str, *, count: int) -> MachineError:
+    """With the two nearest names, the same number of them."""
+    near = [name for name in DEVICE_MODELS if name.startswith(wanted.partition("-")[0])] if wanted else []
+    first = near[0] if near else nearest(wanted, DEVICE_MODELS) or "H200"
+    second = next((name for name in near[1:]), None) or nearest(wanted, [name for name in DEVICE_MODELS if name != first])
+    return MachineError(
+        f"`{text}` names no machine that miles knows",
+        why=f"it must look like 8xH200 or 16x8xMI355X (nodes x devices x model) or cpu; models: {', '.join(DEVICE_MODELS)}",
+        fix=[f"--on {count or 8}x{name}" for name in (first, second) if name]
+        + ["--on machine.yaml   # a file that describes it"],
+    )
 
 
 def read_machine(text: str) -> Machine:
@@ -174,5 +277,5 @@ def read_machine(text: str) -> Machine:
     if path.suffix not in (".json", ".yaml", ".yml"):
         return parse_machine(text)
     if not path.is_file():
-        raise RecipeError(f"there is no file {path}", why="it should describe a machine", fix="8xH200   # or name one")
+        raise RecipeError(f"there is no file {path}", why="it should describe a machine", fix="--on 8xH200   # or name one")
     return Machine.from_text(path.read_text(encoding="utf-8"), origin=str(path))

@@ -1,20 +1,27 @@
-"""Finds out what this computer has, without torch: asks the vendors' tools, each for a bounded time. The one impure file of this room."""
+"""Finds out what this computer has, without torch: asks the vendors' tools, each for a bounded time, and the kernel. The one impure file of this
+room."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from milescli.platform import cuda, rocm, sysfs
+from milescli.core.errors import MachineError
+from milescli.core.units import GIB
+from milescli.platform import cuda, faults, rocm, sysfs
 from milescli.platform.cpu import HostFacts, read_host
-from milescli.platform.machine import Device, Interconnect, Kind, Machine, Node
+from milescli.platform.faults import Fault
+from milescli.platform.machine import DEVICE_MODELS, Device, Interconnect, Kind, Machine, Node, is_accelerator, model_of
 from milescli.platform.visibility import set_variables, visible_devices
 
 TOOL_TIMEOUT_S = 20.0
 """nvidia-smi takes seconds where the driver is not kept loaded."""
+TOOL_FOLDERS = ("/opt/rocm/bin", "/usr/lib/wsl/lib")
+"""Looked through after PATH: where ROCm's packages and WSL put their tools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +29,18 @@ class ToolReply:
     """What a vendor's tool said."""
 
     text: str
-    """Standard output; empty where it could not be had."""
+    """Standard output, also of a tool that failed half-way; empty where it could not be had."""
     problem: str = ""
-    """Why not; empty where the tool is not installed, which is no problem."""
+    """How it failed; empty where it did not, or is not installed, which is no problem."""
 
 
 RunTool = Callable[[Sequence[str]], ToolReply]
+MayOpen = Callable[[Path], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerators:
-    """All that the vendors' tools found, before visibility."""
+    """All that tools and kernel tell, before visibility."""
 
     kind: Kind
     devices: list[Device]
@@ -42,6 +50,8 @@ class Accelerators:
     notes: list[str]
     links: dict[tuple[int, int], str] = field(default_factory=dict)
     """(a, b) with a < b, indices of devices -> NV18, PIX, SYS; XGMI, PCIE. What the tool does not tell is left out."""
+    faults: list[Fault] = field(default_factory=list)
+    """Devices that are there and cannot be used."""
 
 
 def probe(
@@ -50,29 +60,30 @@ def probe(
     root: Path = Path("/"),
     environ: Mapping[str, str] | None = None,
     host: HostFacts | None = None,
+    may_open: MayOpen = sysfs.may_open,
 ) -> Machine:
     """This computer as a Machine of one node, with the devices that the visibility variables leave.
 
-    The arguments are for tests. Raises MachineError where those variables contradict each other or the machine.
+    The arguments are for tests. Raises MachineError where those variables contradict each other or the machine, or leave a device that
+    cannot be used: to run on fewer devices, or on the CPU, must be somebody's wish.
     """
     environ = os.environ if environ is None else environ
     host = host or read_host(root=root)
-    found = find_accelerators(run or run_tool, root=root)
-    devices = visible_devices(found.kind, found.devices, environ)
+    found = find_accelerators(run or run_tool, root=root, may_open=may_open)
+    if errors := fault_errors(found, environ):
+        raise errors[0]
+    visible = visible_devices(found.kind, found.devices, environ)
+    devices = [_with_memory(device, host, share=len(visible)) for device in visible if is_accelerator(device)]
     notes = list(found.notes)
-    if found.devices and not devices:
+    if found.devices and not visible:
         notes.append(f"{len(found.devices)} {found.kind} devices are there, and none is visible")
-    node = Node(
-        devices=devices,
-        cpu_cores=host.cpu_cores,
-        memory_bytes=host.memory_bytes,
-        shm_bytes=host.shm_bytes,
-        num_numa_nodes=host.num_numa_nodes,
-        interconnect=found.interconnect if len(devices) > 1 else "none",
-    )
+    if visible and not devices:
+        notes.append(
+            f"{visible[0].name} ({visible[0].arch}) is no GPU that SGLang and Megatron-Core compute on: the CPU is used"
+        )
     return Machine(
         kind=found.kind if devices else "cpu",
-        nodes=[node],
+        nodes=[_node(host, devices, found.interconnect)],
         driver_version=found.driver_version,
         runtime_version=found.runtime_version,
         visibility=set_variables(environ),
@@ -80,51 +91,36 @@ def probe(
     )
 
 
-def find_accelerators(run: RunTool, *, root: Path = Path("/")) -> Accelerators:
-    """What the vendors' tools see, NVIDIA first; without them, what the kernel tells."""
-    notes: list[str] = []
-    for find in (_find_cuda, _find_rocm):
-        found = find(run, root, notes)
-        if found is not None:
-            return found
-    # A tool that is there and fails knows better than the kernel: the driver may not fit its libraries.
-    by_kernel = None if notes else _find_in_kernel(root, notes)
-    if by_kernel is not None:
-        return by_kernel
-    if (root / "dev/nvidiactl").exists() or (root / "dev/kfd").exists():
-        notes.append("a driver of NVIDIA or AMD is loaded, but its tool (nvidia-smi, amd-smi, rocm-smi) lists no device")
-    return Accelerators(kind="cpu", devices=[], notes=notes)
-
-
-def _find_in_kernel(root: Path, notes: list[str]) -> Accelerators | None:
-    """Where the tools are not installed, what the kernel's drivers tell. Only devices that this computer lets us open count."""
-    devices, driver = sysfs.find_nvidia(root)
-    if devices and (root / "dev/nvidiactl").exists():
-        notes.append("nvidia-smi is not there: devices are as the driver tells them, links are not known")
-        link: Interconnect = "pcie" if len(devices) > 1 else "none"
-        return Accelerators(kind="cuda", devices=devices, interconnect=link, driver_version=driver, notes=notes)
-    devices, links = sysfs.find_amd(root)
-    if not devices or not (root / "dev/kfd").exists():
-        return None
-    notes.append("neither amd-smi nor rocm-smi is there: devices are as the kernel tells them")
-    slowest: Interconnect = "none" if not links else "xgmi" if set(links.values()) == {"XGMI"} else "pcie"
-    version = root / rocm.VERSION_FILE
-    return Accelerators(
-        kind="rocm",
-        devices=devices,
-        interconnect=slowest,
-        links=links,
-        runtime_version=version.read_text(encoding="utf-8").strip() if version.is_file() else "",
-        notes=notes,
+def probe_host(*, why: str, host: HostFacts | None = None) -> Machine:
+    """This computer without its devices, for whom `probe` refused them: a CPU, with `why` as its note."""
+    return Machine(
+        kind="cpu", nodes=[_node(host or read_host(), [], "none")], visibility=set_variables(os.environ), notes=[why]
     )
+
+
+def fault_errors(found: Accelerators, environ: Mapping[str, str]) -> list[MachineError]:
+    """What must be mended, or hidden, before the devices that `environ` leaves can be used."""
+    return [fault.error for fault in found.faults if fault.concerns(environ)]
+
+
+def find_accelerators(run: RunTool, *, root: Path = Path("/"), may_open: MayOpen = sysfs.may_open) -> Accelerators:
+    """What tools and kernel see, NVIDIA first."""
+    nvidia = _find_nvidia(run, root)
+    if nvidia.devices or nvidia.faults:
+        return nvidia
+    amd = _find_amd(run, root, may_open)
+    return replace(amd, notes=nvidia.notes + amd.notes)
 
 
 def run_tool(command: Sequence[str]) -> ToolReply:
     """Run a tool, bounded. Never raises: a machine without it is as good as any."""
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=TOOL_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
-    except FileNotFoundError:
+    tool = shutil.which(command[0], path=os.pathsep.join([os.environ.get("PATH", os.defpath), *TOOL_FOLDERS]))
+    if tool is None:
         return ToolReply(text="")
+    try:
+        done = subprocess.run(
+            [tool, *command[1:]], capture_output=True, timeout=TOOL_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+        )
     except subprocess.TimeoutExpired:
         return ToolReply(text="", problem=f"`{' '.join(command)}` did not answer within {TOOL_TIMEOUT_S:.0f} s")
     except OSError as error:
@@ -133,52 +129,120 @@ def run_tool(command: Sequence[str]) -> ToolReply:
     if done.returncode == 0:
         return ToolReply(text=text)
     told = (done.stderr.decode("utf-8", errors="replace").strip() or text.strip()).splitlines()
-    return ToolReply(
-        text="", problem=f"`{' '.join(command)}` ended with {done.returncode}: {told[0] if told else 'no message'}"
-    )
+    # Python's tools end with the error, the others begin with it
+    line = next((line for line in reversed(told) if "Error:" in line), told[0] if told else "no message")
+    return ToolReply(text=text, problem=f"`{' '.join(command)}` ended with {done.returncode}: {line}")
 
 
-def _find_cuda(run: RunTool, root: Path, notes: list[str]) -> Accelerators | None:
-    devices, driver = cuda.parse_devices(_ask(run, cuda.QUERY, notes))
-    if not devices:
-        return None
+def _find_nvidia(run: RunTool, root: Path) -> Accelerators:
+    reply = run(cuda.QUERY)
+    listed, driver = cuda.parse_devices(reply.text)
+    gone = cuda.parse_gone(reply.text)
+    if not listed and not gone:
+        return _nvidia_without_list(reply, root)
+    summary = run(cuda.SUMMARY).text
+    cut = [device for device in listed if device.index in cuda.parse_cut(reply.text)]
+    parts = cuda.parse_instances(run(cuda.INSTANCES).text, summary, cut) if cut else []
+    devices = [device for device in listed if device not in cut] + parts
     indices = [device.index for device in devices]
-    topology = _ask(run, cuda.TOPOLOGY, notes) if len(indices) > 1 else ""
+    topology = run(cuda.TOPOLOGY).text if len(indices) > 1 else ""
+    found = [faults.lost("cuda", index, said, others=indices) for index, said in gone.items()]
+    if reply.problem and not found:
+        found = [Fault(kind="cuda", indices=(), error=faults.explain("cuda", reply.problem))]
     return Accelerators(
-        kind="cuda",
+        kind="cuda" if devices else "cpu",
         devices=devices,
         interconnect=cuda.parse_interconnect(topology, indices=indices),
         links=cuda.parse_links(topology),
         driver_version=driver,
-        runtime_version=cuda.parse_cuda_version(_ask(run, cuda.SUMMARY, notes)),
-        notes=notes,
+        runtime_version=cuda.parse_cuda_version(summary),
+        notes=[reply.problem] if reply.problem else [],
+        faults=found,
     )
 
 
-def _find_rocm(run: RunTool, root: Path, notes: list[str]) -> Accelerators | None:
-    topology = rocm.AMD_TOPOLOGY
-    devices, driver = rocm.parse_amd_smi(_ask(run, rocm.AMD_STATIC, notes))
+def _nvidia_without_list(reply: ToolReply, root: Path) -> Accelerators:
+    """nvidia-smi is not there, or says nothing of any device. Where it fails it knows better than the kernel: the driver may not fit its
+    libraries."""
+    problem = reply.problem or (f"`nvidia-smi` says: {reply.text.strip().splitlines()[0]}" if reply.text.strip() else "")
+    if problem:
+        broken = Fault(kind="cuda", indices=None, error=faults.explain("cuda", problem))
+        return Accelerators(kind="cpu", devices=[], notes=[problem], faults=[broken] if sysfs.has_nvidia(root) else [])
+    devices, gone, driver = sysfs.find_nvidia(root)
+    found = [faults.lost("cuda", index, said, others=[each.index for each in devices]) for index, said in gone.items()]
+    note = "nvidia-smi is not there: devices are as the driver tells them, links are not known"
+    return Accelerators(
+        kind="cuda" if devices else "cpu",
+        devices=devices,
+        interconnect="pcie" if len(devices) > 1 else "none",
+        driver_version=driver,
+        notes=[note] if devices else [],
+        faults=found,
+    )
+
+
+def _find_amd(run: RunTool, root: Path, may_open: MayOpen) -> Accelerators:
+    """The kernel knows which devices are here and may be opened; the tools know names and links."""
+    view = sysfs.find_amd(root)
+    reply, topology = run(rocm.AMD_STATIC), rocm.AMD_TOPOLOGY
+    devices, driver = rocm.parse_amd_smi(reply.text)
     if not devices:
-        topology = rocm.ROCM_TOPOLOGY
-        devices, driver = rocm.parse_rocm_smi(_ask(run, rocm.ROCM_STATIC, notes))
-    if not devices:
-        return None
-    indices = [device.index for device in devices]
-    links = _ask(run, topology, notes) if len(indices) > 1 else ""
+        older, topology = run(rocm.ROCM_STATIC), rocm.ROCM_TOPOLOGY
+        devices, driver = rocm.parse_rocm_smi(older.text)
+        reply = reply if reply.problem else older
+    notes = [reply.problem] if reply.problem else []
+    if not devices and reply.problem and not faults.is_permission(reply.problem):
+        broken = Fault(kind="rocm", indices=None, error=faults.explain("rocm", reply.problem))
+        return Accelerators(kind="cpu", devices=[], notes=notes, faults=[broken] if sysfs.has_amd(root) else [])
+    if view.devices and len(view.devices) != len(devices):
+        told = f": {view.num_absent} more are not in this container" if view.num_absent else ""
+        notes.append(f"devices are as the kernel tells them{told}" if devices else "neither amd-smi nor rocm-smi lists devices: "
+                     "they are as the kernel tells them")  # fmt: skip
+        devices, links = view.devices, view.links
+    else:
+        links = rocm.parse_links(run(topology).text) if len(devices) > 1 else {}
     version = root / rocm.VERSION_FILE
     return Accelerators(
-        kind="rocm",
+        kind="rocm" if devices else "cpu",
         devices=devices,
-        interconnect=rocm.parse_interconnect(links, indices=indices),
-        links=rocm.parse_links(links),
-        driver_version=driver,
+        interconnect=rocm.slowest_link(links, indices=[device.index for device in devices]),
+        links=links,
+        driver_version=driver or sysfs.amd_version(root),
         runtime_version=version.read_text(encoding="utf-8").strip() if version.is_file() else "",
         notes=notes,
+        faults=_closed_files(root, view, devices, may_open),
     )
 
 
-def _ask(run: RunTool, command: Sequence[str], notes: list[str]) -> str:
-    reply = run(command)
-    if reply.problem:
-        notes.append(reply.problem)
-    return reply.text
+def _closed_files(root: Path, view: sysfs.AmdView, devices: Sequence[Device], may_open: MayOpen) -> list[Fault]:
+    """Device files that are not there or may not be opened, of AMD's devices."""
+    kfd = root / "dev/kfd"
+    if not any(map(is_accelerator, [*devices, *view.devices])):
+        return []  # a graphics card, which would not be used
+    if devices and not kfd.exists():
+        return [faults.absent(kfd, num_devices=len(devices))]
+    if devices and view.num_absent and not view.devices:
+        return [faults.absent(root / "dev/dri/renderD*", num_devices=len(devices))]
+    if kfd.exists() and not may_open(kfd) and (devices or view.devices):
+        return [faults.closed([kfd], None)]
+    closed = [(index, path) for index, path in enumerate(view.files) if not may_open(path)]
+    return [faults.closed([path for _, path in closed], tuple(index for index, _ in closed))] if closed else []
+
+
+def _with_memory(device: Device, host: HostFacts, *, share: int) -> Device:
+    """Where the tool does not tell: that of its model, else (GB10) the host's, which CUDA reports too, divided among `share` devices."""
+    if device.memory_bytes:
+        return device
+    model = model_of(device)
+    return replace(device, memory_bytes=DEVICE_MODELS[model].memory_gib * GIB if model else host.memory_bytes // share)
+
+
+def _node(host: HostFacts, devices: list[Device], interconnect: Interconnect) -> Node:
+    return Node(
+        devices=devices,
+        cpu_cores=host.cpu_cores,
+        memory_bytes=host.memory_bytes,
+        shm_bytes=host.shm_bytes,
+        num_numa_nodes=host.num_numa_nodes,
+        interconnect=interconnect if len(devices) > 1 else "none",
+    )

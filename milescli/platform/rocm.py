@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from milescli.platform.machine import Device, Interconnect
+from milescli.platform.machine import DEVICE_MODELS, Device, Interconnect
 
 AMD_STATIC = ("amd-smi", "static", "--asic", "--vram", "--driver", "--json")
 AMD_TOPOLOGY = ("amd-smi", "topology", "--link-type", "--json")
@@ -15,26 +16,47 @@ ROCM_STATIC = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--show
 ROCM_TOPOLOGY = ("rocm-smi", "--showtopotype", "--json")
 VERSION_FILE = "opt/rocm/.info/version"
 
+NAMES = {
+    0x738C: "AMD Instinct MI100",
+    0x7408: "AMD Instinct MI250X",
+    0x740C: "AMD Instinct MI250X",
+    0x740F: "AMD Instinct MI210",
+    0x74A0: "AMD Instinct MI300A",
+    0x74A1: "AMD Instinct MI300X",
+    0x74B5: "AMD Instinct MI300X",
+    0x74A2: "AMD Instinct MI308X",
+    0x74A5: "AMD Instinct MI325X",
+    0x74B9: "AMD Instinct MI325X",
+    0x75A0: "AMD Instinct MI350X",
+    0x75A3: "AMD Instinct MI355X",
+}
+"""PCI device -> name, virtual functions too (pci.ids). Older tools, and drivers in virtual machines, tell a generic name only."""
+
 _UNITS = {"B": 1, "KB": 1024, "MB": 1024**2, "GB": 1024**3}
 """The tools write MB and mean 1024 * 1024."""
+_MISSING = ("", "N/A", "None")
 
 
 def parse_amd_smi(text: str) -> tuple[list[Device], str]:
-    """Devices and driver version from AMD_STATIC; nothing where the text is not what it should be."""
+    """Devices and driver version from AMD_STATIC; nothing where the text is not what it should be.
+
+    ROCm 6.0 and 6.1 write `driver_version` and `vram_size_mb` where later ones write `version` and `size`, and leave the architecture out.
+    """
     devices, driver = [], ""
     for entry in _entries(text):
         asic, vram, driver_part = (entry.get(key) or {} for key in ("asic", "vram", "driver"))
         if not isinstance(entry.get("gpu"), int) or not isinstance(asic, dict):
             continue
-        size = vram.get("size") if isinstance(vram, dict) else None
-        driver = str(driver_part.get("version", "")) if isinstance(driver_part, dict) else ""
+        if isinstance(driver_part, dict):
+            driver = _told(driver_part, "version", "driver_version") or driver
+        name = _name(_told(asic, "market_name"), _told(asic, "device_id"))
         devices.append(
             Device(
                 index=entry["gpu"],
-                name=str(asic.get("market_name", "")),
-                memory_bytes=_size(size),
-                arch=_arch(str(asic.get("target_graphics_version", ""))),
-                uuid=str(asic.get("asic_serial", "")),
+                name=name,
+                memory_bytes=_size(vram) if isinstance(vram, dict) else 0,
+                arch=_arch(_told(asic, "target_graphics_version")) or _arch_of_name(name),
+                uuid=uuid_of(_told(asic, "asic_serial")),
             )
         )
     return devices, driver
@@ -50,27 +72,27 @@ def parse_rocm_smi(text: str) -> tuple[list[Device], str]:
         found = re.fullmatch(r"card(\d+)", key)
         if not found or not isinstance(card, dict):
             continue
-        memory = str(card.get("VRAM Total Memory (B)", ""))
+        memory = _told(card, "VRAM Total Memory (B)")
+        number = _told(card, "Card Model", "Card model", "Device ID", "GPU ID")
+        name = _name(_told(card, "Card Series", "Card series", "Device Name"), number)
         devices.append(
             Device(
                 index=int(found[1]),
-                name=str(card.get("Card Series") or card.get("Card series") or ""),
+                name=name,
                 memory_bytes=int(memory) if memory.isdigit() else 0,
-                arch=_arch(str(card.get("GFX Version", ""))),
-                uuid=str(card.get("Unique ID", "")),
+                arch=_arch(_told(card, "GFX Version")) or _arch_of_name(name),
+                uuid=uuid_of(_told(card, "Unique ID")),
             )
         )
     system = raw.get("system")
-    return sorted(devices, key=lambda each: each.index), str(system.get("Driver version", "")) if isinstance(
-        system, dict
-    ) else ""
+    driver = _told(system, "Driver version") if isinstance(system, dict) else ""
+    return sorted(devices, key=lambda each: each.index), driver
 
 
-def parse_interconnect(text: str, *, indices: list[int]) -> Interconnect:
-    """The slowest link between any two of the devices, from either tool's topology; pcie where it cannot be read."""
+def slowest_link(links: Mapping[tuple[int, int], str], *, indices: list[int]) -> Interconnect:
+    """Of any two of the devices; pcie where one is not told."""
     if len(indices) < 2:
         return "none"
-    links = parse_links(text)
     return "xgmi" if all(links.get(pair) == "XGMI" for pair in itertools.combinations(sorted(indices), 2)) else "pcie"
 
 
@@ -85,11 +107,18 @@ def parse_links(text: str) -> dict[tuple[int, int], str]:
 
 
 def _amd_links(text: str) -> dict[tuple[int, int], str]:
+    """A list per device; before ROCm 6.2 an object, {"gpu_1": "XGMI"}."""
     links = {}
     for entry in _entries(text):
+        if not isinstance(entry.get("gpu"), int):
+            continue
         for link in entry.get("links") or []:
-            if isinstance(link, dict) and isinstance(link.get("gpu"), int) and isinstance(entry.get("gpu"), int):
+            if isinstance(link, dict) and isinstance(link.get("gpu"), int):
                 links[entry["gpu"], link["gpu"]] = str(link.get("link_type", ""))
+        older = entry.get("link_type")
+        for key, value in older.items() if isinstance(older, dict) else ():
+            if found := re.fullmatch(r"gpu_(\d+)", key):
+                links[entry["gpu"], int(found[1])] = str(value)
     return links
 
 
@@ -125,13 +154,45 @@ def _json(text: str) -> Any:
     return None
 
 
-def _size(size: object) -> int:
+def uuid_of(serial: str) -> str:
+    """0xA1B2 -> GPU-000000000000a1b2, as HIP writes it and its variables take it; empty where it is not told."""
+    try:
+        number = int(serial, 16)
+    except ValueError:
+        return ""
+    return f"GPU-{number:016x}" if number else ""
+
+
+def _told(part: dict[str, Any], *keys: str) -> str:
+    """The first of these that says something."""
+    return next((str(part[key]) for key in keys if key in part and str(part[key]) not in _MISSING), "")
+
+
+def _name(told: str, number: str) -> str:
+    """By the PCI device where that is known: `Aqua Vanjaram [Instinct MI300X]` and `AMD Radeon Graphics` are told of the same."""
+    try:
+        return NAMES.get(int(number, 16), told)
+    except ValueError:
+        return told
+
+
+def _size(vram: dict[str, Any]) -> int:
+    size = next((vram[key] for key in ("size", "vram_size", "vram_size_mb", "size_mb") if key in vram), None)
+    if isinstance(size, int):
+        return size * _UNITS["MB"]
     if isinstance(size, dict) and isinstance(size.get("value"), int) and size.get("unit") in _UNITS:
         return size["value"] * _UNITS[size["unit"]]
     return 0
 
 
 def _arch(text: str) -> str:
-    """gfx942:sramecc+:xnack- -> gfx942"""
-    found = re.match(r"gfx[0-9a-f]+", text)
-    return found[0] if found else ""
+    """gfx942:sramecc+:xnack- -> gfx942. rocm-smi of ROCm 6.0 writes the last part in decimal: gfx9010."""
+    found = re.match(r"gfx[0-9a-f]+", text.lower())
+    return _DECIMAL.get(found[0], found[0]) if found else ""
+
+
+_DECIMAL = {"gfx9010": "gfx90a"}
+
+
+def _arch_of_name(name: str) -> str:
+    return next((model.arch for model in DEVICE_MODELS.values() if model.name == name), "")

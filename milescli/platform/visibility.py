@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from milescli.core.errors import MachineError
-from milescli.platform.machine import Device, Kind
+from milescli.platform.machine import Device, Kind, is_accelerator, is_instance
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 CUDA, HIP, ROCR = VARIABLES
@@ -23,8 +23,9 @@ def find_conflicts(kind: Kind, devices: Sequence[Device], environ: Mapping[str, 
     errors = find_contradictions(environ) if kind == "rocm" else []
     variable = _governing(kind, given)
     if variable is None:
-        return errors
-    return errors + _value_conflicts(variable, given[variable], devices)
+        return errors + _unlike(HIP if kind == "rocm" else CUDA, devices)
+    conflicts = _value_conflicts(variable, given[variable], devices)
+    return errors + (conflicts or _unlike(variable, _chosen(given[variable], devices)))
 
 
 def visible_devices(kind: Kind, devices: Sequence[Device], environ: Mapping[str, str]) -> list[Device]:
@@ -35,15 +36,20 @@ def visible_devices(kind: Kind, devices: Sequence[Device], environ: Mapping[str,
     variable = _governing(kind, set_variables(environ))
     if variable is None:
         return list(devices)
-    return [device for entry in _entries(environ[variable]) if (device := _match(entry, devices)) is not None]
+    return _chosen(environ[variable], devices)
+
+
+def named_devices(kind: Kind, environ: Mapping[str, str]) -> list[str] | None:
+    """Indices or UUIDs that the variable that counts names; empty where it hides all; None where none is set."""
+    variable = _governing(kind, set_variables(environ))
+    return None if variable is None else _entries(environ[variable])
 
 
 def device_names(kind: Kind, places: Sequence[int], environ: Mapping[str, str]) -> list[str]:
     """What an actor's variable must say for the devices at `places` among those that are visible here (a plan counts so): with
     CUDA_VISIBLE_DEVICES=4,6 here, place 1 is `6`. Indices or UUIDs, as the variable has them."""
-    variable = _governing(kind, set_variables(environ))
-    entries = None if variable is None else _entries(environ[variable])
-    assert entries is None or all(place < len(entries) for place in places), f"{variable}={entries} has no places {places}"
+    entries = named_devices(kind, environ)
+    assert entries is None or all(place < len(entries) for place in places), f"{entries} has no places {places}"
     return [str(place) if entries is None else entries[place] for place in places]
 
 
@@ -78,7 +84,7 @@ def find_contradictions(environ: Mapping[str, str]) -> list[MachineError]:
 
 def _value_conflicts(variable: str, value: str, devices: Sequence[Device]) -> list[MachineError]:
     entries = _entries(value)
-    every = ",".join(str(device.index) for device in devices)
+    every = _indices([device for device in devices if is_accelerator(device) and not is_instance(device)])
     repeated = sorted({entry for entry in entries if entries.count(entry) > 1})
     unknown = [entry for entry in entries if _match(entry, devices) is None]
     if repeated:
@@ -89,6 +95,9 @@ def _value_conflicts(variable: str, value: str, devices: Sequence[Device]) -> li
                 fix=f"export {variable}={every}",
             )
         ]
+    cut = next((device for device in devices if is_instance(device) and str(device.index) in unknown), None)
+    if cut is not None:
+        return [_cut(variable, devices)]
     if unknown:
         return [
             MachineError(
@@ -100,6 +109,58 @@ def _value_conflicts(variable: str, value: str, devices: Sequence[Device]) -> li
     return []
 
 
+def _unlike(variable: str, chosen: Sequence[Device]) -> list[MachineError]:
+    """What is wrong with these devices together: a run wants equal ones."""
+    able = [device for device in chosen if is_accelerator(device)]
+    if len(able) > 1 and any(map(is_instance, able)):
+        return [_cut(variable, able)]
+    if able and len(able) < len(chosen):
+        others = ", ".join(f"{each.name} ({each.arch})" for each in chosen if each not in able)
+        return [
+            MachineError(
+                f"{others} cannot train, and is visible beside {len(able)} x {able[0].name}",
+                why="integrated and old GPUs count as devices too, and ranks would be placed on them",
+                fix=f"export {variable}={_indices(able)}",
+            )
+        ]
+    kinds = list(dict.fromkeys((device.name, device.arch) for device in able))
+    if len(kinds) < 2:
+        return []
+    groups = [[device for device in able if (device.name, device.arch) == kind] for kind in kinds]
+    return [
+        MachineError(
+            f"{' and '.join(f'{len(group)} x {group[0].name}' for group in groups)} are visible together",
+            why="ranks work in step and hold equal shares: all would be as small and as slow as the least of them",
+            fix=[f"export {variable}={_indices(group)}   # {group[0].name}" for group in sorted(groups, key=len, reverse=True)],
+        )
+    ]
+
+
+def _cut(variable: str, devices: Sequence[Device]) -> MachineError:
+    """GPUs in MIG mode, which are no devices themselves."""
+    parts = [device for device in devices if is_instance(device)]
+    whole = [device for device in devices if is_accelerator(device) and not is_instance(device)]
+    parents = sorted({device.index for device in parts})
+    told = ", ".join(map(str, parents))
+    return MachineError(
+        f"GPU {told} is cut into instances (MIG)",
+        why="CUDA shows a process one instance at the most, and NCCL joins none: a run has one instance, or whole GPUs",
+        fix=[
+            *([f"export {variable}={_indices(whole)}   # whole GPUs"] if whole else []),
+            f"export {variable}={max(parts, key=lambda part: part.memory_bytes).uuid}   # the largest instance",
+            f"sudo nvidia-smi -i {','.join(map(str, parents))} -mig 0   # makes them whole",
+        ],
+    )
+
+
+def _indices(devices: Sequence[Device]) -> str:
+    return ",".join(str(device.index) for device in devices)
+
+
+def _chosen(value: str, devices: Sequence[Device]) -> list[Device]:
+    return [device for entry in _entries(value) if (device := _match(entry, devices)) is not None]
+
+
 def _entries(value: str) -> list[str]:
     return [] if value.strip() in _NOTHING else [entry.strip() for entry in value.split(",")]
 
@@ -107,6 +168,6 @@ def _entries(value: str) -> list[str]:
 def _match(entry: str, devices: Sequence[Device]) -> Device | None:
     """By index, or by the beginning of a UUID, as CUDA does."""
     if entry.isdigit():
-        return next((device for device in devices if device.index == int(entry)), None)
-    found = [device for device in devices if entry and device.uuid.startswith(entry)]
+        return next((device for device in devices if device.index == int(entry) and not is_instance(device)), None)
+    found = [device for device in devices if entry and device.uuid.lower().startswith(entry.lower())]
     return found[0] if len(found) == 1 else None

@@ -27,7 +27,8 @@ def test_devices_and_driver_are_read() -> None:
         "",
         "No devices were found",
         "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
-        "a, b, c, d, e, f",
+        "a, b, c, d, e, f, g",
+        "2, [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], 580.126.09, [GPU is lost]",
     ],
 )
 def test_what_is_no_device_is_none(said: str) -> None:
@@ -35,7 +36,7 @@ def test_what_is_no_device_is_none(said: str) -> None:
 
 
 def test_memory_that_is_not_told_is_zero_and_not_a_crash() -> None:
-    devices, _ = parse_devices("0, NVIDIA GB10, GPU-1, [N/A], 12.1, 580.95.05")
+    devices, _ = parse_devices("0, NVIDIA GB10, GPU-1, [N/A], 12.1, 580.95.05, [N/A]")
     assert (devices[0].memory_bytes, devices[0].arch) == (0, "sm_121")
 
 

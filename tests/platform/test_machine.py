@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milescli.core.errors import MachineError, RecipeError
-from milescli.platform.machine import DEVICE_MODELS, Machine, parse_machine, read_machine
+from milescli.platform.machine import DEVICE_MODELS, Device, Machine, model_of, parse_machine, read_machine
 
 
 @settings(deadline=None)
@@ -30,19 +30,79 @@ def test_names_without_counts_mean_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "fix"), [("8xH20O", "8xH200"), ("8*H200", "8xH200"), ("0xH200", "8xH200"), ("", "8xH200"), ("4xMI35X", "4xMI355X")]
+    ("text", "fixes"),
+    [
+        ("8xH20O", {"8xH200", "8xH100"}),
+        ("8*H200", {"8xH200"}),
+        ("0xH200", {"8xH200"}),
+        ("", {"8xH200"}),
+        ("4xMI35X", {"4xMI355X", "4xMI350X"}),
+        ("2x4xGB", {"4xGB200", "4xGB300"}),
+        ("8xA100-60GB", {"8xA100", "8xA100-40GB"}),
+        ("8xH100-PCIe", {"8xH100"}),
+        ("12xH100", {"2x8xH100"}),
+        ("6xGB300", {"2x4xGB300"}),
+    ],
 )
-def test_an_unknown_name_is_answered_with_the_nearest(text: str, fix: str) -> None:
+def test_a_name_that_is_not_known_is_answered_with_the_nearest(text: str, fixes: set[str]) -> None:
     with pytest.raises(MachineError) as error:
         parse_machine(text)
-    assert error.value.fixes[0] in (fix, fix.replace("MI355X", "MI325X"), fix.replace("MI355X", "MI350X"))
+    told = {fix.removeprefix("--on ") for fix in error.value.fixes}
+    assert fixes <= told and all(fix.startswith("--on ") for fix in error.value.fixes)
+    for fix in fixes:
+        parse_machine(fix)
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "devices", "name"),
+    [
+        ("8xh100", 1, 8, "NVIDIA H100 80GB HBM3"),
+        ("2X8XMI300X", 2, 8, "AMD Instinct MI300X"),
+        ("8 x H200", 1, 8, "NVIDIA H200"),
+        ("H100-SXM5-80GB", 1, 1, "NVIDIA H100 80GB HBM3"),
+        ("8xA100-80GB", 1, 8, "NVIDIA A100-SXM4-80GB"),
+        ("8xA100-SXM4-40GB", 1, 8, "NVIDIA A100-SXM4-40GB"),
+        ("4xGB200", 1, 4, "NVIDIA GB200"),
+        ("64xGB300", 16, 4, "NVIDIA GB300"),
+        ("16xH100", 2, 8, "NVIDIA H100 80GB HBM3"),
+        ("1x16xH100", 1, 16, "NVIDIA H100 80GB HBM3"),
+    ],
+)
+def test_a_machine_is_named_as_people_write_it(text: str, nodes: int, devices: int, name: str) -> None:
+    machine = parse_machine(text)
+    assert [len(node.devices) for node in machine.nodes] == [devices] * nodes
+    assert {device.name for node in machine.nodes for device in node.devices} == {name}
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gib", "model"),
+    [
+        ("NVIDIA B300 SXM6 AC", 268, "B300"),
+        ("NVIDIA A100-SXM4-40GB", 40, "A100-40GB"),
+        ("NVIDIA A100-PG509-200", 40, "A100-40GB"),
+        ("NVIDIA A100-SXM-64GB", 64, "A100"),
+        ("NVIDIA GeForce RTX 4090", 23, "RTX4090"),
+        ("AMD Instinct MI300X OAM", 191, "MI300X"),
+        ("MI300X-O", 191, "MI300X"),
+        ("NVIDIA H100 PCIe", 79, None),
+        ("NVIDIA H200 NVL", 140, None),
+        ("NVIDIA GH200 480GB", 95, None),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 39, None),
+        ("", 0, None),
+    ],
+)
+def test_a_device_is_known_by_the_words_of_its_name(name: str, memory_gib: int, model: str | None) -> None:
+    assert model_of(Device(index=0, name=name, memory_bytes=memory_gib * 2**30, arch="")) == model
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "kind: cuda", "{kind: cpu, nodes: []}", "{kind: tpu, nodes: [{cpu_cores: 1, memory_bytes: 1, shm_bytes: 1}]}",
      "{kind: cuda, nodes: [{cpu_cores: 1, memory_bytes: 1, shm_bytes: 1}]}", "{kind: cpu, nodes: [{cpu_cores: 1}]}",
-     "{kind: cpu, nodse: []}", "a: [", "{kind: cpu, nodes: [{cpu_core: 1}]}"],
+     "{kind: cpu, nodse: []}", "a: [", "{kind: cpu, nodes: [{cpu_core: 1}]}",
+     "{kind: cpu, nodes: [{cpu_cores: 8, memory_bytes: 64GB, shm_bytes: 1}]}",
+     "{kind: cpu, nodes: [{cpu_cores: true, memory_bytes: 1, shm_bytes: 1}]}",
+     "{kind: cpu, nodes: [{cpu_cores: 1, memory_bytes: -1, shm_bytes: 1}]}"],
 )  # fmt: skip
 def test_a_file_that_describes_no_machine_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "machine.yaml"

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from milescli.platform.machine import Device
-from milescli.platform.rocm import parse_amd_smi, parse_interconnect, parse_rocm_smi
+from milescli.platform.rocm import parse_amd_smi, parse_links, parse_rocm_smi, slowest_link
 from tests.platform.tools_on_paper import text
 
 
@@ -16,7 +16,11 @@ def test_amd_smi_is_read_bare_and_wrapped() -> None:
     devices, driver = parse_amd_smi(bare)
     assert driver == "6.12.12" and len(devices) == 2
     assert devices[0] == Device(
-        index=0, name="AMD Instinct MI300X", memory_bytes=196_592 * 1024**2, arch="gfx942", uuid="0xA1B2C3D4E5F60001"
+        index=0,
+        name="AMD Instinct MI300X",
+        memory_bytes=196_592 * 1024**2,
+        arch="gfx942",
+        uuid="GPU-a1b2c3d4e5f60001",
     )
     assert parse_amd_smi(json.dumps({"gpu_data": json.loads(bare)})) == (devices, driver)
 
@@ -47,8 +51,24 @@ def test_features_behind_the_arch_are_cut() -> None:
     assert devices[0].arch == "gfx90a"
 
 
-@pytest.mark.parametrize("name", ["amd_topology.json", "rocm_topology.json"])
+@pytest.mark.parametrize(
+    ("name", "device", "arch", "memory", "driver"),
+    [
+        ("amd_static_6.0.json", "AMD Instinct MI300X", "gfx942", 196_592 * 1024**2, "6.3.6"),
+        ("amd_static_7.2.json", "AMD Instinct MI355X", "gfx950", 294_896 * 1024**2, "6.18.3"),
+        ("rocm_static_5.2.json", "Arcturus GL-XL [AMD Instinct MI100]", "", 34_342_961_152, "5.16.9.22.20"),
+        ("rocm_static_6.0.json", "AMD Instinct MI250X", "gfx90a", 68_702_699_520, "6.3.6"),
+    ],
+)
+def test_other_releases_write_other_keys(name: str, device: str, arch: str, memory: int, driver: str) -> None:
+    parse = parse_amd_smi if name.startswith("amd") else parse_rocm_smi
+    devices, told = parse(text(name))
+    assert {(each.name, each.arch, each.memory_bytes) for each in devices} == {(device, arch, memory)}
+    assert told == driver and all(each.uuid.startswith("GPU-") and len(each.uuid) == 20 for each in devices)
+
+
+@pytest.mark.parametrize("name", ["amd_topology.json", "amd_topology_6.1.json", "rocm_topology.json"])
 def test_links_of_both_tools_are_read(name: str) -> None:
-    assert parse_interconnect(text(name), indices=[0, 1]) == "xgmi"
-    assert parse_interconnect(text(name).replace("XGMI", "PCIE"), indices=[0, 1]) == "pcie"
-    assert parse_interconnect(text(name), indices=[0, 1, 2]) == "pcie"
+    assert slowest_link(parse_links(text(name)), indices=[0, 1]) == "xgmi"
+    assert slowest_link(parse_links(text(name).replace("XGMI", "PCIE")), indices=[0, 1]) == "pcie"
+    assert slowest_link(parse_links(text(name)), indices=[0, 1, 2]) == "pcie"

@@ -1,0 +1,167 @@
+"""What it means where a vendor's tool fails or a device does not answer, and what to do about it. Pure; `probe` finds them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from milescli.core.errors import MachineError
+from milescli.platform.machine import Kind
+from milescli.platform.visibility import CUDA, HIP, named_devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Devices that are there and cannot be used."""
+
+    kind: Kind
+    indices: tuple[int, ...] | None
+    """Of the devices; None: all of this kind; (): which one, the tool does not say."""
+    error: MachineError
+
+    def concerns(self, environ: Mapping[str, str]) -> bool:
+        """Whether the visibility variables leave any of them."""
+        named = named_devices(self.kind, environ)
+        if named is None or not named:
+            return named is None
+        return self.indices is None or any(str(index) in named for index in self.indices)
+
+
+_Meaning = tuple[str, str, str, tuple[str, ...]]
+"""(pattern in what the tool said, what, why, fixes)"""
+
+_NVIDIA: tuple[_Meaning, ...] = (
+    (
+        r"version mismatch",
+        "NVIDIA's driver and its libraries are of two versions",
+        "the packages were upgraded and the module of before is still loaded",
+        (
+            "sudo reboot",
+            "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia   # while nothing uses them",
+        ),
+    ),
+    (
+        r"communicate with the NVIDIA driver",
+        "NVIDIA's driver is not loaded",
+        "often after an update of the kernel, for which the module was not built",
+        ("sudo modprobe nvidia   # loads it, or says why not", "sudo dkms autoinstall && sudo reboot"),
+    ),
+    (
+        r"device handle|GPU is lost|fallen off",
+        "a GPU has fallen off the bus",
+        "the driver lost it: heat, power, or a fault of the hardware (Xid 79 in the kernel's log)",
+        ("sudo dmesg | grep -i xid", "sudo reboot"),
+    ),
+    (
+        r"access blocked by the operating system",
+        "Windows does not let WSL use the GPU",
+        "the driver of Windows and the kernel of WSL do not fit, or Windows has updated one of them",
+        ("wsl.exe --update && wsl.exe --shutdown   # in Windows, then begin again",),
+    ),
+    (
+        r"[Pp]ermission",
+        "the GPUs may not be opened by this user",
+        "their device files belong to others",
+        ("ls -l /dev/nvidia*", "docker run --gpus all ..."),
+    ),
+    (
+        r"NVML: Unknown Error",
+        "this container has lost its GPUs",
+        "the host reloaded its units or changed a container's limits, and the rules for devices were set anew without them",
+        ("docker restart CONTAINER", "docker run --gpus all --device /dev/nvidiactl --device /dev/nvidia-uvm ..."),
+    ),
+    (
+        r"did not answer",
+        "NVIDIA's driver hangs",
+        "a GPU that no longer answers blocks every question to the driver",
+        ("sudo dmesg | grep -iE 'nvrm|xid'", "sudo reboot"),
+    ),
+    (
+        r"No devices were found",
+        "NVIDIA's driver is loaded and has no GPU",
+        "it gave up on all that are there, or this container was given none",
+        ("sudo dmesg | grep -i nvrm", "docker run --gpus all ..."),
+    ),
+)
+_AMD: tuple[_Meaning, ...] = (
+    (
+        r"[Pp]ermission|required groups",
+        "the GPUs may not be opened by this user",
+        "their device files belong to the groups render and video",
+        ("sudo usermod -aG render,video $USER   # then log in again",),
+    ),
+    (
+        r"did not answer",
+        "AMD's driver hangs",
+        "a GPU that no longer answers blocks every question to the driver",
+        ("sudo dmesg | grep -i amdgpu", "sudo reboot"),
+    ),
+    (
+        r"not initialized|not loaded|not found in modules|NOT_INIT|NO_DRV",
+        "AMD's driver is not ready",
+        "the module amdgpu is not loaded, or gave up on the GPUs",
+        ("sudo modprobe amdgpu", "sudo dmesg | grep -i amdgpu"),
+    ),
+)
+
+
+def explain(kind: Kind, problem: str) -> MachineError:
+    """`problem`: what the tool said as it failed, with its name before."""
+    meanings, look = (_NVIDIA, "nvidia-smi") if kind == "cuda" else (_AMD, "amd-smi static || rocm-smi")
+    for pattern, what, why, fixes in meanings:
+        if re.search(pattern, problem):
+            return MachineError(what, why=f"{why}; {problem}", fix=[*fixes, hide(kind)])
+    vendor = "NVIDIA" if kind == "cuda" else "AMD"
+    what = f"{vendor}'s driver is loaded, and its tool fails"
+    return MachineError(what, why=problem, fix=[f"{look}   # what does it say?", hide(kind)])
+
+
+def is_permission(problem: str) -> bool:
+    """Whether AMD's tool only complains of rights, which it takes from groups and the kernel need not."""
+    return bool(re.search(_AMD[0][0], problem))
+
+
+def lost(kind: Kind, index: int, said: str, *, others: Sequence[int]) -> Fault:
+    """Device `index` is listed and does not answer; `others` do."""
+    look = "sudo dmesg | grep -i xid" if kind == "cuda" else "sudo dmesg | grep -i amdgpu"
+    reset = f"sudo nvidia-smi --gpu-reset -i {index}" if kind == "cuda" else f"sudo amd-smi reset --gpureset --gpu {index}"
+    error = MachineError(
+        f"GPU {index} does not answer",
+        why=f"the vendor's tool says `{said}` of it; the driver has lost it, or it needs a reset",
+        fix=[f"{look}   # why", f"{reset} || sudo reboot", hide(kind, others)],
+    )
+    return Fault(kind=kind, indices=(index,), error=error)
+
+
+def closed(paths: Sequence[Path], indices: tuple[int, ...] | None) -> Fault:
+    """Device files of AMD's driver that are there and may not be opened, and the devices behind them."""
+    told = ", ".join(map(str, paths[:3])) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+    error = MachineError(
+        f"no permission to open {told}",
+        why="AMD's GPUs are used through these files, which belong to the groups render and video",
+        fix=[
+            "sudo usermod -aG render,video $USER   # then log in again",
+            f"docker run --device /dev/kfd --device /dev/dri --group-add video --group-add $(stat -c %g {paths[0]}) ...",
+            hide("rocm"),
+        ],
+    )
+    return Fault(kind="rocm", indices=indices, error=error)
+
+
+def absent(path: Path, *, num_devices: int) -> Fault:
+    """AMD's tool or driver lists devices, and the file through which programs use them is not there."""
+    error = MachineError(
+        f"{path} is not there",
+        why=f"{num_devices} AMD devices are listed, but programs use them through this file; a container must be given it",
+        fix=["docker run --device /dev/kfd --device /dev/dri --group-add video --group-add render ...", hide("rocm")],
+    )
+    return Fault(kind="rocm", indices=None, error=error)
+
+
+def hide(kind: Kind, others: Sequence[int] = ()) -> str:
+    """The command by which a run goes on without what is broken."""
+    variable = CUDA if kind == "cuda" else HIP
+    what = "without it" if others else "without GPUs: run on the CPU"
+    return f"export {variable}={','.join(map(str, others))}   # {what}"
