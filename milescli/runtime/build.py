@@ -23,6 +23,7 @@ from milescli.platform.visibility import device_names
 from milescli.recipe.schema import Recipe
 from milescli.runtime.trainer import RankGroup
 from milescli.weights.base import EngineAddress
+from milescli.weights.sharing import sharing_ranks
 
 TRAINER_TARGET = "milescli.backends.megatron.worker:TrainerRank"
 ENGINE_TARGET = "milescli.backends.sglang.server:EngineServer"
@@ -186,12 +187,14 @@ class Builder:
 
     def engine_addresses(self, engines: Engines) -> list[EngineAddress]:
         """How trainer ranks reach the engines."""
-        sharing: dict[int, list[int]] = {}
-        for slot in self.plan.slots:
-            if slot.engine is not None and slot.trainer_rank is not None:
-                sharing.setdefault(slot.engine, []).append(slot.trainer_rank)
+        on_cpu = self.plan.device_kind == "cpu"
         return [
-            EngineAddress(url=spec.url, tp=spec.tp, sharing_ranks=sharing.get(index, []))
+            EngineAddress(
+                url=spec.url,
+                tp=spec.tp,
+                sharing_ranks=sharing_ranks(self.plan.slots, index, on_cpu=on_cpu),
+                api_key=spec.api_key,
+            )
             for index, spec in enumerate(engines.specs)
         ]
 

@@ -4,6 +4,7 @@ ranks, collectively; torch.distributed's default group is theirs."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from milescli.backends.sglang.weight_group import WeightGroup
 from milescli.core.errors import MilesError, MismatchError
 from milescli.core.types import WeightVersion
 from milescli.weights.base import Bucket, EngineAddress
-from milescli.weights.buckets import layout, write_flat
+from milescli.weights.buckets import Slice, layout, write_flat
 
 DEFAULT_TIMEOUT_S = 600.0
 
@@ -31,6 +32,7 @@ class _Channel:
         self._host = host
         self._timeout_s = timeout_s
         self._orders: Orders | None = None
+        self._loading: list[Future[str]] = []
 
     @property
     def orders(self) -> Orders:
@@ -87,73 +89,111 @@ class _Channel:
             ) from None
 
     def _send_all(self, buckets: Iterator[Bucket]) -> MilesError | None:
-        """Every rank goes through all buckets, also after a failure: making them is collective, and a rank that left would hang
-        the others."""
+        """Engines load one bucket while the ranks make and lay out the next. Every rank goes through all buckets, also after a
+        failure: making them is collective, and a rank that left would hang the others."""
         failure: MilesError | None = None
         for index, bucket in enumerate(buckets):
-            if failure is None:
-                failure = _caught(self._send_bucket, bucket, index)
-        return failure
+            own = self._lay_out(bucket, index)
+            failure = _caught(self._finish_loading) or failure  # rank 0; before `_collect` lets the other ranks go on
+            whole = self._collect(own)
+            if _rank() == 0 and failure is None:
+                failure = _caught(self._begin_loading, whole)
+        return _caught(self._finish_loading) or failure
 
-    def _send_bucket(self, bucket: Bucket, index: int) -> None:
-        """Make all engines load one bucket. Called on every rank."""
+    def _lay_out(self, bucket: Bucket, index: int) -> Any:
+        """What this rank adds to the sending of a bucket. The engines may still read the one before."""
         raise NotImplementedError
+
+    def _collect(self, own: Any) -> Any:
+        """What rank 0 needs of all ranks. They leave it after rank 0 has come: what the engines read before is then free."""
+        return own
+
+    def _begin_loading(self, whole: Any) -> None:
+        """Rank 0: make all engines load one bucket."""
+        raise NotImplementedError
+
+    def _finish_loading(self) -> None:
+        """Rank 0: wait until all engines have answered for the last bucket, each within its bound. They answer when they have read it."""
+        loading, self._loading = self._loading, []
+        finish(loading)
 
 
 class TensorChannel(_Channel):
-    """Through shared memory: host memory on a CPU, CUDA or HIP IPC on a GPU. Engines live on the trainers' machine.
+    """Through shared memory: host memory on a CPU, CUDA or HIP IPC on a GPU, where it was not tried. Each engine rank reads from the
+    trainer rank that shares its memory.
 
-    On a CPU one pair of buffers of rank 0 serves all engine ranks. On a GPU each trainer rank fills a buffer on its own device, and
-    the engine rank on the same device reads it (not tried on a device).
+    Buffers take turns, on every rank: engines read one while the next is filled. It is filled again only after they have answered.
     """
 
     def __init__(self, **settings: Any) -> None:
         """As for every channel; shared memory needs neither backend nor host."""
         super().__init__(**settings)
         self._buffers: list[torch.Tensor | None] = [None, None]
+        self._readers: list[list[tuple[int, int]]] = []
 
-    def _send_bucket(self, bucket: Bucket, index: int) -> None:
-        device = bucket[0][1].device
-        shares_device = device.type != "cpu"
-        if not shares_device and _rank() != 0:
-            return
+    def open(self, engines: list[EngineAddress]) -> None:
+        """See WeightChannel."""
+        super().open(engines)
+        self._readers = readers(engines, num_ranks=dist.get_world_size() if dist.is_initialized() else 1)
+
+    def _lay_out(self, bucket: Bucket, index: int) -> list[str]:
+        """A handle for each reader of this rank: a handle of host memory counts one reader."""
+        mine = self._readers[_rank()]
+        if not mine:
+            return []
         slices = layout(bucket)
-        flat = self._buffer(device, slices[-1].end, index)
+        flat = self._buffer(bucket[0][1].device, slices[-1].end, index)
         write_flat(bucket, flat)
-        if shares_device:
-            torch.accelerator.synchronize(device)
-            payloads = _gather(flat_bucket_payload(flat, slices))
-            if _rank() == 0:
-                self._post([self._payloads_of(engine, payloads) for engine in self.orders.engines])
-        else:  # a handle of host memory counts one reader: each engine rank gets its own
-            self._post([[flat_bucket_payload(flat, slices) for _ in range(engine.tp)] for engine in self.orders.engines])
+        if flat.device.type != "cpu":
+            torch.accelerator.synchronize(flat.device)
+        return [flat_bucket_payload(flat, slices) for _ in mine]
 
     def _buffer(self, device: torch.device, size_bytes: int, index: int) -> torch.Tensor:
-        """[size_bytes] uint8. Buffers take turns: an engine has answered when its copies are queued, not when they are done, and the
-        next bucket must not overwrite what is still being read. On CUDA torch itself keeps shared memory until the reader has
-        let go of it, so each bucket gets a new one there."""
-        if device.type == "cuda" and torch.version.hip is None:
-            return torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        """[size_bytes] uint8"""
         held = self._buffers[index % 2]
         if held is None or held.numel() < size_bytes or held.device != device:
             held = self._buffers[index % 2] = torch.empty(size_bytes, dtype=torch.uint8, device=device)
         return held[:size_bytes]
 
-    def _payloads_of(self, engine: EngineAddress, payloads: list[str]) -> list[str]:
-        assert len(engine.sharing_ranks) == engine.tp, f"{engine.url}: {engine.tp} ranks, shared by {engine.sharing_ranks}"
-        return [payloads[rank] for rank in engine.sharing_ranks]
+    def _collect(self, own: list[str]) -> list[list[str]]:
+        if not any(self._readers[1:]):  # rank 0 serves all, and nobody else has memory that could be read
+            return [own]
+        gathered: list[list[str]] | None = [[] for _ in self._readers] if _rank() == 0 else None
+        dist.gather_object(own, gathered, dst=0)
+        return gathered or []
 
-    def _post(self, payloads: list[list[str]]) -> None:
-        """`payloads`: [engines][ranks]"""
+    def _begin_loading(self, whole: list[list[str]]) -> None:
+        payloads = [[""] * engine.tp for engine in self.orders.engines]
+        for handles, mine in zip(whole, self._readers, strict=False):
+            for handle, (engine, engine_rank) in zip(handles, mine, strict=True):
+                payloads[engine][engine_rank] = handle
         bodies = [
             {"serialized_named_tensors": own, "load_format": "flattened_bucket", "flush_cache": False} for own in payloads
         ]
-        finish(self.orders.begin_all("/update_weights_from_tensor", bodies))
+        self._loading = self.orders.begin_all("/update_weights_from_tensor", bodies)
+
+    def _send_all(self, buckets: Iterator[Bucket]) -> MilesError | None:
+        failure = super()._send_all(buckets)
+        if any(held is not None and held.is_cuda for held in self._buffers):  # the engines want the memory for their caches
+            self._buffers = [None, None]
+            torch.cuda.ipc_collect()
+        return failure
 
     def close(self) -> None:
         """Frees the buffers; their names leave /dev/shm with them."""
         super().close()
         self._buffers = [None, None]
+
+
+def readers(engines: list[EngineAddress], *, num_ranks: int) -> list[list[tuple[int, int]]]:
+    """Per trainer rank, the (engine, engine rank) that read its memory. Pure."""
+    found: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]
+    for index, engine in enumerate(engines):
+        sharing = engine.sharing_ranks or [0] * engine.tp
+        assert len(sharing) == engine.tp, f"{engine.url}: {engine.tp} ranks, shared by {sharing}"
+        for engine_rank, rank in enumerate(sharing):
+            found[rank].append((index, engine_rank))
+    return found
 
 
 class DistributedChannel(_Channel):
@@ -172,14 +212,18 @@ class DistributedChannel(_Channel):
     def _form_group(self) -> None:
         self._group = WeightGroup(self.orders, backend=self._backend, host=self._host)
 
-    def _send_bucket(self, bucket: Bucket, index: int) -> None:
+    def _lay_out(self, bucket: Bucket, index: int) -> tuple[torch.Tensor, list[Slice]] | None:
         if _rank() != 0:
-            return
-        assert self._group is not None, "send before open"
+            return None
         slices = layout(bucket)
         flat = torch.empty(slices[-1].end, dtype=torch.uint8, device=bucket[0][1].device)
         write_flat(bucket, flat)
-        self._group.broadcast(flat, slices)
+        return flat, slices
+
+    def _begin_loading(self, whole: tuple[torch.Tensor, list[Slice]]) -> None:
+        """The bytes have left when this returns; the engines put them into place meanwhile."""
+        assert self._group is not None, "send before open"
+        self._loading = self._group.broadcast(*whole)
 
     def close(self) -> None:
         """Leave the group, on both sides."""
@@ -191,15 +235,6 @@ class DistributedChannel(_Channel):
 
 def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _gather(payload: str) -> list[str]:
-    """[world_size] on rank 0, in the order of ranks; empty elsewhere."""
-    if not dist.is_initialized():
-        return [payload]
-    received: list[str] | None = [""] * dist.get_world_size() if _rank() == 0 else None
-    dist.gather_object(payload, received, dst=0)
-    return received or []
 
 
 def _caught(action, *arguments: object) -> MilesError | None:

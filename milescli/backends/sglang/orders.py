@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from milescli.backends.sglang.key import bearer
@@ -65,15 +65,16 @@ class Orders:
         self.timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(max_workers=max(1, len(engines)), thread_name_prefix="engine-order")
 
-    def begin_all(self, path: str, bodies: list[dict[str, Any]]) -> list[Future[str]]:
-        """Send body i to engine i; does not wait."""
+    def begin_all(self, path: str, bodies: list[dict[str, Any]], *, timeout_s: float | None = None) -> list[Future[str]]:
+        """Send body i to engine i; does not wait. `timeout_s`: where another bound than that of all orders holds."""
+        bound_s = self.timeout_s if timeout_s is None else timeout_s
         return [
-            self._threads.submit(post, engine, path, body, timeout_s=self.timeout_s)
+            self._threads.submit(post, engine, path, body, timeout_s=bound_s)
             for engine, body in zip(self.engines, bodies, strict=True)
         ]
 
     def order_all(self, path: str, body: dict[str, Any]) -> list[str]:
-        """The same order to all; waits for all, then raises the first failure."""
+        """The same order to all, and their answers."""
         return finish(self.begin_all(path, [body] * len(self.engines)))
 
     def close(self) -> None:
@@ -82,9 +83,9 @@ class Orders:
 
 
 def finish(futures: list[Future[str]]) -> list[str]:
-    """Wait for every order, so that none is left running, then raise the first failure. Each is bounded by itself."""
-    errors = [future.exception() for future in futures]
-    for error in errors:
-        if error is not None:
+    """The answers; or the first failure, at once: a dead engine can keep the others waiting for it. Each order is bounded by itself."""
+    done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+    for future in futures:
+        if future in done and (error := future.exception()):
             raise error
     return [future.result() for future in futures]

@@ -21,7 +21,7 @@ def register() -> None:
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return
-    from milescli.backends.sglang import halves, key, routing, verify
+    from milescli.backends.sglang import halves, key, routing, settled, verify
 
     try:
         if api_key := key.take():
@@ -30,6 +30,7 @@ def register() -> None:
         _listen_where_told()
         verify.install()
         halves.install()
+        settled.install()
         if os.environ.get(routing.ROUTING_VARIABLE) == "1":
             routing.install()
         if device_kind == "cpu":

@@ -235,7 +235,7 @@ def _cpu_environment(spec: EngineSpec) -> dict[str, str]:
     env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_model_modules(family.module))
     env[PIECES_VARIABLE] = ",".join(family.pieces)
     if spec.tp > 1:
-        env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_core_shares(spec.tp))
+        env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_core_shares(spec.tp // spec.num_nodes))
     return env
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from uuid import uuid4
 
@@ -18,6 +18,8 @@ from milescli.core.units import format_duration
 from milescli.weights.buckets import Slice
 
 POLL_S = 0.002
+LEAVE_TIMEOUT_S = 10.0
+"""For an engine to say that it left: whoever closes the group needs no answer."""
 
 
 class WeightGroup:
@@ -79,8 +81,9 @@ class WeightGroup:
         c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(self.world_size)}
         return group
 
-    def broadcast(self, flat: torch.Tensor, slices: list[Slice]) -> None:
-        """All engines load one bucket: they are told what comes, and it is broadcast as one run of bytes."""
+    def broadcast(self, flat: torch.Tensor, slices: list[Slice]) -> list[Future[str]]:
+        """All engines load one bucket: they are told what comes, and it is broadcast as one run of bytes. Returns when it has left;
+        each engine answers when it has put the tensors into place. Raises WorkerDied or WaitTimeout."""
         body = {
             "names": [piece.name for piece in slices],
             "dtypes": [str(piece.dtype).removeprefix("torch.") for piece in slices],
@@ -103,14 +106,18 @@ class WeightGroup:
                     fix="read the engines' logs",
                 )
             time.sleep(POLL_S)
-        work.wait()
-        finish(loading)
+        try:
+            work.wait()
+        except RuntimeError as error:  # a peer left: its own order says which, and how
+            finish(loading)
+            raise WorkerDied(
+                "an engine left the weight group", why=f"{type(error).__name__}: {error}", fix="read the engines' logs"
+            ) from error
+        return loading
 
     def close(self) -> None:
         """Both sides leave; an engine that has died meanwhile has left already."""
-        leaving = self._orders.begin_all(
-            "/destroy_weights_update_group", [{"group_name": self._name}] * len(self._orders.engines)
-        )
-        for future in leaving:
-            future.exception()
+        bodies = [{"group_name": self._name}] * len(self._orders.engines)
+        leaving = self._orders.begin_all("/destroy_weights_update_group", bodies, timeout_s=LEAVE_TIMEOUT_S)
+        wait(leaving, timeout=LEAVE_TIMEOUT_S)
         dist.destroy_process_group(self._group)
