@@ -91,13 +91,6 @@ def probe(
     )
 
 
-def probe_host(*, why: str, host: HostFacts | None = None) -> Machine:
-    """This computer without its devices, for whom `probe` refused them: a CPU, with `why` as its note."""
-    return Machine(
-        kind="cpu", nodes=[_node(host or read_host(), [], "none")], visibility=set_variables(os.environ), notes=[why]
-    )
-
-
 def fault_errors(found: Accelerators, environ: Mapping[str, str]) -> list[MachineError]:
     """What must be mended, or hidden, before the devices that `environ` leaves can be used."""
     return [fault.error for fault in found.faults if fault.concerns(environ)]
