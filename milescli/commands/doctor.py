@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from milescli.commands.options import OptionalRecipeOption, SetOption, here, verb
+from milescli.commands.options import OptionalRecipeOption, SetOption, verb
 from milescli.console.output import Output
 
-EXAMPLES = ["miles doctor", "miles doctor --recipe quickstart", "miles doctor --json"]
+EXAMPLES = [
+    "miles doctor",
+    "miles doctor --recipe quickstart",
+    "miles doctor --address 10.0.0.1:6379 --recipe my.yaml",
+    "miles doctor --json",
+]
+
+AddressOption = Annotated[
+    str | None, typer.Option("--address", help="Check every node of this Ray cluster, too (machine.address).")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -15,12 +26,14 @@ def register(app: typer.Typer) -> None:
     verb(app, "doctor", examples=EXAMPLES)(doctor)
 
 
-def doctor(context: typer.Context, *, recipe: OptionalRecipeOption = None, sets: SetOption = None) -> None:
-    """Check this machine, each finding with the command that mends it. Ends with 4 where something fails."""
-    from milescli.recipe.load import load
-
-    output: Output = context.obj
-    loaded = load(recipe, sets=sets or [], **here()) if recipe else None
+def doctor(
+    context: typer.Context, *, recipe: OptionalRecipeOption = None, sets: SetOption = None, address: AddressOption = None
+) -> None:
+    """Check this machine, or each node of a Ray cluster; each finding with the command that mends it. Ends with 4 where something fails."""
+    from milescli.doctor.fixes import Wish
     from milescli.doctor.run import run_doctor
 
-    raise typer.Exit(run_doctor(loaded, output=output))
+    if sets and recipe is None:
+        raise typer.BadParameter("--set changes a recipe: name it with --recipe")
+    output: Output = context.obj
+    raise typer.Exit(run_doctor(Wish(recipe=recipe, sets=sets or [], address=address), output=output))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from milescli.core.errors import MilesError
 
-SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
-MASK = "***"
-_CREDENTIALS = re.compile(r"//[^/@\s]+@")
+REPORT = "miles doctor --json > doctor.json   # a fault of miles: please report it with this file"
+SLACK_S = 1.0
+"""For threads that end at their bound to tell what they found."""
 
 
 class Status(StrEnum):
@@ -38,6 +37,8 @@ class Finding:
     why: str = ""
     fix: list[str] = field(default_factory=list)
     """Commands to paste; the best first."""
+    node: str = ""
+    """Address of the node of a cluster that it was found on; empty: of this machine, or of the cluster as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +49,11 @@ class Check:
     run: Callable[[], list[Finding]]
     """Called in a thread of its own. A MilesError becomes a `fail`."""
     timeout_s: float = 30.0
+    """From when it begins: after what it needs, and after other heavy ones."""
     is_heavy: bool = False
     """Takes a core or more: few of these run at once."""
+    needs: tuple[str, ...] = ()
+    """Checks that must not fail, or this one is skipped: a fault is told once."""
 
 
 def ok(check: str, what: str) -> list[Finding]:
@@ -72,49 +76,62 @@ def skip(check: str, why: str) -> list[Finding]:
     return [Finding(check=check, status=Status.SKIP, what="not checked", why=why)]
 
 
-def run_checks(checks: Sequence[Check], *, environ: Mapping[str, str], heavy_at_once: int = 1) -> list[Finding]:
+def run_checks(checks: Sequence[Check], *, heavy_at_once: int = 1) -> list[Finding]:
     """All findings in the order of the checks, which run at once (of the heavy ones `heavy_at_once`), each bounded by its own
-    time. A check that raises, or does not end, is a `fail`. Secrets of `environ` are masked."""
+    time. A check that raises, or does not end, is a `fail`."""
     places = threading.Semaphore(heavy_at_once)
-    results: dict[str, list[Finding]] = {}
-    threads = []
-    for check in checks:
-        thread = threading.Thread(target=_run_one, args=(check, results, places), name=f"doctor-{check.name}", daemon=True)
-        thread.start()
-        threads.append(thread)
-    total_s = sum(check.timeout_s for check in checks if check.is_heavy) + max(
-        (check.timeout_s for check in checks), default=0.0
-    )
-    deadline = time.monotonic() + total_s
-    for check, thread in zip(checks, threads, strict=True):
-        bound_s = deadline - time.monotonic() if check.is_heavy else min(check.timeout_s, deadline - time.monotonic())
-        thread.join(max(0.0, bound_s))
-    found = [finding for check in checks for finding in results.get(check.name) or _unanswered(check)]
-    return [mask_secrets(finding, environ) for finding in found]
+    tasks = {check.name: _Task(check) for check in checks}
+    for task in tasks.values():
+        before = [tasks[name] for name in task.check.needs if name in tasks]
+        threading.Thread(target=task.run, args=(before, places), name=f"doctor-{task.check.name}", daemon=True).start()
+    return [finding for task in tasks.values() for finding in task.result()]
 
 
-def mask_secrets(finding: Finding, environ: Mapping[str, str]) -> Finding:
-    """The finding without secrets, as `mask` finds them."""
-    cleaned = {name: mask(getattr(finding, name), environ) for name in ("what", "why")}
-    return replace(finding, **cleaned, fix=[mask(each, environ) for each in finding.fix])
+class _Task:
+    """One check on its way. `result` is called by the main thread, all else by the check's own."""
 
+    def __init__(self, check: Check) -> None:
+        self.check = check
+        self.began = threading.Event()
+        self.ended = threading.Event()
+        self.found: list[Finding] = []
+        self.deadline = float("inf")
 
-def mask(text: str, environ: Mapping[str, str]) -> str:
-    """The text without the value of any variable whose name sounds like a secret, and without `user:password@` in addresses."""
-    secrets = {
-        value for name, value in environ.items() if len(value) >= 6 and any(word in name.upper() for word in SECRET_WORDS)
-    }
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, MASK)
-    return _CREDENTIALS.sub(f"//{MASK}@", text)
-
-
-def _run_one(check: Check, results: dict[str, list[Finding]], places: threading.Semaphore) -> None:
-    if check.is_heavy:
+    def run(self, before: Sequence[_Task], places: threading.Semaphore) -> None:
+        failed = [task.check.name for task in before if any(each.status is Status.FAIL for each in task.result())]
+        if failed:
+            self._begin()
+            self._end(skip(self.check.name, f"see `{failed[0]}`, which comes first"))
+            return
+        if not self.check.is_heavy:
+            self._begin()
+            self._end(_findings(self.check))
+            return
         with places:
-            results[check.name] = _findings(check)
-    else:
-        results[check.name] = _findings(check)
+            self._begin()
+            worker = threading.Thread(target=lambda: self._end(_findings(self.check)), daemon=True)
+            worker.start()
+            worker.join(self.check.timeout_s + SLACK_S)  # one that hangs gives its place to the next
+
+    def result(self) -> list[Finding]:
+        """Waits for its end, at most for its own time from when it began; what stands before it is bounded likewise."""
+        self.began.wait()
+        if self.ended.wait(max(0.0, self.deadline - time.monotonic())):
+            return self.found
+        return fail(
+            self.check.name,
+            "no answer",
+            why=f"the check `{self.check.name}` did not end within {self.check.timeout_s:g} s",
+            fix="miles doctor   # try again",
+        )
+
+    def _begin(self) -> None:
+        self.deadline = time.monotonic() + self.check.timeout_s
+        self.began.set()
+
+    def _end(self, found: list[Finding]) -> None:
+        self.found = found
+        self.ended.set()
 
 
 def _findings(check: Check) -> list[Finding]:
@@ -122,19 +139,5 @@ def _findings(check: Check) -> list[Finding]:
         return check.run()
     except MilesError as error:
         return fail(check.name, error.what, why=error.why, fix=error.fixes)
-    except Exception as error:  # a check that breaks has found something too
-        return fail(
-            check.name,
-            "the check itself failed",
-            why=f"{type(error).__name__}: {error}",
-            fix="report this with the output of `miles doctor --json`",
-        )
-
-
-def _unanswered(check: Check) -> list[Finding]:
-    return fail(
-        check.name,
-        "no answer",
-        why=f"the check `{check.name}` did not end within {check.timeout_s:g} s",
-        fix="miles doctor   # try again",
-    )
+    except BaseException as error:  # a check that breaks has found something too; a module of the user's may even call sys.exit
+        return fail(check.name, "the check itself failed", why=f"{type(error).__name__}: {error}", fix=REPORT)

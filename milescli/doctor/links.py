@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from milescli.core.units import format_bytes
+from milescli.doctor.collective import Report
 from milescli.doctor.finding import Finding, fail, ok, skip, warn
 from milescli.platform.machine import DEVICE_MODELS, Interconnect
 from milescli.platform.probe import Accelerators
@@ -25,6 +26,8 @@ LINK_BYTES_PER_S: dict[str, float] = {
 }
 """One way between two devices, by the vendors' data sheets: NVLink 3, 4 and 5 through a switch give a pair the whole bandwidth of a device
 (600, 900, 1800 GB/s both ways); AMD's devices have one Infinity Fabric link to each of the seven others (128, 153.6 GB/s both ways)."""
+MOST_NAMED = 6
+"""Pairs in one line."""
 SHARE_WANTED = 0.5
 """Of the link. A collective of two ranks reaches about 0.7 to 0.8 in others' reports; below a half something is wrong."""
 
@@ -57,32 +60,58 @@ def check_topology(found: Accelerators) -> list[Finding]:
     return ok("topology", f"all {num_pairs} pairs over {found.interconnect}")
 
 
-def judge_bandwidths(
-    speeds: Mapping[tuple[int, int], float], without_access: Sequence[Sequence[int]], *, device: str
+def judge_collective(
+    reports: Sequence[Report], *, backend: str, device: str, seconds: float, no_access: Sequence[str]
 ) -> list[Finding]:
-    """`speeds`: bytes per second of a collective over each pair; `without_access`: pairs that cannot read each other's memory."""
-    if without_access:
-        pairs = ", ".join(f"{a}-{b}" for a, b in without_access[:6])
+    """Of all processes on one machine. `device`: its name, or empty on a CPU; `no_access`: pairs that cannot read each other's memory."""
+    check = "collective"
+    broken = next((each for each in reports if each.problem), next((each for each in reports if each.step), None))
+    if broken is not None:
+        why = broken.problem or f"it did not end within {seconds:.0f} s, or its process was killed"
+        fixes = [
+            "dmesg | tail   # what the driver says of a device or a link",
+            "NCCL_DEBUG=INFO miles doctor   # what was tried",
+        ]
+        lo = "ip -brief address show lo   # 127.0.0.1 must be there, and no firewall before it"
+        whole = f"{backend}: {broken.step} failed"
+        return fail(check, whole, why=why, fix=fixes if device else lo) + skip("links", f"see `{check}`, which comes first")
+    speed = reports[0].everyone
+    told = f", {format_bytes(speed)}/s of bus bandwidth" if speed else ""
+    found = ok(check, f"{backend} added numbers over {len(reports)} processes in {seconds:.1f} s{told}")
+    if not device:
+        return found + skip("links", "there is no link between devices on a CPU")
+    if len(reports) < 2:
+        return found + skip("links", "one device has no link to another")
+    return found + judge_bandwidths(reports[0].pairs, no_access, device=device)
+
+
+def judge_bandwidths(speeds: Mapping[str, float], no_access: Sequence[str], *, device: str) -> list[Finding]:
+    """`speeds`: `0-1` -> bytes per second of a collective over the pair; `no_access` as in `judge_collective`."""
+    if no_access:
         return fail(
             "links",
-            f"{len(without_access)} directions have no peer access",
-            why=f"{pairs}: weights cannot be handed over by memory handle there, and collectives go over the host",
-            fix=["nvidia-smi topo -p2p r   # or: amd-smi topology", "--set weights.channel=distributed"],
+            f"{len(no_access)} directions have no peer access",
+            why=f"{_few(no_access)}: weights cannot be handed over by memory handle there, and collectives go over the host",
+            fix=["nvidia-smi topo -p2p r || amd-smi topology   # why", "--set weights.channel=distributed"],
         )
-    slowest = min(speeds, key=lambda pair: speeds[pair])
-    told = f"slowest pair {slowest[0]}-{slowest[1]}: {format_bytes(speeds[slowest])}/s; median {format_bytes(median(speeds.values()))}/s"
+    slowest, usual = min(speeds, key=lambda pair: speeds[pair]), median(speeds.values())
+    told = f"slowest pair {slowest}: {format_bytes(speeds[slowest])}/s; median {format_bytes(usual)}/s"
     model = _model_of(device)
     link = LINK_BYTES_PER_S.get(model or "")
-    floor = SHARE_WANTED * (link if link else median(speeds.values()))
-    if speeds[slowest] < floor:
-        against = f"the link of {model} gives {format_bytes(link)}/s one way" if link else "the other pairs are twice as fast"
+    slow = sorted((pair for pair in speeds if speeds[pair] < SHARE_WANTED * (link or usual)), key=lambda pair: speeds[pair])
+    if slow:
+        against = f"the link of {model} gives {format_bytes(link)}/s one way" if link else "the others are twice as fast"
         return warn(
             "links",
             told,
-            why=f"{against}; a step waits for the slowest pair",
+            why=f"{len(slow)} of {len(speeds)} pairs are slow: {_few(slow)}; {against}, and a step waits for the slowest pair",
             fix=["nvidia-smi nvlink --errorcounters || amd-smi xgmi   # a link that fails", "NCCL_DEBUG=INFO miles doctor"],
         )
     return ok("links", told)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
 
 
 def _is_fast(link: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import socket
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from milescli.doctor.finding import Finding, fail, ok, skip, warn
+from milescli.doctor.fixes import as_root
 from milescli.platform.machine import Kind
 
 NCCL_VARIABLE, GLOO_VARIABLE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
@@ -66,7 +68,9 @@ def check_interfaces(interfaces: Sequence[Interface], *, environ: Mapping[str, s
             fix=[f"export {variable}={best}", f"unset {variable}"],
         )
     if "lo" not in usable:
-        found += fail("network", "loopback is down", why="engines, trainer ranks and Ray meet there", fix="ip link set lo up")
+        found += fail(
+            "network", "loopback is down", why="engines, trainer ranks and Ray meet there", fix=as_root("ip link set lo up")
+        )
     return [*found, *_proxies(environ)] or ok(
         "network", ", ".join(f"{each.name} {each.addresses[0]}" for each in interfaces if each.name in usable)
     )
@@ -112,7 +116,7 @@ def check_host_name(*, name: str | None = None, resolve: Callable[[str], str] = 
             "hostname",
             f"{name} leads nowhere",
             why=f"{error}; on one machine miles uses loopback, several would not find each other",
-            fix=f"echo '127.0.0.1 {name}' >> /etc/hosts",
+            fix=f"echo '127.0.0.1 {name}' | {as_root('tee -a /etc/hosts')}",
         )
 
 
@@ -140,7 +144,8 @@ def check_rdma(*, root: Path = Path("/"), environ: Mapping[str, str], memlock: i
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if memlock is None else memlock
     if limit != resource.RLIM_INFINITY:
         why = f"memory for RDMA is locked, and only {limit // 1024} KiB may be"
-        return fail("rdma", what, why=why, fix=["ulimit -l unlimited", "docker run --ulimit memlock=-1 ..."])
+        raised = "ulimit -l unlimited" if os.geteuid() == 0 else as_root("prlimit --pid $$ --memlock=unlimited")
+        return fail("rdma", what, why=why, fix=[raised, "docker run --ulimit memlock=-1 ...   # in Docker"])
     return ok("rdma", what)
 
 

@@ -12,6 +12,7 @@ from packaging.specifiers import SpecifierSet
 
 from milescli.core.pins import pin, version_pin
 from milescli.doctor.finding import Finding, fail, ok
+from milescli.doctor.fixes import pip_install
 
 DISTRIBUTION = "miles-cli"
 WITHOUT_DEPENDENCIES = ("sglang",)
@@ -79,5 +80,4 @@ def _problem(line: str, version_of: Callable[[str], str]) -> str | None:
 
 def _fix(line: str) -> str:
     name = line.partition("=")[0]
-    option = "--no-deps " if name in WITHOUT_DEPENDENCIES else ""
-    return f"pip install {option}'{line}'"
+    return pip_install(*(["--no-deps"] if name in WITHOUT_DEPENDENCIES else []), line)

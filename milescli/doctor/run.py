@@ -6,38 +6,25 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
 
 from milescli import __version__
 from milescli.console.output import Output
 from milescli.core.errors import ExitCode, MilesError
-from milescli.doctor.finding import Check, Finding, Status, mask, run_checks
-from milescli.doctor.host import (
-    available_memory,
-    check_disk,
-    check_limits,
-    check_memory,
-    check_platform,
-    check_ports,
-    check_shm,
-    check_visibility,
-    shm_sizes,
-)
+from milescli.doctor.finding import Check, Finding, Status, fail, run_checks
+from milescli.doctor.fixes import Wish
 from milescli.doctor.hub_access import check_hub, saved_token
-from milescli.doctor.links import check_topology
-from milescli.doctor.network import check_host_name, check_interfaces, check_rdma, list_interfaces
-from milescli.doctor.pins import check_pins, check_python
-from milescli.doctor.settings import check_ray_version, check_variables
-from milescli.doctor.torch_build import judge_trial
-from milescli.doctor.trial import run_trial
+from milescli.doctor.masking import mask_environment, mask_secrets
+from milescli.doctor.node import heavy_at_once, node_checks, this_machine, trial_checks
+from milescli.doctor.table import tell_people
 from milescli.doctor.wish import recipe_checks
 from milescli.platform.machine import Machine
-from milescli.platform.probe import Accelerators, find_accelerators, probe, run_tool
-from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.load import LoadedRecipe, load, runs_dir
+from milescli.recipe.templates import find_recipe
 
 REPORTED_PACKAGES = ("torch", "sglang", "sglang-router", "megatron-core", "ray", "transformers", "huggingface-hub")
 REPORTED_VARIABLES = (
@@ -56,69 +43,46 @@ REPORTED_VARIABLES = (
 )
 
 
-def run_doctor(loaded: LoadedRecipe | None, *, output: Output) -> int:
+def run_doctor(wish: Wish, *, output: Output) -> int:
     """Check the machine, and the recipe where one is given. 0, or 4 where something fails; warnings do not count."""
+    loaded, problem = _load(wish)
     output.note("checking; starting an engine takes up to a minute or two")
-    heavy_at_once = max(1, (os.cpu_count() or 1) // 2)
+    with contextlib.redirect_stdout(sys.stderr):  # a reward that prints as it is imported would spoil the JSON
+        findings = problem + run_checks(all_checks(loaded), heavy_at_once=heavy_at_once())
     secrets = {**os.environ, "SAVED_HUB_TOKEN": saved_token() or ""}
-    findings = run_checks(all_checks(loaded), environ=secrets, heavy_at_once=heavy_at_once)
-    findings = [_pasteable(each, loaded.source if loaded else "quickstart") for each in findings]
+    findings = [mask_secrets(replace(each, fix=[wish.whole(fix) for fix in each.fix]), secrets) for each in findings]
     tell(findings, output)
     return int(ExitCode.NOT_READY if any(each.status is Status.FAIL for each in findings) else ExitCode.DONE)
 
 
 def all_checks(loaded: LoadedRecipe | None) -> list[Check]:
     """In the order in which they are told."""
-    recipe = loaded.recipe if loaded else None
-    runs_dir = Path(loaded.recipe.run.dir if loaded else "runs").expanduser()
-    machine, accelerators = cache(probe), cache(_accelerators)
-    shm_bytes, shm_free = shm_sizes()
-    checks = [
-        Check(name="python", run=check_python),
-        Check(name="pins", run=check_pins),
-        Check(name="platform", run=lambda: check_platform(machine()), timeout_s=120.0),
-        Check(name="visibility", run=lambda: check_visibility(accelerators(), environ=os.environ), timeout_s=120.0),
-        Check(name="topology", run=lambda: check_topology(accelerators()), timeout_s=120.0),
-        Check(name="memory", run=lambda: _memory(machine()), timeout_s=120.0),
-        Check(name="disk", run=lambda: check_disk(runs_dir), timeout_s=60.0),
-        Check(name="shm", run=lambda: check_shm(size_bytes=shm_bytes, free_bytes=shm_free)),
-        Check(name="limits", run=check_limits),
-        Check(name="ports", run=check_ports),
-        Check(name="network", run=lambda: _interfaces(machine()), timeout_s=120.0),
-        Check(name="hostname", run=check_host_name),
-        Check(name="rdma", run=lambda: check_rdma(environ=os.environ)),
-        Check(name="ray version", run=lambda: check_ray_version(kind=machine().kind), timeout_s=120.0),
-        Check(name="variables", run=lambda: _variables(loaded, machine()), timeout_s=120.0),
-        Check(name="hub", run=lambda: check_hub(recipe, environ=os.environ, token=saved_token()), timeout_s=60.0),
+    machine = this_machine(os.environ)
+    return [
+        *node_checks(runs_dir=_runs_dir(loaded), machine=machine, loaded=loaded, environ=os.environ),
+        *driver_checks(loaded, machine),
+        *trial_checks(machine=machine, environ=os.environ, own_ray=True),
     ]
-    checks += [] if loaded is None else recipe_checks(loaded, machine=machine)
-    return checks + _trials(machine)
+
+
+def driver_checks(loaded: LoadedRecipe | None, machine: Callable[[], Machine]) -> list[Check]:
+    """Of the hub and the recipe: once, from where a run would be started."""
+    recipe = loaded.recipe if loaded else None
+    hub = Check(name="hub", run=lambda: check_hub(recipe, environ=os.environ, token=saved_token()), timeout_s=60.0)
+    return [hub, *([] if loaded is None else recipe_checks(loaded, machine=machine))]
 
 
 def tell(findings: Sequence[Finding], output: Output) -> None:
-    """A table of all, then why and what to do where it matters; one object in JSON mode."""
+    """One object in JSON mode, a table otherwise."""
     counts = Counter(each.status for each in findings)
-    told = {"counts": {status.value: counts[status] for status in Status}, "findings": [asdict(f) for f in findings]}
-    output.json("doctor", {**told, "versions": _versions(), "environment": _environment(os.environ)})
-    output.table(["check", "status", "found"], [(each.check, each.status.value, each.what) for each in findings])
-    for each in findings:
-        if each.status is Status.OK:
-            continue
-        lines = [f"{each.check}: {each.why}", *(f"  fix: {fix}" for fix in each.fix)]
-        output.note("\n".join(lines)) if each.status is Status.SKIP else output.warn("\n".join(lines))
-    if counts[Status.FAIL]:
-        output.note(f"not ready: {counts[Status.FAIL]} failed, {counts[Status.WARN]} with a warning")
-    else:
-        output.success(f"ready: {counts[Status.OK]} checks passed, {counts[Status.WARN]} with a warning")
+    told = {"counts": {status.value: counts[status] for status in Status}, "findings": [asdict(each) for each in findings]}
+    output.json(
+        "doctor", {**told, "versions": versions(), "environment": mask_environment(os.environ, prefixes=REPORTED_VARIABLES)}
+    )
+    tell_people(findings, output)
 
 
-def _pasteable(finding: Finding, recipe: str) -> Finding:
-    """A fix that is an option becomes the whole command."""
-    command = f"miles launch --recipe {recipe}"
-    return replace(finding, fix=[f"{command} {each}" if each.startswith("--") else each for each in finding.fix])
-
-
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Of what a run is made of; for bug reports."""
     found = {"miles": __version__, "python": platform.python_version(), "system": platform.platform()}
     for name in REPORTED_PACKAGES:
@@ -127,52 +91,20 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that change what runs; secrets masked."""
-    return {name: mask(value, environ) for name, value in sorted(environ.items()) if name.startswith(REPORTED_VARIABLES)}
+def _load(wish: Wish) -> tuple[LoadedRecipe | None, list[Finding]]:
+    """The recipe, or what is wrong with it: the machine is looked at all the same. Raises RecipeError where there is no such recipe."""
+    if wish.recipe is None:
+        return None, []
+    find_recipe(wish.recipe, cwd=Path.cwd())
+    flags = {"machine.address": f"--address {wish.address}"} if wish.address else {}
+    try:
+        return load(wish.recipe, sets=wish.sets, flags=flags, environ=os.environ, cwd=Path.cwd(), home=Path.home()), []
+    except MilesError as error:
+        sound = replace(wish, sets=[each for each in wish.sets if f"--set {each}" not in error.why])
+        return None, fail("recipe", error.what, why=error.why, fix=[sound.whole(fix) for fix in error.fixes])
 
 
-def _trials(machine: Callable[[], Machine]) -> list[Check]:
-    def trial(name: str, *, timeout_s: float, names: tuple[str, ...] = ()) -> Check:
-        return Check(
-            name=name,
-            run=lambda: run_trial(name, device_kind=machine().kind, timeout_s=timeout_s, names=names),
-            timeout_s=timeout_s + 30.0,
-            is_heavy=True,
-        )
-
-    seen = Check(
-        name="torch",
-        run=lambda: judge_trial(run_trial("torch", device_kind=machine().kind, timeout_s=120.0), machine()),
-        timeout_s=150.0,
-        is_heavy=True,
-    )
-    return [
-        seen,
-        trial("ray", timeout_s=180.0),
-        trial("collective", timeout_s=180.0, names=("collective", "links")),
-        trial("engine", timeout_s=420.0, names=("engine", "trainer", "weights")),
-    ]
-
-
-def _interfaces(machine: Machine) -> list[Finding]:
-    return check_interfaces(list_interfaces(), environ=os.environ, kind=machine.kind)
-
-
-def _variables(loaded: LoadedRecipe | None, machine: Machine) -> list[Finding]:
-    """Without a plan (the check `plan` says why) only what harms any run."""
-    from milescli.runtime.launch import plan_only
-
-    plan = None
-    with contextlib.suppress(MilesError):
-        plan = plan_only(loaded, machine) if loaded else None
-    return check_variables(plan, environ=os.environ, address=loaded.recipe.machine.address if loaded else None)
-
-
-def _accelerators() -> Accelerators:
-    return find_accelerators(run_tool)
-
-
-def _memory(machine: Machine) -> list[Finding]:
-    total = machine.nodes[0].memory_bytes
-    return check_memory(total_bytes=total, available_bytes=min(total, available_memory()))
+def _runs_dir(loaded: LoadedRecipe | None) -> Path:
+    if loaded is not None:
+        return Path(loaded.recipe.run.dir).expanduser()
+    return runs_dir(environ=os.environ, cwd=Path.cwd(), home=Path.home())

@@ -9,16 +9,26 @@ from packaging.version import Version
 
 from milescli.core.pins import pin
 from milescli.doctor.finding import Finding, fail, ok, warn
+from milescli.doctor.fixes import pip_install
 from milescli.platform.environment import Decided, engine_environment, trainer_environment
 from milescli.platform.machine import Kind
 
 NOSET = "RAY_EXPERIMENTAL_NOSET_"
+SLOWING = {
+    "CUDA_LAUNCH_BLOCKING": "every kernel waits for the one before",
+    "HIP_LAUNCH_BLOCKING": "every kernel waits for the one before",
+    "AMD_SERIALIZE_KERNEL": "every kernel waits for the one before",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor asks the driver for its memory",
+    "NCCL_P2P_DISABLE": "devices of one machine talk through the host",
+    "HSA_OVERRIDE_GFX_VERSION": "kernels of another architecture are taken, which may compute something else",
+}
+"""Left over from a search for a fault, mostly; and what they do."""
 
 
 def check_ray_version(*, kind: Kind, version_of: Callable[[str], str] = importlib.metadata.version) -> list[Finding]:
     """The pinned oldest Ray is the first that hands out AMD devices by HIP_VISIBLE_DEVICES alone."""
     oldest = pin("ray_oldest")
-    fix = f"pip install 'ray[default]>={oldest}'"
+    fix = pip_install(f"ray[default]>={oldest}")
     try:
         version = version_of("ray")
     except importlib.metadata.PackageNotFoundError:
@@ -29,34 +39,26 @@ def check_ray_version(*, kind: Kind, version_of: Callable[[str], str] = importli
     return fail("ray version", f"Ray {version} is older than {oldest}", why=why, fix=fix)
 
 
-def check_variables(plan: Decided | None, *, environ: Mapping[str, str], address: str | None = None) -> list[Finding]:
+def check_variables(plan: Decided | None, *, environ: Mapping[str, str]) -> list[Finding]:
     """Variables of the user's shell that actors inherit and that do harm, and those that miles will replace. `plan`: of the recipe, or
-    None without one; `address`: of the Ray cluster that the recipe joins."""
-    found = [*_harmful(environ, address), *(_replaced(plan, environ) if plan else [])]
+    None without one."""
+    found = [*_harmful(environ), *(_replaced(plan, environ) if plan else [])]
     return found or ok("variables", "none that harms a run")
 
 
-def _harmful(environ: Mapping[str, str], address: str | None) -> list[Finding]:
+def _harmful(environ: Mapping[str, str]) -> list[Finding]:
     found: list[Finding] = []
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if "expandable_segments:True" in environ.get(name, ""):
             why = "engines inherit it: memory in such segments can neither be given back while they sleep nor shared by handle"
             found += fail("variables", f"{name}={environ[name]}", why=why, fix=f"unset {name}   # miles sets it where it helps")
-    for name in ("CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL", "HIP_LAUNCH_BLOCKING"):
+    for name, why in SLOWING.items():
         if environ.get(name, "0") not in ("0", ""):
-            found += warn(
-                "variables", f"{name}={environ[name]}", why="every kernel waits for the one before", fix=f"unset {name}"
-            )
+            found += warn("variables", f"{name}={environ[name]}", why=why, fix=f"unset {name}")
     for name in sorted(environ):
         if name.startswith(NOSET) and environ[name] not in ("0", ""):
             why = "Ray no longer shows an actor its own devices alone; miles sets this itself, for its actors only"
             found += warn("variables", f"{name}={environ[name]}", why=why, fix=f"unset {name}")
-    if name := environ.get("RAY_ADDRESS"):
-        why = "Ray joins that cluster where it should start one of its own; miles joins where the recipe says so"
-        if not address:
-            found += fail(
-                "variables", f"RAY_ADDRESS={name}", why=why, fix=["unset RAY_ADDRESS", f"--set machine.address={name}"]
-            )
     return found
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from milescli.core.errors import MachineError
 from milescli.core.types import Group, Prompt, Sample, StopReason, VersionSpan, WeightVersion
+from milescli.doctor.finding import REPORT
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, Slot, TrainerLayout
 from milescli.recipe.schema import Recipe
 from milescli.weights.base import EngineAddress
@@ -77,7 +78,7 @@ def take_step(trainer: TrainerRank) -> str:
         raise MachineError(
             "the trainer does not learn here",
             why=f"loss {report.loss}, gradient norm {report.grad_norm}; a step changed {changed} of {len(before)} weights",
-            fix="report this with the output of `miles doctor --json`",
+            fix=REPORT,
         )
     return f"loss {report.loss:.3g}, gradient norm {report.grad_norm:.3g}, {changed} of {len(before)} weights changed"
 
@@ -89,28 +90,40 @@ def publish_exactly(trainer: TrainerRank, url: str) -> None:
     trainer.verify()
 
 
+def score(trainer: TrainerRank, prompt_ids: list[int], response_ids: list[int]) -> list[float]:
+    """[len(response_ids)] log-prob of each token of an answer."""
+    scored = trainer.logprobs(_pack([_sample(0, prompt_ids, response_ids, reward=0.0)], advantages=[0.0]))
+    return list(scored[0][len(prompt_ids) - 1 :])
+
+
 def tiny_batch() -> TrainBatch:
     """Four answers of unequal length to one prompt, two good and two bad."""
+    answers = [[(7 * index + place) % 200 for place in range(5 + index)] for index in range(4)]
+    samples = [_sample(index, list(range(10, 26)), answer, reward=float(index % 2)) for index, answer in enumerate(answers)]
+    return _pack(samples, advantages=[2.0 * sample.reward - 1.0 for sample in samples])
+
+
+def _sample(index: int, prompt_ids: list[int], response_ids: list[int], *, reward: float) -> Sample:
+    return Sample(
+        sample_index=index,
+        seed=index,
+        prompt_ids=prompt_ids,
+        response_ids=response_ids,
+        logprobs=array("d", [-5.0] * len(response_ids)),
+        loss_mask=[True] * len(response_ids),
+        text="",
+        stop_reason=StopReason.STOP,
+        version_spans=[VersionSpan(start=0, end=len(response_ids), version=0)],
+        reward=reward,
+    )
+
+
+def _pack(samples: list[Sample], *, advantages: list[float]) -> TrainBatch:
     from milescli.train import packing
 
-    samples = [
-        Sample(
-            sample_index=index,
-            seed=index,
-            prompt_ids=list(range(10, 26)),
-            response_ids=[(7 * index + place) % 200 for place in range(5 + index)],
-            logprobs=array("d", [-5.0] * (5 + index)),
-            loss_mask=[True] * (5 + index),
-            text="",
-            stop_reason=StopReason.STOP,
-            version_spans=[VersionSpan(start=0, end=5 + index, version=0)],
-            reward=float(index % 2),
-        )
-        for index in range(4)
-    ]
     return packing.pack_policy(
         [Group(prompt=Prompt(index=0, token_ids=samples[0].prompt_ids, text=""), samples=samples)],
-        [[2.0 * sample.reward - 1.0 for sample in samples]],
+        [advantages],
         dp=1,
         max_tokens_per_microbatch=512,
         updates=1,

@@ -8,21 +8,28 @@ import secrets
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from milescli.doctor.finding import Finding, Status, fail
+from milescli.doctor.finding import Finding, Status, fail, skip
 from milescli.runtime import guardian
 
 _LAST_LINES = 8
-_TRIAL_OF = {"weights": "engine", "trainer": "engine", "links": "collective"}
+_TRIAL_OF = {"weights": "engine", "trainer": "engine", "agreement": "engine", "links": "collective"}
 
 
 def run_trial(
-    check: str, *, device_kind: str, timeout_s: float, command: list[str] | None = None, names: tuple[str, ...] = ()
+    check: str,
+    *,
+    device_kind: str,
+    timeout_s: float,
+    command: list[str] | None = None,
+    names: tuple[str, ...] = (),
+    environ: Mapping[str, str] = os.environ,
 ) -> list[Finding]:
     """The findings that the trial `check` writes as JSON lines. Whatever it started has ended when this returns.
 
-    `command` replaces the trial's own, for tests; `names`: the checks that it answers for, where not just `check`.
+    `command` replaces the trial's own; `names`: the checks that it answers for, where not just `check`; `environ`: what it starts with.
     """
     folder = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))  # short: socket names are bounded at 107 bytes
     verdict = folder / "verdict.json"
@@ -31,7 +38,7 @@ def run_trial(
     watchdog = guardian.start(token=token, scratch_dirs=[folder], verdict=verdict)
     command = command or [sys.executable, "-m", "milescli.doctor.trials", check, str(folder), device_kind]
     environment = {
-        **os.environ,
+        **environ,
         guardian.TOKEN_VARIABLE: token,
         "TOKENIZERS_PARALLELISM": "false",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -52,7 +59,10 @@ def run_trial(
                 process.wait()
         found = _findings(output.read_text(encoding="utf-8", errors="replace"))
         missing = [name for name in names or (check,) if name not in {each.check for each in found}]
-        return found + [_broken(name, ended, log, device_kind) for name in missing]
+        if missing:
+            found.append(_broken(missing[0], ended, log, device_kind))
+            found += [each for name in missing[1:] for each in skip(name, f"see `{missing[0]}`, which comes first")]
+        return found
     finally:
         watchdog.release()
 
@@ -73,5 +83,5 @@ def _broken(name: str, ended: str, log: Path, device_kind: str) -> Finding:
         name,
         "does not work here",
         why=why,
-        fix=f"python -m milescli.doctor.trials {_TRIAL_OF.get(name, name)} $(mktemp -d) {device_kind}   # watch it",
+        fix=f"{sys.executable} -m milescli.doctor.trials {_TRIAL_OF.get(name, name)} $(mktemp -d) {device_kind}   # watch it",
     )[0]

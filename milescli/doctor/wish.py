@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from milescli.core.errors import CheckpointError
 from milescli.core.units import MIB, format_bytes
+from milescli.doctor.disk import check_checkpoints
 from milescli.doctor.finding import Check, Finding, fail, ok, skip, warn
 from milescli.platform.machine import Machine
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 
-CHECKPOINT_BYTES = {"fp32": 16, "bf16": 14}
-"""Per parameter, as Megatron-Core saves them: weights, the optimizer's own float32 weights, two moments. fp32 measured on quickstart."""
 DATA_LIMIT = 256 * MIB
 """Data sets of the hub are fetched to be looked at up to this size."""
 
@@ -25,26 +22,12 @@ def recipe_checks(loaded: LoadedRecipe, *, machine: Callable[[], Machine]) -> li
     """What `--recipe` adds."""
     recipe = loaded.recipe
     return [
-        Check(name="model", run=lambda: check_model(recipe, machine()), timeout_s=120.0),
-        Check(
-            name="checkpoints", run=_with_model("checkpoints", lambda: check_checkpoints(recipe, machine())), timeout_s=120.0
-        ),
+        Check(name="model", run=lambda: check_model(recipe, machine()), timeout_s=120.0, needs=("visibility",)),
+        Check(name="checkpoints", run=lambda: check_checkpoints(recipe, machine()), timeout_s=120.0, needs=("model", "disk")),
         Check(name="reward", run=lambda: check_reward_of(recipe), timeout_s=60.0),
-        Check(name="plan", run=_with_model("plan", lambda: check_plan(loaded, machine())), timeout_s=60.0),
-        Check(name="data", run=lambda: check_material(recipe), timeout_s=600.0, is_heavy=True),
+        Check(name="plan", run=lambda: check_plan(loaded, machine()), timeout_s=60.0, needs=("model", "reward")),
+        Check(name="data", run=lambda: check_material(recipe), timeout_s=600.0, is_heavy=True, needs=("reward",)),
     ]
-
-
-def _with_model(name: str, run: Callable[[], list[Finding]]) -> Callable[[], list[Finding]]:
-    """What is wrong with the model is told once, by the check `model`."""
-
-    def check() -> list[Finding]:
-        try:
-            return run()
-        except CheckpointError:
-            return skip(name, "it needs the model; see `model`")
-
-    return check
 
 
 def check_reward_of(recipe: Recipe) -> list[Finding]:
@@ -76,28 +59,6 @@ def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:
         look = "miles models   # what was compared, and how"
         return warn("model", f"{what}: taken by model.allow_unproven", why=UNPROVEN[facts.family], fix=look)
     return ok("model", f"{what}; trained and served here")
-
-
-def check_checkpoints(recipe: Recipe, machine: Machine, *, free_bytes: int | None = None) -> list[Finding]:
-    """Space for `checkpoint.keep` checkpoints and the one that is written before the oldest goes."""
-    from milescli.models import table
-    from milescli.runtime.material import facts_of_recipe
-
-    numbers = table(facts_of_recipe(recipe.model)).num_parameters
-    on_host = machine.kind == "cpu" or recipe.machine.gpus == 0
-    precision = recipe.train.precision if recipe.train.precision != "auto" else "fp32" if on_host else "bf16"
-    each = numbers * CHECKPOINT_BYTES[precision]
-    needed = (recipe.checkpoint.keep + 1) * each
-    folder = Path(recipe.run.dir).expanduser().absolute()
-    existing = next(path for path in (folder, *folder.parents) if path.is_dir())
-    free = shutil.disk_usage(existing).free if free_bytes is None else free_bytes
-    what = f"{format_bytes(each)} each, {format_bytes(needed)} at most; {format_bytes(free)} free in {existing}"
-    if needed > free:
-        fewer = int(free // each) - 1
-        why = f"{recipe.checkpoint.keep} are kept while one more is written: {numbers:,} parameters x {CHECKPOINT_BYTES[precision]} bytes"
-        fixes = [*([f"--set checkpoint.keep={fewer}"] if fewer >= 1 else []), "--set run.dir=/another/disk/runs"]
-        return fail("checkpoints", what, why=why, fix=fixes)
-    return ok("checkpoints", what)
 
 
 def check_plan(loaded: LoadedRecipe, machine: Machine) -> list[Finding]:

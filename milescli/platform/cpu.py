@@ -22,7 +22,7 @@ class HostFacts:
 def read_host(*, root: Path = Path("/"), cpus: Collection[int] | None = None) -> HostFacts:
     """`root` and `cpus` (logical CPUs that may be used) are for tests; by default this computer and our own affinity."""
     usable = set(cpus) if cpus is not None else os.sched_getaffinity(0)
-    groups = _cgroups(root)
+    groups = cgroup_folders(root)
     cores = _physical_cores(root, usable)
     quota = _cpu_quota(groups)
     memory = _meminfo(root)
@@ -64,12 +64,14 @@ def _numa_nodes(root: Path) -> int:
     return max(1, len(list(folder.glob("node[0-9]*"))))
 
 
-def _cgroups(root: Path) -> list[Path]:
+def cgroup_folders(root: Path) -> list[Path]:
     """Folders of our cgroup and of those around it, version 2 and the cpu and memory trees of version 1."""
     folders: list[Path] = []
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, name = line.split(":", 2)
-        names = [tree for tree in controllers.split(",") if tree in ("cpu", "memory")] if controllers else ["", "unified"]
+        names = (
+            [tree for tree in controllers.split(",") if tree in ("cpu", "memory", "pids")] if controllers else ["", "unified"]
+        )
         for tree in names:
             base = root / "sys/fs/cgroup" / tree
             inner = PurePosixPath(name).relative_to("/")

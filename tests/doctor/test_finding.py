@@ -1,15 +1,17 @@
-"""Tests of running checks: bounded, in order, never breaking, never telling a secret."""
+"""Tests of running checks: bounded, in order, never breaking, each fault told once."""
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 
 from milescli.core.errors import MachineError
-from milescli.doctor.finding import Check, Finding, Status, fail, mask_secrets, ok, run_checks
+from milescli.doctor.finding import Check, Finding, Status, fail, ok, run_checks
 
 
-def _run(*checks: Check, **environ: str) -> list[Finding]:
-    return run_checks(checks, environ=environ)
+def _run(*checks: Check) -> list[Finding]:
+    return run_checks(checks)
 
 
 def test_findings_come_in_the_order_of_the_checks_whatever_ends_first() -> None:
@@ -63,11 +65,32 @@ def test_heavy_checks_take_turns() -> None:
     assert [each.what for each in _run(*checks)] == ["alone"] * 3
 
 
-def test_no_secret_is_told() -> None:
-    environ = {"WANDB_API_KEY": "sk-12345678", "HF_TOKEN": "hf_abcdef", "db_password": "hunter22", "HOME": "/home/me"}
-    found = mask_secrets(fail("x", "sk-12345678", why="hf_abcdef in /home/me", fix="login hunter22")[0], environ)
-    assert (found.what, found.why, found.fix) == ("***", "*** in /home/me", ["login ***"])
+def test_what_hangs_holds_up_neither_those_beside_it_nor_the_heavy_ones_after_it() -> None:
+    never, start = threading.Event(), time.monotonic()
+    hung = [Check(name=name, run=lambda: ok("x", str(never.wait())), timeout_s=0.1, is_heavy=True) for name in "abc"]
+    found = _run(*hung, Check(name="last", run=lambda: ok("last", "ran"), is_heavy=True))
+    assert [each.what for each in found] == ["no answer"] * 3 + ["ran"]
+    assert time.monotonic() - start < 30
+    never.set()
 
 
-def test_short_values_are_not_masked_for_they_are_no_secrets() -> None:
-    assert mask_secrets(ok("x", "1 of 2")[0], {"USE_TOKENS": "1"}).what == "1 of 2"
+def test_a_check_is_skipped_where_one_that_it_needs_fails_so_that_a_fault_is_told_once() -> None:
+    ran: list[str] = []
+
+    def touch(name: str) -> list[Finding]:
+        ran.append(name)
+        return ok(name, "ran")
+
+    found = _run(
+        Check(name="plan", run=lambda: touch("plan"), needs=("reward",)),
+        Check(name="reward", run=lambda: fail("reward", "broken", why="y", fix="f")),
+        Check(name="data", run=lambda: touch("data"), needs=("platform", "not asked")),
+        Check(name="platform", run=lambda: touch("platform")),
+    )
+    assert [each.status for each in found] == [Status.SKIP, Status.FAIL, Status.OK, Status.OK]
+    assert "`reward`" in found[0].why and ran == ["platform", "data"]
+
+
+def test_a_check_whose_module_calls_exit_is_a_fail_and_not_the_end_of_the_doctor() -> None:
+    found = _run(Check(name="reward", run=lambda: sys.exit(3)))
+    assert found[0].status is Status.FAIL and "SystemExit" in found[0].why

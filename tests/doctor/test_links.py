@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from milescli.doctor.collective import Report
 from milescli.doctor.finding import Status
-from milescli.doctor.links import LINK_BYTES_PER_S, check_topology, judge_bandwidths
+from milescli.doctor.links import LINK_BYTES_PER_S, check_topology, judge_bandwidths, judge_collective
 from milescli.platform import cuda
 from milescli.platform.machine import DEVICE_MODELS, parse_machine
 from milescli.platform.probe import Accelerators, find_accelerators
 from tests.platform.tools_on_paper import AMD, NVIDIA, ROCM, replay, text
 
 PAIRS = list(combinations(range(4), 2))
+NAMES = [f"{a}-{b}" for a, b in PAIRS]
 
 
 @pytest.mark.parametrize(
@@ -51,17 +53,39 @@ def test_without_two_devices_there_is_nothing_to_check(name: str) -> None:
 
 
 def test_a_slow_pair_is_named() -> None:
-    speeds = {**dict.fromkeys(PAIRS, 350e9), (1, 3): 30e9}
+    speeds = {**dict.fromkeys(NAMES, 350e9), "1-3": 30e9}
     found = judge_bandwidths(speeds, [], device="NVIDIA H200")[0]
     assert found.status is Status.WARN and "slowest pair 1-3" in found.what and "H200" in found.why
-    assert judge_bandwidths(dict.fromkeys(PAIRS, 350e9), [], device="NVIDIA H200")[0].status is Status.OK
+    assert judge_bandwidths(dict.fromkeys(NAMES, 350e9), [], device="NVIDIA H200")[0].status is Status.OK
     assert judge_bandwidths(speeds, [], device="Some Other Card")[0].status is Status.WARN
 
 
+def test_all_slow_pairs_are_named_the_slowest_first() -> None:
+    speeds = {**dict.fromkeys(NAMES, 350e9), "1-3": 30e9, "0-2": 20e9}
+    assert "2 of 6 pairs are slow: 0-2, 1-3;" in judge_bandwidths(speeds, [], device="NVIDIA H200")[0].why
+
+
+@pytest.mark.parametrize("problem", ["2 ones made 3, not 2", ""])
+def test_a_pair_that_breaks_or_hangs_is_named(problem: str) -> None:
+    fine, broken = Report(step=""), Report(step="adding numbers of 1 and 3", problem=problem)
+    found = judge_collective([fine, fine, fine, broken], backend="nccl", device="NVIDIA H200", seconds=30.0, no_access=[])
+    assert [each.status for each in found] == [Status.FAIL, Status.SKIP]
+    assert found[0].what == "nccl: adding numbers of 1 and 3 failed" and (problem or "did not end within 30 s") in found[0].why
+
+
+def test_a_whole_collective_tells_its_bandwidth_and_its_slow_pair() -> None:
+    reports = [Report(step="", everyone=300e9, pairs={**dict.fromkeys(NAMES, 350e9), "1-3": 30e9}), *[Report(step="")] * 3]
+    found = judge_collective(reports, backend="rccl", device="NVIDIA H200", seconds=9.0, no_access=[])
+    assert [(each.check, each.status) for each in found] == [("collective", Status.OK), ("links", Status.WARN)]
+    assert "rccl added numbers over 4 processes" in found[0].what and "1-3" in found[1].why
+
+
 def test_pairs_without_peer_access_are_a_fail_with_another_channel() -> None:
-    found = judge_bandwidths(dict.fromkeys(PAIRS, 20e9), [[0, 1], [1, 0]], device="NVIDIA L40S")[0]
+    found = judge_bandwidths(dict.fromkeys(NAMES, 20e9), ["0-1", "1-0"], device="NVIDIA L40S")[0]
     assert found.status is Status.FAIL and "--set weights.channel=distributed" in found.fix
 
 
 def test_every_model_that_has_a_link_has_its_speed() -> None:
-    assert set(LINK_BYTES_PER_S) == {name for name, model in DEVICE_MODELS.items() if model.interconnect != "pcie"}
+    assert set(LINK_BYTES_PER_S) == {
+        name.partition("-")[0] for name, model in DEVICE_MODELS.items() if model.interconnect != "pcie"
+    }

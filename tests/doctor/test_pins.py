@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import PackageNotFoundError
 
 import pytest
@@ -34,15 +35,15 @@ def test_versions_as_pinned_are_ok_whatever_their_build() -> None:
     ("name", "version", "why", "fix"),
     [
         ("ray", "2.40.0", "ray is 2.40.0, wanted >=2.48", "pip install 'ray[default]>=2.48'"),
-        ("sglang", "0.5.22", "sglang is 0.5.22, wanted ==0.5.20", "pip install --no-deps 'sglang==0.5.20'"),
-        ("torch", None, "torch is missing, wanted ==2.13.0", "pip install 'torch==2.13.0'"),
+        ("sglang", "0.5.22", "sglang is 0.5.22, wanted ==0.5.20", "pip install --no-deps sglang==0.5.20"),
+        ("torch", None, "torch is missing, wanted ==2.13.0", "pip install torch==2.13.0"),
     ],
 )
 def test_a_wrong_or_missing_package_is_named_with_the_command_that_mends_it(
     name: str, version: str | None, why: str, fix: str
 ) -> None:
     found = _check(**{name: version})
-    assert (found.status, found.why, found.fix) == (Status.FAIL, why, [fix])
+    assert (found.status, found.why, found.fix) == (Status.FAIL, why, [f"{sys.executable} -m {fix}"])
 
 
 def test_torch_for_rocm_is_the_one_of_the_rocm_images() -> None:

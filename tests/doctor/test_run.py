@@ -11,8 +11,10 @@ from milescli.console.output import Mode, Output
 from milescli.doctor import run as module
 from milescli.doctor.finding import Check, Finding, ok, skip, warn
 from milescli.doctor.finding import fail as failed
+from milescli.doctor.fixes import Wish
 from milescli.doctor.run import run_doctor
 
+NOTHING = Wish()
 FOUND = [
     *ok("python", "Python 3.11"),
     *warn("shm", "1 GiB", why="larger models want more", fix="mount -o remount"),
@@ -21,11 +23,11 @@ FOUND = [
 ]
 
 
-def _doctor(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], mode: Mode) -> tuple[int, str, str]:
+def _doctor(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], mode: Mode, wish: Wish = NOTHING) -> tuple[int, str, str]:
     checks = [Check(name=each.check, run=lambda each=each: [each]) for each in findings]  # type: ignore[misc]
     monkeypatch.setattr(module, "all_checks", lambda _: checks)
     stdout, stderr = io.StringIO(), io.StringIO()
-    code = run_doctor(None, output=Output(mode, stdout=stdout, stderr=stderr))
+    code = run_doctor(wish, output=Output(mode, stdout=stdout, stderr=stderr))
     return code, stdout.getvalue(), stderr.getvalue()
 
 
@@ -56,12 +58,43 @@ def test_json_mode_tells_everything_in_one_line(monkeypatch: pytest.MonkeyPatch)
         "what": "0 of 16",
         "why": "all taken",
         "fix": ["ss -ltn", "reboot"],
+        "node": "",
     }
 
 
 def test_an_option_that_mends_is_told_as_a_whole_command(monkeypatch: pytest.MonkeyPatch) -> None:
     found = failed("disk", "full", why="x", fix="--set run.dir=/another")
     assert "fix: miles launch --recipe quickstart --set run.dir=/another" in _doctor(monkeypatch, found, Mode.HUMAN)[2]
+
+
+def test_fixes_bear_the_arguments_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = failed("disk", "full", why="x", fix=["--set run.dir=/another", "miles doctor   # again"])
+    wish = Wish(recipe="quickstart", sets=["data.eval=null"])
+    stderr = _doctor(monkeypatch, found, Mode.HUMAN, wish)[2]
+    assert "fix: miles launch --recipe quickstart --set data.eval=null --set run.dir=/another" in stderr
+    assert "fix: miles doctor --recipe quickstart --set data.eval=null   # again" in stderr
+
+
+def test_a_recipe_that_cannot_be_read_is_a_fail_and_the_machine_is_looked_at_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code, stdout, stderr = _doctor(monkeypatch, FOUND[:1], Mode.HUMAN, Wish(recipe="quickstart", sets=["data.promts=x"]))
+    assert code == 4
+    assert [line.split()[:2] for line in stdout.splitlines()[1:]] == [["recipe", "fail"], ["python", "ok"]]
+    assert "fix: miles launch --recipe quickstart --set data.prompts=x" in stderr
+
+
+def test_a_check_that_prints_does_not_spoil_the_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loud() -> list[Finding]:
+        print("loading my reward")
+        return ok("reward", "fine")
+
+    monkeypatch.setattr(module, "all_checks", lambda _: [Check(name="reward", run=loud)])
+    assert run_doctor(NOTHING, output=Output(Mode.JSON)) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["counts"]["ok"] == 1 and "loading my reward" in said.err
 
 
 def test_no_secret_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +114,7 @@ def test_no_secret_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.engine
 def test_this_machine_is_ready_for_ray_an_engine_a_trainer_and_new_weights() -> None:
     stdout = io.StringIO()
-    code = run_doctor(None, output=Output(Mode.JSON, stdout=stdout, stderr=io.StringIO()))
+    code = run_doctor(NOTHING, output=Output(Mode.JSON, stdout=stdout, stderr=io.StringIO()))
     found = {each["check"]: each for each in json.loads(stdout.getvalue())["findings"]}
     assert code == 0, found
-    assert {"torch", "ray", "collective", "engine", "trainer", "weights"} <= set(found)
+    assert {"torch", "ray", "collective", "engine", "agreement", "trainer", "weights"} <= set(found)

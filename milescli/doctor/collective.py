@@ -1,0 +1,256 @@
+"""Processes that meet, reach each other, compare clocks and add numbers: those of the devices of one machine, or one on each node of a
+cluster. Measures only; `links` and `cluster` judge. Run by `trials`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from milescli.core.units import MIB
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup, Store
+
+MEETING_S = 60.0
+"""Bound on the wait for the others to come."""
+STEP_S = 30.0
+"""Bound on each step that they take together; communicators of devices are made in it."""
+CONNECT_S = 5.0
+NUM_PINGS = 20
+"""Of which the quickest counts."""
+MOST_PAIRS = 28
+"""All pairs of eight. Among more, those of neighbours are measured."""
+BUFFER_BYTES = {"cpu": 4 * MIB, "cuda": 256 * MIB}
+ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One of those that meet."""
+
+    rank: int
+    names: list[str]
+    """[rank] as people call them: numbers of devices, or addresses of nodes."""
+    addresses: list[str]
+    """[rank] where they listen; each must reach all."""
+    meeting: tuple[str, int]
+    """Where rank 0 awaits the others."""
+    backend: Literal["gloo", "nccl"]
+    device: int | None = None
+    """Of the accelerator, as torch counts; None: on the host."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What one of them saw; that of rank 0 is the whole."""
+
+    offsets: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Name -> (seconds that its clock is ahead of that of rank 0, at most so wrong)."""
+    unreachable: list[tuple[str, str, str]] = field(default_factory=list)
+    """(from, to, why)."""
+    pairs: dict[str, float] = field(default_factory=dict)
+    """`0-1` -> bytes per second that one sends in an all-reduce of the two."""
+    everyone: float = 0.0
+    """The same over all of them."""
+    step: str = "meeting"
+    """The last that was begun; empty: all were ended."""
+    problem: str = ""
+    """Why it could not be ended; empty where nobody lived to say."""
+
+
+def take_part(
+    place: Place, *, tell: Callable[[Report], None] = lambda _: None, clock: Callable[[], float] = time.time
+) -> Report:
+    """All steps in order: meet, reach each other and read clocks, add numbers in pairs, then all together. `tell` is called as each step
+    begins, so that one that hangs has its name. Never raises for what the network or a device does: the report has it."""
+    import torch.distributed as dist
+
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # a collective that hangs raises at its bound, in the step that it belongs to
+    report = Report()
+    try:
+        with _listener(place.addresses[place.rank], clock) as port:
+            store = _meet(place)
+            store.set(f"port/{place.rank}", str(port))
+            _begin(report, "reaching each other", tell)
+            _reach(place, store, report, clock)
+        if not report.unreachable:
+            _add_numbers(place, store, report, tell)
+            report.step = ""
+        return report
+    except (RuntimeError, OSError) as error:  # DistError and DistStoreError are RuntimeErrors
+        report.problem = next(iter(str(error).splitlines()), type(error).__name__)
+        return report
+    finally:
+        tell(report)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def write_report(file: Path, report: Report) -> None:
+    """At once, so that a process that is killed leaves its last step."""
+    beside = file.with_suffix(".new")
+    beside.write_text(json.dumps(asdict(report)))
+    beside.replace(file)
+
+
+def read_report(file: Path) -> Report:
+    """A report that was never begun is that of one who did not come."""
+    return (
+        Report(**json.loads(file.read_text()))
+        if file.exists()
+        else Report(step="starting", problem="the process did not start")
+    )
+
+
+def pairs_of(count: int) -> list[tuple[int, int]]:
+    """All, or those of neighbours in a ring where they would be too many."""
+    every = list(itertools.combinations(range(count), 2))
+    return every if len(every) <= MOST_PAIRS else [(rank, rank + 1) for rank in range(count - 1)] + [(0, count - 1)]
+
+
+def read_clock(host: str, port: int, clock: Callable[[], float]) -> tuple[float, float]:
+    """(seconds that the clock of the listener there is ahead of ours, how far that may be off): the answer lies between question and
+    arrival, and is taken for the middle (RFC 5905, section 8, with one time stamp of the server). Raises OSError."""
+    best = (0.0, float("inf"))
+    with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(NUM_PINGS):
+            asked = clock()
+            connection.sendall(b"?")
+            theirs: float = struct.unpack("!d", _exactly(connection, 8))[0]
+            answered = clock()
+            error = (answered - asked) / 2
+            if error < best[1]:
+                best = (theirs - (asked + answered) / 2, error)
+    return best
+
+
+@contextmanager
+def _listener(address: str, clock: Callable[[], float]) -> Iterator[int]:
+    """A port that tells the time to whoever asks, while it is open."""
+    with socket.create_server((address, 0), backlog=1024) as server:
+
+        def serve(connection: socket.socket) -> None:
+            with connection:
+                while connection.recv(1):
+                    connection.sendall(struct.pack("!d", clock()))
+
+        def accept() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:  # closed: the end
+                    return
+                threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield server.getsockname()[1]
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise ConnectionResetError("it hung up")
+        data += part
+    return data
+
+
+def _meet(place: Place) -> Store:
+    import torch.distributed as dist
+
+    host, port = place.meeting
+    return dist.TCPStore(
+        host,
+        port,
+        len(place.names),
+        is_master=place.rank == 0,
+        timeout=timedelta(seconds=MEETING_S),
+        wait_for_workers=False,
+    )
+
+
+def _reach(place: Place, store: Store, report: Report, clock: Callable[[], float]) -> None:
+    """Everyone connects to all others, and hears what the others could not reach. Raises RuntimeError where one does not come."""
+    for rank, name in enumerate(place.names):
+        try:
+            port = int(store.get(f"port/{rank}"))
+        except RuntimeError:
+            raise RuntimeError(f"{name} did not come to {place.meeting[0]}:{place.meeting[1]} within {MEETING_S:g} s") from None
+        if rank == place.rank:
+            continue
+        try:
+            report.offsets[name] = read_clock(place.addresses[rank], port, clock)
+        except OSError as error:
+            report.unreachable.append((place.names[place.rank], name, str(error)))
+    store.set(f"reached/{place.rank}", json.dumps(report.unreachable))
+    told = [
+        json.loads(store.get(f"reached/{rank}")) for rank in range(len(place.names))
+    ]  # so nobody leaves before all have asked
+    report.unreachable = [tuple(each) for own in told for each in own]
+
+
+def _add_numbers(place: Place, store: Store, report: Report, tell: Callable[[Report], None]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    size, bound = len(place.names), timedelta(seconds=STEP_S)
+    device = torch.device("cpu" if place.device is None else f"cuda:{place.device}")
+    if place.device is not None:
+        torch.cuda.set_device(device)
+    _begin(report, "forming a group", tell)
+    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=size, timeout=bound)
+    speeds: dict[str, float] = {}
+    for a, b in pairs_of(size):
+        _begin(report, f"adding numbers of {place.names[a]} and {place.names[b]}", tell)
+        group = dist.new_group([a, b], backend=place.backend, timeout=bound)
+        if place.rank in (a, b):
+            speeds[f"{place.names[a]}-{place.names[b]}"] = bus_bandwidth(device, group, 2)
+            dist.destroy_process_group(group)
+        dist.monitored_barrier(timeout=bound)
+    _begin(report, "adding numbers of all", tell)
+    report.everyone = bus_bandwidth(device, dist.new_group(backend=place.backend, timeout=bound), size)
+    gathered: list[dict[str, float]] = [{} for _ in range(size)]
+    dist.all_gather_object(gathered, speeds)
+    report.pairs = {name: speed for own in gathered for name, speed in own.items()}
+
+
+def bus_bandwidth(device: torch.device, group: ProcessGroup, size: int) -> float:
+    """Bytes per second that one rank sends in an all-reduce of BUFFER_BYTES: 2 (n - 1) / n of the buffer (ring). 0 alone. The sum is
+    checked: RuntimeError where it is wrong."""
+    import torch
+    import torch.distributed as dist
+
+    def settle() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    value = torch.ones(BUFFER_BYTES[device.type] // 4, device=device)
+    dist.all_reduce(value, group=group)
+    if not bool((value == size).all()):
+        raise RuntimeError(f"{size} ones made {value[value != size][0].item():g}, not {size}")
+    value.fill_(0.0)
+    settle()
+    start = time.monotonic()
+    for _ in range(ROUNDS):
+        dist.all_reduce(value, group=group)
+    settle()
+    return 2 * (size - 1) / size * BUFFER_BYTES[device.type] * ROUNDS / (time.monotonic() - start)
+
+
+def _begin(report: Report, step: str, tell: Callable[[Report], None]) -> None:
+    report.step = step
+    tell(report)

@@ -1,0 +1,125 @@
+"""The trial of a real engine and a real trainer: it answers, it repeats itself, the trainer finds its answers as likely as it does, a step
+changes the weights, and the new ones arrive bit for bit and are used. Run by `trials`."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from milescli.core.errors import MilesError
+from milescli.core.types import WeightVersion
+from milescli.doctor.finding import REPORT, Finding, fail, ok
+from milescli.doctor.tiny_trainer import publish_exactly, score, start_trainer, take_step
+from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine
+from milescli.runtime.truth import BOUND_MAX, BOUND_MEAN
+
+if TYPE_CHECKING:
+    from milescli.backends.megatron.worker import TrainerRank
+
+ANSWER_TOKENS = 8
+PROMPT_IDS = list(range(10, 26))
+REQUEST = GenerateRequest(prompt_ids=PROMPT_IDS, max_new_tokens=ANSWER_TOKENS, seed=7)
+
+
+def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Finding]:
+    """Findings `engine`, `trainer`, `agreement` and `weights`; those that could not be reached are left out."""
+    from milescli.backends.sglang.client import SglangFleet
+    from milescli.backends.sglang.http import EngineHandle
+    from milescli.backends.sglang.ports import free_ports
+    from milescli.backends.sglang.server import EngineServer, EngineSpec
+    from milescli.recipe.schema import ScratchModel
+    from milescli.runtime.scratch import make_model
+
+    model_dir = folder / "model"
+    make_model(ScratchModel(num_layers=1, hidden_size=64, num_heads=2, num_kv_heads=1, ffn_hidden_size=64), model_dir, seed=0)
+    engine = EngineServer(
+        EngineSpec(
+            model_dir=model_dir,
+            tokenizer_dir=None,
+            device_kind=kind,
+            precision="fp32" if kind == "cpu" else "bf16",
+            port=free_ports(1)[0],
+            log_path=folder / "engine.log",
+            max_running_requests=4,
+            max_total_tokens=4096,
+            memory_fraction=0.3,
+            context_length=512,
+        )
+    )
+    engine.start()
+
+    async def run() -> list[Finding]:
+        handle = EngineHandle(name="engine 0", url=engine.spec.url, log_path=engine.spec.log_path)
+        fleet = SglangFleet(router_url=engine.spec.url, engines=[handle], answer_timeout_s=120.0)
+        try:
+            answered, answer = await check_answer(fleet, start_s=seconds)
+            trainer = await asyncio.to_thread(start_trainer, model_dir, kind)
+            try:
+                return answered + await exercise(fleet, trainer, answer, url=engine.spec.url)
+            finally:
+                await asyncio.to_thread(trainer.close)
+        finally:
+            await fleet.close()
+
+    try:
+        seconds = engine.wait_ready(300.0)
+        return asyncio.run(run())
+    finally:
+        engine.stop()
+
+
+async def check_answer(engine: RolloutEngine, *, start_s: float) -> tuple[list[Finding], Completion]:
+    """It answers, and equally for equal seeds. Returns the answer, too."""
+    first, second = await engine.generate(REQUEST), await engine.generate(REQUEST)
+    if first.response_ids != second.response_ids:
+        why = f"the same seed gave {first.response_ids} and {second.response_ids}: a resumed run could not be exact"
+        return fail("engine", "the engine does not repeat itself", why=why, fix=REPORT), first
+    return ok("engine", f"SGLang was ready after {start_s:.0f} s, answered, and repeats itself for equal seeds"), first
+
+
+async def exercise(engine: RolloutEngine, trainer: TrainerRank, answer: Completion, *, url: str) -> list[Finding]:
+    """The trainer scores the answer, takes a step, publishes, and scores what the engine says then."""
+    found = await _agree("agreement", "with the weights of the folder", trainer, answer)
+    try:
+        found += ok("trainer", f"Megatron-Core took a step: {await asyncio.to_thread(take_step, trainer)}")
+    except MilesError as error:
+        found += fail("trainer", error.what, why=error.why, fix=error.fixes)
+    await engine.pause()
+    try:
+        await asyncio.to_thread(publish_exactly, trainer, url)
+    except MilesError as error:
+        return found + fail("weights", error.what, why=error.why, fix=error.fixes)
+    await engine.set_version(WeightVersion(1))
+    await engine.resume()
+    later = await engine.generate(REQUEST)
+    if later.response_ids == answer.response_ids and later.logprobs == answer.logprobs:
+        why = "its answer and all log-probs are the same after every weight was changed"
+        return found + fail("weights", "the engine ignores new weights", why=why, fix=REPORT)
+    agreed = await _agree("weights", "after a publish", trainer, later)
+    arrived = "the trainer's new weights arrived over the tensor channel, equal bit for bit, and the engine computes with them"
+    return found + (agreed if agreed[0].fix else ok("weights", arrived))
+
+
+async def _agree(check: str, when: str, trainer: TrainerRank, answer: Completion) -> list[Finding]:
+    ours = await asyncio.to_thread(score, trainer, PROMPT_IDS, answer.response_ids)
+    return judge_agreement(check, when, ours, answer.logprobs, precision=trainer.plan.precision)
+
+
+def judge_agreement(
+    check: str,
+    when: str,
+    trainer: Sequence[float],
+    engine: Sequence[float] | array[float],
+    *,
+    precision: Literal["fp32", "bf16"],
+) -> list[Finding]:
+    """[tokens] log-probs of the same answer; they may differ by what a run allows before its first step. NaN never agrees."""
+    gaps = [abs(a - b) for a, b in zip(trainer, engine, strict=True)]
+    worst, mean = max(gaps), sum(gaps) / len(gaps)
+    if all(gap <= BOUND_MAX[precision] for gap in gaps) and mean <= BOUND_MEAN[precision]:
+        return ok(check, f"engine and trainer agree on {len(gaps)} tokens {when}: log-probs differ by {worst:.0e} at most")
+    why = f"log-probs of one answer differ by {worst:.2e} at most and {mean:.2e} on average; {precision} allows {BOUND_MAX[precision]:.0e} and {BOUND_MEAN[precision]:.0e}"
+    return fail(check, f"engine and trainer disagree {when}", why=f"{why}: one of them computes something else", fix=REPORT)

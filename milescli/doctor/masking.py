@@ -1,0 +1,43 @@
+"""Takes secrets out of what the doctor says. Knows names of variables and forms of addresses; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from milescli.doctor.finding import Finding
+
+SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL")
+MASK = "***"
+SHORTEST = 6
+"""A shorter value is left where it stands in a text: it would be found in many words. Alone, it is masked too."""
+_USER = re.compile(r"//[^/\s]+@")
+"""Up to the last @ before the path: passwords may hold one."""
+_QUERY = re.compile(r"([?&;][^=&\s]*(?:key|token|secret|sig|passw|credential)[^=&\s]*=)[^&\s]+", re.IGNORECASE)
+
+
+def sounds_secret(name: str) -> bool:
+    """Of a variable: WANDB_API_KEY, HF_TOKEN, db_password."""
+    return any(word in name.upper() for word in SECRET_WORDS)
+
+
+def mask(text: str, environ: Mapping[str, str]) -> str:
+    """The text without the value of any variable whose name sounds like a secret, and without `user:password@` and `?token=` of
+    addresses."""
+    secrets = {value for name, value in environ.items() if len(value) >= SHORTEST and sounds_secret(name)}
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    return _QUERY.sub(rf"\1{MASK}", _USER.sub(f"//{MASK}@", text))
+
+
+def mask_secrets(finding: Finding, environ: Mapping[str, str]) -> Finding:
+    """The finding without secrets, as `mask` finds them."""
+    cleaned = {name: mask(getattr(finding, name), environ) for name in ("what", "why")}
+    return replace(finding, **cleaned, fix=[mask(each, environ) for each in finding.fix])
+
+
+def mask_environment(environ: Mapping[str, str], *, prefixes: tuple[str, ...]) -> dict[str, str]:
+    """The variables that begin so, sorted; those that sound secret are there, and their values are not."""
+    chosen = {name: value for name, value in sorted(environ.items()) if name.startswith(prefixes)}
+    return {name: MASK if sounds_secret(name) else mask(value, environ) for name, value in chosen.items()}

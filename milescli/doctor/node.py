@@ -1,0 +1,136 @@
+"""The checks of one computer: this one, or each node of a cluster. Composes; the checks themselves know nothing of each other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from milescli.core.errors import MilesError
+from milescli.doctor.disk import check_disk, check_scratch
+from milescli.doctor.finding import Check, Finding
+from milescli.doctor.host import check_platform, check_ports, check_shm, check_visibility, shm_sizes
+from milescli.doctor.limits import available_memory, check_limits, check_memory, check_threads
+from milescli.doctor.links import check_topology
+from milescli.doctor.network import check_host_name, check_interfaces, check_rdma, list_interfaces
+from milescli.doctor.pins import check_pins, check_python
+from milescli.doctor.settings import check_ray_version, check_variables
+from milescli.doctor.torch_build import judge_trial
+from milescli.doctor.trial import run_trial
+from milescli.platform.machine import Machine
+from milescli.platform.probe import find_accelerators, probe, run_tool
+from milescli.recipe.load import LoadedRecipe
+
+TOOLS_S = 120.0
+"""Bound on what asks the vendors' tools: a few questions of 20 s each, where the driver hangs."""
+DEVICES = ("visibility",)
+"""Must be in order before anybody can say what the machine is."""
+T = TypeVar("T")
+
+
+class Once(Generic[T]):
+    """A value that many threads ask for and one makes; an error is remembered too. The vendors' tools take seconds."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        """`make` is called by the first who asks."""
+        self._make, self._lock = make, threading.Lock()
+        self._found: list[T] = []
+        self._error: MilesError | None = None
+
+    def __call__(self) -> T:
+        """The value. Raises what making it raised."""
+        with self._lock:
+            if not self._found and self._error is None:
+                try:
+                    self._found.append(self._make())
+                except MilesError as error:
+                    self._error = error
+        if self._error is not None:
+            raise self._error
+        return self._found[0]
+
+
+def node_checks(
+    *, runs_dir: Path, machine: Callable[[], Machine], loaded: LoadedRecipe | None, environ: Mapping[str, str]
+) -> list[Check]:
+    """In the order in which they are told."""
+    accelerators = Once(lambda: find_accelerators(run_tool))
+
+    def of_machine(name: str, run: Callable[[], list[Finding]], *needs: str) -> Check:
+        return Check(name=name, run=run, timeout_s=TOOLS_S, needs=(*DEVICES, *needs))
+
+    return [
+        Check(name="python", run=check_python),
+        Check(name="pins", run=check_pins),
+        of_machine("platform", lambda: check_platform(machine())),
+        Check(name="visibility", run=lambda: check_visibility(accelerators(), environ=environ), timeout_s=TOOLS_S),
+        Check(name="topology", run=lambda: check_topology(accelerators()), timeout_s=TOOLS_S),
+        of_machine("memory", lambda: _memory(machine())),
+        Check(name="disk", run=lambda: check_disk(runs_dir), timeout_s=60.0),
+        Check(name="scratch", run=check_scratch),
+        Check(name="shm", run=_shm),
+        Check(name="limits", run=check_limits),
+        Check(name="threads", run=check_threads),
+        Check(name="ports", run=check_ports),
+        of_machine("network", lambda: check_interfaces(list_interfaces(), environ=environ, kind=machine().kind)),
+        Check(name="hostname", run=check_host_name),
+        Check(name="rdma", run=lambda: check_rdma(environ=environ)),
+        of_machine("ray version", lambda: check_ray_version(kind=machine().kind)),
+        of_machine("variables", lambda: _variables(loaded, machine(), environ), "model", "reward"),
+    ]
+
+
+def trial_checks(*, machine: Callable[[], Machine], environ: Mapping[str, str], own_ray: bool) -> list[Check]:
+    """The real parts, each in a process of its own. `own_ray`: a session of Ray is started too, as a run on one machine does."""
+
+    def trial(name: str, *, timeout_s: float, names: tuple[str, ...] = ()) -> Check:
+        return Check(
+            name=name,
+            run=lambda: run_trial(name, device_kind=machine().kind, timeout_s=timeout_s, names=names, environ=environ),
+            timeout_s=timeout_s + 30.0,
+            is_heavy=True,
+            needs=DEVICES,
+        )
+
+    def torch() -> list[Finding]:
+        return judge_trial(run_trial("torch", device_kind=machine().kind, timeout_s=120.0, environ=environ), machine())
+
+    return [
+        Check(name="torch", run=torch, timeout_s=150.0, is_heavy=True, needs=DEVICES),
+        *([trial("ray", timeout_s=180.0)] if own_ray else []),
+        trial("collective", timeout_s=300.0, names=("collective", "links")),
+        trial("engine", timeout_s=420.0, names=("engine", "trainer", "agreement", "weights")),
+    ]
+
+
+def this_machine(environ: Mapping[str, str]) -> Once[Machine]:
+    """As the vendors' tools tell it, under the visibility variables of `environ`."""
+    return Once(lambda: probe(environ=environ))
+
+
+def heavy_at_once() -> int:
+    """Of the checks that take a core or more."""
+    return max(1, (os.cpu_count() or 1) // 2)
+
+
+def _memory(machine: Machine) -> list[Finding]:
+    total = machine.nodes[0].memory_bytes
+    return check_memory(total_bytes=total, available_bytes=min(total, available_memory()))
+
+
+def _shm() -> list[Finding]:
+    size_bytes, free_bytes = shm_sizes()
+    return check_shm(size_bytes=size_bytes, free_bytes=free_bytes)
+
+
+def _variables(loaded: LoadedRecipe | None, machine: Machine, environ: Mapping[str, str]) -> list[Finding]:
+    """Without a plan (the check `plan` says why) only what harms any run."""
+    from milescli.runtime.launch import plan_only
+
+    plan = None
+    with contextlib.suppress(MilesError):
+        plan = plan_only(loaded, machine) if loaded else None
+    return check_variables(plan, environ=environ)

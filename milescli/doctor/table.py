@@ -1,0 +1,78 @@
+"""How findings are told: one table, then why and what to do where it matters. What nodes of a cluster found alike is one row."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from milescli.console.output import Output
+from milescli.doctor.finding import Finding, Status
+
+MOST_NAMES = 4
+"""Nodes named in one row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Findings of one check that say the same."""
+
+    finding: Finding
+    """The first of them."""
+    nodes: list[str]
+    """Where; empty: this machine, or the cluster as a whole."""
+    is_everywhere: bool
+    """On every node that answered this check."""
+
+    @property
+    def where(self) -> str:
+        """For people: empty where it does not matter."""
+        if not self.nodes or (self.is_everywhere and len(self.nodes) == 1):
+            return ", ".join(self.nodes)
+        if self.is_everywhere:
+            return f"all {len(self.nodes)}"
+        more = len(self.nodes) - MOST_NAMES
+        return ", ".join(self.nodes[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def fold(findings: Sequence[Finding]) -> list[Row]:
+    """One row for what several nodes found alike, numbers in an `ok` aside; in the order of the checks."""
+    groups: dict[tuple[object, ...], list[Finding]] = {}
+    places = {each.check: place for place, each in reversed(list(enumerate(findings)))}
+    for each in sorted(findings, key=lambda each: places[each.check]):
+        groups.setdefault(_likeness(each), []).append(each)
+    answered = {each.check: {one.node for one in findings if one.check == each.check} for each in findings}
+    rows = []
+    for group in groups.values():
+        nodes = sorted({each.node for each in group if each.node})
+        everywhere = bool(nodes) and set(nodes) == answered[group[0].check]
+        rows.append(Row(finding=group[0], nodes=nodes, is_everywhere=everywhere))
+    return rows
+
+
+def tell_people(findings: Sequence[Finding], output: Output) -> None:
+    """The table, the warnings with their fixes, the verdict."""
+    rows = fold(findings)
+    if any(row.nodes for row in rows):
+        cells = [(row.finding.check, row.where or "-", row.finding.status.value, row.finding.what) for row in rows]
+        output.table(["check", "node", "status", "found"], cells)
+    else:
+        output.table(["check", "status", "found"], [(r.finding.check, r.finding.status.value, r.finding.what) for r in rows])
+    for row in rows:
+        each, where = row.finding, f" on {row.where}" if row.nodes and not row.is_everywhere else ""
+        if each.status is Status.OK:
+            continue
+        lines = [f"{each.check}{where}: {each.why}", *(f"  fix: {fix}" for fix in each.fix)]
+        output.note("\n".join(lines)) if each.status is Status.SKIP else output.warn("\n".join(lines))
+    counts = Counter(row.finding.status for row in rows)
+    if counts[Status.FAIL]:
+        output.note(f"not ready: {counts[Status.FAIL]} failed, {counts[Status.WARN]} with a warning")
+    else:
+        output.success(f"ready: {counts[Status.OK]} checks passed, {counts[Status.WARN]} with a warning")
+
+
+def _likeness(finding: Finding) -> tuple[object, ...]:
+    """What must be equal for one row. Free bytes and seconds differ from node to node, and of what is well nobody cares."""
+    what = re.sub(r"\d+(\.\d+)*( [KMGT]iB| m)?", "#", finding.what) if finding.status is Status.OK else finding.what
+    return finding.check, finding.status, what, finding.why, tuple(finding.fix)
