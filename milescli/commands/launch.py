@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from milescli.commands.options import GpusOption, RecipeOption, SetOption, StepsOption, flags_of, here, planned_machine, verb
+from milescli.commands.options import (
+    AddressOption,
+    GpusOption,
+    RecipeOption,
+    SetOption,
+    StepsOption,
+    flags_of,
+    here,
+    planned_machine,
+    verb,
+)
 from milescli.console.output import Output
 
 EXAMPLES = [
@@ -14,7 +25,16 @@ EXAMPLES = [
     "miles launch --recipe quickstart --steps 80 --set rollout.samples_per_prompt=16",
     "miles launch --recipe my.yaml --gpus 8 --dry-run -v",
     "miles launch --recipe my.yaml --dry-run --on 16x8xMI355X --price-per-gpu-hour 2.5",
+    "miles launch --recipe qwen3.6 --on 4x8xH200 --emit slurm > job.sh",
 ]
+
+
+class JobForm(StrEnum):
+    """What --emit writes."""
+
+    SLURM = "slurm"
+    KUBERAY = "kuberay"
+    SSH = "ssh"
 
 
 def register(app: typer.Typer) -> None:
@@ -30,13 +50,14 @@ def launch(
     sets: SetOption = None,
     gpus: GpusOption = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes (machine.nodes).")] = None,
-    address: Annotated[str | None, typer.Option("--address", help="An existing Ray cluster (machine.address).")] = None,
+    address: AddressOption = None,
     steps: StepsOption = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the run (run.seed).")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its reasons; start nothing.")] = False,
     on: Annotated[
-        str | None, typer.Option("--on", metavar="MACHINE|FILE", help="With --dry-run: plan for this machine, as 16x8xMI355X.")
+        str | None, typer.Option("--on", metavar="MACHINE|FILE", help="With --dry-run or --emit: plan for it, as 16x8xMI355X.")
     ] = None,
+    emit: Annotated[JobForm | None, typer.Option("--emit", help="Print the plan as a job script; start nothing.")] = None,
     price: Annotated[
         float | None, typer.Option("--price-per-gpu-hour", min=0.0, help="With --dry-run: tell what the run would cost.")
     ] = None,
@@ -46,7 +67,7 @@ def launch(
     from milescli.recipe.load import load
 
     output: Output = context.obj
-    machine = planned_machine(on, price=price, dry_run=dry_run)
+    machine = planned_machine(on, price=price, dry_run=dry_run, emits=emit is not None)
     if machine is not None and nodes is None:
         nodes = len(machine.nodes)
     flags = flags_of(
@@ -60,7 +81,11 @@ def launch(
     loaded = load(recipe, sets=sets or [], flags=flags, **here())
     for warning in loaded.warnings:
         output.warn(warning)
-    if dry_run:
+    if emit is not None:
+        from milescli.commands.show_job import show_job
+
+        show_job(loaded, form=emit.value, machine=machine, output=output)
+    elif dry_run:
         from milescli.commands.show_plan import show_plan
         from milescli.runtime.launch import plan_only
 

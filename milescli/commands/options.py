@@ -39,6 +39,10 @@ RunArgument = Annotated[
     typer.Argument(metavar="RUN", help="A run: its name or its directory.", autocompletion=suggest.runs, show_default=False),
 ]
 StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help="Train up to this step (train.steps).")]
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--address", metavar="HOST:PORT", help="A running Ray cluster (machine.address); else RAY_ADDRESS."),
+]
 CheckpointStepOption = Annotated[int | None, typer.Option("--step", min=0, help="Which checkpoint; the newest by default.")]
 
 
@@ -68,11 +72,15 @@ def fill_bare_options(argv: list[str]) -> list[str]:
     return filled
 
 
-def planned_machine(on: str | None, *, price: float | None, dry_run: bool) -> Machine | None:
-    """The machine that `--on` names or describes. Raises BadParameter without --dry-run, MachineError or RecipeError where it cannot be read."""
-    for option, given in (("--on", on), ("--price-per-gpu-hour", price)):
-        if given is not None and not dry_run:
-            raise typer.BadParameter(f"{option} only plans, as a run takes place on the machine that is there: add --dry-run")
+def planned_machine(on: str | None, *, price: float | None, dry_run: bool, emits: bool = False) -> Machine | None:
+    """The machine that `--on` names or describes. Raises BadParameter where nothing is planned, MachineError or RecipeError where it cannot be
+    read."""
+    if dry_run and emits:
+        raise typer.BadParameter("--emit and --dry-run both show a plan, each in its own way: leave one out")
+    if on is not None and not (dry_run or emits):
+        raise typer.BadParameter("--on only plans, as a run takes place on the machine that is there: add --dry-run or --emit")
+    if price is not None and not dry_run:
+        raise typer.BadParameter("--price-per-gpu-hour only plans: add --dry-run")
     if on is None:
         return None
     from milescli.platform.machine import read_machine
