@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from milescli.commands.find_run import find_run
-from milescli.commands.options import CheckpointStepOption, RunArgument, verb
+from milescli.commands.options import AddressOption, CheckpointStepOption, RunArgument, verb
 from milescli.console.output import Output
 
 EXAMPLES = [
@@ -30,6 +31,7 @@ def evaluate(
     step: CheckpointStepOption = None,
     num_prompts: Annotated[int | None, typer.Option("--num-prompts", min=1, help="The first N prompts only.")] = None,
     data: Annotated[Path | None, typer.Option("--data", help="Other prompts: .jsonl or .parquet.")] = None,
+    address: AddressOption = None,
 ) -> None:
     """Measure a run on its held-out prompts, or on others."""
     folder = find_run(run)
@@ -37,4 +39,7 @@ def evaluate(
     from milescli.runtime.evaluate import evaluate_run
 
     output: Output = context.obj
-    show_eval(evaluate_run(folder, step=step, num_prompts=num_prompts, data=data, output=output), run=folder, output=output)
+    done = evaluate_run(
+        folder, step=step, num_prompts=num_prompts, data=data, address=address, environ=os.environ, output=output
+    )
+    show_eval(done, run=folder, output=output)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import typer
 
 from milescli.commands.find_run import find_run
-from milescli.commands.options import RunArgument, SetOption, StepsOption, verb
+from milescli.commands.options import AddressOption, RunArgument, SetOption, StepsOption, verb
 from milescli.console.output import Output
 
 EXAMPLES = [
@@ -20,7 +22,14 @@ def register(app: typer.Typer) -> None:
     verb(app, "resume", examples=EXAMPLES)(resume)
 
 
-def resume(context: typer.Context, run: RunArgument, *, steps: StepsOption = None, sets: SetOption = None) -> None:
+def resume(
+    context: typer.Context,
+    run: RunArgument,
+    *,
+    steps: StepsOption = None,
+    sets: SetOption = None,
+    address: AddressOption = None,
+) -> None:
     """Go on with a run that was stopped, or train it further.
 
     Where it runs may change (machine, run, parallel, engines); what it learns may not, except for --steps.
@@ -30,4 +39,5 @@ def resume(context: typer.Context, run: RunArgument, *, steps: StepsOption = Non
     from milescli.runtime.resume import resume as go_on
 
     output: Output = context.obj
-    show_run_summary(go_on(folder, steps=steps, sets=sets or [], output=output), output=output)
+    done = go_on(folder, steps=steps, sets=sets or [], address=address, environ=os.environ, output=output)
+    show_run_summary(done, output=output)

@@ -117,7 +117,7 @@ def _assembled(
     answer: Answer | None,
 ) -> Plan:
     recipe, machine = site.recipe, site.machine
-    slots = _slots(trainer, engines, colocated, site.devices_per_node)
+    slots = _slots(trainer, engines, colocated, site.devices_per_node, recipe.machine.nodes)
     num_devices = site.devices_per_node * recipe.machine.nodes
     if num_devices and len(slots) > num_devices:
         raise FitError(
@@ -134,10 +134,10 @@ def _assembled(
         trainer=trainer,
         engines=engines,
         colocated=colocated,
-        channel=_channel(recipe, colocated, log),
+        channel=_channel(recipe, slots, colocated, log),
         slots=slots,
         batch=_batch(recipe, trainer, cap, log),
-        cpu_threads=_threads(recipe, machine, len(slots), colocated, log),
+        cpu_threads=_threads(recipe, machine, sum(slot.node == 0 for slot in slots), colocated, log),
         max_staleness=recipe.rollout.max_staleness,
         steps=recipe.train.steps,
         warmup_steps=recipe.warmup.steps,
@@ -192,20 +192,28 @@ def _placement(recipe: Recipe, num_devices: int | None) -> tuple[bool, str]:
     return True, "strictly on-policy steps take turns, so each gets all devices"
 
 
-def _slots(trainer: TrainerLayout, engines: EngineLayout, colocated: bool, devices_per_node: int) -> list[Slot]:
+def _slots(trainer: TrainerLayout, engines: EngineLayout, colocated: bool, devices_per_node: int, num_nodes: int) -> list[Slot]:
     """Slot i: trainer rank i; engine ranks on the same slots (colocated) or behind the trainer's (split), where an engine can begin without
-    lying across two nodes."""
+    lying across two nodes. On a CPU a node has as many slots as it takes to use all nodes. Raises FitError where these have not one each."""
     ranks, shards = trainer.world_size, engines.num * engines.tp
     unit = min(engines.tp, devices_per_node) if devices_per_node else 1
     offset = 0 if colocated else -(-ranks // unit) * unit
+    num_slots = max(ranks, offset + shards)
+    if not devices_per_node and num_slots < num_nodes:
+        raise FitError(
+            f"{num_nodes} nodes are wanted, and the plan has {num_slots} slot{'s'[: num_slots > 1]} for them",
+            why=f"trainer ranks {ranks}, engine ranks {shards}{', which share slots' if colocated else ''}: each node needs one at least",
+            fix=[f"--nodes {num_slots}", f"--set parallel.dp={num_nodes}"],
+        )
+    per_node = devices_per_node or -(-num_slots // num_nodes)
     slots = []
-    for index in range(max(ranks, offset + shards)):
+    for index in range(num_slots):
         shard = index - offset
         lives = 0 <= shard < shards
         slots.append(
             Slot(
-                node=index // devices_per_node if devices_per_node else 0,
-                device=index % devices_per_node if devices_per_node else index,
+                node=index // per_node,
+                device=index % per_node,
                 trainer_rank=index if index < ranks else None,
                 engine=shard // engines.tp if lives else None,
                 engine_rank=shard % engines.tp if lives else None,
@@ -227,10 +235,23 @@ def _precision(recipe: Recipe, machine: Machine, log: Log) -> Literal["bf16", "f
     return "fp32" if on_cpu else "bf16"
 
 
-def _channel(recipe: Recipe, colocated: bool, log: Log) -> Literal["tensor", "distributed"]:
+def _channel(recipe: Recipe, slots: list[Slot], colocated: bool, log: Log) -> Literal["tensor", "distributed"]:
+    with_trainer = {slot.node for slot in slots if slot.trainer_rank is not None}
+    alone = sorted({slot.node for slot in slots if slot.engine is not None} - with_trainer)
+    if alone and recipe.weights.channel == "tensor":
+        raise FitError(
+            "weights cannot be handed over in shared memory",
+            why=f"engines on node {', '.join(map(str, alone))} have no trainer rank beside them",
+            fix=["--set weights.channel=distributed", "--set engines.placement=colocated"],
+        )
     if recipe.weights.channel != "auto":
         log.note("weights.channel", recipe.weights.channel, "pinned by `weights.channel`")
         return recipe.weights.channel
+    if colocated and alone:
+        log.note(
+            "weights.channel", "distributed", f"engines on node {', '.join(map(str, alone))} have no trainer rank beside them"
+        )
+        return "distributed"
     if colocated:
         log.note("weights.channel", "tensor", "trainer and engines share devices: buckets are handed over in shared memory")
         return "tensor"

@@ -1,4 +1,5 @@
-"""Layouts on a CPU: one trainer rank and one engine unless the recipe pins others, as more of them would share the same cores. Called by `make`."""
+"""Layouts on a CPU: on each node one trainer rank and one engine unless the recipe pins others, as more of them would share the same cores.
+Called by `make`."""
 
 from __future__ import annotations
 
@@ -16,8 +17,10 @@ KV_SLOTS_PER_REQUEST = 1.25
 
 
 def trainer_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log) -> TrainerLayout:
-    """What is not pinned is 1. Raises FitError for a pin that is illegal."""
-    layout = pinned_layout(recipe, facts)
+    """What is not pinned is 1, but for as many data-parallel ranks as use all nodes. Raises FitError for a pin that is illegal."""
+    pins = recipe.parallel
+    across = -(-recipe.machine.nodes // ((pins.tp or 1) * (pins.pp or 1) * (pins.cp or 1)))
+    layout = pinned_layout(recipe, facts, dp=across if across > 1 else None)
     for key in ("tp", "pp", "cp", "ep"):
         pinned = getattr(recipe.parallel, key) is not None
         log.note(f"trainer.{key}", getattr(layout, key), f"pinned by `parallel.{key}`" if pinned else "1 unless pinned")
@@ -61,7 +64,7 @@ def engines_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log) -> EngineLayout:
     tp = pins.tp or 1
     for fault in engine_faults(facts, tp=tp, ep=pins.ep or 1, attention_dp=pins.attention_dp or 1):
         raise fault.error()
-    num = pins.num or 1
+    num = pins.num or max(1, recipe.machine.nodes // tp)
     log.note(
         "engines.num",
         num,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from milescli.platform.machine import Kind
 
 Role = Literal["trainer", "engine"]
 ROLES: tuple[Role, ...] = ("trainer", "engine")
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""By which Gloo and NCCL (RCCL too) are told the network interface."""
 
 
 class Placed(Protocol):
@@ -39,34 +42,53 @@ class Setting:
     name: str
     value: str
     reason: str
+    yields: bool = False
+    """Where the user has set it, theirs stands: it is about speed, or about the faults of releases that they may not have. All others
+    are what makes a plan come true."""
 
 
-def trainer_environment(plan: Decided, devices: Sequence[str] = ()) -> dict[str, str]:
-    """For one trainer rank of the plan; `devices` as in `settings`."""
-    return {setting.name: setting.value for setting in settings(plan, "trainer", devices)}
+def trainer_environment(
+    plan: Decided, devices: Sequence[str] = (), interfaces: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """For one trainer rank of the plan; `devices` and `interfaces` as in `settings`."""
+    return {setting.name: setting.value for setting in settings(plan, "trainer", devices, interfaces)}
 
 
-def engine_environment(plan: Decided, devices: Sequence[str] = ()) -> dict[str, str]:
-    """For one engine of the plan; `devices` as in `settings`."""
-    return {setting.name: setting.value for setting in settings(plan, "engine", devices)}
+def engine_environment(
+    plan: Decided, devices: Sequence[str] = (), interfaces: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """For one engine of the plan; `devices` and `interfaces` as in `settings`."""
+    return {setting.name: setting.value for setting in settings(plan, "engine", devices, interfaces)}
 
 
-def settings(plan: Decided, role: Role, devices: Sequence[str] = ()) -> list[Setting]:
+def settings(
+    plan: Decided, role: Role, devices: Sequence[str] = (), interfaces: Mapping[str, str] | None = None
+) -> list[Setting]:
     """All variables of one role, in a fixed order, no name twice.
 
     `devices`: what the actor may see, as `visibility.device_names` gives it; none: Ray decides (it gives an actor the devices of its
-    bundle, in an order of its own).
+    bundle, in an order of its own). `interfaces`: variable -> network interface of the actor's node, where other nodes must reach it;
+    none: all is on one computer.
     """
     of_vendor = {"cpu": _cpu, "cuda": _cuda, "rocm": _rocm}[plan.device_kind](plan, role)
-    chosen = [*_network(plan), *of_vendor, *_visibility(plan.device_kind, devices)]
+    chosen = [*_network(interfaces), *of_vendor, *_visibility(plan.device_kind, devices)]
     assert len({setting.name for setting in chosen}) == len(chosen), chosen
-    return chosen
+    return [_yielded(setting, os.environ) for setting in chosen]
+
+
+def _yielded(setting: Setting, environ: Mapping[str, str]) -> Setting:
+    theirs = environ.get(setting.name)
+    if not setting.yields or theirs is None or theirs == setting.value:
+        return setting
+    return replace(setting, value=theirs, reason=f"yours; miles would set {setting.value}: {setting.reason}")
 
 
 def environment_rows(plan: Decided) -> list[tuple[str, str, str, str]]:
     """(for whom, variable, value, why) for people: what is equal for trainer and engine once, then what differs."""
-    own = "(its slot's device)"
-    per_role = {role: settings(plan, role, [own] if plan.device_kind != "cpu" else []) for role in ROLES}
+    own = ["(its slot's device)"] if plan.device_kind != "cpu" else []
+    several = len({slot.node for slot in plan.slots}) > 1
+    interfaces = dict.fromkeys(INTERFACE_VARIABLES, "(that of its node's address)") if several else None
+    per_role = {role: settings(plan, role, own, interfaces) for role in ROLES}
     shared = [setting for setting in per_role["trainer"] if setting in per_role["engine"]]
     rows = [("all", setting) for setting in shared]
     rows += [(role, setting) for role in ROLES for setting in per_role[role] if setting not in shared]
@@ -98,9 +120,10 @@ def _visibility(kind: Kind, devices: Sequence[str]) -> list[Setting]:
     ]
 
 
-def _network(plan: Decided) -> list[Setting]:
-    if len({slot.node for slot in plan.slots}) > 1:
-        return []
+def _network(interfaces: Mapping[str, str] | None) -> list[Setting]:
+    if interfaces:
+        reason = "the interface by whose address other nodes reach this one, or the one that you set: a guess may take another"
+        return [Setting(name=name, value=value, reason=reason) for name, value in sorted(interfaces.items())]
     return [
         Setting(name="GLOO_SOCKET_IFNAME", value="lo", reason="one node: loopback, also where the host name does not resolve")
     ]
@@ -140,27 +163,45 @@ def _accelerator(plan: Decided, role: Role, *, allocator: str) -> list[Setting]:
 
 
 def _cuda(plan: Decided, role: Role) -> list[Setting]:
+    spans_nodes = len({slot.node for slot in plan.slots}) > 1
+    saves = "saves device memory for each group; trainers and engines form groups together, and must agree"
+    needs = "NVLink between the trays of an NVL72 needs it; trainers and engines form groups together, and must agree"
     return [
         *_accelerator(plan, role, allocator="PYTORCH_CUDA_ALLOC_CONF"),
-        Setting(name="NCCL_CUMEM_ENABLE", value="0", reason="engines and trainers form groups anew; saves memory per group"),
-        Setting(name="NCCL_NVLS_ENABLE", value="0", reason="NVLink SHARP needs cuMem, which is off"),
+        Setting(
+            name="NCCL_CUMEM_ENABLE", value="1" if spans_nodes else "0", reason=needs if spans_nodes else saves, yields=True
+        ),
+        Setting(name="NCCL_NVLS_ENABLE", value="0", reason="NVLink SHARP takes device memory for each group", yields=True),
     ]
 
 
 def _rocm(plan: Decided, role: Role) -> list[Setting]:
     chosen = [
         *_accelerator(plan, role, allocator="PYTORCH_HIP_ALLOC_CONF"),
-        Setting(name="HIP_FORCE_DEV_KERNARG", value="1", reason="kernel arguments in device memory: shorter launches"),
-        Setting(name="HSA_NO_SCRATCH_RECLAIM", value="1", reason="no stalls while scratch memory is taken back"),
-        Setting(name="HSA_ENABLE_IPC_MODE_LEGACY", value="1", reason="ROCm 7.2 leaks memory that is shared by dma-buf"),
-        Setting(name="NCCL_MIN_NCHANNELS", value="112", reason="RCCL needs them to use all xGMI links of eight devices"),
-        Setting(name="NCCL_NVLS_ENABLE", value="0", reason="NVLink SHARP does not exist there"),
-        Setting(name="GPU_MAX_HW_QUEUES", value="2", reason="computation and communication side by side"),
+        Setting(
+            name="HIP_FORCE_DEV_KERNARG", value="1", reason="kernel arguments in device memory: shorter launches", yields=True
+        ),
+        Setting(name="HSA_NO_SCRATCH_RECLAIM", value="1", reason="no stalls while scratch memory is taken back", yields=True),
+        Setting(
+            name="HSA_ENABLE_IPC_MODE_LEGACY", value="1", reason="ROCm 7.2 leaks memory that is shared by dma-buf", yields=True
+        ),
+        Setting(
+            name="NCCL_MIN_NCHANNELS", value="112", reason="RCCL needs them to use all xGMI links of eight devices", yields=True
+        ),
+        Setting(name="NCCL_NVLS_ENABLE", value="0", reason="there is no NVLink SHARP; nobody need ask nvidia-smi for it"),
+        Setting(name="GPU_MAX_HW_QUEUES", value="2", reason="computation and communication side by side", yields=True),
     ]
     if role == "engine":
         chosen += [
-            Setting(name="SGLANG_USE_AITER", value="1", reason="AMD's kernels for attention and experts"),
-            Setting(name="SGLANG_MOE_PADDING", value="1", reason="expert weights padded off the memory channel conflicts"),
-            Setting(name="SGLANG_ROCM_FUSED_DECODE_MLA", value="1", reason="latent attention decodes in one kernel"),
+            Setting(name="SGLANG_USE_AITER", value="1", reason="AMD's kernels for attention and experts", yields=True),
+            Setting(
+                name="SGLANG_MOE_PADDING",
+                value="1",
+                reason="expert weights padded off the memory channel conflicts",
+                yields=True,
+            ),
+            Setting(
+                name="SGLANG_ROCM_FUSED_DECODE_MLA", value="1", reason="latent attention decodes in one kernel", yields=True
+            ),
         ]
     return chosen

@@ -212,7 +212,7 @@ def _settings(recipe: Recipe, origins: Origins) -> None:
         raise RecipeError(
             f"`machine.address` cannot be `{address}`",
             why=f"a Ray cluster is named HOST:PORT, or auto for the one on this machine ({origins['machine.address']})",
-            fix=f"--set machine.address={address.partition(':')[0] or '127.0.0.1'}:6379",
+            fix=f"--set machine.address={address.rpartition('//')[2].partition(':')[0] or '127.0.0.1'}:6379",
         )
 
 

@@ -16,6 +16,7 @@ from milescli.recipe.keys import SETTINGS, Key, keys, nearest_key, sections
 from milescli.recipe.reader import NULL_TEXTS, Node
 
 ENV_PREFIX = "MILES_"
+RAY_VARIABLE = "RAY_ADDRESS"
 
 
 class Layer(StrEnum):
@@ -108,6 +109,14 @@ def from_env(environ: Mapping[str, str]) -> Table:
         node = _parse_value(text, keys()[name], source=variable)
         table[name] = Entry(value=node.value, text=text, origin=Origin(layer=Layer.ENV, where=variable))
     return table
+
+
+def from_ray_environment(environ: Mapping[str, str]) -> Table:
+    """RAY_ADDRESS names the cluster where nobody else does, as for Ray's own tools; `local` is their word for none."""
+    text = environ.get(RAY_VARIABLE, "")
+    if text in ("", "local"):
+        return {}
+    return {"machine.address": Entry(value=text, text=text, origin=Origin(layer=Layer.ENV, where=RAY_VARIABLE))}
 
 
 def from_command_line(sets: Iterable[str], flags: Mapping[str, str]) -> Table:

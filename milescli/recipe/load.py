@@ -52,6 +52,7 @@ def load(
     base = layers.from_yaml(layers.read_text(path, what="recipe"), source=_shown(path, cwd, home), layer=Layer.RECIPE)
     table = layers.merge(
         [
+            layers.from_ray_environment(environ),
             base,
             *_user_files(environ=environ, cwd=cwd, home=home, but_not=path),
             layers.from_env(environ),
@@ -65,9 +66,15 @@ def load(
 
 
 def override(
-    loaded: LoadedRecipe, *, sets: Iterable[str], flags: Mapping[str, str] | None = None, only: tuple[str, ...]
+    loaded: LoadedRecipe,
+    *,
+    sets: Iterable[str],
+    flags: Mapping[str, str] | None = None,
+    only: tuple[str, ...],
+    environ: Mapping[str, str] | None = None,
 ) -> LoadedRecipe:
-    """The same recipe with some values changed: what `miles resume` does. `only`: keys or sections that may change."""
+    """The same recipe with some values changed: what `miles resume` does. `only`: keys or sections that may change. `environ`: where
+    RAY_ADDRESS named the cluster before, it is asked again."""
     changes = layers.from_command_line(sets, flags or {})
     for name, entry in changes.items():
         if not any(name == part or name.startswith(f"{part}.") for part in only):
@@ -77,7 +84,10 @@ def override(
                 f"only {', '.join(only)} may change",
                 fix=f"miles launch --recipe {loaded.recipe.name} {entry.origin.where}",
             )
-    return build(layers.merge([_table_of(loaded), changes]), source=loaded.source)
+    table = _table_of(loaded)
+    if loaded.origins["machine.address"].where in ("", layers.RAY_VARIABLE):
+        del table["machine.address"]
+    return build(layers.merge([layers.from_ray_environment(environ or {}), table, changes]), source=loaded.source)
 
 
 def runs_dir(*, environ: Mapping[str, str], cwd: Path, home: Path) -> Path:

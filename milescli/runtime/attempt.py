@@ -26,6 +26,7 @@ from milescli.runtime.material import Material, scorer_of
 from milescli.runtime.rundir import RunDir
 from milescli.runtime.saving import Saver, version_of
 from milescli.runtime.session import Session, open_session
+from milescli.runtime.sites import Sites
 from milescli.runtime.supervise import Probe, StopSignals, run_watched
 from milescli.runtime.trainer import RankGroup
 
@@ -43,6 +44,7 @@ def train(
     run: RunDir,
     recipe: Recipe,
     plan: Plan,
+    sites: Sites,
     material: Material,
     checkpoint: StoredCheckpoint | None,
     bus: EventBus,
@@ -57,7 +59,13 @@ def train(
     with LiveRun(output, name=run.name) as live:
         bus.listeners.append(live)
         with open_session(
-            run=run, log_dir=log_dir, recipe=recipe, plan=plan, model_dir=material.model_dir, facts=material.facts
+            run=run,
+            log_dir=log_dir,
+            recipe=recipe,
+            plan=plan,
+            sites=sites,
+            model_dir=material.model_dir,
+            facts=material.facts,
         ) as session:
             attempt = Attempt(session=session, recipe=recipe, plan=plan, material=material, checkpoint=checkpoint, bus=bus)
             try:
@@ -159,9 +167,10 @@ class Attempt:
         """The whole attempt, watched."""
         try:
             signals = StopSignals(on_stop=self._on_stop, again=f"miles resume {self.session.run.shown}")
-            await run_watched(self._work(), self.probes, signals)
+            await run_watched(self._work(), self.probes, signals, cause_grace_s=self.session.cause_grace_s)
         finally:
             await self.engines.stop()
+            await self.session.ground.release()
 
     def _on_stop(self) -> bool:
         if self.run is None:
@@ -175,7 +184,8 @@ class Attempt:
         self.bus.emit(
             PhaseStarted(phase="start", detail=f"{self.plan.trainer.world_size} trainer ranks, {self.plan.engines.num} engines")
         )
-        await self.session.cluster.place(self.plan, timeout_s=self.recipe.machine.start_timeout_s)
+        await self.session.ground.take(timeout_s=self.recipe.machine.start_timeout_s)
+        self.probes.append(self.session.cluster.check_nodes)
         engines = asyncio.ensure_future(self.session.builder.start_engines(self.engines))
         self.probes.append(_failure_of(engines))
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from milescli.backends.ray.cluster import ActorHandle, Cluster
@@ -17,10 +17,10 @@ from milescli.backends.sglang.process import last_log_lines
 from milescli.backends.sglang.server import EngineSpec, RouterServer, RouterSpec, check_servable
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.models import ModelFacts
-from milescli.plan.types import Plan
+from milescli.plan.types import Plan, Slot
 from milescli.platform.environment import engine_environment, trainer_environment
-from milescli.platform.visibility import device_names
 from milescli.recipe.schema import Recipe
+from milescli.runtime.ground import Ground
 from milescli.runtime.trainer import RankGroup
 from milescli.weights.base import EngineAddress
 from milescli.weights.sharing import sharing_ranks
@@ -31,7 +31,6 @@ CHANNELS = {
     "tensor": "milescli.backends.sglang.channels:TensorChannel",
     "distributed": "milescli.backends.sglang.channels:DistributedChannel",
 }
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +41,11 @@ class Engines:
     specs: list[EngineSpec] = field(default_factory=list)
     router: RouterServer | None = None
     fleet: SglangFleet | None = None
+
+    @property
+    def heads(self) -> list[EngineSpec]:
+        """Of each engine the part that answers requests."""
+        return [spec for spec in self.specs if spec.node_rank == 0]
 
     async def stop(self) -> None:
         """End client, router and engines; what does not end in time is left to the watchdog."""
@@ -55,26 +59,29 @@ class Engines:
 
 @dataclass(slots=True, kw_only=True)
 class Builder:
-    """Starts the processes of one run. `cluster` is started and placed already."""
+    """Starts the processes of one run. `ground` is taken already."""
 
     recipe: Recipe
     plan: Plan
     cluster: Cluster
+    ground: Ground
     model_dir: Path
     facts: ModelFacts
     log_dir: Path
 
     async def start_trainer(self) -> RankGroup:
-        """All trainer ranks, with the model loaded."""
-        settings, ranks = self.recipe.machine, []
-        port = free_ports(1)[0]
-        for bundle, slot in enumerate(self.plan.slots):
-            if slot.trainer_rank is None:
-                continue
+        """All trainer ranks, with the model loaded. They meet on the node of rank 0."""
+        settings, ground, ranks = self.recipe.machine, self.ground, []
+        slots = sorted(
+            (slot for slot in self.plan.slots if slot.trainer_rank is not None), key=lambda slot: slot.trainer_rank or 0
+        )
+        master = slots[0].node
+        port = (await ground.free_ports(1, node=master))[0]
+        for slot in slots:
             arguments = {
                 "rank": slot.trainer_rank,
                 "world_size": self.plan.trainer.world_size,
-                "master_addr": LOOPBACK,
+                "master_addr": ground.host(master),
                 "master_port": port,
                 "recipe": self.recipe,
                 "plan": self.plan,
@@ -85,10 +92,10 @@ class Builder:
                 await self.cluster.spawn(
                     f"trainer rank {slot.trainer_rank}",
                     TRAINER_TARGET,
-                    bundle=bundle,
+                    node=slot.node,
                     num_gpus=self._gpu_share(),
                     kwargs=arguments,
-                    environment=trainer_environment(self.plan, self._devices([slot.device])),
+                    environment=trainer_environment(self.plan, ground.devices([slot]), ground.interfaces(slot.node)),
                 )
             )
         await start_all(ranks, timeout_s=settings.start_timeout_s)
@@ -105,29 +112,19 @@ class Builder:
         """All engines at once, then the router and the client. `engines` is filled as processes start, so that a failure
         half-way can still stop them."""
         timeout_s = self.recipe.machine.start_timeout_s
-        ports = free_ports(self.plan.engines.num + 2)
         for index in range(self.plan.engines.num):
-            spec = self._engine_spec(index, ports[index])
-            engines.specs.append(spec)
-            engines.handles.append(
-                await self.cluster.spawn(
-                    spec.name,
-                    ENGINE_TARGET,
-                    bundle=self._first_bundle(index),
-                    num_gpus=self._gpu_share(),
-                    kwargs={"spec": spec},
-                    environment=engine_environment(self.plan, spec.visible_devices),
-                )
-            )
+            await self._spawn_engine(index, engines)
         await start_all(engines.handles, timeout_s=timeout_s)
         await run_all(engines.handles, "start", timeout_s=timeout_s)
         await run_all(engines.handles, "wait_ready", timeout_s, timeout_s=timeout_s + 10)
+        port, metrics_port = await asyncio.to_thread(free_ports, 2)
         engines.router = RouterServer(
             RouterSpec(
-                worker_urls=tuple(spec.url for spec in engines.specs),
-                port=ports[-2],
-                metrics_port=ports[-1],
+                worker_urls=tuple(spec.url for spec in engines.heads),
+                port=port,
+                metrics_port=metrics_port,
                 log_path=self.log_dir / "router.log",
+                api_key=self.ground.api_key,
             )
         )
         engines.router.start()
@@ -135,13 +132,48 @@ class Builder:
         replay = self.recipe.train.routing_replay
         engines.fleet = SglangFleet(
             router_url=engines.router.spec.url,
-            engines=[EngineHandle(name=spec.name, url=spec.url, log_path=spec.log_path) for spec in engines.specs],
+            engines=[
+                EngineHandle(name=spec.name, url=spec.url, log_path=spec.log_path, api_key=spec.api_key)
+                for spec in engines.heads
+            ],
             answer_timeout_s=self.recipe.machine.step_timeout_s,
             routing_shape=(self.facts.num_layers, self.facts.topk) if replay else None,
         )
         return engines.fleet
 
+    async def _spawn_engine(self, index: int, engines: Engines) -> None:
+        """One actor on each node that the engine lies on; the first has its HTTP server."""
+        nodes = sorted({slot.node for slot in self.plan.slots if slot.engine == index})
+        head = nodes[0]
+        ports = await self.ground.free_ports(2 if len(nodes) > 1 else 1, node=head)
+        meeting = f"{self.ground.host(head)}:{ports[1]}" if len(nodes) > 1 else None
+        for rank, node in enumerate(nodes):
+            port = ports[0] if node == head else (await self.ground.free_ports(1, node=node))[0]
+            spec = replace(
+                self._engine_spec(index, port),
+                name=f"engine {index}" if node == head else f"engine {index} on node {rank}",
+                log_path=self.log_dir / f"engine-{index}{'' if node == head else f'-node-{rank}'}-server.log",
+                host=self.ground.host(node),
+                api_key=self.ground.api_key,
+                num_nodes=len(nodes),
+                node_rank=rank,
+                init_address=meeting,
+                visible_devices=self.ground.devices(self._engine_slots(index, node)),
+            )
+            engines.specs.append(spec)
+            engines.handles.append(
+                await self.cluster.spawn(
+                    spec.name,
+                    ENGINE_TARGET,
+                    node=node,
+                    num_gpus=self._gpu_share(),
+                    kwargs={"spec": spec},
+                    environment=engine_environment(self.plan, spec.visible_devices, self.ground.interfaces(node)),
+                )
+            )
+
     def _engine_spec(self, index: int, port: int) -> EngineSpec:
+        """What is equal on all nodes of an engine."""
         layout = self.plan.engines
         return EngineSpec(
             name=f"engine {index}",
@@ -161,20 +193,11 @@ class Builder:
             cpu_threads=self.plan.cpu_threads,
             seed=self.recipe.run.seed,
             return_routed_experts=self.recipe.train.routing_replay,
-            visible_devices=self._engine_devices(index),
         )
 
-    def _engine_devices(self, index: int) -> tuple[str, ...]:
-        return self._devices([slot.device for slot in self.plan.slots if slot.engine == index])
-
-    def _devices(self, places: list[int]) -> tuple[str, ...]:
-        """As the actor's visibility variable must name them; empty on a CPU."""
-        if self.plan.device_kind == "cpu":
-            return ()
-        return tuple(device_names(self.plan.device_kind, places, os.environ))
-
-    def _first_bundle(self, engine: int) -> int:
-        return next(bundle for bundle, slot in enumerate(self.plan.slots) if slot.engine == engine)
+    def _engine_slots(self, engine: int, node: int) -> list[Slot]:
+        slots = [slot for slot in self.plan.slots if slot.engine == engine and slot.node == node]
+        return sorted(slots, key=lambda slot: slot.engine_rank or 0)
 
     def _gpu_share(self) -> float:
         if self.plan.device_kind == "cpu":
@@ -195,7 +218,7 @@ class Builder:
                 sharing_ranks=sharing_ranks(self.plan.slots, index, on_cpu=on_cpu),
                 api_key=spec.api_key,
             )
-            for index, spec in enumerate(engines.specs)
+            for index, spec in enumerate(engines.heads)
         ]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from milescli.core.errors import DataError
 from milescli.core.events import EvalDone
 from milescli.core.types import Prompt, StopReason
-from milescli.plan.types import Plan, Slot
+from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine
 from milescli.rollout.scoring import Scorer
@@ -24,6 +25,7 @@ from milescli.runtime.rundir import RunDir
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
+    from milescli.runtime.sites import Sites
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,32 +94,51 @@ class Evaluator:
         return path
 
 
-def evaluate_run(path: Path, *, step: int | None, num_prompts: int | None, data: Path | None, output: Output) -> EvalDone:
-    """Evaluate a checkpoint of a run that is not running: engines alone, no trainer. Answers go to `eval/` of the run."""
+def evaluate_run(
+    path: Path,
+    *,
+    step: int | None,
+    num_prompts: int | None,
+    data: Path | None,
+    address: str | None,
+    environ: Mapping[str, str],
+    output: Output,
+) -> EvalDone:
+    """Evaluate a checkpoint of a run that is not running: engines alone, no trainer. Answers go to `eval/` of the run. `address`: of the Ray
+    cluster, where it is another than the run's."""
     from milescli.checkpoint.store import CheckpointStore
     from milescli.console.output import Mode, Output
+    from milescli.recipe.load import override
     from milescli.recipe.resolved import load_resolved
     from milescli.runtime.convert_back import OutletOptions, convert_to_hf
     from milescli.runtime.convert_verify import Verify
     from milescli.runtime.material import prepare
     from milescli.runtime.rundir import lock, open_run
+    from milescli.runtime.sites import find_sites
 
     run = open_run(path)
-    recipe = load_resolved(run.recipe_file).recipe
-    recipe = _with_data(recipe, data, num_prompts)
+    flags = {"machine.address": f"--address {address}"} if address else {}
+    loaded = override(load_resolved(run.recipe_file), sets=[], flags=flags, only=("machine",), environ=environ)
+    recipe = _with_data(loaded.recipe, data, num_prompts)
     found = CheckpointStore(run.checkpoints).find(step)
     material = prepare(recipe, run, output=output)
     plan = engines_only(Plan.from_json(run.plan_file.read_text()))
+    sites = find_sites(loaded, output=output)
     with lock(run), TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary:
+        sites.require_shared(run.path, run.path)
         model_dir = Path(temporary) / "model"
         output.note(f"reading checkpoint step {found.step}")
         options = OutletOptions(model=str(material.model_dir), verify=Verify.NONE)
         convert_to_hf(found.path, model_dir, options=options, output=Output(Mode.QUIET))
         output.note("starting engines")
-        return _serve_and_evaluate(recipe=recipe, plan=plan, run=run, material=material, model_dir=model_dir, step=found.step)
+        return _serve_and_evaluate(
+            recipe=recipe, plan=plan, sites=sites, run=run, material=material, model_dir=model_dir, step=found.step
+        )
 
 
-def _serve_and_evaluate(*, recipe: Recipe, plan: Plan, run: RunDir, material: Material, model_dir: Path, step: int) -> EvalDone:
+def _serve_and_evaluate(
+    *, recipe: Recipe, plan: Plan, sites: Sites, run: RunDir, material: Material, model_dir: Path, step: int
+) -> EvalDone:
     """Start engines on a model folder, evaluate, stop them."""
     from milescli.runtime.build import Engines, engine_probe
     from milescli.runtime.session import open_session
@@ -126,11 +147,14 @@ def _serve_and_evaluate(*, recipe: Recipe, plan: Plan, run: RunDir, material: Ma
     log_dir = run.path / "logs" / "eval"
     log_dir.mkdir(parents=True, exist_ok=True)
     done: list[EvalDone] = []
-    with open_session(run=run, log_dir=log_dir, recipe=recipe, plan=plan, model_dir=model_dir, facts=material.facts) as session:
+    with open_session(
+        run=run, log_dir=log_dir, recipe=recipe, plan=plan, sites=sites, model_dir=model_dir, facts=material.facts
+    ) as session:
         engines, probes = Engines(), []
 
         async def work() -> None:
-            await session.cluster.place(plan, timeout_s=recipe.machine.start_timeout_s)
+            await session.ground.take(timeout_s=recipe.machine.start_timeout_s)
+            probes.append(session.cluster.check_nodes)
             fleet = await session.builder.start_engines(engines)
             probes.extend(engine_probe(h, s) for h, s in zip(engines.handles, engines.specs, strict=True))
             evaluator = Evaluator(
@@ -145,23 +169,23 @@ def _serve_and_evaluate(*, recipe: Recipe, plan: Plan, run: RunDir, material: Ma
 
         async def main() -> None:
             try:
-                await run_watched(work(), probes, StopSignals(on_stop=lambda: False, again=f"miles eval {run.shown}"))
+                signals = StopSignals(on_stop=lambda: False, again=f"miles eval {run.shown}")
+                await run_watched(work(), probes, signals, cause_grace_s=session.cause_grace_s)
             finally:
                 await engines.stop()
+                await session.ground.release()
 
         asyncio.run(main())
     return done[0]
 
 
 def engines_only(plan: Plan) -> Plan:
-    """The same engines, with the trainer's slots left out."""
-    slots = [replace(slot, trainer_rank=None) for slot in plan.slots if slot.engine is not None]
-    first = min((slot.device for slot in slots), default=0)
-    return replace(plan, slots=[Slot(**{**_fields(slot), "device": slot.device - first}) for slot in slots])
-
-
-def _fields(slot: Slot) -> dict[str, int | None]:
-    return {name: getattr(slot, name) for name in ("node", "device", "trainer_rank", "engine", "engine_rank")}
+    """The same engines, with the trainer's slots left out; nodes and devices are counted from 0 again."""
+    kept = [replace(slot, trainer_rank=None) for slot in plan.slots if slot.engine is not None]
+    nodes = sorted({slot.node for slot in kept})
+    first = {node: min(slot.device for slot in kept if slot.node == node) for node in nodes}
+    slots = [replace(slot, node=nodes.index(slot.node), device=slot.device - first[slot.node]) for slot in kept]
+    return replace(plan, slots=slots)
 
 
 def _with_data(recipe: Recipe, data: Path | None, num_prompts: int | None) -> Recipe:

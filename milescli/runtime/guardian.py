@@ -42,12 +42,13 @@ class Guardian:
             self.process.wait(timeout_s)
 
 
-def start(*, token: str, scratch_dirs: list[Path], verdict: Path) -> Guardian:
+def start(*, token: str, scratch_dirs: list[Path], verdict: Path | None = None) -> Guardian:
     """Start the watchdog of this process. `scratch_dirs` are removed at the end; `verdict` is a file that the driver writes
-    when it ends in order: where it is missing, the watchdog writes there that the driver was killed."""
+    when it ends in order: where it is missing, the watchdog writes there that the driver was killed. None: on another node than the driver's."""
     reading, writing = os.pipe()
     command = [sys.executable, "-m", "milescli.runtime.guardian", "--pipe", str(reading), "--driver", str(os.getpid())]
-    command += ["--verdict", str(verdict)]
+    if verdict is not None:
+        command += ["--verdict", str(verdict)]
     for folder in scratch_dirs:
         command += ["--remove", str(folder)]
     environment = {**os.environ, "MILES_GUARDED_TOKEN": token}
@@ -120,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pipe", type=int, required=True)
     parser.add_argument("--driver", type=int, required=True)
-    parser.add_argument("--verdict", type=Path, required=True)
+    parser.add_argument("--verdict", type=Path)
     parser.add_argument("--remove", type=Path, action="append", default=[])
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -131,7 +132,7 @@ def main() -> None:
     stop_all(token, seen=seen)
     for folder in options.remove:
         shutil.rmtree(folder, ignore_errors=True)
-    if not options.verdict.exists() and options.verdict.parent.is_dir():
+    if options.verdict is not None and not options.verdict.exists() and options.verdict.parent.is_dir():
         options.verdict.write_text('{"outcome": "killed", "why": "the driver process was killed (no chance to save)"}\n')
 
 

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli import __version__
-from milescli.core.errors import CheckpointError, MachineError
+from milescli.core.errors import CheckpointError
 from milescli.core.events import EventBus
 from milescli.models import ModelFacts
 from milescli.models.catalogue import UNPROVEN
 from milescli.plan.make import make_plan
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
-from milescli.platform.probe import probe
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.resolved import resolved_yaml
 from milescli.recipe.schema import Recipe
 from milescli.rollout.rewards import load_reward
 from milescli.runtime.material import Material, facts_of_recipe, prepare
 from milescli.runtime.rundir import RunDir, create, lock, utc_now, write_json
+from milescli.runtime.sites import find_sites, planning_machine
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -56,7 +56,7 @@ def plan_only(loaded: LoadedRecipe, machine: Machine | None = None) -> Plan:
     load_reward(loaded.recipe.rollout)
     facts = facts_of_recipe(loaded.recipe.model)
     refuse_unproven(loaded.recipe, facts)
-    return make_plan(loaded.recipe, machine or probe(), facts)
+    return make_plan(loaded.recipe, machine or planning_machine(loaded), facts)
 
 
 def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
@@ -77,21 +77,28 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     asked for the end and the run was saved."""
     from milescli.runtime.attempt import train
 
-    refuse_several_machines(loaded.recipe)
-    machine = probe()
-    plan = plan_only(loaded, machine)
+    sites = find_sites(loaded, output=output)
+    plan = plan_only(loaded, sites.machine)
     run = create(base=Path(loaded.recipe.run.dir).expanduser(), recipe_name=loaded.recipe.name, name=loaded.recipe.run.name)
     with lock(run):
         try:
             material = prepare(loaded.recipe, run, output=output)
-            plan = as_fetched(plan, loaded, machine, material.facts, output=output)
+            plan = as_fetched(plan, loaded, sites.machine, material.facts, output=output)
+            sites.require_shared(run.path, material.model_dir)
             write_records(run, loaded, plan, material)
         except BaseException:
             run.discard_if_unused()
             raise
         output.note(f"run directory {run.shown}")
         return train(
-            run=run, recipe=loaded.recipe, plan=plan, material=material, checkpoint=None, bus=EventBus(), output=output
+            run=run,
+            recipe=loaded.recipe,
+            plan=plan,
+            sites=sites,
+            material=material,
+            checkpoint=None,
+            bus=EventBus(),
+            output=output,
         )
 
 
@@ -103,16 +110,6 @@ def as_fetched(plan: Plan, loaded: LoadedRecipe, machine: Machine, facts: ModelF
     if fresh.fingerprint != plan.fingerprint:
         output.warn("the model is not quite as the shape that ships with miles: planned again by its config.json")
     return fresh
-
-
-def refuse_several_machines(recipe: Recipe) -> None:
-    """Raises MachineError where the recipe wants more than one."""
-    if recipe.machine.nodes > 1:
-        raise MachineError(
-            f"{recipe.machine.nodes} machines are wanted, and this version runs on one",
-            why="trainer ranks and engines meet on loopback, which another machine cannot reach",
-            fix=["--nodes 1", "--dry-run   # plans for several machines all the same"],
-        )
 
 
 def write_records(run: RunDir, loaded: LoadedRecipe, plan: Plan, material: Material) -> None:

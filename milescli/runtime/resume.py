@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,10 @@ from milescli.core.errors import CheckpointError, RecipeError
 from milescli.core.events import EventBus
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
-from milescli.runtime.launch import RunSummary, plan_only, refuse_several_machines, write_records
+from milescli.runtime.launch import RunSummary, plan_only, write_records
 from milescli.runtime.material import Material, prepare
 from milescli.runtime.rundir import lock, open_run
+from milescli.runtime.sites import find_sites
 
 if TYPE_CHECKING:
     from milescli.checkpoint.base import CheckpointManifest
@@ -22,30 +24,41 @@ MAY_CHANGE = ("machine", "run.tensorboard", "run.wandb_project", "parallel", "en
 """Where and how far it runs may change; what it learns may not."""
 
 
-def resume(path: Path, *, steps: int | None, sets: list[str], output: Output) -> RunSummary:
-    """Train on. Raises CheckpointError where the run cannot be continued faithfully, RecipeError where nothing is left to do."""
+def resume(
+    path: Path, *, steps: int | None, sets: list[str], address: str | None, environ: Mapping[str, str], output: Output
+) -> RunSummary:
+    """Train on. `address`: of the Ray cluster, where it is another than before; `environ` may name it too. Raises CheckpointError where the run cannot be continued faithfully, RecipeError where nothing is left to do."""
     from milescli.runtime.attempt import train
 
     run = open_run(path)
     loaded = load_resolved(run.recipe_file)
     flags = {"train.steps": f"--steps {steps}"} if steps is not None else {}
-    if sets or flags:
-        loaded = override(loaded, sets=sets, flags=flags, only=MAY_CHANGE)
-    refuse_several_machines(loaded.recipe)
+    if address is not None:
+        flags["machine.address"] = f"--address {address}"
+    loaded = override(loaded, sets=sets, flags=flags, only=MAY_CHANGE, environ=environ)
     with lock(run):
         checkpoint = CheckpointStore(run.checkpoints).latest()
         if checkpoint is None:
             output.warn(f"run {run.name} has no complete checkpoint: it begins again from the start")
         else:
             _refuse_if_done(checkpoint.manifest.step, loaded.recipe.train.steps, path)
-        plan = plan_only(loaded)
+        sites = find_sites(loaded, output=output)
+        plan = plan_only(loaded, sites.machine)
         material = prepare(loaded.recipe, run, output=output)
+        sites.require_shared(run.path, material.model_dir)
         if checkpoint is not None:
             _refuse_drift(checkpoint.manifest, material, path)
             output.note(f"going on from step {checkpoint.manifest.step}")
         write_records(run, loaded, plan, material)
         return train(
-            run=run, recipe=loaded.recipe, plan=plan, material=material, checkpoint=checkpoint, bus=EventBus(), output=output
+            run=run,
+            recipe=loaded.recipe,
+            plan=plan,
+            sites=sites,
+            material=material,
+            checkpoint=checkpoint,
+            bus=EventBus(),
+            output=output,
         )
 
 

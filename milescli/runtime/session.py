@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from milescli.backends.ray.cluster import Cluster
+from milescli.backends.ray.nodes import DEATH_NOTICE_S
 from milescli.models import ModelFacts
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.runtime import guardian
 from milescli.runtime.build import Builder, run_environment
+from milescli.runtime.ground import Ground
 from milescli.runtime.rundir import RunDir
+from milescli.runtime.sites import Sites
+from milescli.runtime.supervise import CAUSE_GRACE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,7 @@ class Session:
     run: RunDir
     log_dir: Path
     cluster: Cluster
+    ground: Ground
     builder: Builder
 
     @property
@@ -34,10 +39,15 @@ class Session:
         """Written once, when the work ended in order; the watchdog writes it where the driver was killed."""
         return self.log_dir / "verdict.json"
 
+    @property
+    def cause_grace_s(self) -> float:
+        """How long a lost connection waits for its cause: Ray needs a while to find that a node is gone."""
+        return DEATH_NOTICE_S if self.ground.sites.beyond_this_computer else CAUSE_GRACE_S
+
 
 @contextmanager
 def open_session(
-    *, run: RunDir, log_dir: Path, recipe: Recipe, plan: Plan, model_dir: Path, facts: ModelFacts
+    *, run: RunDir, log_dir: Path, recipe: Recipe, plan: Plan, sites: Sites, model_dir: Path, facts: ModelFacts
 ) -> Iterator[Session]:
     """Ray is up inside; afterwards every process of the session is gone, whatever happened, and so are its scratch files."""
     token = secrets.token_hex(16)
@@ -47,16 +57,20 @@ def open_session(
     (temp_dir / "t").mkdir()
     tempfile.tempdir = str(temp_dir / "t")
     cluster = Cluster(
-        address=recipe.machine.address,
+        address=sites.address,
+        nodes=[site.node for site in sites.chosen],
         temp_dir=temp_dir,
         log_dir=log_dir,
-        environment=run_environment(guardian.TOKEN_VARIABLE, token, temp_dir / "t"),
+        environment=run_environment(guardian.TOKEN_VARIABLE, token, temp_dir / "t") | _for_other_computers(sites),
     )
+    ground = Ground(plan=plan, sites=sites, cluster=cluster, token=token, temp_dir=temp_dir / "t")
     try:
-        builder = Builder(recipe=recipe, plan=plan, cluster=cluster, model_dir=model_dir, facts=facts, log_dir=log_dir)
+        builder = Builder(
+            recipe=recipe, plan=plan, cluster=cluster, ground=ground, model_dir=model_dir, facts=facts, log_dir=log_dir
+        )
         builder.check()
         cluster.start(plan)
-        yield Session(run=run, log_dir=log_dir, cluster=cluster, builder=builder)
+        yield Session(run=run, log_dir=log_dir, cluster=cluster, ground=ground, builder=builder)
     finally:
         try:
             cluster.stop()
@@ -65,3 +79,10 @@ def open_session(
             tempfile.tempdir = old_temp_dir
             os.environ.clear()
             os.environ.update(old_environment)
+
+
+def _for_other_computers(sites: Sites) -> dict[str, str]:
+    """The user's own settings of collectives, which processes on other nodes do not inherit."""
+    if not sites.beyond_this_computer:
+        return {}
+    return {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_"))}

@@ -12,7 +12,7 @@ from milescli.core.errors import Interrupted, MilesError, Terminated, WorkerDied
 
 WATCH_EVERY_S = 1.0
 CAUSE_GRACE_S = 5.0
-"""After the loop failed: how long we look for a dead process that explains it."""
+"""After the loop failed: how long we look for a dead process that explains it, on one computer."""
 
 
 def ended_now(number: int | None, *, fix: str) -> MilesError:
@@ -63,7 +63,9 @@ async def watch(probes: list[Probe]) -> None:
         await asyncio.sleep(WATCH_EVERY_S)
 
 
-async def run_watched(work: Coroutine[Any, Any, None], probes: list[Probe], signals: StopSignals) -> None:
+async def run_watched(
+    work: Coroutine[Any, Any, None], probes: list[Probe], signals: StopSignals, *, cause_grace_s: float = CAUSE_GRACE_S
+) -> None:
     """Run `work` while watching; whichever ends first ends both. Raises the error that names the first cause.
 
     A dead process makes others fail as well (lost connections, closed peers): its own WorkerDied is preferred.
@@ -81,7 +83,7 @@ async def run_watched(work: Coroutine[Any, Any, None], probes: list[Probe], sign
         if error is None:
             return
         if _may_be_symptom(error):
-            await asyncio.wait({watcher}, timeout=CAUSE_GRACE_S)
+            await asyncio.wait({watcher}, timeout=cause_grace_s)
             if watcher.done() and (cause := _error_of(watcher)):
                 raise cause from error
         raise error

@@ -182,13 +182,15 @@ def test_the_end_of_a_run_says_what_was_reached_and_what_can_be_done(miles: Mile
 def test_resume_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path) -> None:
     seen: dict[str, object] = {}
 
-    def resume(run: Path, *, steps: int | None, sets: list[str], output: object) -> Summary:
-        seen.update(run=run, steps=steps, sets=sets)
+    def resume(
+        run: Path, *, steps: int | None, sets: list[str], address: str | None, environ: object, output: object
+    ) -> Summary:
+        seen.update(run=run, steps=steps, sets=sets, address=address)
         return Summary()
 
     replace("milescli.runtime.resume", resume=resume)
-    assert miles("resume", "quickstart-1", "--steps", "80", "--set", "parallel.tp=2").code == 0
-    assert seen == {"run": Path.cwd() / run_dir, "steps": 80, "sets": ["parallel.tp=2"]}
+    assert miles("resume", "quickstart-1", "--steps", "80", "--set", "parallel.tp=2", "--address", "h:1").code == 0
+    assert seen == {"run": Path.cwd() / run_dir, "steps": 80, "sets": ["parallel.tp=2"], "address": "h:1"}
 
 
 def test_eval_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path) -> None:
@@ -207,10 +209,10 @@ def test_eval_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path
         )
 
     replace("milescli.runtime.evaluate", evaluate_run=evaluate_run)
-    said = miles("eval", str(run_dir), "--step", "20", "--num-prompts", "50", "--data", "x.jsonl", "--json")
+    said = miles("eval", str(run_dir), "--step", "20", "--num-prompts", "50", "--data", "x.jsonl", "--address", "h:1", "--json")
     assert said.code == 0 and json.loads(said.out)["accuracy"] == 0.948
-    del seen["output"]
-    assert seen == {"run": run_dir, "step": 20, "num_prompts": 50, "data": Path("x.jsonl")}
+    del seen["output"], seen["environ"]
+    assert seen == {"run": run_dir, "step": 20, "num_prompts": 50, "data": Path("x.jsonl"), "address": "h:1"}
 
 
 def test_export_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path) -> None:

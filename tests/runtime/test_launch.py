@@ -17,12 +17,13 @@ from milescli.runtime.launch import as_fetched, launch, refuse_unproven
 from milescli.runtime.material import facts_of_recipe
 
 
-def test_several_machines_are_refused_rather_than_left_to_hang_and_no_run_is_made(tmp_path: Path) -> None:
+def test_several_nodes_without_a_cluster_are_refused_and_no_run_is_made(tmp_path: Path) -> None:
     sets = ["machine.nodes=2", f"run.dir={tmp_path / 'runs'}"]
     loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
-    with pytest.raises(MachineError, match="2 machines are wanted") as caught:
+    with pytest.raises(MachineError, match="2 nodes are wanted, and no Ray cluster is named") as caught:
         launch(loaded, output=None)  # type: ignore[arg-type]  (refused before anything is said)
     assert caught.value.exit_code is ExitCode.NOT_READY
+    assert any("--address" in fix for fix in caught.value.fixes) and any("--emit" in fix for fix in caught.value.fixes)
     assert not (tmp_path / "runs").exists()
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from milescli.core.errors import FitError, MachineError, MilesError, WaitTimeout, WorkerDied
+from milescli.backends.ray.joining import join, start_here
+from milescli.backends.ray.nodes import DEATH_NOTICE_S, ClusterNode, is_dead, living_nodes, node_died
+from milescli.core.errors import FitError, MilesError, WaitTimeout, WorkerDied
 from milescli.plan.types import Plan
 
 OBJECT_STORE_BYTES = 512 * 1024**2
@@ -26,6 +28,8 @@ class ActorHandle:
     """As people read it: `trainer rank 3`, `engine 0`."""
     actor: Any
     log_path: Path
+    node: ClusterNode
+    """Where it runs."""
 
     async def run(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
         """Call a method of the hosted object. Raises what it raised, WorkerDied where its process ended, or WaitTimeout."""
@@ -68,6 +72,9 @@ async def _bounded(handle: ActorHandle, ref: Any, method: str, timeout_s: float)
             fix=f"tail -50 {handle.log_path}",
         ) from None
     except ray.exceptions.RayActorError as error:
+        unsure = isinstance(error, ray.exceptions.ActorUnavailableError)
+        if await asyncio.to_thread(is_dead, handle.node, within_s=DEATH_NOTICE_S if unsure else 0.0):
+            raise node_died(handle.node, f"{handle.name} was in `{method}` there") from None
         raise WorkerDied(
             f"{handle.name} died during `{method}`",
             why=f"{_death_cause(error)}; last lines of its log:\n{tail(handle.log_path)}",
@@ -109,34 +116,33 @@ def tail(path: Path, num_lines: int = 8) -> str:
 class Cluster:
     """Owns the Ray session of one run. `start`, `place`, `spawn`, ..., `stop`."""
 
-    def __init__(self, *, address: str | None, temp_dir: Path, log_dir: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        *,
+        address: str | None,
+        temp_dir: Path,
+        log_dir: Path,
+        environment: dict[str, str],
+        nodes: Sequence[ClusterNode] = (),
+    ) -> None:
         """`address` None: start a cluster here, with its files in `temp_dir`, a short path of the caller (socket names are
-        bounded at 107 bytes). `environment`: variables that every actor gets."""
+        bounded at 107 bytes). `environment`: variables that every actor gets. `nodes`: of the cluster that is joined, in the plan's order."""
         self.address = address
         self.temp_dir = temp_dir
         self.log_dir = log_dir
         self.environment = environment
+        self.nodes = list(nodes)
+        """[plan nodes] after `start`"""
         self._group: Any = None
         self._started = False
 
     def start(self, plan: Plan) -> None:
         """Start or join Ray; on the calling (main) thread, since Ray's processes end with it."""
-        settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
-        if self.address:
-            settings["address"] = self.address
+        if self.address is None:
+            start_here(self._own_session(plan))
+            self.nodes = living_nodes()
         else:
-            settings |= self._own_session(plan)
-        import ray
-
-        logging.getLogger("ray").setLevel(logging.ERROR)
-        try:
-            ray.init(namespace="miles", **settings)
-        except Exception as error:  # Ray raises many kinds here; all mean the same to the user
-            raise MachineError(
-                f"Ray did not start{f' or join {self.address}' if self.address else ''}",
-                why=f"{type(error).__name__}: {error}",
-                fix="miles doctor",
-            ) from error
+            join(self.address)
         self._started = True
 
     def _own_session(self, plan: Plan) -> dict[str, Any]:
@@ -162,37 +168,65 @@ class Cluster:
         }
 
     async def place(self, plan: Plan, *, timeout_s: float) -> None:
-        """Reserve one bundle per slot, in topology order. Raises FitError where the cluster has fewer devices."""
+        """Reserve what the plan needs: one bundle for each of its nodes. Raises FitError where a node has less, or gave it away."""
         import ray
         from ray.util.placement_group import placement_group
 
-        device = {} if plan.device_kind == "cpu" else {"GPU": 1}
-        bundles = [{"CPU": 2, **device} for _ in plan.slots]
-        self._group = placement_group(bundles, strategy="PACK")
+        bundles = _bundles(plan)
+        assert len(bundles) <= len(self.nodes), f"a plan for {len(bundles)} nodes on {self.nodes}"
+        pinned = [{"ray.io/node-id": node.node_id} for node in self.nodes[: len(bundles)]]
+        self._group = placement_group(bundles, strategy="STRICT_SPREAD", bundle_label_selector=pinned)
         try:
             await asyncio.wait_for(_as_future(self._group.ready()), timeout_s)
         except TimeoutError:
             have = {name: count for name, count in ray.cluster_resources().items() if name in ("CPU", "GPU")}
             raise FitError(
-                f"the Ray cluster did not give {len(bundles)} device slots within {timeout_s:.0f} s",
-                why=f"needed {len(bundles)} x {bundles[0]}, the cluster has {have} and {ray.available_resources()} is free",
+                f"the Ray cluster did not give {len(plan.slots)} device slots within {timeout_s:.0f} s",
+                why=f"needed {', '.join(f'{bundle} on {node.address}' for bundle, node in zip(bundles, self.nodes, strict=False))}; "
+                f"the cluster has {have} and {_free()} is free",
                 fix=["use fewer devices: --gpus N", "ray status   # who holds the rest"],
             ) from None
-        await self._sort_bundles(plan)
 
-    async def _sort_bundles(self, plan: Plan) -> None:
-        """Ray promises no order of bundles; sort them by (node address, bundle), so that neighbours in the plan are neighbours."""
-        from ray.util.placement_group import placement_group_table
+    async def devices(self, plan: Plan, *, timeout_s: float) -> list[list[str]]:
+        """[plan nodes][devices] what the visibility variable of an actor must say for each device that Ray gave us: on a shared cluster these
+        need not be the first. Called after `place`, before anything is spawned."""
+        import ray
 
-        nodes = placement_group_table(self._group)["bundles_to_node_id"]
-        self._order = sorted(range(len(plan.slots)), key=lambda index: (nodes[index], index))
+        given = ray.remote(max_retries=0)(_given_devices)
+        counts = [int(bundle["GPU"]) for bundle in _bundles(plan)]
+        asked = [
+            given.options(num_cpus=0, num_gpus=count, scheduling_strategy=self._in_bundle(node)).remote()
+            for node, count in enumerate(counts)
+        ]
+        try:
+            found = await asyncio.wait_for(asyncio.gather(*map(_as_future, asked)), timeout_s)
+        except TimeoutError:
+            raise WaitTimeout(
+                "Ray did not say which devices it gave",
+                why=f"a task on each of {len(asked)} nodes was waited for {timeout_s:.0f} s",
+                fix="ray status   # is every node still there?",
+            ) from None
+        assert [len(each) for each in found] == counts, f"asked for {counts} devices, given {found}"
+        return found
+
+    def _in_bundle(self, node: int) -> Any:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        return PlacementGroupSchedulingStrategy(placement_group=self._group, placement_group_bundle_index=node)
 
     async def spawn(
-        self, name: str, target: str, *, bundle: int, num_gpus: float = 0.0, kwargs: dict[str, Any], environment: dict[str, str]
+        self,
+        name: str,
+        target: str,
+        *,
+        node: int,
+        num_cpus: float = 1.0,
+        num_gpus: float = 0.0,
+        kwargs: dict[str, Any],
+        environment: dict[str, str],
     ) -> ActorHandle:
-        """Start a process in a bundle. It is not waited for: call `start` of the handle."""
+        """Start a process on a node of the plan. It is not waited for: call `start` of the handle."""
         import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         from milescli.backends.ray.host import Host
 
@@ -200,18 +234,22 @@ class Cluster:
         actor = (
             ray.remote(Host)
             .options(
-                num_cpus=1,
+                num_cpus=num_cpus,
                 num_gpus=num_gpus,
                 max_restarts=0,
                 max_concurrency=8,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=self._group, placement_group_bundle_index=self._order[bundle]
-                ),
+                scheduling_strategy=self._in_bundle(node),
                 runtime_env={"env_vars": {**self.environment, **environment}},
             )
             .remote(name=name, target=target, kwargs=kwargs, log_path=str(log_path))
         )
-        return ActorHandle(name=name, actor=actor, log_path=log_path)
+        return ActorHandle(name=name, actor=actor, log_path=log_path, node=self.nodes[node])
+
+    async def check_nodes(self) -> None:
+        """Raises WorkerDied where a node of the run is gone."""
+        for node in self.nodes:
+            if await asyncio.to_thread(is_dead, node):
+                raise node_died(node, "whatever of this run was there is gone with it")
 
     def put(self, value: object) -> Any:
         """Share a value with many actors, once."""
@@ -230,11 +268,30 @@ class Cluster:
         """Leave or end the Ray session. Idempotent."""
         if self._started:
             import ray
+            from ray.util.placement_group import remove_placement_group
 
             if self._group is not None:
-                from ray.util.placement_group import remove_placement_group
-
                 remove_placement_group(self._group)
                 self._group = None
             ray.shutdown()
             self._started = False
+
+
+def _bundles(plan: Plan) -> list[dict[str, float]]:
+    """[plan nodes] what the slots of each need."""
+    counts = Counter(slot.node for slot in plan.slots)
+    device = 0 if plan.device_kind == "cpu" else 1
+    return [{"CPU": 2 * counts[node], **({"GPU": device * counts[node]} if device else {})} for node in sorted(counts)]
+
+
+def _free() -> dict[str, float]:
+    import ray
+
+    return {name: count for name, count in ray.available_resources().items() if name in ("CPU", "GPU")}
+
+
+def _given_devices() -> list[str]:
+    """In a task that asked for all GPUs of its bundle: their names, in a stable order."""
+    import ray
+
+    return sorted((str(each) for each in ray.get_gpu_ids()), key=lambda name: (len(name), name))

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from milescli.backends.ray.joining import join
+from milescli.backends.ray.nodes import ClusterNode, living_nodes
 from milescli.core.errors import MachineError, MilesError, WaitTimeout, WorkerDied
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterNode:
-    """One computer of a cluster, as Ray knows it."""
-
-    node_id: str
-    address: str
-    """By which the other nodes reach it."""
-    host_name: str
-    is_driver: bool
-    """This process runs there."""
-
-    def __str__(self) -> str:
-        return f"node {self.address} ({self.host_name})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,24 +38,6 @@ def each_node(
     with joined(address):
         nodes = [node for node in living_nodes() if only is None or node.node_id in only]
         return _ask(nodes, target, dict(kwargs or {}), timeout_s)
-
-
-def living_nodes() -> list[ClusterNode]:
-    """Of the cluster that this process is in: the driver's first, then by address."""
-    import ray
-
-    own = ray.get_runtime_context().get_node_id()
-    nodes = [
-        ClusterNode(
-            node_id=each["NodeID"],
-            address=each["NodeManagerAddress"],
-            host_name=each["NodeManagerHostname"],
-            is_driver=each["NodeID"] == own,
-        )
-        for each in ray.nodes()
-        if each["Alive"]
-    ]
-    return sorted(nodes, key=lambda node: (not node.is_driver, ipaddress.ip_address(node.address), node.node_id))
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def session(tmp_path_factory):
 
 async def _toys(cluster: Cluster, *names: str) -> list[ActorHandle]:
     toys = [
-        await cluster.spawn(name, TOY, bundle=index % 2, kwargs={"number": index}, environment={"MILES_TEST": name})
+        await cluster.spawn(name, TOY, node=0, kwargs={"number": index}, environment={"MILES_TEST": name})
         for index, name in enumerate(names)
     ]
     await start_all(toys, timeout_s=60)
@@ -146,7 +146,7 @@ def test_a_killed_rank_is_the_cause_and_its_peers_are_symptoms(with_toys) -> Non
 
 
 def test_a_plan_that_the_cluster_cannot_hold_is_refused_within_its_bound(session) -> None:
-    cluster = Cluster(address=None, temp_dir=Path("/nowhere"), log_dir=session[2], environment={})
+    cluster = Cluster(address=None, temp_dir=Path("/nowhere"), log_dir=session[2], environment={}, nodes=session[0].nodes)
     wide = replace(PLAN, slots=[Slot(node=0, device=index, trainer_rank=index) for index in range(64)])
     with pytest.raises(FitError, match="did not give 64 device slots"):
         asyncio.run(cluster.place(wide, timeout_s=2))

@@ -1,0 +1,77 @@
+"""The computers of a Ray cluster: which there are, what is free on them, and whether one has died. Asked by a process that has joined."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from dataclasses import dataclass
+
+from milescli.core.errors import WorkerDied
+
+DEATH_NOTICE_S = 45.0
+"""How long Ray may take to find that a node is gone: it asks every 3 s, and gives up after five silences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterNode:
+    """One computer of a cluster, as Ray knows it."""
+
+    node_id: str
+    address: str
+    """By which the other nodes reach it."""
+    host_name: str
+    is_driver: bool
+    """This process runs there."""
+    num_gpus: int = 0
+    """That Ray was told of, or found."""
+
+    def __str__(self) -> str:
+        return f"node {self.address} ({self.host_name})"
+
+
+def living_nodes() -> list[ClusterNode]:
+    """Of the cluster that this process is in: the driver's first, then by address."""
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    nodes = [
+        ClusterNode(
+            node_id=each["NodeID"],
+            address=each["NodeManagerAddress"],
+            host_name=each["NodeManagerHostname"],
+            is_driver=each["NodeID"] == own,
+            num_gpus=int(each["Resources"].get("GPU", 0)),
+        )
+        for each in ray.nodes()
+        if each["Alive"]
+    ]
+    return sorted(nodes, key=lambda node: (not node.is_driver, ipaddress.ip_address(node.address), node.node_id))
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """Node id -> what Ray has not given away there (`GPU`, `CPU`). Of the cluster that this process is in."""
+    from ray._private.state import available_resources_per_node
+
+    return available_resources_per_node()
+
+
+def is_dead(node: ClusterNode, *, within_s: float = 0.0) -> bool:
+    """Whether Ray has given the node up, or does so within the time. Blocks."""
+    import ray
+
+    deadline = time.monotonic() + within_s
+    while True:
+        if any(each["NodeID"] == node.node_id and not each["Alive"] for each in ray.nodes()):
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.5)
+
+
+def node_died(node: ClusterNode, why: str) -> WorkerDied:
+    """The error that names it."""
+    return WorkerDied(
+        f"{node} died",
+        why=f"Ray has lost it; {why}",
+        fix=["miles resume RUN   # when it is back, or another has joined", "ray status"],
+    )

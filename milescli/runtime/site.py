@@ -1,0 +1,92 @@
+"""What one node of a cluster tells of itself: devices, versions, interfaces, whether it sees a folder of the driver. Called on every node by
+`each_node`, and on the driver itself; takes no device."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform as python_platform
+import socket
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+import milescli
+from milescli.platform.environment import INTERFACE_VARIABLES
+from milescli.platform.machine import Machine
+from milescli.platform.probe import probe
+
+COMPARED_PACKAGES = ("torch", "sglang", "megatron-core", "ray", "transformers")
+"""Must be equal on all nodes: they talk to each other in formats of their own."""
+REPORT = "milescli.runtime.site:report"
+HAS_NONCE = "milescli.runtime.site:has_nonce"
+DIGEST = "milescli.runtime.site:folder_digest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteReport:
+    """One node, as it sees itself."""
+
+    machine: Machine
+    """Of one node."""
+    versions: dict[str, str]
+    """python, miles with a digest of its source, and `COMPARED_PACKAGES`; `missing` where one is not installed."""
+    interfaces: dict[str, str]
+    """Address -> name of the network interface that holds it."""
+    variables: dict[str, str]
+    """Those of `INTERFACE_VARIABLES` that somebody set there."""
+
+
+def report() -> SiteReport:
+    """Of the computer that this runs on. Raises MachineError where its visibility variables contradict each other."""
+    return SiteReport(
+        machine=probe(),
+        versions=_versions(),
+        interfaces={
+            each.address: name
+            for name, addresses in psutil.net_if_addrs().items()
+            for each in addresses
+            if each.family in (socket.AF_INET, socket.AF_INET6)
+        },
+        variables={name: os.environ[name] for name in INTERFACE_VARIABLES if os.environ.get(name)},
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": python_platform.python_version(), "miles": f"{milescli.__version__} ({_source_digest()})"}
+    for name in COMPARED_PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def _source_digest() -> str:
+    """Of all our own code: two checkouts of one version need not be the same program."""
+    folder, digest = Path(milescli.__file__).parent, hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(str(file.relative_to(folder)).encode() + file.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def has_nonce(*, file: str, nonce: str) -> bool:
+    """Whether this node reads there what the driver wrote."""
+    try:
+        return Path(file).read_text(encoding="utf-8") == nonce
+    except OSError:
+        return False
+
+
+def folder_digest(*, folder: str) -> str:
+    """Of names, sizes and small files of a model folder: equal copies on local disks will do. Empty where there is no such folder."""
+    digest, found = hashlib.sha256(), False
+    for file in sorted(Path(folder).glob("*")):
+        if file.is_file():
+            found, size = True, file.stat().st_size
+            digest.update(f"{file.name} {size}\n".encode())
+            if file.suffix == ".json" and size < 2**20:
+                digest.update(file.read_bytes())
+    return digest.hexdigest() if found else ""

@@ -1,0 +1,248 @@
+"""Which computers a run takes: this one, or nodes of a Ray cluster that is there already. Found, compared and checked by the driver before a
+run directory is made or an actor started."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from milescli.backends.ray.everywhere import NodeAnswer, each_node, joined
+from milescli.backends.ray.nodes import ClusterNode, free_resources
+from milescli.core.errors import CheckpointError, FitError, MachineError
+from milescli.platform.environment import INTERFACE_VARIABLES
+from milescli.platform.machine import Device, Machine, Node
+from milescli.platform.probe import probe
+from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.schema import Machine as MachineWish
+from milescli.runtime.site import DIGEST, HAS_NONCE, REPORT, SiteReport, folder_digest, report
+
+if TYPE_CHECKING:
+    from milescli.console.output import Output
+
+ASK_TIMEOUT_S = 120.0
+"""Bound on an answer of every node: Ray starts a Python process there, and a vendor's tool takes seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One node of a cluster that the run takes."""
+
+    node: ClusterNode
+    report: SiteReport
+
+    @property
+    def devices(self) -> list[Device]:
+        """Those that the node has, and Ray gives away."""
+        return self.report.machine.nodes[0].devices[: self.node.num_gpus]
+
+    def interface_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """GLOO_ and NCCL_SOCKET_IFNAME for processes on this node. What the user set wins, there or for the driver (`environ`); else the
+        interface that holds the address by which the other nodes know this one."""
+        own = self.report.interfaces.get(self.node.address)
+        chosen = {name: self.report.variables.get(name) or environ.get(name) or own for name in INTERFACE_VARIABLES}
+        return {name: value for name, value in chosen.items() if value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sites:
+    """All computers of a run."""
+
+    machine: Machine
+    """What the plan is made for."""
+    address: str | None = None
+    """Of the cluster; None: Ray is started on this computer, for this run alone."""
+    chosen: tuple[Site, ...] = ()
+    """[plan nodes] in the plan's order; empty without a cluster."""
+
+    @property
+    def beyond_this_computer(self) -> bool:
+        """Some process will run elsewhere than the driver."""
+        return any(not site.node.is_driver for site in self.chosen)
+
+    def describe(self) -> str:
+        """For the one line that tells where a run takes place."""
+        return f"Ray cluster at {self.address}: {', '.join(str(site.node) for site in self.chosen)}"
+
+    def require_shared(self, run_dir: Path, model_dir: Path) -> None:
+        """Raises MachineError where another node does not see the run directory, CheckpointError where its model folder is not the same."""
+        if not self.beyond_this_computer:
+            return
+        assert self.address is not None
+        only = [site.node.node_id for site in self.chosen]
+        with joined(self.address):
+            self._require_run_dir(run_dir, only)
+            if run_dir not in model_dir.parents:
+                self._require_model(model_dir, only)
+
+    def _require_run_dir(self, run_dir: Path, only: list[str]) -> None:
+        nonce, file = secrets.token_hex(8), run_dir / f".seen-{secrets.token_hex(4)}"
+        file.write_text(nonce, encoding="utf-8")
+        try:
+            answers = each_node(
+                str(self.address), HAS_NONCE, {"file": str(file), "nonce": nonce}, timeout_s=ASK_TIMEOUT_S, only=only
+            )
+        finally:
+            file.unlink()
+        blind = [answer.node for answer in _all_answered(answers) if not answer.result]
+        if blind:
+            raise MachineError(
+                f"the run directory is not the same on {', '.join(map(str, blind))}",
+                why=f"a file that was written to {run_dir} here was not found there; logs and checkpoints of all ranks go into it",
+                fix=["--set run.dir=FOLDER   # on a file system that all nodes share", f"mount {run_dir.parent} there"],
+            )
+
+    def _require_model(self, model_dir: Path, only: list[str]) -> None:
+        answers = _all_answered(
+            each_node(str(self.address), DIGEST, {"folder": str(model_dir)}, timeout_s=ASK_TIMEOUT_S, only=only)
+        )
+        own = folder_digest(folder=str(model_dir))
+        other = [answer for answer in answers if answer.result != own]
+        if other:
+            found = "; ".join(f"{answer.node}: {'other files' if answer.result else 'no such folder'}" for answer in other)
+            raise CheckpointError(
+                f"the model is not the same on all nodes: {model_dir}",
+                why=f"every rank and engine reads it there. {found}",
+                fix=[
+                    "--set model.path=FOLDER   # on a file system that all nodes share",
+                    f"rsync -a {model_dir}/ NODE:{model_dir}/",
+                ],
+            )
+
+
+def planning_machine(loaded: LoadedRecipe) -> Machine:
+    """What a plan alone is made for: this computer for as many nodes as are wished, or the nodes of the cluster that is named."""
+    wish = loaded.recipe.machine
+    return probe() if wish.address is None else _found(wish).machine
+
+
+def find_sites(loaded: LoadedRecipe, *, output: Output | None) -> Sites:
+    """The computers of a run; a cluster that is joined is told in one line, with who named it. Raises as `_found`."""
+    sites = _found(loaded.recipe.machine)
+    if sites.address is not None and output is not None:
+        output.note(f"{sites.describe()} ({loaded.origins['machine.address']})")
+    return sites
+
+
+def _found(wish: MachineWish) -> Sites:
+    """The computers of a run that wishes `wish`. Raises MachineError where several are wanted and no cluster is named, too few answer, or
+    they differ in what must be equal; FitError where they have fewer devices than wanted."""
+    if wish.address is None:
+        if wish.nodes > 1:
+            raise no_cluster_named(wish.nodes)
+        return Sites(machine=probe())
+    with joined(wish.address):
+        answers = each_node(wish.address, REPORT, timeout_s=ASK_TIMEOUT_S)
+        free = free_resources()
+    sites = [Site(node=answer.node, report=answer.result) for answer in answers if answer.error is None]
+    if len(sites) < wish.nodes:
+        raise _too_few(wish, answers)
+    chosen = _choose(sites, wish, free)
+    _require_same_software(chosen)
+    if wish.gpus != 0:
+        _require_same_devices(chosen)
+    _require_devices(chosen, wish)
+    return Sites(machine=_as_one_machine(chosen), address=wish.address, chosen=tuple(chosen))
+
+
+def no_cluster_named(num_nodes: int) -> MachineError:
+    """Several computers are wanted, and nobody said which."""
+    return MachineError(
+        f"{num_nodes} nodes are wanted, and no Ray cluster is named",
+        why="miles starts Ray on this computer only; on several it joins a cluster that runs already",
+        fix=[
+            "ray start --head --port=6379   # here; `ray start --address=HOST:6379` on the others; then add --address HOST:6379",
+            "export RAY_ADDRESS=HOST:6379   # the same as --address",
+            "--emit slurm   # or kuberay, ssh: a script that does all this",
+        ],
+    )
+
+
+def _too_few(wish: MachineWish, answers: Sequence[NodeAnswer]) -> MachineError:
+    silent = [f"{answer.node}: {answer.error}" for answer in answers if answer.error is not None]
+    there = ", ".join(str(answer.node) for answer in answers if answer.error is None) or "none"
+    why = f"those that answered: {there}" + "".join(f"\n{line}" for line in silent)
+    return MachineError(
+        f"{wish.nodes} nodes are wanted, and the Ray cluster at {wish.address} has {len(answers) - len(silent)} that can be used",
+        why=why,
+        fix=[f"ray start --address={wish.address}   # on each further node", f"--nodes {max(1, len(answers) - len(silent))}"],
+    )
+
+
+def _choose(sites: list[Site], wish: MachineWish, free: Mapping[str, Mapping[str, float]]) -> list[Site]:
+    """`wish.nodes` of them: those with enough devices and free ones before others, then in the order in which they are given, which stays."""
+
+    def lacks(site: Site) -> tuple[bool, bool]:
+        there = len(site.devices)
+        wanted = there if wish.gpus is None else wish.gpus
+        useless = there < wanted or (wish.gpus is None and not there)
+        return useless, free.get(site.node.node_id, {}).get("GPU", 0.0) < wanted
+
+    best = sorted(sites, key=lacks)[: wish.nodes]
+    return [site for site in sites if site in best]
+
+
+def _require_same_software(chosen: Sequence[Site]) -> None:
+    """Each node against the program that runs here."""
+    mine = report().versions
+    for site in chosen:
+        unlike = {
+            name: (mine[name], site.report.versions.get(name, "missing"))
+            for name in mine
+            if site.report.versions.get(name) != mine[name]
+        }
+        if unlike:
+            told = "; ".join(f"{name} is {theirs} there and {ours} here" for name, (ours, theirs) in unlike.items())
+            raise MachineError(
+                f"{site.node} runs other software than this one",
+                why=told,
+                fix=f"on {site.node.address}: ray stop, install the same, then `ray start --address=...` from that environment",
+            )
+
+
+def _require_same_devices(chosen: Sequence[Site]) -> None:
+    kinds = {_device_names(site): site for site in chosen}
+    if len(kinds) > 1:
+        raise MachineError(
+            "the nodes are unlike",
+            why="; ".join(f"{site.node} has {names or 'no devices'}" for names, site in kinds.items())
+            + "; a plan is made for equal ones",
+            fix=["--gpus 0   # run on their CPUs", "leave the odd ones out: --nodes N, or `ray stop` there"],
+        )
+
+
+def _device_names(site: Site) -> str:
+    return ", ".join(sorted({device.name for device in site.devices}))
+
+
+def _require_devices(chosen: Sequence[Site], wish: MachineWish) -> None:
+    for site in chosen:
+        there = len(site.devices)
+        if wish.gpus is not None and wish.gpus > there:
+            raise FitError(
+                f"{wish.gpus} GPUs per node are wanted and {site.node} has {there}",
+                why="; ".join(f"{each.node} has {len(each.devices)}" for each in chosen),
+                fix=[f"--gpus {there}" if there else "--gpus 0   # run on their CPUs", "ray status"],
+            )
+
+
+def _as_one_machine(chosen: Sequence[Site]) -> Machine:
+    """All nodes, with what the weakest has: a plan gives every node the same."""
+    nodes = [site.report.machine.nodes[0] for site in chosen]
+    weakest: Node = replace(
+        nodes[0],
+        devices=min((site.devices for site in chosen), key=len),
+        cpu_cores=min(node.cpu_cores for node in nodes),
+        memory_bytes=min(node.memory_bytes for node in nodes),
+        shm_bytes=min(node.shm_bytes for node in nodes),
+    )
+    return replace(chosen[0].report.machine, nodes=[weakest] * len(nodes))
+
+
+def _all_answered(answers: list[NodeAnswer]) -> list[NodeAnswer]:
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
+    return answers
