@@ -87,10 +87,9 @@ def launch(
         show_job(loaded, form=emit.value, machine=machine, output=output)
     elif dry_run:
         from milescli.commands.show_plan import show_plan
-        from milescli.runtime.launch import plan_only
+        from milescli.runtime.launch import dry_run as plan_for
 
-        plan = plan_only(loaded, machine) if machine is not None else plan_only(loaded)
-        show_plan(plan, loaded, output=output, with_origins=verbose, price_per_gpu_hour=price)
+        show_plan(plan_for(loaded, machine, output=output), loaded, output=output, with_origins=verbose, price_per_gpu_hour=price)
     else:
         from milescli.commands.show_summary import show_run_summary
         from milescli.runtime.launch import launch as start

@@ -46,6 +46,7 @@ def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:
     from milescli.runtime.material import facts_of_recipe
 
     facts = facts_of_recipe(recipe.model)
+    facts.require_trainable()
     refuse_unproven(recipe, facts)
     what = f"{facts.family}: {facts.num_layers} layers, width {facts.hidden_size}"
     on_host = machine.kind == "cpu" or recipe.machine.gpus == 0

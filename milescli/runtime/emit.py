@@ -23,7 +23,8 @@ from milescli.platform.probe import probe
 from milescli.recipe.layers import Layer
 from milescli.recipe.load import LoadedRecipe, value_at
 from milescli.recipe.templates import find_recipe, templates_dir
-from milescli.runtime.launch import plan_only
+from milescli.runtime.launch import plan_only, refuse_unproven
+from milescli.runtime.material import facts_of_recipe
 
 Form = Literal["slurm", "kuberay", "ssh"]
 FILES: dict[Form, str] = {"slurm": "slurm.sh", "kuberay": "kuberay.yaml", "ssh": "ssh.sh"}
@@ -132,6 +133,7 @@ def job_of(loaded: LoadedRecipe, *, machine: Machine | None, folder: Path, bin_d
                 why="a job is planned for nodes like this host unless they are described",
                 fix=[f"--on {wanted.nodes}x{wanted.gpus}xH200", "--on nodes.yaml   # any other machine, as a file"],
             )
+    refuse_unproven(loaded.recipe, facts_of_recipe(loaded.recipe.model))
     return Job(loaded=loaded, plan=plan_only(loaded, machine), machine=machine, folder=folder, bin_dir=bin_dir)
 
 

@@ -52,17 +52,15 @@ class RunSummary:
 
 
 def plan_only(loaded: LoadedRecipe, machine: Machine | None = None) -> Plan:
-    """What would run, without starting or making anything. Raises where the reward or the model cannot be had."""
+    """What would run, without starting or making anything. Raises where the reward or the model cannot be had, or cannot be trained."""
     load_reward(loaded.recipe.rollout)
     facts = facts_of_recipe(loaded.recipe.model)
-    refuse_unproven(loaded.recipe, facts)
+    facts.require_trainable()
     return make_plan(loaded.recipe, machine or planning_machine(loaded), facts)
 
 
 def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
-    """Raises CheckpointError for a family that Megatron-Core cannot compute, and for one whose computation nobody could check, unless
-    the recipe takes the risk."""
-    facts.require_trainable()
+    """Raises CheckpointError for a family whose computation nobody could check, unless the recipe takes the risk."""
     why = UNPROVEN.get(facts.family)
     if why and not recipe.model.allow_unproven:
         raise CheckpointError(
@@ -72,11 +70,22 @@ def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
         )
 
 
+def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) -> Plan:
+    """What would run here, or on `machine`; what a launch would refuse all the same is a warning."""
+    plan = plan_only(loaded, machine)
+    try:
+        refuse_unproven(loaded.recipe, facts_of_recipe(loaded.recipe.model))
+    except CheckpointError as error:
+        output.warn(f"a launch will be refused: {error.what}; {error.why}\n  fix: {error.fixes[0]}")
+    return plan
+
+
 def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     """Make the run directory, check everything that can be checked, then train. Raises MilesError; Stopped where the user
     asked for the end and the run was saved."""
     from milescli.runtime.attempt import train
 
+    refuse_unproven(loaded.recipe, facts_of_recipe(loaded.recipe.model))
     sites = find_sites(loaded, output=output)
     plan = plan_only(loaded, sites.machine)
     run = create(base=Path(loaded.recipe.run.dir).expanduser(), recipe_name=loaded.recipe.name, name=loaded.recipe.run.name)

@@ -61,7 +61,7 @@ def run_dir(miles: Miles) -> Path:
 
 
 def test_a_dry_run_shows_layout_placement_batch_and_reasons(miles: Miles, replace: Replace) -> None:
-    replace("milescli.runtime.launch", plan_only=lambda loaded: PLAN)
+    replace("milescli.runtime.launch", dry_run=lambda loaded, machine, output: PLAN)
     said = miles("launch", "--recipe", "quickstart", "--dry-run")
     assert said.code == 0
     for words in (
@@ -79,7 +79,7 @@ def test_a_dry_run_shows_layout_placement_batch_and_reasons(miles: Miles, replac
 def test_a_verbose_dry_run_names_the_origin_of_every_value(
     miles: Miles, replace: Replace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace("milescli.runtime.launch", plan_only=lambda loaded: PLAN)
+    replace("milescli.runtime.launch", dry_run=lambda loaded, machine, output: PLAN)
     monkeypatch.setenv("MILES_RUN__SEED", "7")
     said = miles("launch", "--recipe", "quickstart", "--dry-run", "-v", "--gpus", "0", "--set", "train.steps=9")
     lines = {line.split()[0]: line for line in said.out.splitlines() if line}
@@ -92,7 +92,7 @@ def test_a_verbose_dry_run_names_the_origin_of_every_value(
 
 
 def test_a_dry_run_as_json_is_the_plan(miles: Miles, replace: Replace) -> None:
-    replace("milescli.runtime.launch", plan_only=lambda loaded: PLAN)
+    replace("milescli.runtime.launch", dry_run=lambda loaded, machine, output: PLAN)
     payload = json.loads(miles("launch", "--recipe", "quickstart", "--dry-run", "--json", "-v").out)
     assert Plan.from_json(json.dumps(payload["plan"])) == PLAN
     assert payload["fingerprint"] == PLAN.fingerprint

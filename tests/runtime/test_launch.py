@@ -13,7 +13,7 @@ from milescli.models import parse_facts
 from milescli.plan.make import make_plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
-from milescli.runtime.launch import as_fetched, launch, refuse_unproven
+from milescli.runtime.launch import as_fetched, dry_run, launch, refuse_unproven
 from milescli.runtime.material import facts_of_recipe
 
 
@@ -52,3 +52,12 @@ def test_a_model_that_outgrew_the_shape_that_ships_is_planned_again_and_says_so(
     grown = as_fetched(plan, loaded, machine, replace(shipped, layers=shipped.layers * 2), output=output)
     assert grown.fingerprint != plan.fingerprint
     assert "planned again" in capsys.readouterr().err
+
+
+def test_a_dry_run_plans_what_a_launch_would_refuse_and_says_so(tmp_path: Path, capsys) -> None:
+    loaded = load("kimi-k2.6", sets=["machine.nodes=32"], environ={}, cwd=tmp_path, home=tmp_path)
+    plan = dry_run(loaded, parse_machine("32x8xH200"), output=Output())
+    assert plan.trainer.world_size == 256
+    assert "a launch will be refused" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="without your word"):
+        launch(loaded, output=Output())
