@@ -45,7 +45,9 @@ def check_platform(machine: Machine) -> list[Finding]:
 def check_visibility(found: Accelerators, *, environ: Mapping[str, str]) -> list[Finding]:
     """CUDA_, HIP_, ROCR_VISIBLE_DEVICES against each other and the devices; before all, devices that are there and cannot be used."""
     if faults := fault_errors(found, environ):
-        return [Finding(check="visibility", status=Status.FAIL, what=each.what, why=each.why, fix=each.fixes) for each in faults]
+        return [
+            Finding(check="visibility", status=Status.FAIL, what=each.what, why=each.why, fix=each.fixes) for each in faults
+        ]
     status = Status.FAIL
     conflicts = find_conflicts(found.kind, found.devices, environ)
     if found.kind == "cpu":  # nobody obeys them here; a machine with devices would stumble

@@ -66,9 +66,44 @@ def test_rows_for_people_hold_every_setting_of_both_roles_once(kind: Kind) -> No
     assert all(why for *_, why in rows)
 
 
-def test_loopback_is_pinned_on_one_node_only() -> None:
+@pytest.fixture(autouse=True)
+def _no_variables_of_this_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("cpu", "cuda", "rocm"):
+        for role in ROLES:
+            for each in settings(_Plan(device_kind=kind), role):  # type: ignore[arg-type]
+                monkeypatch.delenv(each.name, raising=False)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "rocm"])
+def test_the_users_own_value_stands_where_it_is_about_speed_and_nowhere_else(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = _Plan(device_kind=kind)
+    ours = {role: settings(plan, role, ["0"]) for role in ROLES}
+    for each in (each for role in ROLES for each in ours[role]):
+        monkeypatch.setenv(each.name, "theirs")
+    for role in ROLES:
+        for before, now in zip(ours[role], settings(plan, role, ["0"]), strict=True):
+            assert now.value == ("theirs" if before.yields else before.value), now
+            assert not before.yields or f"yours; miles would set {before.value}: " in now.reason
+    yielding = {each.name for role in ROLES for each in ours[role] if each.yields}
+    must = {
+        name for name in yielding if "VISIBLE" in name or "ALLOC_CONF" in name or name.startswith(("RAY_", "GLOO_", "OMP_"))
+    }
+    assert not must and bool(yielding) == (kind != "cpu")
+
+
+def test_trainers_and_engines_agree_on_how_their_groups_take_memory() -> None:
+    for slots, value in (([_Slot(0)], "0"), ([_Slot(0), _Slot(1)], "1")):
+        plan = _Plan(device_kind="cuda", slots=slots)
+        assert trainer_environment(plan)["NCCL_CUMEM_ENABLE"] == engine_environment(plan)["NCCL_CUMEM_ENABLE"] == value
+
+
+def test_loopback_is_pinned_unless_other_nodes_must_reach_the_actor() -> None:
     assert engine_environment(_Plan())["GLOO_SOCKET_IFNAME"] == "lo"
-    assert "GLOO_SOCKET_IFNAME" not in engine_environment(_Plan(slots=[_Slot(0), _Slot(1)]))
+    interfaces = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
+    environment = engine_environment(_Plan(slots=[_Slot(0), _Slot(1)]), (), interfaces)
+    assert {name: environment[name] for name in interfaces} == interfaces
 
 
 def test_expandable_segments_are_not_used_where_memory_is_shared_by_handle() -> None:
