@@ -26,6 +26,8 @@ RAY = Path(sys.executable).with_name("ray")
 PORT = 6379
 TOOLS = ("ip", "unshare", "nsenter", "mount", "bash")
 START_TIMEOUT_S = 120.0
+START_TRIES = 3
+"""Ray gives a node up that is not there after 30 s, which a busy machine may need."""
 _SETUP = """\
 set -eu
 ip link set lo up
@@ -218,13 +220,21 @@ def _start_ray(cluster: SmallCluster, node: SmallNode, number: int, *, cpus: int
     command += ["--object-store-memory=134217728", "--disable-usage-stats"]
     command += ["--head", f"--port={PORT}", "--include-dashboard=false"] if number == 0 else [f"--address={cluster.address}"]
     log = node.private / "ray-start.log"  # a file: Ray's daemons keep the output open, and a pipe would never end
-    entered = [*_enter(node.init.pid, "net", "mount", "pid", "uts", cwd=Path("/")), *map(str, command)]
     environment = {**os.environ, **cluster.environment(), **env}
-    with log.open("w") as out:
+    for _ in range(START_TRIES):
+        if _ray(node, command, environment, log) == 0:
+            return
+        _ray(node, [RAY, "stop", "--force"], environment, log)
+    raise AssertionError(f"Ray did not start on {node.name}:\n{log.read_text()}")
+
+
+def _ray(node: SmallNode, command: Sequence[str | Path], environment: dict[str, str], log: Path) -> int:
+    entered = [*_enter(node.init.pid, "net", "mount", "pid", "uts", cwd=Path("/")), *map(str, command)]
+    with log.open("a") as out:
         done = subprocess.run(
-            entered, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=START_TIMEOUT_S
+            entered, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=START_TIMEOUT_S, check=False
         )
-    assert done.returncode == 0, f"Ray did not start on {node.name}:\n{log.read_text()}"
+    return done.returncode
 
 
 def _bury(cluster: SmallCluster) -> None:

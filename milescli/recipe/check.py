@@ -229,8 +229,9 @@ def _no_folder_name(key: str, name: str, origins: Origins) -> RecipeError:
 
 
 def _is_address(address: str) -> bool:
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    """HOST:PORT of the cluster itself; http:// is its dashboard, and ray:// its door for programs that run elsewhere."""
+    host, _, port = address.rpartition(":")
+    return bool(host) and "/" not in host and port.isascii() and port.isdigit() and 0 < int(port) < 65536
 
 
 def _indivisible(larger: str, large: int, smaller: str, small: int, reason: str) -> RecipeError:

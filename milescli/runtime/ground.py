@@ -109,6 +109,8 @@ class Ground:
 
     async def release(self) -> None:
         """Wait until the other nodes are clean. A node that is gone cannot be cleaned, and its watchdog knows by itself when Ray has ended."""
+        outposts = list(self.outposts.values())
         with contextlib.suppress(Exception):
-            await run_all(list(self.outposts.values()), "release", timeout_s=RELEASE_TIMEOUT_S)
+            await self.cluster.kill_all(but=outposts)
+            await run_all(outposts, "release", timeout_s=RELEASE_TIMEOUT_S)
         self.outposts.clear()

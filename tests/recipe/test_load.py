@@ -8,7 +8,7 @@ import pytest
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.keys import keys
-from milescli.recipe.load import load, override, runs_dir
+from milescli.recipe.load import LoadedRecipe, load, override, runs_dir
 from tests.recipe.conftest import SMALL, Place
 
 
@@ -112,6 +112,30 @@ def test_override_changes_only_what_may_change(place: Place) -> None:
     with pytest.raises(RecipeError) as refusal:
         override(loaded, sets=["train.optimizer.lr=1"], only=("parallel", "train.steps"))
     assert "another experiment" in refusal.value.why
+
+
+def test_ray_address_names_the_cluster_where_nobody_else_does(place: Place) -> None:
+    ray = {"RAY_ADDRESS": "10.0.0.1:6379"}
+    named = place.load(environ=ray)
+    assert (named.recipe.machine.address, str(named.origins["machine.address"])) == ("10.0.0.1:6379", "env RAY_ADDRESS")
+    assert place.load(SMALL + "machine: {address: 'h:1'}\n", environ=ray).recipe.machine.address == "h:1"
+    assert place.load(environ=ray, flags={"machine.address": "--address h:2"}).recipe.machine.address == "h:2"
+    assert place.load(environ=ray, sets=["machine.address=null"]).recipe.machine.address is None
+    assert place.load(environ={"RAY_ADDRESS": "local"}).recipe.machine.address is None
+    with pytest.raises(RecipeError) as refusal:
+        place.load(environ={"RAY_ADDRESS": "http://10.0.0.1:8265"})
+    assert "env RAY_ADDRESS" in refusal.value.why and refusal.value.fixes == ["--set machine.address=10.0.0.1:6379"]
+
+
+def test_a_resumed_run_asks_ray_address_again_and_keeps_what_was_said(place: Place) -> None:
+    def again(loaded: LoadedRecipe, **environ: str) -> str | None:
+        return override(loaded, sets=[], only=(), environ=environ).recipe.machine.address
+
+    by_variable = place.load(environ={"RAY_ADDRESS": "h:1"})
+    assert (again(by_variable, RAY_ADDRESS="h:2"), again(by_variable)) == ("h:2", None)
+    assert again(place.load(), RAY_ADDRESS="h:2") == "h:2"
+    by_flag = place.load(flags={"machine.address": "--address h:1"})
+    assert again(by_flag, RAY_ADDRESS="h:2") == "h:1"
 
 
 def test_runs_dir_follows_the_layers(place: Place) -> None:

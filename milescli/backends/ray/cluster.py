@@ -135,6 +135,7 @@ class Cluster:
         """[plan nodes] after `start`"""
         self._group: Any = None
         self._started = False
+        self._spawned: list[ActorHandle] = []
 
     def start(self, plan: Plan) -> None:
         """Start or join Ray; on the calling (main) thread, since Ray's processes end with it."""
@@ -243,7 +244,9 @@ class Cluster:
             )
             .remote(name=name, target=target, kwargs=kwargs, log_path=str(log_path))
         )
-        return ActorHandle(name=name, actor=actor, log_path=log_path, node=self.nodes[node])
+        handle = ActorHandle(name=name, actor=actor, log_path=log_path, node=self.nodes[node])
+        self._spawned.append(handle)
+        return handle
 
     async def check_nodes(self) -> None:
         """Raises WorkerDied where a node of the run is gone."""
@@ -262,7 +265,12 @@ class Cluster:
         import ray
 
         for handle in handles:
+            self._spawned.remove(handle)
             ray.kill(handle.actor, no_restart=True)
+
+    async def kill_all(self, *, but: Sequence[ActorHandle]) -> None:
+        """The same for every process that was spawned, `but` these."""
+        await self.kill([handle for handle in self._spawned if handle not in but])
 
     def stop(self) -> None:
         """Leave or end the Ray session. Idempotent."""

@@ -38,6 +38,8 @@ def _connect(address: str, *, settings: dict[str, Any]) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
     try:
         ray.init(address=address, namespace=NAMESPACE, **quiet, **settings)
+        # What Ray thinks of dead workers goes to standard output, which is for results; our errors name the cause. There is no public switch.
+        ray._private.worker._worker_logs_enabled = False
     except Exception as error:  # Ray raises many kinds here
         raise _explained(address, error) from error
 

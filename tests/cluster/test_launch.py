@@ -1,0 +1,113 @@
+"""One run over two computers: trainer ranks and an engine on each, a driver that is killed, and a resume; then nothing is left anywhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from milescli.runtime import guardian
+from tests.cluster_in_small import SmallCluster, SmallNode, wait_until_gone
+from tests.end_to_end.runs import MILES, TINY, Finished
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+SHORT = ["--set", "train.steps=2", "--set", "eval.num_prompts=2", "--set", "weights.verify=true"]
+
+
+@pytest.fixture
+def folder(cluster: SmallCluster) -> Path:
+    """Where `miles` is called on the first node."""
+    (cluster.shared / "tiny.yaml").write_text(TINY)
+    return cluster.shared
+
+
+def _environment(cluster: SmallCluster) -> dict[str, str]:
+    return {"HOME": str(cluster.shared), "RAY_ADDRESS": cluster.address, "COLUMNS": "160"}
+
+
+def _ours(node: SmallNode) -> list[psutil.Process]:
+    """Processes of a run on a node, its watchdog and folders of temporary files apart."""
+    found = []
+    for process in node.processes():
+        try:
+            if process.environ().get(guardian.TOKEN_VARIABLE) or "milescli" in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _left(cluster: SmallCluster) -> list[object]:
+    return [item for node in cluster.nodes for item in (*_ours(node), *node.private.glob("miles-*"))]
+
+
+def _listening(node: SmallNode) -> set[str]:
+    """Addresses on which processes of the run listen, of the outposts and engines alone: Ray's own workers are the cluster's."""
+    return {
+        each.laddr.ip
+        for process in _ours(node)
+        if "sglang" in " ".join(process.cmdline()) or "milescli" in " ".join(process.cmdline())
+        for each in process.net_connections(kind="inet")
+        if each.status == psutil.CONN_LISTEN
+    }
+
+
+def _texts(folder: Path) -> Iterator[str]:
+    for file in folder.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            yield file.read_bytes().decode(errors="replace")
+
+
+def test_a_run_over_two_nodes_survives_its_driver_and_leaves_nothing(cluster: SmallCluster, folder: Path) -> None:
+    run, environment = folder / "runs" / "two", _environment(cluster)
+    command = [MILES, "launch", "--recipe", "tiny.yaml", "--name", "two", "--nodes", "2", *SHORT]
+    driver = cluster.start(command, cwd=folder, env=environment)
+    _wait_for(run, "StepDone", driver)
+    engines = [process for node in cluster.nodes for process in _ours(node) if "sglang" in " ".join(process.cmdline())]
+    keys = {process.environ().get("MILES_ENGINE_KEY") for process in engines} - {None, ""}
+    told = [*(" ".join(process.cmdline()) for process in engines), *_texts(run)]
+    assert keys and not any(key in text for key in keys for text in told)
+    for node in cluster.nodes:
+        assert _ours(node), f"nothing of the run is on {node.name}"
+        assert _listening(node) <= {node.address, "127.0.0.1", "::1"}
+    for child in psutil.Process(driver.pid).children():
+        child.kill()
+    driver.communicate(timeout=60)
+    assert not wait_until_gone(lambda: _left(cluster), seconds=90)
+
+    resumed = cluster.run([MILES, "resume", "two"], cwd=folder, env=environment, timeout_s=600)
+    assert resumed.returncode == 0, Finished(resumed.returncode, resumed.stdout, resumed.stderr)
+    assert "node 10.77.0.2 (node-2) (env RAY_ADDRESS)" in resumed.stderr
+    assert not wait_until_gone(lambda: _left(cluster), seconds=30)
+    logs = {file.name for file in (run / "logs" / "latest").iterdir()}
+    assert {"trainer-rank-0.log", "trainer-rank-1.log", "engine-0-server.log", "engine-1-server.log", "router.log"} <= logs
+    plan = json.loads((run / "plan.json").read_text())
+    assert [(slot["node"], slot["trainer_rank"], slot["engine"]) for slot in plan["slots"]] == [(0, 0, 0), (1, 1, 1)]
+    reports = [event["report"] for event in _events(run) if event["event"] == "StepDone"]
+    assert max(report["logprob_diff_max"] for report in reports) <= 1e-4
+
+
+def test_a_run_directory_that_is_not_shared_is_refused_before_anything_starts(cluster: SmallCluster, folder: Path) -> None:
+    command = [MILES, "launch", "--recipe", "tiny.yaml", "--nodes", "2", "--set", "run.dir=/tmp/alone"]
+    refused = cluster.run(command, cwd=folder, env=_environment(cluster), timeout_s=200)
+    assert refused.returncode == 4, Finished(refused.returncode, refused.stdout, refused.stderr)
+    assert re.search(r"the run directory is not the same on node 10\.77\.0\.2 \(node-2\)", refused.stderr)
+    assert not list((cluster.nodes[0].private / "alone").iterdir())
+
+
+def _events(run: Path) -> list[dict]:
+    file = run / "events.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")] if file.exists() else []
+
+
+def _wait_for(run: Path, name: str, driver) -> None:
+    assert not wait_until_gone(
+        lambda: not any(event["event"] == name for event in _events(run)) and driver.poll() is None, seconds=600
+    )
+    if driver.poll() is not None:
+        out, err = driver.communicate()
+        raise AssertionError(str(Finished(driver.returncode, out, err)))
