@@ -4,6 +4,7 @@ itself, and goes on where it was interrupted. Needs no device."""
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ def convert_to_megatron(source: str, target: Path, *, options: IntakeOptions, ou
     began = time.monotonic()
     target = target.absolute()
     require_free(target)
-    folder = find_model(source, revision=options.revision, config_only=False, output=output)
+    folder = find_model(source, revision=options.revision, output=output)
     lines = table(load_facts(folder))
     with open_source(folder) as opened:
         read_once(opened)
@@ -249,26 +250,28 @@ def _proof(intake: Intake, options: IntakeOptions, *, logits: str, difference: f
 
 
 def preview_to_megatron(source: str, target: Path, *, options: IntakeOptions, output: Output) -> Preview:
-    """What would be done. Writes nothing but a file that measures the disk, which it removes."""
+    """What would be done. Fetches no weights; writes nothing but a file that measures the disk, which it removes."""
     target = target.absolute()
     require_free(target)
-    folder = find_model(source, revision=options.revision, config_only=False, output=output)
-    lines = table(load_facts(folder))
-    with open_source(folder) as opened:
-        intake = plan_intake(opened, lines, dtype=DTYPES.get(options.dtype or ""), file_bytes=options.file_bytes)
-        pairs = _pairs(intake)
-        pairs += [
-            (name, f"{CARRIED}/", shape_text(opened.shape(name)))
-            for name in (*intake.matched.passthrough, *intake.matched.ignored)
-        ]
-        return make_preview(
-            source=str(folder),
-            target=target,
-            table=intake.matched.table,
-            files=list(intake.files),
-            pairs=pairs,
-            notes=_notes(intake),
-        )
+    with tempfile.TemporaryDirectory(prefix="miles-outline-") as empty:
+        folder = find_model(source, revision=options.revision, output=output, outline_in=Path(empty))
+        shown = source if folder == Path(empty) else str(folder)
+        with open_source(folder) as opened:
+            lines = table(load_facts(folder))
+            intake = plan_intake(opened, lines, dtype=DTYPES.get(options.dtype or ""), file_bytes=options.file_bytes)
+            pairs = _pairs(intake)
+            pairs += [
+                (name, f"{CARRIED}/", shape_text(opened.shape(name)))
+                for name in (*intake.matched.passthrough, *intake.matched.ignored)
+            ]
+            return make_preview(
+                source=shown,
+                target=target,
+                table=intake.matched.table,
+                files=list(intake.files),
+                pairs=pairs,
+                notes=_notes(intake),
+            )
 
 
 def _pairs(intake: Intake) -> list[tuple[str, str, str]]:

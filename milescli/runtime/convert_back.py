@@ -108,7 +108,7 @@ def convert_to_hf(source: Path, target: Path, *, options: OutletOptions, output:
 def _find(source: Path, options: OutletOptions, *, output: Output) -> FoundCheckpoint:
     model = None
     if options.model is not None:
-        model = find_model(options.model, revision=None, config_only=False, output=output)
+        model = find_model(options.model, revision=None, output=output)
     found = find_checkpoint(source, model=model, step=options.step)
     output.note(f"{found.what}, with the config of {found.model_dir}")
     return found

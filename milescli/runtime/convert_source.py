@@ -15,7 +15,8 @@ from milescli.checkpoint.store import PREFIX, CheckpointStore
 from milescli.core.errors import CheckpointError
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.resolved import load_resolved
-from milescli.runtime.hub import fetch_config, fetch_model
+from milescli.runtime.hub import fetch_model
+from milescli.runtime.hub_outline import outline_model
 from milescli.runtime.material import model_dir_of
 from milescli.runtime.rundir import RECIPE_FILE, open_run
 
@@ -38,8 +39,9 @@ class FoundCheckpoint:
     """For people."""
 
 
-def find_model(source: str, *, revision: str | None, config_only: bool, output: Output) -> Path:
-    """The Hugging Face folder that SRC is, fetched where it is a name on the hub. Raises CheckpointError."""
+def find_model(source: str, *, revision: str | None, output: Output, outline_in: Path | None = None) -> Path:
+    """The Hugging Face folder that SRC is, fetched where it is a name on the hub; `outline_in`: an empty folder that gets all but the weights
+    of it instead. Raises CheckpointError."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         if (folder / TRACKER_NAME).exists() and not (folder / CONFIG_NAME).exists():
@@ -55,9 +57,8 @@ def find_model(source: str, *, revision: str | None, config_only: bool, output: 
             why="it is a file" if folder.exists() else "no such folder is there, and it is no name on the hub",
             fix=f"{A_FOLDER}, or name one on the hub: Qwen/Qwen3-0.6B",
         )
-    if config_only:
-        return fetch_config(source, revision=revision, instead=A_FOLDER)
-    return fetch_model(source, revision=revision, output=output, instead=A_FOLDER)
+    outline = outline_model(source, revision=revision, into=outline_in, output=output) if outline_in else None
+    return outline or fetch_model(source, revision=revision, output=output, instead=A_FOLDER)
 
 
 def find_checkpoint(source: Path, *, model: Path | None, step: int | None) -> FoundCheckpoint:

@@ -212,7 +212,7 @@ def _list(repo: _Repo) -> _Listing:
 
     try:
         commit = _commit(repo)
-        with _errors(repo, but_not=_no_hub()), _silence():
+        with _errors(repo, but_not=_no_hub()), silent():
             found = list(HfApi().list_repo_tree(repo.name, recursive=True, revision=commit, repo_type=repo.kind))
         return _Listing(commit=commit, files={item.path: item for item in found if isinstance(item, RepoFile)}, online=True)
     except _no_hub() as error:
@@ -227,7 +227,7 @@ def _one(repo: _Repo, path: str, revision: str | None, *, online: bool) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    with _errors(repo, but_not=(LocalEntryNotFoundError,)), _silence():
+    with _errors(repo, but_not=(LocalEntryNotFoundError,)), silent():
         try:
             return Path(hf_hub_download(repo.name, path, repo_type=repo.kind, revision=revision, local_files_only=not online))
         except LocalEntryNotFoundError:
@@ -255,13 +255,13 @@ def _announce(repo: _Repo, listing: _Listing, *, num_files: int, size_bytes: int
 def _progress(repo: _Repo, size_bytes: int, *, output: Output | None) -> Iterator[None]:
     """Our bar instead of the client's, fed from what lies on the disk: it counts what resumed downloads had already, too."""
     if output is None or not size_bytes:
-        with _silence():
+        with silent():
             yield
         return
     from milescli.console.transfer import Transfer
 
     before, done = _bytes_on_disk(repo), threading.Event()
-    with _silence(), Transfer(output, label=repo.name, total_bytes=size_bytes) as transfer:
+    with silent(), Transfer(output, label=repo.name, total_bytes=size_bytes) as transfer:
 
         def feed() -> None:
             now = min(_bytes_on_disk(repo) - before, size_bytes)
@@ -291,7 +291,7 @@ def _bytes_on_disk(repo: _Repo) -> int:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """The client's own bars and warnings would speak past `Output`."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 

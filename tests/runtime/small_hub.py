@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ class SmallHub:
     """`models/org/name` -> the token that it wants"""
     fetched: list[str] = field(default_factory=list)
     """Paths of contents that were sent."""
+    parts: list[tuple[str, int]] = field(default_factory=list)
+    """Path and bytes of those of which only a part was asked."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -71,6 +74,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         entry = _entry(file, content)
         etag = entry["lfs"]["oid"] if "lfs" in entry else entry["oid"]  # type: ignore[index]
+        part = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if body and part:
+            piece = content[int(part[1]) : int(part[2]) + 1]
+            self.hub.parts.append((file, len(piece)))
+            self._send(piece, status=206, headers={"X-Repo-Commit": COMMIT})
+            return
         if body:
             self.hub.fetched.append(file)
             if file in self.hub.lies:

@@ -24,7 +24,7 @@ def hub(tmp_path: Path) -> Iterator[SmallHub]:
         yield found
 
 
-def _convert(hub: SmallHub, tmp_path: Path, name: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def _convert(hub: SmallHub, tmp_path: Path, name: str, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environ |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1", **environment}
     command = [
@@ -37,6 +37,7 @@ def _convert(hub: SmallHub, tmp_path: Path, name: str, **environment: str) -> su
         str(tmp_path / "out"),
         "--verify",
         "tensors",
+        *more,
     ]
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
 
@@ -48,6 +49,16 @@ def test_a_name_on_the_hub_is_fetched_and_converted(hub: SmallHub, tmp_path: Pat
     assert (tmp_path / "out" / "hf" / "tokenizer.json").exists()
     assert "config.json" in hub.fetched
     assert not {"pytorch_model.bin", "modeling_tiny.py"} & set(hub.fetched), "neither pickles nor code are even fetched"
+
+
+def test_a_dry_run_reads_headers_and_fetches_no_weights(hub: SmallHub, tmp_path: Path) -> None:
+    weights = {path: content for path, content in hub.files["models/org/tiny"].items() if path.endswith(".safetensors")}
+    hub.files["models/org/tiny"] |= {path: content + bytes(200_000) for path, content in weights.items()}
+    done = _convert(hub, tmp_path, "org/tiny", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert not set(weights) & set(hub.fetched) and {path for path, _ in hub.parts} == set(weights)
+    assert "read the headers" in done.stderr and "model.embed_tokens.weight" in done.stdout, done.stdout
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_gated_model_needs_a_token_and_takes_it_from_the_environment(hub: SmallHub, tmp_path: Path) -> None:
