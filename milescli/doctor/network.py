@@ -49,7 +49,7 @@ def check_interfaces(interfaces: Sequence[Interface], *, environ: Mapping[str, s
     found: list[Finding] = []
     usable = [each.name for each in interfaces if each.is_up and each.addresses]
     best = next((name for name in usable if not name.startswith(VIRTUAL)), "lo")
-    for variable, choose in ((NCCL_VARIABLE, _nccl_choice), (GLOO_VARIABLE, _gloo_choice)):
+    for variable, choose in ((NCCL_VARIABLE, nccl_choice), (GLOO_VARIABLE, gloo_choice)):
         value = environ.get(variable)
         if value is None or choose(value, usable):
             continue
@@ -76,7 +76,7 @@ def check_interfaces(interfaces: Sequence[Interface], *, environ: Mapping[str, s
     )
 
 
-def _nccl_choice(value: str, names: Sequence[str]) -> list[str]:
+def nccl_choice(value: str, names: Sequence[str]) -> list[str]:
     """NCCL's own rules (its manual, NCCL_SOCKET_IFNAME): prefixes; `^` all but these; `=` exact names. Without them, lo and docker last."""
     exclude, exact = value.startswith("^"), value.lstrip("^").startswith("=")
     words = [word for word in value.lstrip("^=").split(",") if word]
@@ -87,7 +87,8 @@ def _nccl_choice(value: str, names: Sequence[str]) -> list[str]:
     return [name for name in names if fits(name) != exclude]
 
 
-def _gloo_choice(value: str, names: Sequence[str]) -> list[str]:
+def gloo_choice(value: str, names: Sequence[str]) -> list[str]:
+    """Those of the names that Gloo would take: exact ones, all of which must be there."""
     wanted = [word.strip() for word in value.split(",")]
     return wanted if all(word in names for word in wanted) else []
 
@@ -106,8 +107,10 @@ def _proxies(environ: Mapping[str, str]) -> list[Finding]:
     )
 
 
-def check_host_name(*, name: str | None = None, resolve: Callable[[str], str] = socket.gethostbyname) -> list[Finding]:
-    """The own name leads to an address: torch.distributed and Ray look it up."""
+def check_host_name(
+    *, name: str | None = None, address: str = "127.0.0.1", resolve: Callable[[str], str] = socket.gethostbyname
+) -> list[Finding]:
+    """The own name leads to an address: torch.distributed and Ray look it up. `address`: to which it should, for the fix."""
     name = name or socket.gethostname()
     try:
         return ok("hostname", f"{name} is {resolve(name)}")
@@ -116,7 +119,7 @@ def check_host_name(*, name: str | None = None, resolve: Callable[[str], str] = 
             "hostname",
             f"{name} leads nowhere",
             why=f"{error}; on one machine miles uses loopback, several would not find each other",
-            fix=f"echo '127.0.0.1 {name}' | {as_root('tee -a /etc/hosts')}",
+            fix=f"echo '{address} {name}' | {as_root('tee -a /etc/hosts')}",
         )
 
 

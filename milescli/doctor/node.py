@@ -54,9 +54,14 @@ class Once(Generic[T]):
 
 
 def node_checks(
-    *, runs_dir: Path, machine: Callable[[], Machine], loaded: LoadedRecipe | None, environ: Mapping[str, str]
+    *,
+    runs_dir: Path,
+    machine: Callable[[], Machine],
+    loaded: LoadedRecipe | None,
+    environ: Mapping[str, str],
+    address: str = "127.0.0.1",
 ) -> list[Check]:
-    """In the order in which they are told."""
+    """In the order in which they are told. `address`: by which the other nodes know this one."""
     accelerators = Once(lambda: find_accelerators(run_tool))
 
     def of_machine(name: str, run: Callable[[], list[Finding]], *needs: str) -> Check:
@@ -76,7 +81,7 @@ def node_checks(
         Check(name="threads", run=check_threads),
         Check(name="ports", run=check_ports),
         of_machine("network", lambda: check_interfaces(list_interfaces(), environ=environ, kind=machine().kind)),
-        Check(name="hostname", run=check_host_name),
+        Check(name="hostname", run=lambda: check_host_name(address=address)),
         Check(name="rdma", run=lambda: check_rdma(environ=environ)),
         of_machine("ray version", lambda: check_ray_version(kind=machine().kind)),
         of_machine("variables", lambda: _variables(loaded, machine(), environ), "model", "reward"),

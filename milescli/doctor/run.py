@@ -15,14 +15,16 @@ from pathlib import Path
 from milescli import __version__
 from milescli.console.output import Output
 from milescli.core.errors import ExitCode, MilesError
+from milescli.doctor.cluster import cluster_findings
 from milescli.doctor.finding import Check, Finding, Status, fail, run_checks
 from milescli.doctor.fixes import Wish
 from milescli.doctor.hub_access import check_hub, saved_token
 from milescli.doctor.masking import mask_environment, mask_secrets
-from milescli.doctor.node import heavy_at_once, node_checks, this_machine, trial_checks
+from milescli.doctor.node import Once, heavy_at_once, node_checks, this_machine, trial_checks
 from milescli.doctor.table import tell_people
 from milescli.doctor.wish import recipe_checks
 from milescli.platform.machine import Machine
+from milescli.platform.probe import probe
 from milescli.recipe.load import LoadedRecipe, load, runs_dir
 from milescli.recipe.templates import find_recipe
 
@@ -48,11 +50,29 @@ def run_doctor(wish: Wish, *, output: Output) -> int:
     loaded, problem = _load(wish)
     output.note("checking; starting an engine takes up to a minute or two")
     with contextlib.redirect_stdout(sys.stderr):  # a reward that prints as it is imported would spoil the JSON
-        findings = problem + run_checks(all_checks(loaded), heavy_at_once=heavy_at_once())
+        findings = problem + _findings(loaded, address=_address(wish, loaded))
     secrets = {**os.environ, "SAVED_HUB_TOKEN": saved_token() or ""}
     findings = [mask_secrets(replace(each, fix=[wish.whole(fix) for fix in each.fix]), secrets) for each in findings]
     tell(findings, output)
     return int(ExitCode.NOT_READY if any(each.status is Status.FAIL for each in findings) else ExitCode.DONE)
+
+
+def _findings(loaded: LoadedRecipe | None, *, address: str | None) -> list[Finding]:
+    """Of every node of the cluster, where one is named and can be joined; else of this machine."""
+    found: list[Finding] = []
+    if address is not None:
+        found = cluster_findings(address, runs_dir=_runs_dir(loaded))
+        if any(each.node for each in found):
+            return found + run_checks(
+                driver_checks(loaded, Once(lambda: _whole_machine(loaded))), heavy_at_once=heavy_at_once()
+            )
+    return found + run_checks(all_checks(loaded), heavy_at_once=heavy_at_once())
+
+
+def _address(wish: Wish, loaded: LoadedRecipe | None) -> str | None:
+    """Of the Ray cluster that a run would join: as the recipe has it, else RAY_ADDRESS."""
+    named = loaded.recipe.machine.address if loaded else wish.address
+    return named or os.environ.get("RAY_ADDRESS") or None
 
 
 def all_checks(loaded: LoadedRecipe | None) -> list[Check]:
@@ -102,6 +122,13 @@ def _load(wish: Wish) -> tuple[LoadedRecipe | None, list[Finding]]:
     except MilesError as error:
         sound = replace(wish, sets=[each for each in wish.sets if f"--set {each}" not in error.why])
         return None, fail("recipe", error.what, why=error.why, fix=[sound.whole(fix) for fix in error.fixes])
+
+
+def _whole_machine(loaded: LoadedRecipe | None) -> Machine:
+    """What a plan of the recipe is made for: the nodes of the cluster that it takes."""
+    from milescli.runtime.sites import planning_machine
+
+    return planning_machine(loaded) if loaded else probe()
 
 
 def _runs_dir(loaded: LoadedRecipe | None) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 from milescli.doctor.finding import Finding, Status, fail, skip
 from milescli.runtime import guardian
 
+NO_SETTINGS: Mapping[str, str] = {}
 _LAST_LINES = 8
 _TRIAL_OF = {"weights": "engine", "trainer": "engine", "agreement": "engine", "links": "collective"}
 
@@ -26,10 +27,12 @@ def run_trial(
     command: list[str] | None = None,
     names: tuple[str, ...] = (),
     environ: Mapping[str, str] = os.environ,
+    settings: Mapping[str, str] = NO_SETTINGS,
 ) -> list[Finding]:
     """The findings that the trial `check` writes as JSON lines. Whatever it started has ended when this returns.
 
-    `command` replaces the trial's own; `names`: the checks that it answers for, where not just `check`; `environ`: what it starts with.
+    `command` replaces the trial's own; `names`: the checks that it answers for, where not just `check`; `environ`: what it starts with;
+    `settings`: variables of this trial, over those of every trial.
     """
     folder = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))  # short: socket names are bounded at 107 bytes
     verdict = folder / "verdict.json"
@@ -43,6 +46,7 @@ def run_trial(
         "TOKENIZERS_PARALLELISM": "false",
         "GLOO_SOCKET_IFNAME": "lo",
         "TMPDIR": str(folder),
+        **settings,
     }
     output, log = folder / "findings.jsonl", folder / "trial.log"
     ended = f"did not end within {timeout_s:g} s"
