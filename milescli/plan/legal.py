@@ -108,6 +108,8 @@ def expert_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
     if not facts.num_experts:
         if ep > 1:
             yield Fault(key="parallel.ep", value=ep, why="the model is dense: it has no experts", legal=1)
+        if etp not in (1, layout.tp):
+            yield Fault(key="parallel.etp", value=etp, why="the model is dense: it has no experts to cut", legal="null")
         return
     if fault := indivisible("parallel.ep", ep, facts.num_experts, "experts"):
         yield fault
@@ -132,16 +134,16 @@ def training_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]
 
 def engine_faults(facts: ModelFacts, *, tp: int, ep: int, attention_dp: int) -> Iterator[Fault]:
     """What SGLang refuses: heads are cut by tp / attention_dp, experts by ep within tp. Key/value heads fewer than that are repeated."""
-    yield from (
-        fault
-        for key, value, total, what in (
-            ("engines.attention_dp", attention_dp, tp, "devices of an engine"),
-            ("engines.ep", ep, tp, "devices of an engine"),
-            ("engines.tp", tp // attention_dp, facts.num_heads, "attention heads"),
-            ("engines.ep", ep, facts.num_experts, "experts"),
-        )
-        if (fault := indivisible(key, value, total, what))
-    )
+    for key, value in (("engines.attention_dp", attention_dp), ("engines.ep", ep)):
+        if fault := indivisible(key, value, tp, "devices of an engine"):
+            yield fault
+            return
+    for key, value, total, what in (
+        ("engines.tp", tp // attention_dp, facts.num_heads, "attention heads"),
+        ("engines.ep", ep, facts.num_experts, "experts"),
+    ):
+        if fault := indivisible(key, value, total, what):
+            yield fault
     if ep > 1 and not facts.num_experts:
         yield Fault(key="engines.ep", value=ep, why="the model is dense: it has no experts", legal=1)
     # within one ep group, experts are cut by what is left of tp

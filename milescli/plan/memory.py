@@ -4,16 +4,19 @@ weights, gradients, optimizer and activations are compared with real ranks in te
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import accumulate
 
+from milescli import models
 from milescli.core.units import GIB, MIB
 from milescli.models.base import WeightTable
 from milescli.models.costs import CacheCost, cache_cost
+from milescli.models.facts import ModelFacts
 from milescli.plan.activations import LOGITS_CHUNK, LayerBytes, Packing, head_bytes, layer_bytes
 from milescli.plan.parameters import Counter, Held
-from milescli.plan.stages import microbatches_in_flight, stage_sizes
+from milescli.plan.stages import microbatches_in_flight, stage_ends
 from milescli.plan.types import EngineLayout, TrainerLayout
 
 TRAINER_CONTEXT = int(2.0 * GIB)
@@ -111,13 +114,20 @@ class MemoryModel:
 
     def stages(self, layout: TrainerLayout, wish: TrainerWish) -> list[TrainerBytes]:
         """[pp] of one rank of each stage."""
+        return self._of_stages(layout, wish, range(layout.pp))
+
+    def worst_stage(self, layout: TrainerLayout, wish: TrainerWish) -> TrainerBytes:
+        """The stage that needs the most device memory. Of stages alike, it is the first: it holds the most microbatches."""
+        return max(self._of_stages(layout, wish, self.counter.distinct_stages(layout)), key=lambda stage: stage.total)
+
+    def _of_stages(self, layout: TrainerLayout, wish: TrainerWish, stages: Iterable[int]) -> list[TrainerBytes]:
         held = self.counter.stages(layout)
         sums = self._layer_sums(layout, wish)
-        ends = list(accumulate(stage_sizes(layout, self.table.facts.num_layers)))
-        starts = [0, *ends][:-1]
+        ends = stage_ends(layout, self.table.facts.num_layers)
         norm, logits = head_bytes(self.table.facts, layout, size=wish.size)
         found = []
-        for stage, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        for stage in stages:
+            start, end = ends[stage - 1] if stage else 0, ends[stage]
             is_last = stage == layout.pp - 1
             in_flight = microbatches_in_flight(stage, layout.pp, wish.num_microbatches)
             saved, kept = sums.saved_between(start, end), sums.input * (end - start)
@@ -166,10 +176,6 @@ class MemoryModel:
             }
             self._layers[key] = _LayerSums.of([kinds[layer] for layer in facts.layers])
         return self._layers[key]
-
-    def worst_stage(self, layout: TrainerLayout, wish: TrainerWish) -> TrainerBytes:
-        """The stage that needs the most device memory."""
-        return max(self.stages(layout, wish), key=lambda stage: stage.total)
 
     def engine(self, layout: EngineLayout, *, memory_bytes: int, size: int, longest: int) -> EngineBytes:
         """Under its memory fraction: cache is what weights leave of it. `longest`: tokens of a sequence."""
@@ -222,6 +228,12 @@ class MemoryModel:
         each = self.cache_bytes(layout, size=size, tokens=1 << 20, sequences=0)
         share = 1 - STATE_SHARE if self.cache_cost.state_bytes else 1.0
         return int(share * cache_bytes / max(each, 1) * (1 << 20)) * layout.attention_dp
+
+
+@lru_cache(maxsize=8)
+def memory_model(facts: ModelFacts) -> MemoryModel:
+    """One for each model: what it has summed up serves the next plan as well."""
+    return MemoryModel(models.table(facts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

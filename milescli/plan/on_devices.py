@@ -17,7 +17,7 @@ from milescli.plan.activations import Packing
 from milescli.plan.decisions import Log
 from milescli.plan.devices import spec_of
 from milescli.plan.legal import Fault, cp_faults, engine_faults, expert_faults, faults, stage_faults, tp_faults
-from milescli.plan.memory import MemoryModel, TrainerWish, bucket_bytes
+from milescli.plan.memory import TrainerWish, bucket_bytes, memory_model
 from milescli.plan.on_cpu import context_length, longest_tokens
 from milescli.plan.search import (
     ALIKE,
@@ -87,7 +87,7 @@ def plan_devices(
 def ask(recipe: Recipe, machine: Machine, table: WeightTable, *, devices_per_node: int, colocated: bool, size: int) -> Question:
     """All that the search depends on."""
     device, _ = spec_of(machine)
-    memory = MemoryModel(table)
+    memory = memory_model(table.facts)
     memory_bytes = machine.nodes[0].devices[0].memory_bytes or DEVICE_MODELS[device.name].memory_gib * GIB
     bucket = bucket_bytes(recipe.weights.bucket_mib)
     rollout, train = recipe.rollout, recipe.train
@@ -140,10 +140,36 @@ def _check_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> None:
             why=f"{num_devices} / {parts} is not whole, so ranks would be left over",
             fix=f"--set parallel.dp={max(1, num_devices // parts)}   # leaves devices idle; or pin a layout that divides",
         )
-    engines = recipe.engines
-    for fault in engine_faults(facts, tp=engines.tp or 1, ep=engines.ep or 1, attention_dp=engines.attention_dp or 1):
-        if engines.tp is not None:
-            raise fault.error()
+    _check_engine_pins(recipe, facts, num_devices)
+
+
+def _check_engine_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> None:
+    """They leave at least one size of engines."""
+    pins, per_node = recipe.engines, num_devices // recipe.machine.nodes
+    sizes = [pins.tp] if pins.tp else [size for size in range(1, num_devices + 1) if num_devices % size == 0]
+    first: Fault | None = None
+    for size in sizes:
+        ep = pins.ep or (size if facts.num_experts and facts.num_experts % size == 0 else 1)
+        fault = next(engine_faults(facts, tp=size, ep=ep, attention_dp=pins.attention_dp or 1), None)
+        if fault is None:
+            break
+        first = first or fault
+    else:
+        assert first is not None
+        raise first.error()
+    if pins.tp and pins.tp > num_devices:
+        raise FitError(
+            f"an engine of {pins.tp} devices is pinned and there are {num_devices}",
+            why=f"engines.tp {pins.tp} > {recipe.machine.nodes} nodes x {per_node} devices = {num_devices}",
+            fix=f"--set engines.tp={per_node}",
+        )
+    if pins.tp and recipe.machine.nodes > 1 and pins.tp % per_node and per_node % pins.tp:
+        legal = max(size for size in range(1, per_node + 1) if per_node % size == 0 and size <= pins.tp)
+        raise FitError(
+            f"engines of {pins.tp} devices would lie across nodes",
+            why=f"a node has {per_node} devices: engines.tp must divide that, or be a multiple of it",
+            fix=f"--set engines.tp={legal}",
+        )
 
 
 def _pin_faults(pins: Parallel, facts: ModelFacts) -> Iterator[Fault]:
@@ -157,7 +183,7 @@ def _pin_faults(pins: Parallel, facts: ModelFacts) -> Iterator[Fault]:
     if pins.pp:
         yield from stage_faults(TrainerLayout(pp=pins.pp, **ends), facts)
     ep, etp = pins.ep or 1, pins.etp or 1
-    if facts.num_experts or ep > 1:
+    if facts.num_experts or ep > 1 or etp > 1:
         group = ep * etp
         yield from expert_faults(TrainerLayout(ep=ep, etp=etp, dp=group), facts)
 

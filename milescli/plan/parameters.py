@@ -80,6 +80,7 @@ class Counter:
     _sums: dict[tuple[int, int, int], list[Held]] = field(default_factory=dict)
     """(tp, ep, etp) -> [layers + 1] of all layers before."""
     _stages: dict[object, list[Held]] = field(default_factory=dict)
+    _distinct: dict[object, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         layers = self.table.facts.num_layers
@@ -99,14 +100,28 @@ class Counter:
 
     def fullest(self, layout: TrainerLayout) -> Held:
         """Of the stage that holds most."""
-        return max(self.stages(layout), key=lambda held: held.total)
+        held = self.stages(layout)
+        return max((held[stage] for stage in self.distinct_stages(layout)), key=lambda each: each.total)
 
     def stages(self, layout: TrainerLayout) -> list[Held]:
         """[pp] of one rank of each stage."""
-        key = (layout.tp, layout.ep, layout.etp, layout.pp, layout.first_stage_layers, layout.last_stage_layers)
+        key = self._key(layout)
         if key not in self._stages:
             self._stages[key] = self._count(layout)
         return self._stages[key]
+
+    def distinct_stages(self, layout: TrainerLayout) -> tuple[int, ...]:
+        """The first of each kind of stage that holds the same, and the last stage."""
+        key = self._key(layout)
+        if key not in self._distinct:
+            held = self.stages(layout)
+            firsts = {each: stage for stage, each in reversed(list(enumerate(held)))}
+            self._distinct[key] = tuple(sorted({*firsts.values(), layout.pp - 1}))
+        return self._distinct[key]
+
+    @staticmethod
+    def _key(layout: TrainerLayout) -> tuple[object, ...]:
+        return (layout.tp, layout.ep, layout.etp, layout.pp, layout.first_stage_layers, layout.last_stage_layers)
 
     def _count(self, layout: TrainerLayout) -> list[Held]:
         sums = self._layer_sums(layout)

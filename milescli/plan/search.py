@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from milescli.models.facts import ModelFacts
 from milescli.plan.legal import cp_faults, engine_faults, expert_faults, stage_faults, tp_faults, training_faults
@@ -171,6 +172,8 @@ def legal_layouts(question: Question, num_ranks: int, *, shortest: int = CP_TOKE
             if pins.cp is None and next(cp_faults(facts, cp, tp=tp), None):
                 continue
             for pp in _values(pins.pp, _divisors(num_ranks // (tp * cp)), most=facts.num_layers):
+                if pp == 1 and (pins.first_stage_layers or pins.last_stage_layers):
+                    continue  # there would be no stages to pin
                 dp = pins.dp or num_ranks // (tp * pp * cp)
                 if not dp or tp * pp * cp * dp > num_ranks or (pins.dp is None and tp * pp * cp * dp != num_ranks):
                     continue
@@ -214,22 +217,17 @@ def weigh(question: Question, layout: TrainerLayout) -> TrainerChoice:
         for offload in ([question.offload] if question.offload is not None else [False, True])
         for recompute in ([question.recompute] if question.recompute != "auto" else ["none", "full"])
     ]
-    smallest: TrainerChoice | None = None
+    caps = _caps(question, layout)
+    smallest = _choice(question, replace(layout, recompute=modes[-1][0], offload_optimizer=modes[-1][1]), caps[0])
+    if not smallest.fits:
+        return smallest
     for recompute, offload in modes:
         tried = replace(layout, recompute=recompute, offload_optimizer=offload)
-        fitting = []
-        for cap in _caps(question, layout):
-            choice = _choice(question, tried, cap)
-            if not choice.fits:
-                if smallest is None or choice.needs.total < smallest.needs.total:
-                    smallest = choice
-                break
-            fitting.append(choice)
-        if fitting:
+        choices = (_choice(question, tried, cap) for cap in caps)
+        if fitting := list(takewhile(lambda choice: choice.fits, choices)):
             fastest = min(choice.seconds.total for choice in fitting)
             return next(choice for choice in fitting if choice.seconds.total <= CAP_ALIKE * fastest)
-    assert smallest is not None
-    return smallest
+    raise AssertionError(f"{layout} fits with the smallest microbatch, and then does not")
 
 
 def _choice(question: Question, layout: TrainerLayout, cap: int) -> TrainerChoice:

@@ -41,13 +41,10 @@ def is_even(sizes: tuple[int, ...]) -> bool:
     return len(set(sizes)) == 1
 
 
-def microbatches_in_flight(stage: int, num_stages: int, num_microbatches: int, *, chunks: int = 1) -> float:
-    """How many microbatches' activations stage `stage` (from 0) holds at its peak, in units of one pass through all its layers.
+def microbatches_in_flight(stage: int, num_stages: int, num_microbatches: int) -> int:
+    """How many microbatches' activations stage `stage` (from 0) holds at its peak.
 
     1F1B (Narayanan et al., arXiv 2104.04473, section 2.2.1): stage s of p does p - s - 1 forward passes before its first backward pass, and
-    holds p - s at once. Interleaved with v chunks (section 2.2.2; Megatron's warm-up count): (p - s - 1) 2 + (v - 1) p + 1 passes of
-    1/v of its layers each. The trainer runs 1F1B (chunks 1)."""
-    if chunks == 1:
-        return min(num_stages - stage, num_microbatches)
-    passes = (num_stages - stage - 1) * 2 + (chunks - 1) * num_stages + 1
-    return min(passes, num_microbatches * chunks) / chunks
+    holds p - s at once. The trainer runs this schedule alone: interleaving (section 2.2.2) would need several model chunks on a rank, and
+    holds more."""
+    return min(num_stages - stage, num_microbatches)

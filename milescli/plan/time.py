@@ -127,6 +127,7 @@ class TimeModel:
     devices_per_node: int
     flops: TokenFlops = field(init=False)
     links: Links = field(init=False)
+    _moe_layers: int = field(init=False)
     _routed: float = field(init=False)
     """Forward FLOPs of a token in its experts."""
     _head_part: float = field(init=False)
@@ -135,7 +136,8 @@ class TimeModel:
         facts = self.table.facts
         self.flops = token_flops(self.table)
         self.links = Links(device=self.device, devices_per_node=self.devices_per_node)
-        self._routed = 2 * facts.num_moe_layers * facts.topk * self._expert_numbers()
+        self._moe_layers = facts.num_moe_layers
+        self._routed = 2 * self._moe_layers * facts.topk * self._expert_numbers()
         self._head_part = 2 * facts.vocab_size * facts.hidden_size / self.flops.matmul
 
     def num_microbatches(self, layout: TrainerLayout, work: Work, cap: int) -> int:
@@ -200,7 +202,7 @@ class TimeModel:
         layers = facts.num_layers / layout.pp
         seconds = 0.0
         if layout.tp > 1:
-            dense = 1 - facts.num_moe_layers / facts.num_layers
+            dense = 1 - self._moe_layers / facts.num_layers
             blocks = layers * (1 + dense + (1 - dense) * bool(facts.shared_expert_ffn_hidden_size))
             collectives = blocks * (2 * passes - 1)
             moved = rows * facts.hidden_size * work.size * (layout.tp - 1) / layout.tp
@@ -225,7 +227,7 @@ class TimeModel:
         facts, group = self.table.facts, layout.ep * layout.etp
         if not facts.num_experts or group == 1:
             return 0.0
-        layers = facts.num_moe_layers / layout.pp
+        layers = self._moe_layers / layout.pp
         share = 1 / layout.tp if layout.sequence_parallel else 1.0
         width = facts.moe_latent_size or facts.hidden_size
         moved = rows * share * facts.topk * width * work.size * IMBALANCE / (work.updates * count)
@@ -279,7 +281,7 @@ class TimeModel:
         facts = self.table.facts
         weights = self.memory.engine_weights(layout, size=work.size)
         if facts.num_experts:
-            experts = facts.num_experts * facts.num_moe_layers * self._expert_numbers() * work.size / layout.tp
+            experts = facts.num_experts * self._moe_layers * self._expert_numbers() * work.size / layout.tp
             met = 1 - (1 - facts.topk / facts.num_experts) ** running
             weights -= experts * (1 - met)
         read = weights + running / layout.attention_dp * each

@@ -1,8 +1,10 @@
-"""Plans of real models on real machines, written down: a change of the planner shows itself here. MILES_UPDATE_GOLDEN=1 writes them anew."""
+"""Plans of recipes that ship on real machines, written down, one line per decision: a change of the planner shows itself here.
+
+MILES_UPDATE_GOLDEN=1 python -m pytest tests/plan/test_golden.py      # writes them anew
+"""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -15,18 +17,17 @@ from milescli.plan.make import make_plan
 from milescli.plan.reasons import summary
 from milescli.plan.types import Plan
 from milescli.platform.machine import parse_machine
+from milescli.recipe.load import load
 from milescli.recipe.schema import Recipe
-from tests.plan.test_published import CONFIGS
+from milescli.recipe.templates import shipped_shape
 
 GOLDEN = Path(__file__).parent / "golden"
-MODELS = {
-    "llama-3.1-8b": "meta-llama--Llama-3.1-8B",
-    "qwen3-30b-a3b": "Qwen--Qwen3-30B-A3B",
-    "qwen3.6-35b-a3b": "Qwen--Qwen3.6-35B-A3B",
-    "glm-4.5": "zai-org--GLM-4.5",
-    "deepseek-v3": "deepseek-ai--DeepSeek-V3",
-}
-MACHINES = ["8xH100", "8xH200", "8xMI300X", "16x4xGB300"]
+RECIPES = (
+    "qwen2.5-7b", "llama-3.1-8b", "mimo-7b", "qwen3-8b", "qwen3-30b-a3b", "qwen3-235b-a22b", "qwen3-next-80b-a3b", "qwen3.6-35b-a3b",
+    "glm-4.5", "glm-5.1", "deepseek-v3", "kimi-k2", "gpt-oss-20b", "gemma-4-31b", "nemotron-3-nano",
+)  # fmt: skip
+"""A flagship of each family."""
+MACHINES = ("8xH100", "8xH200", "8xMI300X", "8xMI355X", "16x4xGB300")
 
 
 def make_recipe(machine: str, **sections: dict[str, object]) -> Recipe:
@@ -41,7 +42,7 @@ def make_recipe(machine: str, **sections: dict[str, object]) -> Recipe:
     return Recipe.model_validate(base | sections)
 
 
-def compact(plan: Plan) -> str:
+def compact(plan: Plan) -> list[str]:
     """What matters, in a few lines."""
     forecast, engines = plan.forecast, plan.engines
     assert forecast is not None
@@ -50,29 +51,32 @@ def compact(plan: Plan) -> str:
         for phase, listed in (("training", forecast.training), ("rollout", forecast.rollout))
     ]
     seconds = f"rollout {forecast.rollout_s:.0f}, train {forecast.train_s:.0f}, sync {forecast.sync_s:.0f}, step {forecast.step_s:.0f}"
-    return "\n".join(
-        [
-            f"trainer: {summary(plan.trainer)}; {plan.batch.max_tokens_per_microbatch} tokens a microbatch",
-            f"engines: {engines.num} x tp {engines.tp}, ep {engines.ep}, attention dp {engines.attention_dp}, "
-            f"{engines.memory_fraction:.2f} of memory, {engines.max_running_requests} requests",
-            *parts,
-            f"seconds: {seconds}",
-            *(f"next: {other.layout}" for other in forecast.alternatives),
-        ]
-    )
+    return [
+        f"trainer: {summary(plan.trainer)}; {plan.batch.max_tokens_per_microbatch} tokens a microbatch",
+        f"engines: {engines.num} x tp {engines.tp}, ep {engines.ep}, attention dp {engines.attention_dp}, "
+        f"{engines.memory_fraction:.2f} of memory, {engines.max_running_requests} requests",
+        *parts,
+        f"seconds: {seconds}",
+        *(f"next: {other.layout}" for other in forecast.alternatives),
+    ]
 
 
-@pytest.mark.skipif(not CONFIGS.is_dir(), reason=f"published configs are not at {CONFIGS} (MILES_PUBLISHED_CONFIGS)")
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("model", MODELS)
-def test_the_plan_is_as_it_was(model: str, machine: str) -> None:
-    facts = models.parse_facts(json.loads((CONFIGS / f"{MODELS[model]}.json").read_text()))
+def told(recipe: str, machine: str) -> list[str]:
+    """The plan, or the refusal."""
+    wish, place = load(recipe, environ={}, cwd=GOLDEN, home=GOLDEN).recipe, parse_machine(machine)
+    shape = shipped_shape(str(wish.model.path))
+    assert shape is not None, recipe
+    sized = wish.model_copy(update={"machine": wish.machine.model_copy(update={"nodes": len(place.nodes)})})
     try:
-        told = compact(make_plan(make_recipe(machine), parse_machine(machine), facts))
+        return compact(make_plan(sized, place, models.parse_facts(shape)))
     except FitError as error:
-        told = f"refused: {error.what}\nwhy: {error.why}\n" + "\n".join(f"fix: {fix}" for fix in error.fixes)
-    path = GOLDEN / f"{model}@{machine}.txt"
+        return [f"refused: {error.what}", f"why: {error.why}", *(f"fix: {fix}" for fix in error.fixes)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_plans_are_as_they_were(recipe: str) -> None:
+    lines = [line for machine in MACHINES for line in (f"[{machine}]", *told(recipe, machine), "")]
+    path = GOLDEN / f"{recipe}.txt"
     if os.environ.get("MILES_UPDATE_GOLDEN"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(told + "\n", encoding="utf-8")
-    assert told + "\n" == path.read_text(encoding="utf-8")
+        path.write_text("\n".join(lines), encoding="utf-8")
+    assert "\n".join(lines) == path.read_text(encoding="utf-8")

@@ -38,8 +38,3 @@ def test_ends_are_pinned_and_the_rest_is_shared_out(layers, stages, first, last,
 def test_one_forward_one_backward_holds_as_many_as_stages_follow() -> None:
     assert [microbatches_in_flight(stage, 4, 10) for stage in range(4)] == [4, 3, 2, 1]
     assert [microbatches_in_flight(stage, 4, 2) for stage in range(4)] == [2, 2, 2, 1]
-
-
-def test_interleaved_chunks_hold_more_of_less() -> None:
-    assert microbatches_in_flight(0, 4, 16, chunks=2) == (3 * 2 + 4 + 1) / 2
-    assert microbatches_in_flight(3, 4, 16, chunks=2) == (0 + 4 + 1) / 2
