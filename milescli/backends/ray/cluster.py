@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.backends.ray.joining import join, start_here
-from milescli.backends.ray.nodes import DEATH_NOTICE_S, ClusterNode, is_dead, living_nodes, node_died
+from milescli.backends.ray.nodes import DEATH_NOTICE_S, ClusterNode, find_dead, living_nodes, node_died
 from milescli.core.errors import FitError, MilesError, WaitTimeout, WorkerDied
 from milescli.plan.types import Plan
 
@@ -73,7 +73,7 @@ async def _bounded(handle: ActorHandle, ref: Any, method: str, timeout_s: float)
         ) from None
     except ray.exceptions.RayActorError as error:
         unsure = isinstance(error, ray.exceptions.ActorUnavailableError)
-        if await asyncio.to_thread(is_dead, handle.node, within_s=DEATH_NOTICE_S if unsure else 0.0):
+        if await asyncio.to_thread(find_dead, [handle.node], within_s=DEATH_NOTICE_S if unsure else 0.0):
             raise node_died(handle.node, f"{handle.name} was in `{method}` there") from None
         raise WorkerDied(
             f"{handle.name} died during `{method}`",
@@ -250,9 +250,9 @@ class Cluster:
 
     async def check_nodes(self) -> None:
         """Raises WorkerDied where a node of the run is gone."""
-        for node in self.nodes:
-            if await asyncio.to_thread(is_dead, node):
-                raise node_died(node, "whatever of this run was there is gone with it")
+        dead = await asyncio.to_thread(find_dead, self.nodes)
+        if dead is not None:
+            raise node_died(dead, "whatever of this run was there is gone with it")
 
     def put(self, value: object) -> Any:
         """Share a value with many actors, once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from milescli.core.errors import WorkerDied
@@ -55,16 +56,16 @@ def free_resources() -> dict[str, dict[str, float]]:
     return available_resources_per_node()
 
 
-def is_dead(node: ClusterNode, *, within_s: float = 0.0) -> bool:
-    """Whether Ray has given the node up, or does so within the time. Blocks."""
+def find_dead(nodes: Sequence[ClusterNode], *, within_s: float = 0.0) -> ClusterNode | None:
+    """The first of the nodes that Ray has given up, or gives up within the time. Blocks."""
     import ray
 
     deadline = time.monotonic() + within_s
     while True:
-        if any(each["NodeID"] == node.node_id and not each["Alive"] for each in ray.nodes()):
-            return True
-        if time.monotonic() >= deadline:
-            return False
+        gone = {each["NodeID"] for each in ray.nodes() if not each["Alive"]}
+        dead = next((node for node in nodes if node.node_id in gone), None)
+        if dead is not None or time.monotonic() >= deadline:
+            return dead
         time.sleep(0.5)
 
 
