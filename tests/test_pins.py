@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -106,4 +107,35 @@ def test_the_installer_refuses_another_python(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, env=environment)
     assert done.returncode == 4
     assert "is Python 3.10.1" in done.stderr and f"below {pin('python_below')}" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_on_rocm_the_images_own_torch_and_sglang_are_seen(tmp_path: Path) -> None:
+    """Also where the image keeps them in a virtual environment. Nothing is downloaded: pip of the new one only notes what it is asked for."""
+    image, venv = tmp_path / "image", tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(image)], timeout=60, check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], timeout=60, check=True)
+    (packages,) = image.glob("lib/python*/site-packages")
+    (packages / "torch.py").write_text("class version: hip = '7.2.4'")
+    (packages / "sglang.py").touch()
+    (venv / "bin/pip").write_text('#!/bin/sh\necho "$@" >>"$0.log"\n')
+    (venv / "bin/pip").chmod(0o755)
+    command = [str(ROOT / "docker/install.sh"), str(venv), "rocm"]
+    subprocess.run(command, env={**os.environ, "PYTHON": str(image / "bin/python")}, timeout=60, check=True)
+    subprocess.run([str(venv / "bin/python"), "-c", "import torch, sglang; assert torch.version.hip"], timeout=60, check=True)
+    asked = (venv / "bin/pip.log").read_text()
+    assert "docker/requirements.txt" in asked and f"--no-deps -e {ROOT}" in asked
+    assert "torch" not in asked and "sglang" not in asked
+
+
+def test_rocm_without_its_torch_is_refused_with_the_image_that_has_it(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(
+        [str(ROOT / "docker/install.sh"), str(tmp_path / "venv"), "rocm"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+    )
+    assert done.returncode == 4 and pin("image_rocm_gfx942") in done.stderr
     assert not (tmp_path / "venv").exists()

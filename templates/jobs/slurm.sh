@@ -34,52 +34,59 @@ command -v miles ray >/dev/null || fail "miles is not installed on ${nodes[0]}" 
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$state/token RAY_USAGE_STATS_ENABLED=0
 unset RAY_ADDRESS RAY_AUTH_TOKEN
 
+# Ray lives on each node as long as its standard input is open: when this script ends, that closes everywhere.
+mkfifo "$state/alive"
+exec {alive}<>"$state/alive"
 steps=()
 end_ray() {
   trap - EXIT
-  for step in "${steps[@]}"; do kill -TERM "$step" 2>/dev/null || true; done
+  exec {alive}>&-
   for step in "${steps[@]}"; do wait "$step" || true; done
   rm -rf "$state"
 }
 trap end_ray EXIT
 
-# ray_on NUMBER NAMES ARGUMENTS...: Ray's processes on so many nodes, until this script ends
+# ray_on NUMBER NAMES ARGUMENTS...: Ray's processes on so many nodes
 ray_on() {
   # shellcheck disable=SC2016  # expanded on the node
   srun --nodes="$1" --ntasks="$1" --nodelist="$2" --overlap --cpu-bind=none --output="$state/ray-%N.log" bash -c '
-    ray start --block --temp-dir="$0" "$@" & ray=$!
-    trap "kill $ray" TERM
-    wait $ray || wait $ray || true
-    rm -rf "$0"' "$temp" @resources@ "${@:3}" &
+    exec 3<&0
+    ray start --block --temp-dir="$0" "$@" </dev/null 3<&- & ray=$!
+    cat <&3 >/dev/null & open=$!
+    wait -n; kill $ray $open 2>/dev/null; wait; rm -rf "$0"' "$temp" @resources@ "${@:3}" <"$state/alive" {alive}>&- &
   steps+=($!)
 }
-ray_on 1 "${nodes[0]}" --head --port="$port" --node-ip-address="$address" --include-dashboard=false
-if [ ${#nodes[@]} -gt 1 ]; then
-  ray_on $((${#nodes[@]} - 1)) "$(IFS=,; echo "${nodes[*]:1}")" --address="$address:$port"
-fi
-
 present() {
-  python - "$address:$port" <<'PYTHON' 2>>"$state/present.log"
+  timeout 60 python - "$address:$port" <<'PYTHON' 2>"$state/present.log"
 import logging, sys, ray
 ray.init(address=sys.argv[1], logging_level=logging.ERROR, log_to_driver=False)
 print(*(node["NodeManagerHostname"].partition(".")[0] for node in ray.nodes() if node["Alive"]), sep="\n")
 PYTHON
 }
-until here=$(present) && [ "$(wc -l <<<"$here")" -ge ${#nodes[@]} ]; do
-  if [ "$SECONDS" -ge "$start_s" ]; then
-    missing=$(printf '%s\n' "${nodes[@]%%.*}" | grep -vxFf <(echo "${here:-none}") | paste -sd ' ' || true)
-    tail -n 5 "$state"/ray-*.log >&2
-    fail "Ray did not start on ${missing:-all nodes}" "${#nodes[@]} nodes were waited for, $start_s s" "miles doctor   # on that node"
-  fi
-  for step in "${steps[@]}"; do
-    kill -0 "$step" 2>/dev/null || { tail -n 20 "$state"/ray-*.log >&2; fail "Ray ended on a node" "its log is above" "miles doctor"; }
+# wait_for NUMBER: until Ray runs on so many nodes
+wait_for() {
+  until here=$(present) && [ "$(wc -l <<<"$here")" -ge "$1" ]; do
+    for step in "${steps[@]}"; do
+      kill -0 "$step" 2>/dev/null || { tail -n 20 "$state"/*.log >&2; fail "Ray ended on a node" "its log is above" "miles doctor"; }
+    done
+    if [ "$SECONDS" -ge "$start_s" ]; then
+      missing=$(printf '%s\n' "${nodes[@]%%.*}" | grep -vxFf <(echo "${here:-none}") | paste -sd ' ' || true)
+      tail -n 5 "$state"/*.log >&2
+      fail "Ray did not start on ${missing:-all nodes}" "${#nodes[@]} nodes were waited for, $start_s s" "miles doctor   # on that node"
+    fi
+    sleep 2
   done
-  sleep 2
-done
+}
+ray_on 1 "${nodes[0]}" --head --port="$port" --node-ip-address="$address" --include-dashboard=false
+wait_for 1
+if [ ${#nodes[@]} -gt 1 ]; then
+  ray_on $((${#nodes[@]} - 1)) "$(IFS=,; echo "${nodes[*]:1}")" --address="$address:$port"
+  wait_for ${#nodes[@]}
+fi
 
 [ ! -f "$run/recipe.yaml" ] || launch=(miles resume "$run")
 echo "Ray runs on ${nodes[*]}: ${launch[*]}"
-"${launch[@]}" --address "$address:$port" &
+"${launch[@]}" --address "$address:$port" {alive}>&- &
 driver=$!
 again=no
 trap 'again=yes; kill -TERM "$driver"' USR1

@@ -53,41 +53,46 @@ ray_on() {
   [ "$1" = 0 ] || shell=("${ssh_to[@]}" "$host" bash -s)
   shift
   {
-    declare -p PATH RAY_AUTH_MODE RAY_AUTH_TOKEN_PATH RAY_USAGE_STATS_ENABLED
+    declare -p PATH "${!RAY_@}"
     for name in HF_TOKEN HF_HOME HF_ENDPOINT WANDB_API_KEY; do [ -z "${!name:-}" ] || declare -p "$name"; done
     printf 'cd %q || exit; exec 3<&0; ' "$PWD"
     printf 'ray start --block --node-ip-address=%q --temp-dir=%q' "$address" "$temp"
     printf ' %q' @resources@ "$@"
     # shellcheck disable=SC2016  # expanded on the host
-    printf ' </dev/null 3<&- & ray=$!; cat <&3 >/dev/null & open=$!; wait -n; kill $ray $open; wait; rm -rf %q; exit\n' "$temp"
+    printf ' </dev/null 3<&- & ray=$!; cat <&3 >/dev/null & open=$!; wait -n; kill $ray $open 2>/dev/null; wait; rm -rf %q; exit\n' "$temp"
     cat
   } <"$state/alive" {alive}>&- | "${shell[@]}" {alive}>&- >"$state/ray-$host.log" 2>&1 &
   rays+=($!)
 }
-ray_on 0 --head --port="$port" --include-dashboard=false
-for ((index = 1; index < num_hosts; index++)); do ray_on "$index" --address="${addresses[0]}:$port"; done
 
 present() {
-  python - "${addresses[0]}:$port" <<'PYTHON' 2>>"$state/present.log"
+  timeout 60 python - "${addresses[0]}:$port" <<'PYTHON' 2>"$state/present.log"
 import logging, sys, ray
 ray.init(address=sys.argv[1], logging_level=logging.ERROR, log_to_driver=False)
 print(*(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]), sep="\n")
 PYTHON
 }
-until here=$(present) && [ "$(wc -l <<<"$here")" -ge "$num_hosts" ]; do
-  if [ "$SECONDS" -ge "$start_s" ]; then
-    missing=$(printf '%s\n' "${addresses[@]}" | grep -vxFf <(echo "${here:-none}") | paste -sd ' ' || true)
-    tail -n 5 "$state"/ray-*.log >&2
-    fail "Ray did not start on ${missing:-all hosts}" "$num_hosts hosts were waited for, $start_s s" "miles doctor   # on that host"
-  fi
-  for index in "${!rays[@]}"; do
-    kill -0 "${rays[$index]}" 2>/dev/null || {
-      tail -n 20 "$state/ray-${hosts[$index]}.log" >&2
-      fail "Ray ended on ${hosts[$index]}" "its log is above" "ssh ${hosts[$index]} true   # can it be reached without a password?"
-    }
+# wait_for NUMBER: until Ray runs on so many hosts
+wait_for() {
+  until here=$(present) && [ "$(wc -l <<<"$here")" -ge "$1" ]; do
+    for index in "${!rays[@]}"; do
+      kill -0 "${rays[$index]}" 2>/dev/null || {
+        tail -n 20 "$state/ray-${hosts[$index]}.log" >&2
+        fail "Ray ended on ${hosts[$index]}" "its log is above" "ssh ${hosts[$index]} true   # can it be reached without a password?"
+      }
+    done
+    if [ "$SECONDS" -ge "$start_s" ]; then
+      missing=$(printf '%s\n' "${addresses[@]}" | grep -vxFf <(echo "${here:-none}") | paste -sd ' ' || true)
+      tail -n 5 "$state"/*.log >&2
+      fail "Ray did not start on ${missing:-all hosts}" "$num_hosts hosts were waited for, $start_s s" "miles doctor   # on that host"
+    fi
+    sleep 2
   done
-  sleep 2
-done
+}
+ray_on 0 --head --port="$port" --include-dashboard=false
+wait_for 1
+for ((index = 1; index < num_hosts; index++)); do ray_on "$index" --address="${addresses[0]}:$port"; done
+wait_for "$num_hosts"
 
 [ ! -f "$run/recipe.yaml" ] || launch=(miles resume "$run")
 echo "Ray runs on ${hosts[*]}: ${launch[*]}"
