@@ -129,7 +129,8 @@ def test_on_rocm_the_images_own_torch_and_sglang_are_seen(tmp_path: Path) -> Non
 
 
 def test_rocm_without_its_torch_is_refused_with_the_image_that_has_it(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHON": sys.executable}
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], timeout=60, check=True)
+    environment = {**os.environ, "PYTHON": str(tmp_path / "bare/bin/python")}
     done = subprocess.run(
         [str(ROOT / "docker/install.sh"), str(tmp_path / "venv"), "rocm"],
         capture_output=True,
