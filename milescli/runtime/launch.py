@@ -17,6 +17,7 @@ from milescli.models.catalogue import UNPROVEN
 from milescli.plan.make import make_plan
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
+from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.resolved import resolved_yaml
 from milescli.recipe.schema import Recipe
@@ -88,6 +89,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     refuse_unproven(loaded.recipe, facts_of_recipe(loaded.recipe.model))
     sites = find_sites(loaded, output=output)
     plan = plan_only(loaded, sites.machine)
+    require_wheel(plan.device_kind)
     run = create(base=Path(loaded.recipe.run.dir).expanduser(), recipe_name=loaded.recipe.name, name=loaded.recipe.run.name)
     with lock(run):
         try:

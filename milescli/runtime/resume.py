@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from milescli.checkpoint.store import CheckpointStore
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.core.events import EventBus
+from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
 from milescli.runtime.launch import RunSummary, plan_only, write_records
@@ -44,6 +45,7 @@ def resume(
             _refuse_if_done(checkpoint.manifest.step, loaded.recipe.train.steps, path)
         sites = find_sites(loaded, output=output)
         plan = plan_only(loaded, sites.machine)
+        require_wheel(plan.device_kind)
         material = prepare(loaded.recipe, run, output=output)
         sites.require_shared(run.path, material.model_dir)
         if checkpoint is not None:
