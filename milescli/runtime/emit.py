@@ -9,6 +9,7 @@ import posixpath
 import re
 import shlex
 import textwrap
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -73,8 +74,8 @@ class Job:
 
     @property
     def ray_cpus(self) -> int:
-        """Ray's counters on one node, not cores: a slot takes two, and the driver one."""
-        return 2 * -(-len(self.plan.slots) // self.num_nodes) + 1
+        """Ray's counters on one node, not cores: a slot takes two, and one is left for questions to the node."""
+        return 2 * max(Counter(slot.node for slot in self.plan.slots).values()) + 1
 
     @property
     def share(self) -> float:

@@ -45,6 +45,7 @@ end_ray() {
   rm -rf "$state"
 }
 trap end_ray EXIT
+trap 'fail "the time limit is near, and nothing was trained yet" "Ray did not start in $SECONDS s" "sbatch --time=HOURS:00:00 $0"' USR1
 
 # ray_on NUMBER NAMES ARGUMENTS...: Ray's processes on so many nodes
 ray_on() {

@@ -130,6 +130,16 @@ def test_only_a_time_limit_queues_a_job_again(number: signal.Signals, requeues: 
     at.assert_clean()
 
 
+def test_a_time_limit_before_the_start_is_a_failure_that_is_not_repeated(tmp_path: Path) -> None:
+    at = stage(tmp_path, "slurm", present="n1\n")
+    process = at.start()
+    at.until("Ray starts on both nodes", lambda: len(at.log("ray")) == 2)
+    process.send_signal(signal.SIGUSR1)
+    _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 4 and "error: the time limit is near" in err and not at.log("scontrol")
+    at.assert_clean()
+
+
 @pytest.mark.parametrize(("form", "present", "missing"), [("slurm", "n1\n", "n2"), ("ssh", "127.0.0.1\n", "127.0.0.2")])
 def test_a_node_that_does_not_come_is_named(form: Form, present: str, missing: str, tmp_path: Path) -> None:
     at = stage(tmp_path, form, present=present, start_timeout_s=1.0)
