@@ -20,7 +20,7 @@ launch=(@launch@)
 run=@run@
 
 start_s=@start_s@         # bound on the start of Ray on all nodes
-port=$((20000 + SLURM_JOB_ID % 10000))
+port=$((10000 + SLURM_JOB_ID % 10000))
 state=$PWD/.miles-job-$SLURM_JOB_ID
 temp=/tmp/ray-$SLURM_JOB_ID
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

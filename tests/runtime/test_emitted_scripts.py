@@ -100,7 +100,7 @@ def test_ray_is_started_everywhere_then_miles_on_its_address_and_all_is_ended(fo
     _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, err
     head, worker = at.log("ray")
-    port = "20007" if form == "slurm" else "6379"
+    port = "10007" if form == "slurm" else "6379"
     assert "--head" in head and f"--port={port}" in head and "--num-gpus=0" in head
     (said,) = at.log("miles")
     address = said.rpartition("--address ")[2]
