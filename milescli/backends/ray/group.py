@@ -25,6 +25,8 @@ async def start_all(handles: Sequence[ActorHandle], *, timeout_s: float) -> list
 
 
 async def _gather(tasks: list[asyncio.Task[Any]]) -> list[Any]:
+    if not tasks:
+        return []
     try:
         done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         if any(task.exception() for task in done) and pending:

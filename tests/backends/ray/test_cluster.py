@@ -105,6 +105,11 @@ def test_calls_return_values_and_write_to_a_log_of_their_own(with_toys) -> None:
     with_toys(["rank 0", "rank 1"], use)
 
 
+def test_nobody_to_call_is_no_error() -> None:
+    assert asyncio.run(run_all([], "add", timeout_s=1)) == []
+    assert asyncio.run(start_all([], timeout_s=1)) == []
+
+
 def test_an_explained_error_arrives_whole(with_toys) -> None:
     async def use(_, toys):
         with pytest.raises(DataError) as caught:
