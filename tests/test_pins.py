@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from milescli.core.pins import pin, pins
+from milescli.core.pins import pin, pins, pins_file
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 EXACT = ("torch", "sglang", "sglang-router", "megatron-core")
 """Wanted by the package in the very version that was tested. Ray from the oldest that serves on: clusters that are joined bring their own."""
 
@@ -82,6 +83,11 @@ def test_make_reads_the_pins_as_python_does() -> None:
         check=True,
     )
     assert done.stdout.split() == [pin("torch"), pin("image_cuda")]
+
+
+def test_a_wheel_carries_the_pins_where_they_are_looked_for_first() -> None:
+    carried = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert carried[str(pins_file().relative_to(ROOT))] == "milescli/pins.env"
 
 
 def test_a_name_that_is_not_pinned_is_our_mistake() -> None:
