@@ -5,8 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
 
 from milescli.core.errors import RecipeError
 
@@ -80,8 +83,11 @@ def _import(path: str, *, kind: str, key: str) -> object:
     except Exception as error:  # the user's module may raise anything at import: say what
         raise RecipeError(
             f"cannot import the {kind} `{path}`",
-            why=f"importing {module_name} raised {type(error).__name__}: {error}",
-            fix=f"python -c 'import {module_name}'   # mend it, then try again; `{key}` is `package.module:name`",
+            why=f"importing {module_name} raised {type(error).__name__}: {error}{_place_of(error)}",
+            fix=[
+                *_ways_to_find(error, module_name),
+                f"{sys.executable} -c 'import {module_name}'   # mend it, then try again; `{key}` is `package.module:name`",
+            ],
         ) from error
     try:
         return getattr(module, attribute)
@@ -93,3 +99,22 @@ def _import(path: str, *, kind: str, key: str) -> object:
             why=f"`{key}` names `{path}`" + (f"; nearest is `{guess}`" if guess else ""),
             fix=f"--set {key}={module_name}:{guess or 'NAME'}",
         ) from None
+
+
+def _place_of(error: Exception) -> str:
+    """` (rewards.py:3)`: the last line of the user's that ran; empty where none did."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    own = [frame for frame in frames[1:] if frame.filename != importlib.__file__]
+    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+
+
+def _ways_to_find(error: Exception, module_name: str) -> list[str]:
+    """Commands after which a module that was not found is found: one beside the user, or a package that his own module asks for."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return []
+    missing, wanted = error.name.partition(".")[0], module_name.partition(".")[0]
+    if missing != wanted:
+        return [f"{sys.executable} -m pip install {missing}   # or what its package is called"]
+    if Path(wanted).is_dir() or Path(f"{wanted}.py").is_file():
+        return ['export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"   # it lies in this folder']
+    return []

@@ -16,13 +16,12 @@ from milescli.backends.ray.health import lost_nodes
 from milescli.backends.ray.nodes import free_resources
 from milescli.core.errors import MilesError
 from milescli.doctor.across import at, judge_interfaces, judge_nodes, judge_versions
-from milescli.doctor.collective import Place, Report
+from milescli.doctor.collective import PLACE_VARIABLE, Place, Report
 from milescli.doctor.finding import Finding, Status, fail, ok, run_checks, skip, warn
 from milescli.doctor.fixes import nearest_folder
 from milescli.doctor.network import list_interfaces
 from milescli.doctor.node import heavy_at_once, node_checks, this_machine, trial_checks
 from milescli.doctor.trial import run_trial
-from milescli.doctor.trials import PLACE_VARIABLE
 from milescli.platform.environment import INTERFACE_VARIABLES
 from milescli.runtime.site import HAS_NONCE, REPORT, SiteReport, report
 

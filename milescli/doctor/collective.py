@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup, Store
 
+PLACE_VARIABLE = "MILES_DOCTOR_PLACE"
+"""Tells the process of a trial its `Place`, as JSON."""
 MEETING_S = 60.0
 """Bound on the wait for the others to come."""
 STEP_S = 30.0

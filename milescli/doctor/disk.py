@@ -122,6 +122,30 @@ def check_checkpoints(
     return ok("checkpoints", what)
 
 
+def check_download(recipe: Recipe, *, free_bytes: int | None = None) -> list[Finding]:
+    """Space in the hub's cache for a model that is not there yet. Its size is that of bfloat16 weights: what most releases are."""
+    from huggingface_hub import constants
+
+    from milescli.doctor.hub_access import is_cached
+    from milescli.runtime.material import facts_of_recipe
+
+    path, cache = recipe.model.path, Path(constants.HF_HUB_CACHE)
+    if path is None or Path(path).expanduser().is_dir() or is_cached(("model", path, "model.path")):
+        return ok("download", "no model has to be fetched")
+    needed = 2 * table(facts_of_recipe(recipe.model)).num_parameters
+    existing = nearest_folder(cache)
+    free = shutil.disk_usage(existing).free if free_bytes is None else free_bytes
+    what = f"`{path}` is fetched at launch: about {format_bytes(needed)}; {format_bytes(free)} free in {existing}"
+    if needed > free:
+        roomy = another_folder(but_not=existing, needed_bytes=needed)
+        fixes = [
+            f"export HF_HOME={roomy.with_name('huggingface')}",
+            "hf cache ls   # what is there; `hf cache rm` takes it away",
+        ]
+        return fail("download", what, why=f"the hub's cache is {cache}", fix=fixes)
+    return ok("download", what)
+
+
 def format_size(size_bytes: int) -> str:
     """As mount takes it, in whole GiB, rounded up: 8G."""
     return f"{-(-size_bytes // GIB)}G"

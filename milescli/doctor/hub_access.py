@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from milescli.doctor.finding import Finding, fail, ok, warn
 from milescli.recipe.hub_name import is_hub, parse_hub
@@ -15,6 +17,8 @@ from milescli.runtime.material import DATA_FIELDS
 
 PUBLIC = "https://huggingface.co"
 TIMEOUT_S = 10.0
+NO_HUB = (407, 500, 502, 503, 504)
+"""Proxy authentication required, and what gateways say of a server that is down."""
 
 
 def wanted_repos(recipe: Recipe | None) -> list[tuple[str, str, str]]:
@@ -34,7 +38,7 @@ def check_hub(recipe: Recipe | None, *, environ: Mapping[str, str], token: str |
     """A question to the hub, with the token where there is one, and one for each repository. Unreachable is a `fail` only where the recipe
     needs what is not in the cache."""
     repos = wanted_repos(recipe)
-    lacking = [repo for repo in repos if not _is_cached(repo)]
+    lacking = [repo for repo in repos if not is_cached(repo)]
     endpoint = environ.get("HF_ENDPOINT") or PUBLIC
     if environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return _without(lacking, repos, "HF_HUB_OFFLINE is set", ["unset HF_HUB_OFFLINE"])
@@ -43,6 +47,8 @@ def check_hub(recipe: Recipe | None, *, environ: Mapping[str, str], token: str |
     except OSError as error:
         reason = getattr(error, "reason", error)
         fixes = [f"unset HF_ENDPOINT   # then it is {PUBLIC}"] if endpoint != PUBLIC else []
+        if urllib.request.getproxies() and not urllib.request.proxy_bypass(urlsplit(endpoint).hostname or ""):
+            fixes.append("unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY   # if the proxy is at fault")
         return _without(lacking, repos, f"{_bare(endpoint)}: {reason}", [*fixes, f"curl -sSI {_bare(endpoint)}"])
     if token and status == 401:
         fix = ["unset HF_TOKEN" if environ.get("HF_TOKEN") else "hf auth logout", "hf auth login"]
@@ -61,13 +67,17 @@ def saved_token() -> str | None:
 
 
 def _ask(url: str, token: str | None) -> int:
-    """The status of the answer; OSError where there is none."""
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    """The status of the answer; OSError where there is none, or one of a proxy or gateway that does not reach it."""
     try:
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
+        if error.code in NO_HUB:
+            raise OSError(f"it answered {error.code} {error.reason}") from None
         return error.code
+    except (ValueError, http.client.HTTPException) as error:  # no address at all, or no HTTP behind it
+        raise OSError(f"{type(error).__name__}: {error}") from None
 
 
 def _repo(endpoint: str, repo: tuple[str, str, str], token: str | None) -> list[Finding]:
@@ -103,7 +113,7 @@ def _without(
     return warn("hub", "the hub cannot be asked", why=f"{why}; only models and data on this disk can be used", fix=fixes)
 
 
-def _is_cached(repo: tuple[str, str, str]) -> bool:
+def is_cached(repo: tuple[str, str, str]) -> bool:
     """Some snapshot lies there with more than a config; whether it is whole is for the download to say."""
     from huggingface_hub import constants
 

@@ -25,6 +25,7 @@ from milescli.doctor.table import tell_people
 from milescli.doctor.wish import recipe_checks
 from milescli.platform.machine import Machine
 from milescli.platform.probe import probe
+from milescli.recipe.layers import RAY_VARIABLE
 from milescli.recipe.load import LoadedRecipe, load, runs_dir
 from milescli.recipe.templates import find_recipe
 
@@ -48,6 +49,8 @@ REPORTED_VARIABLES = (
 def run_doctor(wish: Wish, *, output: Output) -> int:
     """Check the machine, and the recipe where one is given. 0, or 4 where something fails; warnings do not count."""
     loaded, problem = _load(wish)
+    refused = [each for each in wish.sets if any(f"--set {each}" in finding.why for finding in problem)]
+    wish = replace(wish, sets=[each for each in wish.sets if each not in refused])
     output.note("checking; starting an engine takes up to a minute or two")
     with contextlib.redirect_stdout(sys.stderr):  # a reward that prints as it is imported would spoil the JSON
         findings = problem + _findings(loaded, address=_address(wish, loaded))
@@ -70,9 +73,11 @@ def _findings(loaded: LoadedRecipe | None, *, address: str | None) -> list[Findi
 
 
 def _address(wish: Wish, loaded: LoadedRecipe | None) -> str | None:
-    """Of the Ray cluster that a run would join: as the recipe has it, else RAY_ADDRESS."""
-    named = loaded.recipe.machine.address if loaded else wish.address
-    return named or os.environ.get("RAY_ADDRESS") or None
+    """Of the Ray cluster that a run would join: as the recipe has it; without one, as the option or RAY_ADDRESS has it (`local`: none)."""
+    if loaded is not None:
+        return loaded.recipe.machine.address
+    address = wish.address or os.environ.get(RAY_VARIABLE, "")
+    return None if address in ("", "local") else address
 
 
 def all_checks(loaded: LoadedRecipe | None) -> list[Check]:
@@ -120,8 +125,7 @@ def _load(wish: Wish) -> tuple[LoadedRecipe | None, list[Finding]]:
     try:
         return load(wish.recipe, sets=wish.sets, flags=flags, environ=os.environ, cwd=Path.cwd(), home=Path.home()), []
     except MilesError as error:
-        sound = replace(wish, sets=[each for each in wish.sets if f"--set {each}" not in error.why])
-        return None, fail("recipe", error.what, why=error.why, fix=[sound.whole(fix) for fix in error.fixes])
+        return None, fail("recipe", error.what, why=error.why, fix=error.fixes)
 
 
 def _whole_machine(loaded: LoadedRecipe | None) -> Machine:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from milescli.core.errors import MilesError
-from milescli.doctor.collective import Place, read_report, take_part, write_report
+from milescli.doctor.collective import PLACE_VARIABLE, Place, read_report, take_part, write_report
 from milescli.doctor.engine_trial import try_engine
 from milescli.doctor.finding import Finding, fail, ok
 from milescli.doctor.links import judge_collective
@@ -26,7 +26,6 @@ from milescli.doctor.torch_build import describe_torch
 Kind = Literal["cuda", "rocm", "cpu"]
 WORLD_SIZE = 2
 COLLECTIVE_S = 270.0
-PLACE_VARIABLE = "MILES_DOCTOR_PLACE"
 
 
 def try_ray(folder: Path, kind: Kind) -> list[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from milescli.core.units import MIB, format_bytes
-from milescli.doctor.disk import check_checkpoints
+from milescli.doctor.disk import check_checkpoints, check_download
 from milescli.doctor.finding import Check, Finding, fail, ok, skip, warn
 from milescli.platform.machine import Machine
 from milescli.recipe.hub_name import is_hub, parse_hub
@@ -24,9 +24,10 @@ def recipe_checks(loaded: LoadedRecipe, *, machine: Callable[[], Machine]) -> li
     return [
         Check(name="model", run=lambda: check_model(recipe, machine()), timeout_s=120.0, needs=("visibility",)),
         Check(name="checkpoints", run=lambda: check_checkpoints(recipe, machine()), timeout_s=120.0, needs=("model", "disk")),
+        Check(name="download", run=lambda: check_download(recipe), timeout_s=60.0, needs=("model",)),
         Check(name="reward", run=lambda: check_reward_of(recipe), timeout_s=60.0),
         Check(name="plan", run=lambda: check_plan(loaded, machine()), timeout_s=60.0, needs=("model", "reward")),
-        Check(name="data", run=lambda: check_material(recipe), timeout_s=600.0, is_heavy=True, needs=("reward",)),
+        Check(name="data", run=lambda: check_material(recipe), timeout_s=600.0, is_heavy=True, needs=("reward", "hub")),
     ]
 
 

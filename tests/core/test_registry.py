@@ -56,9 +56,9 @@ def test_an_import_path_with_the_right_signature_is_taken(plugin: str, name: str
         ("my_rewards:lacks_label", "cannot be a reward", "def lacks_label(prompt, response, label): ..."),
         ("my_rewards:number", "is not callable", "point rollout.reward at a function or class"),
         ("my_rewards:strct", "has no `strct`", "--set rollout.reward=my_rewards:strict"),
-        ("my_broken:f", "cannot import", "python -c 'import my_broken'"),
-        ("no_such_module:f", "cannot import", "python -c 'import no_such_module'"),
-        ("lazy", "cannot import", "python -c 'import module_that_is_not_there'"),
+        ("my_broken:f", "cannot import", " -c 'import my_broken'"),
+        ("no_such_module:f", "cannot import", " -c 'import no_such_module'"),
+        ("lazy", "cannot import", " -c 'import module_that_is_not_there'"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_the_way_out(plugin: str, name: str, what: str, fix: str) -> None:
@@ -72,6 +72,18 @@ def test_what_cannot_be_used_is_refused_with_the_way_out(plugin: str, name: str,
 def test_a_broken_module_is_told_with_its_own_error(plugin: str) -> None:
     with pytest.raises(RecipeError, match="ZeroDivisionError"):
         REWARDS.resolve("my_broken:f", key="rollout.reward")
+
+
+def test_a_module_beside_the_user_is_found_after_the_printed_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_beside.py").write_text("import package_of_nobody\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError) as refusal:
+        REWARDS.resolve("my_beside:f", key="rollout.reward")
+    assert refusal.value.fixes[0].startswith('export PYTHONPATH="$PWD')
+    monkeypatch.syspath_prepend(tmp_path)  # what the command does
+    with pytest.raises(RecipeError, match=r"my_beside\.py:1") as refusal:
+        REWARDS.resolve("my_beside:f", key="rollout.reward")
+    assert "pip install package_of_nobody" in refusal.value.fixes[0]
 
 
 def test_nearest_is_none_where_nothing_is_near() -> None:

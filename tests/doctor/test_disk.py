@@ -9,7 +9,7 @@ import pytest
 
 from milescli.core.units import GIB, MIB
 from milescli.doctor import disk
-from milescli.doctor.disk import check_checkpoints, check_disk, check_scratch, write_speed
+from milescli.doctor.disk import check_checkpoints, check_disk, check_download, check_scratch, write_speed
 from milescli.doctor.finding import Status
 from milescli.models import parse_facts, table
 from milescli.platform.machine import parse_machine
@@ -78,3 +78,14 @@ def test_a_disk_on_which_a_checkpoint_takes_long_is_a_warning_with_the_time(tmp_
     each = table(parse_facts(config_of(ScratchModel.model_validate(SMALL)))).num_parameters * 16
     found = check_checkpoints(_recipe(2, tmp_path), parse_machine("cpu"), bytes_per_s=each / 1200)[0]
     assert found.status is Status.WARN and "20 m 00 s" in found.what
+
+
+def test_a_cache_without_room_for_the_model_is_a_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    recipe = Recipe.model_validate({"model": {"path": "Qwen/Qwen3-0.6B"}})
+    found = check_download(recipe, free_bytes=GIB)[0]
+    assert found.status is Status.FAIL and "about 1.1 GiB" in found.what and found.fix[0].startswith("export HF_HOME=/")
+    assert check_download(recipe, free_bytes=9 * GIB)[0].status is Status.OK
+    assert check_download(_recipe(1, tmp_path), free_bytes=0)[0].status is Status.OK

@@ -98,3 +98,17 @@ def test_a_hub_that_is_not_there_fails_only_recipes_that_need_it(tmp_path: Path)
 def test_the_offline_switch_is_named() -> None:
     found = check_hub(_recipe("org/open"), environ={"HF_HUB_OFFLINE": "1"}, token=None)[0]
     assert found.status is Status.FAIL and found.fix[0] == "unset HF_HUB_OFFLINE"
+
+
+@pytest.mark.parametrize("endpoint", ["foo", "http://", "https://me:pw@127.0.0.1:notaport"])
+def test_an_endpoint_that_is_no_address_is_found_and_its_command_mends_it(endpoint: str) -> None:
+    found = check_hub(_recipe("org/open"), environ={"HF_ENDPOINT": endpoint}, token=None)[0]
+    assert found.status is Status.FAIL and found.fix[0].startswith("unset HF_ENDPOINT")
+
+
+@pytest.mark.parametrize("status", [407, 503])
+def test_a_gateway_that_does_not_reach_the_hub_is_no_hub(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Hub, "do_GET", lambda self: self.send_error(status))
+    with _hub() as environ:
+        found = check_hub(_recipe("org/open"), environ=environ, token=None)[0]
+    assert found.status is Status.FAIL and f"it answered {status}" in found.why

@@ -16,7 +16,7 @@ from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe, ScratchModel
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.runtime.scratch import config_of
-from tests.runtime.small_hub import small_hub
+from tests.loopback_hub import loopback_hub
 
 SMALL = {
     "num_layers": 1,
@@ -42,7 +42,7 @@ def _checked(recipe: Recipe) -> dict[str, Finding]:
 def test_a_good_recipe_is_ok_in_all_parts() -> None:
     found = _checked(_recipe({"eval": "task:sums-heldout"}))
     assert {name: each.status for name, each in found.items()} == dict.fromkeys(
-        ("model", "checkpoints", "reward", "plan", "data"), Status.OK
+        ("model", "checkpoints", "download", "reward", "plan", "data"), Status.OK
     )
     assert "8192 prompts" in found["data"].what and "columns prompt and label" in found["data"].what
 
@@ -75,7 +75,7 @@ def test_many_dropped_prompts_are_a_warning(tmp_path: Path) -> None:
 def test_a_model_on_the_hub_is_judged_by_config_and_tokenizer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_scratch_tokenizer([str(number) for number in range(99)], 300, tmp_path / "tokenizer")
     config = json.dumps(config_of(ScratchModel.model_validate(SMALL))).encode()
-    with small_hub() as hub:
+    with loopback_hub() as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
