@@ -125,7 +125,7 @@ def evaluate_run(
     plan = engines_only(Plan.from_json(run.plan_file.read_text()))
     sites = find_sites(loaded, output=output)
     with lock(run), TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary:
-        sites.require_shared(run.path, run.path)
+        sites.require_shared(run.path)
         model_dir = Path(temporary) / "model"
         output.note(f"reading checkpoint step {found.step}")
         options = OutletOptions(model=str(material.model_dir), verify=Verify.NONE)

@@ -66,15 +66,16 @@ class Sites:
         """For the one line that tells where a run takes place."""
         return f"Ray cluster at {self.address}: {', '.join(str(site.node) for site in self.chosen)}"
 
-    def require_shared(self, run_dir: Path, model_dir: Path) -> None:
-        """Raises MachineError where another node does not see the run directory, CheckpointError where its model folder is not the same."""
+    def require_shared(self, run_dir: Path, model_dir: Path | None = None) -> None:
+        """Raises MachineError where another node does not see the run directory, CheckpointError where its model folder is not the same.
+        None: the model will be made within the run directory."""
         if not self.beyond_this_computer:
             return
         assert self.address is not None
         only = [site.node.node_id for site in self.chosen]
         with joined(self.address):
             self._require_run_dir(run_dir, only)
-            if run_dir not in model_dir.parents:
+            if model_dir is not None and run_dir not in model_dir.parents:
                 self._require_model(model_dir, only)
 
     def _require_run_dir(self, run_dir: Path, only: list[str]) -> None:
