@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from milescli.platform.cuda import parse_cuda_version, parse_devices, parse_interconnect
+from milescli.platform.cuda import parse_cuda_version, parse_devices, parse_gone, parse_interconnect
 from milescli.platform.machine import Device
 from tests.platform.tools_on_paper import text
 
@@ -33,6 +33,21 @@ def test_devices_and_driver_are_read() -> None:
 )
 def test_what_is_no_device_is_none(said: str) -> None:
     assert parse_devices(said) == ([], "")
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("2, [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], 580.126.09, [GPU is lost]", "[GPU is lost]"),
+        ("2, NVIDIA H100 80GB HBM3, GPU-1, [GPU requires reset], 9.0, 580.126.09, Disabled", "[GPU requires reset]"),
+        ("2, NVIDIA H100 80GB HBM3, GPU-1, [Unknown Error], [Unknown Error], 580.126.09, [N/A]", "[Unknown Error]"),
+        ("2, ERR!, GPU-1, 81559, 9.0, 580.126.09, Disabled", "ERR!"),
+        ("2, NVIDIA H100 80GB HBM3, GPU-????????-????, 81559, 9.0, 580.126.09, Disabled", "GPU-????????-????"),
+    ],
+)
+def test_a_device_that_is_gone_is_none_and_is_told(row: str, said: str) -> None:
+    assert parse_devices(row) == ([], "") and parse_gone(row) == {2: said}
+    assert parse_gone(text("nvidia_query.txt") + text("gb200_query.txt") + text("mig_query.txt")) == {}
 
 
 def test_memory_that_is_not_told_is_zero_and_not_a_crash() -> None:
