@@ -10,22 +10,22 @@ import pytest
 
 from milescli.core.errors import CheckpointError, MachineError, MilesError, RecipeError
 from milescli.export import push
-from tests.export import hub as hubs
+from tests.loopback_hub import WRITE_TOKEN, LoopbackHub, loopback_hub
 
 REPO = "my-org/my-model"
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[hubs.Hub]:
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
     """With a token in the environment, and a home that has none."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setenv("HF_TOKEN", hubs.TOKEN)
+    monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
     for name in ("HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"):
         monkeypatch.delenv(name, raising=False)
-    with hubs.running() as running:
+    with loopback_hub() as running:
         yield running
 
 
@@ -39,33 +39,36 @@ def folder(tmp_path: Path) -> Path:
     return out
 
 
-def test_what_is_pushed_arrives(hub: hubs.Hub, folder: Path) -> None:
+def test_what_is_pushed_arrives(hub: LoopbackHub, folder: Path) -> None:
     known = push.Hub(REPO, endpoint=hub.url)
-    assert known.user == "somebody" and hub.repos == {}, "asked before the work begins, and nothing made"
+    assert known.user == "somebody" and hub.made == {}, "asked before the work begins, and nothing made"
     url = known.push(folder, private=True, message="Exported by miles as fp8")
-    assert url == f"{hub.url}/{REPO}" and hub.repos[REPO]["visibility"] == "private"
-    assert hub.files == {"README.md": b"card", "model.safetensors": (folder / "model.safetensors").read_bytes()}
+    assert url == f"{hub.url}/{REPO}" and hub.made[REPO] == "private"
+    assert hub.files[f"models/{REPO}"] == {
+        "README.md": b"card",
+        "model.safetensors": (folder / "model.safetensors").read_bytes(),
+    }
 
 
-def test_a_public_repository_is_made_on_request(hub: hubs.Hub, folder: Path) -> None:
+def test_a_public_repository_is_made_on_request(hub: LoopbackHub, folder: Path) -> None:
     push.Hub(REPO, endpoint=hub.url).push(folder, private=False, message="x")
-    assert hub.repos[REPO]["visibility"] == "public"
+    assert hub.made[REPO] == "public"
 
 
-def test_the_token_is_in_no_address(hub: hubs.Hub, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_token_is_in_no_address(hub: LoopbackHub, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     push.Hub(REPO, endpoint=hub.url).push(folder, private=True, message="x")
     said = capfd.readouterr()
-    assert not any(hubs.TOKEN in text for text in (*hub.paths, said.out, said.err))
+    assert not any(WRITE_TOKEN in text for text in (*hub.asked, said.out, said.err))
 
 
-def test_without_a_token_nothing_is_asked(hub: hubs.Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_token_nothing_is_asked(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(MachineError) as caught:
         push.Hub(REPO, endpoint=hub.url)
-    assert caught.value.exit_code == 4 and "hf auth login" in caught.value.fixes and hub.paths == []
+    assert caught.value.exit_code == 4 and "hf auth login" in caught.value.fixes and hub.asked == []
 
 
-def test_a_token_that_is_not_accepted(hub: hubs.Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_is_not_accepted(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_" + "z" * 30)
     with pytest.raises(MachineError) as caught:
         push.Hub(REPO, endpoint=hub.url)
@@ -77,7 +80,7 @@ def test_a_token_that_is_not_accepted(hub: hubs.Hub, monkeypatch: pytest.MonkeyP
     [("/repos/create", 403, MachineError, 4), ("/preupload/", 404, CheckpointError, 6), ("/commit/", 403, MachineError, 4)],
 )
 def test_refusals_say_how_to_go_on_with_the_folder(
-    hub: hubs.Hub, folder: Path, path: str, status: int, kind: type[MilesError], code: int
+    hub: LoopbackHub, folder: Path, path: str, status: int, kind: type[MilesError], code: int
 ) -> None:
     hub.fails[path] = status
     with pytest.raises(kind) as caught:
@@ -87,7 +90,7 @@ def test_refusals_say_how_to_go_on_with_the_folder(
     assert folder.is_dir()
 
 
-def test_a_hub_that_is_not_there(hub: hubs.Hub) -> None:
+def test_a_hub_that_is_not_there(hub: LoopbackHub) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -97,7 +100,7 @@ def test_a_hub_that_is_not_there(hub: hubs.Hub) -> None:
 
 
 @pytest.mark.parametrize("name", ["my-model", "a/b/c", "../x", "org/", "org/a b", "org/a--b", "org/a..b"])
-def test_names_that_cannot_be_are_refused_before_anything_is_asked(hub: hubs.Hub, name: str) -> None:
+def test_names_that_cannot_be_are_refused_before_anything_is_asked(hub: LoopbackHub, name: str) -> None:
     with pytest.raises(RecipeError):
         push.Hub(name, endpoint=hub.url)
-    assert hub.paths == []
+    assert hub.asked == []

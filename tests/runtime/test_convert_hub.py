@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.small_hub import SmallHub, small_hub
+from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.runtime.test_convert import make
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[SmallHub]:
+def hub(tmp_path: Path) -> Iterator[LoopbackHub]:
     files = {path.name: path.read_bytes() for path in make(tmp_path / "served").iterdir()}
     files |= {"pytorch_model.bin": b"never fetched", "modeling_tiny.py": b"raise SystemExit('never fetched')"}
-    with small_hub() as found:
+    with loopback_hub() as found:
         found.files = {"models/org/tiny": files, "models/org/secret": files}
         found.gated = {"models/org/secret": "sesame"}
         yield found
 
 
-def _convert(hub: SmallHub, tmp_path: Path, name: str, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def _convert(hub: LoopbackHub, tmp_path: Path, name: str, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environ |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1", **environment}
     command = [
@@ -42,7 +42,7 @@ def _convert(hub: SmallHub, tmp_path: Path, name: str, *more: str, **environment
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
 
 
-def test_a_name_on_the_hub_is_fetched_and_converted(hub: SmallHub, tmp_path: Path) -> None:
+def test_a_name_on_the_hub_is_fetched_and_converted(hub: LoopbackHub, tmp_path: Path) -> None:
     done = _convert(hub, tmp_path, "org/tiny")
     assert done.returncode == 0, done.stderr
     assert "fetching the model `org/tiny`" in done.stderr
@@ -51,7 +51,7 @@ def test_a_name_on_the_hub_is_fetched_and_converted(hub: SmallHub, tmp_path: Pat
     assert not {"pytorch_model.bin", "modeling_tiny.py"} & set(hub.fetched), "neither pickles nor code are even fetched"
 
 
-def test_a_dry_run_reads_headers_and_fetches_no_weights(hub: SmallHub, tmp_path: Path) -> None:
+def test_a_dry_run_reads_headers_and_fetches_no_weights(hub: LoopbackHub, tmp_path: Path) -> None:
     weights = {path: content for path, content in hub.files["models/org/tiny"].items() if path.endswith(".safetensors")}
     hub.files["models/org/tiny"] |= {path: content + bytes(200_000) for path, content in weights.items()}
     done = _convert(hub, tmp_path, "org/tiny", "--dry-run")
@@ -61,7 +61,7 @@ def test_a_dry_run_reads_headers_and_fetches_no_weights(hub: SmallHub, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_gated_model_needs_a_token_and_takes_it_from_the_environment(hub: SmallHub, tmp_path: Path) -> None:
+def test_a_gated_model_needs_a_token_and_takes_it_from_the_environment(hub: LoopbackHub, tmp_path: Path) -> None:
     refused = _convert(hub, tmp_path, "org/secret")
     assert refused.returncode == 6 and "hf auth login" in refused.stderr, refused.stderr
     assert "Traceback" not in refused.stderr
@@ -71,7 +71,7 @@ def test_a_gated_model_needs_a_token_and_takes_it_from_the_environment(hub: Smal
     assert not any(b"sesame" in path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
 
 
-def test_a_name_that_nobody_has_is_refused(hub: SmallHub, tmp_path: Path) -> None:
+def test_a_name_that_nobody_has_is_refused(hub: LoopbackHub, tmp_path: Path) -> None:
     done = _convert(hub, tmp_path, "nobody/nothing")
     assert done.returncode == 6 and "neither a folder nor to be had from the hub" in done.stderr
     assert not (tmp_path / "out").exists()

@@ -24,8 +24,8 @@ from milescli.recipe.resolved import resolved_yaml
 from milescli.runtime.convert import IntakeOptions, convert_to_megatron
 from milescli.runtime.convert_verify import Verify
 from milescli.runtime.export import ExportSummary, export_weights
-from tests.export import hub as hubs
 from tests.export.models import DEEPSEEK_V3, GPT_OSS, QWEN3, QWEN3_MOE, make_base
+from tests.loopback_hub import WRITE_TOKEN, loopback_hub
 
 ROWS = [[5, 9, 100, 3, 77, 42, 8], [17, 4, 4, 90, 12, 60, 61, 62]]
 SERVED = (
@@ -157,13 +157,14 @@ def test_a_push_is_refused_before_the_work_and_done_after_it(
     with pytest.raises(MachineError):
         export(base, tmp_path / "out", push="my-org/my-model")
     assert not (tmp_path / "out").exists()
-    monkeypatch.setenv("HF_TOKEN", hubs.TOKEN)
-    with hubs.running() as hub:
+    monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
+    with loopback_hub() as hub:
         monkeypatch.setattr(module, "Hub", lambda repo: push.Hub(repo, endpoint=hub.url))
         done = export(base, tmp_path / "out", push="my-org/my-model", format="fp8")
         assert done.pushed == f"{hub.url}/my-org/my-model"
-        assert set(hub.files) == {file.name for file in (tmp_path / "out").iterdir()}
-        assert yaml.safe_load(hub.files["README.md"].decode().split("---")[1])["license"] == "apache-2.0"
+        pushed = hub.files["models/my-org/my-model"]
+        assert set(pushed) == {file.name for file in (tmp_path / "out").iterdir()}
+        assert yaml.safe_load(pushed["README.md"].decode().split("---")[1])["license"] == "apache-2.0"
         hub.fails["/commit/"] = 500
         monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
         with pytest.raises(MilesError):

@@ -22,7 +22,7 @@ from milescli.runtime import hub as hub_module
 from milescli.runtime.hub import fetch_config, fetch_data, fetch_model
 from milescli.runtime.material import _absolute, facts_of_recipe, prepare
 from milescli.runtime.rundir import RunDir
-from tests.runtime.small_hub import COMMIT, SmallHub, small_hub
+from tests.loopback_hub import COMMIT, LoopbackHub, loopback_hub
 
 CARD = b"""---
 configs:
@@ -48,8 +48,8 @@ def _parquet(*questions: str) -> bytes:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallHub]:
-    with small_hub() as served:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
+    with loopback_hub() as served:
         monkeypatch.setattr(constants, "ENDPOINT", served.url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", served.url + "/{repo_id}/resolve/{revision}/{filename}")
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -77,7 +77,7 @@ def _fetch(spelling: str, output: Output | None = None) -> list[Path]:
 
 
 def test_a_split_is_fetched_said_first_and_taken_from_the_cache_without_the_hub(
-    hub: SmallHub, monkeypatch: pytest.MonkeyPatch
+    hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = io.StringIO()
     files = _fetch("hf:org/sums:main:test", Output(stdout=io.StringIO(), stderr=told))
@@ -97,7 +97,7 @@ def test_a_split_is_fetched_said_first_and_taken_from_the_cache_without_the_hub(
     assert any("hf download org/sums --repo-type dataset" in fix for fix in caught.value.fixes)
 
 
-def test_the_parts_of_a_split_become_one_file_of_the_run(hub: SmallHub, tmp_path: Path) -> None:
+def test_the_parts_of_a_split_become_one_file_of_the_run(hub: LoopbackHub, tmp_path: Path) -> None:
     run = RunDir(path=tmp_path / "run")
     data = _absolute(Data(prompts="hf:org/sums:main:train", eval="hf:org/sums:main:test"), run, 0, output=None)
     assert pq.read_table(data.prompts).column("question").to_pylist() == ["1+0?", "0+1?", "2-1?"]
@@ -106,7 +106,7 @@ def test_the_parts_of_a_split_become_one_file_of_the_run(hub: SmallHub, tmp_path
     assert COMMIT in data.eval
 
 
-def test_content_that_is_not_what_the_hub_tells_is_refused(hub: SmallHub) -> None:
+def test_content_that_is_not_what_the_hub_tells_is_refused(hub: LoopbackHub) -> None:
     hub.lies.add("main/test-00000-of-00001.parquet")
     with pytest.raises(DataError, match="is spoilt") as caught:
         _fetch("hf:org/sums:main:test")
@@ -118,7 +118,7 @@ def test_content_that_is_not_what_the_hub_tells_is_refused(hub: SmallHub) -> Non
     assert _fetch("hf:org/sums:main:test")
 
 
-def test_a_model_is_fetched_once_without_what_other_frameworks_need(hub: SmallHub) -> None:
+def test_a_model_is_fetched_once_without_what_other_frameworks_need(hub: LoopbackHub) -> None:
     lines = io.StringIO()
     folder = fetch_model("org/tiny", revision=None, output=Output(Mode.JSON, stdout=lines, stderr=io.StringIO()))
     assert sorted(hub.fetched) == ["config.json", "model.safetensors"]
@@ -128,7 +128,9 @@ def test_a_model_is_fetched_once_without_what_other_frameworks_need(hub: SmallHu
     assert last["done_bytes"] == last["total_bytes"] == 4096 + len(b'{"model_type": "qwen3"}')
 
 
-def test_what_the_disk_has_no_room_for_is_refused_before_a_byte_comes(hub: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_disk_has_no_room_for_is_refused_before_a_byte_comes(
+    hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6 - 100, 100))
     with pytest.raises(MachineError, match="does not fit on the disk") as caught:
         fetch_model("org/tiny", revision=None)
@@ -138,7 +140,7 @@ def test_what_the_disk_has_no_room_for_is_refused_before_a_byte_comes(hub: Small
 
 
 def test_a_hub_that_is_gone_is_no_hindrance_for_what_was_fetched_and_is_named_at_once_for_what_was_not(
-    hub: SmallHub, monkeypatch: pytest.MonkeyPatch
+    hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, config = _fetch("hf:org/sums:main:test"), fetch_config("org/tiny", revision="main")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -154,7 +156,7 @@ def test_a_hub_that_is_gone_is_no_hindrance_for_what_was_fetched_and_is_named_at
     assert time.monotonic() - began < 5.0  # the client alone would try for half a minute
 
 
-def test_what_the_hub_does_not_have_is_refused_in_three_parts(hub: SmallHub) -> None:
+def test_what_the_hub_does_not_have_is_refused_in_three_parts(hub: LoopbackHub) -> None:
     with pytest.raises(CheckpointError, match="neither a folder nor to be had from the hub") as caught:
         fetch_model("org/none", revision=None)
     assert "--set model.path=/path/to/a/copy" in caught.value.fixes
@@ -162,7 +164,7 @@ def test_what_the_hub_does_not_have_is_refused_in_three_parts(hub: SmallHub) -> 
         _fetch("hf:org/none:train")
 
 
-def test_a_run_takes_model_and_data_from_the_hub(hub: SmallHub, tmp_path: Path) -> None:
+def test_a_run_takes_model_and_data_from_the_hub(hub: LoopbackHub, tmp_path: Path) -> None:
     sums = {"data": {"prompts": "task:sums"}, "model": {"scratch": {"num_layers": 1, "hidden_size": 32, "ffn_hidden_size": 32}}}
     made = prepare(Recipe.model_validate(sums | {"rollout": {"reward": "gsm8k"}}), RunDir(path=tmp_path / "made"))
     hub.files["models/org/tiny"] = {file.name: file.read_bytes() for file in made.model_dir.iterdir()}
