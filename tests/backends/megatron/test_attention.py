@@ -1,14 +1,17 @@
-"""Attention block by block and capped logits against the same written out in full, forward and backward. Plain tensors; no Megatron."""
+"""Attention block by block and capped logits against the same written out in full, forward and backward. Plain tensors; no ranks."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from milescli.backends.megatron.layers import attention
 from milescli.backends.megatron.layers.blockwise import attend, make_blocks
 from milescli.backends.megatron.layers.softcap import softcap
-from milescli.backends.megatron.rows import zigzag
+from milescli.backends.megatron.rows import RowShape, zigzag
 from milescli.train.vocab_parallel import VocabShard, target_logprobs
 
 
@@ -60,6 +63,41 @@ def test_a_window_looks_at_its_own_keys_only() -> None:
     places = np.arange(1000)[None]
     blocks = make_blocks(places, num_keys=1000, window=64, device=torch.device("cpu"))
     assert max(block.keys.stop - block.keys.start for block in blocks) <= 127
+
+
+def test_blocks_hold_no_square() -> None:
+    places = np.stack([zigzag([4096], cp=2, cp_rank=1)] * 3)
+    held = sum(block.places.numel() for block in make_blocks(places, num_keys=4096, window=0, device=torch.device("cpu")))
+    assert held == 2048
+
+
+def _attended(cp: int) -> list[torch.Tensor]:
+    """The answer of plain attention and its gradients, over sequences of two lengths."""
+    shape = RowShape(cp=cp, cp_rank=cp - 1)
+    grid = attention._grid(np.array([96, 128]), shape=shape, device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(cp)
+    sizes = [(2, grid.shape[1], 4, 8), (2, grid.shape[2], 2, 8), (2, grid.shape[2], 2, 8)]
+    given = [torch.randn(size, generator=generator).requires_grad_() for size in sizes]
+    layer = SimpleNamespace(window=0, softmax_offset=None, softcap=None, scale=0.4)
+    out = attention.PackedAttention._attend(layer, *given, grid=grid)  # type: ignore[arg-type]
+    out.square().sum().backward()
+    return [out.detach(), *(each.grad for each in given)]
+
+
+@pytest.mark.parametrize("cp", [1, 2])
+def test_without_a_kernel_the_answer_is_the_same(cp: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_kernel = _attended(cp)
+    monkeypatch.setattr(attention, "has_kernel", lambda *_, **__: False)
+    for one, other in zip(_attended(cp), with_kernel, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+
+
+def test_a_mask_is_never_given_to_a_device() -> None:
+    shape = RowShape(cp=2, cp_rank=0)
+    grid = attention._grid(np.array([128]), shape=shape, device=torch.device("meta"))
+    assert grid.mask is None and not grid.is_causal
+    query, key = torch.zeros(1, 64, 4, 8, device="meta"), torch.zeros(1, 128, 4, 8, device="meta")
+    assert not attention.has_kernel(query, key, grid=grid)
 
 
 def test_capped_logits_have_the_gradient_of_the_formula_under_log_probs_that_overwrite_them() -> None:

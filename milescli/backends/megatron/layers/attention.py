@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch.backends import cuda
 
 from milescli.backends.megatron.layers.blockwise import Block, attend, make_blocks
 from milescli.backends.megatron.layers.cells import Cells
@@ -48,8 +49,10 @@ class Grid:
 
     shape: tuple[int, int, int]
     """(N, Q, K)"""
+    is_causal: bool
+    """Query i sees the keys up to i: no context parallelism."""
     mask: torch.Tensor | None
-    """[N, 1, Q, K] bool, True where a query sees a key; None: plainly causal (no context parallelism)."""
+    """[N, 1, Q, K] bool, True where a query sees a key, if it is not plainly causal; on a CPU only, whose kernel takes one."""
     places: np.ndarray
     """[N, Q] place in its sequence of each query"""
     lengths: list[int]
@@ -138,17 +141,25 @@ def _grid(lengths: np.ndarray, *, shape: RowShape, device: torch.device) -> Grid
     if shape.cp == 1:
         every = np.broadcast_to(np.arange(num_keys), (num_sequences, num_keys))
         return Grid(
-            shape=(num_sequences, num_keys, num_keys), mask=None, places=every, lengths=lengths.tolist(), device=device
+            shape=(num_sequences, num_keys, num_keys),
+            is_causal=True,
+            mask=None,
+            places=every,
+            lengths=lengths.tolist(),
+            device=device,
         )
     num_queries = num_keys // shape.cp
     seen_to = np.zeros((num_sequences, num_queries), np.int64)
     for number, length in enumerate(lengths.tolist()):
         places = zigzag([length], cp=shape.cp, cp_rank=shape.cp_rank)
         seen_to[number, : len(places)] = places
-    mask = torch.from_numpy(seen_to[:, :, None] >= np.arange(num_keys)[None, None, :])[:, None]
+    mask = None
+    if device.type == "cpu":
+        mask = torch.from_numpy(seen_to[:, :, None] >= np.arange(num_keys)[None, None, :])[:, None]
     return Grid(
         shape=(num_sequences, num_queries, num_keys),
-        mask=mask.to(device),
+        is_causal=False,
+        mask=mask,
         places=seen_to,
         lengths=lengths.tolist(),
         device=device,
@@ -199,6 +210,18 @@ class _GatherKeys(torch.autograd.Function):
         out = torch.empty((grad.shape[0] // size, *grad.shape[1:]), dtype=grad.dtype, device=grad.device)
         dist.reduce_scatter_tensor(out, grad.contiguous(), group=ctx.group)
         return out, None
+
+
+def has_kernel(query: torch.Tensor, key: torch.Tensor, *, grid: Grid) -> bool:
+    """Whether one of PyTorch's kernels computes [N, Q, heads, d] over [N, K, groups, d] without holding all logits. On a device none does
+    where there is a mask, float32 with grouped heads, or wide heads: PyTorch would take its plain one, [N, heads, Q, K] in memory."""
+    if query.device.type == "cpu":
+        return True
+    if not grid.is_causal:
+        return False
+    q, k = query.transpose(1, 2), key.transpose(1, 2)
+    given = cuda.SDPAParams(q, k, k, None, 0.0, True, query.shape[2] != key.shape[2])
+    return cuda.can_use_flash_attention(given) or cuda.can_use_efficient_attention(given)
 
 
 class PackedAttention(MegatronModule):
@@ -274,7 +297,8 @@ class PackedAttention(MegatronModule):
     def _attend(self, query, key, value, *, grid: Grid) -> torch.Tensor:
         """[N, Q, heads, d], [N, K, groups, d] and [N, K, groups, v] -> [N, Q, heads, v]"""
         windowed = 0 < self.window < grid.shape[2]
-        if windowed or self.softmax_offset is not None or self.softcap or query.shape[-1] != value.shape[-1]:
+        is_plain = not (windowed or self.softmax_offset is not None or self.softcap or query.shape[-1] != value.shape[-1])
+        if not (is_plain and has_kernel(query, key, grid=grid)):
             blocks = grid.blocks(self.window)
             return attend(query, key, value, self.softmax_offset, blocks=blocks, scale=self.scale, softcap=self.softcap)
         out = F.scaled_dot_product_attention(
@@ -282,7 +306,7 @@ class PackedAttention(MegatronModule):
             key.transpose(1, 2),
             value.transpose(1, 2),
             attn_mask=grid.mask,
-            is_causal=grid.mask is None,
+            is_causal=grid.is_causal,
             scale=self.scale,
             enable_gqa=query.shape[2] != key.shape[2],
         )

@@ -1,5 +1,6 @@
-"""Attention that PyTorch's own kernel cannot express: sliding windows, sinks, capped logits, values of another width than keys. Block
-by block of queries, so that memory grows with the length of a sequence and not with its square. Called by `attention`."""
+"""Attention that PyTorch's own kernels cannot express, or not without the whole matrix: sliding windows, sinks, capped logits, values of another
+width than keys, and on a device masks. Block by block of queries, so that memory grows with the length of a sequence and not with its
+square. Called by `attention`."""
 
 from __future__ import annotations
 
@@ -19,8 +20,17 @@ class Block:
 
     queries: slice
     keys: slice
-    seen: torch.Tensor
-    """[N or 1, 1, 1, queries, keys] bool: which query sees which key"""
+    places: torch.Tensor
+    """[N or 1, 1, 1, queries, 1] place in its sequence of each query"""
+    window: int
+    """Keys that a query sees, its own included; 0 for all up to its own."""
+
+    def hidden(self) -> torch.Tensor:
+        """[N or 1, 1, 1, queries, keys] bool: which query does not see which key. Made when it is needed: all of them at once would be
+        the square that blocks are to avoid."""
+        keys = torch.arange(self.keys.start, self.keys.stop, device=self.places.device)
+        hidden = keys > self.places
+        return hidden.logical_or_(keys <= self.places - self.window) if self.window else hidden
 
 
 def make_blocks(places: np.ndarray, *, num_keys: int, window: int, device: torch.device) -> list[Block]:
@@ -35,15 +45,12 @@ def make_blocks(places: np.ndarray, *, num_keys: int, window: int, device: torch
         here = places[:, first : first + size]
         low = max(int(here.min()) - window + 1, 0) if window else 0
         high = min(int(here.max()) + 1, num_keys)
-        keys = np.arange(low, high)
-        seen = keys <= here[..., None]
-        if window:
-            seen &= keys > here[..., None] - window
         blocks.append(
             Block(
                 queries=slice(first, first + here.shape[1]),
                 keys=slice(low, high),
-                seen=torch.from_numpy(seen)[:, None, None].to(device),
+                places=torch.from_numpy(here.copy())[:, None, None, :, None].to(device),
+                window=window,
             )
         )
     return blocks
@@ -120,7 +127,7 @@ def _logits(q, k, block: Block, *, scale: float, softcap: float | None) -> tuple
         bent = logits.div_(softcap).tanh_()
         slope = 1 - bent.square()
         logits = bent.mul_(softcap)
-    return logits.masked_fill_(~block.seen, -torch.inf), slope
+    return logits.masked_fill_(block.hidden(), -torch.inf), slope
 
 
 def _grouped(x: torch.Tensor, groups: int) -> torch.Tensor:
