@@ -30,7 +30,8 @@ fail() { printf 'error: %s\n  why: %s\n  fix: %s\n' "$1" "$2" "$3" >&2; exit 4; 
 command -v miles ray >/dev/null || fail "miles is not installed on ${nodes[0]}" "it is not in $PATH" "docker/install.sh VENV"
 
 # Whoever has the token may run anything in this cluster: it lies in a file of this user's, and in no command line.
-(umask 077; mkdir -p "$state"; od -An -v -N32 -tx1 /dev/urandom | tr -d ' \n' >"$state/token")
+rm -rf "$state"
+(umask 077; mkdir "$state"; od -An -v -N32 -tx1 /dev/urandom | tr -d ' \n' >"$state/token")
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$state/token RAY_USAGE_STATS_ENABLED=0
 unset RAY_ADDRESS RAY_AUTH_TOKEN
 
@@ -66,7 +67,7 @@ PYTHON
 }
 # wait_for NUMBER: until Ray runs on so many nodes
 wait_for() {
-  until here=$(present) && [ "$(wc -l <<<"$here")" -ge "$1" ]; do
+  until here=$(present) && [ "$(grep -c . <<<"$here")" -ge "$1" ]; do
     for step in "${steps[@]}"; do
       kill -0 "$step" 2>/dev/null || { tail -n 20 "$state"/*.log >&2; fail "Ray ended on a node" "its log is above" "miles doctor"; }
     done

@@ -30,7 +30,8 @@ for host in "${hosts[@]}"; do
 done
 
 # Whoever has the token may run anything in this cluster: it lies in a file of this user's, and in no command line.
-(umask 077; mkdir -p "$state"; od -An -v -N32 -tx1 /dev/urandom | tr -d ' \n' >"$state/token")
+rm -rf "$state"
+(umask 077; mkdir "$state"; od -An -v -N32 -tx1 /dev/urandom | tr -d ' \n' >"$state/token")
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$state/token RAY_USAGE_STATS_ENABLED=0
 unset RAY_ADDRESS RAY_AUTH_TOKEN
 
@@ -74,7 +75,7 @@ PYTHON
 }
 # wait_for NUMBER: until Ray runs on so many hosts
 wait_for() {
-  until here=$(present) && [ "$(wc -l <<<"$here")" -ge "$1" ]; do
+  until here=$(present) && [ "$(grep -c . <<<"$here")" -ge "$1" ]; do
     for index in "${!rays[@]}"; do
       kill -0 "${rays[$index]}" 2>/dev/null || {
         tail -n 20 "$state/ray-${hosts[$index]}.log" >&2
