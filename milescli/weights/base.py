@@ -23,8 +23,8 @@ class EngineAddress:
     tp: int
     """Engine ranks that hold shards of the weights."""
     sharing_ranks: list[int]
-    """[tp] trainer rank whose memory each engine rank can open: on the same device, or on a CPU on the same machine. Empty: rank 0
-    on a CPU, and none where devices are split."""
+    """[tp] trainer rank whose memory each engine rank can open, as `sharing.py` finds it; empty where there is none, and weights come
+    through a group."""
     api_key: str | None = field(default=None, repr=False)
     """What requests must bear."""
 

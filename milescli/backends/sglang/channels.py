@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from milescli.backends.sglang.orders import OrderRefused, Orders, finish
+from milescli.backends.sglang.orders import OrderRefused, Orders
 from milescli.backends.sglang.shared_tensor import flat_bucket_payload, plain_payload
 from milescli.backends.sglang.verify import BEGIN, DIFFERS, END, VERIFY_FORMAT
 from milescli.backends.sglang.weight_group import WeightGroup
@@ -77,7 +77,7 @@ class _Channel:
             for engine in self.orders.engines
         ]
         try:
-            finish(self.orders.begin_all("/update_weights_from_tensor", bodies))
+            self.orders.finish(self.orders.begin_all("/update_weights_from_tensor", bodies))
         except OrderRefused as error:
             _, is_difference, finding = error.why.partition(DIFFERS)
             if not is_difference:
@@ -115,7 +115,8 @@ class _Channel:
     def _finish_loading(self) -> None:
         """Rank 0: wait until all engines have answered for the last bucket, each within its bound. They answer when they have read it."""
         loading, self._loading = self._loading, []
-        finish(loading)
+        if loading:
+            self.orders.finish(loading)
 
 
 class TensorChannel(_Channel):
@@ -189,9 +190,8 @@ def readers(engines: list[EngineAddress], *, num_ranks: int) -> list[list[tuple[
     """Per trainer rank, the (engine, engine rank) that read its memory. Pure."""
     found: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]
     for index, engine in enumerate(engines):
-        sharing = engine.sharing_ranks or [0] * engine.tp
-        assert len(sharing) == engine.tp, f"{engine.url}: {engine.tp} ranks, shared by {sharing}"
-        for engine_rank, rank in enumerate(sharing):
+        assert len(engine.sharing_ranks) == engine.tp, f"{engine.url}: {engine.tp} ranks, shared by {engine.sharing_ranks}"
+        for engine_rank, rank in enumerate(engine.sharing_ranks):
             found[rank].append((index, engine_rank))
     return found
 
@@ -247,10 +247,14 @@ def _caught(action, *arguments: object) -> MilesError | None:
 
 
 def _agree(failure: MilesError | None) -> None:
-    """Every rank raises what rank 0 met, or returns."""
+    """Every rank raises what rank 0 met, or returns. Where the ranks have lost each other too, rank 0 still says what it met first."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         box = [failure]
-        dist.broadcast_object_list(box, src=0)
+        try:
+            dist.broadcast_object_list(box, src=0)
+        except RuntimeError:
+            if failure is None:
+                raise
         failure = box[0]
     if failure is not None:
         raise failure

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 
 from milescli.core.errors import WaitTimeout, WorkerDied
@@ -43,6 +44,8 @@ def status(url: str, *, timeout_s: float) -> int:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
+    except HTTPException as error:  # it ended in the middle of its answer
+        raise OSError(f"{url}: {type(error).__name__}: {error}") from error
 
 
 class ManagedProcess:

@@ -57,7 +57,7 @@ class EngineSpec:
     """Machines that share out its tp ranks; each has an EngineServer, and the one of node 0 answers."""
     node_rank: int = 0
     init_address: str | None = None
-    """`host:port` on node 0 where the ranks meet, where there are several nodes."""
+    """`host:port` on node 0 where the ranks meet, where there are several nodes; with `attention_dp`, also the six ports after it."""
     max_running_requests: int = 256
     max_total_tokens: int | None = None
     """KV-cache slots; None: SGLang sizes it from `memory_fraction` (on a CPU: enough for all running requests, bounded)."""
@@ -132,6 +132,8 @@ class EngineServer(ManagedProcess):
         check_servable(spec)
         assert spec.api_key is not None or ip_address(spec.host).is_loopback, f"{spec.name} on {spec.host} without a key"
         self.spec = spec
+        if spec.node_rank > 0:  # no requests to drain; on INT SGLang ends its ranks there and then spins
+            self.stop_signal = signal.SIGTERM
         super().__init__(
             name=spec.name, command=engine_command(spec), env=engine_environment(spec), log_path=spec.log_path, url=spec.url
         )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import socket
 import time
-from concurrent.futures import Future, wait
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from datetime import timedelta
+from threading import Thread
+from typing import Any
 from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from milescli.backends.sglang.orders import Orders, finish
+from milescli.backends.sglang.orders import Orders
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.units import format_duration
 from milescli.weights.buckets import Slice
@@ -40,8 +43,8 @@ class WeightGroup:
             master_listen_fd=listener.detach(),
         )
         joining = orders.begin_all("/init_weights_update_group", self._invitations(host, store.port, backend))
-        self._group = self._join(store, backend, joining)
-        finish(joining)
+        self._store = c10d.PrefixStore(self._name, store)
+        self._group = self._meet(backend, joining)
 
     def _invitations(self, host: str, port: int, backend: str) -> list[dict[str, object]]:
         bodies, offset = [], 1
@@ -59,25 +62,30 @@ class WeightGroup:
             offset += engine.tp
         return bodies
 
-    def _join(self, store: dist.TCPStore, backend: str, joining: list[Future[str]]) -> dist.ProcessGroup:
-        """The same group beside the default one. torch has no public call for a group with strangers; SGLang joins by this one
-        too, and both sides must use the same keys in the store."""
-        self._store = c10d.PrefixStore(self._name, store)
-        try:
-            group, _ = c10d._new_process_group_helper(
-                self.world_size,
-                0,
-                [],
-                c10d.Backend(backend),
-                self._store,
-                group_name=self._name,
-                timeout=timedelta(seconds=self._orders.timeout_s),
-            )
-        except RuntimeError as error:  # gloo connects here, and fails where an engine did not come
-            finish(joining)
+    def _meet(self, backend: str, joining: list[Future[str]]) -> dist.ProcessGroup:
+        """The group, once every engine has joined. One that cannot is told at once: joining itself would wait for it to the last."""
+        forming: Future[dist.ProcessGroup] = Future()
+        Thread(target=_resolve, args=(forming, lambda: self._join(backend)), name="weight-group", daemon=True).start()
+        done, _ = wait([forming, *joining], return_when=FIRST_EXCEPTION)
+        self._orders.finish([future for future in joining if future in done])
+        if error := forming.exception():
             raise WorkerDied(
                 "the weight group was not formed", why=f"{type(error).__name__}: {error}", fix="read the engines' logs"
             ) from error
+        return forming.result()
+
+    def _join(self, backend: str) -> dist.ProcessGroup:
+        """The same group beside the default one. torch has no public call for a group with strangers; SGLang joins by this one
+        too, and both sides must use the same keys in the store."""
+        group, _ = c10d._new_process_group_helper(
+            self.world_size,
+            0,
+            [],
+            c10d.Backend(backend),
+            self._store,
+            group_name=self._name,
+            timeout=timedelta(seconds=self._orders.timeout_s),
+        )
         c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(self.world_size)}
         return group
 
@@ -96,12 +104,11 @@ class WeightGroup:
         work = dist.broadcast(flat, src=0, group=self._group, async_op=True)
         deadline = time.monotonic() + self._orders.timeout_s
         while not work.is_completed():
-            for future in loading:
-                if future.done():
-                    future.result()  # an engine that answers before it was served has failed: its error says how
+            self._orders.finish([future for future in loading if future.done()])  # who answers before it was served has failed
             if time.monotonic() > deadline:
+                late = [engine.url for engine, future in zip(self._orders.engines, loading, strict=True) if not future.done()]
                 raise WaitTimeout(
-                    "an engine did not take a bucket of weights",
+                    f"{' and '.join(late)} did not take a bucket of weights",
                     why=f"the broadcast of {flat.numel()} bytes was not done within {format_duration(self._orders.timeout_s)}",
                     fix="read the engines' logs",
                 )
@@ -109,7 +116,7 @@ class WeightGroup:
         try:
             work.wait()
         except RuntimeError as error:  # a peer left: its own order says which, and how
-            finish(loading)
+            self._orders.finish(loading)
             raise WorkerDied(
                 "an engine left the weight group", why=f"{type(error).__name__}: {error}", fix="read the engines' logs"
             ) from error
@@ -121,3 +128,10 @@ class WeightGroup:
         leaving = self._orders.begin_all("/destroy_weights_update_group", bodies, timeout_s=LEAVE_TIMEOUT_S)
         wait(leaving, timeout=LEAVE_TIMEOUT_S)
         dist.destroy_process_group(self._group)
+
+
+def _resolve(future: Future[Any], make: Callable[[], Any]) -> None:
+    try:
+        future.set_result(make())
+    except Exception as error:  # whoever waits for the future raises it
+        future.set_exception(error)

@@ -71,9 +71,10 @@ def test_each_trainer_rank_feeds_the_engine_ranks_that_share_its_memory():
     engines = [
         EngineAddress(url="a", tp=2, sharing_ranks=[1, 0]),
         EngineAddress(url="b", tp=1, sharing_ranks=[1]),
-        EngineAddress(url="c", tp=2, sharing_ranks=[]),
     ]
-    assert readers(engines, num_ranks=3) == [[(0, 1), (2, 0), (2, 1)], [(0, 0), (1, 0)], []]
+    assert readers(engines, num_ranks=3) == [[(0, 1)], [(0, 0), (1, 0)], []]
+    with pytest.raises(AssertionError, match="2 ranks, shared by"):
+        readers([EngineAddress(url="c", tp=2, sharing_ranks=[])], num_ranks=1)
 
 
 def test_two_ranks_stay_together_and_raise_the_same(tmp_path):

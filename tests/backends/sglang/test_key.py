@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from dataclasses import replace
 
 import psutil
 import pytest
 
+from milescli.backends.sglang.channels import DistributedChannel
 from milescli.backends.sglang.key import bearer
+from milescli.backends.sglang.orders import OrderRefused
 from milescli.backends.sglang.server import EngineServer
 from tests.backends.sglang.conftest import HOST, KEY
 from tests.backends.sglang.test_server import spec
@@ -58,6 +61,15 @@ def test_the_router_refuses_a_stranger_too(service):
     assert ask(f"{service.router.url}/workers", key=None)[0] == 401
     assert ask(f"{service.router.url}/generate", key="another-key", method="POST")[0] == 401
     assert ask(f"{service.router.url}/workers", key=KEY)[0] == 200
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(120)  # far below the bound of the channel: who is refused does not wait for it
+def test_a_trainer_with_another_key_is_told_at_once(service):
+    channel = DistributedChannel(backend="gloo", timeout_s=3600)
+    with pytest.raises(OrderRefused, match=r"refused /init_weights_update_group.*HTTP 401"):
+        channel.open([replace(service.address, api_key="another-key")])
+    channel.close()
 
 
 @pytest.mark.engine

@@ -11,7 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from milescli.backends.sglang.server import EngineServer, EngineSpec, check_servable, engine_command, engine_environment
+from milescli.backends.sglang.server import (
+    EngineServer,
+    EngineSpec,
+    RouterServer,
+    RouterSpec,
+    check_servable,
+    engine_command,
+    engine_environment,
+)
 from milescli.core.errors import MachineError, RecipeError, WorkerDied
 from milescli.rollout.base import Completion, GenerateRequest
 from tests.backends.sglang.conftest import make_qwen3, start_service
@@ -99,6 +107,31 @@ def test_each_engine_rank_on_a_cpu_is_given_cores(tmp_path):
     shares = engine_environment(spec(tmp_path, tp=2))["SGLANG_CPU_OMP_THREADS_BIND"].split("|")
     assert len(shares) == 2
     assert {int(core) for share in shares for core in share.split(",")} <= os.sched_getaffinity(0)
+
+
+def test_an_engine_over_several_nodes_is_told_where_its_ranks_meet(tmp_path):
+    command = engine_command(spec(tmp_path, tp=4, num_nodes=2, node_rank=1, init_address="10.0.0.1:23000"))
+    told = {
+        command[index]: command[index + 1]
+        for index, word in enumerate(command)
+        if word in ("--nnodes", "--node-rank", "--dist-init-addr")
+    }
+    assert told == {"--nnodes": "2", "--node-rank": "1", "--dist-init-addr": "10.0.0.1:23000"}
+    assert "--nnodes" not in engine_command(spec(tmp_path))
+    with pytest.raises(AssertionError, match="2 nodes without an address"):
+        engine_command(spec(tmp_path, tp=4, num_nodes=2))
+
+
+def test_each_node_of_an_engine_deals_its_cores_to_its_own_ranks(tmp_path):
+    env = engine_environment(spec(tmp_path, tp=4, num_nodes=2, node_rank=1, init_address="10.0.0.1:23000"))
+    assert len(env["SGLANG_CPU_OMP_THREADS_BIND"].split("|")) == 2
+
+
+def test_the_router_sends_nothing_through_a_proxy(tmp_path, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    router = RouterServer(RouterSpec(worker_urls=("http://10.0.0.2:1",), port=1, metrics_port=2, log_path=tmp_path / "log"))
+    assert not [name for name in router.env if name.lower().endswith("_proxy")]
 
 
 @pytest.mark.parametrize(
