@@ -83,13 +83,14 @@ def shm_sizes() -> tuple[int, int]:
 
 def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -> list[Finding]:
     """Loopback answers, and enough of the ports are free that engines, router and ranks are given. Names who holds them."""
-    free = []
+    free, taken = [], []
     for port in candidates:
         try:
             socket.create_server((host, port)).close()
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 return fail("ports", f"{host} is not there", why=str(error), fix=as_root("ip link set lo up"))
+            taken.append(port)
             continue
         free.append(port)
         if len(free) == NUM_PORTS:
@@ -111,7 +112,9 @@ def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -
             why=why,
             fix=[as_root("ip link set lo up"), "iptables -L INPUT -n   # a firewall"],
         )
-    return ok("ports", f"{host} answers; {NUM_PORTS} ports from {free[0]} on are free, none is fixed")
+    passed = ", ".join(f"{name} (pid {pid})" for (pid, name), _ in port_holders(taken)[:3]) if taken else ""
+    told = f"; {len(taken)} are taken and passed over{f', by {passed}' if passed else ''}" if taken else ""
+    return ok("ports", f"{host} answers; {NUM_PORTS} ports from {free[0]} on are free{told}, none is fixed")
 
 
 def port_holders(ports: Collection[int]) -> list[tuple[tuple[int, str], int]]:

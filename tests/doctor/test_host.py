@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -59,6 +60,14 @@ def test_a_small_or_full_shared_memory_is_found(free: int, status: Status) -> No
 def test_free_ports_are_found() -> None:
     found = check_ports()[0]
     assert found.status is Status.OK and "none is fixed" in found.what
+
+
+def test_a_single_taken_port_is_named_and_passed_over() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        found = check_ports(candidates=[held.getsockname()[1], *range(31000, 32000)])[0]
+    assert (
+        found.status is Status.OK and "1 are taken and passed over, by " in found.what and f"(pid {os.getpid()})" in found.what
+    )
 
 
 def test_taken_ports_are_a_fail_that_names_who_holds_them_and_its_command_mends_it() -> None:
