@@ -12,6 +12,7 @@ SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "C
 MASK = "***"
 SHORTEST = 6
 """A shorter value is left where it stands in a text: it would be found in many words. Alone, it is masked too."""
+SHORTEST_PASSWORD = 3
 _USER = re.compile(r"//[^/\s]+@")
 """Up to the last @ before the path: passwords may hold one."""
 _QUERY = re.compile(r"([?&;][^=&\s]*(?:key|token|secret|sig|passw|credential)[^=&\s]*=)[^&\s]+", re.IGNORECASE)
@@ -26,9 +27,16 @@ def mask(text: str, environ: Mapping[str, str]) -> str:
     """The text without the value of any variable whose name sounds like a secret, and without `user:password@` and `?token=` of
     addresses."""
     secrets = {value for name, value in environ.items() if len(value) >= SHORTEST and sounds_secret(name)}
+    secrets |= {password for value in environ.values() for password in _passwords(value)}
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
     return _QUERY.sub(rf"\1{MASK}", _USER.sub(f"//{MASK}@", text))
+
+
+def _passwords(value: str) -> list[str]:
+    """Of the addresses in a variable: libraries tell them in pieces, too."""
+    found = [user.removeprefix("//").removesuffix("@").partition(":")[2] for user in _USER.findall(value)]
+    return [password for password in found if len(password) >= SHORTEST_PASSWORD]
 
 
 def mask_secrets(finding: Finding, environ: Mapping[str, str]) -> Finding:

@@ -33,6 +33,11 @@ def test_credentials_of_addresses_are_masked(text: str, told: str) -> None:
     assert mask(text, {}) == told
 
 
+def test_a_password_of_an_address_is_masked_where_a_library_tells_a_piece_of_it() -> None:
+    environ = {"HF_ENDPOINT": "https://u:pw@ss@nowhere", "https_proxy": "http://me:hunter2@proxy:3128"}
+    assert mask("nonnumeric port: 'pw@ss@nowhere'; hunter2", environ) == "nonnumeric port: '***@nowhere'; ***"
+
+
 def test_of_a_variable_that_sounds_secret_even_a_short_value_is_kept_back() -> None:
     environ = {"RAY_REDIS_PASSWORD": "abc", "RAY_ADDRESS": "10.0.0.1:6379", "HF_TOKEN": "hf_abcdef", "MILES_X": "hf_abcdef"}
     assert mask_environment(environ, prefixes=("RAY_", "MILES_")) == {
