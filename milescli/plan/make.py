@@ -32,6 +32,14 @@ def make_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
         raise with_remedies(error, recipe, machine, plans) from None
 
 
+def try_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan | None:
+    """None where nothing fits: sooner than `make_plan`, which looks for what would."""
+    try:
+        return _planned(recipe, machine, facts)
+    except FitError:
+        return None
+
+
 def _planned(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
     """`engines.placement: auto` takes the other placement where the first does not fit."""
     log = Log()
@@ -70,7 +78,8 @@ def _on_cpu(site: _Site, log: Log) -> Plan:
     log.note("placement", "colocated" if colocated else "split", reason)
     precision = _precision(recipe, site.machine, log)
     trainer, engines = trainer_on_cpu(recipe, site.facts, log), engines_on_cpu(recipe, site.facts, log)
-    cap = recipe.train.max_tokens_per_microbatch or DEFAULT_CAP
+    least = -(-(recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens) // trainer.cp)
+    cap = recipe.train.max_tokens_per_microbatch or max(DEFAULT_CAP, least)
     return _assembled(
         site, log, trainer=trainer, engines=engines, colocated=colocated, cap=cap, precision=precision, answer=None
     )

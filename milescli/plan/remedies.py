@@ -70,11 +70,11 @@ def _trials(error: FitError, recipe: Recipe, machine: Machine) -> Iterator[_Tria
         if changes := _parsed(fix):
             yield _Trial(kind="proposed", options=fix.partition("#")[0].strip(), changes=changes)
     pinned = [key for key in _PINS if _value(recipe, key) != _FREE.get(key)]
-    for keys in (*([key] for key in pinned), pinned):
+    rooms = [[key for key in pinned if key.startswith(room)] for room in ("parallel.", "engines.")]
+    for kind, keys in (*(("a pin", [key]) for key in pinned), *(("pins", some) for some in (*rooms, pinned) if len(some) > 1)):
         changes = {key: _FREE.get(key) for key in keys}
         told = " ".join(f"--set {key}={changes[key] or 'null'}" for key in keys)
-        if keys:
-            yield _Trial(kind="a pin" if len(keys) == 1 else "all pins", options=told, changes=changes)
+        yield _Trial(kind=kind, options=told, changes=changes)
     visible = min((len(node.devices) for node in machine.nodes), default=0)
     if recipe.machine.gpus and recipe.machine.gpus < visible:
         yield _Trial(kind="gpus", options=f"--gpus {visible}", changes={"machine.gpus": visible})

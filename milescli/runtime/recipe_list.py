@@ -6,9 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from milescli.core.errors import FitError
 from milescli.models import ModelFacts, parse_facts, table
-from milescli.plan.make import make_plan
+from milescli.plan.make import try_plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
 from milescli.recipe.schema import Recipe
@@ -56,11 +55,8 @@ def smallest_machine(recipe: Recipe, facts: ModelFacts) -> str | None:
     for name in YARDSTICK:
         machine = parse_machine(name)
         sized = recipe.model_copy(update={"machine": recipe.machine.model_copy(update={"nodes": len(machine.nodes)})})
-        try:
-            make_plan(sized, machine, facts)
-        except FitError:
-            continue
-        return name
+        if try_plan(sized, machine, facts) is not None:
+            return name
     return None
 
 

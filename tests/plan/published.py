@@ -47,6 +47,9 @@ _KV = "tp exceeds the model's key/value heads, which Megatron-Core would repeat;
 _FP8 = "it is served in FP8 or INT4, and this house serves bfloat16: engines must be larger"
 _DSA = "sparse attention chooses among the positions of one rank: context parallelism is not there yet"
 
+CAUSES = {_KV: "exceeds the model's 2 key/value heads", _FP8: "an engine's weights are", _DSA: "sparse attention chooses among"}
+"""Exception -> what the refusal says."""
+
 ROWS = [
     Row(model="Qwen--Qwen3-4B", machine="8xH100", tp=2, mt=9216, engine=2, mem=0.7),
     Row(model="Qwen--Qwen3-4B", machine="8xH100", tp=2, cp=4, mt=9216, engine=1, mem=0.7),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milescli.core.errors import ExitCode, FitError
@@ -64,6 +64,10 @@ def test_staleness_splits_the_devices_and_asks_the_engine_for_the_old_policy() -
     assert [(slot.trainer_rank, slot.engine) for slot in plan.slots] == [(0, None), (None, 0)]
 
 
+def test_a_cpu_takes_microbatches_as_long_as_the_longest_sequence() -> None:
+    assert _plan(_recipe(rollout={"max_response_tokens": 9000})).batch.max_tokens_per_microbatch == 9000 + 256
+
+
 def test_eight_gpus_hold_trainer_and_engines_on_the_same_devices() -> None:
     plan = _plan(_recipe(parallel={"tp": 2}, engines={"tp": 2}), H200)
     assert (plan.trainer.world_size, plan.trainer.dp, plan.engines.num, plan.precision) == (8, 4, 4, "bf16")
@@ -109,6 +113,7 @@ def test_a_pin_that_cannot_be_honoured_is_refused_with_its_equation(sections, ma
     assert caught.value.fixes
 
 
+@settings(deadline=None)
 @given(
     tp=st.sampled_from([None, 1, 2, 4]),
     pp=st.sampled_from([None, 1, 2, 4]),

@@ -14,7 +14,7 @@ from milescli.core.errors import FitError
 from milescli.plan.make import make_plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.schema import Recipe
-from tests.plan.published import ROWS, Row
+from tests.plan.published import CAUSES, ROWS, Row
 
 CONFIGS = Path(os.environ.get("MILES_PUBLISHED_CONFIGS", Path(__file__).resolve().parents[3] / "shared" / "configs"))
 PROMPT = 256
@@ -65,7 +65,7 @@ def recipe_of(row: Row) -> Recipe:
 def test_what_is_known_to_run_fits(row: Row) -> None:
     facts = models.parse_facts(json.loads((CONFIGS / f"{row.model}.json").read_text()))
     if row.exception:
-        with pytest.raises(FitError):
+        with pytest.raises(FitError, match=CAUSES[row.exception]):
             make_plan(recipe_of(row), parse_machine(row.machine), facts)
         if row.instead is None:
             return
