@@ -132,7 +132,7 @@ def test_slurm_gets_twice_the_forecast_and_half_an_hour_but_no_more_than_a_day()
     assert short.plan.forecast is not None
     assert minutes(short) == -(-(20 * short.plan.forecast.step_s + 1800) // 60)
     assert minutes(long) == 24 * 60
-    assert "--time" not in script(job(machine="cpu"), "slurm")
+    assert "#SBATCH --time" not in script(job(machine="cpu"), "slurm")
 
 
 def test_kuberay_gets_one_pod_a_node_alike_and_what_each_may_use() -> None:
