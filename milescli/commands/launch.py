@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from milescli.commands.options import (
     AddressOption,
+    EmitOption,
     GpusOption,
+    OnOption,
+    PriceOption,
     RecipeOption,
     SetOption,
     StepsOption,
@@ -29,14 +31,6 @@ EXAMPLES = [
 ]
 
 
-class JobForm(StrEnum):
-    """What --emit writes."""
-
-    SLURM = "slurm"
-    KUBERAY = "kuberay"
-    SSH = "ssh"
-
-
 def register(app: typer.Typer) -> None:
     """Add the verb."""
     verb(app, "launch", examples=EXAMPLES)(launch)
@@ -54,13 +48,9 @@ def launch(
     steps: StepsOption = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the run (run.seed).")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its reasons; start nothing.")] = False,
-    on: Annotated[
-        str | None, typer.Option("--on", metavar="MACHINE|FILE", help="With --dry-run or --emit: plan for it, as 16x8xMI355X.")
-    ] = None,
-    emit: Annotated[JobForm | None, typer.Option("--emit", help="Print the plan as a job script; start nothing.")] = None,
-    price: Annotated[
-        float | None, typer.Option("--price-per-gpu-hour", min=0.0, help="With --dry-run: tell what the run would cost.")
-    ] = None,
+    on: OnOption = None,
+    emit: EmitOption = None,
+    price: PriceOption = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="With --dry-run: the origin of every value.")] = False,
 ) -> None:
     """Train a model by a recipe."""
@@ -89,7 +79,9 @@ def launch(
         from milescli.commands.show_plan import show_plan
         from milescli.runtime.launch import dry_run as plan_for
 
-        show_plan(plan_for(loaded, machine, output=output), loaded, output=output, with_origins=verbose, price_per_gpu_hour=price)
+        show_plan(
+            plan_for(loaded, machine, output=output), loaded, output=output, with_origins=verbose, price_per_gpu_hour=price
+        )
     else:
         from milescli.commands.show_summary import show_run_summary
         from milescli.runtime.launch import launch as start

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from enum import StrEnum
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,6 +45,23 @@ AddressOption = Annotated[
     typer.Option("--address", metavar="HOST:PORT", help="A running Ray cluster (machine.address); else RAY_ADDRESS."),
 ]
 CheckpointStepOption = Annotated[int | None, typer.Option("--step", min=0, help="Which checkpoint; the newest by default.")]
+OnOption = Annotated[
+    str | None, typer.Option("--on", metavar="MACHINE|FILE", help="With --dry-run or --emit: plan for it, as 16x8xMI355X.")
+]
+PriceOption = Annotated[
+    float | None, typer.Option("--price-per-gpu-hour", min=0.0, help="With --dry-run: tell what the run would cost.")
+]
+
+
+class JobForm(StrEnum):
+    """What --emit writes."""
+
+    SLURM = "slurm"
+    KUBERAY = "kuberay"
+    SSH = "ssh"
+
+
+EmitOption = Annotated[JobForm | None, typer.Option("--emit", help="Print the plan as a job script; start nothing.")]
 
 
 def _gpus(text: str) -> str:

@@ -33,7 +33,9 @@ def show_recipes(rows: Sequence[RecipeRow], *, output: Output) -> None:
         ],
     )
     output.note("\nfits on: the smallest machine by the planner's estimate, counted in H100s; yours may do with less or more")
-    output.note("all but the quickstarts are planned by miles and were never run on a GPU by its makers: watch their first steps")
+    output.note(
+        "all but the quickstarts are planned by miles and were never run on a GPU by its makers: watch their first steps"
+    )
     output.note("miles launch --recipe NAME --dry-run   shows what would run here")
 
 
