@@ -30,22 +30,27 @@ KILL_GRACE_S = 10.0
 class Guardian:
     """The driver's handle on its watchdog."""
 
-    process: subprocess.Popen[bytes]
     pipe: int
     """Writing end; closing it tells the watchdog to clean up and end."""
+    done: int
+    """Reading end; it closes when the watchdog has ended."""
 
     def release(self, *, timeout_s: float = TERM_GRACE_S + KILL_GRACE_S + 5.0) -> None:
-        """Ask for the clean-up and wait for it. Called by the driver at its own end. Idempotent."""
+        """Ask for the clean-up and wait for it. Called by the driver at its own end. Idempotent. Raises TimeoutError."""
         if self.pipe >= 0:
             os.close(self.pipe)
             self.pipe = -1
-            self.process.wait(timeout_s)
+            ended = select.select([self.done], [], [], timeout_s)[0]
+            os.close(self.done)
+            if not ended:
+                raise TimeoutError(f"the watchdog has not ended {timeout_s:.0f} s after it was told to clean up")
 
 
 def start(*, token: str, scratch_dirs: list[Path], verdict: Path | None = None) -> Guardian:
     """Start the watchdog of this process. `scratch_dirs` are removed at the end; `verdict` is a file that the driver writes
     when it ends in order: where it is missing, the watchdog writes there that the driver was killed. None: on another node than the driver's."""
     reading, writing = os.pipe()
+    done, ended = os.pipe()
     command = [sys.executable, "-m", "milescli.runtime.guardian", "--pipe", str(reading), "--driver", str(os.getpid())]
     if verdict is not None:
         command += ["--verdict", str(verdict)]
@@ -53,17 +58,20 @@ def start(*, token: str, scratch_dirs: list[Path], verdict: Path | None = None) 
         command += ["--remove", str(folder)]
     environment = {**os.environ, "MILES_GUARDED_TOKEN": token}
     environment.pop(TOKEN_VARIABLE, None)
-    process = subprocess.Popen(
-        command,
-        pass_fds=[reading],
+    # The shell ends at once, and the watchdog is nobody's child: Ray kills the children of an actor with it.
+    subprocess.run(
+        ["/bin/sh", "-c", '"$@" &', "sh", *command],
+        pass_fds=[reading, ended],
         env=environment,
         start_new_session=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        check=True,
     )
     os.close(reading)
-    return Guardian(process=process, pipe=writing)
+    os.close(ended)
+    return Guardian(pipe=writing, done=done)
 
 
 def processes_of(token: str) -> Iterator[int]:

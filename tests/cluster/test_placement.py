@@ -30,7 +30,7 @@ PLACE = textwrap.dedent(
     slots = [Slot(node=index // 2, device=index % 2, trainer_rank=index) for index in range(4)]
     plan = replace(PLAN, device_kind="cuda", slots=slots)
 
-    @ray.remote(num_gpus=2)
+    @ray.remote(num_gpus=2, num_cpus=0)
     class Neighbour:
         def ids(self):
             return [int(each) for each in ray.get_gpu_ids()]

@@ -11,6 +11,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from milescli.runtime import guardian
@@ -84,6 +85,8 @@ def test_release_waits_for_the_clean_up_and_keeps_the_drivers_own_verdict(tmp_pa
     verdict.write_text('{"outcome": "done"}\n')
     token = f"test-{os.getpid()}-{time.monotonic_ns()}"
     watchdog = guardian.start(token=token, scratch_dirs=[], verdict=verdict)
+    own = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
+    assert not any("milescli.runtime.guardian" in line for line in own), "whoever kills our children would kill the watchdog"
     child = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, guardian.TOKEN_VARIABLE: token}
     )
