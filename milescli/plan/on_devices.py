@@ -36,6 +36,8 @@ from milescli.platform.machine import DEVICE_MODELS, Machine
 from milescli.recipe.schema import Parallel, Recipe
 
 _Choice = TypeVar("_Choice", TrainerChoice, EngineChoice)
+_FINE_DEVICES = 64
+"""Up to so many devices, splits are tried in eighths; beyond, in quarters."""
 _MANY = 12
 """Fleets that are weighed against trainers."""
 
@@ -229,7 +231,9 @@ def _shares(question: Question, num_devices: int) -> list[int]:
         sizes = [pins.tp] if pins.tp else [size for size in range(1, per_node + 1) if per_node % size == 0]
         shares = sorted({pins.num * size for size in sizes})
     elif num_devices > per_node:
-        shares = sorted({max(1, round(num_devices / per_node * part)) * per_node for part in (0.25, 0.5, 0.75)})
+        unit = per_node // 2 if num_devices <= 4 * per_node and per_node % 2 == 0 else per_node
+        parts = [number / 8 for number in range(1, 8)] if num_devices <= _FINE_DEVICES else [0.25, 0.5, 0.75]
+        shares = sorted({max(1, round(num_devices / unit * part)) * unit for part in parts})
     else:
         shares = sorted({max(1, round(num_devices * part)) for part in (0.25, 0.5, 0.75)})
     fitting = [share for share in shares if num_devices - share >= model_ranks * (question.pins.dp or 1)]

@@ -291,7 +291,7 @@ def _engine_sizes(num_devices: int, devices_per_node: int, *, across: bool) -> l
     """Within a node, or whole nodes."""
     if across:
         return [devices_per_node * nodes for nodes in (2, 4, 8, 16) if devices_per_node * nodes <= num_devices]
-    return [size for size in _divisors(devices_per_node) if size <= num_devices]
+    return [size for size in _divisors(devices_per_node) if num_devices % size == 0]
 
 
 def _engine_axes(facts: ModelFacts, pins: Engines, tp: int) -> list[tuple[int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from milescli import models
 from milescli.core.errors import ExitCode, FitError
+from milescli.core.units import GIB
 from milescli.models.facts import Layer, ModelFacts, Rope, plain_layers
 from milescli.plan.legal import engine_faults, faults, training_faults
 from milescli.plan.make import make_plan
@@ -171,6 +173,39 @@ def test_staleness_shares_the_devices_out_between_trainer_and_engines() -> None:
     assert plan.trainer.world_size + plan.engines.num * plan.engines.tp <= 32
     assert plan.forecast is not None
     assert plan.forecast.step_s < plan.forecast.rollout_s + plan.forecast.train_s + plan.forecast.sync_s
+
+
+def test_a_split_gives_more_devices_to_what_takes_longer() -> None:
+    stale = {"rollout": {"prompts_per_step": 64, "max_response_tokens": 8192, "max_staleness": 1}}
+    plan = _plan("2x8xH100", _facts(layers=24, hidden=2048, heads=32, kv_heads=8), **stale)
+    assert (plan.trainer.world_size, plan.engines.num * plan.engines.tp) == (4, 12)
+    assert {slot.node for slot in plan.slots if slot.engine == 0} == {0}
+
+
+def test_auto_placement_splits_where_a_sleeping_trainer_has_no_room_in_main_memory() -> None:
+    facts, machine = _facts(layers=24, hidden=2048, heads=32), parse_machine("8xH100")
+    small = replace(machine, nodes=[replace(machine.nodes[0], memory_bytes=32 * GIB)])
+    assert make_plan(make_recipe("8xH100"), machine, facts).colocated
+    plan = make_plan(make_recipe("8xH100"), small, facts)
+    assert not plan.colocated
+    reasons = {decision.key: decision.reason for decision in plan.decisions}
+    assert "sharing devices would not do: trainer and engines" in reasons["placement"]
+    with pytest.raises(FitError, match="main memory") as caught:
+        make_plan(make_recipe("8xH100", engines={"placement": "colocated"}), small, facts)
+    assert any("engines.placement=auto" in fix for fix in caught.value.fixes)
+
+
+def test_memory_is_planned_for_as_uneven_experts_as_the_recipe_says() -> None:
+    """And what the worst case would need is told."""
+    plans = [_plan("4x8xH200", _facts(layers=24, experts=64), train={"expert_imbalance": wanted}, parallel={"ep": 8, "tp": 1, "pp": 1, "cp": 1})
+             for wanted in (1.0, 6.0)]  # fmt: skip
+    forecasts = [plan.forecast for plan in plans if plan.forecast is not None]
+    even, uneven = ({part.name: part.size_bytes for part in forecast.training} for forecast in forecasts)
+    per_token = [
+        parts["activations"] / plan.batch.max_tokens_per_microbatch for parts, plan in zip((even, uneven), plans, strict=True)
+    ]
+    assert per_token[1] > per_token[0] or plans[1].trainer.recompute == "full"
+    assert any("train.expert_imbalance" in text and "at worst it gets 8.0 times" in text for text in forecasts[0].assumptions)
 
 
 def test_a_recipe_says_what_is_pinned() -> None:
