@@ -23,6 +23,7 @@ def install() -> bool:
         _redirect_generator()
         _redirect_factories()
         _rename_tensor_types()
+        _compile_nothing()
         _mend_megatron()
     return True
 
@@ -94,11 +95,14 @@ def _rename_tensor_types() -> None:
     torch.Tensor.type = named
 
 
-def _mend_megatron() -> None:
-    """What Megatron-Core 0.16.1 assumes of CUDA beyond torch. The order matters: its decorators bind at import."""
-    from megatron.core import jit
+def _compile_nothing() -> None:
+    """torch.compile returns functions as they are. Megatron-Core decorates two dozen with it as it is imported, before its own switch
+    (`jit.disable_jit_fuser`) can be reached; that loads the whole compiler, for half of the start-up time of a rank."""
+    torch.compile = lambda function=None, **options: function or (lambda decorated: decorated)
 
-    jit.disable_jit_fuser()
+
+def _mend_megatron() -> None:
+    """What Megatron-Core 0.16.1 assumes of CUDA beyond torch."""
     from megatron.core.tensor_parallel import random
 
     random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
