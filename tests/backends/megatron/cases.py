@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from milescli.backends.megatron.mesh import Mesh
     from milescli.models import ModelFacts
 
+MICROBATCH_TOKENS = 96
+"""Cuts a batch into three or four microbatches, or two for each of two data-parallel ranks."""
 DENSE = {
     "model_type": "qwen3",
     "hidden_size": 64,
@@ -172,7 +174,7 @@ def plan_of(layout: dict, *, old_logprobs: str = "trainer", precision: str = "fp
             samples_per_prompt=4,
             num_samples=16,
             updates_per_step=1,
-            max_tokens_per_microbatch=48,
+            max_tokens_per_microbatch=MICROBATCH_TOKENS,
             max_sequence_tokens=48,
         ),
         cpu_threads=1,
@@ -226,7 +228,7 @@ def policy_batch(
         groups,
         advantages.compute(groups, algorithm="grpo", normalize_std="group"),
         dp=dp,
-        max_tokens_per_microbatch=48,
+        max_tokens_per_microbatch=MICROBATCH_TOKENS,
         updates=updates,
         aggregation="token_mean",
         temperature=0.9,
@@ -255,7 +257,9 @@ def trainer(
         master_addr="127.0.0.1",
         master_port=port,
         recipe=Recipe(train={"optimizer": optimizer, **(train or {})}, machine={"start_timeout_s": 60, "step_timeout_s": 60}),
-        plan=plan_of({"recompute": (train or {}).get("recompute", "none"), **layout}, old_logprobs=old_logprobs, precision=precision),
+        plan=plan_of(
+            {"recompute": (train or {}).get("recompute", "none"), **layout}, old_logprobs=old_logprobs, precision=precision
+        ),
         model_dir=model,
     )
     made.setup()

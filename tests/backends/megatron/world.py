@@ -3,13 +3,19 @@ Many cases share one start-up: a world of a given size runs them one after the o
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import os
 import pickle
+import pkgutil
+import signal
 import socket
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,7 +48,8 @@ def run_world(size: int, cases: list[dict], folder: Path) -> dict[str, object]:
     for rank in range(size):
         log = (folder / f"rank{rank}.log").open("wb")
         command = [sys.executable, __file__, str(folder), str(rank), str(size)]
-        ranks.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=ROOT))
+        settings = {"stdout": log, "stderr": subprocess.STDOUT, "env": environment, "cwd": ROOT, "start_new_session": True}
+        ranks.append(subprocess.Popen(command, **settings))
     deadline = time.monotonic() + TIMEOUT_S
     try:
         while any(process.poll() is None for process in ranks):
@@ -53,25 +60,55 @@ def run_world(size: int, cases: list[dict], folder: Path) -> dict[str, object]:
     finally:
         for process in ranks:
             if process.poll() is None:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     logs = {rank: (folder / f"rank{rank}.log").read_text()[-3000:] for rank in range(size)}
     assert all(process.returncode == 0 for process in ranks), "\n".join(f"rank {rank}: {text}" for rank, text in logs.items())
-    return pickle.loads((folder / "results.pkl").read_bytes())
+    return {case["name"]: pickle.loads((folder / f"{case['name']}.pkl").read_bytes()) for case in cases}
+
+
+def import_trainer() -> None:
+    """All that cases import sooner or later, once."""
+    from milescli.backends import megatron
+    from milescli.backends.megatron import cpu_compat
+
+    cpu_compat.install()
+    modules = [module.name for module in pkgutil.walk_packages(megatron.__path__, f"{megatron.__name__}.")]
+    for name in [*modules, "torch._dynamo"]:  # the last is loaded by the first optimizer
+        importlib.import_module(name)
+
+
+def in_a_fork(work: Callable[[], None]) -> None:
+    """Do it in a child process, and end this one where that fails."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status:
+        sys.exit(1)
 
 
 def main() -> None:
-    """One rank."""
+    """One rank. Each case has a process of its own, since a model that Megatron-Core wrapped for data parallelism is never freed: its
+    groups' threads, fifty a case, would poll until the last case is through."""
     folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     from tests.backends.megatron import cases
 
-    results = {}
-    for case in json.loads((folder / "cases.json").read_text()):
-        name, call = case.pop("name"), case.pop("call")
+    import_trainer()
+
+    def run(name: str, call: str, arguments: dict) -> None:
         port = agree_on_port(folder, rank, name)
-        results[name] = getattr(cases, call)(rank=rank, size=size, port=port, **case)
-    if rank == 0:
-        (folder / "results.pkl").write_bytes(pickle.dumps(results))
+        result = getattr(cases, call)(rank=rank, size=size, port=port, **arguments)
+        if rank == 0:
+            (folder / f"{name}.pkl").write_bytes(pickle.dumps(result))
+
+    for case in json.loads((folder / "cases.json").read_text()):
+        in_a_fork(functools.partial(run, case.pop("name"), case.pop("call"), case))
 
 
 if __name__ == "__main__":
