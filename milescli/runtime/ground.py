@@ -55,15 +55,15 @@ class Ground:
     """Of the run, by which watchdogs know its processes."""
     temp_dir: Path
     """The run's TMPDIR, by the same name everywhere."""
-    api_key: str | None = field(init=False, repr=False)
-    """What engines ask for; None where they are on loopback."""
+    api_key: str = field(init=False, repr=False)
+    """What engines ask for, also on loopback: a computer may have other users."""
     outposts: dict[int, ActorHandle] = field(default_factory=dict)
     """By node of the plan: where the driver is not."""
     device_names: list[list[str]] = field(default_factory=list)
     """[plan nodes][devices] as Ray gave them; empty on a CPU."""
 
     def __post_init__(self) -> None:
-        self.api_key = secrets.token_urlsafe(32) if self.sites.beyond_this_computer else None
+        self.api_key = secrets.token_urlsafe(32)
 
     async def take(self, *, timeout_s: float) -> None:
         """Reserve the plan's slots, learn which devices they are, and send an outpost to every node but the driver's."""
