@@ -61,6 +61,8 @@ class Ground:
     """By node of the plan: where the driver is not."""
     device_names: list[list[str]] = field(default_factory=list)
     """[plan nodes][devices] as Ray gave them; empty on a CPU."""
+    _given_ports: dict[int, set[int]] = field(default_factory=dict)
+    """By node of the plan: promised to servers that do not listen yet."""
 
     def __post_init__(self) -> None:
         self.api_key = secrets.token_urlsafe(32)
@@ -101,7 +103,15 @@ class Ground:
         return tuple(self.device_names[slot.node][slot.device] for slot in slots) if self.device_names else ()
 
     async def free_ports(self, count: int, *, node: int) -> list[int]:
-        """Asked for where they will be bound."""
+        """Asked for where they will be bound; none twice."""
+        given, found = self._given_ports.setdefault(node, set()), []
+        while len(found) < count:
+            fresh = await self._ask_for_ports(count - len(found), node)
+            found += [port for port in fresh if port not in given]
+            given.update(fresh)
+        return found
+
+    async def _ask_for_ports(self, count: int, node: int) -> list[int]:
         host, outpost = self.host(node), self.outposts.get(node)
         if outpost is None:
             return await asyncio.to_thread(free_ports, count, host=host)
