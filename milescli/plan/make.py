@@ -11,7 +11,8 @@ from milescli.core.units import format_duration
 from milescli.models.facts import ModelFacts
 from milescli.plan.decisions import Log
 from milescli.plan.forecast import forecast
-from milescli.plan.on_cpu import DEFAULT_CAP, engines_on_cpu, trainer_on_cpu
+from milescli.plan.main_memory import fit_main_memory
+from milescli.plan.on_cpu import engines_on_cpu, trainer_on_cpu
 from milescli.plan.on_devices import Answer, engine_context, plan_devices
 from milescli.plan.remedies import with_remedies
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, Slot, TrainerLayout
@@ -78,10 +79,25 @@ def _on_cpu(site: _Site, log: Log) -> Plan:
     log.note("placement", "colocated" if colocated else "split", reason)
     precision = _precision(recipe, site.machine, log)
     trainer, engines = trainer_on_cpu(recipe, site.facts, log), engines_on_cpu(recipe, site.facts, log)
-    least = -(-(recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens) // trainer.cp)
-    cap = recipe.train.max_tokens_per_microbatch or max(DEFAULT_CAP, least)
+    fitted = fit_main_memory(
+        recipe,
+        site.machine,
+        site.facts,
+        trainer=trainer,
+        engines=engines,
+        slots=_slots(trainer, engines, colocated, 0, recipe.machine.nodes),
+        size={"bf16": 2, "fp32": 4}[precision],
+        log=log,
+    )
     return _assembled(
-        site, log, trainer=trainer, engines=engines, colocated=colocated, cap=cap, precision=precision, answer=None
+        site,
+        log,
+        trainer=fitted.trainer,
+        engines=fitted.engines,
+        colocated=colocated,
+        cap=fitted.cap,
+        precision=precision,
+        answer=None,
     )
 
 

@@ -9,8 +9,6 @@ from milescli.plan.legal import engine_faults, faults, training_faults
 from milescli.plan.types import EngineLayout, TrainerLayout
 from milescli.recipe.schema import Recipe
 
-DEFAULT_CAP = 8192
-"""Tokens of a microbatch."""
 DEFAULT_FRACTION = 0.7
 KV_SLOTS_PER_REQUEST = 1.25
 """Head room of an engine's cache over what the largest step can hold at once."""
@@ -59,7 +57,7 @@ def pinned_layout(recipe: Recipe, facts: ModelFacts, *, dp: int | None = None) -
 
 
 def engines_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log) -> EngineLayout:
-    """One unless pinned; its cache holds what a step can ask for at once."""
+    """One unless pinned; its cache is as large as a step can ask for at once: `main_memory` may give it less."""
     pins = recipe.engines
     tp = pins.tp or 1
     for fault in engine_faults(facts, tp=tp, ep=pins.ep or 1, attention_dp=pins.attention_dp or 1):
@@ -71,17 +69,13 @@ def engines_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log) -> EngineLayout:
         "pinned by `engines.num`" if pins.num else "engines on a CPU share its cores: more of them win nothing",
     )
     running, longest = max_running(recipe, num, log), longest_tokens(recipe)
-    slots = pins.max_total_tokens
-    if slots is None:
-        slots = max(4096, int(running * longest * KV_SLOTS_PER_REQUEST))
-        log.note("engines.max_total_tokens", slots, f"{running} requests x {longest} tokens and a quarter more")
     return EngineLayout(
         num=num,
         tp=tp,
         ep=pins.ep or 1,
         attention_dp=pins.attention_dp or 1,
         max_running_requests=running,
-        max_total_tokens=slots,
+        max_total_tokens=pins.max_total_tokens or max(4096, int(running * longest * KV_SLOTS_PER_REQUEST)),
         memory_fraction=pins.memory_fraction or DEFAULT_FRACTION,
         context_length=context_length(recipe, facts),
     )

@@ -1,0 +1,76 @@
+"""What a CPU can hold: refused with the sum, or made to fit by smaller microbatches, recompute and smaller caches, in that order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from milescli.core.errors import ExitCode, FitError
+from milescli.core.units import GIB
+from milescli.plan.make import make_plan
+from milescli.plan.types import Plan
+from milescli.platform.machine import Machine, parse_machine
+from milescli.recipe.load import load
+from milescli.runtime.material import facts_of_recipe
+
+
+def _plan(name: str, *sets: str, memory_gib: float) -> Plan:
+    recipe = load(name, sets=["machine.gpus=0", *sets], environ={}, cwd=Path("/"), home=Path("/")).recipe
+    machine: Machine = parse_machine("1xH100")
+    nodes = [replace(machine.nodes[0], memory_bytes=int(memory_gib * GIB))] * recipe.machine.nodes
+    return make_plan(recipe, replace(machine, nodes=nodes), facts_of_recipe(recipe.model))
+
+
+def _told(plan: Plan, key: str) -> tuple[str, str]:
+    [found] = [each for each in plan.decisions if each.key == key]
+    return found.value, found.reason
+
+
+def test_a_model_that_outgrows_main_memory_is_refused_with_the_sum() -> None:
+    with pytest.raises(FitError, match="does not fit into the main memory of a CPU with 24 GiB") as caught:
+        _plan("qwen3.6", memory_gib=24)
+    assert caught.value.exit_code is ExitCode.DOES_NOT_FIT
+    assert "weights 129.1 + gradients 129.1 + optimizer 258.2" in caught.value.why, "34.7B numbers of 4, 4 and 8 bytes"
+
+
+def test_what_fits_is_told_part_by_part() -> None:
+    plan = _plan("quickstart", memory_gib=8)
+    value, reason = _told(plan, "memory")
+    assert value.endswith("GiB") and "1 trainer rank: weights 0.0" in reason and "an estimate" in reason
+    assert plan.engines.max_total_tokens == 256 * 544 * 1.25
+    assert plan.trainer.recompute == "none"
+
+
+def test_less_memory_means_smaller_microbatches_then_recompute_then_a_smaller_cache() -> None:
+    roomy = _plan("qwen3-0.6b", memory_gib=2048)
+    assert (roomy.batch.max_tokens_per_microbatch, roomy.trainer.recompute) == (8192, "none")
+    caps, recompute, caches = [], [], []
+    for memory_gib in (96, 40, 30, 26, 24):
+        plan = _plan("qwen3-0.6b", memory_gib=memory_gib)
+        caps.append(plan.batch.max_tokens_per_microbatch)
+        recompute.append(plan.trainer.recompute)
+        caches.append(plan.engines.max_total_tokens or 0)
+        assert float(_told(plan, "memory")[0].split()[0]) <= 0.95 * memory_gib + 0.05
+    assert min(caps) < 8192
+    assert recompute == sorted(recompute, reverse=True), "none before full"
+    assert caches[-1] < (roomy.engines.max_total_tokens or 0)
+    assert all(cache >= 2560 for cache in caches), "one sequence fits at least"
+
+
+def test_a_pin_is_kept_or_refused() -> None:
+    pinned = _plan("qwen3-0.6b", "train.max_tokens_per_microbatch=4096", "train.recompute=full", memory_gib=24)
+    assert (pinned.batch.max_tokens_per_microbatch, pinned.trainer.recompute) == (4096, "full")
+    with pytest.raises(FitError, match="main memory") as caught:
+        _plan("qwen3-0.6b", "train.max_tokens_per_microbatch=65536", memory_gib=24)
+    assert any("train.max_tokens_per_microbatch=null" in fix for fix in caught.value.fixes), caught.value.fixes
+
+
+def test_ranks_that_share_a_node_are_summed_and_those_of_others_are_not() -> None:
+    alone = _plan("qwen3-0.6b", memory_gib=64)
+    together = _plan("qwen3-0.6b", "parallel.dp=2", memory_gib=64)
+    apart = _plan("qwen3-0.6b", "parallel.dp=2", "engines.num=2", "machine.nodes=2", memory_gib=64)
+    assert "1 trainer rank:" in _told(alone, "memory")[1]
+    assert "2 trainer ranks:" in _told(together, "memory")[1]
+    assert "1 trainer rank:" in _told(apart, "memory")[1] and "1 engine rank:" in _told(apart, "memory")[1]
