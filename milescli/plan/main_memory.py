@@ -21,8 +21,8 @@ from milescli.recipe.schema import Recipe
 
 RANK_PROCESS = 400 * MIB
 """Of a trainer rank without its model: Python, torch, Megatron-Core. Seen of the quickstart's; as are the next two."""
-ENGINE_PROCESS = 1200 * MIB
-"""Of an engine rank without its model, with the server's and the detokenizer's processes."""
+ENGINE_PROCESS = 1600 * MIB
+"""Of an engine rank without its model, with its actor's, the server's and the detokenizer's processes."""
 SESSION = 1200 * MIB
 """Driver, router and Ray's own processes on one node."""
 USABLE = 0.95
