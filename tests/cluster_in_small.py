@@ -109,7 +109,7 @@ class SmallCluster:
         """Start a process on a node and go on; `env` comes on top of `environment`. It ends with the cluster, at the latest."""
         process = subprocess.Popen(
             [*_enter(self.nodes[node].init.pid, "net", "mount", "pid", "uts", cwd=cwd or self.shared), *map(str, command)],
-            env={**os.environ, **self.environment(), **(env or {})},
+            env={**_own_environment(), **self.environment(), **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -205,6 +205,11 @@ def _enter(pid: int, *namespaces: str, cwd: Path | None = None) -> list[str]:
     return ["nsenter", "--target", str(pid), *(f"--{each}" for each in namespaces), *([f"--wdns={cwd}"] if cwd else []), "--"]
 
 
+def _own_environment() -> dict[str, str]:
+    """Ours, without what a Ray session of another test left in it: one variable binds Ray to loopback."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+
+
 def _ray_environment(token_file: Path) -> dict[str, str]:
     return {
         "RAY_AUTH_MODE": "token",
@@ -220,7 +225,7 @@ def _start_ray(cluster: SmallCluster, node: SmallNode, number: int, *, cpus: int
     command += ["--object-store-memory=134217728", "--disable-usage-stats"]
     command += ["--head", f"--port={PORT}", "--include-dashboard=false"] if number == 0 else [f"--address={cluster.address}"]
     log = node.private / "ray-start.log"  # a file: Ray's daemons keep the output open, and a pipe would never end
-    environment = {**os.environ, **cluster.environment(), **env}
+    environment = {**_own_environment(), **cluster.environment(), **env}
     for _ in range(START_TRIES):
         if _ray(node, command, environment, log) == 0:
             return

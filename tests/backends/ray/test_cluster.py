@@ -50,6 +50,7 @@ def session(tmp_path_factory):
     """(cluster, token, log folder) of one Ray session for all tests of this file."""
     token, log_dir = secrets.token_hex(8), tmp_path_factory.mktemp("logs")
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-test-", dir="/tmp"))
+    before = dict(os.environ)
     os.environ[guardian.TOKEN_VARIABLE] = token
     watchdog = guardian.start(token=token, scratch_dirs=[temp_dir], verdict=log_dir / "verdict.json")
     cluster = Cluster(
@@ -63,7 +64,8 @@ def session(tmp_path_factory):
     yield cluster, token, log_dir
     cluster.stop()
     watchdog.release()
-    del os.environ[guardian.TOKEN_VARIABLE]
+    os.environ.clear()
+    os.environ.update(before)
     assert not list(guardian.processes_of(token)), "processes of the session outlived it"
     assert not temp_dir.exists()
 
