@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.end_to_end.runs import Workplace
+from tests.shared_memory import entries
 
 
 @pytest.fixture(scope="session")
@@ -18,4 +17,4 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 @pytest.fixture(scope="session")
 def shared_memory() -> set[str]:
     """What lay in /dev/shm before."""
-    return {entry.name for entry in Path("/dev/shm").iterdir()}
+    return entries()

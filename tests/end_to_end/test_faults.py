@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.runs import Workplace, listening_beyond_loopback, processes_of_run, saved, step_done, wait_until_gone
+from tests.shared_memory import forgotten
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 LONG = ("--set", "train.steps=500", "--set", "checkpoint.every=2")
@@ -22,7 +23,7 @@ def _find(processes, mark: str):
 def _assert_clean(ours, shared_memory: set[str]) -> None:
     left = wait_until_gone(ours)
     assert not left, f"left behind: {left}"
-    assert {entry.name for entry in Path("/dev/shm").iterdir()} <= shared_memory
+    assert not forgotten(shared_memory)
 
 
 def test_a_killed_engine_is_named_as_the_cause(workplace: Workplace, shared_memory: set[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.end_to_end.runs import Workplace, processes_of_run, saved, wait_until_gone
+from tests.shared_memory import forgotten
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -32,7 +33,7 @@ def broken(workplace: Workplace, shared_memory: set[str]):
     workplace.finish(process)
     left = wait_until_gone(ours)
     assert not left, f"left behind after SIGKILL of the driver: {left}"
-    assert {entry.name for entry in Path("/dev/shm").iterdir()} <= shared_memory
+    assert not forgotten(shared_memory)
     resumed = workplace.miles("resume", "broken")
     assert resumed.code == 0, resumed
     return resumed

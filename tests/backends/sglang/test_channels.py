@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -117,7 +118,8 @@ def test_no_shared_memory_is_left_after_sending(service):
 
 
 def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("torch_*")}
+    """That this process made."""
+    return {path.name for path in Path("/dev/shm").glob(f"torch_{os.getpid()}_*")}
 
 
 def test_a_dead_address_is_named_at_once():

@@ -1,0 +1,32 @@
+"""What lies in /dev/shm, and what of it nobody holds any more. Tests of other rooms may run beside: what theirs hold is no leftover."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+FOLDER = Path("/dev/shm")
+
+
+def entries() -> set[str]:
+    """Names of all that lies there now."""
+    return {entry.name for entry in FOLDER.iterdir()}
+
+
+def forgotten(before: set[str]) -> set[str]:
+    """New since `before`, and no living process has it open, has it mapped, or is named by it (`torch_PID_...`)."""
+    new = entries() - before
+    alive = {entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    named = {name for name in new if alive & set(re.split(r"[_-]", name))}
+    return {name for name in new - named if not any(_holds(pid, name) for pid in alive)}
+
+
+def _holds(pid: str, name: str) -> bool:
+    path = str(FOLDER / name)
+    try:
+        if path in Path(f"/proc/{pid}/maps").read_text():
+            return True
+        return any(os.readlink(link) == path for link in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:  # it ended while we looked
+        return False
