@@ -18,8 +18,9 @@ def _room(item: pytest.Item) -> str:
     return next((room for room in ROOMS_WITH_ENGINES if room in parts), parts[0] if parts else "top")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One group a room; in one process alone, the order of the files stays."""
+    """One group a room, before xdist asks for groups; in one process alone, the order of the files stays."""
     if not hasattr(config, "workerinput"):
         return
     order = {room: number for number, room in enumerate(ROOMS_WITH_ENGINES)}
