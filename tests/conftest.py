@@ -18,15 +18,17 @@ def _room(item: pytest.Item) -> str:
     return next((room for room in ROOMS_WITH_ENGINES if room in parts), parts[0] if parts else "top")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One group a room, before xdist asks for groups; in one process alone, the order of the files stays."""
-    if not hasattr(config, "workerinput"):
-        return
-    order = {room: number for number, room in enumerate(ROOMS_WITH_ENGINES)}
-    items.sort(key=lambda item: order.get(_room(item), len(order)))
-    for item in items:
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """One group a room. When the whole collection is there, xdist has asked for groups already."""
+    if hasattr(item.config, "workerinput"):
         item.add_marker(pytest.mark.xdist_group(_room(item)))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest rooms first; in one process alone, the order of the files stays."""
+    if hasattr(config, "workerinput"):
+        order = {room: number for number, room in enumerate(ROOMS_WITH_ENGINES)}
+        items.sort(key=lambda item: order.get(_room(item), len(order)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
