@@ -1,12 +1,13 @@
 # make quickstart | test | bench | lint | completions | image | clean.  Each does its own set-up.
 include docker/pins.env
+SHELL := bash
 VENV ?= .venv
 PYTHON ?= $(shell command -v python$(PIN_PYTHON_OLDEST) || command -v python3)
 export PYTHON
 PINS := pyproject.toml docker/install.sh docker/pins.env docker/requirements.txt docker/requirements-cpu.txt
 RUN ?=
-# all tests: two rooms at a time, since those with engines wait as often as they compute
-SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
+# rooms whose tests wait for engines as often as they compute: beside the others, when all tests are asked for
+WAITING := tests/end_to_end tests/cluster tests/backends/sglang tests/backends/ray
 # of the image: cpu, cuda or rocm; for rocm GFX942 or GFX950
 KIND ?= cpu
 GFX ?= GFX942
@@ -32,7 +33,14 @@ $(VENV)/.installed-dev: $(VENV)/.installed docker/requirements-dev.txt
 
 test: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check milescli tests bench
-	$(VENV)/bin/python -m pytest $(if $(TESTS),$(TESTS),$(SIDE_BY_SIDE))
+ifdef TESTS
+	$(VENV)/bin/python -m pytest $(TESTS)
+else
+	@set -o pipefail; \
+	$(VENV)/bin/python -m pytest $(WAITING) 2>&1 | sed -u 's/^/engines | /' & waiting=$$!; \
+	$(VENV)/bin/python -m pytest $(addprefix --ignore=,$(WAITING)); rest=$$?; \
+	wait $$waiting && exit $$rest
+endif
 
 bench: $(VENV)/.installed-dev
 	$(VENV)/bin/python bench/rollout.py
