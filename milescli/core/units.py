@@ -35,7 +35,18 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} m"
 
 
-_SUFFIXES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": 1024**4}
+_SUFFIXES = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": KIB,
+    "MIB": MIB,
+    "GIB": GIB,
+    "TIB": 1024**4,
+}
 
 
 def parse_size(text: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -23,7 +22,8 @@ from milescli.doctor.network import list_interfaces
 from milescli.doctor.node import heavy_at_once, node_checks, this_machine, trial_checks
 from milescli.doctor.trial import run_trial
 from milescli.platform.environment import INTERFACE_VARIABLES
-from milescli.runtime.site import HAS_NONCE, REPORT, SiteReport, report
+from milescli.runtime.site import REPORT, SiteReport, report
+from milescli.runtime.sites import who_sees
 
 ASK_S, EXAMINE_S, GROUP_S = 120.0, 900.0, 300.0
 """Bounds on a short question, on all checks of a node, and on the collective of all."""
@@ -117,15 +117,10 @@ def _silent(check: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
 def _shared_disk(address: str, sites: Mapping[str, NodeAnswer], runs_dir: Path) -> list[Finding]:
     """A file that is written here must be read there."""
     folder = nearest_folder(runs_dir)
-    nonce, file = secrets.token_hex(8), folder / f".miles-seen-{secrets.token_hex(4)}"
     try:
-        file.write_text(nonce, encoding="utf-8")
+        answers = who_sees(folder, address, only=_ids(sites))
     except OSError as error:
         return skip("shared disk", f"{folder} cannot be written here ({error.strerror}); see `disk`")
-    try:
-        answers = each_node(address, HAS_NONCE, {"file": str(file), "nonce": nonce}, timeout_s=ASK_S, only=_ids(sites))
-    finally:
-        file.unlink()
     found = _silent("shared disk", answers)
     for answer in answers:
         if answer.error is None and not answer.result:

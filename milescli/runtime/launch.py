@@ -115,11 +115,10 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
 
 def as_fetched(plan: Plan, loaded: LoadedRecipe, machine: Machine, facts: ModelFacts, *, output: Output) -> Plan:
     """The plan for the model that is there: the shape that ships with a recipe may be older than the model on the hub."""
-    if facts == facts_of_recipe(loaded.recipe.model):
-        return plan
     fresh = make_plan(loaded.recipe, machine, facts)
-    if fresh.fingerprint != plan.fingerprint:
-        output.warn("the model is not quite as the shape that ships with miles: planned again by its config.json")
+    if fresh.fingerprint == plan.fingerprint:
+        return plan
+    output.warn("the model is not quite as the shape that ships with miles: planned again by its config.json")
     return fresh
 
 

@@ -12,7 +12,7 @@ from milescli.core.events import EventBus
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
-from milescli.runtime.launch import RunSummary, plan_only, write_records
+from milescli.runtime.launch import RunSummary, as_fetched, plan_only, write_records
 from milescli.runtime.material import Material, prepare
 from milescli.runtime.rundir import lock, open_run
 from milescli.runtime.sites import find_sites
@@ -28,7 +28,8 @@ MAY_CHANGE = ("machine", "run.tensorboard", "run.wandb_project", "parallel", "en
 def resume(
     path: Path, *, steps: int | None, sets: list[str], address: str | None, environ: Mapping[str, str], output: Output
 ) -> RunSummary:
-    """Train on. `address`: of the Ray cluster, where it is another than before; `environ` may name it too. Raises CheckpointError where the run cannot be continued faithfully, RecipeError where nothing is left to do."""
+    """Train on. `address`: of the Ray cluster, where it is another than before; `environ` may name it too. Raises CheckpointError where the run
+    cannot be continued faithfully, RecipeError where nothing is left to do."""
     from milescli.runtime.attempt import train
 
     run = open_run(path)
@@ -47,6 +48,7 @@ def resume(
         plan = plan_only(loaded, sites.machine)
         require_wheel(plan.device_kind)
         material = prepare(loaded.recipe, run, output=output)
+        plan = as_fetched(plan, loaded, sites.machine, material.facts, output=output)
         sites.require_shared(run.path, material.model_dir)
         if checkpoint is not None:
             _refuse_drift(checkpoint.manifest, material, path)

@@ -79,14 +79,7 @@ class Sites:
                 self._require_model(model_dir, only)
 
     def _require_run_dir(self, run_dir: Path, only: list[str]) -> None:
-        nonce, file = secrets.token_hex(8), run_dir / f".seen-{secrets.token_hex(4)}"
-        file.write_text(nonce, encoding="utf-8")
-        try:
-            answers = each_node(
-                str(self.address), HAS_NONCE, {"file": str(file), "nonce": nonce}, timeout_s=ASK_TIMEOUT_S, only=only
-            )
-        finally:
-            file.unlink()
+        answers = who_sees(run_dir, str(self.address), only=only)
         blind = [answer.node for answer in _all_answered(answers) if not answer.result]
         if blind:
             raise MachineError(
@@ -111,6 +104,17 @@ class Sites:
                     f"rsync -a {model_dir}/ NODE:{model_dir}/",
                 ],
             )
+
+
+def who_sees(folder: Path, address: str, *, only: Sequence[str]) -> list[NodeAnswer]:
+    """Whether each node reads in `folder` what is written there now. `only`: ids of the nodes. Raises OSError where it cannot be written
+    here."""
+    nonce, file = secrets.token_hex(8), folder / f".miles-seen-{secrets.token_hex(4)}"
+    file.write_text(nonce, encoding="utf-8")
+    try:
+        return each_node(address, HAS_NONCE, {"file": str(file), "nonce": nonce}, timeout_s=ASK_TIMEOUT_S, only=only)
+    finally:
+        file.unlink()
 
 
 def planning_machine(loaded: LoadedRecipe) -> Machine:
