@@ -78,7 +78,7 @@ def test_shellcheck_finds_nothing(form: Form) -> None:
 @settings(max_examples=30, deadline=None)
 @given(prompt=st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1, max_size=40))
 def test_the_users_words_reach_the_program_as_they_were_said(prompt: str) -> None:
-    sets = [f"data.system_prompt={prompt}\nand more @nodes@"]
+    sets = [f"data.system_prompt=be {prompt}\nand more @nodes@"]  # a text that begins with a quote would be YAML
     made = job(*sets)
     wanted = made.launch(recipe="quickstart")
     assert wanted[wanted.index("--set") + 1] == sets[0]

@@ -26,13 +26,13 @@ exec "$@" >"${log/\\%N/$node}" 2>&1""",
     "ssh": 'while [ "$1" != bash ]; do shift; done; exec "$@"',
     "scontrol": 'if [ "$2" = hostnames ]; then printf "n1\\nn2\\n"; else echo "$@" >>scontrol.log; fi',
     "ray": 'echo "$*" >>ray.log; echo $$ >>ray.pids; exec sleep 60',
-    "python": "cat present",
+    "python": 'head -n "$(wc -l 2>/dev/null <ray.log)" present',
     "miles": """
 echo "$*" >>miles.log; echo $$ >miles.pid; touch started
 trap "kill %1; exit 75" TERM
 [ -f finish ] || { sleep 60 & wait; }""",
 }
-"""Name -> what it does. `present`: the hosts that Ray runs on; `finish`: miles is done at once."""
+"""Name -> what it does. `present`: the hosts that Ray runs on, in the order in which it is started; `finish`: miles is done at once."""
 WAIT_S = 120
 """For what takes a moment."""
 
