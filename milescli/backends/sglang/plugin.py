@@ -5,6 +5,8 @@ SGLang calls `register()` in every process that loads it, also in those that mil
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import os
 import socket
@@ -26,6 +28,7 @@ def register() -> None:
     try:
         if api_key := key.take():
             key.install(api_key)
+        atexit.register(gc.unfreeze)  # else libraries report what the collector could not reach, below an engine's own last words
         _keep_load_file_with_the_process()
         _listen_where_told()
         verify.install()

@@ -10,9 +10,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.client import HTTPException
 from pathlib import Path
+from types import MappingProxyType
 
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.units import format_duration
@@ -37,10 +38,10 @@ def last_log_lines(path: Path, count: int = QUOTED_LINES) -> str:
     return "\n".join([line for line in lines if line.strip()][-count:])
 
 
-def status(url: str, *, timeout_s: float) -> int:
+def status(url: str, *, timeout_s: float, headers: Mapping[str, str] = MappingProxyType({})) -> int:
     """What GET says. Raises OSError where nobody answers."""
     try:
-        with DIRECT.open(url, timeout=timeout_s) as answer:
+        with DIRECT.open(urllib.request.Request(url, headers=dict(headers)), timeout=timeout_s) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -78,15 +79,20 @@ class ManagedProcess:
         return self._process.poll()
 
     def start(self) -> None:
-        """Spawn it, in a session of its own so that a Ctrl-C in the terminal reaches only us. Returns at once."""
+        """Spawn it, in a session of its own so that a Ctrl-C in the terminal reaches only us. Returns at once. What asks it to end
+        reaches it, also from a Ray actor: there SIGINT is blocked, and a child inherits that of the thread that spawns it."""
         assert self._process is None, f"{self.name} was started already"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._temp_dir = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX))
         env = self.env | {"TMPDIR": str(self._temp_dir)}
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+        blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {self.stop_signal})
+        try:
+            with self.log_path.open("ab") as log:
+                self._process = subprocess.Popen(
+                    self.command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         self._started_at = time.monotonic()
 
     def wait_ready(self, timeout_s: float, *, sleep: Callable[[float], None] = time.sleep) -> float:
