@@ -6,8 +6,8 @@ PYTHON ?= $(shell command -v python$(PIN_PYTHON_OLDEST) || command -v python3)
 export PYTHON
 PINS := pyproject.toml docker/install.sh docker/pins.env docker/requirements.txt docker/requirements-cpu.txt
 RUN ?=
-# rooms whose tests wait for engines as often as they compute: beside the others, when all tests are asked for
-WAITING := tests/end_to_end tests/cluster tests/backends/sglang tests/backends/ray
+# rooms whose tests are whole runs, which wait as often as they compute: beside the others, when all tests are asked for
+RUNS := tests/end_to_end tests/cluster
 # of the image: cpu, cuda or rocm; for rocm GFX942 or GFX950
 KIND ?= cpu
 GFX ?= GFX942
@@ -37,9 +37,9 @@ ifdef TESTS
 	$(VENV)/bin/python -m pytest $(TESTS)
 else
 	@set -o pipefail; \
-	$(VENV)/bin/python -m pytest $(WAITING) 2>&1 | sed -u 's/^/engines | /' & waiting=$$!; \
-	$(VENV)/bin/python -m pytest $(addprefix --ignore=,$(WAITING)); rest=$$?; \
-	wait $$waiting && exit $$rest
+	$(VENV)/bin/python -m pytest $(RUNS) 2>&1 | sed -u 's/^/runs | /' & runs=$$!; \
+	$(VENV)/bin/python -m pytest $(addprefix --ignore=,$(RUNS)); rest=$$?; \
+	wait $$runs && exit $$rest
 endif
 
 bench: $(VENV)/.installed-dev
