@@ -74,7 +74,7 @@ def launch(
     if emit is not None:
         from milescli.commands.show_job import show_job
 
-        show_job(loaded, form=emit.value, machine=machine, output=output)
+        show_job(loaded, form=emit.value, machine=machine, on=on, output=output)
     elif dry_run:
         from milescli.commands.show_plan import show_plan
         from milescli.runtime.launch import dry_run as plan_for

@@ -60,6 +60,8 @@ class Job:
     """Where the user stands; on a cluster with a shared file system the job runs there."""
     bin_dir: Path
     """Where `miles` and `ray` lie."""
+    machine_words: str | None = None
+    """What `--on` said."""
 
     @property
     def num_nodes(self) -> int:
@@ -121,8 +123,10 @@ class Job:
         return ["miles", "launch", *self.words(recipe=recipe), *where]
 
 
-def job_of(loaded: LoadedRecipe, *, machine: Machine | None, folder: Path, bin_dir: Path) -> Job:
-    """Plan for `machine`, or for nodes like this one. Raises MachineError where this one lacks the GPUs that are wanted, and whatever a plan
+def job_of(
+    loaded: LoadedRecipe, *, machine: Machine | None, folder: Path, bin_dir: Path, machine_words: str | None = None
+) -> Job:
+    """Plan for `machine`, which the user called `machine_words`, or for nodes like this one. Raises MachineError where this one lacks the GPUs that are wanted, and whatever a plan
     raises."""
     wanted = loaded.recipe.machine
     if machine is None:
@@ -134,14 +138,17 @@ def job_of(loaded: LoadedRecipe, *, machine: Machine | None, folder: Path, bin_d
                 why="a job is planned for nodes like this host unless they are described",
                 fix=[f"--on {wanted.nodes}x{wanted.gpus}xH200", "--on nodes.yaml   # any other machine, as a file"],
             )
-    refuse_unproven(loaded.recipe, facts_of_recipe(loaded.recipe.model))
-    return Job(loaded=loaded, plan=plan_only(loaded, machine), machine=machine, folder=folder, bin_dir=bin_dir)
+    facts = facts_of_recipe(loaded.recipe.model)
+    refuse_unproven(loaded.recipe, facts)
+    plan = plan_only(loaded, machine, facts=facts)
+    return Job(loaded=loaded, plan=plan, machine=machine, folder=folder, bin_dir=bin_dir, machine_words=machine_words)
 
 
 def script(job: Job, form: Form) -> str:
     """The whole script, ready for `sbatch`, `kubectl apply` or `bash`."""
     of_form = {"slurm": _slurm, "kuberay": _kuberay, "ssh": _on_shared_folder}[form](job)
-    made_by = shlex.join([*job.launch(recipe=job.loaded.source), "--emit", form])
+    machine_words = ["--on", job.machine_words] if job.machine_words else []
+    made_by = shlex.join([*job.launch(recipe=job.loaded.source), *machine_words, "--emit", form])
     common = {
         "title": _one_line(f"{job.loaded.recipe.name}: {_size(job)}; plan {job.plan.fingerprint}, miles {__version__}"),
         "made_by": _one_line(made_by),

@@ -108,6 +108,7 @@ def evaluate_run(
     cluster, where it is another than the run's."""
     from milescli.checkpoint.store import CheckpointStore
     from milescli.console.output import Mode, Output
+    from milescli.platform.torch_wheel import require_wheel
     from milescli.recipe.load import override
     from milescli.recipe.resolved import load_resolved
     from milescli.runtime.convert_back import OutletOptions, convert_to_hf
@@ -121,8 +122,9 @@ def evaluate_run(
     loaded = override(load_resolved(run.recipe_file), sets=[], flags=flags, only=("machine",), environ=environ)
     recipe = _with_data(loaded.recipe, data, num_prompts)
     found = CheckpointStore(run.checkpoints).find(step)
-    material = prepare(recipe, run, output=output)
     plan = engines_only(Plan.from_json(run.plan_file.read_text()))
+    require_wheel(plan.device_kind)
+    material = prepare(recipe, run, output=output)
     sites = find_sites(loaded, output=output)
     with lock(run), TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary:
         sites.require_shared(run.path)

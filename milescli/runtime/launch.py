@@ -52,10 +52,11 @@ class RunSummary:
     """Of this attempt, start-up and shut-down included."""
 
 
-def plan_only(loaded: LoadedRecipe, machine: Machine | None = None) -> Plan:
-    """What would run, without starting or making anything. Raises where the reward or the model cannot be had, or cannot be trained."""
+def plan_only(loaded: LoadedRecipe, machine: Machine | None = None, *, facts: ModelFacts | None = None) -> Plan:
+    """What would run, without starting or making anything. Raises where the reward or the model cannot be had, or cannot be trained.
+    `facts`: of its model, where they were read already: the hub may have been asked for them."""
     load_reward(loaded.recipe.rollout)
-    facts = facts_of_recipe(loaded.recipe.model)
+    facts = facts or facts_of_recipe(loaded.recipe.model)
     facts.require_trainable()
     return make_plan(loaded.recipe, machine or planning_machine(loaded), facts)
 
@@ -73,9 +74,10 @@ def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
 
 def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) -> Plan:
     """What would run here, or on `machine`; what a launch would refuse all the same is a warning."""
-    plan = plan_only(loaded, machine)
+    facts = facts_of_recipe(loaded.recipe.model)
+    plan = plan_only(loaded, machine, facts=facts)
     try:
-        refuse_unproven(loaded.recipe, facts_of_recipe(loaded.recipe.model))
+        refuse_unproven(loaded.recipe, facts)
     except CheckpointError as error:
         output.warn(f"a launch will be refused: {error.what}; {error.why}\n  fix: {error.fixes[0]}")
     return plan
@@ -86,9 +88,10 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     asked for the end and the run was saved."""
     from milescli.runtime.attempt import train
 
-    refuse_unproven(loaded.recipe, facts_of_recipe(loaded.recipe.model))
+    facts = facts_of_recipe(loaded.recipe.model)
+    refuse_unproven(loaded.recipe, facts)
     sites = find_sites(loaded, output=output)
-    plan = plan_only(loaded, sites.machine)
+    plan = plan_only(loaded, sites.machine, facts=facts)
     require_wheel(plan.device_kind)
     run = create(base=Path(loaded.recipe.run.dir).expanduser(), recipe_name=loaded.recipe.name, name=loaded.recipe.run.name)
     with lock(run):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,16 @@ def test_the_users_words_reach_the_program_as_they_were_said(prompt: str) -> Non
     assert wanted[wanted.index("--set") + 1] == sets[0]
     assert words_of(script(made, "slurm")) == wanted
     assert words_of(run_sh(script(made, "kuberay"))) == wanted
+
+
+def test_the_command_that_a_script_names_makes_it_again(tmp_path: Path) -> None:
+    def emitted(*words: str) -> str:
+        command = [sys.executable, "-m", "milescli", *words]
+        return subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=120, check=True).stdout
+
+    text = emitted("launch", "--recipe", "quickstart", "--on", "2x8xH200", "--set", "data.system_prompt=be `brief`", "--emit", "ssh")
+    (command,) = [line.removeprefix("# Made by `")[:-1] for line in text.splitlines() if line.startswith("# Made by `")]
+    assert emitted(*shlex.split(command)[1:]) == text
 
 
 def test_a_script_says_what_environment_and_files_of_this_host_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
