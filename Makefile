@@ -31,6 +31,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed docker/requirements-dev.txt
 	$(VENV)/bin/pip install -q --disable-pip-version-check -r docker/requirements-dev.txt
 	@touch $@
 
+test: export PYTHONDONTWRITEBYTECODE :=   # tests start hundreds of processes, which need not compile what another has
 test: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check milescli tests bench
 ifdef TESTS

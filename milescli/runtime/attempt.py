@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
 from milescli.console.live import LiveRun
-from milescli.core.errors import MilesError, Stopped
+from milescli.core.errors import MilesError, Stopped, WaitTimeout, WorkerDied
 from milescli.core.events import EvalDone, Event, EventBus, PhaseStarted, RunEnded, StepDone
 from milescli.core.types import Group
 from milescli.plan.types import Plan
@@ -71,6 +71,7 @@ def train(
             try:
                 asyncio.run(attempt.main())
             except BaseException as error:
+                _offer_resume(error, run, attempt.saver.newest_step)
                 _conclude(attempt, bus, time.monotonic() - began, error)
                 raise
             _conclude(attempt, bus, time.monotonic() - began, None)
@@ -85,6 +86,12 @@ def train(
         checkpoint=attempt.saver.newest.name if attempt.saver.newest else "",
         seconds=time.monotonic() - began,
     )
+
+
+def _offer_resume(error: BaseException, run: RunDir, step: int | None) -> None:
+    """What was lost with a process is no more than what came after the newest checkpoint."""
+    if isinstance(error, WorkerDied | WaitTimeout) and step is not None:
+        error.fixes.append(f"miles resume {run.shown}   # goes on from step {step}")
 
 
 def _conclude(attempt: Attempt, bus: EventBus, seconds: float, error: BaseException | None) -> None:

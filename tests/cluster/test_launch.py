@@ -1,4 +1,5 @@
-"""One run over two computers: trainer ranks and an engine on each, a driver that is killed, and a resume; then nothing is left anywhere."""
+"""Runs over two computers, with trainer ranks and an engine on each: a driver is killed and the run resumed, a node dies; then nothing is left
+anywhere."""
 
 from __future__ import annotations
 
@@ -89,6 +90,20 @@ def test_a_run_over_two_nodes_survives_its_driver_and_leaves_nothing(cluster: Sm
     assert [(slot["node"], slot["trainer_rank"], slot["engine"]) for slot in plan["slots"]] == [(0, 0, 0), (1, 1, 1)]
     reports = [event["report"] for event in _events(run) if event["event"] == "StepDone"]
     assert max(report["logprob_diff_max"] for report in reports) <= 1e-4
+
+
+def test_a_node_that_dies_is_named_and_nothing_is_left_on_the_others(own_cluster: SmallCluster) -> None:
+    (own_cluster.shared / "tiny.yaml").write_text(TINY)
+    command = [MILES, "launch", "--recipe", "tiny.yaml", "--name", "long", "--nodes", "2", "--set", "train.steps=9999"]
+    driver = own_cluster.start(command, cwd=own_cluster.shared, env=_environment(own_cluster))
+    _wait_for(own_cluster.shared / "runs" / "long", "StepDone", driver)
+    own_cluster.end(1)
+    out, err = driver.communicate(timeout=120)
+    finished = Finished(driver.returncode, out, err)
+    assert finished.code == 1 and "error: node 10.77.0.2 (node-2) died" in err, finished
+    assert re.search(r"or: miles resume runs/long   # goes on from step \d+\n", err), finished
+    head = own_cluster.nodes[0]
+    assert not wait_until_gone(lambda: [*_ours(head), *head.private.glob("miles-*")], seconds=60)
 
 
 def test_a_run_directory_that_is_not_shared_is_refused_before_anything_starts(cluster: SmallCluster, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def test_a_killed_engine_is_named_as_the_cause(workplace: Workplace, shared_memo
     finished = workplace.finish(process, timeout_s=90)
     assert finished.code == 1, finished
     assert "engine 0" in finished.err and "Traceback (most recent call last)" not in finished.err
+    assert re.search(r"or: miles resume runs/faults   # goes on from step \d+\n", finished.err), finished
     assert json.loads((workplace.run("faults") / "logs" / "latest" / "verdict.json").read_text())["outcome"] == "failed"
     _assert_clean(ours, shared_memory)
 

@@ -53,8 +53,6 @@ def test_experts_with_replayed_routing_live_the_whole_life_on_two_ranks(workplac
     assert json.loads((workplace.run("moe") / "plan.json").read_text())["trainer"]["ep"] == 2
     folder = workplace.folder / "moe-hf"
     assert workplace.miles("export", "moe", "--to", str(folder)).code == 0
-    evaluated = workplace.miles("--json", "eval", "moe", "--num-prompts", "4")
-    assert evaluated.code == 0, evaluated
     from tests.end_to_end.hugging_face import greedy
 
     rows = [json.loads(line) for line in (workplace.run("moe") / "eval" / "step_3.jsonl").read_text().splitlines()]

@@ -93,7 +93,9 @@ def test_the_command_that_a_script_names_makes_it_again(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "milescli", *words]
         return subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=120, check=True).stdout
 
-    text = emitted("launch", "--recipe", "quickstart", "--on", "2x8xH200", "--set", "data.system_prompt=be `brief`", "--emit", "ssh")
+    text = emitted(
+        "launch", "--recipe", "quickstart", "--on", "2x8xH200", "--set", "data.system_prompt=be `brief`", "--emit", "ssh"
+    )
     (command,) = [line.removeprefix("# Made by `")[:-1] for line in text.splitlines() if line.startswith("# Made by `")]
     assert emitted(*shlex.split(command)[1:]) == text
 

@@ -74,5 +74,5 @@ def node_died(node: ClusterNode, why: str) -> WorkerDied:
     return WorkerDied(
         f"{node} died",
         why=f"Ray has lost it; {why}",
-        fix=["miles resume RUN   # when it is back, or another has joined", "ray status"],
+        fix="ray status   # is it back, or has another joined?",
     )
