@@ -126,8 +126,8 @@ class Job:
 def job_of(
     loaded: LoadedRecipe, *, machine: Machine | None, folder: Path, bin_dir: Path, machine_words: str | None = None
 ) -> Job:
-    """Plan for `machine`, which the user called `machine_words`, or for nodes like this one. Raises MachineError where this one lacks the GPUs that are wanted, and whatever a plan
-    raises."""
+    """Plan for `machine`, which the user called `machine_words`, or for nodes like this one. Raises MachineError where this one lacks the
+    GPUs that are wanted, and whatever a plan raises."""
     wanted = loaded.recipe.machine
     if machine is None:
         machine = probe()

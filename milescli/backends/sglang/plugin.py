@@ -28,9 +28,7 @@ def register() -> None:
     try:
         if api_key := key.take():
             key.install(api_key)
-        atexit.register(
-            gc.unfreeze
-        )  # else libraries report what the collector could not reach, below an engine's own last words
+        atexit.register(gc.unfreeze)  # else what the collector cannot reach is reported below an engine's last words
         _keep_load_file_with_the_process()
         _listen_where_told()
         verify.install()

@@ -1,0 +1,44 @@
+"""A child process of ours, with plain Python in place of an engine: how it is asked to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from milescli.backends.sglang.process import ManagedProcess
+
+CHILD = "import signal, sys, time; print(signal.getsignal(signal.SIGINT), flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def sigint_blocked() -> Iterator[None]:
+    """As in every actor of Ray's."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Interruptible(ManagedProcess):
+    """Ends in good order on SIGINT, as an engine does."""
+
+    stop_signal = signal.SIGINT
+
+
+def test_what_asks_it_to_end_reaches_it_although_it_is_blocked_here(tmp_path: Path, sigint_blocked: None) -> None:
+    log = tmp_path / "child.log"
+    child = Interruptible(name="child", command=[sys.executable, "-c", CHILD], env=dict(os.environ), log_path=log, url="")
+    child.start()
+    assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        while "default_int_handler" not in log.read_text():
+            assert child.poll() is None, log.read_text()
+            time.sleep(0.02)
+    finally:
+        child.stop(timeout_s=30)
+    assert child.poll() == -signal.SIGINT and "KeyboardInterrupt" in log.read_text()
