@@ -39,31 +39,29 @@ def test_rollout_runs_ahead_by_no_more_than_the_bound_and_weights_arrive_bit_for
     assert json.loads((workplace.run("stale") / "plan.json").read_text())["channel"] == "distributed"
 
 
-def test_experts_with_replayed_routing_live_the_whole_life_on_two_ranks(workplace: Workplace) -> None:
+def test_experts_with_replayed_routing_live_the_whole_life_and_go_on_under_another_layout(workplace: Workplace) -> None:
     finished = workplace.miles(
-        "launch", "--recipe", "tiny.yaml", "--name", "moe", *_sets(*MOE, "parallel.ep=2", "train.routing_replay=true", "train.steps=2"),
+        "launch", "--recipe", "tiny.yaml", "--name", "moe", *_sets(
+            *MOE, "parallel.tp=2", "parallel.ep=2", "train.routing_replay=true", "train.steps=2",
+        ),
     )  # fmt: skip
     assert finished.code == 0, finished
-    resumed = workplace.miles("resume", "moe", "--steps", "3")
+    assert _layout(workplace, "moe") == {"tp": 2, "ep": 2, "pp": 1}
+    resumed = workplace.miles("resume", "moe", "--steps", "4", *_sets("parallel.tp=1", "parallel.ep=1", "parallel.pp=2"))
     assert resumed.code == 0, resumed
+    assert _layout(workplace, "moe") == {"tp": 1, "ep": 1, "pp": 2}
     reports = [event["report"] for event in _steps(workplace, "moe")]
-    assert len(reports) == 3
+    assert len(reports) == 4
     assert max(report["logprob_diff_max"] for report in reports) <= 1e-4
     assert max(report["logprob_diff_mean"] for report in reports) <= 1e-5
-    assert json.loads((workplace.run("moe") / "plan.json").read_text())["trainer"]["ep"] == 2
     folder = workplace.folder / "moe-hf"
     assert workplace.miles("export", "moe", "--to", str(folder)).code == 0
     from tests.end_to_end.hugging_face import greedy
 
-    rows = [json.loads(line) for line in (workplace.run("moe") / "eval" / "step_3.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (workplace.run("moe") / "eval" / "step_4.jsonl").read_text().splitlines()]
     assert greedy(folder, [row["prompt_ids"] for row in rows], max_new_tokens=16) == [row["response_ids"] for row in rows]
 
 
-def test_a_run_goes_on_under_another_layout(workplace: Workplace) -> None:
-    finished = workplace.miles("launch", "--recipe", "tiny.yaml", "--name", "wide", *_sets("train.steps=2", "parallel.tp=2"))
-    assert finished.code == 0, finished
-    resumed = workplace.miles("resume", "wide", "--steps", "4", *_sets("parallel.tp=1", "parallel.pp=2"))
-    assert resumed.code == 0, resumed
-    reports = [event["report"] for event in _steps(workplace, "wide")]
-    assert len(reports) == 4
-    assert max(report["logprob_diff_max"] for report in reports) <= 1e-4
+def _layout(workplace: Workplace, name: str) -> dict[str, int]:
+    trainer = json.loads((workplace.run(name) / "plan.json").read_text())["trainer"]
+    return {key: trainer[key] for key in ("tp", "ep", "pp")}

@@ -28,8 +28,8 @@ exec "$@" >"${log/\\%N/$node}" 2>&1""",
     "ray": 'echo "$*" >>ray.log; echo $$ >>ray.pids; exec sleep 60',
     "python": 'head -n "$(wc -l 2>/dev/null <ray.log)" present',
     "miles": """
-echo "$*" >>miles.log; echo $$ >miles.pid; touch started
 trap "kill %1; exit 75" TERM
+echo "$*" >>miles.log; echo $$ >miles.pid; touch started
 [ -f finish ] || { sleep 60 & wait; }""",
 }
 """Name -> what it does. `present`: the hosts that Ray runs on, in the order in which it is started; `finish`: miles is done at once."""
