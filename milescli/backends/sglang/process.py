@@ -10,10 +10,9 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
-from types import MappingProxyType
 
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.units import format_duration
@@ -38,10 +37,10 @@ def last_log_lines(path: Path, count: int = QUOTED_LINES) -> str:
     return "\n".join([line for line in lines if line.strip()][-count:])
 
 
-def status(url: str, *, timeout_s: float, headers: Mapping[str, str] = MappingProxyType({})) -> int:
+def status(url: str, *, timeout_s: float, headers: dict[str, str] | None = None) -> int:
     """What GET says. Raises OSError where nobody answers."""
     try:
-        with DIRECT.open(urllib.request.Request(url, headers=dict(headers)), timeout=timeout_s) as answer:
+        with DIRECT.open(urllib.request.Request(url, headers=headers or {}), timeout=timeout_s) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
