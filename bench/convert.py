@@ -1,6 +1,7 @@
-"""How fast `miles convert` is beside a plain copy of the same bytes, and how much memory it takes: `python bench/convert.py [--gib 16 --folder DIR]`.
-Makes a synthetic checkpoint with experts, copies it with cp and sync, converts it both ways, compares the bytes, and removes everything again.
-Says nothing of logits: they are not compared here."""
+"""How fast `miles convert` is beside a plain copy of the same bytes, and how much memory it takes:
+`python bench/convert.py [--gib 16 --folder DIR]`. Makes a synthetic checkpoint with experts, copies
+it with cp and sync, converts it both ways, compares the bytes, and removes everything again. Says
+nothing of logits: they are not compared here."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gib", type=float, default=16.0, help="size of the checkpoint")
-    parser.add_argument("--folder", type=Path, default=Path("/tmp"), help="on the disk that is measured")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("/tmp"), help="on the disk that is measured"
+    )
     parser.add_argument("--experts", type=int, default=64)
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--expert-size", type=int, default=1024)
@@ -69,7 +72,8 @@ def make_model(folder: Path, config: dict[str, object]) -> int:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     laid = [
-        Laid(name=name, dtype=torch.bfloat16, shape=shape) for name, shape in table(parse_facts(config)).hf_shapes().items()
+        Laid(name=name, dtype=torch.bfloat16, shape=shape)
+        for name, shape in table(parse_facts(config)).hf_shapes().items()
     ]
     shards: list[list[Laid]] = [[]]
     for each in laid:
@@ -77,7 +81,9 @@ def make_model(folder: Path, config: dict[str, object]) -> int:
             shards.append([])
         shards[-1].append(each)
     generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(max(each.num_bytes for each in laid) // 2 + 4096, generator=generator).bfloat16()
+    noise = torch.randn(
+        max(each.num_bytes for each in laid) // 2 + 4096, generator=generator
+    ).bfloat16()
     weight_map, total = {}, 0
     for number, shard in enumerate(shards):
         name = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
@@ -157,26 +163,47 @@ def main() -> None:
         found: dict[str, tuple[float, int]] = {}
         plain = copy(root / "hf", root / "copy")
         shutil.rmtree(root / "copy")
-        found["hf-to-megatron"] = convert("hf-to-megatron", str(root / "hf"), str(root / "megatron"))
+        found["hf-to-megatron"] = convert(
+            "hf-to-megatron", str(root / "hf"), str(root / "megatron")
+        )
         plain_back = copy(root / "megatron", root / "copy")
         shutil.rmtree(root / "copy")
-        found["megatron-to-hf"] = convert("megatron-to-hf", str(root / "megatron"), str(root / "back"))
+        found["megatron-to-hf"] = convert(
+            "megatron-to-hf", str(root / "megatron"), str(root / "back")
+        )
         equal = compare(root / "hf", root / "back")
-        report(size, largest, found, {"hf-to-megatron": plain, "megatron-to-hf": plain_back}, equal=equal)
+        report(
+            size,
+            largest,
+            found,
+            {"hf-to-megatron": plain, "megatron-to-hf": plain_back},
+            equal=equal,
+        )
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def report(size: int, largest: int, found: dict[str, tuple[float, int]], plain: dict[str, float], *, equal: bool) -> None:
+def report(
+    size: int,
+    largest: int,
+    found: dict[str, tuple[float, int]],
+    plain: dict[str, float],
+    *,
+    equal: bool,
+) -> None:
     """What was measured, side by side."""
     print(
-        f"{size / GIB:.2f} GiB; largest tensor {largest / 2**20:.0f} MiB; came back byte for byte: {'yes' if equal else 'NO'}"
+        f"{size / GIB:.2f} GiB; largest tensor {largest / 2**20:.0f} MiB; came back byte for byte: "
+        f"{'yes' if equal else 'NO'}"
     )
     print(f"{'':16}{'cp + sync':>12}{'convert':>12}{'ratio':>8}{'peak memory':>14}")
     fine = equal
     for name, (seconds, peak) in found.items():
         ratio = seconds / plain[name]
-        print(f"{name:16}{plain[name]:>10.1f} s{seconds:>10.1f} s{ratio:>8.2f}{peak / 2**20:>10.0f} MiB")
+        print(
+            f"{name:16}{plain[name]:>10.1f} s{seconds:>10.1f} s{ratio:>8.2f}{peak / 2**20:>10.0f} "
+            "MiB"
+        )
         fine = fine and ratio <= MAX_RATIO and peak <= MAX_EXTRA_BYTES + largest
     print(
         json.dumps(

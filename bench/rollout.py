@@ -1,9 +1,11 @@
-"""How fast one SGLang engine answers on this CPU, in the two shapes that matter. Real engine, router, client; tiny models.
+"""How fast one SGLang engine answers on this CPU, in the two shapes that matter. Real engine,
+router, client; tiny models.
 
     python bench/rollout.py [--runs 10] [--threads 1] [--shape reference|quickstart]
 
-reference: 4.98M-parameter Qwen3, 64 answers x (16 + 128 tokens), fp32, log-probs, seeds. quickstart: 0.85M parameters, 256
-answers x (24 + 32 tokens). One run is a burst of all answers at once; one table, one line a run. Measure on a quiet machine.
+reference: 4.98M-parameter Qwen3, 64 answers x (16 + 128 tokens), fp32, log-probs, seeds.
+quickstart: 0.85M parameters, 256 answers x (24 + 32 tokens). One run is a burst of all answers at
+once; one table, one line a run. Measure on a quiet machine.
 """
 
 from __future__ import annotations
@@ -62,7 +64,10 @@ def write_model(shape: Shape, folder: Path) -> int:
 
     generator = torch.Generator().manual_seed(0)
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    sizes = {"model.embed_tokens.weight": (shape.vocab, shape.hidden), "model.norm.weight": (shape.hidden,)}
+    sizes = {
+        "model.embed_tokens.weight": (shape.vocab, shape.hidden),
+        "model.norm.weight": (shape.hidden,),
+    }
     for layer in range(shape.layers):
         block = f"model.layers.{layer}"
         sizes |= {
@@ -125,11 +130,15 @@ async def measure(name: str, *, runs: int, threads: int) -> None:
         engine = EngineServer(spec)
         router = RouterServer(
             RouterSpec(
-                worker_urls=(engine.url,), port=router_port, metrics_port=metrics_port, log_path=Path(folder) / "router.log"
+                worker_urls=(engine.url,),
+                port=router_port,
+                metrics_port=metrics_port,
+                log_path=Path(folder) / "router.log",
             )
         )
         fleet = SglangFleet(
-            router_url=router.url, engines=[EngineHandle(name=engine.name, url=engine.url, log_path=engine.log_path)]
+            router_url=router.url,
+            engines=[EngineHandle(name=engine.name, url=engine.url, log_path=engine.log_path)],
         )
         try:
             engine.start()
@@ -138,15 +147,26 @@ async def measure(name: str, *, runs: int, threads: int) -> None:
             router.wait_ready(60)
             await burst(fleet, shape, run=0)
             speeds = []
-            burst_shape = f"{shape.num_answers} x ({shape.prompt_tokens} + {shape.answer_tokens}) tokens"
-            print(f"{name}: {num_parameters / 1e6:.2f}M parameters, {burst_shape}, {threads} thread(s)")
-            print(f"engine ready in {start_s:.1f} s; load of the machine before the first run {os.getloadavg()[0]:.1f}")
+            burst_shape = (
+                f"{shape.num_answers} x ({shape.prompt_tokens} + {shape.answer_tokens}) tokens"
+            )
+            print(
+                f"{name}: {num_parameters / 1e6:.2f}M parameters, {burst_shape}, {threads} "
+                "thread(s)"
+            )
+            print(
+                f"engine ready in {start_s:.1f} s; load of the machine before the first run "
+                f"{os.getloadavg()[0]:.1f}"
+            )
             print(f"{'run':>5} {'seconds':>8} {'tokens/s':>9}")
             for run in range(1, runs + 1):
                 seconds = await burst(fleet, shape, run=run)
                 speeds.append(shape.num_answers * shape.answer_tokens / seconds)
                 print(f"{run:>5} {seconds:>8.2f} {speeds[-1]:>9.0f}", flush=True)
-            print(f"{'min':>5} {'':>8} {min(speeds):>9.0f}\n{'med':>5} {'':>8} {statistics.median(speeds):>9.0f}")
+            print(
+                f"{'min':>5} {'':>8} {min(speeds):>9.0f}\n{'med':>5} {'':>8} "
+                f"{statistics.median(speeds):>9.0f}"
+            )
         finally:
             await fleet.close()
             router.stop()
@@ -155,7 +175,9 @@ async def measure(name: str, *, runs: int, threads: int) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--shape", choices=sorted(SHAPES), action="append")

@@ -1,5 +1,6 @@
-"""Tokens per second of the trainer on this machine, alone: `python bench/train.py [--sequences 512 --length 40 ...]`. One rank, a model
-with random weights; prints one line of JSON. Says nothing of rollout, nor of more than one rank."""
+"""Tokens per second of the trainer on this machine, alone: `python bench/train.py [--sequences 512
+--length 40 ...]`. One rank, a model with random weights; prints one line of JSON. Says nothing of
+rollout, nor of more than one rank."""
 
 from __future__ import annotations
 
@@ -27,7 +28,12 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, default=512)
-    parser.add_argument("--length", type=int, default=40, help="mean tokens of a sequence; lengths vary by a quarter")
+    parser.add_argument(
+        "--length",
+        type=int,
+        default=40,
+        help="mean tokens of a sequence; lengths vary by a quarter",
+    )
     parser.add_argument("--kind", choices=("policy", "supervised"), default="policy")
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
@@ -37,7 +43,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--microbatch", type=int, default=8192)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--profile", action="store_true", help="print what one step spends its time on")
+    parser.add_argument(
+        "--profile", action="store_true", help="print what one step spends its time on"
+    )
     return parser.parse_args()
 
 
@@ -64,7 +72,8 @@ def make_model(folder: Path, options: argparse.Namespace) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     shapes = table(parse_facts(config)).hf_shapes()
     save_file(
-        {name: torch.randn(shape) * 0.02 + ("norm" in name) for name, shape in shapes.items()}, folder / "model.safetensors"
+        {name: torch.randn(shape) * 0.02 + ("norm" in name) for name, shape in shapes.items()},
+        folder / "model.safetensors",
     )
 
 
@@ -74,7 +83,11 @@ def make_batch(options: argparse.Namespace):
     spread = options.length // 4
     lengths = rng.integers(options.length - spread, options.length + spread + 1, options.sequences)
     pairs = [
-        (rng.integers(0, options.vocab, n // 4).tolist(), rng.integers(0, options.vocab, n - n // 4).tolist()) for n in lengths
+        (
+            rng.integers(0, options.vocab, n // 4).tolist(),
+            rng.integers(0, options.vocab, n - n // 4).tolist(),
+        )
+        for n in lengths
     ]
     if options.kind == "supervised":
         return packing.pack_supervised(pairs, dp=1, max_tokens_per_microbatch=options.microbatch)
@@ -136,7 +149,13 @@ def make_trainer(folder: Path, options: argparse.Namespace) -> TrainerRank:
         old_logprobs="trainer",
     )
     made = TrainerRank(
-        rank=0, world_size=1, master_addr="127.0.0.1", master_port=port, recipe=Recipe(), plan=plan, model_dir=str(folder)
+        rank=0,
+        world_size=1,
+        master_addr="127.0.0.1",
+        master_port=port,
+        recipe=Recipe(),
+        plan=plan,
+        model_dir=str(folder),
     )
     made.setup()
     return made
@@ -158,7 +177,11 @@ def main() -> None:
         if options.profile:
             with torch.profiler.profile() as profile:
                 trainer.step(batch, 1e-4)
-            print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=28, max_name_column_width=48))
+            print(
+                profile.key_averages().table(
+                    sort_by="self_cpu_time_total", row_limit=28, max_name_column_width=48
+                )
+            )
         best = min(seconds)
         result = {
             "tokens": report.num_tokens,

@@ -1,7 +1,9 @@
-"""A cluster in small: Ray nodes on this one machine that are apart as computers are. Each has an address, processes, a /tmp, a /dev/shm and a
-host name of its own (Linux namespaces); folders that are `shared` are the network file system. Not for users: tests and their fixtures.
+"""A cluster in small: Ray nodes on this one machine that are apart as computers are. Each has an
+address, processes, a /tmp, a /dev/shm and a host name of its own (Linux namespaces); folders that
+are `shared` are the network file system. Not for users: tests and their fixtures.
 
-Everything lives in namespaces without names, which the kernel ends with their first process: nothing is left on the host, whatever happens.
+Everything lives in namespaces without names, which the kernel ends with their first process:
+nothing is left on the host, whatever happens.
 """
 
 from __future__ import annotations
@@ -50,13 +52,23 @@ def why_impossible() -> str | None:
     if os.geteuid() != 0:
         return "network namespaces need root"
     tried = subprocess.run(
-        ["unshare", *_NAMESPACES, "bash", "-c", "ip link add bridge0 type bridge && mount -t tmpfs tmpfs /dev/shm"],
+        [
+            "unshare",
+            *_NAMESPACES,
+            "bash",
+            "-c",
+            "ip link add bridge0 type bridge && mount -t tmpfs tmpfs /dev/shm",
+        ],
         capture_output=True,
         text=True,
         check=False,
         timeout=30,
     )
-    return None if tried.returncode == 0 else f"namespaces cannot be made here: {tried.stderr.strip()[:200]}"
+    return (
+        None
+        if tried.returncode == 0
+        else f"namespaces cannot be made here: {tried.stderr.strip()[:200]}"
+    )
 
 
 _NAMESPACES = ("--net", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc")
@@ -76,11 +88,19 @@ class SmallNode:
 
     def processes(self) -> list[psutil.Process]:
         """All that run there now, zombies left out."""
-        return [each for each in self.init.children(recursive=True) if _state(each) not in (None, psutil.STATUS_ZOMBIE)]
+        return [
+            each
+            for each in self.init.children(recursive=True)
+            if _state(each) not in (None, psutil.STATUS_ZOMBIE)
+        ]
 
     def cut_off(self) -> None:
         """The network cable is pulled."""
-        subprocess.run([*_enter(self.init.pid, "net"), "ip", "link", "set", "eth0", "down"], check=True, timeout=30)
+        subprocess.run(
+            [*_enter(self.init.pid, "net"), "ip", "link", "set", "eth0", "down"],
+            check=True,
+            timeout=30,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,11 +124,22 @@ class SmallCluster:
         return _ray_environment(self.token_file)
 
     def start(
-        self, command: Sequence[str | Path], *, node: int = 0, cwd: Path | None = None, env: dict[str, str] | None = None
+        self,
+        command: Sequence[str | Path],
+        *,
+        node: int = 0,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
     ) -> subprocess.Popen[str]:
-        """Start a process on a node and go on; `env` comes on top of `environment`. It ends with the cluster, at the latest."""
+        """Start a process on a node and go on; `env` comes on top of `environment`. It ends with
+        the cluster, at the latest."""
         process = subprocess.Popen(
-            [*_enter(self.nodes[node].init.pid, "net", "mount", "pid", "uts", cwd=cwd or self.shared), *map(str, command)],
+            [
+                *_enter(
+                    self.nodes[node].init.pid, "net", "mount", "pid", "uts", cwd=cwd or self.shared
+                ),
+                *map(str, command),
+            ],
             env={**_own_environment(), **self.environment(), **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -119,7 +150,12 @@ class SmallCluster:
         return process
 
     def run(
-        self, command: Sequence[str | Path], *, node: int = 0, timeout_s: float = START_TIMEOUT_S, **options: object
+        self,
+        command: Sequence[str | Path],
+        *,
+        node: int = 0,
+        timeout_s: float = START_TIMEOUT_S,
+        **options: object,
     ) -> subprocess.CompletedProcess[str]:
         """The same, waited for. Raises TimeoutExpired."""
         process = self.start(command, node=node, **options)  # type: ignore[arg-type]
@@ -133,23 +169,49 @@ class SmallCluster:
 
 @contextmanager
 def small_cluster(
-    base: Path, *, num_nodes: int = 2, cpus: int = 4, gpus: int = 0, node_environment: dict[int, dict[str, str]] | None = None
+    base: Path,
+    *,
+    num_nodes: int = 2,
+    cpus: int = 4,
+    gpus: int = 0,
+    node_environment: dict[int, dict[str, str]] | None = None,
 ) -> Iterator[SmallCluster]:
-    """Ray on `num_nodes` computers, reachable by token only. `base`: an empty folder of the caller. `gpus`: that Ray is told of, per node;
-    there need be none. `node_environment`: further variables of single nodes, by number: how one of them differs from the others."""
+    """Ray on `num_nodes` computers, reachable by token only. `base`: an empty folder of the caller.
+    `gpus`: that Ray is told of, per node; there need be none. `node_environment`: further variables
+    of single nodes, by number: how one of them differs from the others."""
     shared, token_file = base / "shared", base / "shared" / ".ray-token"
     shared.mkdir(parents=True)
     token_file.touch(mode=0o600)
     token_file.write_text(secrets.token_hex(32))
     with ExitStack() as stack:
-        switch = stack.enter_context(_first_process(["--net", "--fork", "--kill-child"], "echo ready; sleep infinity", {}))
-        subprocess.run([*_enter(switch.pid, "net"), "ip", "link", "add", "switch", "type", "bridge"], check=True, timeout=30)
-        subprocess.run([*_enter(switch.pid, "net"), "ip", "link", "set", "switch", "up"], check=True, timeout=30)
-        nodes = [stack.enter_context(_node(base, shared, switch, number)) for number in range(1, num_nodes + 1)]
+        switch = stack.enter_context(
+            _first_process(["--net", "--fork", "--kill-child"], "echo ready; sleep infinity", {})
+        )
+        subprocess.run(
+            [*_enter(switch.pid, "net"), "ip", "link", "add", "switch", "type", "bridge"],
+            check=True,
+            timeout=30,
+        )
+        subprocess.run(
+            [*_enter(switch.pid, "net"), "ip", "link", "set", "switch", "up"],
+            check=True,
+            timeout=30,
+        )
+        nodes = [
+            stack.enter_context(_node(base, shared, switch, number))
+            for number in range(1, num_nodes + 1)
+        ]
         cluster = SmallCluster(nodes=nodes, shared=shared, token_file=token_file)
         stack.callback(_bury, cluster)
         for number, node in enumerate(nodes):
-            _start_ray(cluster, node, number, cpus=cpus, gpus=gpus, env=(node_environment or {}).get(number, {}))
+            _start_ray(
+                cluster,
+                node,
+                number,
+                cpus=cpus,
+                gpus=gpus,
+                env=(node_environment or {}).get(number, {}),
+            )
         yield cluster
 
 
@@ -157,24 +219,34 @@ def small_cluster(
 def _node(base: Path, shared: Path, switch: psutil.Process, number: int) -> Iterator[SmallNode]:
     name, address, private = f"node-{number}", f"10.77.0.{number}", base / f"node-{number}"
     private.mkdir()
-    visible = [str(folder) for folder in (shared, ROOT, Path(sys.prefix)) if folder.is_relative_to("/tmp")]
+    visible = [
+        str(folder) for folder in (shared, ROOT, Path(sys.prefix)) if folder.is_relative_to("/tmp")
+    ]
     environment = {"NAME": name, "PRIVATE": str(private), "VISIBLE": " ".join(visible)}
     with _first_process(list(_NAMESPACES), _SETUP, environment) as init:
         on_switch = [*_enter(switch.pid, "net"), "ip", "link"]
         subprocess.run(
-            [*on_switch, "add", name, "type", "veth", "peer", "eth0", "netns", str(init.pid)], check=True, timeout=30
+            [*on_switch, "add", name, "type", "veth", "peer", "eth0", "netns", str(init.pid)],
+            check=True,
+            timeout=30,
         )
         subprocess.run([*on_switch, "set", name, "master", "switch", "up"], check=True, timeout=30)
         inside = [*_enter(init.pid, "net"), "ip"]
-        subprocess.run([*inside, "address", "add", f"{address}/24", "dev", "eth0"], check=True, timeout=30)
+        subprocess.run(
+            [*inside, "address", "add", f"{address}/24", "dev", "eth0"], check=True, timeout=30
+        )
         subprocess.run([*inside, "link", "set", "eth0", "up"], check=True, timeout=30)
         # Nobody is there: Ray finds a computer's own address by asking which way the world is.
-        subprocess.run([*inside, "route", "add", "default", "via", "10.77.0.254"], check=True, timeout=30)
+        subprocess.run(
+            [*inside, "route", "add", "default", "via", "10.77.0.254"], check=True, timeout=30
+        )
         yield SmallNode(address=address, name=name, init=init, private=private)
 
 
 @contextmanager
-def _first_process(namespaces: list[str], script: str, environment: dict[str, str]) -> Iterator[psutil.Process]:
+def _first_process(
+    namespaces: list[str], script: str, environment: dict[str, str]
+) -> Iterator[psutil.Process]:
     """The process that holds new namespaces; killed at the end, and if this process is killed."""
     holder = subprocess.Popen(
         ["unshare", *namespaces, "bash", "-c", script],
@@ -202,11 +274,19 @@ def _die_with_parent() -> None:
 
 
 def _enter(pid: int, *namespaces: str, cwd: Path | None = None) -> list[str]:
-    return ["nsenter", "--target", str(pid), *(f"--{each}" for each in namespaces), *([f"--wdns={cwd}"] if cwd else []), "--"]
+    return [
+        "nsenter",
+        "--target",
+        str(pid),
+        *(f"--{each}" for each in namespaces),
+        *([f"--wdns={cwd}"] if cwd else []),
+        "--",
+    ]
 
 
 def _own_environment() -> dict[str, str]:
-    """Ours, without what a Ray session of another test left in it: one variable binds Ray to loopback."""
+    """Ours, without what a Ray session of another test left in it: one variable binds Ray to
+    loopback."""
     return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
 
 
@@ -220,11 +300,31 @@ def _ray_environment(token_file: Path) -> dict[str, str]:
     }
 
 
-def _start_ray(cluster: SmallCluster, node: SmallNode, number: int, *, cpus: int, gpus: int, env: dict[str, str]) -> None:
-    command = [RAY, "start", f"--node-ip-address={node.address}", f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
+def _start_ray(
+    cluster: SmallCluster,
+    node: SmallNode,
+    number: int,
+    *,
+    cpus: int,
+    gpus: int,
+    env: dict[str, str],
+) -> None:
+    command = [
+        RAY,
+        "start",
+        f"--node-ip-address={node.address}",
+        f"--num-cpus={cpus}",
+        f"--num-gpus={gpus}",
+    ]
     command += ["--object-store-memory=134217728", "--disable-usage-stats"]
-    command += ["--head", f"--port={PORT}", "--include-dashboard=false"] if number == 0 else [f"--address={cluster.address}"]
-    log = node.private / "ray-start.log"  # a file: Ray's daemons keep the output open, and a pipe would never end
+    command += (
+        ["--head", f"--port={PORT}", "--include-dashboard=false"]
+        if number == 0
+        else [f"--address={cluster.address}"]
+    )
+    log = (
+        node.private / "ray-start.log"
+    )  # a file: Ray's daemons keep the output open, and a pipe would never end
     environment = {**_own_environment(), **cluster.environment(), **env}
     for _ in range(START_TRIES):
         if _ray(node, command, environment, log) == 0:
@@ -233,11 +333,22 @@ def _start_ray(cluster: SmallCluster, node: SmallNode, number: int, *, cpus: int
     raise AssertionError(f"Ray did not start on {node.name}:\n{log.read_text()}")
 
 
-def _ray(node: SmallNode, command: Sequence[str | Path], environment: dict[str, str], log: Path) -> int:
-    entered = [*_enter(node.init.pid, "net", "mount", "pid", "uts", cwd=Path("/")), *map(str, command)]
+def _ray(
+    node: SmallNode, command: Sequence[str | Path], environment: dict[str, str], log: Path
+) -> int:
+    entered = [
+        *_enter(node.init.pid, "net", "mount", "pid", "uts", cwd=Path("/")),
+        *map(str, command),
+    ]
     with log.open("a") as out:
         done = subprocess.run(
-            entered, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=START_TIMEOUT_S, check=False
+            entered,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            timeout=START_TIMEOUT_S,
+            check=False,
         )
     return done.returncode
 
@@ -246,7 +357,10 @@ def _bury(cluster: SmallCluster) -> None:
     """Processes that were started from outside into the nodes end before their nodes do."""
     for process in cluster._started:
         if process.poll() is None:
-            for each in (*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)):
+            for each in (
+                *psutil.Process(process.pid).children(recursive=True),
+                psutil.Process(process.pid),
+            ):
                 _kill(each)
             process.communicate(timeout=30)
 

@@ -1,5 +1,5 @@
-"""For all rooms: torch computes on one thread in the process of the tests. Their tensors are small, and threads that wait for one
-another spin on cores that the engines beside them need."""
+"""For all rooms: torch computes on one thread in the process of the tests. Their tensors are small,
+and threads that wait for one another spin on cores that the engines beside them need."""
 
 from __future__ import annotations
 

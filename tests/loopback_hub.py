@@ -1,5 +1,6 @@
-"""A Hugging Face hub on loopback: as much of its API as a download speaks (info, tree, resolve), and as a push does (who am I, make a
-repository, upload, commit). What was pushed can be read. For tests."""
+"""A Hugging Face hub on loopback: as much of its API as a download speaks (info, tree, resolve),
+and as a push does (who am I, make a repository, upload, commit). What was pushed can be read. For
+tests."""
 
 from __future__ import annotations
 
@@ -58,7 +59,15 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(self.path.split("?")[0])
         if path == "/api/whoami-v2":
             if self._may_push():
-                self._tell({"name": "somebody", "type": "user", "orgs": [{"name": "my-org"}], "auth": {"accessToken": {"role": "write"}}})  # fmt: skip
+                # fmt: skip
+                self._tell(
+                    {
+                        "name": "somebody",
+                        "type": "user",
+                        "orgs": [{"name": "my-org"}],
+                        "auth": {"accessToken": {"role": "write"}},
+                    }
+                )
             return
         if not path.startswith("/api/"):
             self._resolve(body=True)
@@ -115,10 +124,19 @@ class _Handler(BaseHTTPRequestHandler):
         elif "/preupload/" in path:
             names = [file["path"] for file in json.loads(content)["files"]]
             modes = {name: "lfs" if name.endswith(".safetensors") else "regular" for name in names}
-            self._tell({"files": [{"path": name, "uploadMode": mode, "shouldIgnore": False} for name, mode in modes.items()]})
+            self._tell(
+                {
+                    "files": [
+                        {"path": name, "uploadMode": mode, "shouldIgnore": False}
+                        for name, mode in modes.items()
+                    ]
+                }
+            )
         elif path.endswith("/info/lfs/objects/batch"):
             upload = {"href": f"{self.hub.url}/put", "header": {}}
-            objects = [{**each, "actions": {"upload": upload}} for each in json.loads(content)["objects"]]
+            objects = [
+                {**each, "actions": {"upload": upload}} for each in json.loads(content)["objects"]
+            ]
             self._tell({"transfer": "basic", "objects": objects})
         elif "/commit/" in path:
             self._commit("/".join(path.split("/")[3:5]), content)
@@ -126,8 +144,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._tell({})
 
     def _make(self, wish: dict[str, object]) -> None:
-        name = f"{wish['organization']}/{wish['name']}" if wish.get("organization") else str(wish["name"])
-        self.hub.made[name] = str(wish.get("visibility", "private" if wish.get("private") else "public"))
+        name = (
+            f"{wish['organization']}/{wish['name']}"
+            if wish.get("organization")
+            else str(wish["name"])
+        )
+        self.hub.made[name] = str(
+            wish.get("visibility", "private" if wish.get("private") else "public")
+        )
         self.hub.files[f"models/{name}"] = {}
         self._tell({"url": f"{self.hub.url}/{name}", "name": name})
 
@@ -177,7 +201,14 @@ class _Handler(BaseHTTPRequestHandler):
             headers["X-Error-Message"] = payload["error"]
         self._send(json.dumps(payload).encode(), status=status, headers=headers)
 
-    def _send(self, content: bytes, *, status: int = 200, headers: dict[str, str] | None = None, body: bool = True) -> None:
+    def _send(
+        self,
+        content: bytes,
+        *,
+        status: int = 200,
+        headers: dict[str, str] | None = None,
+        body: bool = True,
+    ) -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
@@ -195,7 +226,11 @@ def _entry(path: str, content: bytes) -> dict[str, object]:
         "oid": hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest(),
     }
     if path.endswith((".parquet", ".safetensors")):
-        entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+        entry["lfs"] = {
+            "oid": hashlib.sha256(content).hexdigest(),
+            "size": len(content),
+            "pointerSize": 130,
+        }
     return entry
 
 

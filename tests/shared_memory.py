@@ -1,4 +1,5 @@
-"""What lies in /dev/shm, and what of it nobody holds any more. Tests of other rooms may run beside: what theirs hold is no leftover."""
+"""What lies in /dev/shm, and what of it nobody holds any more. Tests of other rooms may run beside:
+what theirs hold is no leftover."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ def entries() -> set[str]:
 
 
 def forgotten(before: set[str]) -> set[str]:
-    """New since `before`, and no living process has it open, has it mapped, or is named by it (`torch_PID_...`)."""
+    """New since `before`, and no living process has it open, has it mapped, or is named by it
+    (`torch_PID_...`)."""
     new = entries() - before
     alive = {entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()}
     named = {name for name in new if alive & set(re.split(r"[_-]", name))}

@@ -1,4 +1,5 @@
-"""What is loaded when: help, completion and refusals load none of the heavy libraries. Each case is a process of its own."""
+"""What is loaded when: help, completion and refusals load none of the heavy libraries. Each case is
+a process of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +11,18 @@ import sys
 import pytest
 
 HEAVY = ("torch", "ray", "sglang", "megatron", "transformers", "numpy", "huggingface_hub")
-VERBS = ("launch", "resume", "eval", "export", "convert", "models", "doctor", "recipes", "runs", "help")
+VERBS = (
+    "launch",
+    "resume",
+    "eval",
+    "export",
+    "convert",
+    "models",
+    "doctor",
+    "recipes",
+    "runs",
+    "help",
+)
 
 PROBE = """
 import json, sys
@@ -37,7 +49,9 @@ def loaded_after(*argv: str, **environment: str) -> tuple[int, list[str], str]:
     return code or 0, heavy, done.stdout
 
 
-@pytest.mark.parametrize("verb", [[], *([name] for name in VERBS)], ids=lambda verb: " ".join(verb) or "miles")
+@pytest.mark.parametrize(
+    "verb", [[], *([name] for name in VERBS)], ids=lambda verb: " ".join(verb) or "miles"
+)
 def test_help_loads_nothing_heavy(verb: list[str]) -> None:
     code, heavy, stdout = loaded_after(*verb, "--help")
     assert (code, heavy) == (0, [])
@@ -45,14 +59,20 @@ def test_help_loads_nothing_heavy(verb: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [[], ["recipes"], ["help", "recipe"], ["recipes", "show", "quickstart"], ["--version"]], ids=" ".join
+    "argv",
+    [[], ["recipes"], ["help", "recipe"], ["recipes", "show", "quickstart"], ["--version"]],
+    ids=" ".join,
 )
 def test_pages_load_nothing_heavy(argv: list[str]) -> None:
     assert loaded_after(*argv)[:2] == (0, [])
 
 
 def test_conversion_and_export_load_no_megatron() -> None:
-    probe = "import sys, milescli.runtime.convert, milescli.runtime.export; sys.exit('megatron' in sys.modules)"
+    probe = (
+        "import sys, milescli.runtime.convert, milescli.runtime.export; sys.exit('megatron' "
+        "in "
+        "sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", probe], timeout=60, check=False).returncode == 0
 
 
@@ -67,7 +87,9 @@ def test_conversion_and_export_load_no_megatron() -> None:
 )
 def test_completion_loads_nothing_heavy(words: str, offers: str) -> None:
     typed = words.split(" ")
-    code, heavy, stdout = loaded_after(_MILES_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(len(typed) - 1))
+    code, heavy, stdout = loaded_after(
+        _MILES_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(len(typed) - 1)
+    )
     assert (code, heavy) == (0, [])
     assert offers in stdout
 

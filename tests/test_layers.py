@@ -74,7 +74,8 @@ class Import:
 
 
 def room_of(module: str) -> str | None:
-    """`milescli.backends.ray.host` -> `backends.ray`; None for the package itself and its `__main__`."""
+    """`milescli.backends.ray.host` -> `backends.ray`; None for the package itself and its
+    `__main__`."""
     parts = module.split(".")[1:]
     if not parts or parts[0] == "__main__":
         return None
@@ -99,7 +100,9 @@ def imports_of(tree: ast.AST, module: str, is_package: bool) -> Iterator[Import]
                 kept = parents[: len(parents) - node.level + (1 if is_package else 0)]
                 base = ".".join([*kept, *([node.module] if node.module else [])])
             if base in ("milescli", "milescli.backends"):
-                yield from (Import(module=f"{base}.{alias.name}", line=node.lineno) for alias in node.names)
+                yield from (
+                    Import(module=f"{base}.{alias.name}", line=node.lineno) for alias in node.names
+                )
             else:
                 yield Import(module=base, line=node.lineno)
 
@@ -112,7 +115,9 @@ def offences_of(text: str, *, module: str, is_package: bool = False) -> list[str
         if top == "milescli":
             found += _climbs(room, room_of(item.module), item)
         elif top in OWNERS and room is not None and room not in OWNERS[top]:
-            found.append(f"{item.line}: {room} imports {item.module}; only {', '.join(OWNERS[top])} may")
+            found.append(
+                f"{item.line}: {room} imports {item.module}; only {', '.join(OWNERS[top])} may"
+            )
     return found + _too_long(text, tree)
 
 
@@ -124,7 +129,10 @@ def _climbs(room: str | None, other: str | None, item: Import) -> list[str]:
     if FLOORS[other] < FLOORS[room]:
         return []
     where = "a sibling" if FLOORS[other] == FLOORS[room] else "a higher floor"
-    return [f"{item.line}: {room} (floor {FLOORS[room]}) imports {item.module}, {where} (floor {FLOORS[other]})"]
+    return [
+        f"{item.line}: {room} (floor {FLOORS[room]}) imports {item.module}, {where} (floor "
+        f"{FLOORS[other]})"
+    ]
 
 
 def _too_long(text: str, tree: ast.AST) -> list[str]:
@@ -136,20 +144,33 @@ def _too_long(text: str, tree: ast.AST) -> list[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > MAX_FUNCTION_LINES:
-                found.append(f"{node.lineno}: {node.name} has {length} lines, {MAX_FUNCTION_LINES} are allowed")
+                found.append(
+                    f"{node.lineno}: {node.name} has {length} lines, {MAX_FUNCTION_LINES} are "
+                    "allowed"
+                )
     return found
 
 
 def test_every_room_is_in_the_table() -> None:
-    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()} - {"backends"}
-    backends = {f"backends.{path.name}" for path in (PACKAGE / "backends").iterdir() if (path / "__init__.py").exists()}
+    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()} - {
+        "backends"
+    }
+    backends = {
+        f"backends.{path.name}"
+        for path in (PACKAGE / "backends").iterdir()
+        if (path / "__init__.py").exists()
+    }
     assert folders | backends == set(FLOORS)
 
 
 def test_no_file_breaks_the_rules_of_its_room() -> None:
     offences = []
     for file in sorted(PACKAGE.rglob("*.py")):
-        found = offences_of(file.read_text(encoding="utf-8"), module=module_of(file), is_package=file.name == "__init__.py")
+        found = offences_of(
+            file.read_text(encoding="utf-8"),
+            module=module_of(file),
+            is_package=file.name == "__init__.py",
+        )
         offences += [f"{file.relative_to(PACKAGE.parent)}:{offence}" for offence in found]
     assert not offences, "\n" + "\n".join(offences)
 
@@ -158,7 +179,8 @@ def test_every_file_says_on_its_first_line_what_it_is() -> None:
     silent = [
         str(file.relative_to(PACKAGE.parent))
         for file in sorted(PACKAGE.rglob("*.py"))
-        if (text := file.read_text(encoding="utf-8")).strip() and not text.startswith(('"""', 'r"""'))
+        if (text := file.read_text(encoding="utf-8")).strip()
+        and not text.startswith(('"""', 'r"""'))
     ]
     assert not silent, silent
 
@@ -184,7 +206,9 @@ def test_every_file_says_on_its_first_line_what_it_is() -> None:
     ],
 )
 def test_the_walk_finds_what_it_is_for(module: str, source: str, refused: str) -> None:
-    assert any(refused in offence for offence in offences_of(source, module=module)), offences_of(source, module=module)
+    assert any(refused in offence for offence in offences_of(source, module=module)), offences_of(
+        source, module=module
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Versions are named in docker/pins.env alone: what repeats them is held equal to it, and what reads it gets the same."""
+"""Versions are named in docker/pins.env alone: what repeats them is held equal to it, and what
+reads it gets the same."""
 
 from __future__ import annotations
 
@@ -18,13 +19,21 @@ ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXACT = ("torch", "sglang", "sglang-router", "megatron-core")
-"""Wanted by the package in the very version that was tested. Ray from the oldest that serves on: clusters that are joined bring their own."""
+"""Wanted by the package in the very version that was tested. Ray from the oldest that serves on:
+clusters that are joined bring their own."""
 
 
 def listed(file: str) -> dict[str, Requirement]:
     """The requirements of a file, the pins filled in as pip fills them in."""
-    text = re.sub(r"\$\{PIN_([A-Z_]+)\}", lambda found: pin(found[1].lower()), (ROOT / file).read_text())
-    return {each.name: each for each in map(Requirement, [line for line in text.splitlines() if line and line[0] != "#"])}
+    text = re.sub(
+        r"\$\{PIN_([A-Z_]+)\}", lambda found: pin(found[1].lower()), (ROOT / file).read_text()
+    )
+    return {
+        each.name: each
+        for each in map(
+            Requirement, [line for line in text.splitlines() if line and line[0] != "#"]
+        )
+    }
 
 
 def test_the_package_asks_for_the_pinned_versions() -> None:
@@ -48,26 +57,54 @@ def test_the_list_that_is_installed_is_the_package_own_list() -> None:
 
 def test_no_list_names_a_package_that_another_has() -> None:
     assert not set(listed("docker/requirements.txt")) & set(listed("docker/requirements-cpu.txt"))
-    assert str(listed("docker/requirements-cpu.txt")["transformers"].specifier) == f"=={pin('transformers')}"
+    assert (
+        str(listed("docker/requirements-cpu.txt")["transformers"].specifier)
+        == f"=={pin('transformers')}"
+    )
 
 
-@pytest.mark.parametrize(("kind", "name"), [("cpu", "image_cpu"), ("cuda", "image_cuda"), ("rocm", "image_rocm_gfx942")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("cpu", "image_cpu"), ("cuda", "image_cuda"), ("rocm", "image_rocm_gfx942")]
+)
 def test_a_dockerfile_starts_from_the_pinned_image(kind: str, name: str) -> None:
-    bases = re.findall(r"^ARG BASE=(\S+)$", (ROOT / f"docker/Dockerfile.{kind}").read_text(), re.MULTILINE)
+    bases = re.findall(
+        r"^ARG BASE=(\S+)$", (ROOT / f"docker/Dockerfile.{kind}").read_text(), re.MULTILINE
+    )
     assert bases == [pin(name)]
 
 
 def test_no_other_file_names_a_pinned_version() -> None:
     """Of what installs: sources and docs may tell in which version something was found."""
-    pinned = [value for name, value in pins().items() if name in ("torch", "sglang", "megatron_core", "ray", "transformers")]
-    for file in ["Makefile", "docker/install.sh", "docker/requirements.txt", "docker/requirements-cpu.txt"]:
+    pinned = [
+        value
+        for name, value in pins().items()
+        if name in ("torch", "sglang", "megatron_core", "ray", "transformers")
+    ]
+    for file in [
+        "Makefile",
+        "docker/install.sh",
+        "docker/requirements.txt",
+        "docker/requirements-cpu.txt",
+    ]:
         text = (ROOT / file).read_text()
-        assert not [version for version in pinned if re.search(rf"(?<![\d.]){re.escape(version)}(?![\d.])", text)], file
+        assert not [
+            version
+            for version in pinned
+            if re.search(rf"(?<![\d.]){re.escape(version)}(?![\d.])", text)
+        ], file
 
 
 def test_a_shell_reads_the_pins_as_python_does() -> None:
     script = "set -a; . docker/pins.env; set +a; env -0"
-    done = subprocess.run(["sh", "-c", script], cwd=ROOT, env={}, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        ["sh", "-c", script],
+        cwd=ROOT,
+        env={},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
     seen = dict(line.split("=", 1) for line in done.stdout.split("\0") if line.startswith("PIN_"))
     assert {f"PIN_{name.upper()}": value for name, value in pins().items()} == seen
 
@@ -98,7 +135,12 @@ def test_a_name_that_is_not_pinned_is_our_mistake() -> None:
 @pytest.mark.parametrize("argv", [["venv", "tpu"], ["venv", "cpu", "everything"], []], ids=" ".join)
 def test_the_installer_refuses_before_it_makes_anything(argv: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
-        [str(ROOT / "docker/install.sh"), *argv], cwd=tmp_path, capture_output=True, text=True, timeout=30, env={**os.environ}
+        [str(ROOT / "docker/install.sh"), *argv],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**os.environ},
     )
     assert done.returncode and "docker/install.sh" in done.stderr
     assert not list(tmp_path.iterdir())
@@ -117,25 +159,40 @@ def test_the_installer_refuses_another_python(tmp_path: Path) -> None:
 
 
 def test_on_rocm_the_images_own_torch_and_sglang_are_seen(tmp_path: Path) -> None:
-    """Also where the image keeps them in a virtual environment. Nothing is downloaded: pip of the new one only notes what it is asked for."""
+    """Also where the image keeps them in a virtual environment. Nothing is downloaded: pip of the
+    new one only notes what it is asked for."""
     image, venv = tmp_path / "image", tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(image)], timeout=60, check=True)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], timeout=60, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(image)], timeout=60, check=True
+    )
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(venv)], timeout=60, check=True
+    )
     (packages,) = image.glob("lib/python*/site-packages")
     (packages / "torch.py").write_text("class version: hip = '7.2.4'")
     (packages / "sglang.py").touch()
     (venv / "bin/pip").write_text('#!/bin/sh\necho "$@" >>"$0.log"\n')
     (venv / "bin/pip").chmod(0o755)
     command = [str(ROOT / "docker/install.sh"), str(venv), "rocm"]
-    subprocess.run(command, env={**os.environ, "PYTHON": str(image / "bin/python")}, timeout=60, check=True)
-    subprocess.run([str(venv / "bin/python"), "-c", "import torch, sglang; assert torch.version.hip"], timeout=60, check=True)
+    subprocess.run(
+        command, env={**os.environ, "PYTHON": str(image / "bin/python")}, timeout=60, check=True
+    )
+    subprocess.run(
+        [str(venv / "bin/python"), "-c", "import torch, sglang; assert torch.version.hip"],
+        timeout=60,
+        check=True,
+    )
     asked = (venv / "bin/pip.log").read_text()
     assert "docker/requirements.txt" in asked and f"--no-deps -e {ROOT}" in asked
     assert "torch" not in asked and "sglang" not in asked
 
 
 def test_rocm_without_its_torch_is_refused_with_the_image_that_has_it(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], timeout=60, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")],
+        timeout=60,
+        check=True,
+    )
     environment = {**os.environ, "PYTHON": str(tmp_path / "bare/bin/python")}
     done = subprocess.run(
         [str(ROOT / "docker/install.sh"), str(tmp_path / "venv"), "rocm"],

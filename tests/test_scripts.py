@@ -12,23 +12,37 @@ from tests.tools import tool
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize("script", ["docker/install.sh", "templates/jobs/slurm.sh", "templates/jobs/ssh.sh"])
+@pytest.mark.parametrize(
+    "script", ["docker/install.sh", "templates/jobs/slurm.sh", "templates/jobs/ssh.sh"]
+)
 def test_shellcheck_finds_nothing(script: str) -> None:
-    done = subprocess.run([tool("shellcheck"), "-x", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [tool("shellcheck"), "-x", script], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "rocm"])
 def test_hadolint_finds_nothing(kind: str) -> None:
-    done = subprocess.run([tool("hadolint"), f"docker/Dockerfile.{kind}"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [tool("hadolint"), f"docker/Dockerfile.{kind}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "rocm"])
-def test_an_image_runs_miles_as_a_user_without_rights_and_from_the_installer_alone(kind: str) -> None:
+def test_an_image_runs_miles_as_a_user_without_rights_and_from_the_installer_alone(
+    kind: str,
+) -> None:
     lines = (ROOT / f"docker/Dockerfile.{kind}").read_text().splitlines()
     users = [line for line in lines if line.startswith("USER ")]
-    assert users == ["USER 1000"] and lines.index(users[0]) < lines.index('ENTRYPOINT ["tini", "--", "miles"]')
+    assert users == ["USER 1000"] and lines.index(users[0]) < lines.index(
+        'ENTRYPOINT ["tini", "--", "miles"]'
+    )
     assert not [line for line in lines if "pip install" in line]
     assert [line.split()[-2:] for line in lines if "docker/install.sh /opt/miles" in line] == [
         [kind, "packages"],

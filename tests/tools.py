@@ -12,4 +12,6 @@ import pytest
 def tool(name: str) -> str:
     """Its path; skips the test where it is not installed."""
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    return found or pytest.skip(f"{name} is not installed: pip install -r docker/requirements-dev.txt")
+    return found or pytest.skip(
+        f"{name} is not installed: pip install -r docker/requirements-dev.txt"
+    )

@@ -1,4 +1,5 @@
-"""What a checkpoint is: a folder, and a manifest that is written last. Contract and data; the store is beside it."""
+"""What a checkpoint is: a folder, and a manifest that is written last. Contract and data; the store
+is beside it."""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ MANIFEST_NAME = "manifest.json"
 CHECKPOINT = "release"
 """Folder of the tensors within a converted model."""
 CARRIED = "hf"
-"""Folder of what Megatron has no place for within a converted model: config.json, tokenizer, tensors that are passed through."""
+"""Folder of what Megatron has no place for within a converted model: config.json, tokenizer,
+tensors that are passed through."""
 METADATA_NAME = ".metadata"
 """Of a `torch_dist` folder."""
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
-"""Megatron reads there which checkpoint of a folder is the newest; `release` in a converted model."""
+"""Megatron reads there which checkpoint of a folder is the newest; `release` in a converted
+model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,4 +48,6 @@ class CheckpointManifest:
 
 def is_converted(folder: Path) -> bool:
     """Whether `miles convert hf-to-megatron` wrote it."""
-    return (folder / CHECKPOINT / METADATA_NAME).is_file() and (folder / CARRIED / "config.json").is_file()
+    return (folder / CHECKPOINT / METADATA_NAME).is_file() and (
+        folder / CARRIED / "config.json"
+    ).is_file()

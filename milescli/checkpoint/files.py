@@ -1,5 +1,6 @@
-"""Large files written and read back as a stream: past the page cache where the file system allows it, with checksums on the way. Knows nothing
-of tensors' formats. Called by the writers of this room."""
+"""Large files written and read back as a stream: past the page cache where the file system allows
+it, with checksums on the way. Knows nothing of tensors' formats. Called by the writers of this
+room."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ _COLUMNS_STEP = 32 * 2**20
 
 
 class StreamFile:
-    """A file that is written once, from the first byte to the last. Bypasses the page cache where it can: a terabyte that streams through it
-    would push out everything else, and takes longer. A context manager; `close` makes the file durable."""
+    """A file that is written once, from the first byte to the last. Bypasses the page cache where
+    it can: a terabyte that streams through it would push out everything else, and takes longer. A
+    context manager; `close` makes the file durable."""
 
     def __init__(self, path: Path) -> None:
         """What lay at `path` is gone."""
@@ -38,7 +40,9 @@ class StreamFile:
         self._held = 0
         self._direct = True
         try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_DIRECT", 0), 0o644)
+            self._file = os.open(
+                path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_DIRECT", 0), 0o644
+            )
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -48,7 +52,12 @@ class StreamFile:
     def __enter__(self) -> StreamFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is None:
             self.close()
         else:
@@ -57,7 +66,9 @@ class StreamFile:
     def write(self, data: bytes) -> None:
         """Append a few bytes."""
         if data:
-            self.write_tensor(torch.frombuffer(bytearray(data), dtype=torch.uint8), crc32=zlib.crc32(data))
+            self.write_tensor(
+                torch.frombuffer(bytearray(data), dtype=torch.uint8), crc32=zlib.crc32(data)
+            )
 
     def write_tensor(self, data: torch.Tensor, *, crc32: int) -> None:
         """Append `data` [bytes] uint8, contiguous, whose checksum is `crc32`."""
@@ -85,7 +96,8 @@ class StreamFile:
         self._held = 0
 
     def _leave_direct(self) -> None:
-        """The file system took the flag and refuses the write (some network and overlay file systems do)."""
+        """The file system took the flag and refuses the write (some network and overlay file
+        systems do)."""
         import fcntl
 
         self._direct = False
@@ -93,7 +105,8 @@ class StreamFile:
         fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~getattr(os, "O_DIRECT", 0))
 
     def close(self) -> None:
-        """Write what is held and make it durable. The last block is filled up for the disk and cut off again."""
+        """Write what is held and make it durable. The last block is filled up for the disk and cut
+        off again."""
         if self._file < 0:
             return
         try:
@@ -114,8 +127,8 @@ class StreamFile:
 
 
 def read_exactly(file: int, out: torch.Tensor, *, offset: int, forget: bool) -> None:
-    """Fill `out` [bytes] uint8, contiguous, from `offset` of an open file. `forget`: it will not be read again, so its pages are given back.
-    Raises EOFError where the file ends before."""
+    """Fill `out` [bytes] uint8, contiguous, from `offset` of an open file. `forget`: it will not be
+    read again, so its pages are given back. Raises EOFError where the file ends before."""
     view = memoryview(out.numpy())
     done = 0
     while done < len(view):
@@ -129,10 +142,17 @@ def read_exactly(file: int, out: torch.Tensor, *, offset: int, forget: bool) -> 
 
 
 def read_region(
-    file: int, begin: int, shape: Sequence[int], ranges: Sequence[tuple[int, int]], out: torch.Tensor, *, forget: bool
+    file: int,
+    begin: int,
+    shape: Sequence[int],
+    ranges: Sequence[tuple[int, int]],
+    out: torch.Tensor,
+    *,
+    forget: bool,
 ) -> None:
-    """Fill `out`, contiguous, with [start:end along every dim] of a tensor of `shape` and out's dtype, whose elements lie in order from byte
-    `begin`. Bytes beside the region are read only where that is quicker. Raises EOFError, OSError."""
+    """Fill `out`, contiguous, with [start:end along every dim] of a tensor of `shape` and out's
+    dtype, whose elements lie in order from byte `begin`. Bytes beside the region are read only
+    where that is quicker. Raises EOFError, OSError."""
     if not out.numel():
         return
     # leading dims of one index, then one dim that is cut, then dims that are whole
@@ -170,8 +190,11 @@ def crc32_of(data: torch.Tensor, start: int = 0) -> int:
     return zlib.crc32(memoryview(data.numpy()), start)
 
 
-def crc32_of_file(path: Path, *, start: int = 0, length: int | None = None, step: int = 8 * 2**20) -> int:
-    """CRC-32 of a part of a file as the disk has it: pages that are held in memory are given up first."""
+def crc32_of_file(
+    path: Path, *, start: int = 0, length: int | None = None, step: int = 8 * 2**20
+) -> int:
+    """CRC-32 of a part of a file as the disk has it: pages that are held in memory are given up
+    first."""
     found, buffer = 0, torch.empty(step, dtype=torch.uint8)
     file = os.open(path, os.O_RDONLY)
     try:
@@ -188,7 +211,8 @@ def crc32_of_file(path: Path, *, start: int = 0, length: int | None = None, step
 
 
 def free_bytes(folder: Path) -> int:
-    """What a user may still write into the file system of `folder`, or of its nearest parent that is there."""
+    """What a user may still write into the file system of `folder`, or of its nearest parent that
+    is there."""
     while not folder.exists():
         folder = folder.parent
     found = os.statvfs(folder)
@@ -221,7 +245,8 @@ def _squared(matrix: list[int]) -> list[int]:
 
 @lru_cache(maxsize=1)
 def _powers() -> list[list[int]]:
-    """Operators that append 1, 2, 4, ... zero bytes to a CRC-32 (Mark Adler's method, as in zlib's crc32_combine)."""
+    """Operators that append 1, 2, 4, ... zero bytes to a CRC-32 (Mark Adler's method, as in zlib's
+    crc32_combine)."""
     bit = [0xEDB88320, *(1 << place for place in range(31))]
     found = [_squared(_squared(_squared(bit)))]
     for _ in range(47):

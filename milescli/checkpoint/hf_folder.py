@@ -1,4 +1,5 @@
-"""Weights of a Hugging Face folder: reading parts of tensors from safetensors, and writing them in shards with an index. No vendor."""
+"""Weights of a Hugging Face folder: reading parts of tensors from safetensors, and writing them in
+shards with an index. No vendor."""
 
 from __future__ import annotations
 
@@ -21,10 +22,12 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 class HfReader:
-    """Open files of one folder; tensors are read when they are asked for, and only the part that is asked for. A context manager."""
+    """Open files of one folder; tensors are read when they are asked for, and only the part that is
+    asked for. A context manager."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError where the folder has no safetensors, a file is truncated, or index and files do not agree."""
+        """Raises CheckpointError where the folder has no safetensors, a file is truncated, or index
+        and files do not agree."""
         self.folder = folder
         self._files: dict[str, SafetensorsFile] = {}
         try:
@@ -52,7 +55,8 @@ class HfReader:
         return self._files
 
     def read_once(self) -> None:
-        """From now on what was read is forgotten by the page cache: the folder streams by, and will not be read again."""
+        """From now on what was read is forgotten by the page cache: the folder streams by, and will
+        not be read again."""
         for file in self._files.values():
             file.drops_behind = True
 
@@ -68,7 +72,9 @@ class HfReader:
         """Of a tensor as it is stored."""
         return self._stored(name).torch_dtype
 
-    def read(self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None) -> torch.Tensor:
+    def read(
+        self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None
+    ) -> torch.Tensor:
         """[..., start:end along `dim` (0 or 1), ...] of a tensor."""
         ranges = [(0, length) for length in self.shape(name)]
         if ranges:
@@ -77,7 +83,9 @@ class HfReader:
 
     def read_row(self, name: str, *, row: int) -> torch.Tensor:
         """[row] of a stacked tensor."""
-        return self.read_region(name, (row, row + 1), *((0, length) for length in self.shape(name)[1:]))[0]
+        return self.read_region(
+            name, (row, row + 1), *((0, length) for length in self.shape(name)[1:])
+        )[0]
 
     def read_region(self, name: str, *ranges: tuple[int, int]) -> torch.Tensor:
         """[start:end along every dim] of a tensor; a scalar has no range."""
@@ -85,7 +93,8 @@ class HfReader:
         return self._files[self._where[name]].read(name, ranges)
 
     def read_into(self, name: str, out: torch.Tensor, *, row: int | None = None) -> None:
-        """The whole tensor, or [row] of a stacked one, into `out`: contiguous, of the tensor's dtype and shape."""
+        """The whole tensor, or [row] of a stacked one, into `out`: contiguous, of the tensor's
+        dtype and shape."""
         shape = self.shape(name)
         first = (0, shape[0]) if row is None and shape else (row or 0, (row or 0) + 1)
         ranges = [first, *((0, length) for length in shape[1:])] if shape else []
@@ -101,8 +110,11 @@ class HfReader:
         return self._files[self._where[name]].tensors[name]
 
 
-def _one_place(folder: Path, files: Mapping[str, SafetensorsFile], index: Mapping[str, str]) -> dict[str, str]:
-    """Name of a tensor -> name of its file. Raises CheckpointError where two files have it, or the index says another."""
+def _one_place(
+    folder: Path, files: Mapping[str, SafetensorsFile], index: Mapping[str, str]
+) -> dict[str, str]:
+    """Name of a tensor -> name of its file. Raises CheckpointError where two files have it, or the
+    index says another."""
     where: dict[str, str] = {}
     for file_name, file in files.items():
         for name in file.tensors:
@@ -127,14 +139,22 @@ def _file_names(folder: Path) -> tuple[list[str], dict[str, str]]:
             weight_map = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
             names = sorted(set(weight_map.values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"cannot read `{index}`", why=f"{type(error).__name__}: {error}", fix=FETCH_AGAIN) from error
+            raise CheckpointError(
+                f"cannot read `{index}`", why=f"{type(error).__name__}: {error}", fix=FETCH_AGAIN
+            ) from error
         if outside := [name for name in names if Path(name).name != name]:
-            raise CheckpointError(f"cannot read `{index}`", why=f"`{outside[0]}` lies outside the folder", fix=FETCH_AGAIN)
+            raise CheckpointError(
+                f"cannot read `{index}`",
+                why=f"`{outside[0]}` lies outside the folder",
+                fix=FETCH_AGAIN,
+            )
     else:
         names = sorted(path.name for path in folder.glob("*.safetensors"))
     missing = [name for name in names if not (folder / name).exists()]
     if missing or not names:
-        raise CheckpointError(f"`{folder}` has no usable weights", why=_why_none(folder, missing), fix=FETCH_AGAIN)
+        raise CheckpointError(
+            f"`{folder}` has no usable weights", why=_why_none(folder, missing), fix=FETCH_AGAIN
+        )
     return names, weight_map
 
 
@@ -143,13 +163,19 @@ def _why_none(folder: Path, missing: list[str]) -> str:
         return f"`{missing[0]}` is named by the index but not there"
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if pickles:
-        return f"it holds no *.safetensors file, and `{pickles[0]}` is a pickle: reading one can run code that is hidden in it"
+        return (
+            f"it holds no *.safetensors file, and `{pickles[0]}` is a pickle: reading one can "
+            "run code that is hidden in it"
+        )
     return "it holds no *.safetensors file"
 
 
-def write_tensors(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, max_shard_bytes: int = 4 * 2**30) -> int:
-    """Write `tensors` into `folder` in the order given, in files of at most `max_shard_bytes` (or one tensor), with an index
-    where there is more than one file. Returns the bytes of all tensors. Holds one shard in memory at a time."""
+def write_tensors(
+    folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, max_shard_bytes: int = 4 * 2**30
+) -> int:
+    """Write `tensors` into `folder` in the order given, in files of at most `max_shard_bytes` (or
+    one tensor), with an index where there is more than one file. Returns the bytes of all tensors.
+    Holds one shard in memory at a time."""
     shards: list[list[str]] = []
     total = held = 0
     pending: dict[str, torch.Tensor] = {}

@@ -1,5 +1,5 @@
-"""A Hugging Face folder -> files of a `torch_dist` checkpoint: what goes where, and the tensors as they stream by. Says nothing, and knows neither
-hub nor terminal; the runtime's convert does."""
+"""A Hugging Face folder -> files of a `torch_dist` checkpoint: what goes where, and the tensors as
+they stream by. Says nothing, and knows neither hub nor terminal; the runtime's convert does."""
 
 from __future__ import annotations
 
@@ -54,19 +54,28 @@ class Intake:
         return max(each.num_bytes for each in self.placed)
 
 
-def plan_intake(source: Source, table: WeightTable, *, dtype: torch.dtype | None, file_bytes: int = FILE_BYTES) -> Intake:
-    """Decide what goes where. `dtype` of all floating-point weights; None: as they are. Raises CheckpointError where the folder is not what its
-    config.json says."""
+def plan_intake(
+    source: Source, table: WeightTable, *, dtype: torch.dtype | None, file_bytes: int = FILE_BYTES
+) -> Intake:
+    """Decide what goes where. `dtype` of all floating-point weights; None: as they are. Raises
+    CheckpointError where the folder is not what its config.json says."""
     matched = match(source, table)
     stacked = can_stack(matched.table)
     by_entry: list[tuple[Entry, torch.dtype, tuple[Item, ...]]] = []
     for entry in matched.table.entries:
         kept = matched.dtype(entry, source)
-        target = dtype if dtype is not None and kept.is_floating_point and not entry.rule.float32 else kept
+        target = (
+            dtype
+            if dtype is not None and kept.is_floating_point and not entry.rule.float32
+            else kept
+        )
         by_entry.append((entry, target, tuple(items_of(entry, matched.table, stacked=stacked))))
     wrong = incomplete(box for _, _, items in by_entry for item in items for box in item.boxes)
     assert wrong is None, wrong
-    sizes = [sum(framing_sizes(target, item.frame_shapes)[1] for item in items) for _, target, items in by_entry]
+    sizes = [
+        sum(framing_sizes(target, item.frame_shapes)[1] for item in items)
+        for _, target, items in by_entry
+    ]
     placed: list[Placed] = []
     files: list[PlannedFile] = []
     for number, within in enumerate(bounded(sizes, limit=file_bytes)):
@@ -77,8 +86,12 @@ def plan_intake(source: Source, table: WeightTable, *, dtype: torch.dtype | None
                 placed.append(Placed(item=item, dtype=target, file=name, offset=offset))
                 offset += placed[-1].num_bytes
         chosen = [by_entry[place] for place in within]
-        files.append(PlannedFile(name=f"{CHECKPOINT}/{name}", size_bytes=offset, make=_maker(source, chosen)))
-    files += _passthrough_files(source, (*matched.passthrough, *matched.ignored), file_bytes=4 * file_bytes)
+        files.append(
+            PlannedFile(name=f"{CHECKPOINT}/{name}", size_bytes=offset, make=_maker(source, chosen))
+        )
+    files += _passthrough_files(
+        source, (*matched.passthrough, *matched.ignored), file_bytes=4 * file_bytes
+    )
     num_keys = len({box.key for each in placed for box in each.item.boxes})
     return Intake(
         source=source,
@@ -98,14 +111,18 @@ def _maker(source: Source, chosen: Sequence[tuple[Entry, torch.dtype, tuple[Item
     return make
 
 
-def _pieces(source: Source, entry: Entry, target: torch.dtype, items: Sequence[Item]) -> Iterator[Piece]:
+def _pieces(
+    source: Source, entry: Entry, target: torch.dtype, items: Sequence[Item]
+) -> Iterator[Piece]:
     rule = entry.rule
     if rule.unpack is None and (rule.fuse is same or rule.fuse is concatenate or rule.suffixes):
         # the parts are the disk tensors: one at a time
         for index, item in enumerate(items):
             yield _piece(item, _read(source, entry, index), target)
         return
-    parts = rule.to_parts([_read(source, entry, index) for index in range(len(entry.hf))], entry.facts)
+    parts = rule.to_parts(
+        [_read(source, entry, index) for index in range(len(entry.hf))], entry.facts
+    )
     for item in items:
         tensor = rule.fuse(parts, entry.facts) if item.part is None else parts[item.part]
         yield _piece(item, tensor, target)
@@ -133,12 +150,20 @@ def _piece(item: Item, tensor: torch.Tensor, target: torch.dtype) -> Piece:
     return Piece(name=item.name, tensor=tensor, around=around)
 
 
-def _passthrough_files(source: Source, names: Sequence[str], *, file_bytes: int) -> list[PlannedFile]:
+def _passthrough_files(
+    source: Source, names: Sequence[str], *, file_bytes: int
+) -> list[PlannedFile]:
     laid = [Laid(name=name, dtype=source.dtype(name), shape=source.shape(name)) for name in names]
     files = []
     for number, within in enumerate(bounded((each.num_bytes for each in laid), limit=file_bytes)):
         chosen = [laid[place] for place in within]
-        files.append(safetensors_file(f"{CARRIED}/{PASSTHROUGH_PREFIX}-{number:05d}.safetensors", chosen, _raw(source, chosen)))
+        files.append(
+            safetensors_file(
+                f"{CARRIED}/{PASSTHROUGH_PREFIX}-{number:05d}.safetensors",
+                chosen,
+                _raw(source, chosen),
+            )
+        )
     return files
 
 
@@ -152,7 +177,9 @@ def _raw(source: Source, chosen: Sequence[Laid]):
     return make
 
 
-def safetensors_file(name: str, laid: Sequence[Laid], make, *, metadata: dict[str, str] | None = None) -> PlannedFile:
+def safetensors_file(
+    name: str, laid: Sequence[Laid], make, *, metadata: dict[str, str] | None = None
+) -> PlannedFile:
     """A planned file of safetensors, whose tensors `make` gives in this order."""
     header = make_header(laid, {"format": "pt"} if metadata is None else metadata)
     size = len(header) + sum(each.num_bytes for each in laid)

@@ -1,5 +1,6 @@
-"""A folder that appears under its name when it is whole. Until then it grows beside it, with a journal of the files that are finished, so that an
-interrupted conversion goes on where it stopped. Called by convert and export."""
+"""A folder that appears under its name when it is whole. Until then it grows beside it, with a
+journal of the files that are finished, so that an interrupted conversion goes on where it stopped.
+Called by convert and export."""
 
 from __future__ import annotations
 
@@ -33,12 +34,13 @@ def part_of(target: Path) -> Path:
 
 
 class PartFolder:
-    """`.NAME.part` beside the target. A context manager; one process at a time. Left without `complete` or `discard`, it stays to be gone on
-    with by the next one of the same `fingerprint`."""
+    """`.NAME.part` beside the target. A context manager; one process at a time. Left without
+    `complete` or `discard`, it stays to be gone on with by the next one of the same
+    `fingerprint`."""
 
     def __init__(self, target: Path, *, fingerprint: str) -> None:
-        """`fingerprint`: of everything that decides what is written. Raises CheckpointError where the target is there already, or another
-        process is writing it."""
+        """`fingerprint`: of everything that decides what is written. Raises CheckpointError where
+        the target is there already, or another process is writing it."""
         require_free(target)
         self.target, self.path, self._fingerprint = target, part_of(target), fingerprint
         self.finished: dict[str, FinishedFile] = {}
@@ -50,10 +52,14 @@ class PartFolder:
     def __enter__(self) -> PartFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._journal = os.open(self.path / JOURNAL_NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._journal = os.open(
+                self.path / JOURNAL_NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644
+            )
         except OSError as error:
             raise CheckpointError(
-                f"`{self.target}` cannot be written", why=str(error), fix="choose a target that you may write to"
+                f"`{self.target}` cannot be written",
+                why=str(error),
+                fix="choose a target that you may write to",
             ) from error
         try:
             fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,7 +73,12 @@ class PartFolder:
         self._read()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._close()
 
     def _close(self) -> None:
@@ -76,7 +87,9 @@ class PartFolder:
             self._journal = None
 
     def _read(self) -> None:
-        lines = (self.path / JOURNAL_NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (
+            (self.path / JOURNAL_NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+        )
         records = []
         for line in lines:
             try:
@@ -128,11 +141,15 @@ def require_free(target: Path) -> None:
         raise CheckpointError(
             f"`{target}` is there already",
             why="nothing is ever written over",
-            fix=[f"choose another name, {target.with_name(target.name + '-2')} for instance", f"rm -r {target}"],
+            fix=[
+                f"choose another name, {target.with_name(target.name + '-2')} for instance",
+                f"rm -r {target}",
+            ],
         )
 
 
 def sync_tree(folder: Path) -> None:
-    """Make every small file of the folder and every name durable; large ones have been made so by who wrote them."""
+    """Make every small file of the folder and every name durable; large ones have been made so by
+    who wrote them."""
     for path in (*folder.rglob("*"), folder):
         sync_folder(path)

@@ -1,5 +1,6 @@
-"""Is a Hugging Face folder what its config.json says? Every tensor is used exactly once, none is missing, none is left over, all have their
-shapes. Looks at headers, not at numbers. Called by convert before anything is written."""
+"""Is a Hugging Face folder what its config.json says? Every tensor is used exactly once, none is
+missing, none is left over, all have their shapes. Looks at headers, not at numbers. Called by
+convert before anything is written."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Matched:
     """MTP layers that config.json names and the folder does not have."""
 
     def dtype(self, entry: Entry, source: Source) -> torch.dtype:
-        """Of an entry's Megatron tensor: the widest of its disk tensors, so that nothing is rounded."""
+        """Of an entry's Megatron tensor: the widest of its disk tensors, so that nothing is
+        rounded."""
         import torch
 
         found = source.dtype(entry.hf[0])
@@ -53,10 +55,12 @@ class Matched:
 
 
 def match(source: Source, table: WeightTable) -> Matched:
-    """Raises CheckpointError for a tensor that is missing, left over or misshapen, and for a tied output layer that is not the embedding."""
+    """Raises CheckpointError for a tensor that is missing, left over or misshapen, and for a tied
+    output layer that is not the embedding."""
     names = source.names()
     by_config, table = table, table.as_on_disk(names)
-    # releases that were saved again by transformers have lost their MTP layers, and config.json still names them
+    # releases that were saved again by transformers have lost their MTP layers, and config.json
+    # still names them
     lacks_mtp = _num_mtp(by_config) - _num_mtp(table)
     wanted = table.hf_shapes()
     there = set(names)
@@ -81,7 +85,8 @@ def match(source: Source, table: WeightTable) -> Matched:
     if extra:
         raise CheckpointError(
             f"`{source.folder}` has {_tensors(len(extra))} that config.json does not explain",
-            why=f"{_some(extra)}: where {'they belong' if len(extra) > 1 else 'it belongs'} in a `{table.facts.family}` model is not known,"
+            why=f"{_some(extra)}: where {'they belong' if len(extra) > 1 else 'it belongs'} in a "
+            f"`{table.facts.family}` model is not known,"
             " and no weight is dropped in silence",
             fix=f"{_FETCH_AGAIN}, or mend config.json",
         )
@@ -98,15 +103,22 @@ def _num_mtp(table: WeightTable) -> int:
     return len({entry.mtp for entry in table.entries if entry.mtp is not None})
 
 
-def _missing(folder: Path, missing: list[str], names: list[str], *, table: WeightTable) -> CheckpointError:
+def _missing(
+    folder: Path, missing: list[str], names: list[str], *, table: WeightTable
+) -> CheckpointError:
     output = [name for name in missing if name.endswith(_OUTPUT)]
     if output and len(missing) == 1:
         return CheckpointError(
             f"`{folder}`: config.json and weights contradict each other about the output layer",
-            why=f"config.json says `tie_word_embeddings: false`, and the folder has no `{output[0]}`",
-            fix="set `tie_word_embeddings` to true in config.json if the embedding is meant to be used twice, or fetch the model again",
+            why="config.json says `tie_word_embeddings: false`, and the folder has no "
+            f"`{output[0]}`",
+            fix="set `tie_word_embeddings` to true in config.json if the embedding is meant to be "
+            "used twice, or fetch the model again",
         )
-    why = f"{_some(missing)} {'are' if len(missing) > 1 else 'is'} not there, and a `{table.facts.family}` model of this config.json has"
+    why = (
+        f"{_some(missing)} {'are' if len(missing) > 1 else 'is'} not there, and a "
+        f"`{table.facts.family}` model of this config.json has"
+    )
     return CheckpointError(
         f"`{folder}` lacks {_tensors(len(missing))} of {len(table.hf_shapes())}",
         why=f"{why} {'them' if len(missing) > 1 else 'it'}; the folder holds {len(names)} tensors",
@@ -121,13 +133,19 @@ def _require_equal(source: Source, output: str, embedding: str) -> None:
     rows = source.shape(embedding)[0] if equal else 0
     step = max(1, 2**26 // max(1, source.shape(embedding)[1]))
     for start in range(0, rows, step):
-        parts = [source.read(name, start=start, end=min(start + step, rows)) for name in (output, embedding)]
+        parts = [
+            source.read(name, start=start, end=min(start + step, rows))
+            for name in (output, embedding)
+        ]
         equal = equal and torch.equal(parts[0], parts[1])
     if not equal:
         raise CheckpointError(
-            f"`{source.folder}`: config.json and weights contradict each other about the output layer",
-            why=f"config.json says `tie_word_embeddings: true`, and `{output}` differs from `{embedding}`: one of them would be lost",
-            fix="set `tie_word_embeddings` to false in config.json if both were trained, or fetch the model again",
+            f"`{source.folder}`: config.json and weights contradict each other about the output "
+            "layer",
+            why=f"config.json says `tie_word_embeddings: true`, and `{output}` differs from "
+            f"`{embedding}`: one of them would be lost",
+            fix="set `tie_word_embeddings` to false in config.json if both were trained, or fetch "
+            "the model again",
         )
 
 

@@ -1,5 +1,5 @@
-"""A `torch_dist` checkpoint of any layout -> files of a Hugging Face folder: what goes where, and the tensors as they stream by. The runtime's
-convert calls it."""
+"""A `torch_dist` checkpoint of any layout -> files of a Hugging Face folder: what goes where, and
+the tensors as they stream by. The runtime's convert calls it."""
 
 from __future__ import annotations
 
@@ -74,20 +74,30 @@ class Outlet:
         self.close()
 
 
-def plan_outlet(checkpoint: Path, model_dir: Path, *, dtype: torch.dtype | None, shard_bytes: int | None) -> Outlet:
-    """Decide what goes where. `model_dir`: a folder with config.json, and perhaps with the weights (or the record of them) that the checkpoint
-    began from. `dtype` of all floating-point weights; None: as the model had them, or as the checkpoint has them. `shard_bytes`: None: files as
-    the model had them. Raises CheckpointError where checkpoint and model do not belong together."""
+def plan_outlet(
+    checkpoint: Path, model_dir: Path, *, dtype: torch.dtype | None, shard_bytes: int | None
+) -> Outlet:
+    """Decide what goes where. `model_dir`: a folder with config.json, and perhaps with the weights
+    (or the record of them) that the checkpoint began from. `dtype` of all floating-point weights;
+    None: as the model had them, or as the checkpoint has them. `shard_bytes`: None: files as the
+    model had them. Raises CheckpointError where checkpoint and model do not belong together."""
     resources = ExitStack()
     try:
-        return _plan(checkpoint, model_dir, dtype=dtype, shard_bytes=shard_bytes, resources=resources)
+        return _plan(
+            checkpoint, model_dir, dtype=dtype, shard_bytes=shard_bytes, resources=resources
+        )
     except BaseException:
         resources.close()
         raise
 
 
 def _plan(
-    checkpoint: Path, model_dir: Path, *, dtype: torch.dtype | None, shard_bytes: int | None, resources: ExitStack
+    checkpoint: Path,
+    model_dir: Path,
+    *,
+    dtype: torch.dtype | None,
+    shard_bytes: int | None,
+    resources: ExitStack,
 ) -> Outlet:
     table = table_of(load_facts(model_dir))
     reader = resources.enter_context(TorchDistReader(checkpoint))
@@ -100,20 +110,39 @@ def _plan(
     _require_explained(reader, table, checkpoint)
     laid, carried, rounded = [], [], {}
     names = set(wanted)
-    absent = [name for name, entries in maker.weights.units.items() if name not in names or not _there(maker, entries)]
-    lost = [name for name in absent if maker.weights.units[name][0].mtp is None and name not in names]
-    wanted += lost  # the record is of a folder that lacked them, or named them otherwise: they are weights all the same
-    absent_mtp = [name for name in absent if maker.weights.units[name][0].mtp is not None and name not in (beside or ())]
+    absent = [
+        name
+        for name, entries in maker.weights.units.items()
+        if name not in names or not _there(maker, entries)
+    ]
+    lost = [
+        name for name in absent if maker.weights.units[name][0].mtp is None and name not in names
+    ]
+    # the record is of a folder that lacked them, or named them otherwise: they are weights all the
+    # same
+    wanted += lost
+    absent_mtp = [
+        name
+        for name in absent
+        if maker.weights.units[name][0].mtp is not None and name not in (beside or ())
+    ]
     for name in wanted:
         if name in absent_mtp:
             continue
-        each = maker.lay(name, dtype=dtype, recorded=record.dtypes.get(name) if record is not None else None)
+        each = maker.lay(
+            name, dtype=dtype, recorded=record.dtypes.get(name) if record is not None else None
+        )
         laid.append(each)
         if maker.is_carried(name):
             carried.append(name)
         elif (found := maker.stored_dtype(name)).itemsize > each.dtype.itemsize:
             rounded[name] = (dtype_name(found), dtype_name(each.dtype))
-    as_recorded = record is not None and bool(record.files) and shard_bytes is None and len(laid) == len(record.dtypes)
+    as_recorded = (
+        record is not None
+        and bool(record.files)
+        and shard_bytes is None
+        and len(laid) == len(record.dtypes)
+    )
     if as_recorded:
         assert record is not None
         files, index = _recorded_files(record, laid, maker)
@@ -127,9 +156,12 @@ def _plan(
         laid=laid,
         index=index,
         carried=carried,
-        absent_mtp=absent_mtp if record is None or any(name in names for name in absent_mtp) else [],
+        absent_mtp=absent_mtp
+        if record is None or any(name in names for name in absent_mtp)
+        else [],
         rounded=rounded,
-        dtypes_are_new=record is None or any(record.dtypes.get(each.name) != dtype_name(each.dtype) for each in laid),
+        dtypes_are_new=record is None
+        or any(record.dtypes.get(each.name) != dtype_name(each.dtype) for each in laid),
         num_keys_used=len(maker.keys()),
         units=maker.weights.units,
         resources=resources,
@@ -174,14 +206,19 @@ def _require_explained(reader: TorchDistReader, table: WeightTable, checkpoint: 
         for item in items_of(entry, table, stacked=True)
         for box in (*item.boxes, *single_boxes(item))
     }
-    extra = sorted(key for key in reader.names() if key.startswith(_OF_THE_MODEL) and key not in known)
+    extra = sorted(
+        key for key in reader.names() if key.startswith(_OF_THE_MODEL) and key not in known
+    )
     if table.facts.tied_embeddings:
         extra = [key for key in extra if key != "output_layer.weight"]
     if extra:
-        shown = ", ".join(f"`{key}`" for key in extra[:3]) + (f" and {len(extra) - 3} more" if len(extra) > 3 else "")
+        shown = ", ".join(f"`{key}`" for key in extra[:3]) + (
+            f" and {len(extra) - 3} more" if len(extra) > 3 else ""
+        )
         raise CheckpointError(
             f"the checkpoint `{checkpoint}` is of another model",
-            why=f"it has {shown}, which config.json does not explain, and no weight is dropped in silence",
+            why=f"it has {shown}, which config.json does not explain, and no weight is dropped in "
+            "silence",
             fix="give the model that the checkpoint was made of",
         )
 
@@ -189,7 +226,9 @@ def _require_explained(reader: TorchDistReader, table: WeightTable, checkpoint: 
 class _Maker:
     """Gives tensors by their name on disk."""
 
-    def __init__(self, weights: CheckpointWeights, beside: Source | None, *, tied: set[str]) -> None:
+    def __init__(
+        self, weights: CheckpointWeights, beside: Source | None, *, tied: set[str]
+    ) -> None:
         self.weights, self._beside, self._tied = weights, beside, tied
         self._shapes = weights.table.hf_shapes()
         self._cache: OrderedDict[str, dict[str, torch.Tensor]] = OrderedDict()
@@ -215,7 +254,8 @@ class _Maker:
             if self._beside is None or name not in self._beside:
                 raise CheckpointError(
                     f"`{name}` is nowhere to be had",
-                    why="the model's folder had it, Megatron has no place for it, and the tensors that were carried along are gone",
+                    why="the model's folder had it, Megatron has no place for it, and the tensors "
+                    "that were carried along are gone",
                     fix="--model FOLDER   # the Hugging Face folder that the checkpoint began from",
                 )
             return Laid(name=name, dtype=self._beside.dtype(name), shape=self._beside.shape(name))
@@ -269,7 +309,9 @@ class _Maker:
         return sum(tensor.nbytes for held in self._cache.values() for tensor in held.values())
 
 
-def _file(name: str, laid: Sequence[Laid], maker: _Maker, metadata: dict[str, str] | None = None) -> PlannedFile:
+def _file(
+    name: str, laid: Sequence[Laid], maker: _Maker, metadata: dict[str, str] | None = None
+) -> PlannedFile:
     def make() -> Iterator[Piece]:
         for each in laid:
             yield from maker.pieces(each)
@@ -277,9 +319,14 @@ def _file(name: str, laid: Sequence[Laid], maker: _Maker, metadata: dict[str, st
     return safetensors_file(name, laid, make, metadata=metadata)
 
 
-def _recorded_files(record: Record, laid: Sequence[Laid], maker: _Maker) -> tuple[list[PlannedFile], dict[str, object] | None]:
+def _recorded_files(
+    record: Record, laid: Sequence[Laid], maker: _Maker
+) -> tuple[list[PlannedFile], dict[str, object] | None]:
     by_name = {each.name: each for each in laid}
-    files = [_file(file.name, [by_name[name] for name in file.tensors], maker, file.metadata) for file in record.files]
+    files = [
+        _file(file.name, [by_name[name] for name in file.tensors], maker, file.metadata)
+        for file in record.files
+    ]
     if record.index is None:
         return files, None
     weight_map = {name: file.name for file in record.files for name in file.tensors}
@@ -289,19 +336,32 @@ def _recorded_files(record: Record, laid: Sequence[Laid], maker: _Maker) -> tupl
 def _fresh_files(
     laid: Sequence[Laid], maker: _Maker, *, shard_bytes: int
 ) -> tuple[list[PlannedFile], dict[str, object] | None]:
-    shards = [[laid[place] for place in within] for within in bounded((each.num_bytes for each in laid), limit=shard_bytes)]
+    shards = [
+        [laid[place] for place in within]
+        for within in bounded((each.num_bytes for each in laid), limit=shard_bytes)
+    ]
     if len(shards) == 1:
         return [_file(SINGLE_NAME, shards[0], maker)], None
-    names = [f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
-    weight_map = {each.name: name for name, shard in zip(names, shards, strict=True) for each in shard}
-    return [_file(name, shard, maker) for name, shard in zip(names, shards, strict=True)], _index(weight_map, laid, metadata={})
+    names = [
+        f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))
+    ]
+    weight_map = {
+        each.name: name for name, shard in zip(names, shards, strict=True) for each in shard
+    }
+    return [_file(name, shard, maker) for name, shard in zip(names, shards, strict=True)], _index(
+        weight_map, laid, metadata={}
+    )
 
 
-def _index(weight_map: dict[str, str], laid: Sequence[Laid], *, metadata: dict[str, object]) -> dict[str, object]:
+def _index(
+    weight_map: dict[str, str], laid: Sequence[Laid], *, metadata: dict[str, object]
+) -> dict[str, object]:
     total = sum(each.num_bytes for each in laid)
     return {"metadata": {**metadata, "total_size": total}, "weight_map": weight_map}
 
 
 def write_index(folder: Path, index: dict[str, object]) -> None:
     """As transformers writes it."""
-    (folder / INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    (folder / INDEX_NAME).write_text(
+        json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )

@@ -1,5 +1,6 @@
-"""Files written from tensors that are made one after the other: one thread makes them, one writes, one reads back what was written and compares.
-Memory is bounded by the largest tensor and a small queue. Called by convert and export."""
+"""Files written from tensors that are made one after the other: one thread makes them, one writes,
+one reads back what was written and compares. Memory is bounded by the largest tensor and a small
+queue. Called by convert and export."""
 
 from __future__ import annotations
 
@@ -65,19 +66,26 @@ class _Failed(Exception):
 class Pipeline:
     """Writes planned files into a part folder. `run` once."""
 
-    def __init__(self, part: PartFolder, *, progress: Callable[[int], None], check: bool = True) -> None:
-        """`progress` is told of bytes as they are written, from a thread. `check`: read back what was written."""
+    def __init__(
+        self, part: PartFolder, *, progress: Callable[[int], None], check: bool = True
+    ) -> None:
+        """`progress` is told of bytes as they are written, from a thread. `check`: read back what
+        was written."""
         self._part, self._progress, self._check = part, progress, check
         self._condition = threading.Condition()
         self._queue: deque[_Write | None] = deque()
         self._held = 0
-        self._to_check: deque[tuple[PlannedFile, StreamFile, list[tuple[str, int, int, int]]] | None] = deque()
+        self._to_check: deque[
+            tuple[PlannedFile, StreamFile, list[tuple[str, int, int, int]]] | None
+        ] = deque()
         self._failure: BaseException | None = None
 
     def run(self, files: Sequence[PlannedFile]) -> None:
-        """Write all that the folder's journal does not have. Raises what making, writing or reading back raised; DiskFull among it."""
+        """Write all that the folder's journal does not have. Raises what making, writing or reading
+        back raised; DiskFull among it."""
         threads = [
-            threading.Thread(target=self._guarded, args=(work,), daemon=True) for work in (self._write_all, self._check_all)
+            threading.Thread(target=self._guarded, args=(work,), daemon=True)
+            for work in (self._write_all, self._check_all)
         ]
         for thread in threads:
             thread.start()
@@ -100,7 +108,12 @@ class Pipeline:
     def _make(self, file: PlannedFile) -> None:
         for piece in file.make():
             data = as_bytes(piece.tensor.contiguous())
-            self._put(_Write(file, Piece(name=piece.name, tensor=data, around=piece.around), crc32_of(data)), size=data.numel())
+            self._put(
+                _Write(
+                    file, Piece(name=piece.name, tensor=data, around=piece.around), crc32_of(data)
+                ),
+                size=data.numel(),
+            )
         self._put(_Write(file, None))
 
     def _put(self, item: _Write | None, *, size: int = 0) -> None:
@@ -150,7 +163,9 @@ class Pipeline:
                 stream.write(item.file.start)
                 while item.piece is not None:
                     data = item.piece.tensor
-                    before, behind = item.piece.around(item.crc32) if item.piece.around else (b"", b"")
+                    before, behind = (
+                        item.piece.around(item.crc32) if item.piece.around else (b"", b"")
+                    )
                     stream.write(before)
                     pieces.append((item.piece.name, stream.size, data.numel(), item.crc32))
                     stream.write_tensor(data, crc32=item.crc32)
@@ -160,7 +175,11 @@ class Pipeline:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        assert stream.size == item.file.size_bytes, (item.file.name, stream.size, item.file.size_bytes)
+        assert stream.size == item.file.size_bytes, (
+            item.file.name,
+            stream.size,
+            item.file.size_bytes,
+        )
         self._hand_over((item.file, stream, pieces))
 
     def _release(self, size: int) -> None:
@@ -180,11 +199,19 @@ class Pipeline:
             found = crc32_of_file(stream.path) if self._check else stream.crc32
             if found != stream.crc32:
                 raise _came_back_otherwise(stream.path, pieces)
-            self._part.finish_file(FinishedFile(name=file.name, size_bytes=stream.size, crc32=found))
+            self._part.finish_file(
+                FinishedFile(name=file.name, size_bytes=stream.size, crc32=found)
+            )
 
 
-def _came_back_otherwise(path: Path, pieces: Sequence[tuple[str, int, int, int]]) -> CheckpointError:
-    wrong = [name for name, start, length, crc32 in pieces if crc32_of_file(path, start=start, length=length) != crc32]
+def _came_back_otherwise(
+    path: Path, pieces: Sequence[tuple[str, int, int, int]]
+) -> CheckpointError:
+    wrong = [
+        name
+        for name, start, length, crc32 in pieces
+        if crc32_of_file(path, start=start, length=length) != crc32
+    ]
     return CheckpointError(
         f"the disk gave back other bytes than were written to `{path}`",
         why=f"`{wrong[0]}` has another checksum than before it was written"
@@ -195,7 +222,8 @@ def _came_back_otherwise(path: Path, pieces: Sequence[tuple[str, int, int, int]]
 
 
 def bounded(sizes: Iterable[int], *, limit: int) -> Iterator[range]:
-    """Numbers of consecutive things whose sizes add up to at most `limit`, or of a single one that is larger."""
+    """Numbers of consecutive things whose sizes add up to at most `limit`, or of a single one that
+    is larger."""
     start, held, count = 0, 0, 0
     for number, size in enumerate(sizes):
         count = number + 1

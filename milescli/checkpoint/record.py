@@ -1,5 +1,6 @@
-"""What a Hugging Face folder looked like: files, names, dtypes and their order, so that the way back writes the same. And what is carried along
-beside weights. Called by convert in both directions."""
+"""What a Hugging Face folder looked like: files, names, dtypes and their order, so that the way
+back writes the same. And what is carried along beside weights. Called by convert in both
+directions."""
 
 from __future__ import annotations
 
@@ -59,19 +60,33 @@ class Record:
 
     def to_json(self) -> str:
         """For the disk."""
-        files = [{"name": file.name, "metadata": file.metadata, "tensors": list(file.tensors)} for file in self.files]
+        files = [
+            {"name": file.name, "metadata": file.metadata, "tensors": list(file.tensors)}
+            for file in self.files
+        ]
         return json.dumps({"dtypes": self.dtypes, "files": files, "index": self.index}) + "\n"
 
 
 def record_of(source: Source) -> Record:
     """Of an open folder."""
     if not isinstance(source, HfReader):
-        return Record(dtypes={name: dtype_name(source.dtype(name)) for name in source.names()}, files=(), index=None)
+        return Record(
+            dtypes={name: dtype_name(source.dtype(name)) for name in source.names()},
+            files=(),
+            index=None,
+        )
     files = []
     for name, file in source.files.items():
-        order = sorted(file.tensors, key=lambda tensor: (file.tensors[tensor].begin, file.tensors[tensor].num_bytes))
+        order = sorted(
+            file.tensors,
+            key=lambda tensor: (file.tensors[tensor].begin, file.tensors[tensor].num_bytes),
+        )
         files.append(RecordedFile(name=name, metadata=file.metadata, tensors=tuple(order)))
-    dtypes = {tensor: source.files[file.name].tensors[tensor].dtype for file in files for tensor in file.tensors}
+    dtypes = {
+        tensor: source.files[file.name].tensors[tensor].dtype
+        for file in files
+        for tensor in file.tensors
+    }
     return Record(dtypes=dtypes, files=tuple(files), index=_index(source.folder))
 
 
@@ -84,36 +99,49 @@ def _index(folder: Path) -> dict[str, object] | None:
 
 
 def read_record(folder: Path) -> Record | None:
-    """That which convert left in `hf/`. Raises CheckpointError where it cannot be understood; None where there is none."""
+    """That which convert left in `hf/`. Raises CheckpointError where it cannot be understood; None
+    where there is none."""
     path = folder / RECORD_NAME
     if not path.exists():
         return None
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         files = tuple(
-            RecordedFile(name=file["name"], metadata=dict(file["metadata"]), tensors=tuple(file["tensors"]))
+            RecordedFile(
+                name=file["name"], metadata=dict(file["metadata"]), tensors=tuple(file["tensors"])
+            )
             for file in raw["files"]
         )
         found = Record(dtypes=dict(raw["dtypes"]), files=files, index=raw["index"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"cannot read `{path}`", why=f"{type(error).__name__}: {error}", fix="convert the model again"
+            f"cannot read `{path}`",
+            why=f"{type(error).__name__}: {error}",
+            fix="convert the model again",
         ) from error
     if outside := [file.name for file in files if Path(file.name).name != file.name]:
         raise CheckpointError(
-            f"cannot read `{path}`", why=f"`{outside[0]}` lies outside the folder", fix="convert the model again"
+            f"cannot read `{path}`",
+            why=f"`{outside[0]}` lies outside the folder",
+            fix="convert the model again",
         )
     return found
 
 
 def carry_over(source: Path, target: Path) -> list[str]:
-    """Copy everything beside weights: config, generation config, tokenizer, chat template, license. Returns the names."""
+    """Copy everything beside weights: config, generation config, tokenizer, chat template, license.
+    Returns the names."""
     target.mkdir(parents=True, exist_ok=True)
     carried = []
     for path in sorted(source.iterdir()):
         if path.is_dir() and path.name in _CARRIED_FOLDERS:
             shutil.copytree(path, target / path.name, dirs_exist_ok=True, symlinks=False)
-        elif not path.is_file() or path.name.startswith(".") or path.name in _OURS or path.name.endswith(_WEIGHT_SUFFIXES):
+        elif (
+            not path.is_file()
+            or path.name.startswith(".")
+            or path.name in _OURS
+            or path.name.endswith(_WEIGHT_SUFFIXES)
+        ):
             continue
         else:
             shutil.copyfile(path, target / path.name)
@@ -122,13 +150,15 @@ def carry_over(source: Path, target: Path) -> list[str]:
 
 
 def write_plain_config(folder: Path, *, dtype: str | None) -> None:
-    """config.json of weights that are plain now: without what it said of a quantisation, and with `dtype` where one is given. Left alone, to
-    the byte, where nothing changes."""
+    """config.json of weights that are plain now: without what it said of a quantisation, and with
+    `dtype` where one is given. Left alone, to the byte, where nothing changes."""
     before = read_config(folder)
     after = {key: value for key, value in before.items() if key != "quantization_config"}
     nested = after.get("text_config")
     if isinstance(nested, Mapping):
-        after["text_config"] = {key: value for key, value in nested.items() if key != "quantization_config"}
+        after["text_config"] = {
+            key: value for key, value in nested.items() if key != "quantization_config"
+        }
     if quantization_config(before) is not None:
         after.pop("expert_dtype", None)
         dtype = dtype or "bfloat16"

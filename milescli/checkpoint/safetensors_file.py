@@ -1,5 +1,6 @@
-"""The safetensors format by itself: headers read with every check, headers made, parts of tensors read without mapping the file. Mapped pages
-would count as memory of the process. Called by `hf_folder` and by convert's writers."""
+"""The safetensors format by itself: headers read with every check, headers made, parts of tensors
+read without mapping the file. Mapped pages would count as memory of the process. Called by
+`hf_folder` and by convert's writers."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ class SafetensorsFile:
     """An open file. `close` it."""
 
     def __init__(self, path: Path) -> None:
-        """Raises CheckpointError where the file cannot be opened, is truncated, or its header is not one."""
+        """Raises CheckpointError where the file cannot be opened, is truncated, or its header is
+        not one."""
         self.path = path
         self.drops_behind = False
         """What was read is forgotten by the page cache: it streams by once."""
@@ -97,7 +99,8 @@ class SafetensorsFile:
         return out
 
     def read_into(self, name: str, ranges: Sequence[tuple[int, int]], out: torch.Tensor) -> None:
-        """Fill `out`, contiguous, of the tensor's dtype, with [start:end along every dim]. Raises CheckpointError where bytes are missing."""
+        """Fill `out`, contiguous, of the tensor's dtype, with [start:end along every dim]. Raises
+        CheckpointError where bytes are missing."""
         from milescli.checkpoint.files import read_region
 
         stored = self.tensors[name]
@@ -117,17 +120,26 @@ def _read_header(file: int, path: Path) -> tuple[dict[str, Stored], dict[str, st
     if len(start) < 8 or length > _LONGEST_HEADER:
         raise _unreadable(path, f"it does not begin as a safetensors file does ({size} bytes)")
     if 8 + length > size:
-        raise _unreadable(path, f"it is truncated: its header has {length} bytes, and the file {size}")
+        raise _unreadable(
+            path, f"it is truncated: its header has {length} bytes, and the file {size}"
+        )
     try:
         header = json.loads(os.pread(file, length, 8), object_pairs_hook=_once)
         metadata = header.pop("__metadata__", None) or {}
         tensors = {name: _stored(entry, data_start=8 + length) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unreadable(path, f"its header cannot be understood: {type(error).__name__}: {error}") from error
+        raise _unreadable(
+            path, f"its header cannot be understood: {type(error).__name__}: {error}"
+        ) from error
     end = 8 + length
-    for name, stored in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].num_bytes)):
+    for name, stored in sorted(
+        tensors.items(), key=lambda item: (item[1].begin, item[1].num_bytes)
+    ):
         if stored.begin != end:
-            raise _unreadable(path, f"`{name}` begins at byte {stored.begin}, and the tensor before it ends at {end}")
+            raise _unreadable(
+                path,
+                f"`{name}` begins at byte {stored.begin}, and the tensor before it ends at {end}",
+            )
         end += stored.num_bytes
     if end > size:
         raise _unreadable(path, f"it is truncated: {size} bytes of {end}")
@@ -185,12 +197,17 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def make_header(tensors: Sequence[Laid], metadata: Mapping[str, str]) -> bytes:
-    """Everything before the data, which follow in the order given. As safetensors' own writer has it, to the byte, where the order is its own."""
+    """Everything before the data, which follow in the order given. As safetensors' own writer has
+    it, to the byte, where the order is its own."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     begin = 0
     for laid in tensors:
         end = begin + laid.num_bytes
-        entries[laid.name] = {"dtype": dtype_name(laid.dtype), "shape": list(laid.shape), "data_offsets": [begin, end]}
+        entries[laid.name] = {
+            "dtype": dtype_name(laid.dtype),
+            "shape": list(laid.shape),
+            "data_offsets": [begin, end],
+        }
         begin = end
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
@@ -198,5 +215,6 @@ def make_header(tensors: Sequence[Laid], metadata: Mapping[str, str]) -> bytes:
 
 
 def usual_order(tensors: Sequence[Laid]) -> list[Laid]:
-    """As safetensors' own writer orders them: wide dtypes first, so that all data are aligned, then by name."""
+    """As safetensors' own writer orders them: wide dtypes first, so that all data are aligned, then
+    by name."""
     return sorted(tensors, key=lambda laid: (-_ALIGNMENT[dtype_name(laid.dtype)], laid.name))

@@ -1,6 +1,8 @@
-"""`open_source`: a Hugging Face folder, plain or quantised, as plain tensors under plain names. Reads safetensors, writes nothing.
+"""`open_source`: a Hugging Face folder, plain or quantised, as plain tensors under plain names.
+Reads safetensors, writes nothing.
 
-Called by convert and by the trainer's load. A slice of a quantised tensor reads and dequantises only the blocks that it touches.
+Called by convert and by the trainer's load. A slice of a quantised tensor reads and dequantises
+only the blocks that it touches.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ _FETCH_AGAIN = "fetch the model again, as safetensors"
 def open_source(folder: Path) -> Source:
     """Open a folder of weights. Use as a context manager.
 
-    Raises CheckpointError where config.json and tensors contradict each other, or a part of a quantised tensor is missing or misshapen.
+    Raises CheckpointError where config.json and tensors contradict each other, or a part of a
+    quantised tensor is missing or misshapen.
     """
     config = read_config(folder)
     schemes = schemes_of(config)
@@ -44,7 +47,9 @@ def open_source(folder: Path) -> Source:
     try:
         if schemes:
             found = quantization_config(config) or {}
-            return QuantisedReader(reader, schemes, method=str(found.get("quant_method") or found.get("quant_algo")))
+            return QuantisedReader(
+                reader, schemes, method=str(found.get("quant_method") or found.get("quant_algo"))
+            )
         _refuse_unannounced(reader)
         return reader
     except BaseException:
@@ -64,11 +69,16 @@ class _Stored:
 
     @property
     def plain_shape(self) -> tuple[int, ...]:
-        return (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.scheme.transposed else self.shape
+        return (
+            (*self.shape[:-2], self.shape[-1], self.shape[-2])
+            if self.scheme.transposed
+            else self.shape
+        )
 
 
 class QuantisedReader:
-    """HfReader's interface over a quantised folder: the plain tensors that its parts stand for, in bfloat16, and those that are plain."""
+    """HfReader's interface over a quantised folder: the plain tensors that its parts stand for, in
+    bfloat16, and those that are plain."""
 
     def __init__(self, reader: HfReader, schemes: Sequence[Scheme], *, method: str) -> None:
         """Takes over `reader`. `method`: what config.json calls the quantisation."""
@@ -102,7 +112,8 @@ class QuantisedReader:
         return sorted(self._stored)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the whole plain tensor. Raises CheckpointError where there is none of that name."""
+        """Shape of the whole plain tensor. Raises CheckpointError where there is none of that
+        name."""
         stored = self._stored.get(name)
         return stored.plain_shape if stored else self._reader.shape(name)
 
@@ -110,7 +121,9 @@ class QuantisedReader:
         """Of the plain tensor."""
         return PLAIN_DTYPE if name in self._stored else self._reader.dtype(name)
 
-    def read(self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None) -> torch.Tensor:
+    def read(
+        self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None
+    ) -> torch.Tensor:
         """[..., start:end along `dim` (0 or 1), ...] of a plain tensor."""
         if name not in self._stored:
             return self._reader.read(name, dim=dim, start=start, end=end)
@@ -128,13 +141,17 @@ class QuantisedReader:
             return self._reader.read_region(name, *ranges)
         return _region(self._reader, self._stored[name], list(ranges), dtype=PLAIN_DTYPE)
 
-    def read_float(self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None) -> torch.Tensor:
+    def read_float(
+        self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None
+    ) -> torch.Tensor:
         """As `read`, in float32: quantised numbers times their scales, not rounded again."""
         if name not in self._stored:
             return self._reader.read(name, dim=dim, start=start, end=end).float()
         return self._read(name, dim=dim, start=start, end=end, dtype=torch.float32)
 
-    def _read(self, name: str, *, dim: int, start: int, end: int | None, dtype: torch.dtype) -> torch.Tensor:
+    def _read(
+        self, name: str, *, dim: int, start: int, end: int | None, dtype: torch.dtype
+    ) -> torch.Tensor:
         shape = self._stored[name].plain_shape
         ranges = [(0, length) for length in shape]
         ranges[dim] = slice(start, end).indices(shape[dim])[:2]
@@ -144,7 +161,8 @@ class QuantisedReader:
         """role -> stored tensor of a quantised tensor, whole; None where it is plain."""
         stored = self._stored.get(name)
         return stored and {
-            role: self._reader.read_region(on_disk, *_whole(self._reader, on_disk)) for role, on_disk in stored.names.items()
+            role: self._reader.read_region(on_disk, *_whole(self._reader, on_disk))
+            for role, on_disk in stored.names.items()
         }
 
 
@@ -156,15 +174,25 @@ def _find_stored(reader: HfReader, schemes: Sequence[Scheme], *, method: str) ->
     found: dict[str, _Stored] = {}
     for name in reader.names():
         if name.endswith(_UNSUPPORTED):
-            raise _contradiction(reader, why=f"`{name}` belongs to a form of {method} that miles does not read")
-        named = [scheme for scheme in schemes if (plain := scheme.plain_name(name)) and _is_values(reader, name, scheme)]
+            raise _contradiction(
+                reader, why=f"`{name}` belongs to a form of {method} that miles does not read"
+            )
+        named = [
+            scheme
+            for scheme in schemes
+            if (plain := scheme.plain_name(name)) and _is_values(reader, name, scheme)
+        ]
         if not named:
             continue
         complete = [scheme for scheme in named if _missing(reader, scheme, name) is None]
         if not complete:
             missing = _missing(reader, named[0], name)
-            raise _contradiction(reader, why=f"`{name}` is quantised, and its `{missing}` is not there")
-        fitting = [stored for scheme in complete if (stored := _stored(reader, scheme, name)) is not None]
+            raise _contradiction(
+                reader, why=f"`{name}` is quantised, and its `{missing}` is not there"
+            )
+        fitting = [
+            stored for scheme in complete if (stored := _stored(reader, scheme, name)) is not None
+        ]
         if not fitting:
             raise _contradiction(reader, why=_misfit(reader, complete[0], name))
         plain = fitting[0].scheme.plain_name(name)
@@ -174,7 +202,8 @@ def _find_stored(reader: HfReader, schemes: Sequence[Scheme], *, method: str) ->
         raise CheckpointError(
             f"`{reader.folder}`: config.json and weights do not belong together",
             why=f"config.json says that they are quantised as {method}, and no tensor is",
-            fix="remove `quantization_config` from config.json if the weights are plain, or fetch the model again",
+            fix="remove `quantization_config` from config.json if the weights are plain, or fetch "
+            "the model again",
         )
     return found
 
@@ -183,7 +212,8 @@ def _is_values(reader: HfReader, name: str, scheme: Scheme) -> bool:
     """Whether a tensor holds quantised numbers of this scheme. One that is plain may end alike."""
     if reader.dtype(name) not in scheme.codec.values_dtypes:
         return False
-    # without a suffix of its own, every tensor would end alike: scales and the parts of other schemes too
+    # without a suffix of its own, every tensor would end alike: scales and the parts of other
+    # schemes too
     return bool(scheme.suffixes["values"]) or not name.endswith((".weight", *_LEFT_OVER))
 
 
@@ -203,7 +233,9 @@ def _stored(reader: HfReader, scheme: Scheme, values_name: str) -> _Stored | Non
         return None
     expected = stored_shapes(scheme.codec, shape)["scale"]
     found = reader.shape(names["scale"])
-    same = found == expected or (math.prod(expected) == math.prod(found) and found in (expected[:-1], expected[:-2], (1,)))
+    same = found == expected or (
+        math.prod(expected) == math.prod(found) and found in (expected[:-1], expected[:-2], (1,))
+    )
     return _Stored(scheme=scheme, names=names, shape=shape) if same else None
 
 
@@ -211,13 +243,21 @@ def _shape(reader: HfReader, scheme: Scheme, names: dict[str, str]) -> tuple[int
     """[..., rows, columns] that the stored numbers stand for."""
     codec, values = scheme.codec, reader.shape(names["values"])
     if scheme.grouped:
-        values = (*values[:-2], values[-2] * values[-1]) if values[-1] * codec.per_element == codec.block[1] else ()
+        values = (
+            (*values[:-2], values[-2] * values[-1])
+            if values[-1] * codec.per_element == codec.block[1]
+            else ()
+        )
     if len(values) < 2:
         return None
     columns = values[-1] * codec.per_element
     if "shape" in names:
         told = [int(length) for length in reader.read(names["shape"])]
-        if len(told) != 2 or told[0] != values[-2] or -(-told[1] // codec.per_element) != values[-1]:
+        if (
+            len(told) != 2
+            or told[0] != values[-2]
+            or -(-told[1] // codec.per_element) != values[-1]
+        ):
             return None
         columns = told[1]
     return (*values[:-1], columns)
@@ -230,12 +270,20 @@ def _misfit(reader: HfReader, scheme: Scheme, values_name: str) -> str:
     values, scale = reader.shape(names["values"]), reader.shape(names["scale"])
     shape = _shape(reader, scheme, names)
     if shape is None:
-        return f"`{names['values']}` is {list(values)}, which `{names.get('shape', names['scale'])}` contradicts"
+        return (
+            f"`{names['values']}` is {list(values)}, which "
+            f"`{names.get('shape', names['scale'])}` contradicts"
+        )
     expected = list(stored_shapes(scheme.codec, shape)["scale"])
-    return f"`{names['scale']}` is {list(scale)} {reader.dtype(names['scale'])}, and `{names['values']}` {list(values)} needs {expected}"
+    return (
+        f"`{names['scale']}` is {list(scale)} {reader.dtype(names['scale'])}, and "
+        f"`{names['values']}` {list(values)} needs {expected}"
+    )
 
 
-def _region(reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]], *, dtype: torch.dtype) -> torch.Tensor:
+def _region(
+    reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]], *, dtype: torch.dtype
+) -> torch.Tensor:
     """[start:end along every dim] of the plain tensor."""
     scheme, codec = stored.scheme, stored.scheme.codec
     assert len(ranges) == len(stored.shape), (stored.names, ranges)
@@ -256,9 +304,13 @@ def _region(reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]], *,
     scale = _scale(reader, stored, [*lead, row_blocks, column_blocks])
     parts = {"values": values, "scale": scale}
     if "global_scale" in stored.names:
-        parts["global_scale"] = reader.read_region(stored.names["global_scale"], *_whole(reader, stored.names["global_scale"]))
+        parts["global_scale"] = reader.read_region(
+            stored.names["global_scale"], *_whole(reader, stored.names["global_scale"])
+        )
     within = (columns[0] - first * unit, columns[1] - first * unit)
-    region = dequantise_by_rows(codec, parts, dtype=dtype, columns=within, offset=(row_offset, column_offset))
+    region = dequantise_by_rows(
+        codec, parts, dtype=dtype, columns=within, offset=(row_offset, column_offset)
+    )
     return region.transpose(-1, -2).contiguous() if scheme.transposed else region
 
 
@@ -288,17 +340,28 @@ def _refuse_unannounced(reader: HfReader) -> None:
     for name in reader.names():
         if reader.dtype(name) in _QUANTISED_DTYPES and not name.endswith(DROPPED):
             raise _contradiction(
-                reader, why=f"`{name}` is stored as {reader.dtype(name)}, and config.json has no `quantization_config`"
+                reader,
+                why=f"`{name}` is stored as {reader.dtype(name)}, and config.json has no "
+                "`quantization_config`",
             )
 
 
 def _refuse_left_over(reader: HfReader, plain: Sequence[str], *, method: str) -> None:
     for name in plain:
         if name.endswith(_LEFT_OVER):
-            raise _contradiction(reader, why=f"`{name}` belongs to no tensor that is quantised as {method}")
+            raise _contradiction(
+                reader, why=f"`{name}` belongs to no tensor that is quantised as {method}"
+            )
         if reader.dtype(name) in _QUANTISED_DTYPES:
-            raise _contradiction(reader, why=f"`{name}` is stored as {reader.dtype(name)}, which {method} has no scale for")
+            raise _contradiction(
+                reader,
+                why=f"`{name}` is stored as {reader.dtype(name)}, which {method} has no scale for",
+            )
 
 
 def _contradiction(reader: HfReader, *, why: str) -> CheckpointError:
-    return CheckpointError(f"`{reader.folder}`: config.json and weights do not belong together", why=why, fix=_FETCH_AGAIN)
+    return CheckpointError(
+        f"`{reader.folder}`: config.json and weights do not belong together",
+        why=why,
+        fix=_FETCH_AGAIN,
+    )

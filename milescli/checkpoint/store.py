@@ -1,4 +1,5 @@
-"""Step folders of one run: begun, completed by a manifest that is written last, found again whole, and forgotten oldest first."""
+"""Step folders of one run: begun, completed by a manifest that is written last, found again whole,
+and forgotten oldest first."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class StoredCheckpoint:
 
 
 class CheckpointStore:
-    """The `checkpoints/` folder of a run. Never removes anything outside it. One process writes; others may read."""
+    """The `checkpoints/` folder of a run. Never removes anything outside it. One process writes;
+    others may read."""
 
     def __init__(self, folder: Path, *, keep: int = 2, protect: set[int] | None = None) -> None:
         """`keep` of the newest stay; steps in `protect` always do, and do not count."""
@@ -41,20 +43,28 @@ class CheckpointStore:
         return self.folder / f"{PREFIX}{step}"
 
     def begin(self, step: int) -> Path:
-        """An empty folder to write tensors into. What lay there before, torn or complete, is gone."""
+        """An empty folder to write tensors into. What lay there before, torn or complete, is
+        gone."""
         self._remove(step)
         path = self.path(step)
         path.mkdir(parents=True)
         return path
 
     def complete(self, step: int, manifest: CheckpointManifest) -> StoredCheckpoint:
-        """All files are there: make them durable, write the manifest, then forget what is beyond `keep`."""
+        """All files are there: make them durable, write the manifest, then forget what is beyond
+        `keep`."""
         path = self.path(step)
-        files = {str(f.relative_to(path)): f.stat().st_size for f in sorted(path.rglob("*")) if f.is_file()}
+        files = {
+            str(f.relative_to(path)): f.stat().st_size
+            for f in sorted(path.rglob("*"))
+            if f.is_file()
+        }
         for name in files:
             _sync(path / name)
         manifest = replace(manifest, files=files, size_bytes=sum(files.values()))
-        write_atomically(path / MANIFEST_NAME, json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n")
+        write_atomically(
+            path / MANIFEST_NAME, json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n"
+        )
         _sync(self.folder)
         self._forget()
         return StoredCheckpoint(path=path, manifest=manifest)
@@ -62,7 +72,11 @@ class CheckpointStore:
     def _forget(self) -> None:
         complete = [step for step in self.steps() if step not in self.protect]
         doomed = complete[: -self.keep]
-        doomed += [step for step in self.torn() if complete and step < complete[-1] and step not in self.protect]
+        doomed += [
+            step
+            for step in self.torn()
+            if complete and step < complete[-1] and step not in self.protect
+        ]
         for step in doomed:
             self._remove(step)
 
@@ -78,7 +92,11 @@ class CheckpointStore:
     def _all_steps(self) -> list[int]:
         if not self.folder.is_dir():
             return []
-        found = [_STEP.match(path.name) for path in self.folder.iterdir() if path.is_dir() and not path.is_symlink()]
+        found = [
+            _STEP.match(path.name)
+            for path in self.folder.iterdir()
+            if path.is_dir() and not path.is_symlink()
+        ]
         return sorted(int(match[1]) for match in found if match)
 
     def latest(self) -> StoredCheckpoint | None:
@@ -87,15 +105,21 @@ class CheckpointStore:
         return self.find(steps[-1]) if steps else None
 
     def find(self, step: int | None) -> StoredCheckpoint:
-        """Checkpoint `step`, or the newest. Raises CheckpointError where there is none, or a file that its manifest lists is
-        missing or has another size."""
+        """Checkpoint `step`, or the newest. Raises CheckpointError where there is none, or a file
+        that its manifest lists is missing or has another size."""
         steps = self.steps()
         if not steps or (step is not None and step not in steps):
             torn = step in self.torn() if step is not None else bool(self.torn())
             raise CheckpointError(
-                f"there is no complete checkpoint {'' if step is None else f'of step {step} '}in {self.folder}",
+                f"there is no complete checkpoint {'' if step is None else f'of step {step} '}in "
+                f"{self.folder}",
                 why=f"complete: {', '.join(map(str, steps)) or 'none'}"
-                + (f"; {PREFIX}{self.torn()[-1] if step is None else step} was cut short while it was written" if torn else ""),
+                + (
+                    f"; {PREFIX}{self.torn()[-1] if step is None else step} was cut short while it "
+                    "was written"
+                    if torn
+                    else ""
+                ),
                 fix=f"--step {steps[-1]}" if steps else f"miles resume {self.folder.parent}",
             )
         chosen = steps[-1] if step is None else step
@@ -104,14 +128,19 @@ class CheckpointStore:
 
     def _read(self, step: int, *, others: list[int]) -> CheckpointManifest:
         path = self.path(step)
-        fix = [f"rm -r {path}   # then go on from {PREFIX}{others[-1]}"] if others else [f"miles launch   # {path} is lost"]
+        fix = (
+            [f"rm -r {path}   # then go on from {PREFIX}{others[-1]}"]
+            if others
+            else [f"miles launch   # {path} is lost"]
+        )
         manifest = _parse(path / MANIFEST_NAME, fix=fix)
         for name, size in manifest.files.items():
             found = (path / name).stat().st_size if (path / name).is_file() else None
             if found != size:
                 raise CheckpointError(
                     f"the checkpoint {path} is torn",
-                    why=f"`{name}` should have {size} bytes and {'is missing' if found is None else f'has {found}'}",
+                    why=f"`{name}` should have {size} bytes and "
+                    f"{'is missing' if found is None else f'has {found}'}",
                     fix=fix,
                 )
         return manifest
@@ -121,7 +150,8 @@ class CheckpointStore:
         if path.is_symlink():
             raise CheckpointError(
                 f"{path} is not removed",
-                why="it is a link to somewhere else, and miles removes nothing outside its run directory",
+                why="it is a link to somewhere else, and miles removes nothing outside its run "
+                "directory",
                 fix=f"rm {path}",
             )
         if path.is_dir():
@@ -152,7 +182,11 @@ def _parse(path: Path, *, fix: list[str]) -> CheckpointManifest:
         manifest = CheckpointManifest(**json.loads(path.read_text(encoding="utf-8")))
         files = {str(name): int(size) for name, size in manifest.files.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"cannot read {path}", why=f"{type(error).__name__}: {error}", fix=fix) from error
+        raise CheckpointError(
+            f"cannot read {path}", why=f"{type(error).__name__}: {error}", fix=fix
+        ) from error
     if outside := [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts]:
-        raise CheckpointError(f"cannot read {path}", why=f"`{outside[0]}` lies outside the checkpoint", fix=fix)
+        raise CheckpointError(
+            f"cannot read {path}", why=f"`{outside[0]}` lies outside the checkpoint", fix=fix
+        )
     return replace(manifest, files=files)

@@ -12,7 +12,18 @@ from typing import Annotated
 import typer
 
 from milescli import __version__
-from milescli.commands import convert, doctor, evaluate, export, help, launch, models, recipes, resume, runs
+from milescli.commands import (
+    convert,
+    doctor,
+    evaluate,
+    export,
+    help,
+    launch,
+    models,
+    recipes,
+    resume,
+    runs,
+)
 from milescli.commands.crash import write_crash_report
 from milescli.commands.options import JsonOption, QuietOption, fill_bare_options
 from milescli.console.output import Mode, Output
@@ -81,7 +92,9 @@ def main(argv: list[str] | None = None) -> int:
     argv = fill_bare_options(sys.argv[1:] if argv is None else argv)
     output = Output(_mode(argv))
     try:
-        result = typer.main.get_command(app).main(args=argv, prog_name="miles", standalone_mode=False, obj=output)
+        result = typer.main.get_command(app).main(
+            args=argv, prog_name="miles", standalone_mode=False, obj=output
+        )
         sys.stdout.flush()
         return result if isinstance(result, int) else ExitCode.DONE
     except MilesError as error:
@@ -93,7 +106,8 @@ def main(argv: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # the reader went away (`miles runs | head`): nobody is left to tell, and Python must not try at exit
+        # the reader went away (`miles runs | head`): nobody is left to tell, and Python must not
+        # try at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
     except Exception as error:  # a fault of ours: keep the traceback for the report, spare the user
@@ -102,7 +116,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _mode(argv: list[str]) -> Mode:
-    """Known before parsing, so that a command line that cannot be parsed is refused in the wanted form."""
+    """Known before parsing, so that a command line that cannot be parsed is refused in the wanted
+    form."""
     options = argv[: argv.index("--")] if "--" in argv else argv
     if "--json" in options:
         return Mode.JSON
@@ -113,7 +128,11 @@ def _usage_error(error: typer.TyperException) -> MilesError:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "miles"
     message = error.format_message().rstrip(".")
-    return UsageError(message[:1].lower() + message[1:], why=f"`{command}` was not understood", fix=f"{command} --help")
+    return UsageError(
+        message[:1].lower() + message[1:],
+        why=f"`{command}` was not understood",
+        fix=f"{command} --help",
+    )
 
 
 def _fault(error: Exception, argv: list[str]) -> MilesError:

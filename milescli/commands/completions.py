@@ -15,11 +15,17 @@ FILES = {"bash": "miles.bash", "zsh": "_miles", "fish": "miles.fish"}
 
 
 def script(shell: str) -> str:
-    """What the program prints for this shell now: the script asks `miles` itself at each TAB, so it rarely changes."""
+    """What the program prints for this shell now: the script asks `miles` itself at each TAB, so it
+    rarely changes."""
     environment = {**os.environ, "_MILES_COMPLETE": f"source_{shell}"}
     starter = "import sys; from milescli.commands.app import main; sys.exit(main([]))"
     done = subprocess.run(
-        [sys.executable, "-c", starter], env=environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", starter],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     return done.stdout.strip() + "\n"
 

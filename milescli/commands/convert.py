@@ -11,7 +11,10 @@ from milescli.commands.convert_options import DryRunOption, DtypeOption, Target,
 from milescli.commands.options import verb
 from milescli.console.output import Output
 
-EXAMPLES = ["miles convert hf-to-megatron Qwen/Qwen3-0.6B qwen3-megatron", "miles convert hf-to-megatron ./model out --dry-run"]
+EXAMPLES = [
+    "miles convert hf-to-megatron Qwen/Qwen3-0.6B qwen3-megatron",
+    "miles convert hf-to-megatron ./model out --dry-run",
+]
 PAGE = """\
 miles convert: weights from one form into the other, exactly
 
@@ -40,11 +43,16 @@ def page(context: typer.Context) -> None:
 def hf_to_megatron(
     context: typer.Context,
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="A Hugging Face folder, or a name on the hub.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="SRC", help="A Hugging Face folder, or a name on the hub.", show_default=False
+        ),
     ],
     target: Target,
     *,
-    revision: Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")
+    ] = None,
     dtype: DtypeOption = None,
     verify: VerifyOption = None,
     dry_run: DryRunOption = False,
@@ -56,6 +64,10 @@ def hf_to_megatron(
     output: Output = context.obj
     options = IntakeOptions(verify=verify, dtype=dtype.value if dtype else None, revision=revision)
     if dry_run:
-        show_preview(preview_to_megatron(source, target, options=options, output=output), output=output)
+        show_preview(
+            preview_to_megatron(source, target, options=options, output=output), output=output
+        )
     else:
-        show_conversion(convert_to_megatron(source, target, options=options, output=output), output=output)
+        show_conversion(
+            convert_to_megatron(source, target, options=options, output=output), output=output
+        )

@@ -27,17 +27,26 @@ def register(group: typer.Typer) -> None:
 def megatron_to_hf(
     context: typer.Context,
     source: Annotated[
-        Path, typer.Argument(metavar="SRC", help="A checkpoint, a converted model, a run or its step.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="SRC",
+            help="A checkpoint, a converted model, a run or its step.",
+            show_default=False,
+        ),
     ],
     target: Target,
     *,
     model: Annotated[
-        str | None, typer.Option("--model", help="Folder or hub name with the config.json, if SRC has none.")
+        str | None,
+        typer.Option("--model", help="Folder or hub name with the config.json, if SRC has none."),
     ] = None,
-    step: Annotated[int | None, typer.Option("--step", min=0, help="Of a run; the newest by default.")] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="Of a run; the newest by default.")
+    ] = None,
     dtype: DtypeOption = None,
     max_shard_size: Annotated[
-        str | None, typer.Option("--max-shard-size", help="5GB, 500MB; as the model came by default.")
+        str | None,
+        typer.Option("--max-shard-size", help="5GB, 500MB; as the model came by default."),
     ] = None,
     verify: VerifyOption = None,
     dry_run: DryRunOption = False,
@@ -49,11 +58,15 @@ def megatron_to_hf(
 
     output: Output = context.obj
     dtype_name = dtype.value if dtype else None
-    options = OutletOptions(model=model, step=step, verify=verify, dtype=dtype_name, shard_bytes=shard_bytes)
+    options = OutletOptions(
+        model=model, step=step, verify=verify, dtype=dtype_name, shard_bytes=shard_bytes
+    )
     if dry_run:
         show_preview(preview_to_hf(source, target, options=options, output=output), output=output)
     else:
-        show_conversion(convert_to_hf(source, target, options=options, output=output), output=output)
+        show_conversion(
+            convert_to_hf(source, target, options=options, output=output), output=output
+        )
 
 
 def _size(text: str | None) -> int | None:

@@ -19,14 +19,23 @@ class Dtype(StrEnum):
     FP32 = "fp32"
 
 
-Target = Annotated[Path, typer.Argument(metavar="DST", help="The folder to make.", show_default=False)]
+Target = Annotated[
+    Path, typer.Argument(metavar="DST", help="The folder to make.", show_default=False)
+]
 VerifyOption = Annotated[
     Verify | None,
     typer.Option(
-        "--verify", help="logits: also compute with both (the default where the model fits into memory).", show_default=False
+        "--verify",
+        help="logits: also compute with both (the default where the model fits into memory).",
+        show_default=False,
     ),
 ]
 DtypeOption = Annotated[
-    Dtype | None, typer.Option("--dtype", help="Numbers of the weights; as they are by default.", show_default=False)
+    Dtype | None,
+    typer.Option(
+        "--dtype", help="Numbers of the weights; as they are by default.", show_default=False
+    ),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show mapping, sizes, room and time; write nothing.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show mapping, sizes, room and time; write nothing.")
+]

@@ -1,4 +1,5 @@
-"""The file that a fault of ours leaves behind: the traceback and what is needed to read it. Called by the single door only."""
+"""The file that a fault of ours leaves behind: the traceback and what is needed to read it. Called
+by the single door only."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from milescli import __version__
 
 
 def write_crash_report(error: BaseException, *, argv: list[str]) -> Path:
-    """Write traceback, versions and command line; returns the file. Falls back to the temporary directory."""
+    """Write traceback, versions and command line; returns the file. Falls back to the temporary
+    directory."""
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     text = "\n".join(
         [

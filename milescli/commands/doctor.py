@@ -17,7 +17,8 @@ EXAMPLES = [
 ]
 
 AddressOption = Annotated[
-    str | None, typer.Option("--address", help="Check every node of this Ray cluster, too (machine.address).")
+    str | None,
+    typer.Option("--address", help="Check every node of this Ray cluster, too (machine.address)."),
 ]
 
 
@@ -27,13 +28,20 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    context: typer.Context, *, recipe: OptionalRecipeOption = None, sets: SetOption = None, address: AddressOption = None
+    context: typer.Context,
+    *,
+    recipe: OptionalRecipeOption = None,
+    sets: SetOption = None,
+    address: AddressOption = None,
 ) -> None:
-    """Check this machine, or each node of a Ray cluster; each finding with the command that mends it. Ends with 4 where something fails."""
+    """Check this machine, or each node of a Ray cluster; each finding with the command that mends
+    it. Ends with 4 where something fails."""
     from milescli.doctor.fixes import Wish
     from milescli.doctor.run import run_doctor
 
     if sets and recipe is None:
         raise typer.BadParameter("--set changes a recipe: name it with --recipe")
     output: Output = context.obj
-    raise typer.Exit(run_doctor(Wish(recipe=recipe, sets=sets or [], address=address), output=output))
+    raise typer.Exit(
+        run_doctor(Wish(recipe=recipe, sets=sets or [], address=address), output=output)
+    )

@@ -29,8 +29,12 @@ def evaluate(
     run: RunArgument,
     *,
     step: CheckpointStepOption = None,
-    num_prompts: Annotated[int | None, typer.Option("--num-prompts", min=1, help="The first N prompts only.")] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Other prompts: .jsonl or .parquet.")] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option("--num-prompts", min=1, help="The first N prompts only.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Other prompts: .jsonl or .parquet.")
+    ] = None,
     address: AddressOption = None,
 ) -> None:
     """Measure a run on its held-out prompts, or on others."""
@@ -40,6 +44,12 @@ def evaluate(
 
     output: Output = context.obj
     done = evaluate_run(
-        folder, step=step, num_prompts=num_prompts, data=data, address=address, environ=os.environ, output=output
+        folder,
+        step=step,
+        num_prompts=num_prompts,
+        data=data,
+        address=address,
+        environ=os.environ,
+        output=output,
     )
     show_eval(done, run=folder, output=output)

@@ -60,13 +60,26 @@ def export(
     *,
     to: Annotated[Path, typer.Option("--to", help="The folder to make.", show_default=False)],
     format: Annotated[
-        Format | None, typer.Option("--format", "-f", help="Numbers of the weights; as config.json says by default.")
+        Format | None,
+        typer.Option(
+            "--format", "-f", help="Numbers of the weights; as config.json says by default."
+        ),
     ] = None,
     step: CheckpointStepOption = None,
-    base: Annotated[Path | None, typer.Option("--base", help="The model that an adapter or a bare checkpoint is of.")] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Write an adapter into its base model.")] = False,
-    push: Annotated[str | None, typer.Option("--push", metavar="ORG/NAME", help="Upload it to the Hugging Face hub.")] = None,
-    private: Annotated[bool, typer.Option("--private/--public", help="Who may see a repository that --push makes.")] = True,
+    base: Annotated[
+        Path | None,
+        typer.Option("--base", help="The model that an adapter or a bare checkpoint is of."),
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Write an adapter into its base model.")
+    ] = False,
+    push: Annotated[
+        str | None,
+        typer.Option("--push", metavar="ORG/NAME", help="Upload it to the Hugging Face hub."),
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private/--public", help="Who may see a repository that --push makes.")
+    ] = True,
     dtype: Annotated[Dtype | None, typer.Option("--dtype", hidden=True)] = None,
 ) -> None:
     """Write a Hugging Face folder that transformers and SGLang load, with a model card."""
@@ -79,6 +92,14 @@ def export(
 
     chosen = format.value if format else dtype.value if dtype else None
     summary = export_weights(
-        folder, to=to, format=chosen, step=step, base=base, merge=merge, push=push, private=private, output=output
+        folder,
+        to=to,
+        format=chosen,
+        step=step,
+        base=base,
+        merge=merge,
+        push=push,
+        private=private,
+        output=output,
     )
     show_export(summary, to=to, output=output)

@@ -22,7 +22,9 @@ def runs_folder(*, environ: Mapping[str, str], cwd: Path, home: Path) -> Path:
 
 def run_names(folder: Path) -> list[str]:
     """Names of the runs in a folder, newest first."""
-    files = sorted(folder.glob(f"*/{RECIPE_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    files = sorted(
+        folder.glob(f"*/{RECIPE_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True
+    )
     return [file.parent.name for file in files]
 
 
@@ -43,12 +45,14 @@ def find_run(run: str, *, folder: Path | None = None) -> Path:
     raise CheckpointError(
         f"`{run}` is not a run" if is_folder else f"no run is called `{run}`",
         why=f"it has no {RECIPE_FILE}; {known}" if is_folder else known,
-        fix=([f"use `{guess}`"] if guess else []) + (["miles runs"] if names else ["miles launch --recipe quickstart"]),
+        fix=([f"use `{guess}`"] if guess else [])
+        + (["miles runs"] if names else ["miles launch --recipe quickstart"]),
     )
 
 
 def find_weights(source: str) -> Path:
-    """The folder of a run, or of something else that has weights: a checkpoint, a model, an adapter. Raises CheckpointError as `find_run`."""
+    """The folder of a run, or of something else that has weights: a checkpoint, a model, an
+    adapter. Raises CheckpointError as `find_run`."""
     folder = Path(source).expanduser()
     marks = ("config.json", "adapter_config.json", ".metadata", "latest_checkpointed_iteration.txt")
     if not (folder / RECIPE_FILE).is_file() and any((folder / mark).is_file() for mark in marks):

@@ -14,7 +14,8 @@ from milescli.core.errors import EXIT_CODE_MEANINGS
 EXAMPLES = ["miles help exit-codes", "miles help recipe", "miles help run-directory"]
 
 RUN_DIRECTORY = {
-    "recipe.yaml": "the whole recipe, each value with its origin; `miles launch --recipe FILE` takes it",
+    "recipe.yaml": "the whole recipe, each value with its origin; `miles launch --recipe FILE` "
+    "takes it",
     "plan.json": "what ran where, and why",
     "manifest.json": "versions, data hash, seeds",
     "events.jsonl": "everything that happened, one JSON object a line",
@@ -25,7 +26,8 @@ RUN_DIRECTORY = {
     "checkpoints/step_N/": "Megatron's torch_dist format; complete where it has a manifest.json",
     "rollouts/": "some answers of each step, to read",
     "eval/": "the answers of each evaluation",
-    "model/, data/": "the model and the prompts that miles made itself, where the recipe asks for them",
+    "model/, data/": "the model and the prompts that miles made itself, where the recipe asks for "
+    "them",
 }
 
 
@@ -50,13 +52,17 @@ def register(app: typer.Typer) -> None:
 
 
 def help_page(
-    context: typer.Context, topic: Annotated[Topic | None, typer.Argument(help="Which page.", show_default=False)] = None
+    context: typer.Context,
+    topic: Annotated[Topic | None, typer.Argument(help="Which page.", show_default=False)] = None,
 ) -> None:
     """Show a page: exit-codes, recipe or run-directory."""
     output: Output = context.obj
     if topic is Topic.EXIT_CODES:
         codes = [(int(code), meaning) for code, meaning in EXIT_CODE_MEANINGS.items()]
-        output.json("exit_codes", {"exit_codes": [{"code": code, "meaning": meaning} for code, meaning in codes]})
+        output.json(
+            "exit_codes",
+            {"exit_codes": [{"code": code, "meaning": meaning} for code, meaning in codes]},
+        )
         output.table(["code", "meaning"], codes)
     elif topic is Topic.RECIPE:
         from milescli.commands.show_keys import show_keys
@@ -67,4 +73,7 @@ def help_page(
         output.kv(RUN_DIRECTORY, title="runs/NAME/")
     else:
         output.json("help", {"topics": {str(name): text for name, text in TOPICS.items()}})
-        output.table(["page", "what it tells"], [(f"miles help {name}", text) for name, text in TOPICS.items()])
+        output.table(
+            ["page", "what it tells"],
+            [(f"miles help {name}", text) for name, text in TOPICS.items()],
+        )

@@ -40,18 +40,28 @@ def launch(
     context: typer.Context,
     *,
     recipe: RecipeOption,
-    name: Annotated[str | None, typer.Option("--name", "-n", help="Name of the run (run.name).")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", help="Name of the run (run.name).")
+    ] = None,
     sets: SetOption = None,
     gpus: GpusOption = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes (machine.nodes).")] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, help="Nodes (machine.nodes).")
+    ] = None,
     address: AddressOption = None,
     steps: StepsOption = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the run (run.seed).")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its reasons; start nothing.")] = False,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Seed of the run (run.seed).")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and its reasons; start nothing.")
+    ] = False,
     on: OnOption = None,
     emit: EmitOption = None,
     price: PriceOption = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="With --dry-run: the origin of every value.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="With --dry-run: the origin of every value.")
+    ] = False,
 ) -> None:
     """Train a model by a recipe."""
     from milescli.recipe.load import load
@@ -80,7 +90,11 @@ def launch(
         from milescli.runtime.launch import dry_run as plan_for
 
         show_plan(
-            plan_for(loaded, machine, output=output), loaded, output=output, with_origins=verbose, price_per_gpu_hour=price
+            plan_for(loaded, machine, output=output),
+            loaded,
+            output=output,
+            with_origins=verbose,
+            price_per_gpu_hour=price,
         )
     else:
         from milescli.commands.show_summary import show_run_summary

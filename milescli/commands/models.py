@@ -22,7 +22,9 @@ def models(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="A folder, a config.json or a name on the hub: tell its numbers.", show_default=False
+            metavar="MODEL",
+            help="A folder, a config.json or a name on the hub: tell its numbers.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:

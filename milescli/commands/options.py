@@ -1,4 +1,5 @@
-"""Options and arguments that several verbs share, and the decorator that makes a function a verb."""
+"""Options and arguments that several verbs share, and the decorator that makes a function a
+verb."""
 
 from __future__ import annotations
 
@@ -16,40 +17,80 @@ from milescli.commands import suggest
 if TYPE_CHECKING:
     from milescli.platform.machine import Machine
 
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.", rich_help_panel="Output")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Bare results only.", rich_help_panel="Output")]
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", help="One JSON object a line, for programs.", rich_help_panel="Output"),
+]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Bare results only.", rich_help_panel="Output")
+]
 
 RecipeOption = Annotated[
     str,
     typer.Option(
-        "--recipe", "-r", metavar="NAME|FILE", help="A recipe that ships, or a .yaml file.", autocompletion=suggest.recipes
+        "--recipe",
+        "-r",
+        metavar="NAME|FILE",
+        help="A recipe that ships, or a .yaml file.",
+        autocompletion=suggest.recipes,
     ),
 ]
 OptionalRecipeOption = Annotated[
     str | None,
-    typer.Option("--recipe", "-r", metavar="NAME|FILE", help="Check for this recipe too.", autocompletion=suggest.recipes),
+    typer.Option(
+        "--recipe",
+        "-r",
+        metavar="NAME|FILE",
+        help="Check for this recipe too.",
+        autocompletion=suggest.recipes,
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", "-s", metavar="KEY=VALUE", help="Set a recipe key; may be repeated.", autocompletion=suggest.overrides
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="Set a recipe key; may be repeated.",
+        autocompletion=suggest.overrides,
     ),
 ]
 RunArgument = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="A run: its name or its directory.", autocompletion=suggest.runs, show_default=False),
+    typer.Argument(
+        metavar="RUN",
+        help="A run: its name or its directory.",
+        autocompletion=suggest.runs,
+        show_default=False,
+    ),
 ]
-StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help="Train up to this step (train.steps).")]
+StepsOption = Annotated[
+    int | None, typer.Option("--steps", min=1, help="Train up to this step (train.steps).")
+]
 AddressOption = Annotated[
     str | None,
-    typer.Option("--address", metavar="HOST:PORT", help="A running Ray cluster (machine.address); else RAY_ADDRESS."),
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="A running Ray cluster (machine.address); else RAY_ADDRESS.",
+    ),
 ]
-CheckpointStepOption = Annotated[int | None, typer.Option("--step", min=0, help="Which checkpoint; the newest by default.")]
+CheckpointStepOption = Annotated[
+    int | None, typer.Option("--step", min=0, help="Which checkpoint; the newest by default.")
+]
 OnOption = Annotated[
-    str | None, typer.Option("--on", metavar="MACHINE|FILE", help="With --dry-run or --emit: plan for it, as 16x8xMI355X.")
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="MACHINE|FILE",
+        help="With --dry-run or --emit: plan for it, as 16x8xMI355X.",
+    ),
 ]
 PriceOption = Annotated[
-    float | None, typer.Option("--price-per-gpu-hour", min=0.0, help="With --dry-run: tell what the run would cost.")
+    float | None,
+    typer.Option(
+        "--price-per-gpu-hour", min=0.0, help="With --dry-run: tell what the run would cost."
+    ),
 ]
 
 
@@ -61,7 +102,9 @@ class JobForm(StrEnum):
     SSH = "ssh"
 
 
-EmitOption = Annotated[JobForm | None, typer.Option("--emit", help="Print the plan as a job script; start nothing.")]
+EmitOption = Annotated[
+    JobForm | None, typer.Option("--emit", help="Print the plan as a job script; start nothing.")
+]
 
 
 def _gpus(text: str) -> str:
@@ -73,13 +116,17 @@ def _gpus(text: str) -> str:
 GpusOption = Annotated[
     str | None,
     typer.Option(
-        "--gpus", metavar="[N|all]", parser=_gpus, help="GPUs per node (machine.gpus); bare or all: all visible; 0: the CPU."
+        "--gpus",
+        metavar="[N|all]",
+        parser=_gpus,
+        help="GPUs per node (machine.gpus); bare or all: all visible; 0: the CPU.",
     ),
 ]
 
 
 def fill_bare_options(argv: list[str]) -> list[str]:
-    """`--gpus` without a number means `--gpus all`: Typer knows no option whose value may be left out."""
+    """`--gpus` without a number means `--gpus all`: Typer knows no option whose value may be left
+    out."""
     filled = []
     for place, word in enumerate(argv):
         filled.append(word)
@@ -90,13 +137,20 @@ def fill_bare_options(argv: list[str]) -> list[str]:
     return filled
 
 
-def planned_machine(on: str | None, *, price: float | None, dry_run: bool, emits: bool = False) -> Machine | None:
-    """The machine that `--on` names or describes. Raises BadParameter where nothing is planned, MachineError or RecipeError where it cannot be
-    read."""
+def planned_machine(
+    on: str | None, *, price: float | None, dry_run: bool, emits: bool = False
+) -> Machine | None:
+    """The machine that `--on` names or describes. Raises BadParameter where nothing is planned,
+    MachineError or RecipeError where it cannot be read."""
     if dry_run and emits:
-        raise typer.BadParameter("--emit and --dry-run both show a plan, each in its own way: leave one out")
+        raise typer.BadParameter(
+            "--emit and --dry-run both show a plan, each in its own way: leave one out"
+        )
     if on is not None and not (dry_run or emits):
-        raise typer.BadParameter("--on only plans, as a run takes place on the machine that is there: add --dry-run or --emit")
+        raise typer.BadParameter(
+            "--on only plans, as a run takes place on the machine that is there: add --dry-run or "
+            "--emit"
+        )
     if price is not None and not dry_run:
         raise typer.BadParameter("--price-per-gpu-hour only plans: add --dry-run")
     if on is None:
@@ -106,7 +160,9 @@ def planned_machine(on: str | None, *, price: float | None, dry_run: bool, emits
     return read_machine(on)
 
 
-def verb(app: typer.Typer, name: str, *, examples: list[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def verb(
+    app: typer.Typer, name: str, *, examples: list[str]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as `miles NAME`, with --json and --quiet, and examples below its help."""
     epilog = "\n".join(["Examples:", *examples])
 
@@ -118,8 +174,12 @@ def verb(app: typer.Typer, name: str, *, examples: list[str]) -> Callable[[Calla
             function(*args, **kwargs)  # the single door has read both: see app.main
 
         extra = [
-            inspect.Parameter("json_mode", inspect.Parameter.KEYWORD_ONLY, annotation=JsonOption, default=False),
-            inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, annotation=QuietOption, default=False),
+            inspect.Parameter(
+                "json_mode", inspect.Parameter.KEYWORD_ONLY, annotation=JsonOption, default=False
+            ),
+            inspect.Parameter(
+                "quiet", inspect.Parameter.KEYWORD_ONLY, annotation=QuietOption, default=False
+            ),
         ]
         parameters = [*signature.parameters.values(), *extra]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -131,8 +191,13 @@ def verb(app: typer.Typer, name: str, *, examples: list[str]) -> Callable[[Calla
 
 
 def flags_of(**options: tuple[str, object]) -> dict[str, str]:
-    """`flags_of(train__steps=("--steps", 4))` -> {"train.steps": "--steps 4"}; an option that is None was not given."""
-    return {key.replace("__", "."): f"{option} {value}" for key, (option, value) in options.items() if value is not None}
+    """`flags_of(train__steps=("--steps", 4))` -> {"train.steps": "--steps 4"}; an option that is
+    None was not given."""
+    return {
+        key.replace("__", "."): f"{option} {value}"
+        for key, (option, value) in options.items()
+        if value is not None
+    }
 
 
 def here() -> dict[str, object]:

@@ -12,7 +12,11 @@ from milescli.commands import suggest
 from milescli.commands.options import verb
 from milescli.console.output import Output
 
-EXAMPLES = ["miles recipes", "miles recipes show quickstart", "miles recipes show quickstart > my.yaml"]
+EXAMPLES = [
+    "miles recipes",
+    "miles recipes show quickstart",
+    "miles recipes show quickstart > my.yaml",
+]
 
 
 class Action(StrEnum):
@@ -30,7 +34,10 @@ def register(app: typer.Typer) -> None:
 def recipes(
     context: typer.Context,
     action: Annotated[Action, typer.Argument(help="List them, or show one.")] = Action.LIST,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", autocompletion=suggest.recipes, show_default=False)] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", autocompletion=suggest.recipes, show_default=False),
+    ] = None,
 ) -> None:
     """List the recipes that ship, or show one."""
     from milescli.recipe.templates import find_recipe
@@ -43,7 +50,9 @@ def recipes(
         show_recipes(recipe_rows(), output=output)
         return
     if name is None:
-        raise typer.BadParameter("say which recipe to show: miles recipes show quickstart", param_hint="NAME")
+        raise typer.BadParameter(
+            "say which recipe to show: miles recipes show quickstart", param_hint="NAME"
+        )
     path = find_recipe(name, cwd=Path.cwd())
     text = path.read_text(encoding="utf-8")
     output.json("recipe", {"name": path.stem, "path": str(path), "text": text})

@@ -32,12 +32,15 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped, or train it further.
 
-    Where it runs may change (machine, run, parallel, engines); what it learns may not, except for --steps.
+    Where it runs may change (machine, run, parallel, engines); what it learns may not, except for
+    --steps.
     """
     folder = find_run(run)
     from milescli.commands.show_summary import show_run_summary
     from milescli.runtime.resume import resume as go_on
 
     output: Output = context.obj
-    done = go_on(folder, steps=steps, sets=sets or [], address=address, environ=os.environ, output=output)
+    done = go_on(
+        folder, steps=steps, sets=sets or [], address=address, environ=os.environ, output=output
+    )
     show_run_summary(done, output=output)

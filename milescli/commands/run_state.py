@@ -1,4 +1,5 @@
-"""How far a run came, read off its directory without loading anything heavy. Never locks, never writes."""
+"""How far a run came, read off its directory without loading anything heavy. Never locks, never
+writes."""
 
 from __future__ import annotations
 
@@ -46,12 +47,20 @@ def read_state(run: Path) -> RunState:
     latest = events_file if events_file.exists() else run
     changed = datetime.fromtimestamp(latest.stat().st_mtime).isoformat(timespec="seconds")
     return RunState(
-        name=run.name, state=_outcome(run), step=step, num_steps=num_steps, reward=reward, accuracy=accuracy, changed=changed
+        name=run.name,
+        state=_outcome(run),
+        step=step,
+        num_steps=num_steps,
+        reward=reward,
+        accuracy=accuracy,
+        changed=changed,
     )
 
 
 def _outcome(run: Path) -> str:
-    attempts = sorted((run / "logs").glob("attempt_*"), key=lambda folder: int(folder.name.partition("_")[2]))
+    attempts = sorted(
+        (run / "logs").glob("attempt_*"), key=lambda folder: int(folder.name.partition("_")[2])
+    )
     if not attempts:
         return "not started"
     verdict = next(_records(attempts[-1] / "verdict.json"), None)

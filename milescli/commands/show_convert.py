@@ -1,4 +1,5 @@
-"""Conversions on the screen and as JSON: what was shown of them, and what can be done next; previews with mapping, sizes, room and time."""
+"""Conversions on the screen and as JSON: what was shown of them, and what can be done next;
+previews with mapping, sizes, room and time."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ def show_conversion(done: Conversion, *, output: Output) -> None:
     """The proof, and where it lies."""
     output.json("conversion", asdict(done))
     proof = done.proof
-    resumed = f", {format_bytes(done.resumed_bytes)} of it from an earlier attempt" if done.resumed_bytes else ""
+    resumed = (
+        f", {format_bytes(done.resumed_bytes)} of it from an earlier attempt"
+        if done.resumed_bytes
+        else ""
+    )
     output.kv(
         {
             "source": f"{proof.num_source_tensors:,} tensors, each used exactly once",
@@ -35,7 +40,8 @@ def show_conversion(done: Conversion, *, output: Output) -> None:
             "path": done.path,
             "model": f"{done.family}, {format_count(done.num_parameters)} parameters",
             "size": f"{format_bytes(done.size_bytes)}{resumed}",
-            "time": f"{format_duration(done.seconds)}, {format_bytes(done.bytes_per_s)}/s while converting",
+            "time": f"{format_duration(done.seconds)}, {format_bytes(done.bytes_per_s)}/s while "
+            "converting",
         },
         title="converted",
     )
@@ -53,16 +59,25 @@ def show_preview(preview: Preview, *, output: Output) -> None:
     output.table(["from", "to", "shape", "tensors"], rows, title="mapping")
     output.blank()
     left = preview.size_bytes - preview.finished_bytes
-    enough = "" if preview.free_bytes > left else f": {format_bytes(left - preview.free_bytes)} are missing"
+    enough = (
+        ""
+        if preview.free_bytes > left
+        else f": {format_bytes(left - preview.free_bytes)} are missing"
+    )
     output.kv(
         {
             "source": preview.source,
             "target": preview.target,
             "model": f"{preview.family}, {format_count(preview.num_parameters)} parameters",
             "to write": f"{format_bytes(preview.size_bytes)} in {preview.num_files:,} files"
-            + (f", {format_bytes(preview.finished_bytes)} are there from an earlier attempt" if preview.finished_bytes else ""),
+            + (
+                f", {format_bytes(preview.finished_bytes)} are there from an earlier attempt"
+                if preview.finished_bytes
+                else ""
+            ),
             "free": format_bytes(preview.free_bytes) + enough,
-            "time": f"about {format_duration(preview.seconds)} at {format_bytes(preview.disk_bytes_per_s)}/s, as the disk was just measured",
+            "time": f"about {format_duration(preview.seconds)} at "
+            f"{format_bytes(preview.disk_bytes_per_s)}/s, as the disk was just measured",
         },
         title="would convert",
     )

@@ -1,5 +1,6 @@
-"""What a plan will need and take, on the screen: memory of one device in both phases, seconds of a step, GPU-hours and cost, what was weighed
-beside it, and which figures are counted, by formula, or estimates."""
+"""What a plan will need and take, on the screen: memory of one device in both phases, seconds of a
+step, GPU-hours and cost, what was weighed beside it, and which figures are counted, by formula, or
+estimates."""
 
 from __future__ import annotations
 
@@ -14,20 +15,31 @@ WIDTH = 40
 
 def show_forecast(plan: Plan, forecast: Forecast, *, price: float | None, output: Output) -> None:
     """Nothing in JSON mode: the plan holds it all."""
-    for title, parts in (("while training", forecast.training), ("while answering", forecast.rollout)):
+    for title, parts in (
+        ("while training", forecast.training),
+        ("while answering", forecast.rollout),
+    ):
         output.table(
             ["part", "GiB", "", "known by"],
             _rows(parts, forecast.memory_bytes),
-            title=f"memory of the fullest {forecast.device} {title}, of {forecast.memory_bytes / GIB:.0f} GiB",
+            title=f"memory of the fullest {forecast.device} {title}, of "
+            f"{forecast.memory_bytes / GIB:.0f} GiB",
         )
         output.blank()
-    output.kv(_times(plan, forecast, price), title="predicted, not measured: estimates by rooflines")
+    output.kv(
+        _times(plan, forecast, price), title="predicted, not measured: estimates by rooflines"
+    )
     output.blank()
     if forecast.alternatives:
         output.table(
             ["next best trainer", "step", "training", "GiB"],
             [
-                (each.layout, format_duration(each.step_s), format_duration(each.train_s), round(each.train_bytes / GIB, 1))
+                (
+                    each.layout,
+                    format_duration(each.step_s),
+                    format_duration(each.train_s),
+                    round(each.train_bytes / GIB, 1),
+                )
                 for each in forecast.alternatives
             ],
         )
@@ -37,23 +49,39 @@ def show_forecast(plan: Plan, forecast: Forecast, *, price: float | None, output
 
 
 def _rows(parts: list[Part], total: int) -> list[tuple[object, ...]]:
-    segments = [Segment(name=part.name, size=part.size_bytes, is_free=part.name == "margin") for part in parts]
+    segments = [
+        Segment(name=part.name, size=part.size_bytes, is_free=part.name == "margin")
+        for part in parts
+    ]
     lines = staircase(segments, total=total, width=WIDTH)
-    return [(part.name, round(part.size_bytes / GIB, 1), line, part.basis) for part, line in zip(parts, lines, strict=True)]
+    return [
+        (part.name, round(part.size_bytes / GIB, 1), line, part.basis)
+        for part, line in zip(parts, lines, strict=True)
+    ]
 
 
 def _times(plan: Plan, forecast: Forecast, price: float | None) -> dict[str, object]:
-    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in forecast.train_parts_s.items() if seconds >= 0.05)
+    parts = ", ".join(
+        f"{name} {seconds:.1f}"
+        for name, seconds in forecast.train_parts_s.items()
+        if seconds >= 0.05
+    )
     found = {
-        "rollout": f"{format_duration(forecast.rollout_s)}; an engine holds {format_count(forecast.cache_tokens)} tokens",
+        "rollout": f"{format_duration(forecast.rollout_s)}; an engine holds "
+        f"{format_count(forecast.cache_tokens)} tokens",
         "train": format_duration(forecast.train_s) + (f" ({parts})" if parts else ""),
         "sync": format_duration(forecast.sync_s) + (", turns included" if plan.colocated else ""),
-        "step": f"{format_duration(forecast.step_s)}, {format_count(forecast.tokens_per_s)} tokens/s",
-        "run": f"{plan.steps} steps: {format_duration(forecast.step_s * plan.steps)}, {forecast.gpu_hours:,.1f} GPU-hours",
-        "host": f"{format_bytes(forecast.host_bytes)} of {format_bytes(forecast.host_memory_bytes)} main memory of a node",
+        "step": f"{format_duration(forecast.step_s)}, {format_count(forecast.tokens_per_s)} "
+        "tokens/s",
+        "run": f"{plan.steps} steps: {format_duration(forecast.step_s * plan.steps)}, "
+        f"{forecast.gpu_hours:,.1f} GPU-hours",
+        "host": f"{format_bytes(forecast.host_bytes)} of "
+        f"{format_bytes(forecast.host_memory_bytes)} main memory of a node",
     }
     if forecast.publishing_bytes:
-        found["publishing"] = f"{format_bytes(forecast.publishing_bytes)} while trainer and engine both hold weights"
+        found["publishing"] = (
+            f"{format_bytes(forecast.publishing_bytes)} while trainer and engine both hold weights"
+        )
     if price is not None:
         found["cost"] = f"{cost(forecast, price):,.0f} at {price:g} a GPU-hour"
     return found

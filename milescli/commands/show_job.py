@@ -11,13 +11,26 @@ from milescli.recipe.load import LoadedRecipe
 from milescli.runtime.emit import Form, job_of, notes, script
 
 
-def show_job(loaded: LoadedRecipe, *, form: Form, machine: Machine | None, on: str | None, output: Output) -> None:
-    """Print it whole; `machine`: what --on says, or None for nodes like this one; `on`: its words."""
+def show_job(
+    loaded: LoadedRecipe, *, form: Form, machine: Machine | None, on: str | None, output: Output
+) -> None:
+    """Print it whole; `machine`: what --on says, or None for nodes like this one; `on`: its
+    words."""
     if loaded.recipe.machine.address:
-        output.warn("--address is left out: the script starts a Ray cluster of its own, and names it")
-    job = job_of(loaded, machine=machine, folder=Path.cwd(), bin_dir=Path(sys.executable).parent, machine_words=on)
+        output.warn(
+            "--address is left out: the script starts a Ray cluster of its own, and names it"
+        )
+    job = job_of(
+        loaded,
+        machine=machine,
+        folder=Path.cwd(),
+        bin_dir=Path(sys.executable).parent,
+        machine_words=on,
+    )
     text = script(job, form)
-    output.json("job", {"form": form, "script": text, "fingerprint": job.plan.fingerprint, "run": job.name})
+    output.json(
+        "job", {"form": form, "script": text, "fingerprint": job.plan.fingerprint, "run": job.name}
+    )
     output.text(text)
     for note in notes(job, form):
         output.note(note)

@@ -14,7 +14,10 @@ Strongest first: --set and flags, MILES_RUN__NAME=â€¦ and MILES_MACHINE__GPUS=â€
 
 def show_keys(output: Output) -> None:
     """All keys, section by section."""
-    payload = [{"key": key.name, "wants": key.wants, "default": key.default, "doc": key.doc} for key in keys().values()]
+    payload = [
+        {"key": key.name, "wants": key.wants, "default": key.default, "doc": key.doc}
+        for key in keys().values()
+    ]
     output.json("recipe_keys", {"keys": payload})
     if output.mode is Mode.HUMAN:
         output.text(INTRO)

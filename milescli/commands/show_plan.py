@@ -1,4 +1,5 @@
-"""A Plan on the screen and as JSON: layout, placement, batch arithmetic, each choice with its reason; with -v who set what."""
+"""A Plan on the screen and as JSON: layout, placement, batch arithmetic, each choice with its
+reason; with -v who set what."""
 
 from __future__ import annotations
 
@@ -26,15 +27,24 @@ ENVIRONMENT = (
 
 
 def show_plan(
-    plan: Plan, loaded: LoadedRecipe, *, output: Output, with_origins: bool, price_per_gpu_hour: float | None = None
+    plan: Plan,
+    loaded: LoadedRecipe,
+    *,
+    output: Output,
+    with_origins: bool,
+    price_per_gpu_hour: float | None = None,
 ) -> None:
     """All that would run, and why."""
-    payload: dict[str, object] = {"plan": json.loads(plan.to_json()), "fingerprint": plan.fingerprint}
+    payload: dict[str, object] = {
+        "plan": json.loads(plan.to_json()),
+        "fingerprint": plan.fingerprint,
+    }
     if price_per_gpu_hour is not None and plan.forecast is not None:
         payload["cost"] = cost(plan.forecast, price_per_gpu_hour)
     if with_origins:
         payload["recipe"] = {
-            name: {"value": value_at(loaded.recipe, name), "origin": str(by)} for name, by in loaded.origins.items()
+            name: {"value": value_at(loaded.recipe, name), "origin": str(by)}
+            for name, by in loaded.origins.items()
         }
         payload["environment"] = _environment()
         payload["actor_environment"] = [
@@ -50,7 +60,11 @@ def show_plan(
         rows = [_slot_row(slot) for slot in plan.slots]
         output.table(["node", "device", "trainer rank", "engine"], rows, title="placement")
     else:
-        output.table(["nodes", "devices", "trainer ranks", "pipeline stages", "engines"], _node_rows(plan), title="placement")
+        output.table(
+            ["nodes", "devices", "trainer ranks", "pipeline stages", "engines"],
+            _node_rows(plan),
+            title="placement",
+        )
     output.blank()
     if plan.forecast is not None:
         show_forecast(plan, plan.forecast, price=price_per_gpu_hour, output=output)
@@ -70,18 +84,27 @@ def _layout(plan: Plan) -> dict[str, object]:
     sequence = ", sequence parallel" if trainer.sequence_parallel else ""
     ends = [("first", trainer.first_stage_layers), ("last", trainer.last_stage_layers)]
     sequence += "".join(f", {layers} layers in the {name} stage" for name, layers in ends if layers)
-    sequence += (", recompute" * (trainer.recompute == "full")) + (", optimizer on the host" * trainer.offload_optimizer)
-    cuts = f", ep {engines.ep}" * (engines.ep > 1) + f", attention dp {engines.attention_dp}" * (engines.attention_dp > 1)
-    where = "on the trainer's devices, taking turns" if plan.colocated else "on devices of their own"
+    sequence += (", recompute" * (trainer.recompute == "full")) + (
+        ", optimizer on the host" * trainer.offload_optimizer
+    )
+    cuts = f", ep {engines.ep}" * (engines.ep > 1) + f", attention dp {engines.attention_dp}" * (
+        engines.attention_dp > 1
+    )
+    where = (
+        "on the trainer's devices, taking turns" if plan.colocated else "on devices of their own"
+    )
     return {
         "devices": f"{plan.device_kind}, {plan.precision}, {plan.collective}"
         + (f", {plan.cpu_threads} threads each" if plan.device_kind == "cpu" else ""),
-        "trainer": f"{trainer.world_size} rank{'s' * (trainer.world_size > 1)}: {sizes}{experts}{sequence}",
-        "engines": f"{engines.num} x tp {engines.tp}{cuts}, {where}; {engines.max_running_requests} requests at once, "
+        "trainer": f"{trainer.world_size} rank{'s' * (trainer.world_size > 1)}: "
+        f"{sizes}{experts}{sequence}",
+        "engines": f"{engines.num} x tp {engines.tp}{cuts}, {where}; "
+        f"{engines.max_running_requests} requests at once, "
         f"context {engines.context_length}",
         "weights": f"channel {plan.channel}",
         "staleness": f"at most {plan.max_staleness}; old logprobs from the {plan.old_logprobs}",
-        "steps": (f"{plan.warmup_steps} warm-up, " if plan.warmup_steps else "") + f"{plan.steps} RL",
+        "steps": (f"{plan.warmup_steps} warm-up, " if plan.warmup_steps else "")
+        + f"{plan.steps} RL",
     }
 
 
@@ -90,7 +113,8 @@ def _batch(plan: Plan) -> dict[str, object]:
     most_tokens = batch.num_samples * batch.max_sequence_tokens
     per_update = batch.num_samples // batch.updates_per_step
     return {
-        "samples": f"{batch.prompts_per_step} prompts x {batch.samples_per_prompt} samples = {batch.num_samples}",
+        "samples": f"{batch.prompts_per_step} prompts x {batch.samples_per_prompt} samples = "
+        f"{batch.num_samples}",
         "tokens": f"at most {batch.num_samples} x {batch.max_sequence_tokens} = {most_tokens:,}",
         "updates": f"{batch.updates_per_step} x {per_update} samples, in microbatches of at most "
         f"{batch.max_tokens_per_microbatch:,} tokens a rank",
@@ -98,7 +122,8 @@ def _batch(plan: Plan) -> dict[str, object]:
 
 
 def _node_rows(plan: Plan) -> list[tuple[object, ...]]:
-    """One row for each node; neighbours that differ in nothing but numbers stay apart, so that every rank is found."""
+    """One row for each node; neighbours that differ in nothing but numbers stay apart, so that
+    every rank is found."""
     nodes: dict[int, list[Slot]] = {}
     for slot in plan.slots:
         nodes.setdefault(slot.node, []).append(slot)
@@ -130,7 +155,8 @@ def _slot_row(slot: Slot) -> list[object]:
     engine = (
         None
         if slot.engine is None
-        else f"{slot.engine}" + (f" (rank {slot.engine_rank})" if slot.engine_rank is not None else "")
+        else f"{slot.engine}"
+        + (f" (rank {slot.engine_rank})" if slot.engine_rank is not None else "")
     )
     rank = None if slot.trainer_rank is None else str(slot.trainer_rank)
     return [str(slot.node), str(slot.device), rank, engine]
@@ -140,14 +166,34 @@ def _show_origins(loaded: LoadedRecipe, plan: Plan, output: Output) -> None:
     rows = []
     for name, origin in loaded.origins.items():
         value = value_at(loaded.recipe, name)
-        rows.append((name, "null" if value is None else str(value).lower() if isinstance(value, bool) else value, str(origin)))
-    output.table(["key", "value", "origin"], [(name, str(value), by) for name, value, by in rows], title="recipe")
+        rows.append(
+            (
+                name,
+                "null"
+                if value is None
+                else str(value).lower()
+                if isinstance(value, bool)
+                else value,
+                str(origin),
+            )
+        )
+    output.table(
+        ["key", "value", "origin"],
+        [(name, str(value), by) for name, value, by in rows],
+        title="recipe",
+    )
     output.blank()
     output.kv(_environment() or {"(none)": ""}, title="environment of this shell")
     output.blank()
-    output.table(["for", "variable", "value", "because"], environment_rows(plan), title="environment of actors")
+    output.table(
+        ["for", "variable", "value", "because"],
+        environment_rows(plan),
+        title="environment of actors",
+    )
     output.blank()
 
 
 def _environment() -> dict[str, object]:
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)}
+    return {
+        name: value for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)
+    }

@@ -32,9 +32,13 @@ def show_recipes(rows: Sequence[RecipeRow], *, output: Output) -> None:
             for row in rows
         ],
     )
-    output.note("\nfits on: the smallest machine by the planner's estimate, counted in H100s; yours may do with less or more")
     output.note(
-        "all but the quickstarts are planned by miles and were never run on a GPU by its makers: watch their first steps"
+        "\nfits on: the smallest machine by the planner's estimate, counted in H100s; yours may do "
+        "with less or more"
+    )
+    output.note(
+        "all but the quickstarts are planned by miles and were never run on a GPU by its makers: "
+        "watch their first steps"
     )
     output.note("miles launch --recipe NAME --dry-run   shows what would run here")
 
@@ -44,4 +48,8 @@ def _size(row: RecipeRow) -> str:
         return UNKNOWN
     total = format_count(row.num_parameters)
     active = row.num_active_parameters
-    return f"{total}, {format_count(active)} active" if active and active != row.num_parameters else total
+    return (
+        f"{total}, {format_count(active)} active"
+        if active and active != row.num_parameters
+        else total
+    )

@@ -1,4 +1,5 @@
-"""Results of runs, evaluations and exports on the screen and as JSON. Units are read off field names (`_s`, `_bytes`, accuracy)."""
+"""Results of runs, evaluations and exports on the screen and as JSON. Units are read off field
+names (`_s`, `_bytes`, accuracy)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def show_run_summary(summary: object, *, output: Output) -> None:
         {
             f"miles eval {run}": "measure it again",
             f"miles resume {run} --steps {2 * int(str(fields['steps']))}": "train it further",
-            f"miles export {run} --to {shlex.quote(Path(str(fields['path'])).name + '-hf')}": "write a Hugging Face folder",
+            f"miles export {run} --to "
+            f"{shlex.quote(Path(str(fields['path'])).name + '-hf')}": "write a Hugging Face folder",
         }
     )
 
@@ -38,7 +40,9 @@ def show_export(summary: object, *, to: Path, output: Output) -> None:
     output.json("export", fields)
     output.kv(readable(fields), title="exported")
     if not any("refuses to serve" in note for note in getattr(summary, "notes", [])):
-        output.next_steps({f"python -m sglang.launch_server --model-path {shlex.quote(str(to))}": "serve it"})
+        output.next_steps(
+            {f"python -m sglang.launch_server --model-path {shlex.quote(str(to))}": "serve it"}
+        )
 
 
 def readable(fields: dict[str, object]) -> dict[str, object]:
@@ -73,5 +77,7 @@ def _value(name: str, value: object) -> str:
 
 
 def _fields(summary: object) -> dict[str, object]:
-    assert is_dataclass(summary) and not isinstance(summary, type), f"a result is a dataclass, not {summary!r}"
+    assert is_dataclass(summary) and not isinstance(summary, type), (
+        f"a result is a dataclass, not {summary!r}"
+    )
     return asdict(summary)

@@ -1,4 +1,5 @@
-"""What the shell offers at TAB: recipes, runs, `--set` keys. Quick, and silent where nothing can be offered."""
+"""What the shell offers at TAB: recipes, runs, `--set` keys. Quick, and silent where nothing can be
+offered."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def overrides(incomplete: str) -> list[tuple[str, str]]:
 
     name, equals, value = incomplete.partition("=")
     if equals and name in keys():
-        choices = keys()[name].choices or (("true", "false") if keys()[name].wants.startswith("true") else ())
+        choices = keys()[name].choices or (
+            ("true", "false") if keys()[name].wants.startswith("true") else ()
+        )
         return [(f"{name}={choice}", "") for choice in choices if choice.startswith(value)]
     return [(f"{key.name}=", key.wants) for key in keys().values() if key.name.startswith(name)]
 

@@ -1,4 +1,5 @@
-"""Bars that say what a whole is made of: one line per part, each beginning where the one before ended. Pure; drawn by `Output.table`."""
+"""Bars that say what a whole is made of: one line per part, each beginning where the one before
+ended. Pure; drawn by `Output.table`."""
 
 from __future__ import annotations
 
@@ -23,15 +24,18 @@ class Segment:
 
 
 def staircase(segments: Sequence[Segment], *, total: float, width: int) -> list[Text]:
-    """[segments] a line each of `width` characters for `total`. What is there at all is seen: a part has one character at least. Parts beyond
-    the total stand beyond the width, and are drawn in red."""
+    """[segments] a line each of `width` characters for `total`. What is there at all is seen: a
+    part has one character at least. Parts beyond the total stand beyond the width, and are drawn in
+    red."""
     lines, before = [], 0.0
     for segment in segments:
         start = _place(before, total, width)
         end = max(_place(before + segment.size, total, width), start + (segment.size > 0))
         mark = _LEFT if segment.is_free else _FULL
         inside = max(0, min(end, width) - start)
-        line = Text(" " * start + mark * inside, style=theme.QUIET if segment.is_free else theme.ACCENT)
+        line = Text(
+            " " * start + mark * inside, style=theme.QUIET if segment.is_free else theme.ACCENT
+        )
         line.append(mark * max(0, end - max(start, width)), style=theme.BAD)
         lines.append(line)
         before += max(0.0, segment.size)

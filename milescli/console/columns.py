@@ -1,4 +1,5 @@
-"""The columns of a run: one word each, the same in table, lines and JSON; how wide, how important, how written."""
+"""The columns of a run: one word each, the same in table, lines and JSON; how wide, how important,
+how written."""
 
 from __future__ import annotations
 
@@ -44,10 +45,34 @@ def rate(per_s: float) -> str:
 
 COLUMNS = (
     Column(head=("", "step"), word="step", width=5, rank=0, write=lambda done: str(done.step)),
-    Column(head=("", "reward"), word="reward", width=6, rank=0, write=lambda done: number(done.rollout.reward_mean, ".3f")),
-    Column(head=("", "loss"), word="loss", width=7, rank=2, write=lambda done: number(done.report.loss, ".4f")),
-    Column(head=("", "kl"), word="kl", width=6, rank=8, write=lambda done: number(done.report.kl, ".4f")),
-    Column(head=("", "entropy"), word="entropy", width=7, rank=3, write=lambda done: number(done.report.entropy, ".3f")),
+    Column(
+        head=("", "reward"),
+        word="reward",
+        width=6,
+        rank=0,
+        write=lambda done: number(done.rollout.reward_mean, ".3f"),
+    ),
+    Column(
+        head=("", "loss"),
+        word="loss",
+        width=7,
+        rank=2,
+        write=lambda done: number(done.report.loss, ".4f"),
+    ),
+    Column(
+        head=("", "kl"),
+        word="kl",
+        width=6,
+        rank=8,
+        write=lambda done: number(done.report.kl, ".4f"),
+    ),
+    Column(
+        head=("", "entropy"),
+        word="entropy",
+        width=7,
+        rank=3,
+        write=lambda done: number(done.report.entropy, ".3f"),
+    ),
     Column(
         head=("logprob", "diff max"),
         word="logprob_diff_max",
@@ -63,7 +88,11 @@ COLUMNS = (
         write=lambda done: number(done.rollout.response_tokens_mean, ".1f"),
     ),
     Column(
-        head=("", "truncated"), word="truncated", width=9, rank=7, write=lambda done: percent(done.rollout.truncated_fraction)
+        head=("", "truncated"),
+        word="truncated",
+        width=9,
+        rank=7,
+        write=lambda done: percent(done.rollout.truncated_fraction),
     ),
     Column(
         head=("", "staleness"),
@@ -80,19 +109,49 @@ COLUMNS = (
         write=lambda done: rate(done.rollout_tokens_per_s),
     ),
     Column(
-        head=("train", "tokens/s"), word="train_tokens/s", width=8, rank=6, write=lambda done: rate(done.train_tokens_per_s)
+        head=("train", "tokens/s"),
+        word="train_tokens/s",
+        width=8,
+        rank=6,
+        write=lambda done: rate(done.train_tokens_per_s),
     ),
-    Column(head=("rollout", "s"), word="rollout_s", width=7, rank=10, write=lambda done: number(done.seconds.rollout_s, ".2f")),
-    Column(head=("train", "s"), word="train_s", width=6, rank=11, write=lambda done: number(done.seconds.train_s, ".2f")),
-    Column(head=("publish", "s"), word="publish_s", width=7, rank=12, write=lambda done: number(done.seconds.publish_s, ".2f")),
-    Column(head=("step", "s"), word="step_s", width=6, rank=2, write=lambda done: number(done.seconds.step_s, ".2f")),
+    Column(
+        head=("rollout", "s"),
+        word="rollout_s",
+        width=7,
+        rank=10,
+        write=lambda done: number(done.seconds.rollout_s, ".2f"),
+    ),
+    Column(
+        head=("train", "s"),
+        word="train_s",
+        width=6,
+        rank=11,
+        write=lambda done: number(done.seconds.train_s, ".2f"),
+    ),
+    Column(
+        head=("publish", "s"),
+        word="publish_s",
+        width=7,
+        rank=12,
+        write=lambda done: number(done.seconds.publish_s, ".2f"),
+    ),
+    Column(
+        head=("step", "s"),
+        word="step_s",
+        width=6,
+        rank=2,
+        write=lambda done: number(done.seconds.step_s, ".2f"),
+    ),
 )
 
 ACCURACY = Column(head=("", "accuracy"), word="accuracy", width=8, rank=1, write=lambda done: "")
 """Filled from the evaluation after the step, where there was one."""
 
 
-def that_fit(width: int, *, columns: Sequence[Column] = (COLUMNS[0], COLUMNS[1], ACCURACY, *COLUMNS[2:])) -> list[Column]:
+def that_fit(
+    width: int, *, columns: Sequence[Column] = (COLUMNS[0], COLUMNS[1], ACCURACY, *COLUMNS[2:])
+) -> list[Column]:
     """The most important columns that fit into `width`, in their order."""
     kept = list(columns)
     while sum(column.width + GAP for column in kept) - GAP > width and len(kept) > 2:

@@ -1,4 +1,5 @@
-"""Events as lines of text: what a log file gets, one line a step, and what stands above the live panel for good."""
+"""Events as lines of text: what a log file gets, one line a step, and what stands above the live
+panel for good."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ LABEL_WIDTH = 10
 
 
 def step_line(event: Event) -> Text | None:
-    """A step as one line, aligned with its neighbours; None for other events and for most warm-up steps."""
+    """A step as one line, aligned with its neighbours; None for other events and for most warm-up
+    steps."""
     if isinstance(event, StepDone):
         return Text(_step(event))
     if isinstance(event, WarmupStepDone):
@@ -35,7 +37,8 @@ def step_line(event: Event) -> Text | None:
         digits = len(str(event.num_steps))
         loss = number(event.report.loss, ".4f")
         return Text(
-            f"warmup {event.step:>{digits}}/{event.num_steps}  loss {loss}  lr {event.report.lr:.1e}  step_s {event.step_s:.2f}"
+            f"warmup {event.step:>{digits}}/{event.num_steps}  loss {loss}  lr "
+            f"{event.report.lr:.1e}  step_s {event.step_s:.2f}"
         )
     return None
 
@@ -51,7 +54,8 @@ def _step(done: StepDone) -> str:
         f"logprob_diff_max {number(report.logprob_diff_max, '.1e')}",
         f"response_tokens {number(done.rollout.response_tokens_mean, '5.1f')}",
         f"staleness {number(done.rollout.staleness_mean, '.1f')}",
-        f"tokens/s rollout {rate(done.rollout_tokens_per_s):>5} train {rate(done.train_tokens_per_s):>5}",
+        f"tokens/s rollout {rate(done.rollout_tokens_per_s):>5} train "
+        f"{rate(done.train_tokens_per_s):>5}",
         f"s rollout {number(seconds.rollout_s, '.2f')} train {number(seconds.train_s, '.2f')}"
         f" publish {number(seconds.publish_s, '.2f')} step {number(seconds.step_s, '.2f')}",
     ]
@@ -59,28 +63,51 @@ def _step(done: StepDone) -> str:
 
 
 def milestone(event: Event) -> Text | None:
-    """What is worth keeping on the screen: evaluations, checkpoints, warnings, the end. None for all else."""
+    """What is worth keeping on the screen: evaluations, checkpoints, warnings, the end. None for
+    all else."""
     if isinstance(event, EvalDone):
         when = f"step {event.step}" if event.step else "before step 1"
-        return _line("eval", f"{when}: accuracy {figures(event)}, {format_duration(event.seconds)}", theme.GOOD)
+        return _line(
+            "eval",
+            f"{when}: accuracy {figures(event)}, {format_duration(event.seconds)}",
+            theme.GOOD,
+        )
     if isinstance(event, CheckpointSaved):
         size = format_bytes(event.size_bytes)
-        return _line("saved", f"step {event.step}: {event.path} ({size}, {format_duration(event.seconds)})", theme.ACCENT)
+        return _line(
+            "saved",
+            f"step {event.step}: {event.path} ({size}, {format_duration(event.seconds)})",
+            theme.ACCENT,
+        )
     if isinstance(event, EngineTrainerChecked):
-        text = f"engine and trainer agree: |difference of logprobs| max {event.diff_max:.1e}, mean {event.diff_mean:.1e} "
-        return _line("check", text + f"over {event.num_tokens} tokens (bound {event.bound_max:.0e})", theme.GOOD)
+        text = (
+            f"engine and trainer agree: |difference of logprobs| max {event.diff_max:.1e}, "
+            "mean "
+            f"{event.diff_mean:.1e} "
+        )
+        return _line(
+            "check",
+            text + f"over {event.num_tokens} tokens (bound {event.bound_max:.0e})",
+            theme.GOOD,
+        )
     if isinstance(event, Notice):
-        label, style = ("warning", theme.WARN) if event.level == "warning" else ("note", theme.QUIET)
+        label, style = (
+            ("warning", theme.WARN) if event.level == "warning" else ("note", theme.QUIET)
+        )
         return _line(label, event.text, style)
     if isinstance(event, RunEnded):
         style = {"done": theme.GOOD, "stopped": theme.WARN}.get(event.outcome, theme.BAD)
-        return _line(event.outcome, f"at step {event.step}, after {format_duration(event.seconds)}", style)
+        return _line(
+            event.outcome, f"at step {event.step}, after {format_duration(event.seconds)}", style
+        )
     return None
 
 
 def phase_line(event: Event) -> Text | None:
     """A new phase, for logs; the panel shows it in its frame."""
-    return _line(event.phase, event.detail, theme.ACCENT) if isinstance(event, PhaseStarted) else None
+    return (
+        _line(event.phase, event.detail, theme.ACCENT) if isinstance(event, PhaseStarted) else None
+    )
 
 
 def _line(label: str, text: str, style: str) -> Text:

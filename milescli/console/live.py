@@ -1,4 +1,5 @@
-"""LiveRun: watches a run and shows it, as the mode and the terminal allow. A listener of the event bus, made by the runtime."""
+"""LiveRun: watches a run and shows it, as the mode and the terminal allow. A listener of the event
+bus, made by the runtime."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ SVG_MILESTONES = 9
 
 
 class LiveRun:
-    """On a terminal a panel that redraws itself; in a log one line a step; with --json one event a line; quiet: warnings.
+    """On a terminal a panel that redraws itself; in a log one line a step; with --json one event a
+    line; quiet: warnings.
 
     with LiveRun(output, name="quickstart-1") as view:
         bus.listeners.append(view)
@@ -48,13 +50,19 @@ class LiveRun:
                 console=self.output.narration,
                 get_renderable=self._frame,
                 refresh_per_second=REFRESH_PER_S,
-                redirect_stdout=self.output.data.is_terminal,  # data that goes to a file must not end on the screen
+                # data that goes to a file must not end on the screen
+                redirect_stdout=self.output.data.is_terminal,
                 vertical_overflow="crop",
             )
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -73,14 +81,25 @@ class LiveRun:
             return
         try:
             self._show(event)
-        except (OSError, ValueError):  # the terminal or the pipe was closed; files and trackers still record the run
+        except (
+            OSError,
+            ValueError,
+        ):  # the terminal or the pipe was closed; files and trackers still record the run
             self._is_deaf = True
 
-    def save_svg(self, path: Path, *, command: str = "", width: int = 110, height: int = 40) -> None:
-        """The last frame, and the milestones above it, as a picture. `command` is shown as the line that was typed."""
+    def save_svg(
+        self, path: Path, *, command: str = "", width: int = 110, height: int = 40
+    ) -> None:
+        """The last frame, and the milestones above it, as a picture. `command` is shown as the line
+        that was typed."""
         with self._lock:
             picture = Console(
-                record=True, file=io.StringIO(), width=width, height=height, force_terminal=True, color_system="truecolor"
+                record=True,
+                file=io.StringIO(),
+                width=width,
+                height=height,
+                force_terminal=True,
+                color_system="truecolor",
             )
             if command:
                 picture.print(Text.assemble(("$ ", theme.QUIET), command))

@@ -1,4 +1,5 @@
-"""The one voice of the program: data on stdout, narration on stderr, in the mode that the user chose.
+"""The one voice of the program: data on stdout, narration on stderr, in the mode that the user
+chose.
 
 Every command speaks through it.
 """
@@ -41,7 +42,13 @@ class Mode(StrEnum):
 class Output:
     """Where all output goes. Text from users is never read as markup."""
 
-    def __init__(self, mode: Mode = Mode.HUMAN, *, stdout: IO[str] | None = None, stderr: IO[str] | None = None) -> None:
+    def __init__(
+        self,
+        mode: Mode = Mode.HUMAN,
+        *,
+        stdout: IO[str] | None = None,
+        stderr: IO[str] | None = None,
+    ) -> None:
         """Streams other than the process's own are for tests."""
         self.mode = mode
         self.data = _console(stdout if stdout is not None else sys.stdout)
@@ -57,13 +64,22 @@ class Output:
         if self.mode is Mode.JSON:
             self._line(self.data, envelope(kind, payload))
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
-        """Rows as data. Quiet: tab-separated, without a header. Nothing in JSON mode: `json` speaks there."""
+    def table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = ""
+    ) -> None:
+        """Rows as data. Quiet: tab-separated, without a header. Nothing in JSON mode: `json` speaks
+        there."""
         if self.mode is Mode.QUIET:
             for row in rows:
                 self._line(self.data, "\t".join(_plain(cell) for cell in row))
         elif self.mode is Mode.HUMAN:
-            grid = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style=theme.HEADER, title_justify="left")
+            grid = Table(
+                box=None,
+                pad_edge=False,
+                padding=(0, 3, 0, 0),
+                header_style=theme.HEADER,
+                title_justify="left",
+            )
             for place, column in enumerate(columns):
                 cells = [row[place] for row in rows if row[place] is not None]
                 is_number = bool(cells) and all(isinstance(cell, int | float) for cell in cells)
@@ -109,7 +125,9 @@ class Output:
 
     def warn(self, text: str) -> None:
         """Something that the user may not have meant. Said in quiet mode too."""
-        self._narrate("warning", text, Text.assemble(("warning: ", theme.WARN), text), is_important=True)
+        self._narrate(
+            "warning", text, Text.assemble(("warning: ", theme.WARN), text), is_important=True
+        )
 
     def error(self, error: MilesError) -> None:
         """What, why, fix. One JSON object on stderr in JSON mode."""
@@ -120,7 +138,9 @@ class Output:
         self._labelled("error: ", error.what, style=theme.BAD)
         self._labelled("  why: ", error.why, style=theme.LABEL)
         for place, fix in enumerate(error.fixes):
-            self._labelled("   or: " if place else "  fix: ", fix, style=theme.LABEL, body=theme.COMMAND)
+            self._labelled(
+                "   or: " if place else "  fix: ", fix, style=theme.LABEL, body=theme.COMMAND
+            )
 
     def next_steps(self, commands: Mapping[str, str]) -> None:
         """Commands that can be pasted, each with what it does."""
@@ -129,7 +149,9 @@ class Output:
         width = max(len(command) for command in commands)
         self.narration.print(Text("next", style=theme.LABEL))
         for command, meaning in commands.items():
-            line = Text.assemble(("  ", ""), (command.ljust(width), theme.COMMAND), (f"   {meaning}", theme.QUIET))
+            line = Text.assemble(
+                ("  ", ""), (command.ljust(width), theme.COMMAND), (f"   {meaning}", theme.QUIET)
+            )
             self.narration.print(line, soft_wrap=True)
 
     def _labelled(self, label: str, text: str, *, style: str, body: str = "") -> None:
@@ -161,7 +183,11 @@ class Output:
 
 def envelope(kind: str, payload: Mapping[str, object]) -> str:
     """One line of strict JSON; NaN and infinity, which JSON has not, become null."""
-    return json.dumps({"schema": JSON_SCHEMA, "kind": kind, **_finite(dict(payload))}, ensure_ascii=False, default=str)  # type: ignore[dict-item]
+    return json.dumps(
+        {"schema": JSON_SCHEMA, "kind": kind, **_finite(dict(payload))},
+        ensure_ascii=False,
+        default=str,
+    )  # type: ignore[dict-item]
 
 
 def _finite(value: object) -> object:
@@ -175,7 +201,8 @@ def _finite(value: object) -> object:
 
 
 def _console(stream: IO[str]) -> Console:
-    """Colours only on a terminal, whatever GITHUB_ACTIONS or FORCE_COLOR say; none with NO_COLOR."""
+    """Colours only on a terminal, whatever GITHUB_ACTIONS or FORCE_COLOR say; none with
+    NO_COLOR."""
     is_terminal = stream.isatty()
     return Console(
         file=stream,

@@ -1,4 +1,5 @@
-"""One frame of the live panel: RunProgress -> something that rich draws. Pure; asked for several times a second."""
+"""One frame of the live panel: RunProgress -> something that rich draws. Pure; asked for several
+times a second."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def frame(progress: RunProgress, *, width: int, height: int) -> RenderableType:
         title_align="left",
         subtitle=Text(word, style=style),
         subtitle_align="right",
-        border_style=theme.BORDER if progress.ended is None or progress.ended.outcome != "failed" else theme.BAD,
+        border_style=theme.BORDER
+        if progress.ended is None or progress.ended.outcome != "failed"
+        else theme.BAD,
         padding=(1, 2),
         width=width,
     )
@@ -60,7 +63,9 @@ def frame(progress: RunProgress, *, width: int, height: int) -> RenderableType:
 def _state(progress: RunProgress) -> tuple[str, str]:
     if progress.ended is None:
         return theme.ACCENT, progress.phase
-    return {"done": theme.GOOD, "stopped": theme.WARN}.get(progress.ended.outcome, theme.BAD), progress.ended.outcome
+    return {"done": theme.GOOD, "stopped": theme.WARN}.get(
+        progress.ended.outcome, theme.BAD
+    ), progress.ended.outcome
 
 
 def _bar_line(progress: RunProgress, width: int) -> Text:
@@ -74,10 +79,17 @@ def _bar_line(progress: RunProgress, width: int) -> Text:
     if progress.left_s is not None:
         times += f" · {format_duration(progress.left_s)} left"
     if progress.share_done is None:
-        turn = SPINNER[int(progress.elapsed_s * 8) % len(SPINNER)] if progress.ended is None else " "
+        turn = (
+            SPINNER[int(progress.elapsed_s * 8) % len(SPINNER)] if progress.ended is None else " "
+        )
         room = max(0, width - len(times) - len(counted) - 6)
         detail = progress.detail[:room].ljust(room)
-        return Text.assemble((f"{turn} ", theme.ACCENT), (counted, theme.TITLE), f"  {detail}  ", (times, theme.QUIET))
+        return Text.assemble(
+            (f"{turn} ", theme.ACCENT),
+            (counted, theme.TITLE),
+            f"  {detail}  ",
+            (times, theme.QUIET),
+        )
     length = max(4, width - len(counted) - len(times) - 4)
     full = round(length * min(1.0, progress.share_done))
     color = theme.GOOD if progress.share_done >= 1 else theme.ACCENT
@@ -115,14 +127,24 @@ def _accuracy(progress: RunProgress) -> str:
 
 def _table(progress: RunProgress, width: int, height: int) -> Table:
     columns = that_fit(width)
-    table = Table(box=None, pad_edge=False, padding=(0, 0), show_edge=False, header_style=theme.HEADER, collapse_padding=True)
+    table = Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, 0),
+        show_edge=False,
+        header_style=theme.HEADER,
+        collapse_padding=True,
+    )
     for place, column in enumerate(columns):
         room = column.width + (GAP if place else 0)
         table.add_column("\n".join(column.head), justify="right", width=room, no_wrap=True)
     rows = max(3, min(MAX_ROWS, height - OTHER_LINES))
     shown = list(progress.steps)[-rows:]
     for done in shown:
-        table.add_row(*(_cell(column, done, progress) for column in columns), style="" if done is shown[-1] else theme.QUIET)
+        table.add_row(
+            *(_cell(column, done, progress) for column in columns),
+            style="" if done is shown[-1] else theme.QUIET,
+        )
     return table
 
 
@@ -140,12 +162,18 @@ def _cell(column: Column, done: StepDone, progress: RunProgress) -> Text:
 
 
 def _phases(done: StepDone, width: int) -> Text:
-    """Where the last step's time went: `rollout 2.10 s  train 0.84 s ...`, and a bar in proportion."""
+    """Where the last step's time went: `rollout 2.10 s  train 0.84 s ...`, and a bar in
+    proportion."""
     parts = [(word, getattr(done.seconds, field), style) for word, field, style in PHASES]
     total = sum(spent for _, spent, _ in parts if math.isfinite(spent))
-    shown = [(word, spent, style) for word, spent, style in parts if math.isfinite(spent) and spent > SMALLEST_SHARE * total]
+    shown = [
+        (word, spent, style)
+        for word, spent, style in parts
+        if math.isfinite(spent) and spent > SMALLEST_SHARE * total
+    ]
     words = Text("   ").join(
-        Text.assemble(("■ ", style), (f"{word} ", theme.LABEL), f"{spent:.2f} s") for word, spent, style in shown
+        Text.assemble(("■ ", style), (f"{word} ", theme.LABEL), f"{spent:.2f} s")
+        for word, spent, style in shown
     )
     room = width - words.cell_len - 3
     if room < 12 or total <= 0:
@@ -173,7 +201,9 @@ def _health(done: StepDone, width: int) -> Text:
     line = Text("   ").join(Text.assemble((f"{word} ", theme.LABEL), text) for word, text in facts)
     while line.cell_len > width and len(facts) > 1:
         facts.pop()
-        line = Text("   ").join(Text.assemble((f"{word} ", theme.LABEL), text) for word, text in facts)
+        line = Text("   ").join(
+            Text.assemble((f"{word} ", theme.LABEL), text) for word, text in facts
+        )
     return _cut(line, width)
 
 
@@ -181,9 +211,15 @@ def _warmup(progress: RunProgress, width: int) -> Text:
     assert progress.warmup is not None
     report = progress.warmup.report
     words = f"loss  {number(progress.warmup_losses[0], '.3f')} → {number(report.loss, '.3f')}  "
-    speed = f"   {rate(report.num_tokens / progress.warmup.step_s)} tokens/s" if progress.warmup.step_s > 0 else ""
+    speed = (
+        f"   {rate(report.num_tokens / progress.warmup.step_s)} tokens/s"
+        if progress.warmup.step_s > 0
+        else ""
+    )
     line = theme.sparkline(progress.warmup_losses, max(8, min(60, width - len(words) - len(speed))))
-    return Text.assemble((words[:6], theme.LABEL), words[6:], (line, theme.ACCENT), (speed, theme.QUIET))
+    return Text.assemble(
+        (words[:6], theme.LABEL), words[6:], (line, theme.ACCENT), (speed, theme.QUIET)
+    )
 
 
 def _cut(text: Text, width: int) -> Text:

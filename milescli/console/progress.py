@@ -1,4 +1,5 @@
-"""What a run has told so far: events in, the figures that a screen shows out. Pure; drawn by `panel` and `lines`."""
+"""What a run has told so far: events in, the figures that a screen shows out. Pure; drawn by
+`panel` and `lines`."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ class RunProgress:
 
     @property
     def share_done(self) -> float | None:
-        """Of the RL steps, or of the warm-up while there is none; None where nothing was counted yet."""
+        """Of the RL steps, or of the warm-up while there is none; None where nothing was counted
+        yet."""
         if self.last is not None:
             return self.last.step / self.last.num_steps
         return self.warmup.step / self.warmup.num_steps if self.warmup else None

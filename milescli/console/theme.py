@@ -21,8 +21,11 @@ BORDER = "bright_black"
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def sparkline(values: Sequence[float], width: int, *, low: float | None = None, high: float | None = None) -> str:
-    """`width` characters at most: the mean of each part of `values`. A value that is no number leaves a gap."""
+def sparkline(
+    values: Sequence[float], width: int, *, low: float | None = None, high: float | None = None
+) -> str:
+    """`width` characters at most: the mean of each part of `values`. A value that is no number
+    leaves a gap."""
     if not values or width < 1:
         return ""
     parts = _shrink(values, width)

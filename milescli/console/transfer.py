@@ -1,4 +1,5 @@
-"""Bytes as they are moved: a bar on a terminal, now and then a line in a log, one event a line with --json. Made by the runtime."""
+"""Bytes as they are moved: a bar on a terminal, now and then a line in a log, one event a line with
+--json. Made by the runtime."""
 
 from __future__ import annotations
 
@@ -6,7 +7,14 @@ import threading
 import time
 from types import TracebackType
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from milescli.console.output import Mode, Output
 from milescli.core.units import format_bytes, format_duration
@@ -20,9 +28,16 @@ EVENT_EVERY_S = 1.0
 class Transfer:
     """Call it with bytes as they are done; from any thread. A context manager."""
 
-    def __init__(self, output: Output, *, label: str, total_bytes: int, done_bytes: int = 0) -> None:
+    def __init__(
+        self, output: Output, *, label: str, total_bytes: int, done_bytes: int = 0
+    ) -> None:
         """`done_bytes`: of an earlier attempt; they do not count for the speed."""
-        self.output, self.label, self.total_bytes, self.done_bytes = output, label, total_bytes, done_bytes
+        self.output, self.label, self.total_bytes, self.done_bytes = (
+            output,
+            label,
+            total_bytes,
+            done_bytes,
+        )
         self._before, self._began = done_bytes, time.monotonic()
         self._told = self._began
         self._lock = threading.Lock()
@@ -40,11 +55,18 @@ class Transfer:
                 console=self.output.narration,
                 transient=True,
             )
-            self._task = self._bar.add_task(self.label, total=self.total_bytes, completed=self.done_bytes)
+            self._task = self._bar.add_task(
+                self.label, total=self.total_bytes, completed=self.done_bytes
+            )
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._bar is not None:
             self._bar.stop()
         elif kind is None and self.output.mode is Mode.JSON:
@@ -65,7 +87,8 @@ class Transfer:
                 self._told = now
                 left = "" if self.eta_s is None else f", {format_duration(self.eta_s)} left"
                 self.output.note(
-                    f"{self.label}: {format_bytes(self.done_bytes)} of {format_bytes(self.total_bytes)}, "
+                    f"{self.label}: {format_bytes(self.done_bytes)} of "
+                    f"{format_bytes(self.total_bytes)}, "
                     f"{format_bytes(self.bytes_per_s)}/s{left}"
                 )
 

@@ -1,4 +1,5 @@
-"""Errors that tell what went wrong, why, and how to mend it; and the exit codes. Raised everywhere, printed at one door."""
+"""Errors that tell what went wrong, why, and how to mend it; and the exit codes. Raised everywhere,
+printed at one door."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class MilesError(Exception):
     exit_code: ExitCode = ExitCode.FAILED
 
     def __init__(self, what: str, *, why: str, fix: str | list[str]) -> None:
-        """`what` failed, `why` with the numbers, `fix`: one or more commands or actions, the best first."""
+        """`what` failed, `why` with the numbers, `fix`: one or more commands or actions, the best
+        first."""
         super().__init__(what)
         self.what = what
         self.why = why
@@ -111,7 +113,8 @@ class WorkerDied(MilesError, RuntimeError):
 
 
 class WaitTimeout(MilesError, TimeoutError):
-    """A wait reached its bound. Says who waited for whom, for what, how long, and when the other last spoke."""
+    """A wait reached its bound. Says who waited for whom, for what, how long, and when the other
+    last spoke."""
 
     def __str__(self) -> str:
         return MilesError.__str__(self)

@@ -1,4 +1,5 @@
-"""What happens in a run, as it happens. Events are observed (table, files, trackers) and never steer."""
+"""What happens in a run, as it happens. Events are observed (table, files, trackers) and never
+steer."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class RolloutStats:
     response_tokens_max: int
     prompt_tokens_mean: float
     staleness_mean: float
-    """Trainer version minus the version of the oldest token, measured when the step took the group."""
+    """Trainer version minus the version of the oldest token, measured when the step took the
+    group."""
     staleness_max: int
     dropped_groups: int
     """Refused by the filter."""
@@ -132,7 +134,16 @@ class RunEnded:
     error: dict[str, object] | None = None
 
 
-Event = PhaseStarted | Notice | WarmupStepDone | StepDone | EvalDone | CheckpointSaved | EngineTrainerChecked | RunEnded
+Event = (
+    PhaseStarted
+    | Notice
+    | WarmupStepDone
+    | StepDone
+    | EvalDone
+    | CheckpointSaved
+    | EngineTrainerChecked
+    | RunEnded
+)
 
 
 class Listener(Protocol):

@@ -1,5 +1,5 @@
-"""docker/pins.env: the versions that miles is tested with, and the oldest that it runs on. Reads that file and nothing else; called by
-doctor and by those who write job scripts."""
+"""docker/pins.env: the versions that miles is tested with, and the oldest that it runs on. Reads
+that file and nothing else; called by doctor and by those who write job scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Names to things, lazily: a built-in table, entry points of the group `miles.plugins`, or an import path. One resolver for all rooms."""
+"""Names to things, lazily: a built-in table, entry points of the group `miles.plugins`, or an
+import path. One resolver for all rooms."""
 
 from __future__ import annotations
 
@@ -23,10 +24,14 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 class Registry:
-    """A table of one kind of plug point, e.g. rewards. Values are import paths, so that nothing is loaded before it is asked for."""
+    """A table of one kind of plug point, e.g. rewards. Values are import paths, so that nothing is
+    loaded before it is asked for."""
 
-    def __init__(self, kind: str, builtin: Mapping[str, str], *, signature: tuple[str, ...] = ()) -> None:
-        """`kind` as the user knows it ("reward"); `signature`: names of the parameters that a plug-in must accept."""
+    def __init__(
+        self, kind: str, builtin: Mapping[str, str], *, signature: tuple[str, ...] = ()
+    ) -> None:
+        """`kind` as the user knows it ("reward"); `signature`: names of the parameters that a
+        plug-in must accept."""
         self.kind = kind
         self.builtin = dict(builtin)
         self.signature = signature
@@ -38,19 +43,27 @@ class Registry:
     def _plugins(self) -> dict[str, str]:
         prefix = f"{self.kind}."
         found = entry_points(group=ENTRY_POINT_GROUP)
-        return {point.name.removeprefix(prefix): point.value for point in found if point.name.startswith(prefix)}
+        return {
+            point.name.removeprefix(prefix): point.value
+            for point in found
+            if point.name.startswith(prefix)
+        }
 
     def resolve(self, name: str, *, key: str) -> object:
         """The object called `name`. `key` is the recipe key that named it, for the error.
 
-        Raises RecipeError where nothing has that name, the import fails, or the signature does not match.
+        Raises RecipeError where nothing has that name, the import fails, or the signature does not
+        match.
         """
-        path = self.builtin.get(name) or self._plugins().get(name) or (name if ":" in name else None)
+        path = (
+            self.builtin.get(name) or self._plugins().get(name) or (name if ":" in name else None)
+        )
         if path is None:
             guess = nearest(name, self.names())
             raise RecipeError(
                 f"no {self.kind} is called `{name}`",
-                why=f"`{key}` must be one of {', '.join(self.names())}, or an import path like `mypkg.module:name`",
+                why=f"`{key}` must be one of {', '.join(self.names())}, or an import path like "
+                "`mypkg.module:name`",
                 fix=f"--set {key}={guess or self.names()[0]}",
             )
         found = _import(path, kind=self.kind, key=key)
@@ -62,7 +75,9 @@ class Registry:
             return
         if not callable(found):
             raise RecipeError(
-                f"`{path}` is not callable", why=f"`{key}` needs a {self.kind}", fix=f"point {key} at a function or class"
+                f"`{path}` is not callable",
+                why=f"`{key}` needs a {self.kind}",
+                fix=f"point {key} at a function or class",
             )
         target = found.__init__ if inspect.isclass(found) else found  # type: ignore[misc]
         parameters = inspect.signature(target).parameters
@@ -71,7 +86,8 @@ class Registry:
         if missing and not takes_any:
             raise RecipeError(
                 f"`{path}` cannot be a {self.kind}",
-                why=f"it lacks the parameter{'s' if len(missing) > 1 else ''} {', '.join(missing)}; it takes ({', '.join(parameters)})",
+                why=f"it lacks the parameter{'s' if len(missing) > 1 else ''} "
+                f"{', '.join(missing)}; it takes ({', '.join(parameters)})",
                 fix=f"def {path.rpartition(':')[2]}({', '.join(self.signature)}): ...",
             )
 
@@ -86,7 +102,8 @@ def _import(path: str, *, kind: str, key: str) -> object:
             why=f"importing {module_name} raised {type(error).__name__}: {error}{_place_of(error)}",
             fix=[
                 *_ways_to_find(error, module_name),
-                f"{sys.executable} -c 'import {module_name}'   # mend it, then try again; `{key}` is `package.module:name`",
+                f"{sys.executable} -c 'import {module_name}'   # mend it, then try again; `{key}` "
+                "is `package.module:name`",
             ],
         ) from error
     try:
@@ -103,13 +120,18 @@ def _import(path: str, *, kind: str, key: str) -> object:
 
 def _place_of(error: Exception) -> str:
     """` (rewards.py:3)`: the last line of the user's that ran; empty where none did."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<")
+    ]
     own = [frame for frame in frames[1:] if frame.filename != importlib.__file__]
     return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
 
 
 def _ways_to_find(error: Exception, module_name: str) -> list[str]:
-    """Commands after which a module that was not found is found: one beside the user, or a package that his own module asks for."""
+    """Commands after which a module that was not found is found: one beside the user, or a package
+    that his own module asks for."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return []
     missing, wanted = error.name.partition(".")[0], module_name.partition(".")[0]

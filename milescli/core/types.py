@@ -1,4 +1,5 @@
-"""The words of the house: what flows from prompts to weights. Plain data, no behaviour beyond what the data implies."""
+"""The words of the house: what flows from prompts to weights. Plain data, no behaviour beyond what
+the data implies."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from enum import StrEnum
 from typing import NewType
 
 WeightVersion = NewType("WeightVersion", int)
-"""Rises by one at each publish; 0 is what the engines loaded at start. staleness = trainer version - sample version."""
+"""Rises by one at each publish; 0 is what the engines loaded at start. staleness = trainer version
+- sample version."""
 
 
 class StopReason(StrEnum):
@@ -49,10 +51,12 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedExperts:
-    """Which experts the engine chose (R3). Position t is the routing of *input* token t of prompt + answer."""
+    """Which experts the engine chose (R3). Position t is the routing of *input* token t of prompt +
+    answer."""
 
     indices: bytes
-    """int32, row-major [num_tokens, num_layers, topk] with num_tokens = len(prompt) + len(answer) - 1."""
+    """int32, row-major [num_tokens, num_layers, topk] with num_tokens = len(prompt) + len(answer) -
+    1."""
     num_tokens: int
     num_layers: int
     """All of the model; what stands for a layer without experts means nothing."""
@@ -61,7 +65,8 @@ class RoutedExperts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One answer to one prompt, exactly as the engine produced it; token ids are never made again from text."""
+    """One answer to one prompt, exactly as the engine produced it; token ids are never made again
+    from text."""
 
     sample_index: int
     """Place in its group, 0 .. samples_per_prompt - 1."""
@@ -72,7 +77,8 @@ class Sample:
     response_ids: list[int]
     """[num_response_tokens] including the end-of-sequence token where there is one."""
     logprobs: array[float]
-    """[num_response_tokens] natural log, from the engine that sampled, at the sampling temperature."""
+    """[num_response_tokens] natural log, from the engine that sampled, at the sampling
+    temperature."""
     loss_mask: list[bool]
     """[num_response_tokens] True where the token is trained on (tool output is not)."""
     text: str
@@ -109,7 +115,9 @@ class Group:
     def rewards(self) -> list[float]:
         """[samples_per_prompt] Raises AssertionError where a sample was not scored."""
         rewards = [sample.reward for sample in self.samples]
-        assert all(reward is not None for reward in rewards), f"prompt {self.prompt.index} is not scored"
+        assert all(reward is not None for reward in rewards), (
+            f"prompt {self.prompt.index} is not scored"
+        )
         return [reward for reward in rewards if reward is not None]
 
 
@@ -124,7 +132,8 @@ class StepReport:
     entropy: float
     """Mean per trained token, nats."""
     kl: float
-    """Mean per trained token against the reference, by the recipe's estimator; 0.0 without a reference."""
+    """Mean per trained token against the reference, by the recipe's estimator; 0.0 without a
+    reference."""
     clip_fraction: float
     """Share of trained tokens whose ratio was clipped."""
     ratio_mean: float

@@ -1,4 +1,5 @@
-"""What nodes of a cluster are to each other: versions, interfaces, reach, clocks, bandwidth. Pure; `cluster` asks the nodes."""
+"""What nodes of a cluster are to each other: versions, interfaces, reach, clocks, bandwidth. Pure;
+`cluster` asks the nodes."""
 
 from __future__ import annotations
 
@@ -12,47 +13,83 @@ from milescli.doctor.finding import Finding, fail, ok, skip, warn
 from milescli.doctor.network import GLOO_VARIABLE, NCCL_VARIABLE, gloo_choice, nccl_choice
 
 CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 300.0
-"""Events of several nodes are ordered by their time stamps, and steps take seconds; Kerberos (five minutes by default) and with it
-some shared file systems refuse whoever is further off."""
+"""Events of several nodes are ordered by their time stamps, and steps take seconds; Kerberos (five
+minutes by default) and with it some shared file systems refuse whoever is further off."""
 SLOW_SHARE = 0.5
 """Of the median pair."""
-SETTLE = "a firewall, a wrong route, or an address of another network: every port between nodes must be open"
+SETTLE = (
+    "a firewall, a wrong route, or an address of another network: every port between nodes "
+    "must be open"
+)
 
 
-def judge_versions(mine: Mapping[str, str], theirs: Mapping[str, Mapping[str, str]], *, address: str) -> list[Finding]:
-    """`mine`: of the driver; `theirs`: by node. All must be equal: they talk to each other in formats of their own."""
+def judge_versions(
+    mine: Mapping[str, str], theirs: Mapping[str, Mapping[str, str]], *, address: str
+) -> list[Finding]:
+    """`mine`: of the driver; `theirs`: by node. All must be equal: they talk to each other in
+    formats of their own."""
     found: list[Finding] = []
     for node, versions in theirs.items():
-        unlike = {name: versions.get(name, "missing") for name in mine if versions.get(name, "missing") != mine[name]}
+        unlike = {
+            name: versions.get(name, "missing")
+            for name in mine
+            if versions.get(name, "missing") != mine[name]
+        }
         if unlike:
-            why = "; ".join(f"{name} is {version}, and {mine[name]} here" for name, version in unlike.items())
-            fix = f"ssh {node}   # ray stop; install the same there; ray start --address={address} from that environment"
-            found += at(node, fail("versions", "runs other software than the driver", why=why, fix=fix))
+            why = "; ".join(
+                f"{name} is {version}, and {mine[name]} here" for name, version in unlike.items()
+            )
+            fix = (
+                f"ssh {node}   # ray stop; install the same there; ray start "
+                f"--address={address} "
+                "from that environment"
+            )
+            found += at(
+                node, fail("versions", "runs other software than the driver", why=why, fix=fix)
+            )
     told = ", ".join(f"{name} {version}" for name, version in mine.items())
     return found or ok("versions", f"alike on {len(theirs)} nodes: {told}")
 
 
 def judge_interfaces(
-    interfaces: Mapping[str, Mapping[str, str]], variables: Mapping[str, Mapping[str, str]], environ: Mapping[str, str]
+    interfaces: Mapping[str, Mapping[str, str]],
+    variables: Mapping[str, Mapping[str, str]],
+    environ: Mapping[str, str],
 ) -> list[Finding]:
-    """`interfaces`: node -> its addresses -> their interfaces; `variables`: node -> what is set there; `environ`: of the driver."""
+    """`interfaces`: node -> its addresses -> their interfaces; `variables`: node -> what is set
+    there; `environ`: of the driver."""
     found: list[Finding] = []
     for node, held in interfaces.items():
         own = held.get(node)
         if own is None:
             why = (
-                f"Ray gives the others {node}, and the node itself has {', '.join(sorted(held))}: ranks could not listen there"
+                f"Ray gives the others {node}, and the node itself has "
+                f"{', '.join(sorted(held))}: ranks could not listen there"
             )
-            fix = f"ssh {node}   # ray stop; ray start --node-ip-address=ADDRESS ..., one that the node itself has"
+            fix = (
+                f"ssh {node}   # ray stop; ray start --node-ip-address=ADDRESS ..., one that "
+                "the "
+                "node itself has"
+            )
             found += at(node, fail("interfaces", f"no interface holds {node}", why=why, fix=fix))
             continue
         for name, choose in ((NCCL_VARIABLE, nccl_choice), (GLOO_VARIABLE, gloo_choice)):
             value = variables[node].get(name) or environ.get(name)
             if value and not choose(value, [own]):
                 why = f"{own} holds {node}, by which the others know it; {name} leaves it out"
-                fixes = [f"export {name}={own}   # before `ray start` there, or before miles", f"unset {name}"]
-                found += at(node, warn("interfaces", f"{name}={value} chooses another network", why=why, fix=fixes))
-    return found or ok("interfaces", ", ".join(f"{node} {held[node]}" for node, held in interfaces.items()))
+                fixes = [
+                    f"export {name}={own}   # before `ray start` there, or before miles",
+                    f"unset {name}",
+                ]
+                found += at(
+                    node,
+                    warn(
+                        "interfaces", f"{name}={value} chooses another network", why=why, fix=fixes
+                    ),
+                )
+    return found or ok(
+        "interfaces", ", ".join(f"{node} {held[node]}" for node, held in interfaces.items())
+    )
 
 
 def judge_nodes(names: Sequence[str], reports: Sequence[Report], *, backend: str) -> list[Finding]:
@@ -62,13 +99,24 @@ def judge_nodes(names: Sequence[str], reports: Sequence[Report], *, backend: str
         found: list[Finding] = []
         for a, b, why in unreachable:
             fixes = [f"ssh {a} ping -c 1 {b}", f"ssh {b} iptables -L INPUT -n   # what is let in"]
-            found += at(a, fail("reach", f"{b} cannot be reached", why=f"{why}; {SETTLE}", fix=fixes))
-        return found + skip("group", "see `reach`, which comes first") + judge_clocks(names, reports[0])
-    broken = next((each for each in reports if each.problem), next((each for each in reports if each.step), None))
+            found += at(
+                a, fail("reach", f"{b} cannot be reached", why=f"{why}; {SETTLE}", fix=fixes)
+            )
+        return (
+            found
+            + skip("group", "see `reach`, which comes first")
+            + judge_clocks(names, reports[0])
+        )
+    broken = next(
+        (each for each in reports if each.problem),
+        next((each for each in reports if each.step), None),
+    )
     if broken is not None and broken.step in ("starting", "meeting", "reaching each other"):
         why = f"{broken.problem or 'no answer'}; {SETTLE}"
         fix = f"ssh {names[0]} iptables -L INPUT -n   # what is let in"
-        return fail("reach", f"{broken.step} failed", why=why, fix=fix) + skip("group", "see `reach`, which comes first")
+        return fail("reach", f"{broken.step} failed", why=why, fix=fix) + skip(
+            "group", "see `reach`, which comes first"
+        )
     return [
         *ok("reach", f"{len(names)} nodes reach each other"),
         *judge_clocks(names, reports[0]),
@@ -83,13 +131,23 @@ def judge_clocks(names: Sequence[str], report: Report) -> list[Finding]:
     found: list[Finding] = []
     for node, (offset_s, error_s) in report.offsets.items():
         surely_s = max(0.0, abs(offset_s) - error_s)
-        what = f"its clock is {abs(offset_s):.3g} s {'ahead of' if offset_s > 0 else 'behind'} that of {names[0]}, give or take {error_s:.1g} s"
+        what = (
+            f"its clock is {abs(offset_s):.3g} s {'ahead of' if offset_s > 0 else 'behind'} "
+            f"that of {names[0]}, give or take {error_s:.1g} s"
+        )
         fix = f"ssh {node} sudo chronyc makestep   # or: systemctl restart systemd-timesyncd"
         if surely_s > CLOCK_FAIL_S:
-            why = "tickets and certificates are refused by then, and logs of the run cannot be put in order"
+            why = (
+                "tickets and certificates are refused by then, and logs of the run cannot be "
+                "put "
+                "in order"
+            )
             found += at(node, fail("clocks", what, why=why, fix=fix))
         elif surely_s > CLOCK_WARN_S:
-            why = "events and logs of the run are put in order by their time stamps, and will be in the wrong one"
+            why = (
+                "events and logs of the run are put in order by their time stamps, and will be "
+                "in the wrong one"
+            )
             found += at(node, warn("clocks", what, why=why, fix=fix))
     worst = max((abs(offset) + error for offset, error in report.offsets.values()), default=0.0)
     return found or ok("clocks", f"within {worst * 1000:.2g} ms of {names[0]}")
@@ -101,20 +159,36 @@ def at(node: str, found: list[Finding]) -> list[Finding]:
 
 
 def _group(reports: Sequence[Report], broken: Report | None, backend: str) -> list[Finding]:
-    trace = "GLOO_LOG_LEVEL=DEBUG miles doctor" if backend == "gloo" else "NCCL_DEBUG=INFO miles doctor"
+    trace = (
+        "GLOO_LOG_LEVEL=DEBUG miles doctor" if backend == "gloo" else "NCCL_DEBUG=INFO miles doctor"
+    )
     if broken is not None:
         why = broken.problem or "it did not end in time, or its process was killed"
-        return fail("group", f"{backend}: {broken.step} failed", why=why, fix=["miles doctor   # see `interfaces`", trace])
+        return fail(
+            "group",
+            f"{backend}: {broken.step} failed",
+            why=why,
+            fix=["miles doctor   # see `interfaces`", trace],
+        )
     pairs = reports[0].pairs
     if not pairs:
         return ok("group", "one node")
     slowest, usual = min(pairs, key=lambda pair: pairs[pair]), median(pairs.values())
     told = (
-        f"{backend} added numbers over {len(reports)} nodes, {format_bytes(reports[0].everyone)}/s of bus bandwidth; "
+        f"{backend} added numbers over {len(reports)} nodes, {format_bytes(reports[0].everyone)}/s "
+        "of bus bandwidth; "
         f"slowest pair {slowest}: {format_bytes(pairs[slowest])}/s"
     )
     slow = [pair for pair in pairs if pairs[pair] < SLOW_SHARE * usual]
     if slow:
-        why = f"the median of {len(pairs)} pairs is {format_bytes(usual)}/s, and a step waits for the slowest; slow: {', '.join(slow[:6])}"
-        return warn("group", told, why=why, fix=["ethtool DEVICE | grep Speed   # on both nodes of the pair", trace])
+        why = (
+            f"the median of {len(pairs)} pairs is {format_bytes(usual)}/s, and a step waits for "
+            f"the slowest; slow: {', '.join(slow[:6])}"
+        )
+        return warn(
+            "group",
+            told,
+            why=why,
+            fix=["ethtool DEVICE | grep Speed   # on both nodes of the pair", trace],
+        )
     return ok("group", told)

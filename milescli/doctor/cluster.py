@@ -1,5 +1,5 @@
-"""`miles doctor` on a Ray cluster: the checks of one computer on every node, and what the nodes are to each other. One that does not answer is
-named, and holds up no other."""
+"""`miles doctor` on a Ray cluster: the checks of one computer on every node, and what the nodes are
+to each other. One that does not answer is named, and holds up no other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ FREE_PORTS = "milescli.backends.sglang.ports:free_ports"
 
 
 def cluster_findings(address: str, *, runs_dir: Path, with_trials: bool = True) -> list[Finding]:
-    """Of the cluster at `address`, which this process joins and leaves again. `with_trials`: start real engines there, too."""
+    """Of the cluster at `address`, which this process joins and leaves again. `with_trials`: start
+    real engines there, too."""
     try:
         with joined(address):
             return _all_findings(address, runs_dir.absolute(), with_trials)
@@ -42,18 +43,26 @@ def cluster_findings(address: str, *, runs_dir: Path, with_trials: bool = True) 
 
 
 def examine(*, runs_dir: str, nodes: list[str], with_trials: bool) -> list[Finding]:
-    """Called on every node: the checks of one computer. `nodes`: addresses of all, of which one is its own."""
+    """Called on every node: the checks of one computer. `nodes`: addresses of all, of which one is
+    its own."""
     machine = this_machine(os.environ)
     held = {address for each in list_interfaces() for address in each.addresses}
     own = next((address for address in nodes if address in held), "127.0.0.1")
-    checks = node_checks(runs_dir=Path(runs_dir), machine=machine, loaded=None, environ=os.environ, address=own)
+    checks = node_checks(
+        runs_dir=Path(runs_dir), machine=machine, loaded=None, environ=os.environ, address=own
+    )
     trials = trial_checks(machine=machine, environ=os.environ, own_ray=False) if with_trials else []
     return run_checks([*checks, *trials], heavy_at_once=heavy_at_once())
 
 
 def take_place(*, place: dict[str, object], kind: str, settings: dict[str, str]) -> list[Finding]:
     """Called on every node: its part of the collective of all."""
-    return run_trial("nodes", device_kind=kind, timeout_s=GROUP_S, settings={**settings, PLACE_VARIABLE: json.dumps(place)})
+    return run_trial(
+        "nodes",
+        device_kind=kind,
+        timeout_s=GROUP_S,
+        settings={**settings, PLACE_VARIABLE: json.dumps(place)},
+    )
 
 
 def _all_findings(address: str, runs_dir: Path, with_trials: bool) -> list[Finding]:
@@ -61,7 +70,9 @@ def _all_findings(address: str, runs_dir: Path, with_trials: bool) -> list[Findi
     sites = {answer.node.address: answer for answer in answers if answer.error is None}
     found = [*_members(address, answers), *_silent("cluster", answers)]
     mine = report().versions
-    found += judge_versions(mine, {node: _site(answer).versions for node, answer in sites.items()}, address=address)
+    found += judge_versions(
+        mine, {node: _site(answer).versions for node, answer in sites.items()}, address=address
+    )
     odd = {each.node for each in found if each.check == "versions" and each.status is Status.FAIL}
     alike = {node: answer for node, answer in sites.items() if node not in odd}
     wish = {"runs_dir": str(runs_dir), "nodes": list(alike), "with_trials": with_trials}
@@ -91,7 +102,9 @@ def _members(address: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
     gpus = sum(node.num_gpus for node in nodes)
     devices = f"; {free:g} of {gpus} GPUs are free" if gpus else ""
     found = ok(
-        "cluster", f"{len(nodes)} nodes at {address}: {', '.join(f'{n.address} ({n.host_name})' for n in nodes)}{devices}"
+        "cluster",
+        f"{len(nodes)} nodes at {address}: "
+        f"{', '.join(f'{n.address} ({n.host_name})' for n in nodes)}{devices}",
     )
     for lost in lost_nodes():
         why = "Ray had it once and has it no more; a run would do without"
@@ -100,7 +113,10 @@ def _members(address: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
     if free < gpus:
         why = "a run waits for them, or takes fewer"
         found += warn(
-            "cluster", f"{gpus - free:g} of {gpus} GPUs are taken by others", why=why, fix=f"ray status --address={address}"
+            "cluster",
+            f"{gpus - free:g} of {gpus} GPUs are taken by others",
+            why=why,
+            fix=f"ray status --address={address}",
         )
     return found
 
@@ -110,7 +126,10 @@ def _silent(check: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
     found: list[Finding] = []
     for answer in answers:
         if answer.error is not None:
-            found += at(answer.node.address, fail(check, answer.error.what, why=answer.error.why, fix=answer.error.fixes))
+            found += at(
+                answer.node.address,
+                fail(check, answer.error.what, why=answer.error.why, fix=answer.error.fixes),
+            )
     return found
 
 
@@ -120,23 +139,37 @@ def _shared_disk(address: str, sites: Mapping[str, NodeAnswer], runs_dir: Path) 
     try:
         answers = who_sees(folder, address, only=_ids(sites))
     except OSError as error:
-        return skip("shared disk", f"{folder} cannot be written here ({error.strerror}); see `disk`")
+        return skip(
+            "shared disk", f"{folder} cannot be written here ({error.strerror}); see `disk`"
+        )
     found = _silent("shared disk", answers)
     for answer in answers:
         if answer.error is None and not answer.result:
-            why = f"a file that was written to {folder} here was not found there; logs and checkpoints of all ranks go into it"
+            why = (
+                f"a file that was written to {folder} here was not found there; logs and "
+                "checkpoints of all ranks go into it"
+            )
             fixes = [
                 "--set run.dir=FOLDER   # on a file system that all nodes share",
                 f"ssh {answer.node.address} mount SHARE {folder}",
             ]
-            found += at(answer.node.address, fail("shared disk", f"{folder} is another folder there", why=why, fix=fixes))
+            found += at(
+                answer.node.address,
+                fail("shared disk", f"{folder} is another folder there", why=why, fix=fixes),
+            )
     return found or ok("shared disk", f"{folder} is the same on {len(answers)} nodes")
 
 
 def _group(address: str, sites: Mapping[str, NodeAnswer]) -> list[Finding]:
     """All nodes meet on the first of them; each takes its place at the same time."""
     names, nodes = list(sites), [answer.node for answer in sites.values()]
-    asked = each_node(address, FREE_PORTS, {"count": 1, "host": names[0]}, timeout_s=ASK_S, only=[nodes[0].node_id])[0]
+    asked = each_node(
+        address,
+        FREE_PORTS,
+        {"count": 1, "host": names[0]},
+        timeout_s=ASK_S,
+        only=[nodes[0].node_id],
+    )[0]
     if asked.error is not None:
         return _silent("group", [asked])
     has_devices = all(_site(answer).machine.kind != "cpu" for answer in sites.values())
@@ -152,15 +185,24 @@ def _group(address: str, sites: Mapping[str, NodeAnswer]) -> list[Finding]:
             device=0 if has_devices else None,
         )
         interface = own.interfaces[names[rank]]
-        settings = {name: own.variables.get(name) or os.environ.get(name) or interface for name in INTERFACE_VARIABLES}
+        settings = {
+            name: own.variables.get(name) or os.environ.get(name) or interface
+            for name in INTERFACE_VARIABLES
+        }
         kwargs = {"place": asdict(place), "kind": own.machine.kind, "settings": settings}
-        return each_node(address, TAKE_PLACE, kwargs, timeout_s=GROUP_S + ASK_S, only=[nodes[rank].node_id])[0]
+        return each_node(
+            address, TAKE_PLACE, kwargs, timeout_s=GROUP_S + ASK_S, only=[nodes[rank].node_id]
+        )[0]
 
     with ThreadPoolExecutor(max_workers=len(names)) as pool:
         answers = list(pool.map(seat, range(len(names))))
     if silent := _silent("group", answers):
         return silent
-    return judge_nodes(names, [_read(answer.result[0]) for answer in answers], backend="nccl" if has_devices else "gloo")
+    return judge_nodes(
+        names,
+        [_read(answer.result[0]) for answer in answers],
+        backend="nccl" if has_devices else "gloo",
+    )
 
 
 def _read(finding: Finding) -> Report:

@@ -1,5 +1,6 @@
-"""Processes that meet, reach each other, compare clocks and add numbers: those of the devices of one machine, or one on each node of a
-cluster. Measures only; `links` and `cluster` judge. Run by `trials`."""
+"""Processes that meet, reach each other, compare clocks and add numbers: those of the devices of
+one machine, or one on each node of a cluster. Measures only; `links` and `cluster` judge. Run by
+`trials`."""
 
 from __future__ import annotations
 
@@ -73,13 +74,19 @@ class Report:
 
 
 def take_part(
-    place: Place, *, tell: Callable[[Report], None] = lambda _: None, clock: Callable[[], float] = time.time
+    place: Place,
+    *,
+    tell: Callable[[Report], None] = lambda _: None,
+    clock: Callable[[], float] = time.time,
 ) -> Report:
-    """All steps in order: meet, reach each other and read clocks, add numbers in pairs, then all together. `tell` is called as each step
-    begins, so that one that hangs has its name. Never raises for what the network or a device does: the report has it."""
+    """All steps in order: meet, reach each other and read clocks, add numbers in pairs, then all
+    together. `tell` is called as each step begins, so that one that hangs has its name. Never
+    raises for what the network or a device does: the report has it."""
     import torch.distributed as dist
 
-    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # a collective that hangs raises at its bound, in the step that it belongs to
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = (
+        "1"  # a collective that hangs raises at its bound, in the step that it belongs to
+    )
     report = Report()
     try:
         with _listener(place.addresses[place.rank], clock) as port:
@@ -119,12 +126,17 @@ def read_report(file: Path) -> Report:
 def pairs_of(count: int) -> list[tuple[int, int]]:
     """All, or those of neighbours in a ring where they would be too many."""
     every = list(itertools.combinations(range(count), 2))
-    return every if len(every) <= MOST_PAIRS else [(rank, rank + 1) for rank in range(count - 1)] + [(0, count - 1)]
+    return (
+        every
+        if len(every) <= MOST_PAIRS
+        else [(rank, rank + 1) for rank in range(count - 1)] + [(0, count - 1)]
+    )
 
 
 def read_clock(host: str, port: int, clock: Callable[[], float]) -> tuple[float, float]:
-    """(seconds that the clock of the listener there is ahead of ours, how far that may be off): the answer lies between question and
-    arrival, and is taken for the middle (RFC 5905, section 8, with one time stamp of the server). Raises OSError."""
+    """(seconds that the clock of the listener there is ahead of ours, how far that may be off): the
+    answer lies between question and arrival, and is taken for the middle (RFC 5905, section 8, with
+    one time stamp of the server). Raises OSError."""
     best = (0.0, float("inf"))
     with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -186,12 +198,16 @@ def _meet(place: Place) -> Store:
 
 
 def _reach(place: Place, store: Store, report: Report, clock: Callable[[], float]) -> None:
-    """Everyone connects to all others, and hears what the others could not reach. Raises RuntimeError where one does not come."""
+    """Everyone connects to all others, and hears what the others could not reach. Raises
+    RuntimeError where one does not come."""
     for rank, name in enumerate(place.names):
         try:
             port = int(store.get(f"port/{rank}"))
         except RuntimeError:
-            raise RuntimeError(f"{name} did not come to {place.meeting[0]}:{place.meeting[1]} within {MEETING_S:g} s") from None
+            raise RuntimeError(
+                f"{name} did not come to {place.meeting[0]}:{place.meeting[1]} within "
+                f"{MEETING_S:g} s"
+            ) from None
         if rank == place.rank:
             continue
         try:
@@ -205,7 +221,9 @@ def _reach(place: Place, store: Store, report: Report, clock: Callable[[], float
     report.unreachable = [tuple(each) for own in told for each in own]
 
 
-def _add_numbers(place: Place, store: Store, report: Report, tell: Callable[[Report], None]) -> None:
+def _add_numbers(
+    place: Place, store: Store, report: Report, tell: Callable[[Report], None]
+) -> None:
     import torch
     import torch.distributed as dist
 
@@ -224,15 +242,17 @@ def _add_numbers(place: Place, store: Store, report: Report, tell: Callable[[Rep
             dist.destroy_process_group(group)
         dist.monitored_barrier(timeout=bound)
     _begin(report, "adding numbers of all", tell)
-    report.everyone = bus_bandwidth(device, dist.new_group(backend=place.backend, timeout=bound), size)
+    report.everyone = bus_bandwidth(
+        device, dist.new_group(backend=place.backend, timeout=bound), size
+    )
     gathered: list[dict[str, float]] = [{} for _ in range(size)]
     dist.all_gather_object(gathered, speeds)
     report.pairs = {name: speed for own in gathered for name, speed in own.items()}
 
 
 def bus_bandwidth(device: torch.device, group: ProcessGroup, size: int) -> float:
-    """Bytes per second that one rank sends in an all-reduce of BUFFER_BYTES: 2 (n - 1) / n of the buffer (ring). 0 alone. The sum is
-    checked: RuntimeError where it is wrong."""
+    """Bytes per second that one rank sends in an all-reduce of BUFFER_BYTES: 2 (n - 1) / n of the
+    buffer (ring). 0 alone. The sum is checked: RuntimeError where it is wrong."""
     import torch
     import torch.distributed as dist
 

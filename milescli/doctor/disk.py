@@ -1,4 +1,5 @@
-"""Checks of disks: where runs live, where Ray keeps its session, where models of the hub are cached. Each really writes what it says."""
+"""Checks of disks: where runs live, where Ray keeps its session, where models of the hub are
+cached. Each really writes what it says."""
 
 from __future__ import annotations
 
@@ -21,21 +22,28 @@ NEEDED, WANTED = 2 * GIB, 20 * GIB
 SPEED_WANTED = 50 * MIB
 """Per second; a checkpoint of a 1B model and its optimizer is 16 GB."""
 SCRATCH = Path("/tmp")
-"""Where every run keeps Ray's session: paths of sockets are bounded at 107 bytes, so it is not TMPDIR."""
+"""Where every run keeps Ray's session: paths of sockets are bounded at 107 bytes, so it is not
+TMPDIR."""
 SCRATCH_NEEDED, SCRATCH_WANTED = 256 * MIB, 2 * GIB
 RAY_FULL = 0.95
-"""Ray's `local_fs_capacity_threshold`: above it no object that does not fit into shared memory is taken any more."""
+"""Ray's `local_fs_capacity_threshold`: above it no object that does not fit into shared memory is
+taken any more."""
 CHECKPOINT_BYTES = {"fp32": 16, "bf16": 14}
-"""Per parameter, as Megatron-Core saves them: weights, the optimizer's own float32 weights, two moments. fp32 measured on quickstart."""
+"""Per parameter, as Megatron-Core saves them: weights, the optimizer's own float32 weights, two
+moments. fp32 measured on quickstart."""
 SLOW_SAVE_S = 600.0
 """A checkpoint that takes longer is told of: what comes after it waits, and a stop does."""
 
 
-def check_disk(folder: Path, *, free_bytes: int | None = None, bytes_per_s: float | None = None) -> list[Finding]:
+def check_disk(
+    folder: Path, *, free_bytes: int | None = None, bytes_per_s: float | None = None
+) -> list[Finding]:
     """Space and writing speed where runs live (or will: the nearest folder that exists)."""
     existing = nearest_folder(folder)
     another = f"--set run.dir={another_folder(but_not=existing)}"
-    in_the_way = next((path for path in (folder.absolute(), *folder.absolute().parents) if path.is_file()), None)
+    in_the_way = next(
+        (path for path in (folder.absolute(), *folder.absolute().parents) if path.is_file()), None
+    )
     if in_the_way is not None:
         why = f"{in_the_way} is a file, and runs are kept in the folder {folder}"
         away = shlex.join(["mv", str(in_the_way), f"{in_the_way}.old"])
@@ -44,9 +52,16 @@ def check_disk(folder: Path, *, free_bytes: int | None = None, bytes_per_s: floa
     look = f"du -xh --max-depth=2 {shlex.quote(str(existing))} | sort -h | tail   # what fills it"
     if free < NEEDED:
         why = f"the smallest run with two checkpoints needs {format_bytes(NEEDED)}"
-        return fail("disk", f"{format_bytes(free)} free in {existing}", why=why, fix=[another, look])
+        return fail(
+            "disk", f"{format_bytes(free)} free in {existing}", why=why, fix=[another, look]
+        )
     if os.statvfs(existing).f_files and not os.statvfs(existing).f_favail:
-        return fail("disk", f"no file can be made in {existing}", why="its file system has no inodes left", fix=[another, look])
+        return fail(
+            "disk",
+            f"no file can be made in {existing}",
+            why="its file system has no inodes left",
+            fix=[another, look],
+        )
     try:
         speed = write_speed(existing) if bytes_per_s is None else bytes_per_s
     except OSError as error:
@@ -54,7 +69,11 @@ def check_disk(folder: Path, *, free_bytes: int | None = None, bytes_per_s: floa
         return fail("disk", f"{existing} cannot be written", why=why, fix=another)
     what = f"{format_bytes(free)} free in {existing}, writes {format_bytes(speed)}/s"
     if free < WANTED or speed < SPEED_WANTED:
-        why = f"wanted: {format_bytes(WANTED)} and {format_bytes(SPEED_WANTED)}/s, for checkpoints of real models"
+        why = (
+            f"wanted: {format_bytes(WANTED)} and {format_bytes(SPEED_WANTED)}/s, for "
+            "checkpoints "
+            "of real models"
+        )
         return warn("disk", what, why=why, fix=[another, look] if free < WANTED else another)
     return ok("disk", what)
 
@@ -78,52 +97,83 @@ def check_scratch(*, folder: Path = SCRATCH) -> list[Finding]:
             file.write(b"miles")
     except OSError as error:
         why = f"{os.strerror(error.errno or errno.EIO)}; Ray keeps its session there"
-        fixes = [f"mount -o remount,rw,size=8G {folder}", f"mkdir -p {folder} && chmod 1777 {folder}"]
+        fixes = [
+            f"mount -o remount,rw,size=8G {folder}",
+            f"mkdir -p {folder} && chmod 1777 {folder}",
+        ]
         return fail("scratch", f"{folder} cannot be written", why=why, fix=fixes)
     usage = shutil.disk_usage(folder)
     what = f"{format_bytes(usage.free)} free in {folder}"
     look = f"du -xsh {folder}/* | sort -h | tail   # what fills it"
-    room = f"mount -o remount,size={format_size(usage.total + 2 * SCRATCH_WANTED)} {folder}   # where it is a tmpfs"
+    room = (
+        f"mount -o remount,size={format_size(usage.total + 2 * SCRATCH_WANTED)} {folder}   # "
+        "where it is a tmpfs"
+    )
     if usage.free < SCRATCH_NEEDED:
         why = f"Ray's session and the engines' logs need {format_bytes(SCRATCH_NEEDED)} there"
         return fail("scratch", what, why=why, fix=[room, look] if os.path.ismount(folder) else look)
     used = 1 - usage.free / usage.total
     if usage.free < SCRATCH_WANTED or used > RAY_FULL:
-        why = f"it is {used:.0%} full; Ray spills there what its store cannot hold, and refuses to beyond {RAY_FULL:.0%}"
+        why = (
+            f"it is {used:.0%} full; Ray spills there what its store cannot hold, and refuses "
+            "to "
+            f"beyond {RAY_FULL:.0%}"
+        )
         return warn("scratch", what, why=why, fix=look)
     return ok("scratch", what)
 
 
 def check_checkpoints(
-    recipe: Recipe, machine: Machine, *, free_bytes: int | None = None, bytes_per_s: float | None = None
+    recipe: Recipe,
+    machine: Machine,
+    *,
+    free_bytes: int | None = None,
+    bytes_per_s: float | None = None,
 ) -> list[Finding]:
-    """Space for `checkpoint.keep` checkpoints and the one that is written before the oldest goes, and how long one takes to write."""
+    """Space for `checkpoint.keep` checkpoints and the one that is written before the oldest goes,
+    and how long one takes to write."""
     from milescli.runtime.material import facts_of_recipe
 
     numbers = table(facts_of_recipe(recipe.model)).num_parameters
     on_host = machine.kind == "cpu" or recipe.machine.gpus == 0
-    precision = recipe.train.precision if recipe.train.precision != "auto" else "fp32" if on_host else "bf16"
+    precision = (
+        recipe.train.precision
+        if recipe.train.precision != "auto"
+        else "fp32"
+        if on_host
+        else "bf16"
+    )
     each = numbers * CHECKPOINT_BYTES[precision]
     needed = (recipe.checkpoint.keep + 1) * each
     existing = nearest_folder(Path(recipe.run.dir).expanduser())
     free = shutil.disk_usage(existing).free if free_bytes is None else free_bytes
-    what = f"{format_bytes(each)} each, {format_bytes(needed)} at most; {format_bytes(free)} free in {existing}"
+    what = (
+        f"{format_bytes(each)} each, {format_bytes(needed)} at most; {format_bytes(free)} free "
+        f"in {existing}"
+    )
     elsewhere = f"--set run.dir={another_folder(but_not=existing, needed_bytes=needed)}"
     if needed > free:
         fewer = int(free // each) - 1
-        why = f"{recipe.checkpoint.keep} are kept while one more is written: {numbers:,} parameters x {CHECKPOINT_BYTES[precision]} bytes"
+        why = (
+            f"{recipe.checkpoint.keep} are kept while one more is written: {numbers:,} "
+            f"parameters x {CHECKPOINT_BYTES[precision]} bytes"
+        )
         fixes = [*([f"--set checkpoint.keep={fewer}"] if fewer >= 1 else []), elsewhere]
         return fail("checkpoints", what, why=why, fix=fixes)
     seconds = each / (write_speed(existing) if bytes_per_s is None else bytes_per_s)
     what += f"; one takes about {format_duration(seconds)} to write from here alone"
     if seconds > SLOW_SAVE_S:
-        why = f"a run that is stopped waits for it; `machine.step_timeout_s` is {recipe.machine.step_timeout_s:g} s"
+        why = (
+            "a run that is stopped waits for it; `machine.step_timeout_s` is "
+            f"{recipe.machine.step_timeout_s:g} s"
+        )
         return warn("checkpoints", what, why=why, fix=elsewhere)
     return ok("checkpoints", what)
 
 
 def check_download(recipe: Recipe, *, free_bytes: int | None = None) -> list[Finding]:
-    """Space in the hub's cache for a model that is not there yet. Its size is that of bfloat16 weights: what most releases are."""
+    """Space in the hub's cache for a model that is not there yet. Its size is that of bfloat16
+    weights: what most releases are."""
     from huggingface_hub import constants
 
     from milescli.doctor.hub_access import is_cached
@@ -135,7 +185,10 @@ def check_download(recipe: Recipe, *, free_bytes: int | None = None) -> list[Fin
     needed = 2 * table(facts_of_recipe(recipe.model)).num_parameters
     existing = nearest_folder(cache)
     free = shutil.disk_usage(existing).free if free_bytes is None else free_bytes
-    what = f"`{path}` is fetched at launch: about {format_bytes(needed)}; {format_bytes(free)} free in {existing}"
+    what = (
+        f"`{path}` is fetched at launch: about {format_bytes(needed)}; {format_bytes(free)} "
+        f"free in {existing}"
+    )
     if needed > free:
         roomy = another_folder(but_not=existing, needed_bytes=needed)
         fixes = [

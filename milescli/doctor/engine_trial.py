@@ -1,5 +1,6 @@
-"""The trial of a real engine and a real trainer: it answers, it repeats itself, the trainer finds its answers as likely as it does, a step
-changes the weights, and the new ones arrive bit for bit and are used. Run by `trials`."""
+"""The trial of a real engine and a real trainer: it answers, it repeats itself, the trainer finds
+its answers as likely as it does, a step changes the weights, and the new ones arrive bit for bit
+and are used. Run by `trials`."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ REQUEST = GenerateRequest(prompt_ids=PROMPT_IDS, max_new_tokens=ANSWER_TOKENS, s
 
 
 def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Finding]:
-    """Findings `engine`, `trainer`, `agreement` and `weights`; those that could not be reached are left out."""
+    """Findings `engine`, `trainer`, `agreement` and `weights`; those that could not be reached are
+    left out."""
     from milescli.backends.sglang.client import SglangFleet
     from milescli.backends.sglang.http import EngineHandle
     from milescli.backends.sglang.ports import free_ports
@@ -34,7 +36,11 @@ def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Findi
     from milescli.runtime.scratch import make_model
 
     model_dir = folder / "model"
-    make_model(ScratchModel(num_layers=1, hidden_size=64, num_heads=2, num_kv_heads=1, ffn_hidden_size=64), model_dir, seed=0)
+    make_model(
+        ScratchModel(num_layers=1, hidden_size=64, num_heads=2, num_kv_heads=1, ffn_hidden_size=64),
+        model_dir,
+        seed=0,
+    )
     engine = EngineServer(
         EngineSpec(
             model_dir=model_dir,
@@ -71,20 +77,33 @@ def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Findi
         engine.stop()
 
 
-async def check_answer(engine: RolloutEngine, *, start_s: float) -> tuple[list[Finding], Completion]:
+async def check_answer(
+    engine: RolloutEngine, *, start_s: float
+) -> tuple[list[Finding], Completion]:
     """It answers, and equally for equal seeds. Returns the answer, too."""
     first, second = await engine.generate(REQUEST), await engine.generate(REQUEST)
     if first.response_ids != second.response_ids:
-        why = f"the same seed gave {first.response_ids} and {second.response_ids}: a resumed run could not be exact"
+        why = (
+            f"the same seed gave {first.response_ids} and {second.response_ids}: a resumed run "
+            "could not be exact"
+        )
         return fail("engine", "the engine does not repeat itself", why=why, fix=REPORT), first
-    return ok("engine", f"SGLang was ready after {start_s:.0f} s, answered, and repeats itself for equal seeds"), first
+    return ok(
+        "engine",
+        f"SGLang was ready after {start_s:.0f} s, answered, and repeats itself for equal seeds",
+    ), first
 
 
-async def exercise(engine: RolloutEngine, trainer: TrainerRank, answer: Completion, *, url: str) -> list[Finding]:
-    """The trainer scores the answer, takes a step, publishes, and scores what the engine says then."""
+async def exercise(
+    engine: RolloutEngine, trainer: TrainerRank, answer: Completion, *, url: str
+) -> list[Finding]:
+    """The trainer scores the answer, takes a step, publishes, and scores what the engine says
+    then."""
     found = await _agree("agreement", "with the weights of the folder", trainer, answer)
     try:
-        found += ok("trainer", f"Megatron-Core took a step: {await asyncio.to_thread(take_step, trainer)}")
+        found += ok(
+            "trainer", f"Megatron-Core took a step: {await asyncio.to_thread(take_step, trainer)}"
+        )
     except MilesError as error:
         found += fail("trainer", error.what, why=error.why, fix=error.fixes)
     await engine.pause()
@@ -99,7 +118,10 @@ async def exercise(engine: RolloutEngine, trainer: TrainerRank, answer: Completi
         why = "its answer and all log-probs are the same after every weight was changed"
         return found + fail("weights", "the engine ignores new weights", why=why, fix=REPORT)
     agreed = await _agree("weights", "after a publish", trainer, later)
-    arrived = "the trainer's new weights arrived over the tensor channel, equal bit for bit, and the engine computes with them"
+    arrived = (
+        "the trainer's new weights arrived over the tensor channel, equal bit for bit, and "
+        "the engine computes with them"
+    )
     return found + (agreed if agreed[0].fix else ok("weights", arrived))
 
 
@@ -116,10 +138,23 @@ def judge_agreement(
     *,
     precision: Literal["fp32", "bf16"],
 ) -> list[Finding]:
-    """[tokens] log-probs of the same answer; they may differ by what a run allows before its first step. NaN never agrees."""
+    """[tokens] log-probs of the same answer; they may differ by what a run allows before its first
+    step. NaN never agrees."""
     gaps = [abs(a - b) for a, b in zip(trainer, engine, strict=True)]
     worst, mean = max(gaps), sum(gaps) / len(gaps)
     if all(gap <= BOUND_MAX[precision] for gap in gaps) and mean <= BOUND_MEAN[precision]:
-        return ok(check, f"engine and trainer agree on {len(gaps)} tokens {when}: log-probs differ by {worst:.0e} at most")
-    why = f"log-probs of one answer differ by {worst:.2e} at most and {mean:.2e} on average; {precision} allows {BOUND_MAX[precision]:.0e} and {BOUND_MEAN[precision]:.0e}"
-    return fail(check, f"engine and trainer disagree {when}", why=f"{why}: one of them computes something else", fix=REPORT)
+        return ok(
+            check,
+            f"engine and trainer agree on {len(gaps)} tokens {when}: log-probs differ by "
+            f"{worst:.0e} at most",
+        )
+    why = (
+        f"log-probs of one answer differ by {worst:.2e} at most and {mean:.2e} on average; "
+        f"{precision} allows {BOUND_MAX[precision]:.0e} and {BOUND_MEAN[precision]:.0e}"
+    )
+    return fail(
+        check,
+        f"engine and trainer disagree {when}",
+        why=f"{why}: one of them computes something else",
+        fix=REPORT,
+    )

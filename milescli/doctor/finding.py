@@ -1,4 +1,5 @@
-"""What a check is and what it finds; bounded, parallel running of many. Knows no particular check."""
+"""What a check is and what it finds; bounded, parallel running of many. Knows no particular
+check."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Finding:
     fix: list[str] = field(default_factory=list)
     """Commands to paste; the best first."""
     node: str = ""
-    """Address of the node of a cluster that it was found on; empty: of this machine, or of the cluster as a whole."""
+    """Address of the node of a cluster that it was found on; empty: of this machine, or of the
+    cluster as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +65,28 @@ def ok(check: str, what: str) -> list[Finding]:
 
 def warn(check: str, what: str, *, why: str, fix: str | list[str]) -> list[Finding]:
     """It works, with a drawback."""
-    return [Finding(check=check, status=Status.WARN, what=what, why=why, fix=[fix] if isinstance(fix, str) else fix)]
+    return [
+        Finding(
+            check=check,
+            status=Status.WARN,
+            what=what,
+            why=why,
+            fix=[fix] if isinstance(fix, str) else fix,
+        )
+    ]
 
 
 def fail(check: str, what: str, *, why: str, fix: str | list[str]) -> list[Finding]:
     """It does not work."""
-    return [Finding(check=check, status=Status.FAIL, what=what, why=why, fix=[fix] if isinstance(fix, str) else fix)]
+    return [
+        Finding(
+            check=check,
+            status=Status.FAIL,
+            what=what,
+            why=why,
+            fix=[fix] if isinstance(fix, str) else fix,
+        )
+    ]
 
 
 def skip(check: str, why: str) -> list[Finding]:
@@ -77,13 +95,16 @@ def skip(check: str, why: str) -> list[Finding]:
 
 
 def run_checks(checks: Sequence[Check], *, heavy_at_once: int = 1) -> list[Finding]:
-    """All findings in the order of the checks, which run at once (of the heavy ones `heavy_at_once`), each bounded by its own
-    time. A check that raises, or does not end, is a `fail`."""
+    """All findings in the order of the checks, which run at once (of the heavy ones
+    `heavy_at_once`), each bounded by its own time. A check that raises, or does not end, is a
+    `fail`."""
     places = threading.Semaphore(heavy_at_once)
     tasks = {check.name: _Task(check) for check in checks}
     for task in tasks.values():
         before = [tasks[name] for name in task.check.needs if name in tasks]
-        threading.Thread(target=task.run, args=(before, places), name=f"doctor-{task.check.name}", daemon=True).start()
+        threading.Thread(
+            target=task.run, args=(before, places), name=f"doctor-{task.check.name}", daemon=True
+        ).start()
     return [finding for task in tasks.values() for finding in task.result()]
 
 
@@ -98,7 +119,11 @@ class _Task:
         self.deadline = float("inf")
 
     def run(self, before: Sequence[_Task], places: threading.Semaphore) -> None:
-        failed = [task.check.name for task in before if any(each.status is Status.FAIL for each in task.result())]
+        failed = [
+            task.check.name
+            for task in before
+            if any(each.status is Status.FAIL for each in task.result())
+        ]
         if failed:
             self._begin()
             self._end(skip(self.check.name, f"see `{failed[0]}`, which comes first"))
@@ -111,10 +136,13 @@ class _Task:
             self._begin()
             worker = threading.Thread(target=lambda: self._end(_findings(self.check)), daemon=True)
             worker.start()
-            worker.join(self.check.timeout_s + SLACK_S)  # one that hangs gives its place to the next
+            worker.join(
+                self.check.timeout_s + SLACK_S
+            )  # one that hangs gives its place to the next
 
     def result(self) -> list[Finding]:
-        """Waits for its end, at most for its own time from when it began; what stands before it is bounded likewise."""
+        """Waits for its end, at most for its own time from when it began; what stands before it is
+        bounded likewise."""
         self.began.wait()
         if self.ended.wait(max(0.0, self.deadline - time.monotonic())):
             return self.found
@@ -139,5 +167,11 @@ def _findings(check: Check) -> list[Finding]:
         return check.run()
     except MilesError as error:
         return fail(check.name, error.what, why=error.why, fix=error.fixes)
-    except BaseException as error:  # a check that breaks has found something too; a module of the user's may even call sys.exit
-        return fail(check.name, "the check itself failed", why=f"{type(error).__name__}: {error}", fix=REPORT)
+    # a check that breaks has found something too; a module of the user's may even call sys.exit
+    except BaseException as error:
+        return fail(
+            check.name,
+            "the check itself failed",
+            why=f"{type(error).__name__}: {error}",
+            fix=REPORT,
+        )

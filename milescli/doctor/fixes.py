@@ -1,4 +1,5 @@
-"""Commands that mend, as the one who is told can paste them: with his own arguments, his own Python, and `sudo` where he is not root."""
+"""Commands that mend, as the one who is told can paste them: with his own arguments, his own
+Python, and `sudo` where he is not root."""
 
 from __future__ import annotations
 
@@ -29,13 +30,16 @@ class Wish:
         keys = {_key(each) for each in more}
         sets = [each for each in self.sets if _key(f"--set {each}") not in keys]
         words = ["miles", verb]
-        words += ["--recipe", self.recipe or "quickstart"] if self.recipe or verb == "launch" else []
+        words += (
+            ["--recipe", self.recipe or "quickstart"] if self.recipe or verb == "launch" else []
+        )
         words += [word for each in sets for word in ("--set", each)]
         words += ["--address", self.address] if self.address else []
         return " ".join([shlex.join(words), *more])
 
     def whole(self, fix: str) -> str:
-        """A fix that is an option becomes the whole command; `miles doctor` alone gets the user's own arguments."""
+        """A fix that is an option becomes the whole command; `miles doctor` alone gets the user's
+        own arguments."""
         if fix.startswith("--"):
             return self.command("launch", fix)
         if fix.split("#")[0].strip() == "miles doctor":
@@ -54,14 +58,21 @@ def pip_install(*words: str) -> str:
 
 
 def another_folder(*, but_not: Path, needed_bytes: int = 20 * GIB) -> Path:
-    """A folder for runs on the file system with the most room among those that can be written, other than that of `but_not`; where none
-    has `needed_bytes`, one that the user must name."""
+    """A folder for runs on the file system with the most room among those that can be written,
+    other than that of `but_not`; where none has `needed_bytes`, one that the user must name."""
     import psutil
 
     here, home = device_of(but_not), Path.home()
     places = [home, *(Path(each.mountpoint) for each in psutil.disk_partitions(all=False))]
-    usable = [place for place in places if place.is_dir() and os.access(place, os.W_OK) and device_of(place) != here]
-    free, _, place = max(((shutil.disk_usage(place).free, place == home, place) for place in usable), default=(0, False, home))
+    usable = [
+        place
+        for place in places
+        if place.is_dir() and os.access(place, os.W_OK) and device_of(place) != here
+    ]
+    free, _, place = max(
+        ((shutil.disk_usage(place).free, place == home, place) for place in usable),
+        default=(0, False, home),
+    )
     return place / "miles-runs" if free >= needed_bytes else Path("/path/to/a/larger/disk")
 
 
@@ -78,4 +89,8 @@ def device_of(path: Path) -> int:
 def _key(option: str) -> str:
     """`--set data.prompts` of `--set data.prompts=x   # why`; `--nodes` of `--nodes 1`."""
     words = option.split("#")[0].split()
-    return " ".join([words[0], words[1].partition("=")[0]]) if len(words) > 1 and words[0] == "--set" else words[0]
+    return (
+        " ".join([words[0], words[1].partition("=")[0]])
+        if len(words) > 1 and words[0] == "--set"
+        else words[0]
+    )

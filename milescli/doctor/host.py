@@ -1,4 +1,5 @@
-"""Checks of the computer itself: devices, memory, disk, shared memory, limits, loopback. Quick; each takes its inputs as arguments."""
+"""Checks of the computer itself: devices, memory, disk, shared memory, limits, loopback. Quick;
+each takes its inputs as arguments."""
 
 from __future__ import annotations
 
@@ -29,46 +30,73 @@ def check_platform(machine: Machine) -> list[Finding]:
     """What was found, and what was odd."""
     node = machine.nodes[0]
     devices = (
-        f"{len(node.devices)} x {node.devices[0].name} ({node.devices[0].arch}), {node.interconnect}" if node.devices else "CPU"
+        f"{len(node.devices)} x {node.devices[0].name} ({node.devices[0].arch}), "
+        f"{node.interconnect}"
+        if node.devices
+        else "CPU"
     )
     versions = (
-        f", driver {machine.driver_version}, runtime {machine.runtime_version or 'unknown'}" if machine.driver_version else ""
+        f", driver {machine.driver_version}, runtime {machine.runtime_version or 'unknown'}"
+        if machine.driver_version
+        else ""
     )
     what = f"{devices}{versions}; {node.cpu_cores} cores, {format_bytes(node.memory_bytes)}"
     if machine.notes:
         return warn(
-            "platform", what, why="; ".join(machine.notes), fix="nvidia-smi || amd-smi list   # should show every device"
+            "platform",
+            what,
+            why="; ".join(machine.notes),
+            fix="nvidia-smi || amd-smi list   # should show every device",
         )
     return ok("platform", what)
 
 
 def check_visibility(found: Accelerators, *, environ: Mapping[str, str]) -> list[Finding]:
-    """CUDA_, HIP_, ROCR_VISIBLE_DEVICES against each other and the devices; before all, devices that are there and cannot be used."""
+    """CUDA_, HIP_, ROCR_VISIBLE_DEVICES against each other and the devices; before all, devices
+    that are there and cannot be used."""
     if faults := fault_errors(found, environ):
         return [
-            Finding(check="visibility", status=Status.FAIL, what=each.what, why=each.why, fix=each.fixes) for each in faults
+            Finding(
+                check="visibility", status=Status.FAIL, what=each.what, why=each.why, fix=each.fixes
+            )
+            for each in faults
         ]
     status = Status.FAIL
     conflicts = find_conflicts(found.kind, found.devices, environ)
     if found.kind == "cpu":  # nobody obeys them here; a machine with devices would stumble
         status, conflicts = Status.WARN, find_contradictions(environ)
     if conflicts:
-        return [Finding(check="visibility", status=status, what=each.what, why=each.why, fix=each.fixes) for each in conflicts]
+        return [
+            Finding(check="visibility", status=status, what=each.what, why=each.why, fix=each.fixes)
+            for each in conflicts
+        ]
     given = set_variables(environ)
-    return ok("visibility", ", ".join(f"{name}={value}" for name, value in given.items()) or "no variable hides a device")
+    return ok(
+        "visibility",
+        ", ".join(f"{name}={value}" for name, value in given.items())
+        or "no variable hides a device",
+    )
 
 
 def check_shm(*, size_bytes: int, free_bytes: int) -> list[Finding]:
     """/dev/shm: Ray's object store and weights on their way live there."""
     what = f"{format_bytes(free_bytes)} of {format_bytes(size_bytes)} free in /dev/shm"
     grown = format_size(size_bytes - free_bytes + SHM_GROWN)
-    fixes = [as_root(f"mount -o remount,size={grown} /dev/shm"), "ls -lS /dev/shm | head   # what fills it"]
+    fixes = [
+        as_root(f"mount -o remount,size={grown} /dev/shm"),
+        "ls -lS /dev/shm | head   # what fills it",
+    ]
     in_docker = f"docker run --shm-size={grown} ...   # in Docker"
     if free_bytes < SHM_NEEDED:
         why = f"Ray and the weight channel need {format_bytes(SHM_NEEDED)}; Docker gives 64 MiB"
         return fail("shm", what, why=why, fix=[*fixes, in_docker])
     if free_bytes < SHM_WANTED:
-        return warn("shm", what, why=f"larger models want {format_bytes(SHM_WANTED)}", fix=[*fixes, in_docker])
+        return warn(
+            "shm",
+            what,
+            why=f"larger models want {format_bytes(SHM_WANTED)}",
+            fix=[*fixes, in_docker],
+        )
     return ok("shm", what)
 
 
@@ -82,25 +110,39 @@ def shm_sizes() -> tuple[int, int]:
 
 
 def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -> list[Finding]:
-    """Loopback answers, and enough of the ports are free that engines, router and ranks are given. Names who holds them."""
+    """Loopback answers, and enough of the ports are free that engines, router and ranks are given.
+    Names who holds them."""
     free, taken = [], []
     for port in candidates:
         try:
             socket.create_server((host, port)).close()
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
-                return fail("ports", f"{host} is not there", why=str(error), fix=as_root("ip link set lo up"))
+                return fail(
+                    "ports",
+                    f"{host} is not there",
+                    why=str(error),
+                    fix=as_root("ip link set lo up"),
+                )
             taken.append(port)
             continue
         free.append(port)
         if len(free) == NUM_PORTS:
             break
     if len(free) < NUM_PORTS:
-        what = f"{len(free)} of {NUM_PORTS} ports are free between {candidates[0]} and {candidates[-1]}"
+        what = (
+            f"{len(free)} of {NUM_PORTS} ports are free between {candidates[0]} and "
+            f"{candidates[-1]}"
+        )
         holders = port_holders(candidates)
         told = ", ".join(f"{name} (pid {pid}) holds {count}" for (pid, name), count in holders)
         fixes = [f"kill {pid}   # {name}, {count} ports" for (pid, name), count in holders[:3]]
-        return fail("ports", what, why=told or "processes of other users hold the rest", fix=fixes or "sudo ss -ltnp")
+        return fail(
+            "ports",
+            what,
+            why=told or "processes of other users hold the rest",
+            fix=fixes or "sudo ss -ltnp",
+        )
     try:
         with socket.create_server((host, free[0])) as listener:
             socket.create_connection(listener.getsockname(), timeout=5.0).close()
@@ -112,13 +154,25 @@ def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -
             why=why,
             fix=[as_root("ip link set lo up"), "iptables -L INPUT -n   # a firewall"],
         )
-    passed = ", ".join(f"{name} (pid {pid})" for (pid, name), _ in port_holders(taken)[:3]) if taken else ""
-    told = f"; {len(taken)} are taken and passed over{f', by {passed}' if passed else ''}" if taken else ""
-    return ok("ports", f"{host} answers; {NUM_PORTS} ports from {free[0]} on are free{told}, none is fixed")
+    passed = (
+        ", ".join(f"{name} (pid {pid})" for (pid, name), _ in port_holders(taken)[:3])
+        if taken
+        else ""
+    )
+    told = (
+        f"; {len(taken)} are taken and passed over{f', by {passed}' if passed else ''}"
+        if taken
+        else ""
+    )
+    return ok(
+        "ports",
+        f"{host} answers; {NUM_PORTS} ports from {free[0]} on are free{told}, none is fixed",
+    )
 
 
 def port_holders(ports: Collection[int]) -> list[tuple[tuple[int, str], int]]:
-    """((pid, name), number of these ports that it listens on), most first; only processes that we may look at."""
+    """((pid, name), number of these ports that it listens on), most first; only processes that we
+    may look at."""
     import psutil
 
     held: Counter[tuple[int, str]] = Counter()

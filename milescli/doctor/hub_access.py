@@ -1,4 +1,5 @@
-"""Can the Hugging Face hub be reached, is the token taken, and is what the recipe names to be had there or in the cache. No secret is told."""
+"""Can the Hugging Face hub be reached, is the token taken, and is what the recipe names to be had
+there or in the cache. No secret is told."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ def wanted_repos(recipe: Recipe | None) -> list[tuple[str, str, str]]:
     if recipe is None:
         return []
     path = recipe.model.path
-    repos = [("model", path, "model.path")] if path is not None and not Path(path).expanduser().is_dir() else []
+    repos = (
+        [("model", path, "model.path")]
+        if path is not None and not Path(path).expanduser().is_dir()
+        else []
+    )
     for field in DATA_FIELDS:
         value = getattr(recipe.data, field)
         if value is not None and is_hub(value):
@@ -34,9 +39,11 @@ def wanted_repos(recipe: Recipe | None) -> list[tuple[str, str, str]]:
     return repos
 
 
-def check_hub(recipe: Recipe | None, *, environ: Mapping[str, str], token: str | None) -> list[Finding]:
-    """A question to the hub, with the token where there is one, and one for each repository. Unreachable is a `fail` only where the recipe
-    needs what is not in the cache."""
+def check_hub(
+    recipe: Recipe | None, *, environ: Mapping[str, str], token: str | None
+) -> list[Finding]:
+    """A question to the hub, with the token where there is one, and one for each repository.
+    Unreachable is a `fail` only where the recipe needs what is not in the cache."""
     repos = wanted_repos(recipe)
     lacking = [repo for repo in repos if not is_cached(repo)]
     endpoint = environ.get("HF_ENDPOINT") or PUBLIC
@@ -47,16 +54,33 @@ def check_hub(recipe: Recipe | None, *, environ: Mapping[str, str], token: str |
     except OSError as error:
         reason = getattr(error, "reason", error)
         fixes = [f"unset HF_ENDPOINT   # then it is {PUBLIC}"] if endpoint != PUBLIC else []
-        if urllib.request.getproxies() and not urllib.request.proxy_bypass(urlsplit(endpoint).hostname or ""):
-            fixes.append("unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY   # if the proxy is at fault")
-        return _without(lacking, repos, f"{_bare(endpoint)}: {reason}", [*fixes, f"curl -sSI {_bare(endpoint)}"])
+        if urllib.request.getproxies() and not urllib.request.proxy_bypass(
+            urlsplit(endpoint).hostname or ""
+        ):
+            fixes.append(
+                "unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY   # if "
+                "the proxy is at fault"
+            )
+        return _without(
+            lacking, repos, f"{_bare(endpoint)}: {reason}", [*fixes, f"curl -sSI {_bare(endpoint)}"]
+        )
     if token and status == 401:
         fix = ["unset HF_TOKEN" if environ.get("HF_TOKEN") else "hf auth logout", "hf auth login"]
         why = "then public models are refused as well"
-        return (fail if repos else warn)("hub", "the hub does not know the token that is set", why=why, fix=fix)
+        return (fail if repos else warn)(
+            "hub", "the hub does not know the token that is set", why=why, fix=fix
+        )
     problems = [finding for repo in repos for finding in _repo(endpoint, repo, token)]
-    told = "token accepted" if token else "no token" + (", none is needed" if repos and not problems else "")
-    return problems or ok("hub", f"{_bare(endpoint)} answers, {told}" + "".join(f"; {name} is there" for _, name, _ in repos))
+    told = (
+        "token accepted"
+        if token
+        else "no token" + (", none is needed" if repos and not problems else "")
+    )
+    return problems or ok(
+        "hub",
+        f"{_bare(endpoint)} answers, {told}"
+        + "".join(f"; {name} is there" for _, name, _ in repos),
+    )
 
 
 def saved_token() -> str | None:
@@ -67,16 +91,22 @@ def saved_token() -> str | None:
 
 
 def _ask(url: str, token: str | None) -> int:
-    """The status of the answer; OSError where there is none, or one of a proxy or gateway that does not reach it."""
+    """The status of the answer; OSError where there is none, or one of a proxy or gateway that does
+    not reach it."""
     try:
-        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+        request = urllib.request.Request(
+            url, headers={"Authorization": f"Bearer {token}"} if token else {}
+        )
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         if error.code in NO_HUB:
             raise OSError(f"it answered {error.code} {error.reason}") from None
         return error.code
-    except (ValueError, http.client.HTTPException) as error:  # no address at all, or no HTTP behind it
+    except (
+        ValueError,
+        http.client.HTTPException,
+    ) as error:  # no address at all, or no HTTP behind it
         raise OSError(f"{type(error).__name__}: {error}") from None
 
 
@@ -86,23 +116,43 @@ def _repo(endpoint: str, repo: tuple[str, str, str], token: str | None) -> list[
     try:
         status = _ask(f"{endpoint}/api/{kind}s/{name}", token)
         if status == 200 and kind == "model":
-            status = _ask(f"{endpoint}/{name}/resolve/main/config.json", token)  # gated ones are listed, and refused here
+            status = _ask(
+                f"{endpoint}/{name}/resolve/main/config.json", token
+            )  # gated ones are listed, and refused here
     except OSError as error:
         return fail(
-            "hub", f"{what} cannot be had", why=str(getattr(error, "reason", error)), fix=f"--set {key}=/path/to/a/copy"
+            "hub",
+            f"{what} cannot be had",
+            why=str(getattr(error, "reason", error)),
+            fix=f"--set {key}=/path/to/a/copy",
         )
     if status in (401, 403):
-        fixes = [*([] if token else ["hf auth login"]), f"open {_bare(endpoint)}/{name}   # accept its terms"]
-        why = "it is private, gated or does not exist" + ("" if token else ", and there is no token")
-        return fail("hub", f"{what} is refused", why=why, fix=[*fixes, f"--set {key}=/path/to/a/copy"])
+        fixes = [
+            *([] if token else ["hf auth login"]),
+            f"open {_bare(endpoint)}/{name}   # accept its terms",
+        ]
+        why = "it is private, gated or does not exist" + (
+            "" if token else ", and there is no token"
+        )
+        return fail(
+            "hub", f"{what} is refused", why=why, fix=[*fixes, f"--set {key}=/path/to/a/copy"]
+        )
     if status >= 400:
         why = f"the hub answered {status}" + ("; the name may be wrong" if status == 404 else "")
-        return fail("hub", f"{what} is not there", why=why, fix=[f"--set {key}=NAME", f"--set {key}=/path/to/a/copy"])
+        return fail(
+            "hub",
+            f"{what} is not there",
+            why=why,
+            fix=[f"--set {key}=NAME", f"--set {key}=/path/to/a/copy"],
+        )
     return []
 
 
 def _without(
-    lacking: list[tuple[str, str, str]], repos: list[tuple[str, str, str]], why: str, fixes: list[str]
+    lacking: list[tuple[str, str, str]],
+    repos: list[tuple[str, str, str]],
+    why: str,
+    fixes: list[str],
 ) -> list[Finding]:
     if lacking:
         names = ", ".join(f"`{name}`" for _, name, _ in lacking)
@@ -110,16 +160,26 @@ def _without(
         return fail("hub", f"the hub cannot be asked for {names}", why=why, fix=[*fixes, *copies])
     if repos:
         return ok("hub", "not asked; all that the recipe names is in the cache")
-    return warn("hub", "the hub cannot be asked", why=f"{why}; only models and data on this disk can be used", fix=fixes)
+    return warn(
+        "hub",
+        "the hub cannot be asked",
+        why=f"{why}; only models and data on this disk can be used",
+        fix=fixes,
+    )
 
 
 def is_cached(repo: tuple[str, str, str]) -> bool:
-    """Some snapshot lies there with more than a config; whether it is whole is for the download to say."""
+    """Some snapshot lies there with more than a config; whether it is whole is for the download to
+    say."""
     from huggingface_hub import constants
 
     kind, name, _ = repo
     folder = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}" / "snapshots"
-    wanted = {".safetensors"} if kind == "model" else {".parquet", ".jsonl", ".json", ".csv", ".gz", ".zst"}
+    wanted = (
+        {".safetensors"}
+        if kind == "model"
+        else {".parquet", ".jsonl", ".json", ".csv", ".gz", ".zst"}
+    )
     return any(wanted & {Path(file).suffix for file in files} for _, _, files in os.walk(folder))
 
 

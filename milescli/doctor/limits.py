@@ -1,4 +1,5 @@
-"""Checks of what this process may have: memory, open files, threads; of the machine, of its cgroups and of its user."""
+"""Checks of what this process may have: memory, open files, threads; of the machine, of its cgroups
+and of its user."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from milescli.platform.cpu import cgroup_folders
 MEMORY_NEEDED, MEMORY_WANTED = 3 * GIB, 8 * GIB
 NOFILE_NEEDED, NOFILE_WANTED, NOFILE_GOOD = 1024, 8192, 65536
 THREADS_NEEDED, THREADS_WANTED = 600, 2000
-"""Beyond those that are there. A run of 13 processes was seen with 341 on 2 cores; libraries start more on more cores."""
+"""Beyond those that are there. A run of 13 processes was seen with 341 on 2 cores; libraries start
+more on more cores."""
 
 
 def check_memory(*, total_bytes: int, available_bytes: int) -> list[Finding]:
@@ -22,14 +24,22 @@ def check_memory(*, total_bytes: int, available_bytes: int) -> list[Finding]:
     what = f"{format_bytes(available_bytes)} of {format_bytes(total_bytes)} free"
     look = "ps -eo pid,rss,comm --sort=-rss | head   # who holds it; end what you do not need"
     if available_bytes < MEMORY_NEEDED:
-        return fail("memory", what, why=f"the smallest run needs {format_bytes(MEMORY_NEEDED)}", fix=look)
+        return fail(
+            "memory", what, why=f"the smallest run needs {format_bytes(MEMORY_NEEDED)}", fix=look
+        )
     if available_bytes < MEMORY_WANTED:
-        return warn("memory", what, why=f"runs with more than one engine or rank want {format_bytes(MEMORY_WANTED)}", fix=look)
+        return warn(
+            "memory",
+            what,
+            why=f"runs with more than one engine or rank want {format_bytes(MEMORY_WANTED)}",
+            fix=look,
+        )
     return ok("memory", what)
 
 
 def available_memory(*, root: Path = Path("/")) -> int:
-    """Bytes that can still be had: MemAvailable, or what a cgroup leaves of its limit, page cache not counted; the smaller."""
+    """Bytes that can still be had: MemAvailable, or what a cgroup leaves of its limit, page cache
+    not counted; the smaller."""
     found = [*_memory_left(root)]
     for line in (root / "proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -42,19 +52,32 @@ def check_limits(*, soft: int | None = None, hard: int | None = None) -> list[Fi
     found_soft, found_hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = found_soft if soft is None else soft, found_hard if hard is None else hard
     if soft == resource.RLIM_INFINITY or soft >= NOFILE_WANTED:
-        return ok("limits", "open files: no limit" if soft == resource.RLIM_INFINITY else f"open files: {soft}")
+        return ok(
+            "limits",
+            "open files: no limit" if soft == resource.RLIM_INFINITY else f"open files: {soft}",
+        )
     count = hard if hard != resource.RLIM_INFINITY and hard >= NOFILE_WANTED else NOFILE_GOOD
     may_raise = hard == resource.RLIM_INFINITY or hard >= count
-    fixes = [f"ulimit -n {count}"] if may_raise else [as_root(f"prlimit --pid $$ --nofile={count}:{count}")]
+    fixes = (
+        [f"ulimit -n {count}"]
+        if may_raise
+        else [as_root(f"prlimit --pid $$ --nofile={count}:{count}")]
+    )
     fixes += [] if may_raise else [f"docker run --ulimit nofile={count}:{count} ...   # in Docker"]
-    told = f"open files: {soft}, may be raised to {'any number' if hard == resource.RLIM_INFINITY else hard}"
+    told = (
+        f"open files: {soft}, may be raised to "
+        f"{'any number' if hard == resource.RLIM_INFINITY else hard}"
+    )
     if soft < NOFILE_NEEDED:
-        return fail("limits", told, why=f"Ray and SGLang need {NOFILE_NEEDED} at the least", fix=fixes)
+        return fail(
+            "limits", told, why=f"Ray and SGLang need {NOFILE_NEEDED} at the least", fix=fixes
+        )
     return warn("limits", told, why=f"many engines and ranks want {NOFILE_WANTED}", fix=fixes)
 
 
 def check_threads(*, root: Path = Path("/")) -> list[Finding]:
-    """Threads that the cgroups allow: Ray and the engines start hundreds, and die of `can't start new thread`."""
+    """Threads that the cgroups allow: Ray and the engines start hundreds, and die of `can't start
+    new thread`."""
     tight = min(_threads_left(root), default=None)
     if tight is None:
         return ok("threads", "no limit")
@@ -62,20 +85,32 @@ def check_threads(*, root: Path = Path("/")) -> list[Finding]:
     told = f"{limit - left} of {limit} are in use"
     fixes = [
         "docker run --pids-limit=-1 ...   # in Docker",
-        "systemctl show --property=TasksMax,TasksCurrent user.slice   # elsewhere: which limit it is",
+        "systemctl show --property=TasksMax,TasksCurrent user.slice   # elsewhere: which limit it "
+        "is",
     ]
     if left < THREADS_NEEDED:
         return fail(
-            "threads", told, why=f"Ray, one engine and one rank start hundreds; {THREADS_NEEDED} should be free", fix=fixes
+            "threads",
+            told,
+            why=f"Ray, one engine and one rank start hundreds; {THREADS_NEEDED} should be free",
+            fix=fixes,
         )
     if left < THREADS_WANTED:
-        return warn("threads", told, why=f"runs with several engines and ranks want {THREADS_WANTED} more", fix=fixes)
+        return warn(
+            "threads",
+            told,
+            why=f"runs with several engines and ranks want {THREADS_WANTED} more",
+            fix=fixes,
+        )
     return ok("threads", told)
 
 
 def _memory_left(root: Path) -> Iterator[int]:
     for group in cgroup_folders(root):
-        for limit_name, used_name in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        for limit_name, used_name in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
             limit, used = _number(group / limit_name), _number(group / used_name)
             if limit is not None and used is not None:
                 yield max(0, limit - used + _stat(group / "memory.stat", "inactive_file"))

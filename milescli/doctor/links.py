@@ -1,4 +1,5 @@
-"""Links between devices: what the vendor's tool says of each pair, and what a collective over each pair reached. Pure; `trials` measures."""
+"""Links between devices: what the vendor's tool says of each pair, and what a collective over each
+pair reached. Pure; `trials` measures."""
 
 from __future__ import annotations
 
@@ -24,12 +25,14 @@ LINK_BYTES_PER_S: dict[str, float] = {
     "MI350X": 76.8e9,
     "MI355X": 76.8e9,
 }
-"""One way between two devices, by the vendors' data sheets: NVLink 3, 4 and 5 through a switch give a pair the whole bandwidth of a device
-(600, 900, 1800 GB/s both ways); AMD's devices have one Infinity Fabric link to each of the seven others (128, 153.6 GB/s both ways)."""
+"""One way between two devices, by the vendors' data sheets: NVLink 3, 4 and 5 through a switch give
+a pair the whole bandwidth of a device (600, 900, 1800 GB/s both ways); AMD's devices have one
+Infinity Fabric link to each of the seven others (128, 153.6 GB/s both ways)."""
 MOST_NAMED = 6
 """Pairs in one line."""
 SHARE_WANTED = 0.5
-"""Of the link. A collective of two ranks reaches about 0.7 to 0.8 in others' reports; below a half something is wrong."""
+"""Of the link. A collective of two ranks reaches about 0.7 to 0.8 in others' reports; below a half
+something is wrong."""
 
 
 def check_topology(found: Accelerators) -> list[Finding]:
@@ -44,7 +47,12 @@ def check_topology(found: Accelerators) -> list[Finding]:
     look = "nvidia-smi nvlink --status" if found.kind == "cuda" else "amd-smi xgmi"
     if not found.links:
         why = "the vendor's tool did not tell; collectives may go over the host"
-        return warn("topology", f"links of {num_pairs} pairs are unknown", why=why, fix=_topology_command(found))
+        return warn(
+            "topology",
+            f"links of {num_pairs} pairs are unknown",
+            why=why,
+            fix=_topology_command(found),
+        )
     told = ", ".join(f"{a}-{b} {found.links[a, b]}" for a, b in slow[:4]) + (
         f" and {len(slow) - 4} more" if len(slow) > 4 else ""
     )
@@ -61,11 +69,20 @@ def check_topology(found: Accelerators) -> list[Finding]:
 
 
 def judge_collective(
-    reports: Sequence[Report], *, backend: str, device: str, seconds: float, no_access: Sequence[str]
+    reports: Sequence[Report],
+    *,
+    backend: str,
+    device: str,
+    seconds: float,
+    no_access: Sequence[str],
 ) -> list[Finding]:
-    """Of all processes on one machine. `device`: its name, or empty on a CPU; `no_access`: pairs that cannot read each other's memory."""
+    """Of all processes on one machine. `device`: its name, or empty on a CPU; `no_access`: pairs
+    that cannot read each other's memory."""
     check = "collective"
-    broken = next((each for each in reports if each.problem), next((each for each in reports if each.step), None))
+    broken = next(
+        (each for each in reports if each.problem),
+        next((each for each in reports if each.step), None),
+    )
     if broken is not None:
         why = broken.problem or f"it did not end within {seconds:.0f} s, or its process was killed"
         fixes = [
@@ -74,10 +91,14 @@ def judge_collective(
         ]
         lo = "ip -brief address show lo   # 127.0.0.1 must be there, and no firewall before it"
         whole = f"{backend}: {broken.step} failed"
-        return fail(check, whole, why=why, fix=fixes if device else lo) + skip("links", f"see `{check}`, which comes first")
+        return fail(check, whole, why=why, fix=fixes if device else lo) + skip(
+            "links", f"see `{check}`, which comes first"
+        )
     speed = reports[0].everyone
     told = f", {format_bytes(speed)}/s of bus bandwidth" if speed else ""
-    found = ok(check, f"{backend} added numbers over {len(reports)} processes in {seconds:.1f} s{told}")
+    found = ok(
+        check, f"{backend} added numbers over {len(reports)} processes in {seconds:.1f} s{told}"
+    )
     if not device:
         return found + skip("links", "there is no link between devices on a CPU")
     if len(reports) < 2:
@@ -85,33 +106,55 @@ def judge_collective(
     return found + judge_bandwidths(reports[0].pairs, no_access, device=device)
 
 
-def judge_bandwidths(speeds: Mapping[str, float], no_access: Sequence[str], *, device: str) -> list[Finding]:
-    """`speeds`: `0-1` -> bytes per second of a collective over the pair; `no_access` as in `judge_collective`."""
+def judge_bandwidths(
+    speeds: Mapping[str, float], no_access: Sequence[str], *, device: str
+) -> list[Finding]:
+    """`speeds`: `0-1` -> bytes per second of a collective over the pair; `no_access` as in
+    `judge_collective`."""
     if no_access:
         return fail(
             "links",
             f"{len(no_access)} directions have no peer access",
-            why=f"{_few(no_access)}: weights cannot be handed over by memory handle there, and collectives go over the host",
-            fix=["nvidia-smi topo -p2p r || amd-smi topology   # why", "--set weights.channel=distributed"],
+            why=f"{_few(no_access)}: weights cannot be handed over by memory handle there, and "
+            "collectives go over the host",
+            fix=[
+                "nvidia-smi topo -p2p r || amd-smi topology   # why",
+                "--set weights.channel=distributed",
+            ],
         )
     slowest, usual = min(speeds, key=lambda pair: speeds[pair]), median(speeds.values())
-    told = f"slowest pair {slowest}: {format_bytes(speeds[slowest])}/s; median {format_bytes(usual)}/s"
+    told = (
+        f"slowest pair {slowest}: {format_bytes(speeds[slowest])}/s; median {format_bytes(usual)}/s"
+    )
     model = _model_of(device)
     link = LINK_BYTES_PER_S.get(model or "")
-    slow = sorted((pair for pair in speeds if speeds[pair] < SHARE_WANTED * (link or usual)), key=lambda pair: speeds[pair])
+    slow = sorted(
+        (pair for pair in speeds if speeds[pair] < SHARE_WANTED * (link or usual)),
+        key=lambda pair: speeds[pair],
+    )
     if slow:
-        against = f"the link of {model} gives {format_bytes(link)}/s one way" if link else "the others are twice as fast"
+        against = (
+            f"the link of {model} gives {format_bytes(link)}/s one way"
+            if link
+            else "the others are twice as fast"
+        )
         return warn(
             "links",
             told,
-            why=f"{len(slow)} of {len(speeds)} pairs are slow: {_few(slow)}; {against}, and a step waits for the slowest pair",
-            fix=["nvidia-smi nvlink --errorcounters || amd-smi xgmi   # a link that fails", "NCCL_DEBUG=INFO miles doctor"],
+            why=f"{len(slow)} of {len(speeds)} pairs are slow: {_few(slow)}; {against}, and a step "
+            "waits for the slowest pair",
+            fix=[
+                "nvidia-smi nvlink --errorcounters || amd-smi xgmi   # a link that fails",
+                "NCCL_DEBUG=INFO miles doctor",
+            ],
         )
     return ok("links", told)
 
 
 def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
+    return ", ".join(names[:MOST_NAMED]) + (
+        f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    )
 
 
 def _is_fast(link: str) -> bool:
@@ -121,7 +164,9 @@ def _is_fast(link: str) -> bool:
 def _model_of(name: str) -> str | None:
     """H200 of `NVIDIA H200`; the longest that fits, for H200 is also in GH200."""
     words = name.upper().replace("-", " ").split()
-    return next((model for model in sorted(DEVICE_MODELS, key=len, reverse=True) if model in words), None)
+    return next(
+        (model for model in sorted(DEVICE_MODELS, key=len, reverse=True) if model in words), None
+    )
 
 
 def _wanted(name: str) -> Interconnect:
@@ -131,4 +176,6 @@ def _wanted(name: str) -> Interconnect:
 
 
 def _topology_command(found: Accelerators) -> str:
-    return "nvidia-smi topo -m" if found.kind == "cuda" else "amd-smi topology || rocm-smi --showtopo"
+    return (
+        "nvidia-smi topo -m" if found.kind == "cuda" else "amd-smi topology || rocm-smi --showtopo"
+    )

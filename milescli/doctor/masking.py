@@ -1,4 +1,5 @@
-"""Takes secrets out of what the doctor says. Knows names of variables and forms of addresses; pure."""
+"""Takes secrets out of what the doctor says. Knows names of variables and forms of addresses;
+pure."""
 
 from __future__ import annotations
 
@@ -11,11 +12,14 @@ from milescli.doctor.finding import Finding
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL")
 MASK = "***"
 SHORTEST = 6
-"""A shorter value is left where it stands in a text: it would be found in many words. Alone, it is masked too."""
+"""A shorter value is left where it stands in a text: it would be found in many words. Alone, it is
+masked too."""
 SHORTEST_PASSWORD = 3
 _USER = re.compile(r"//[^/\s]+@")
 """Up to the last @ before the path: passwords may hold one."""
-_QUERY = re.compile(r"([?&;][^=&\s]*(?:key|token|secret|sig|passw|credential)[^=&\s]*=)[^&\s]+", re.IGNORECASE)
+_QUERY = re.compile(
+    r"([?&;][^=&\s]*(?:key|token|secret|sig|passw|credential)[^=&\s]*=)[^&\s]+", re.IGNORECASE
+)
 
 
 def sounds_secret(name: str) -> bool:
@@ -24,9 +28,11 @@ def sounds_secret(name: str) -> bool:
 
 
 def mask(text: str, environ: Mapping[str, str]) -> str:
-    """The text without the value of any variable whose name sounds like a secret, and without `user:password@` and `?token=` of
-    addresses."""
-    secrets = {value for name, value in environ.items() if len(value) >= SHORTEST and sounds_secret(name)}
+    """The text without the value of any variable whose name sounds like a secret, and without
+    `user:password@` and `?token=` of addresses."""
+    secrets = {
+        value for name, value in environ.items() if len(value) >= SHORTEST and sounds_secret(name)
+    }
     secrets |= {password for value in environ.values() for password in _passwords(value)}
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
@@ -35,7 +41,9 @@ def mask(text: str, environ: Mapping[str, str]) -> str:
 
 def _passwords(value: str) -> list[str]:
     """Of the addresses in a variable: libraries tell them in pieces, too."""
-    found = [user.removeprefix("//").removesuffix("@").partition(":")[2] for user in _USER.findall(value)]
+    found = [
+        user.removeprefix("//").removesuffix("@").partition(":")[2] for user in _USER.findall(value)
+    ]
     return [password for password in found if len(password) >= SHORTEST_PASSWORD]
 
 
@@ -46,6 +54,10 @@ def mask_secrets(finding: Finding, environ: Mapping[str, str]) -> Finding:
 
 
 def mask_environment(environ: Mapping[str, str], *, prefixes: tuple[str, ...]) -> dict[str, str]:
-    """The variables that begin so, sorted; those that sound secret are there, and their values are not."""
+    """The variables that begin so, sorted; those that sound secret are there, and their values are
+    not."""
     chosen = {name: value for name, value in sorted(environ.items()) if name.startswith(prefixes)}
-    return {name: MASK if sounds_secret(name) else mask(value, environ) for name, value in chosen.items()}
+    return {
+        name: MASK if sounds_secret(name) else mask(value, environ)
+        for name, value in chosen.items()
+    }

@@ -1,4 +1,5 @@
-"""Checks of the network as one machine shows it: interfaces that variables name, proxies, the own name, RDMA. Reads /sys; connects to nothing."""
+"""Checks of the network as one machine shows it: interfaces that variables name, proxies, the own
+name, RDMA. Reads /sys; connects to nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ from milescli.doctor.fixes import as_root
 from milescli.platform.machine import Kind
 
 NCCL_VARIABLE, GLOO_VARIABLE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
-PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "grpc_proxy")
+PROXIES = (
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "grpc_proxy",
+)
 VIRTUAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali")
 
 
@@ -38,14 +47,19 @@ def list_interfaces() -> list[Interface]:
         Interface(
             name=name,
             is_up=states[name].isup,
-            addresses=tuple(each.address for each in addresses.get(name, ()) if each.family == socket.AF_INET),
+            addresses=tuple(
+                each.address for each in addresses.get(name, ()) if each.family == socket.AF_INET
+            ),
         )
         for name in sorted(states)
     ]
 
 
-def check_interfaces(interfaces: Sequence[Interface], *, environ: Mapping[str, str], kind: Kind) -> list[Finding]:
-    """NCCL_ and GLOO_SOCKET_IFNAME name interfaces that are there and up. On a CPU NCCL is not used: a warning."""
+def check_interfaces(
+    interfaces: Sequence[Interface], *, environ: Mapping[str, str], kind: Kind
+) -> list[Finding]:
+    """NCCL_ and GLOO_SOCKET_IFNAME name interfaces that are there and up. On a CPU NCCL is not
+    used: a warning."""
     found: list[Finding] = []
     usable = [each.name for each in interfaces if each.is_up and each.addresses]
     best = next((name for name in usable if not name.startswith(VIRTUAL)), "lo")
@@ -59,7 +73,8 @@ def check_interfaces(interfaces: Sequence[Interface], *, environ: Mapping[str, s
             if there
             else f"there are {', '.join(usable) or 'none that are up'}"
         )
-        # Without accelerators NCCL is not used, and on one node miles itself sets Gloo's to loopback.
+        # Without accelerators NCCL is not used, and on one node miles itself sets Gloo's to
+        # loopback.
         tell = fail if variable == NCCL_VARIABLE and kind != "cpu" else warn
         found += tell(
             "network",
@@ -69,15 +84,20 @@ def check_interfaces(interfaces: Sequence[Interface], *, environ: Mapping[str, s
         )
     if "lo" not in usable:
         found += fail(
-            "network", "loopback is down", why="engines, trainer ranks and Ray meet there", fix=as_root("ip link set lo up")
+            "network",
+            "loopback is down",
+            why="engines, trainer ranks and Ray meet there",
+            fix=as_root("ip link set lo up"),
         )
     return [*found, *_proxies(environ)] or ok(
-        "network", ", ".join(f"{each.name} {each.addresses[0]}" for each in interfaces if each.name in usable)
+        "network",
+        ", ".join(f"{each.name} {each.addresses[0]}" for each in interfaces if each.name in usable),
     )
 
 
 def nccl_choice(value: str, names: Sequence[str]) -> list[str]:
-    """NCCL's own rules (its manual, NCCL_SOCKET_IFNAME): prefixes; `^` all but these; `=` exact names. Without them, lo and docker last."""
+    """NCCL's own rules (its manual, NCCL_SOCKET_IFNAME): prefixes; `^` all but these; `=` exact
+    names. Without them, lo and docker last."""
     exclude, exact = value.startswith("^"), value.lstrip("^").startswith("=")
     words = [word for word in value.lstrip("^=").split(",") if word]
 
@@ -97,7 +117,11 @@ def _proxies(environ: Mapping[str, str]) -> list[Finding]:
     """gRPC, thus Ray, sends even loopback through a proxy unless it is told not to."""
     given = [name for name in PROXIES if environ.get(name)]
     exempt = f"{environ.get('no_proxy', '')},{environ.get('NO_PROXY', '')}".split(",")
-    if not given or "*" in exempt or {"127.0.0.1", "localhost"} <= {word.strip() for word in exempt}:
+    if (
+        not given
+        or "*" in exempt
+        or {"127.0.0.1", "localhost"} <= {word.strip() for word in exempt}
+    ):
         return []
     return warn(
         "network",
@@ -108,9 +132,13 @@ def _proxies(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def check_host_name(
-    *, name: str | None = None, address: str = "127.0.0.1", resolve: Callable[[str], str] = socket.gethostbyname
+    *,
+    name: str | None = None,
+    address: str = "127.0.0.1",
+    resolve: Callable[[str], str] = socket.gethostbyname,
 ) -> list[Finding]:
-    """The own name leads to an address: torch.distributed and Ray look it up. `address`: to which it should, for the fix."""
+    """The own name leads to an address: torch.distributed and Ray look it up. `address`: to which
+    it should, for the fix."""
     name = name or socket.gethostname()
     try:
         return ok("hostname", f"{name} is {resolve(name)}")
@@ -123,32 +151,61 @@ def check_host_name(
         )
 
 
-def check_rdma(*, root: Path = Path("/"), environ: Mapping[str, str], memlock: int | None = None) -> list[Finding]:
-    """/sys/class/infiniband: ports that are up, NCCL_IB_HCA and memlock in keeping. One machine alone needs none."""
+def check_rdma(
+    *, root: Path = Path("/"), environ: Mapping[str, str], memlock: int | None = None
+) -> list[Finding]:
+    """/sys/class/infiniband: ports that are up, NCCL_IB_HCA and memlock in keeping. One machine
+    alone needs none."""
     folder = root / "sys/class/infiniband"
-    ports = {path.parent.parent.name + ":" + path.name: _port(path) for path in sorted(folder.glob("*/ports/*"))}
+    ports = {
+        path.parent.parent.name + ":" + path.name: _port(path)
+        for path in sorted(folder.glob("*/ports/*"))
+    }
     wanted = environ.get("NCCL_IB_HCA", "")
     devices = sorted({name.partition(":")[0] for name in ports})
     words = [word.partition(":")[0] for word in wanted.lstrip("^=").split(",") if word]
-    if words and not wanted.startswith("^") and not any(name.startswith(word) for name in devices for word in words):
-        why = f"there are {', '.join(devices) or 'none'}: NCCL would fall back to TCP without a word"
-        return warn("rdma", f"NCCL_IB_HCA={wanted} names no device that is there", why=why, fix="unset NCCL_IB_HCA")
+    if (
+        words
+        and not wanted.startswith("^")
+        and not any(name.startswith(word) for name in devices for word in words)
+    ):
+        why = (
+            f"there are {', '.join(devices) or 'none'}: NCCL would fall back to TCP without a word"
+        )
+        return warn(
+            "rdma",
+            f"NCCL_IB_HCA={wanted} names no device that is there",
+            why=why,
+            fix="unset NCCL_IB_HCA",
+        )
     if not ports:
-        return skip("rdma", "there is no RDMA device; one machine needs none, several then talk over TCP")
+        return skip(
+            "rdma", "there is no RDMA device; one machine needs none, several then talk over TCP"
+        )
     up = {name: rate for name, (state, rate) in ports.items() if state == "ACTIVE"}
     what = f"{len(up)} of {len(ports)} ports are up" + (
         f": {', '.join(f'{name} {rate}' for name, rate in up.items())}" if up else ""
     )
     if len(up) < len(ports):
-        down = ", ".join(f"{name} {state}" for name, (state, _) in ports.items() if state != "ACTIVE")
+        down = ", ".join(
+            f"{name} {state}" for name, (state, _) in ports.items() if state != "ACTIVE"
+        )
         return warn("rdma", what, why=down, fix="ibstat   # cable, switch, or `ip link set DEV up`")
     if environ.get("NCCL_IB_DISABLE") == "1":
-        return warn("rdma", what, why="NCCL_IB_DISABLE=1 keeps NCCL from them", fix="unset NCCL_IB_DISABLE")
+        return warn(
+            "rdma", what, why="NCCL_IB_DISABLE=1 keeps NCCL from them", fix="unset NCCL_IB_DISABLE"
+        )
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if memlock is None else memlock
     if limit != resource.RLIM_INFINITY:
         why = f"memory for RDMA is locked, and only {limit // 1024} KiB may be"
-        raised = "ulimit -l unlimited" if os.geteuid() == 0 else as_root("prlimit --pid $$ --memlock=unlimited")
-        return fail("rdma", what, why=why, fix=[raised, "docker run --ulimit memlock=-1 ...   # in Docker"])
+        raised = (
+            "ulimit -l unlimited"
+            if os.geteuid() == 0
+            else as_root("prlimit --pid $$ --memlock=unlimited")
+        )
+        return fail(
+            "rdma", what, why=why, fix=[raised, "docker run --ulimit memlock=-1 ...   # in Docker"]
+        )
     return ok("rdma", what)
 
 

@@ -1,4 +1,5 @@
-"""The checks of one computer: this one, or each node of a cluster. Composes; the checks themselves know nothing of each other."""
+"""The checks of one computer: this one, or each node of a cluster. Composes; the checks themselves
+know nothing of each other."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """A value that many threads ask for and one makes; an error is remembered too. The vendors' tools take seconds."""
+    """A value that many threads ask for and one makes; an error is remembered too. The vendors'
+    tools take seconds."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         """`make` is called by the first who asks."""
@@ -71,7 +73,11 @@ def node_checks(
         Check(name="python", run=check_python),
         Check(name="pins", run=check_pins),
         of_machine("platform", lambda: check_platform(machine())),
-        Check(name="visibility", run=lambda: check_visibility(accelerators(), environ=environ), timeout_s=TOOLS_S),
+        Check(
+            name="visibility",
+            run=lambda: check_visibility(accelerators(), environ=environ),
+            timeout_s=TOOLS_S,
+        ),
         Check(name="topology", run=lambda: check_topology(accelerators()), timeout_s=TOOLS_S),
         of_machine("memory", lambda: _memory(machine())),
         Check(name="disk", run=lambda: check_disk(runs_dir), timeout_s=60.0),
@@ -80,7 +86,10 @@ def node_checks(
         Check(name="limits", run=check_limits),
         Check(name="threads", run=check_threads),
         Check(name="ports", run=check_ports),
-        of_machine("network", lambda: check_interfaces(list_interfaces(), environ=environ, kind=machine().kind)),
+        of_machine(
+            "network",
+            lambda: check_interfaces(list_interfaces(), environ=environ, kind=machine().kind),
+        ),
         Check(name="hostname", run=lambda: check_host_name(address=address)),
         Check(name="rdma", run=lambda: check_rdma(environ=environ)),
         of_machine("ray version", lambda: check_ray_version(kind=machine().kind)),
@@ -88,20 +97,28 @@ def node_checks(
     ]
 
 
-def trial_checks(*, machine: Callable[[], Machine], environ: Mapping[str, str], own_ray: bool) -> list[Check]:
-    """The real parts, each in a process of its own. `own_ray`: a session of Ray is started too, as a run on one machine does."""
+def trial_checks(
+    *, machine: Callable[[], Machine], environ: Mapping[str, str], own_ray: bool
+) -> list[Check]:
+    """The real parts, each in a process of its own. `own_ray`: a session of Ray is started too, as
+    a run on one machine does."""
 
     def trial(name: str, *, timeout_s: float, names: tuple[str, ...] = ()) -> Check:
         return Check(
             name=name,
-            run=lambda: run_trial(name, device_kind=machine().kind, timeout_s=timeout_s, names=names, environ=environ),
+            run=lambda: run_trial(
+                name, device_kind=machine().kind, timeout_s=timeout_s, names=names, environ=environ
+            ),
             timeout_s=timeout_s + 30.0,
             is_heavy=True,
             needs=DEVICES,
         )
 
     def torch() -> list[Finding]:
-        return judge_trial(run_trial("torch", device_kind=machine().kind, timeout_s=120.0, environ=environ), machine())
+        return judge_trial(
+            run_trial("torch", device_kind=machine().kind, timeout_s=120.0, environ=environ),
+            machine(),
+        )
 
     return [
         Check(name="torch", run=torch, timeout_s=150.0, is_heavy=True, needs=DEVICES),
@@ -131,7 +148,9 @@ def _shm() -> list[Finding]:
     return check_shm(size_bytes=size_bytes, free_bytes=free_bytes)
 
 
-def _variables(loaded: LoadedRecipe | None, machine: Machine, environ: Mapping[str, str]) -> list[Finding]:
+def _variables(
+    loaded: LoadedRecipe | None, machine: Machine, environ: Mapping[str, str]
+) -> list[Finding]:
     """Without a plan (the check `plan` says why) only what harms any run."""
     from milescli.runtime.launch import plan_only
 

@@ -1,5 +1,5 @@
-"""Are the packages that miles needs installed, in the versions that it was tested with. The list is the one of the package itself, which
-docker/pins.env leads."""
+"""Are the packages that miles needs installed, in the versions that it was tested with. The list is
+the one of the package itself, which docker/pins.env leads."""
 
 from __future__ import annotations
 
@@ -40,13 +40,20 @@ def requirements() -> list[str]:
 
 
 def check_pins(
-    *, wanted: Sequence[str] | None = None, version_of: Callable[[str], str] = importlib.metadata.version
+    *,
+    wanted: Sequence[str] | None = None,
+    version_of: Callable[[str], str] = importlib.metadata.version,
 ) -> list[Finding]:
     """Every requirement against what is installed."""
     try:
         lines = requirements() if wanted is None else list(wanted)
     except importlib.metadata.PackageNotFoundError:
-        return fail("pins", f"{DISTRIBUTION} is not installed", why="its list of packages cannot be read", fix="make install")
+        return fail(
+            "pins",
+            f"{DISTRIBUTION} is not installed",
+            why="its list of packages cannot be read",
+            fix="make install",
+        )
     told, fixes = [], []
     for line in lines:
         problem = _problem(line, version_of)
@@ -55,7 +62,12 @@ def check_pins(
             fixes.append(_fix(line))
     if not told:
         return ok("pins", f"{len(lines)} packages as pinned")
-    return fail("pins", f"{len(told)} of {len(lines)} packages are not as pinned", why="; ".join(told), fix=fixes)
+    return fail(
+        "pins",
+        f"{len(told)} of {len(lines)} packages are not as pinned",
+        why="; ".join(told),
+        fix=fixes,
+    )
 
 
 def _problem(line: str, version_of: Callable[[str], str]) -> str | None:

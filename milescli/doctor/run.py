@@ -1,4 +1,5 @@
-"""`miles doctor`: which checks there are, and how their findings are told. Called by the command; ends with an exit code."""
+"""`miles doctor`: which checks there are, and how their findings are told. Called by the command;
+ends with an exit code."""
 
 from __future__ import annotations
 
@@ -29,7 +30,15 @@ from milescli.recipe.layers import RAY_VARIABLE
 from milescli.recipe.load import LoadedRecipe, load, runs_dir
 from milescli.recipe.templates import find_recipe
 
-REPORTED_PACKAGES = ("torch", "sglang", "sglang-router", "megatron-core", "ray", "transformers", "huggingface-hub")
+REPORTED_PACKAGES = (
+    "torch",
+    "sglang",
+    "sglang-router",
+    "megatron-core",
+    "ray",
+    "transformers",
+    "huggingface-hub",
+)
 REPORTED_VARIABLES = (
     "MILES_",
     "CUDA_",
@@ -47,17 +56,29 @@ REPORTED_VARIABLES = (
 
 
 def run_doctor(wish: Wish, *, output: Output) -> int:
-    """Check the machine, and the recipe where one is given. 0, or 4 where something fails; warnings do not count."""
+    """Check the machine, and the recipe where one is given. 0, or 4 where something fails; warnings
+    do not count."""
     loaded, problem = _load(wish)
-    refused = [each for each in wish.sets if any(f"--set {each}" in finding.why for finding in problem)]
+    refused = [
+        each for each in wish.sets if any(f"--set {each}" in finding.why for finding in problem)
+    ]
     wish = replace(wish, sets=[each for each in wish.sets if each not in refused])
     output.note("checking; starting an engine takes up to a minute or two")
-    with contextlib.redirect_stdout(sys.stderr):  # a reward that prints as it is imported would spoil the JSON
+    with contextlib.redirect_stdout(
+        sys.stderr
+    ):  # a reward that prints as it is imported would spoil the JSON
         findings = problem + _findings(loaded, address=_address(wish, loaded))
     secrets = {**os.environ, "SAVED_HUB_TOKEN": saved_token() or ""}
-    findings = [mask_secrets(replace(each, fix=[wish.whole(fix) for fix in each.fix]), secrets) for each in findings]
+    findings = [
+        mask_secrets(replace(each, fix=[wish.whole(fix) for fix in each.fix]), secrets)
+        for each in findings
+    ]
     tell(findings, output)
-    return int(ExitCode.NOT_READY if any(each.status is Status.FAIL for each in findings) else ExitCode.DONE)
+    return int(
+        ExitCode.NOT_READY
+        if any(each.status is Status.FAIL for each in findings)
+        else ExitCode.DONE
+    )
 
 
 def _findings(loaded: LoadedRecipe | None, *, address: str | None) -> list[Finding]:
@@ -67,13 +88,15 @@ def _findings(loaded: LoadedRecipe | None, *, address: str | None) -> list[Findi
         found = cluster_findings(address, runs_dir=_runs_dir(loaded))
         if any(each.node for each in found):
             return found + run_checks(
-                driver_checks(loaded, Once(lambda: _whole_machine(loaded))), heavy_at_once=heavy_at_once()
+                driver_checks(loaded, Once(lambda: _whole_machine(loaded))),
+                heavy_at_once=heavy_at_once(),
             )
     return found + run_checks(all_checks(loaded), heavy_at_once=heavy_at_once())
 
 
 def _address(wish: Wish, loaded: LoadedRecipe | None) -> str | None:
-    """Of the Ray cluster that a run would join: as the recipe has it; without one, as the option or RAY_ADDRESS has it (`local`: none)."""
+    """Of the Ray cluster that a run would join: as the recipe has it; without one, as the option or
+    RAY_ADDRESS has it (`local`: none)."""
     if loaded is not None:
         return loaded.recipe.machine.address
     address = wish.address or os.environ.get(RAY_VARIABLE, "")
@@ -84,7 +107,9 @@ def all_checks(loaded: LoadedRecipe | None) -> list[Check]:
     """In the order in which they are told."""
     machine = this_machine(os.environ)
     return [
-        *node_checks(runs_dir=_runs_dir(loaded), machine=machine, loaded=loaded, environ=os.environ),
+        *node_checks(
+            runs_dir=_runs_dir(loaded), machine=machine, loaded=loaded, environ=os.environ
+        ),
         *driver_checks(loaded, machine),
         *trial_checks(machine=machine, environ=os.environ, own_ray=True),
     ]
@@ -93,23 +118,39 @@ def all_checks(loaded: LoadedRecipe | None) -> list[Check]:
 def driver_checks(loaded: LoadedRecipe | None, machine: Callable[[], Machine]) -> list[Check]:
     """Of the hub and the recipe: once, from where a run would be started."""
     recipe = loaded.recipe if loaded else None
-    hub = Check(name="hub", run=lambda: check_hub(recipe, environ=os.environ, token=saved_token()), timeout_s=60.0)
+    hub = Check(
+        name="hub",
+        run=lambda: check_hub(recipe, environ=os.environ, token=saved_token()),
+        timeout_s=60.0,
+    )
     return [hub, *([] if loaded is None else recipe_checks(loaded, machine=machine))]
 
 
 def tell(findings: Sequence[Finding], output: Output) -> None:
     """One object in JSON mode, a table otherwise."""
     counts = Counter(each.status for each in findings)
-    told = {"counts": {status.value: counts[status] for status in Status}, "findings": [asdict(each) for each in findings]}
+    told = {
+        "counts": {status.value: counts[status] for status in Status},
+        "findings": [asdict(each) for each in findings],
+    }
     output.json(
-        "doctor", {**told, "versions": versions(), "environment": mask_environment(os.environ, prefixes=REPORTED_VARIABLES)}
+        "doctor",
+        {
+            **told,
+            "versions": versions(),
+            "environment": mask_environment(os.environ, prefixes=REPORTED_VARIABLES),
+        },
     )
     tell_people(findings, output)
 
 
 def versions() -> dict[str, str]:
     """Of what a run is made of; for bug reports."""
-    found = {"miles": __version__, "python": platform.python_version(), "system": platform.platform()}
+    found = {
+        "miles": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
     for name in REPORTED_PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
@@ -117,13 +158,21 @@ def versions() -> dict[str, str]:
 
 
 def _load(wish: Wish) -> tuple[LoadedRecipe | None, list[Finding]]:
-    """The recipe, or what is wrong with it: the machine is looked at all the same. Raises RecipeError where there is no such recipe."""
+    """The recipe, or what is wrong with it: the machine is looked at all the same. Raises
+    RecipeError where there is no such recipe."""
     if wish.recipe is None:
         return None, []
     find_recipe(wish.recipe, cwd=Path.cwd())
     flags = {"machine.address": f"--address {wish.address}"} if wish.address else {}
     try:
-        return load(wish.recipe, sets=wish.sets, flags=flags, environ=os.environ, cwd=Path.cwd(), home=Path.home()), []
+        return load(
+            wish.recipe,
+            sets=wish.sets,
+            flags=flags,
+            environ=os.environ,
+            cwd=Path.cwd(),
+            home=Path.home(),
+        ), []
     except MilesError as error:
         return None, fail("recipe", error.what, why=error.why, fix=error.fixes)
 

@@ -1,4 +1,5 @@
-"""How findings are told: one table, then why and what to do where it matters. What nodes of a cluster found alike is one row."""
+"""How findings are told: one table, then why and what to do where it matters. What nodes of a
+cluster found alike is one row."""
 
 from __future__ import annotations
 
@@ -37,12 +38,15 @@ class Row:
 
 
 def fold(findings: Sequence[Finding]) -> list[Row]:
-    """One row for what several nodes found alike, numbers in an `ok` aside; in the order of the checks."""
+    """One row for what several nodes found alike, numbers in an `ok` aside; in the order of the
+    checks."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     places = {each.check: place for place, each in reversed(list(enumerate(findings)))}
     for each in sorted(findings, key=lambda each: places[each.check]):
         groups.setdefault(_likeness(each), []).append(each)
-    answered = {each.check: {one.node for one in findings if one.check == each.check} for each in findings}
+    answered = {
+        each.check: {one.node for one in findings if one.check == each.check} for each in findings
+    }
     rows = []
     for group in groups.values():
         nodes = sorted({each.node for each in group if each.node})
@@ -55,24 +59,41 @@ def tell_people(findings: Sequence[Finding], output: Output) -> None:
     """The table, the warnings with their fixes, the verdict."""
     rows = fold(findings)
     if any(row.nodes for row in rows):
-        cells = [(row.finding.check, row.where or "-", row.finding.status.value, row.finding.what) for row in rows]
+        cells = [
+            (row.finding.check, row.where or "-", row.finding.status.value, row.finding.what)
+            for row in rows
+        ]
         output.table(["check", "node", "status", "found"], cells)
     else:
-        output.table(["check", "status", "found"], [(r.finding.check, r.finding.status.value, r.finding.what) for r in rows])
+        output.table(
+            ["check", "status", "found"],
+            [(r.finding.check, r.finding.status.value, r.finding.what) for r in rows],
+        )
     for row in rows:
         each, where = row.finding, f" on {row.where}" if row.nodes and not row.is_everywhere else ""
         if each.status is Status.OK:
             continue
         lines = [f"{each.check}{where}: {each.why}", *(f"  fix: {fix}" for fix in each.fix)]
-        output.note("\n".join(lines)) if each.status is Status.SKIP else output.warn("\n".join(lines))
+        output.note("\n".join(lines)) if each.status is Status.SKIP else output.warn(
+            "\n".join(lines)
+        )
     counts = Counter(row.finding.status for row in rows)
     if counts[Status.FAIL]:
-        output.note(f"not ready: {counts[Status.FAIL]} failed, {counts[Status.WARN]} with a warning")
+        output.note(
+            f"not ready: {counts[Status.FAIL]} failed, {counts[Status.WARN]} with a warning"
+        )
     else:
-        output.success(f"ready: {counts[Status.OK]} checks passed, {counts[Status.WARN]} with a warning")
+        output.success(
+            f"ready: {counts[Status.OK]} checks passed, {counts[Status.WARN]} with a warning"
+        )
 
 
 def _likeness(finding: Finding) -> tuple[object, ...]:
-    """What must be equal for one row. Free bytes and seconds differ from node to node, and of what is well nobody cares."""
-    what = re.sub(r"\d+(\.\d+)*( [KMGT]iB| m)?", "#", finding.what) if finding.status is Status.OK else finding.what
+    """What must be equal for one row. Free bytes and seconds differ from node to node, and of what
+    is well nobody cares."""
+    what = (
+        re.sub(r"\d+(\.\d+)*( [KMGT]iB| m)?", "#", finding.what)
+        if finding.status is Status.OK
+        else finding.what
+    )
     return finding.check, finding.status, what, finding.why, tuple(finding.fix)

@@ -1,4 +1,5 @@
-"""A trainer of one rank for a tiny model: it takes an optimizer step and publishes to one engine. For `trials`; made of the parts of a run."""
+"""A trainer of one rank for a tiny model: it takes an optimizer step and publishes to one engine.
+For `trials`; made of the parts of a run."""
 
 from __future__ import annotations
 
@@ -70,21 +71,27 @@ def start_trainer(model_dir: Path, kind: Literal["cuda", "rocm", "cpu"]) -> Trai
 
 
 def take_step(trainer: TrainerRank) -> str:
-    """One optimizer step that must change every weight that learns. Returns what it reached, for people; raises MachineError."""
+    """One optimizer step that must change every weight that learns. Returns what it reached, for
+    people; raises MachineError."""
     before = trainer.parameter_checksums()
     report = trainer.step(tiny_batch(), LEARNING_RATE)
     changed = sum(before[name] != after for name, after in trainer.parameter_checksums().items())
     if not math.isfinite(report.loss) or not report.grad_norm > 0 or changed < len(before) // 2:
         raise MachineError(
             "the trainer does not learn here",
-            why=f"loss {report.loss}, gradient norm {report.grad_norm}; a step changed {changed} of {len(before)} weights",
+            why=f"loss {report.loss}, gradient norm {report.grad_norm}; a step changed {changed} "
+            f"of {len(before)} weights",
             fix=REPORT,
         )
-    return f"loss {report.loss:.3g}, gradient norm {report.grad_norm:.3g}, {changed} of {len(before)} weights changed"
+    return (
+        f"loss {report.loss:.3g}, gradient norm {report.grad_norm:.3g}, {changed} of "
+        f"{len(before)} weights changed"
+    )
 
 
 def publish_exactly(trainer: TrainerRank, url: str) -> None:
-    """Send all weights to the engine at `url`, then compare what it holds bit for bit. Raises MismatchError."""
+    """Send all weights to the engine at `url`, then compare what it holds bit for bit. Raises
+    MismatchError."""
     trainer.connect_engines([EngineAddress(url=url, tp=1, sharing_ranks=[0])])
     trainer.publish(WeightVersion(1))
     trainer.verify()
@@ -92,14 +99,19 @@ def publish_exactly(trainer: TrainerRank, url: str) -> None:
 
 def score(trainer: TrainerRank, prompt_ids: list[int], response_ids: list[int]) -> list[float]:
     """[len(response_ids)] log-prob of each token of an answer."""
-    scored = trainer.logprobs(_pack([_sample(0, prompt_ids, response_ids, reward=0.0)], advantages=[0.0]))
+    scored = trainer.logprobs(
+        _pack([_sample(0, prompt_ids, response_ids, reward=0.0)], advantages=[0.0])
+    )
     return list(scored[0][len(prompt_ids) - 1 :])
 
 
 def tiny_batch() -> TrainBatch:
     """Four answers of unequal length to one prompt, two good and two bad."""
     answers = [[(7 * index + place) % 200 for place in range(5 + index)] for index in range(4)]
-    samples = [_sample(index, list(range(10, 26)), answer, reward=float(index % 2)) for index, answer in enumerate(answers)]
+    samples = [
+        _sample(index, list(range(10, 26)), answer, reward=float(index % 2))
+        for index, answer in enumerate(answers)
+    ]
     return _pack(samples, advantages=[2.0 * sample.reward - 1.0 for sample in samples])
 
 

@@ -1,4 +1,5 @@
-"""What torch says of the machine against what the vendors' tools said: its build, the devices it sees, the driver below it."""
+"""What torch says of the machine against what the vendors' tools said: its build, the devices it
+sees, the driver below it."""
 
 from __future__ import annotations
 
@@ -47,28 +48,35 @@ def describe_torch() -> dict[str, Any]:
 
 
 def judge_trial(found: list[Finding], machine: Machine) -> list[Finding]:
-    """The finding of the trial `torch` as findings for people; a trial that failed stays as it is."""
+    """The finding of the trial `torch` as findings for people; a trial that failed stays as it
+    is."""
     if found[0].status is not Status.OK:
         return found
     return judge_torch(json.loads(found[0].what), machine)
 
 
 def judge_torch(seen: Mapping[str, Any], machine: Machine) -> list[Finding]:
-    """`seen` as `describe_torch` gives it. On a CPU there is nothing to compare: any build will do."""
+    """`seen` as `describe_torch` gives it. On a CPU there is nothing to compare: any build will
+    do."""
     kind, told = machine.kind, f"torch {seen['version']}"
     built = "rocm" if seen["hip"] else "cuda" if seen["cuda"] else "cpu"
     if kind == "cpu":
         return ok("torch", told) + skip("driver", "there is no accelerator that miles may use")
     devices = machine.nodes[0].devices
     if built != kind:
-        why = f"the machine has {len(devices)} x {devices[0].name}, and this torch was built for {built}"
+        why = (
+            f"the machine has {len(devices)} x {devices[0].name}, and this torch was built for "
+            f"{built}"
+        )
         return fail("torch", told, why=why, fix=REINSTALL.format(kind=kind))
     return [*_devices(seen, machine, told), *_driver(seen, machine)]
 
 
 def _devices(seen: Mapping[str, Any], machine: Machine, told: str) -> list[Finding]:
     devices = machine.nodes[0].devices
-    look = "nvidia-smi -q -d ECC,PAGE_RETIREMENT" if machine.kind == "cuda" else "amd-smi static --ras"
+    look = (
+        "nvidia-smi -q -d ECC,PAGE_RETIREMENT" if machine.kind == "cuda" else "amd-smi static --ras"
+    )
     if seen["problem"] or len(seen["devices"]) != len(devices):
         why = f"the vendor's tool shows {len(devices)} devices, torch {len(seen['devices'])}" + (
             f": {seen['problem']}" if seen["problem"] else ""
@@ -81,18 +89,41 @@ def _devices(seen: Mapping[str, Any], machine: Machine, told: str) -> list[Findi
         return fail("torch", f"{told} does not see what is there", why=why, fix=[access, look])
     for device, own in zip(devices, seen["devices"], strict=True):
         if device.arch and own["arch"] and device.arch != own["arch"]:
-            why = f"device {device.index} is {device.arch} by the vendor's tool and {own['arch']} by torch: they are numbered differently"
-            return fail("torch", f"{told} and the vendor's tool disagree", why=why, fix="export CUDA_DEVICE_ORDER=PCI_BUS_ID")
+            why = (
+                f"device {device.index} is {device.arch} by the vendor's tool and {own['arch']} "
+                "by torch: they are numbered differently"
+            )
+            return fail(
+                "torch",
+                f"{told} and the vendor's tool disagree",
+                why=why,
+                fix="export CUDA_DEVICE_ORDER=PCI_BUS_ID",
+            )
         if own["memory_bytes"] < MEMORY_SHARE * device.memory_bytes:
-            why = f"{format_bytes(own['memory_bytes'])} of {format_bytes(device.memory_bytes)}: a partition, or other limits"
-            return warn("torch", f"torch sees less memory of device {device.index}", why=why, fix=look)
+            why = (
+                f"{format_bytes(own['memory_bytes'])} of {format_bytes(device.memory_bytes)}: a "
+                "partition, or other limits"
+            )
+            return warn(
+                "torch", f"torch sees less memory of device {device.index}", why=why, fix=look
+            )
     arch = devices[0].arch
     if seen["archs"] and arch and not _has_code(arch, seen["archs"]):
         why = f"it has code for {', '.join(seen['archs'])}, and the devices are {arch}"
-        return fail("torch", f"{told} has no kernels for {arch}", why=why, fix=REINSTALL.format(kind=machine.kind))
+        return fail(
+            "torch",
+            f"{told} has no kernels for {arch}",
+            why=why,
+            fix=REINSTALL.format(kind=machine.kind),
+        )
     if arch and arch not in ARCHS:
         why = f"{arch} is none of {', '.join(ARCHS)}"
-        return warn("torch", f"{told}, {arch}", why=why, fix="miles launch --recipe quickstart   # try it in small")
+        return warn(
+            "torch",
+            f"{told}, {arch}",
+            why=why,
+            fix="miles launch --recipe quickstart   # try it in small",
+        )
     return ok("torch", f"{told} sees {len(devices)} x {arch or devices[0].name}")
 
 
@@ -111,29 +142,54 @@ def _has_code(arch: str, built: list[str]) -> bool:
 
 
 def _driver(seen: Mapping[str, Any], machine: Machine) -> list[Finding]:
-    """CUDA: the driver must bear torch's CUDA. ROCm: the runtime should be the one that torch was built for."""
+    """CUDA: the driver must bear torch's CUDA. ROCm: the runtime should be the one that torch was
+    built for."""
     if machine.kind == "cuda":
         major = str(seen["cuda"]).partition(".")[0]
-        what = f"driver {machine.driver_version or 'unknown'}, bears CUDA {machine.runtime_version or 'unknown'}; torch wants {seen['cuda']}"
+        what = (
+            f"driver {machine.driver_version or 'unknown'}, bears CUDA "
+            f"{machine.runtime_version or 'unknown'}; torch wants {seen['cuda']}"
+        )
         branch = machine.driver_version.partition(".")[0]
         oldest = pins().get(f"driver_cuda_{major}")
         if oldest and branch.isdigit() and int(branch) < int(oldest):
             why = f"CUDA {major} needs a driver of branch {oldest} or newer"
-            return fail("driver", what, why=why, fix=f"apt-get install --only-upgrade cuda-drivers-{oldest}   # then reboot")
+            return fail(
+                "driver",
+                what,
+                why=why,
+                fix=f"apt-get install --only-upgrade cuda-drivers-{oldest}   # then reboot",
+            )
         return ok("driver", what)
-    what = f"amdgpu {machine.driver_version or 'unknown'}, ROCm {machine.runtime_version or 'unknown'}; torch was built for {seen['hip']}"
+    what = (
+        f"amdgpu {machine.driver_version or 'unknown'}, ROCm "
+        f"{machine.runtime_version or 'unknown'}; torch was built for {seen['hip']}"
+    )
     own, wanted = _release(machine.runtime_version), _release(str(seen["hip"]))
     if own and own < version_pin("rocm_oldest"):
         why = f"the oldest that this torch runs on is {pin('rocm_oldest')}"
-        return fail("driver", what, why=why, fix="docker run ... an SGLang image for ROCm   # it brings its own")
+        return fail(
+            "driver",
+            what,
+            why=why,
+            fix="docker run ... an SGLang image for ROCm   # it brings its own",
+        )
     if own and wanted and own != wanted:
         why = "libraries of two releases of ROCm in one process may not find each other's symbols"
         return warn(
-            "driver", what, why=why, fix=f"pip install torch --index-url https://download.pytorch.org/whl/rocm{own[0]}.{own[1]}"
+            "driver",
+            what,
+            why=why,
+            fix="pip install torch --index-url "
+            f"https://download.pytorch.org/whl/rocm{own[0]}.{own[1]}",
         )
     return ok("driver", what)
 
 
 def _release(version: str) -> tuple[int, int] | None:
     parts = version.split(".")
-    return (int(parts[0]), int(parts[1])) if len(parts) >= 2 and parts[0].isdigit() and parts[1].isdigit() else None
+    return (
+        (int(parts[0]), int(parts[1]))
+        if len(parts) >= 2 and parts[0].isdigit() and parts[1].isdigit()
+        else None
+    )

@@ -1,4 +1,5 @@
-"""Runs one trial of real parts (`trials`) in a process of its own, bounded, with a watchdog that leaves nothing behind."""
+"""Runs one trial of real parts (`trials`) in a process of its own, bounded, with a watchdog that
+leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -29,17 +30,28 @@ def run_trial(
     environ: Mapping[str, str] = os.environ,
     settings: Mapping[str, str] = NO_SETTINGS,
 ) -> list[Finding]:
-    """The findings that the trial `check` writes as JSON lines. Whatever it started has ended when this returns.
+    """The findings that the trial `check` writes as JSON lines. Whatever it started has ended when
+    this returns.
 
-    `command` replaces the trial's own; `names`: the checks that it answers for, where not just `check`; `environ`: what it starts with;
-    `settings`: variables of this trial, over those of every trial.
+    `command` replaces the trial's own; `names`: the checks that it answers for, where not just
+    `check`; `environ`: what it starts with; `settings`: variables of this trial, over those of
+    every trial.
     """
-    folder = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))  # short: socket names are bounded at 107 bytes
+    folder = Path(
+        tempfile.mkdtemp(prefix="miles-", dir="/tmp")
+    )  # short: socket names are bounded at 107 bytes
     verdict = folder / "verdict.json"
     verdict.touch()
     token = secrets.token_hex(16)
     watchdog = guardian.start(token=token, scratch_dirs=[folder], verdict=verdict)
-    command = command or [sys.executable, "-m", "milescli.doctor.trials", check, str(folder), device_kind]
+    command = command or [
+        sys.executable,
+        "-m",
+        "milescli.doctor.trials",
+        check,
+        str(folder),
+        device_kind,
+    ]
     environment = {
         **environ,
         guardian.TOKEN_VARIABLE: token,
@@ -54,7 +66,12 @@ def run_trial(
         # Files, not pipes: a process that the trial left behind would hold a pipe open.
         with output.open("wb") as stdout, log.open("wb") as stderr:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=environment,
+                start_new_session=True,
             )
             try:
                 ended = f"ended with status {process.wait(timeout_s)} and said nothing"
@@ -65,7 +82,11 @@ def run_trial(
         missing = [name for name in names or (check,) if name not in {each.check for each in found}]
         if missing:
             found.append(_broken(missing[0], ended, log, device_kind))
-            found += [each for name in missing[1:] for each in skip(name, f"see `{missing[0]}`, which comes first")]
+            found += [
+                each
+                for name in missing[1:]
+                for each in skip(name, f"see `{missing[0]}`, which comes first")
+            ]
         return found
     finally:
         watchdog.release()
@@ -82,10 +103,13 @@ def _findings(text: str) -> list[Finding]:
 
 def _broken(name: str, ended: str, log: Path, device_kind: str) -> Finding:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
-    why = f"the trial {ended}; its last words:\n" + ("\n".join(f"  | {line}" for line in lines) or "  (none)")
+    why = f"the trial {ended}; its last words:\n" + (
+        "\n".join(f"  | {line}" for line in lines) or "  (none)"
+    )
     return fail(
         name,
         "does not work here",
         why=why,
-        fix=f"{sys.executable} -m milescli.doctor.trials {_TRIAL_OF.get(name, name)} $(mktemp -d) {device_kind}   # watch it",
+        fix=f"{sys.executable} -m milescli.doctor.trials {_TRIAL_OF.get(name, name)} $(mktemp -d) "
+        f"{device_kind}   # watch it",
     )[0]

@@ -1,5 +1,6 @@
-"""Trials of the real parts, each the smallest that proves it: torch sees the devices, Ray starts, processes add numbers, an engine answers
-(`engine_trial`). Run as `python -m milescli.doctor.trials NAME FOLDER DEVICE` by `trial`; writes findings as JSON lines."""
+"""Trials of the real parts, each the smallest that proves it: torch sees the devices, Ray starts,
+processes add numbers, an engine answers (`engine_trial`). Run as `python -m milescli.doctor.trials
+NAME FOLDER DEVICE` by `trial`; writes findings as JSON lines."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def try_ray(folder: Path, kind: Kind) -> list[Finding]:
         asyncio.run(cluster.place(plan, timeout_s=60.0))
     finally:
         cluster.stop()
-    return ok("ray", f"a session started, placed a bundle and ended in {time.monotonic() - start:.1f} s")
+    return ok(
+        "ray", f"a session started, placed a bundle and ended in {time.monotonic() - start:.1f} s"
+    )
 
 
 def try_torch(folder: Path, kind: Kind) -> list[Finding]:
@@ -49,7 +52,8 @@ def try_torch(folder: Path, kind: Kind) -> list[Finding]:
 
 
 def try_collective(folder: Path, kind: Kind) -> list[Finding]:
-    """An all-reduce over each pair of devices (on a CPU: between two processes) and over all, by the backend that runs would use."""
+    """An all-reduce over each pair of devices (on a CPU: between two processes) and over all, by
+    the backend that runs would use."""
     import torch
     from torch.multiprocessing.spawn import ProcessException
 
@@ -63,7 +67,9 @@ def try_collective(folder: Path, kind: Kind) -> list[Finding]:
     )
     deadline = start + COLLECTIVE_S
     with contextlib.suppress(ProcessException):  # the report says in which step it was
-        while not context.join(max(0.0, deadline - time.monotonic())) and time.monotonic() < deadline:
+        while (
+            not context.join(max(0.0, deadline - time.monotonic())) and time.monotonic() < deadline
+        ):
             continue
     for process in context.processes:
         process.kill()
@@ -72,11 +78,17 @@ def try_collective(folder: Path, kind: Kind) -> list[Finding]:
     name = torch.cuda.get_device_name(0) if kind != "cpu" else ""
     seconds = time.monotonic() - start
     return judge_collective(
-        reports, backend="rccl" if kind == "rocm" else backend, device=name, seconds=seconds, no_access=peers
+        reports,
+        backend="rccl" if kind == "rocm" else backend,
+        device=name,
+        seconds=seconds,
+        no_access=peers,
     )
 
 
-def take_one_part(rank: int, size: int, backend: Literal["gloo", "nccl"], port: int, folder: str) -> None:
+def take_one_part(
+    rank: int, size: int, backend: Literal["gloo", "nccl"], port: int, folder: str
+) -> None:
     """One process of `try_collective`."""
     place = Place(
         rank=rank,
@@ -91,10 +103,12 @@ def take_one_part(rank: int, size: int, backend: Literal["gloo", "nccl"], port: 
 
 
 def try_nodes(folder: Path, kind: Kind) -> list[Finding]:
-    """This node's part of the collective over all nodes. Its place is in the environment; what it saw goes out as one line of JSON."""
+    """This node's part of the collective over all nodes. Its place is in the environment; what it
+    saw goes out as one line of JSON."""
     raw = json.loads(os.environ[PLACE_VARIABLE])
     report = take_part(
-        Place(**{**raw, "meeting": tuple(raw["meeting"])}), tell=lambda report: write_report(folder / "report", report)
+        Place(**{**raw, "meeting": tuple(raw["meeting"])}),
+        tell=lambda report: write_report(folder / "report", report),
     )
     return ok("nodes", json.dumps(asdict(report)))
 
@@ -116,7 +130,8 @@ TRIALS: dict[str, Callable[[Path, Kind], list[Finding]]] = {
 
 
 def main(arguments: list[str]) -> None:
-    """Run the trial and write its findings; a MilesError is a finding, anything else a traceback in the log."""
+    """Run the trial and write its findings; a MilesError is a finding, anything else a traceback in
+    the log."""
     name, folder, kind = arguments
     reply = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print belongs into the log

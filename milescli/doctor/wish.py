@@ -1,4 +1,5 @@
-"""Checks of one recipe: reward, plan, and its model, tokenizer and data, by the code that a launch runs, in a folder that is thrown away."""
+"""Checks of one recipe: reward, plan, and its model, tokenizer and data, by the code that a launch
+runs, in a folder that is thrown away."""
 
 from __future__ import annotations
 
@@ -22,12 +23,35 @@ def recipe_checks(loaded: LoadedRecipe, *, machine: Callable[[], Machine]) -> li
     """What `--recipe` adds."""
     recipe = loaded.recipe
     return [
-        Check(name="model", run=lambda: check_model(recipe, machine()), timeout_s=120.0, needs=("visibility",)),
-        Check(name="checkpoints", run=lambda: check_checkpoints(recipe, machine()), timeout_s=120.0, needs=("model", "disk")),
-        Check(name="download", run=lambda: check_download(recipe), timeout_s=60.0, needs=("model",)),
+        Check(
+            name="model",
+            run=lambda: check_model(recipe, machine()),
+            timeout_s=120.0,
+            needs=("visibility",),
+        ),
+        Check(
+            name="checkpoints",
+            run=lambda: check_checkpoints(recipe, machine()),
+            timeout_s=120.0,
+            needs=("model", "disk"),
+        ),
+        Check(
+            name="download", run=lambda: check_download(recipe), timeout_s=60.0, needs=("model",)
+        ),
         Check(name="reward", run=lambda: check_reward_of(recipe), timeout_s=60.0),
-        Check(name="plan", run=lambda: check_plan(loaded, machine()), timeout_s=60.0, needs=("model", "reward")),
-        Check(name="data", run=lambda: check_material(recipe), timeout_s=600.0, is_heavy=True, needs=("reward", "hub")),
+        Check(
+            name="plan",
+            run=lambda: check_plan(loaded, machine()),
+            timeout_s=60.0,
+            needs=("model", "reward"),
+        ),
+        Check(
+            name="data",
+            run=lambda: check_material(recipe),
+            timeout_s=600.0,
+            is_heavy=True,
+            needs=("reward", "hub"),
+        ),
     ]
 
 
@@ -51,15 +75,22 @@ def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:
     refuse_unproven(recipe, facts)
     what = f"{facts.family}: {facts.num_layers} layers, width {facts.hidden_size}"
     on_host = machine.kind == "cpu" or recipe.machine.gpus == 0
-    served, why = servable_on_cpu(facts) if on_host else (not (fault := fault_of_sglang(facts)), fault or "")
+    served, why = (
+        servable_on_cpu(facts) if on_host else (not (fault := fault_of_sglang(facts)), fault or "")
+    )
     if not served:
         where = "on a CPU" if on_host else "here"
         return fail(
-            "model", f"{what}: SGLang does not serve it {where}", why=why, fix="--set model.path=FOLDER   # of another family"
+            "model",
+            f"{what}: SGLang does not serve it {where}",
+            why=why,
+            fix="--set model.path=FOLDER   # of another family",
         )
     if facts.family in UNPROVEN:
         look = "miles models   # what was compared, and how"
-        return warn("model", f"{what}: taken by model.allow_unproven", why=UNPROVEN[facts.family], fix=look)
+        return warn(
+            "model", f"{what}: taken by model.allow_unproven", why=UNPROVEN[facts.family], fix=look
+        )
     return ok("model", f"{what}; trained and served here")
 
 
@@ -70,7 +101,9 @@ def check_plan(loaded: LoadedRecipe, machine: Machine) -> list[Finding]:
     plan = plan_only(loaded, machine)
     place = "share devices" if plan.colocated else "have devices of their own"
     return ok(
-        "plan", f"{plan.trainer.world_size} trainer ranks and {plan.engines.num} engines on {plan.device_kind}, which {place}"
+        "plan",
+        f"{plan.trainer.world_size} trainer ranks and {plan.engines.num} engines on "
+        f"{plan.device_kind}, which {place}",
     )
 
 
@@ -85,7 +118,9 @@ def _large_data(recipe: Recipe) -> str:
             size_bytes = missing_bytes(parse_hub(value, key=f"data.{field}"), key=field)
             if size_bytes > DATA_LIMIT:
                 return (
-                    f"{value} would be {format_bytes(size_bytes)} to fetch; `miles launch` does it, and checks every row first"
+                    f"{value} would be {format_bytes(size_bytes)} to fetch; `miles launch` "
+                    "does "
+                    "it, and checks every row first"
                 )
     return ""
 
@@ -104,18 +139,25 @@ def check_material(recipe: Recipe) -> list[Finding]:
 
             # The weights are not fetched: tokenizer and config are all that the data is read with.
             path = str(fetch_tokenizer(str(model.path), revision=model.revision))
-            recipe = recipe.model_copy(update={"model": model.model_copy(update={"path": path, "revision": None})})
+            recipe = recipe.model_copy(
+                update={"model": model.model_copy(update={"path": path, "revision": None})}
+            )
         material = prepare(recipe, RunDir(path=Path(folder)))
     report = material.reports["prompts"]
     what = (
-        f"{report.num_rows} prompts of {report.prompt_tokens_p50} tokens (median; 99 %: {report.prompt_tokens_p99}), "
+        f"{report.num_rows} prompts of {report.prompt_tokens_p50} tokens (median; 99 %: "
+        f"{report.prompt_tokens_p99}), "
         f"columns {report.prompt_key} and {report.label_key}; {len(material.heldout)} held out"
     )
     if report.num_dropped > 0.1 * report.num_rows:
         return warn(
             "data",
             what,
-            why=f"{report.num_dropped} prompts are longer than {recipe.data.max_prompt_tokens} tokens and will be dropped",
+            why=f"{report.num_dropped} prompts are longer than {recipe.data.max_prompt_tokens} "
+            "tokens and will be dropped",
             fix=f"--set data.max_prompt_tokens={report.prompt_tokens_max}",
         )
-    return ok("data", what + (f"; {report.num_dropped} too long and dropped" if report.num_dropped else ""))
+    return ok(
+        "data",
+        what + (f"; {report.num_dropped} too long and dropped" if report.num_dropped else ""),
+    )

@@ -1,8 +1,8 @@
-"""LoRA adapters as PEFT folders: adapter_config.json and adapter_model.safetensors. Written from matrices, read, and merged into a base model's
-weights. Training them is no business of this room.
+"""LoRA adapters as PEFT folders: adapter_config.json and adapter_model.safetensors. Written from
+matrices, read, and merged into a base model's weights. Training them is no business of this room.
 
-For a module of weight W [out, in], A [r, in] and B [out, r]: W' = W + scaling * B A, scaling = alpha / r, or alpha / sqrt(r) with
-`use_rslora` (arXiv 2106.09685, section 4.1; arXiv 2312.03732).
+For a module of weight W [out, in], A [r, in] and B [out, r]: W' = W + scaling * B A, scaling =
+alpha / r, or alpha / sqrt(r) with `use_rslora` (arXiv 2106.09685, section 4.1; arXiv 2312.03732).
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Adapter:
     alphas: Mapping[str, float] = field(default_factory=dict)
     """Of modules that have another alpha than `alpha`."""
     saved: Mapping[str, Tensor] = field(default_factory=dict)
-    """Whole tensors that were trained beside the pairs (`modules_to_save`), by name in the base model's folder."""
+    """Whole tensors that were trained beside the pairs (`modules_to_save`), by name in the base
+    model's folder."""
     base_model: str | None = None
     """`base_model_name_or_path`: a hub name or a folder."""
 
@@ -65,7 +66,8 @@ def is_adapter(folder: Path) -> bool:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Read a PEFT folder; safetensors only. Raises CheckpointError for what is no plain LoRA, and for parts that do not fit together."""
+    """Read a PEFT folder; safetensors only. Raises CheckpointError for what is no plain LoRA, and
+    for parts that do not fit together."""
     config = _read_config(folder)
     tensors = _read_tensors(folder)
     firsts = {name.removesuffix(_A) for name in tensors if name.endswith(_A)}
@@ -82,10 +84,14 @@ def read_adapter(folder: Path) -> Adapter:
             if not name.endswith(_B):
                 raise _unusable(folder, why=f"`{name}` is no matrix of a plain LoRA")
         else:
-            saved[plain.replace(".modules_to_save.default", "").replace(".modules_to_save", "")] = tensor
+            saved[plain.replace(".modules_to_save.default", "").replace(".modules_to_save", "")] = (
+                tensor
+            )
     for module, (first, second) in pairs.items():
         if first.dim() != 2 or second.dim() != 2 or first.shape[0] != second.shape[1]:
-            raise _unusable(folder, why=f"`{module}` has A {list(first.shape)} and B {list(second.shape)}")
+            raise _unusable(
+                folder, why=f"`{module}` has A {list(first.shape)} and B {list(second.shape)}"
+            )
     alphas = _alphas(config, pairs)
     return Adapter(
         pairs=pairs,
@@ -94,7 +100,9 @@ def read_adapter(folder: Path) -> Adapter:
         use_rslora=bool(config.get("use_rslora")),
         alphas=alphas,
         saved=saved,
-        base_model=str(config["base_model_name_or_path"]) if config.get("base_model_name_or_path") else None,
+        base_model=str(config["base_model_name_or_path"])
+        if config.get("base_model_name_or_path")
+        else None,
     )
 
 
@@ -111,8 +119,9 @@ def _alphas(config: Mapping[str, object], modules: Iterable[str]) -> dict[str, f
 
 
 def write_adapter(folder: Path, adapter: Adapter) -> None:
-    """Write the two files, as PEFT and SGLang read them. The scaling is written as alpha / r whatever it was read as: SGLang 0.5.20 knows
-    neither `use_rslora` nor settings of single modules. Tensors keep their dtype, but for those whose own scaling must go into B."""
+    """Write the two files, as PEFT and SGLang read them. The scaling is written as alpha / r
+    whatever it was read as: SGLang 0.5.20 knows neither `use_rslora` nor settings of single
+    modules. Tensors keep their dtype, but for those whose own scaling must go into B."""
     folder.mkdir(parents=True, exist_ok=True)
     whole = next(iter(adapter.pairs), None)
     scaling = adapter.scaling(whole) if whole else adapter.alpha / adapter.rank
@@ -121,7 +130,9 @@ def write_adapter(folder: Path, adapter: Adapter) -> None:
         padded = _padded(first, second, rank=adapter.rank)
         share = adapter.scaling(module) / scaling
         tensors[_PREFIX + module + _A] = padded[0].contiguous()
-        tensors[_PREFIX + module + _B] = (padded[1] if share == 1 else (padded[1].float() * share)).contiguous()
+        tensors[_PREFIX + module + _B] = (
+            padded[1] if share == 1 else (padded[1].float() * share)
+        ).contiguous()
     tensors |= {_PREFIX + name: tensor.contiguous() for name, tensor in adapter.saved.items()}
     alpha = scaling * adapter.rank
     config = {
@@ -135,7 +146,10 @@ def write_adapter(folder: Path, adapter: Adapter) -> None:
         "fan_in_fan_out": False,
         "inference_mode": True,
         "target_modules": sorted({module.rpartition(".")[2] for module in adapter.pairs}),
-        "modules_to_save": sorted({name.removesuffix(".weight").rpartition(".")[2] for name in adapter.saved}) or None,
+        "modules_to_save": sorted(
+            {name.removesuffix(".weight").rpartition(".")[2] for name in adapter.saved}
+        )
+        or None,
         "use_rslora": False,
     }
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
@@ -147,7 +161,9 @@ def _padded(first: Tensor, second: Tensor, *, rank: int) -> tuple[Tensor, Tensor
     missing = rank - first.shape[0]
     if missing <= 0:
         return first, second
-    return torch.nn.functional.pad(first, (0, 0, 0, missing)), torch.nn.functional.pad(second, (0, missing))
+    return torch.nn.functional.pad(first, (0, 0, 0, missing)), torch.nn.functional.pad(
+        second, (0, missing)
+    )
 
 
 def merged(weight: Tensor, first: Tensor, second: Tensor, *, scaling: float) -> Tensor:
@@ -156,7 +172,8 @@ def merged(weight: Tensor, first: Tensor, second: Tensor, *, scaling: float) -> 
 
 
 def merge_into(tensors: Iterable[Named], adapter: Adapter) -> Iterator[Named]:
-    """The base model's tensors with the adapter in them. Raises CheckpointError for modules that the base has not, and other shapes."""
+    """The base model's tensors with the adapter in them. Raises CheckpointError for modules that
+    the base has not, and other shapes."""
     left = set(adapter.pairs) | set(adapter.saved)
     for name, tensor in tensors:
         module = name.removesuffix(".weight")
@@ -168,7 +185,8 @@ def merge_into(tensors: Iterable[Named], adapter: Adapter) -> Iterator[Named]:
             if (second.shape[0], first.shape[1]) != tuple(tensor.shape):
                 raise CheckpointError(
                     "adapter and base model do not belong together",
-                    why=f"`{module}` is {list(tensor.shape)} in the base, and B A is {[second.shape[0], first.shape[1]]}",
+                    why=f"`{module}` is {list(tensor.shape)} in the base, and B A is "
+                    f"{[second.shape[0], first.shape[1]]}",
                     fix="--base DIR   # the model that the adapter was trained on",
                 )
             tensor = merged(tensor, first, second, scaling=adapter.scaling(module))
@@ -177,7 +195,8 @@ def merge_into(tensors: Iterable[Named], adapter: Adapter) -> Iterator[Named]:
     if left:
         raise CheckpointError(
             "adapter and base model do not belong together",
-            why=f"the base has no `{min(left)}`" + (f", nor {len(left) - 1} more" if len(left) > 1 else ""),
+            why=f"the base has no `{min(left)}`"
+            + (f", nor {len(left) - 1} more" if len(left) > 1 else ""),
             fix="--base DIR   # the model that the adapter was trained on",
         )
 
@@ -186,7 +205,8 @@ def _replaced(name: str, tensor: Tensor, saved: Tensor) -> Tensor:
     if saved.shape != tensor.shape:
         raise CheckpointError(
             "adapter and base model do not belong together",
-            why=f"`{name}` is {list(tensor.shape)} in the base, and {list(saved.shape)} in the adapter",
+            why=f"`{name}` is {list(tensor.shape)} in the base, and {list(saved.shape)} in the "
+            "adapter",
             fix="--base DIR   # the model that the adapter was trained on",
         )
     return saved.to(tensor.dtype)
@@ -203,9 +223,13 @@ def _read_config(folder: Path) -> dict[str, object]:
         if not isinstance(config.get(name), kind) or config[name] <= 0:
             raise _unusable(folder, why=f"{CONFIG_FILE} says `{name}: {config.get(name)}`")
     if str(config.get("peft_type")).upper() != "LORA":
-        raise _unusable(folder, why=f"it is of type {config.get('peft_type')}, and miles knows LORA")
+        raise _unusable(
+            folder, why=f"it is of type {config.get('peft_type')}, and miles knows LORA"
+        )
     if odd := [name for name in _UNKNOWN_FORMS if config.get(name)]:
-        raise _unusable(folder, why=f"`{odd[0]}: {config[odd[0]]}` makes it more than W + scaling * B A")
+        raise _unusable(
+            folder, why=f"`{odd[0]}: {config[odd[0]]}` makes it more than W + scaling * B A"
+        )
     if config.get("bias") not in (None, "none"):
         raise _unusable(folder, why=f"`bias: {config['bias']}` trains biases too")
     return config

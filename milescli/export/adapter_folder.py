@@ -1,4 +1,5 @@
-"""An adapter as a PEFT folder with its card: written beside its place, read back, and only then put there."""
+"""An adapter as a PEFT folder with its card: written beside its place, read back, and only then put
+there."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _TOLERANCE = 1e-5
 
 
 def write_adapter_folder(out: Path, adapter: Adapter) -> tuple[str, ...]:
-    """Write `out`, which must be free. Returns what the user should know. Raises CheckpointError where what was read back is another."""
+    """Write `out`, which must be free. Returns what the user should know. Raises CheckpointError
+    where what was read back is another."""
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.name}.part-{os.getpid()}")
     part.mkdir()
@@ -29,7 +31,9 @@ def write_adapter_folder(out: Path, adapter: Adapter) -> tuple[str, ...]:
         write_adapter(part, adapter)
         _require_same(read_adapter(part), adapter)
         notes = _notes(adapter)
-        (part / CARD_NAME).write_text(without_private(_card(out.name, adapter, notes)), encoding="utf-8")
+        (part / CARD_NAME).write_text(
+            without_private(_card(out.name, adapter, notes)), encoding="utf-8"
+        )
         if out.exists():
             out.rmdir()
         part.rename(out)
@@ -64,21 +68,32 @@ def _changed(name: str) -> CheckpointError:
 def _notes(adapter: Adapter) -> tuple[str, ...]:
     notes = []
     if adapter.use_rslora or adapter.alphas:
-        notes.append("the scaling is written as alpha / r: SGLang 0.5.20 reads neither `use_rslora` nor `alpha_pattern`")
+        notes.append(
+            "the scaling is written as alpha / r: SGLang 0.5.20 reads neither `use_rslora` nor "
+            "`alpha_pattern`"
+        )
     if adapter.saved:
         notes.append(
-            f"{len(adapter.saved)} whole tensors were trained beside the matrices: {min(adapter.saved)}; engines may ignore them"
+            f"{len(adapter.saved)} whole tensors were trained beside the matrices: "
+            f"{min(adapter.saved)}; engines may ignore them"
         )
     if adapter.base_model is not None and not HUB_NAME.match(adapter.base_model):
-        notes.append("its base model is a folder of this machine: set `base_model_name_or_path` before you share it")
+        notes.append(
+            "its base model is a folder of this machine: set `base_model_name_or_path` before you "
+            "share it"
+        )
     return tuple(notes)
 
 
 def _card(name: str, adapter: Adapter, notes: tuple[str, ...]) -> str:
     base = adapter.base_model if adapter.base_model and HUB_NAME.match(adapter.base_model) else None
-    fields: dict[str, object] = {"base_model": base, "base_model_relation": "adapter"} if base else {}
+    fields: dict[str, object] = (
+        {"base_model": base, "base_model_relation": "adapter"} if base else {}
+    )
     fields |= {"library_name": "peft", "pipeline_tag": "text-generation", "tags": ["miles", "lora"]}
-    size = format_count(sum(first.numel() + second.numel() for first, second in adapter.pairs.values()))
+    size = format_count(
+        sum(first.numel() + second.numel() for first, second in adapter.pairs.values())
+    )
     told = "\n".join(f"- {note}" for note in notes)
     return f"""---
 {yaml.safe_dump(fields, sort_keys=False)}---

@@ -1,4 +1,5 @@
-"""The model card of an exported folder: README.md with the hub's front matter, and the reward curve beside it."""
+"""The model card of an exported folder: README.md with the hub's front matter, and the reward curve
+beside it."""
 
 from __future__ import annotations
 
@@ -23,18 +24,29 @@ _FORMATS = {
     "fp32": "float32",
     "fp8": "FP8 (e4m3) with a float32 scale for each 128 x 128 block",
     "mxfp8": "MXFP8: e4m3 with an E8M0 scale for each 32 numbers of a row",
-    "int4": "INT4 (compressed-tensors W4A16), symmetric, a bfloat16 scale for each 32 numbers of a row",
-    "nvfp4": "NVFP4 (weights alone): e2m1 with an e4m3 scale for each 16 numbers of a row and a float32 scale for each tensor",
+    "int4": "INT4 (compressed-tensors W4A16), symmetric, a bfloat16 scale for each 32 numbers of a "
+    "row",
+    "nvfp4": "NVFP4 (weights alone): e2m1 with an e4m3 scale for each 16 numbers of a row and a "
+    "float32 scale for each tensor",
     "mxfp4": "MXFP4: e2m1 with an E8M0 scale for each 32 numbers of a row",
 }
-_SECRETS = re.compile(r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[0-9A-Z]{12,})\b")
+_SECRETS = re.compile(
+    r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[0-9A-Z]{12,})\b"
+)
 
 
 def model_card(
-    folder: Folder, *, table: WeightTable, base: Path, name: str, story: Story | None, base_model: str | None = None
+    folder: Folder,
+    *,
+    table: WeightTable,
+    base: Path,
+    name: str,
+    story: Story | None,
+    base_model: str | None = None,
 ) -> dict[str, str]:
-    """File name -> text: the card, and the curve where there is one. `base`: the folder that config and tokenizer came from.
-    `story` None: the weights are of no run of ours; `base_model` is then what they were made from, on the hub."""
+    """File name -> text: the card, and the curve where there is one. `base`: the folder that config
+    and tokenizer came from. `story` None: the weights are of no run of ours; `base_model` is then
+    what they were made from, on the hub."""
     files = {}
     if story is not None and (story.rewards or story.evals):
         accuracies = [(each.step, each.accuracy) for each in story.evals]
@@ -52,7 +64,9 @@ def without_private(text: str) -> str:
     return _SECRETS.sub("[removed]", text).replace(str(Path.home()) + "/", "~/")
 
 
-def _front_matter(folder: Folder, *, base: Path, story: Story | None, base_model: str | None) -> str:
+def _front_matter(
+    folder: Folder, *, base: Path, story: Story | None, base_model: str | None
+) -> str:
     config = read_config(base)
     fields: dict[str, object] = {}
     if made_from := story.base_model if story is not None else base_model:
@@ -67,7 +81,10 @@ def _front_matter(folder: Folder, *, base: Path, story: Story | None, base_model
     tags = ["miles", "sglang"]
     if story is not None and story.step:
         tags += ["reinforcement-learning", story.recipe.train.algorithm.rpartition(":")[2]]
-    fields["tags"] = [*tags, *([folder.format] if folder.format not in ("bf16", "fp16", "fp32") else [])]
+    fields["tags"] = [
+        *tags,
+        *([folder.format] if folder.format not in ("bf16", "fp16", "fp32") else []),
+    ]
     return "---\n" + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True) + "---"
 
 
@@ -82,7 +99,9 @@ def base_license(base: Path) -> str | None:
     return str(found) if found else None
 
 
-def _body(folder: Folder, *, table: WeightTable, name: str, story: Story | None, files: dict[str, str]) -> Iterator[str]:
+def _body(
+    folder: Folder, *, table: WeightTable, name: str, story: Story | None, files: dict[str, str]
+) -> Iterator[str]:
     facts = table.facts
     yield f"# {name}"
     size = f"{format_count(table.num_parameters)} parameters"
@@ -97,7 +116,10 @@ def _body(folder: Folder, *, table: WeightTable, name: str, story: Story | None,
         )
         if story.recipe.model.scratch is not None:
             origin = "a small model made from a seed"
-        kind += f" Trained from {origin} with reinforcement learning by miles {__version__}, {story.step} steps."
+        kind += (
+            f" Trained from {origin} with reinforcement learning by miles {__version__}, "
+            f"{story.step} steps."
+        )
     yield kind
     if story is not None and story.step:
         yield from _training(story, has_curve=CURVE_NAME in files)
@@ -113,13 +135,17 @@ def _training(story: Story, *, has_curve: bool) -> Iterator[str]:
     yield _table(
         {
             "recipe": f"`{recipe.name}`",
-            "algorithm": f"{recipe.train.algorithm}, advantages divided by the std of: {recipe.train.normalize_std}",
-            "loss": f"clipped to [{1 - recipe.train.clip_low:g}, {1 + recipe.train.clip_high:g}], {recipe.train.aggregation}, "
+            "algorithm": f"{recipe.train.algorithm}, advantages divided by the std of: "
+            f"{recipe.train.normalize_std}",
+            "loss": f"clipped to [{1 - recipe.train.clip_low:g}, {1 + recipe.train.clip_high:g}], "
+            f"{recipe.train.aggregation}, "
             f"KL weight {recipe.train.kl_coef:g}, entropy weight {recipe.train.entropy_coef:g}",
             "reward": f"`{recipe.rollout.reward}`",
-            "steps": f"{story.step} of {recipe.rollout.prompts_per_step} prompts x {recipe.rollout.samples_per_prompt} answers"
+            "steps": f"{story.step} of {recipe.rollout.prompts_per_step} prompts x "
+            f"{recipe.rollout.samples_per_prompt} answers"
             + (f", after {recipe.warmup.steps} supervised steps" if recipe.warmup.steps else ""),
-            "answers": f"up to {recipe.rollout.max_response_tokens} tokens at temperature {recipe.rollout.temperature:g}",
+            "answers": f"up to {recipe.rollout.max_response_tokens} tokens at temperature "
+            f"{recipe.rollout.temperature:g}",
             "learning rate": f"{recipe.train.optimizer.lr:g} ({recipe.train.optimizer.schedule})",
             **{f"data: {name}": words for name, words in story.data.items()},
             "seed": str(story.seed),
@@ -132,13 +158,19 @@ def _training(story: Story, *, has_curve: bool) -> Iterator[str]:
         yield "## Evaluation"
         first, last = story.evals[0], story.evals[-1]
         rows = {
-            ("before reinforcement learning" if each.step == 0 else f"step {each.step}"): f"{each.accuracy:.1%}"
+            (
+                "before reinforcement learning" if each.step == 0 else f"step {each.step}"
+            ): f"{each.accuracy:.1%}"
             for each in (first, last)
         }
         yield f"Mean reward on {last.num_prompts} held-out prompts, measured by the run itself:"
         yield _table(rows, head=("", "accuracy"))
     if story.versions:
-        yield "Made with " + ", ".join(f"{package} {version}" for package, version in story.versions.items()) + "."
+        yield (
+            "Made with "
+            + ", ".join(f"{package} {version}" for package, version in story.versions.items())
+            + "."
+        )
 
 
 def _weights(folder: Folder) -> Iterator[str]:
@@ -147,13 +179,17 @@ def _weights(folder: Folder) -> Iterator[str]:
     said = [f"{format_bytes(folder.size_bytes)} in safetensors."]
     if measured.num_quantised:
         said.append(
-            f"{measured.num_quantised:,} matrices are quantised, {measured.num_plain:,} tensors are not. Every tensor was read back from disk: "
-            f"the plain ones are equal to the bit; the quantised ones differ from the bfloat16 weights by {measured.relative_error:.2%} "
+            f"{measured.num_quantised:,} matrices are quantised, {measured.num_plain:,} tensors "
+            "are not. Every tensor was read back from disk: "
+            "the plain ones are equal to the bit; the quantised ones differ from the bfloat16 "
+            f"weights by {measured.relative_error:.2%} "
             f"(root mean square, relative), and no number by more than the format's own rounding "
             f"(at most {measured.worst_share_of_bound:.3f} of its bound)."
         )
     else:
-        said.append(f"All {measured.num_plain:,} tensors were read back from disk and are equal to the bit.")
+        said.append(
+            f"All {measured.num_plain:,} tensors were read back from disk and are equal to the bit."
+        )
     yield " ".join(said)
     if folder.copied:
         yield "Not trained, taken from the base model: " + "; ".join(folder.copied) + "."

@@ -1,8 +1,10 @@
-"""Which tensors of a model are stored in a quantised format, and why the others are not: a pure function of the weight table.
+"""Which tensors of a model are stored in a quantised format, and why the others are not: a pure
+function of the weight table.
 
-It follows what the families' own releases store: FP8 for every linear layer of attention and MLP (DeepSeek, Kimi K2, Qwen, GLM-5), INT4
-for routed experts alone (Kimi K2 Thinking), NVFP4 for MLPs and for attention that is not latent (NVIDIA's), MXFP4 for gpt-oss's experts.
-Norms, embeddings, output layers, routers and what is small or sets decays are never quantised.
+It follows what the families' own releases store: FP8 for every linear layer of attention and MLP
+(DeepSeek, Kimi K2, Qwen, GLM-5), INT4 for routed experts alone (Kimi K2 Thinking), NVFP4 for MLPs
+and for attention that is not latent (NVIDIA's), MXFP4 for gpt-oss's experts. Norms, embeddings,
+output layers, routers and what is small or sets decays are never quantised.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ FP8_BLOCK = 128
 
 _LINEAR = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"), "attention"),
-    **dict.fromkeys(("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"), "latent attention"),
+    **dict.fromkeys(
+        ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"), "latent attention"
+    ),
     **dict.fromkeys(("wq_b", "wk"), "indexer"),
     **dict.fromkeys(("in_proj_qkvz", "in_proj_qkv", "in_proj_z", "out_proj"), "linear attention"),
     **dict.fromkeys(("gate_proj", "up_proj", "down_proj", "gate_up_proj"), "mlp"),
@@ -47,8 +51,12 @@ _NEVER = (
     (r"(eh_proj|mtp\.fc)$", "releases keep the projection before a multi-token-prediction layer"),
 )
 _KINDS: Mapping[Quantised, frozenset[str]] = {
-    "fp8": frozenset({"attention", "latent attention", "indexer", "linear attention", "mlp", "experts"}),
-    "mxfp8": frozenset({"attention", "latent attention", "indexer", "linear attention", "mlp", "experts"}),
+    "fp8": frozenset(
+        {"attention", "latent attention", "indexer", "linear attention", "mlp", "experts"}
+    ),
+    "mxfp8": frozenset(
+        {"attention", "latent attention", "indexer", "linear attention", "mlp", "experts"}
+    ),
     "nvfp4": frozenset({"attention", "mlp", "experts"}),
     "int4": frozenset({"attention", "mlp", "experts"}),
     "mxfp4": frozenset({"experts"}),
@@ -72,7 +80,8 @@ class Choice:
 
 
 def with_single_experts(table: WeightTable) -> WeightTable:
-    """The table in the form in which quantised releases store experts: each for itself. gpt-oss has no such form and stays."""
+    """The table in the form in which quantised releases store experts: each for itself. gpt-oss has
+    no such form and stays."""
     return replace(table, rules=tuple(_single(rule) for rule in table.rules))
 
 
@@ -80,19 +89,25 @@ def _single(rule: Rule) -> Rule:
     if not rule.stacked:
         return rule
     stem = rule.hf[0].partition(".experts.")[0]
-    found = [form for form in rule.alternatives if not form.stacked and form.hf[0].partition(".experts.")[0] == stem]
+    found = [
+        form
+        for form in rule.alternatives
+        if not form.stacked and form.hf[0].partition(".experts.")[0] == stem
+    ]
     return replace(found[0], alternatives=()) if found else rule
 
 
 def choose(table: WeightTable, form: Quantised, *, power_scales: bool = False) -> dict[str, Choice]:
-    """Plain name -> choice, for every tensor of the table. `power_scales`: FP8 scales are powers of two (DeepSeek-V3.2's `scale_fmt`).
+    """Plain name -> choice, for every tensor of the table. `power_scales`: FP8 scales are powers of
+    two (DeepSeek-V3.2's `scale_fmt`).
 
     Raises CheckpointError where the format holds nothing of this model.
     """
     if table.facts.family == "deepseek_v4":
         raise CheckpointError(
             f"DeepSeek-V4 is not written as {form.upper()}",
-            why="its releases mix FP8 and FP4 under names of their own, which no engine here could read back",
+            why="its releases mix FP8 and FP4 under names of their own, which no engine here could "
+            "read back",
             fix="--format bf16",
         )
     scheme = _with_powers(SCHEMES[form]) if form == "fp8" and power_scales else SCHEMES[form]
@@ -102,12 +117,18 @@ def choose(table: WeightTable, form: Quantised, *, power_scales: bool = False) -
             whole = (table.facts.num_experts, *shape) if entry.rule.stacked else shape
             reason = _why_plain(entry, name, shape, form=form, scheme=scheme)
             chosen = None if reason else scheme
-            choices[name] = Choice(name=name, shape=whole, scheme=chosen, reason=reason or "", fused=entry.hf)
+            choices[name] = Choice(
+                name=name, shape=whole, scheme=chosen, reason=reason or "", fused=entry.hf
+            )
     for together in _units(choices, table):
         plain = [name for name in together if choices[name].scheme is None]
         if plain and len(plain) < len(together):
             why = f"`{plain[0]}`, which engines hold in one tensor with it, is stored plain"
-            choices |= {name: replace(choices[name], scheme=None, reason=why) for name in together if name not in plain}
+            choices |= {
+                name: replace(choices[name], scheme=None, reason=why)
+                for name in together
+                if name not in plain
+            }
     if not any(choice.scheme for choice in choices.values()):
         raise _nothing(form, table.facts, choices)
     return choices
@@ -120,7 +141,8 @@ def _with_powers(scheme: Scheme) -> Scheme:
 
 
 def kind_of(entry: Entry, name: str) -> str | None:
-    """attention, latent attention, indexer, linear attention, mlp or experts; None for a tensor that is none of these."""
+    """attention, latent attention, indexer, linear attention, mlp or experts; None for a tensor
+    that is none of these."""
     module = name.removesuffix(".weight")
     kind = _LINEAR.get(module.rpartition(".")[2])
     if kind is None or name == module + ".bias":
@@ -134,7 +156,9 @@ def kind_of(entry: Entry, name: str) -> str | None:
     return kind
 
 
-def _why_plain(entry: Entry, name: str, shape: tuple[int, ...], *, form: Quantised, scheme: Scheme) -> str | None:
+def _why_plain(
+    entry: Entry, name: str, shape: tuple[int, ...], *, form: Quantised, scheme: Scheme
+) -> str | None:
     """None where it is quantised."""
     module = name.removesuffix(".weight")
     if len(shape) != 2:
@@ -157,21 +181,33 @@ def _why_plain(entry: Entry, name: str, shape: tuple[int, ...], *, form: Quantis
 def _why_not_in_blocks(shape: tuple[int, ...], *, form: Quantised, scheme: Scheme) -> str | None:
     rows, columns = shape
     if form == "fp8":
-        # transformers 5.12.1 takes rows / blocks for the block size where it dequantises, and is silently wrong for others
-        uneven = next((length for length in (rows, columns) if length > FP8_BLOCK and length % FP8_BLOCK), None)
-        return f"{uneven} is no multiple of {FP8_BLOCK}, and transformers would read its scales wrongly" if uneven else None
+        # transformers 5.12.1 takes rows / blocks for the block size where it dequantises, and is
+        # silently wrong for others
+        uneven = next(
+            (length for length in (rows, columns) if length > FP8_BLOCK and length % FP8_BLOCK),
+            None,
+        )
+        return (
+            f"{uneven} is no multiple of {FP8_BLOCK}, and transformers would read its scales "
+            "wrongly"
+            if uneven
+            else None
+        )
     size = scheme.codec.block[1]
     return f"rows of {columns} numbers are no multiple of {size}" if columns % size else None
 
 
 def _units(choices: Mapping[str, Choice], table: WeightTable) -> Iterator[Sequence[str]]:
-    """Names that are quantised all or not at all: fused modules, and the routed experts of a layer."""
+    """Names that are quantised all or not at all: fused modules, and the routed experts of a
+    layer."""
     experts: dict[str, list[str]] = {}
     for entry in table.entries:
         if entry.expert is not None:
             stem = entry.hf[0].partition(".experts.")[0]
             experts.setdefault(stem, []).extend(
-                name for name in entry.hf if len(choices[name].shape) >= 2 and not name.endswith("bias")
+                name
+                for name in entry.hf
+                if len(choices[name].shape) >= 2 and not name.endswith("bias")
             )
         elif len(entry.hf) > 1:
             yield [name for name in entry.hf if kind_of(entry, name) is not None]
@@ -184,7 +220,9 @@ def _units(choices: Mapping[str, Choice], table: WeightTable) -> Iterator[Sequen
 
 
 def _nothing(form: Quantised, facts: ModelFacts, choices: Mapping[str, Choice]) -> CheckpointError:
-    linear = [choice for choice in choices.values() if choice.name.endswith(("proj.weight", "_proj"))]
+    linear = [
+        choice for choice in choices.values() if choice.name.endswith(("proj.weight", "_proj"))
+    ]
     example = next(
         (choice for choice in linear if "multiple" in choice.reason or "stacked" in choice.reason),
         (linear or [*choices.values()])[0],
@@ -197,8 +235,9 @@ def _nothing(form: Quantised, facts: ModelFacts, choices: Mapping[str, Choice]) 
 
 
 def modules_left_plain(choices: Mapping[str, Choice], facts: ModelFacts) -> list[str]:
-    """Names of the modules with a matrix that stays plain, for a config's list of what is not quantised. Experts of a layer are one. A tied
-    output layer is a module too, although no tensor has its name."""
+    """Names of the modules with a matrix that stays plain, for a config's list of what is not
+    quantised. Experts of a layer are one. A tied output layer is a module too, although no tensor
+    has its name."""
     found: dict[str, None] = {"lm_head": None} if facts.tied_embeddings else {}
     for choice in choices.values():
         if choice.scheme is None and len(choice.shape) >= 2 and not choice.name.endswith("bias"):
@@ -208,7 +247,8 @@ def modules_left_plain(choices: Mapping[str, Choice], facts: ModelFacts) -> list
 
 
 def refused_by_sglang(choices: Mapping[str, Choice]) -> list[str]:
-    """Names of FP8 tensors that SGLang 0.5.20 refuses: it fuses them with others only where all have whole blocks of rows."""
+    """Names of FP8 tensors that SGLang 0.5.20 refuses: it fuses them with others only where all
+    have whole blocks of rows."""
     return [
         choice.name
         for choice in choices.values()

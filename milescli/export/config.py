@@ -1,4 +1,5 @@
-"""config.json of an exported folder: the base model's, with the dtype and the `quantization_config` of what was written."""
+"""config.json of an exported folder: the base model's, with the dtype and the `quantization_config`
+of what was written."""
 
 from __future__ import annotations
 
@@ -13,10 +14,15 @@ _LEFT_BY_CALIBRATION = ("compression_config",)
 
 
 def exported_config(
-    base: Mapping[str, object], *, dtype: str, form: Quantised | None, plain_modules: Sequence[str], power_scales: bool = False
+    base: Mapping[str, object],
+    *,
+    dtype: str,
+    form: Quantised | None,
+    plain_modules: Sequence[str],
+    power_scales: bool = False,
 ) -> dict[str, object]:
-    """config.json of the folder. `form` None: plain weights, and what the base said of its quantisation goes. `plain_modules`: names of
-    modules that are not quantised."""
+    """config.json of the folder. `form` None: plain weights, and what the base said of its
+    quantisation goes. `plain_modules`: names of modules that are not quantised."""
     config = {key: value for key, value in base.items() if key not in _LEFT_BY_CALIBRATION}
     nested = isinstance(config.get("text_config"), Mapping)
     text = dict(config["text_config"]) if nested else {}  # type: ignore[arg-type]
@@ -32,13 +38,17 @@ def exported_config(
     config.pop("expert_dtype", None)
     if form is not None:
         holder = text if was_nested else config
-        holder["quantization_config"] = quantization_config(form, plain_modules, power_scales=power_scales)
+        holder["quantization_config"] = quantization_config(
+            form, plain_modules, power_scales=power_scales
+        )
     if nested:
         config["text_config"] = text
     return config
 
 
-def quantization_config(form: Quantised, plain_modules: Sequence[str], *, power_scales: bool = False) -> dict[str, object]:
+def quantization_config(
+    form: Quantised, plain_modules: Sequence[str], *, power_scales: bool = False
+) -> dict[str, object]:
     """As SGLang and transformers read it."""
     plain = list(plain_modules)
     if form == "fp8":
@@ -63,7 +73,12 @@ def quantization_config(form: Quantised, plain_modules: Sequence[str], *, power_
 
 
 def _fp8(method: str, block: list[int]) -> dict[str, object]:
-    return {"quant_method": method, "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": block}
+    return {
+        "quant_method": method,
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": block,
+    }
 
 
 def _compressed_tensors(plain: list[str]) -> dict[str, object]:
@@ -79,7 +94,12 @@ def _compressed_tensors(plain: list[str]) -> dict[str, object]:
         "actorder": None,
         "block_structure": None,
     }
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    group = {
+        "targets": ["Linear"],
+        "weights": weights,
+        "input_activations": None,
+        "output_activations": None,
+    }
     return {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
@@ -91,7 +111,8 @@ def _compressed_tensors(plain: list[str]) -> dict[str, object]:
 
 
 def patterns_of_passed(names: Iterable[str], form: Quantised) -> list[str]:
-    """Entries for modules that were passed through: one for each tower, as the format's readers match names."""
+    """Entries for modules that were passed through: one for each tower, as the format's readers
+    match names."""
     stems = sorted({".".join(name.split(".")[:2]) for name in names})
     if form == "int4":
         return [f"re:^{re.escape(stem)}\\..*" for stem in stems]

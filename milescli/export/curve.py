@@ -1,4 +1,5 @@
-"""A reward curve as an SVG file: small, without fonts or scripts from elsewhere, readable on light and on dark pages."""
+"""A reward curve as an SVG file: small, without fonts or scripts from elsewhere, readable on light
+and on dark pages."""
 
 from __future__ import annotations
 
@@ -14,29 +15,48 @@ _MAX_TICKS = 6
 
 
 def reward_curve(rewards: Sequence[Point], evals: Sequence[Point], *, title: str) -> str:
-    """(step, mean reward of the step) as a line, (step, accuracy on held-out prompts) as dots. Points that are not finite are left out."""
+    """(step, mean reward of the step) as a line, (step, accuracy on held-out prompts) as dots.
+    Points that are not finite are left out."""
     rewards, evals = _finite(rewards), _finite(evals)
     every = [*rewards, *evals]
     assert every, "a curve needs a point"
     steps = ticks(min(step for step, _ in every), max(step for step, _ in every), whole=True)
     values = ticks(min(0.0, *(value for _, value in every)), max(value for _, value in every))
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
+        f'height="{HEIGHT}" '
         f'font-family="sans-serif" font-size="12" role="img" aria-label="{escape(title)}">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="6" fill="#ffffff"/>',
         f'<text x="{_LEFT}" y="20" fill="{_TEXT}" font-weight="bold">{escape(title)}</text>',
     ]
     for value in values:
         y = _y(value, values)
-        lines.append(f'<line x1="{_LEFT}" y1="{y}" x2="{WIDTH - _RIGHT}" y2="{y}" stroke="{_GRID}"/>')
-        lines.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" fill="{_TEXT}" text-anchor="end">{value:g}</text>')
+        lines.append(
+            f'<line x1="{_LEFT}" y1="{y}" x2="{WIDTH - _RIGHT}" y2="{y}" stroke="{_GRID}"/>'
+        )
+        lines.append(
+            f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" fill="{_TEXT}" '
+            f'text-anchor="end">{value:g}</text>'
+        )
     for step in steps:
-        lines.append(f'<text x="{_x(step, steps)}" y="{HEIGHT - 22}" fill="{_TEXT}" text-anchor="middle">{step:g}</text>')
-    lines.append(f'<text x="{(WIDTH + _LEFT) / 2:.0f}" y="{HEIGHT - 6}" fill="{_TEXT}" text-anchor="middle">step</text>')
+        lines.append(
+            f'<text x="{_x(step, steps)}" y="{HEIGHT - 22}" fill="{_TEXT}" '
+            f'text-anchor="middle">{step:g}</text>'
+        )
+    lines.append(
+        f'<text x="{(WIDTH + _LEFT) / 2:.0f}" y="{HEIGHT - 6}" fill="{_TEXT}" '
+        'text-anchor="middle">step</text>'
+    )
     if rewards:
         path = " ".join(f"{_x(step, steps)},{_y(value, values)}" for step, value in rewards)
-        lines.append(f'<polyline points="{path}" fill="none" stroke="{_REWARD}" stroke-width="2" stroke-linejoin="round"/>')
-    lines += [f'<circle cx="{_x(step, steps)}" cy="{_y(value, values)}" r="4" fill="{_EVAL}"/>' for step, value in evals]
+        lines.append(
+            f'<polyline points="{path}" fill="none" stroke="{_REWARD}" stroke-width="2" '
+            'stroke-linejoin="round"/>'
+        )
+    lines += [
+        f'<circle cx="{_x(step, steps)}" cy="{_y(value, values)}" r="4" fill="{_EVAL}"/>'
+        for step, value in evals
+    ]
     lines += _legend(bool(rewards), bool(evals))
     return "\n".join([*lines, "</svg>"]) + "\n"
 
@@ -55,7 +75,10 @@ def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
 
 def _legend(has_rewards: bool, has_evals: bool) -> list[str]:
     lines, right = [], WIDTH - _RIGHT
-    for wanted, word, color in ((has_evals, "held-out accuracy", _EVAL), (has_rewards, "mean reward", _REWARD)):
+    for wanted, word, color in (
+        (has_evals, "held-out accuracy", _EVAL),
+        (has_rewards, "mean reward", _REWARD),
+    ):
         if wanted:
             lines.append(f'<text x="{right}" y="20" fill="{color}" text-anchor="end">{word}</text>')
             right -= 8 * len(word)

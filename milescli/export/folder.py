@@ -1,6 +1,8 @@
-"""A Hugging Face folder, written beside its place, read back, compared, and only then put there. Called by the runtime's export.
+"""A Hugging Face folder, written beside its place, read back, compared, and only then put there.
+Called by the runtime's export.
 
-The weights come as a function that gives them tensor by tensor, and is called twice: to write, and to compare what lies on disk.
+The weights come as a function that gives them tensor by tensor, and is called twice: to write, and
+to compare what lies on disk.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ from milescli.checkpoint.record import carry_over, read_record
 from milescli.checkpoint.source import QuantisedReader, Source, open_source
 from milescli.core.errors import CheckpointError, MilesError
 from milescli.core.units import format_bytes
-from milescli.export.choose import Choice, Quantised, choose, modules_left_plain, refused_by_sglang, with_single_experts
+from milescli.export.choose import (
+    Choice,
+    Quantised,
+    choose,
+    modules_left_plain,
+    refused_by_sglang,
+    with_single_experts,
+)
 from milescli.export.config import exported_config, patterns_of_passed
 from milescli.export.reading import read_entries
 from milescli.export.stored import Measured, Named, compare, stored
@@ -35,7 +44,8 @@ from milescli.models.base import CONFIG_NAME, WeightTable, read_config
 Plain = Literal["bf16", "fp16", "fp32"]
 PLAIN_DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ReadTensors = Callable[[WeightTable], Iterator[Named]]
-"""Of a table: (name on disk, tensor) of its weights in order; those of MTP layers may be missing."""
+"""Of a table: (name on disk, tensor) of its weights in order; those of MTP layers may be
+missing."""
 Watch = Callable[[int], AbstractContextManager[Callable[[int], object]]]
 _NOT_CARRIED = ("README.md", "hf_quant_config.json")
 """The base model's card, which is not this one's, and what ModelOpt says of its quantisation."""
@@ -79,11 +89,15 @@ class _Job:
     @property
     def num_bytes(self) -> int:
         """Of all tensors, counted in 16 bits a number."""
-        shapes = [*self.table.hf_shapes().values(), *(self.base.shape(name) for name in self.passed if self.base)]
+        shapes = [
+            *self.table.hf_shapes().values(),
+            *(self.base.shape(name) for name in self.passed if self.base),
+        ]
         return sum(2 * math.prod(shape) for shape in shapes)
 
     def tensors(self) -> Iterator[Named]:
-        """Every tensor of the folder, plain: of the weights that are given, then what the base model has beyond them."""
+        """Every tensor of the folder, plain: of the weights that are given, then what the base
+        model has beyond them."""
         for name, tensor in self._each():
             yield name, tensor
             self.done(2 * tensor.numel())
@@ -105,7 +119,10 @@ class _Job:
         self.absent_mtp = [name for name in expected if name not in self.copied_mtp]
         for name in self.passed:
             assert self.base is not None
-            yield name, self.base.read_region(name, *((0, length) for length in self.base.shape(name)))
+            yield (
+                name,
+                self.base.read_region(name, *((0, length) for length in self.base.shape(name))),
+            )
 
 
 def write_folder(
@@ -119,11 +136,12 @@ def write_folder(
     watch: Watch = lambda total: nullcontext(lambda num_bytes: None),
     max_shard_bytes: int = 4 * 2**30,
 ) -> Folder:
-    """Write `out`, which must be free. `base`: the folder whose config, tokenizer and untrained parts are taken; it may hold no weights.
-    `card`: of what was written, file name -> text. `watch`: given all bytes that will be written and read back, is told of each tensor's.
+    """Write `out`, which must be free. `base`: the folder whose config, tokenizer and untrained
+    parts are taken; it may hold no weights. `card`: of what was written, file name -> text.
+    `watch`: given all bytes that will be written and read back, is told of each tensor's.
 
-    Raises CheckpointError where `out` is in use, the disk is too small, a weight is missing, or what was read back is wrong: nothing is
-    left then.
+    Raises CheckpointError where `out` is in use, the disk is too small, a weight is missing, or
+    what was read back is wrong: nothing is left then.
     """
     refuse_used(out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -143,9 +161,17 @@ def write_folder(
                 measured = compare(job.tensors(), source, job.choices, job.dtypes)
             if job.absent_mtp:
                 notes.append(
-                    f"config.json has multi-token-prediction layers whose weights are nowhere: {len(job.absent_mtp)} tensors lack"
+                    "config.json has multi-token-prediction layers whose weights are nowhere: "
+                    f"{len(job.absent_mtp)} tensors lack"
                 )
-            done = Folder(path=out, format=format, size_bytes=size, measured=measured, copied=_copied(job), notes=tuple(notes))
+            done = Folder(
+                path=out,
+                format=format,
+                size_bytes=size,
+                measured=measured,
+                copied=_copied(job),
+                notes=tuple(notes),
+            )
         for name, text in card(done).items():
             (part / name).write_text(text, encoding="utf-8")
         if out.exists():
@@ -161,7 +187,9 @@ def refuse_used(out: Path) -> None:
     """Raises CheckpointError where something lies at `out`."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(
-            f"{out} is in use", why="an export never writes over something", fix=[f"--to {out}-2", f"mv {out} {out}.old"]
+            f"{out} is in use",
+            why="an export never writes over something",
+            fix=[f"--to {out}-2", f"mv {out} {out}.old"],
         )
 
 
@@ -177,20 +205,39 @@ def _plan(
     choices = choose(table, form, power_scales=powers) if form else {}
     dtype = PLAIN_DTYPES.get(format, "bfloat16")
     dtypes = {
-        name: torch.float32 if entry.rule.float32 else getattr(torch, dtype) for entry in table.entries for name in entry.hf
+        name: torch.float32 if entry.rule.float32 else getattr(torch, dtype)
+        for entry in table.entries
+        for name in entry.hf
     }
     dtypes |= {name: source.dtype(name) for name in passed if source}
-    plain_modules = [*modules_left_plain(choices, table.facts), *(patterns_of_passed(passed, form) if form else [])]
-    config = exported_config(base_config, dtype=dtype, form=form, plain_modules=plain_modules, power_scales=powers)
-    job = _Job(table=table, base_table=base_table, choices=choices, read=read, base=source, dtypes=dtypes, passed=passed)
+    plain_modules = [
+        *modules_left_plain(choices, table.facts),
+        *(patterns_of_passed(passed, form) if form else []),
+    ]
+    config = exported_config(
+        base_config, dtype=dtype, form=form, plain_modules=plain_modules, power_scales=powers
+    )
+    job = _Job(
+        table=table,
+        base_table=base_table,
+        choices=choices,
+        read=read,
+        base=source,
+        dtypes=dtypes,
+        passed=passed,
+    )
     return job, config, _notes(source, choices)
 
 
-def _open_base(base: Path, table: WeightTable, *, open_files: ExitStack) -> tuple[Source | None, WeightTable, list[str]]:
-    """(the base model's weights, the table in their form, names of those that Megatron has no place for). Of a converted model only the
-    latter are there, and a record of the others."""
+def _open_base(
+    base: Path, table: WeightTable, *, open_files: ExitStack
+) -> tuple[Source | None, WeightTable, list[str]]:
+    """(the base model's weights, the table in their form, names of those that Megatron has no place
+    for). Of a converted model only the latter are there, and a record of the others."""
     if (record := read_record(base)) is not None:
-        source = open_files.enter_context(HfReader(base)) if any(base.glob("*.safetensors")) else None
+        source = (
+            open_files.enter_context(HfReader(base)) if any(base.glob("*.safetensors")) else None
+        )
         return source, table.as_on_disk(list(record.dtypes)), source.names() if source else []
     if not any(base.glob("*.safetensors")):
         return None, table, []
@@ -203,22 +250,31 @@ def _notes(source: Source | None, choices: Mapping[str, Choice]) -> list[str]:
     notes = []
     if refused := refused_by_sglang(choices):
         notes.append(
-            f"SGLang 0.5.20 refuses to serve this folder: it fuses `{refused[0]}` ({choices[refused[0]].shape[0]} rows) with others, and "
+            f"SGLang 0.5.20 refuses to serve this folder: it fuses `{refused[0]}` "
+            f"({choices[refused[0]].shape[0]} rows) with others, and "
             f"wants multiples of 128 there ({len(refused)} tensors)"
         )
     uneven = [choice for choice in choices.values() if "multiple of" in choice.reason]
     if uneven:
-        notes.append(f"{len(uneven)} matrices stay in BF16: of `{uneven[0].name}`, {uneven[0].reason}")
+        notes.append(
+            f"{len(uneven)} matrices stay in BF16: of `{uneven[0].name}`, {uneven[0].reason}"
+        )
     if any("lie stacked" in choice.reason for choice in choices.values()):
-        notes.append("the experts stay in BF16: they lie stacked, and no engine loads them so in this format")
+        notes.append(
+            "the experts stay in BF16: they lie stacked, and no engine loads them so in this format"
+        )
     if isinstance(source, QuantisedReader) and not choices:
-        notes.append(f"the base model is stored as {source.method}; this folder holds plain weights")
+        notes.append(
+            f"the base model is stored as {source.method}; this folder holds plain weights"
+        )
     return notes
 
 
 def _write(part: Path, job: _Job, *, max_shard_bytes: int) -> int:
     try:
-        return write_tensors(part, stored(job.tensors(), job.choices, job.dtypes), max_shard_bytes=max_shard_bytes)
+        return write_tensors(
+            part, stored(job.tensors(), job.choices, job.dtypes), max_shard_bytes=max_shard_bytes
+        )
     except MilesError:
         raise
     except (OSError, SafetensorError) as error:
@@ -237,7 +293,9 @@ def _require_space(part: Path, job: _Job) -> None:
         choice = job.choices.get(name)
         numbers = math.prod(shape)
         codec = choice.scheme.codec if choice and choice.scheme else None
-        bits = 8 if codec and codec.per_element == 1 else 4 if codec else 8 * job.dtypes[name].itemsize
+        bits = (
+            8 if codec and codec.per_element == 1 else 4 if codec else 8 * job.dtypes[name].itemsize
+        )
         needed += numbers * bits // 8
     free = shutil.disk_usage(part).free
     if needed > free:
@@ -253,7 +311,12 @@ def _copied(job: _Job) -> tuple[str, ...]:
     if job.copied_mtp:
         told.append(f"multi-token-prediction layers ({len(job.copied_mtp)} tensors)")
     if job.passed:
-        stems = sorted({name.split(".")[1] if name.startswith("model.") else name.split(".")[0] for name in job.passed})
+        stems = sorted(
+            {
+                name.split(".")[1] if name.startswith("model.") else name.split(".")[0]
+                for name in job.passed
+            }
+        )
         told.append(f"{', '.join(stems)} ({len(job.passed)} tensors)")
     return tuple(told)
 

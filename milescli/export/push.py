@@ -1,5 +1,6 @@
-"""An exported folder -> a repository on the Hugging Face hub, through huggingface_hub. The token is its own login's, or HF_TOKEN's; miles never
-takes one on the command line, and neither keeps nor prints it."""
+"""An exported folder -> a repository on the Hugging Face hub, through huggingface_hub. The token is
+its own login's, or HF_TOKEN's; miles never takes one on the command line, and neither keeps nor
+prints it."""
 
 from __future__ import annotations
 
@@ -13,17 +14,21 @@ from milescli.core.errors import CheckpointError, MachineError, MilesError, Reci
 from milescli.export.card import without_private
 
 _REPO = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")
-_LOGIN = ["hf auth login", "export HF_TOKEN=...   # from https://huggingface.co/settings/tokens, with write access"]
+_LOGIN = [
+    "hf auth login",
+    "export HF_TOKEN=...   # from https://huggingface.co/settings/tokens, with write access",
+]
 
 
 class Hub:
-    """The hub, as one user. Makes sure of the login at once, so that hours of work do not end at a closed door."""
+    """The hub, as one user. Makes sure of the login at once, so that hours of work do not end at a
+    closed door."""
 
     def __init__(self, repo: str, *, endpoint: str | None = None) -> None:
         """`repo`: ORG/NAME. `endpoint`: another hub than HF_ENDPOINT's, for tests.
 
-        Raises RecipeError for a name that cannot be, MachineError without a token or with one that is not accepted, MilesError where
-        the hub cannot be reached.
+        Raises RecipeError for a name that cannot be, MachineError without a token or with one that
+        is not accepted, MilesError where the hub cannot be reached.
         """
         from huggingface_hub import HfApi, get_token
 
@@ -44,8 +49,9 @@ class Hub:
             self.user = str(self._api.whoami().get("name"))
 
     def push(self, folder: Path, *, private: bool, message: str) -> str:
-        """Make the repository where it is not there, and upload the folder. Returns its address. An upload that breaks goes on where it
-        was when it is called again. An existing repository keeps its visibility."""
+        """Make the repository where it is not there, and upload the folder. Returns its address. An
+        upload that breaks goes on where it was when it is called again. An existing repository
+        keeps its visibility."""
         with _explained(self.repo, folder=folder):
             url = self._api.create_repo(self.repo, private=private, exist_ok=True)
             self._api.upload_folder(repo_id=self.repo, folder_path=folder, commit_message=message)
@@ -59,22 +65,33 @@ def _explained(repo: str, *, folder: Path | None) -> Iterator[None]:
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
     again = (
-        [f"hf upload {repo} {shlex.quote(str(folder))}   # the folder is whole, only the upload is missing"] if folder else []
+        [
+            f"hf upload {repo} {shlex.quote(str(folder))}   # the folder is whole, only the upload "
+            "is missing"
+        ]
+        if folder
+        else []
     )
     try:
         yield
     except LocalTokenNotFoundError as error:
-        raise MachineError(f"nobody is logged in to push `{repo}`", why=_said(error), fix=[*_LOGIN, *again]) from None
+        raise MachineError(
+            f"nobody is logged in to push `{repo}`", why=_said(error), fix=[*_LOGIN, *again]
+        ) from None
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
         if status == 401:
             raise MachineError(
-                f"the hub does not accept the token to push `{repo}`", why=f"401: {_said(error)}", fix=[*_LOGIN, *again]
+                f"the hub does not accept the token to push `{repo}`",
+                why=f"401: {_said(error)}",
+                fix=[*_LOGIN, *again],
             ) from None
         if status == 403:
             fixes = [f"--push {repo.split('/')[0]}-or-your-name/{repo.split('/')[1]}", *_LOGIN]
             raise MachineError(
-                f"the token may not write to `{repo}`", why=f"403: {_said(error)}", fix=[*again, *fixes] if again else fixes
+                f"the token may not write to `{repo}`",
+                why=f"403: {_said(error)}",
+                fix=[*again, *fixes] if again else fixes,
             ) from None
         if status == 404:
             raise CheckpointError(
@@ -83,7 +100,9 @@ def _explained(repo: str, *, folder: Path | None) -> Iterator[None]:
                 fix=["hf auth whoami", *again],
             ) from None
         raise MilesError(
-            f"the hub failed to take `{repo}`", why=f"{status}: {_said(error)}", fix=again or "try again later"
+            f"the hub failed to take `{repo}`",
+            why=f"{status}: {_said(error)}",
+            fix=again or "try again later",
         ) from None
     except (httpx.HTTPError, OfflineModeIsEnabled, ConnectionError, TimeoutError) as error:
         raise MilesError(

@@ -1,4 +1,5 @@
-"""The weights of a Hugging Face folder, in the form that a table names: experts may lie stacked on one side and single on the other."""
+"""The weights of a Hugging Face folder, in the form that a table names: experts may lie stacked on
+one side and single on the other."""
 
 from __future__ import annotations
 
@@ -13,23 +14,31 @@ from milescli.models.base import Entry, WeightTable
 
 
 def read_folder(source: Source, table: WeightTable, *, on_disk: WeightTable) -> Iterator[Named]:
-    """Every weight of the folder that `table` names, without MTP layers; `on_disk`: the table in the folder's own form."""
+    """Every weight of the folder that `table` names, without MTP layers; `on_disk`: the table in
+    the folder's own form."""
     trained = [entry for entry in table.entries if entry.mtp is None]
     yield from read_entries(source, trained, on_disk=on_disk)
 
 
-def read_entries(source: Source, entries: Iterable[Entry], *, on_disk: WeightTable) -> Iterator[Named]:
-    """(name on disk as the entries say, tensor), one at a time; of entries whose tensors the folder lacks none."""
+def read_entries(
+    source: Source, entries: Iterable[Entry], *, on_disk: WeightTable
+) -> Iterator[Named]:
+    """(name on disk as the entries say, tensor), one at a time; of entries whose tensors the folder
+    lacks none."""
     for names, unit in groupby(entries, key=lambda entry: entry.hf):
         rows, stacked = [], False
         for entry in unit:
             held, stacked = on_disk.by_megatron[entry.megatron], entry.rule.stacked
             if all(name in source for name in held.hf):
-                parts = held.rule.to_parts([_read(source, name, held.row) for name in held.hf], entry.facts)
+                parts = held.rule.to_parts(
+                    [_read(source, name, held.row) for name in held.hf], entry.facts
+                )
                 rows.append(entry.rule.to_disk(parts, entry.facts))
         if rows:
             yield from zip(
-                names, [torch.stack(column) for column in zip(*rows, strict=True)] if stacked else rows[0], strict=True
+                names,
+                [torch.stack(column) for column in zip(*rows, strict=True)] if stacked else rows[0],
+                strict=True,
             )
 
 

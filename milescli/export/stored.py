@@ -1,4 +1,5 @@
-"""Plain tensors -> the tensors that a folder stores, and back again from disk to be compared. One tensor in memory at a time."""
+"""Plain tensors -> the tensors that a folder stores, and back again from disk to be compared. One
+tensor in memory at a time."""
 
 from __future__ import annotations
 
@@ -28,21 +29,27 @@ class Measured:
     """Tensors that are stored plain: equal to the bit."""
     num_quantised: int = 0
     worst_share_of_bound: float = 0.0
-    """Largest |difference| to the bfloat16 weight, as a part of what the format's rounding allows at that number."""
+    """Largest |difference| to the bfloat16 weight, as a part of what the format's rounding allows
+    at that number."""
     squared_difference: float = 0.0
     squared_weight: float = 0.0
 
     @property
     def relative_error(self) -> float:
         """Root of the mean squared difference, relative to that of the weights."""
-        return math.sqrt(self.squared_difference / self.squared_weight) if self.squared_weight else 0.0
+        return (
+            math.sqrt(self.squared_difference / self.squared_weight) if self.squared_weight else 0.0
+        )
 
 
-def stored(tensors: Iterable[Named], choices: Mapping[str, Choice], dtypes: Mapping[str, torch.dtype]) -> Iterator[Named]:
-    """(name, tensor) as the folder holds them. `choices` may lack names, which are then plain; `dtypes`: of plain tensors by name.
+def stored(
+    tensors: Iterable[Named], choices: Mapping[str, Choice], dtypes: Mapping[str, torch.dtype]
+) -> Iterator[Named]:
+    """(name, tensor) as the folder holds them. `choices` may lack names, which are then plain;
+    `dtypes`: of plain tensors by name.
 
-    Tensors that share a global scale must follow each other. Raises CheckpointError for a weight that is not finite in
-    the dtype that it is written in.
+    Tensors that share a global scale must follow each other. Raises CheckpointError for a weight
+    that is not finite in the dtype that it is written in.
     """
     waiting: list[Named] = []
     for name, tensor in tensors:
@@ -72,9 +79,15 @@ def _quantised(waiting: Iterable[Named], choices: Mapping[str, Choice]) -> Itera
         scheme = choices[name].scheme
         assert scheme is not None
         names = scheme.names(name)
-        pieces = [quantise_by_rows(scheme.codec, matrix, largest) for matrix in matrices(tensor, scheme)]
+        pieces = [
+            quantise_by_rows(scheme.codec, matrix, largest) for matrix in matrices(tensor, scheme)
+        ]
         for role in pieces[0]:
-            whole = torch.stack([piece[role] for piece in pieces]) if scheme.transposed else pieces[0][role]
+            whole = (
+                torch.stack([piece[role] for piece in pieces])
+                if scheme.transposed
+                else pieces[0][role]
+            )
             grouped = role == "values" and scheme.grouped
             size = scheme.codec.block[1] // scheme.codec.per_element
             yield names[role], whole.unflatten(-1, (-1, size)) if grouped else whole
@@ -92,10 +105,14 @@ def matrices(tensor: Tensor, scheme: Scheme) -> Iterator[Tensor]:
 
 
 def compare(
-    tensors: Iterable[Named], source: Source, choices: Mapping[str, Choice], dtypes: Mapping[str, torch.dtype]
+    tensors: Iterable[Named],
+    source: Source,
+    choices: Mapping[str, Choice],
+    dtypes: Mapping[str, torch.dtype],
 ) -> Measured:
-    """Compare what lies on disk with `tensors`, given again: plain ones to the bit, quantised ones with the bfloat16 weight, number by
-    number within the format's bound. Raises CheckpointError that names the first tensor that fails, or that is too many."""
+    """Compare what lies on disk with `tensors`, given again: plain ones to the bit, quantised ones
+    with the bfloat16 weight, number by number within the format's bound. Raises CheckpointError
+    that names the first tensor that fails, or that is too many."""
     measured = Measured()
     seen = set()
     for name, tensor in tensors:
@@ -104,7 +121,9 @@ def compare(
             raise _wrong(name, why="it is not in the folder")
         choice = choices.get(name)
         if source.shape(name) != tuple(tensor.shape):
-            raise _wrong(name, why=f"it is {list(source.shape(name))} on disk, and was {list(tensor.shape)}")
+            raise _wrong(
+                name, why=f"it is {list(source.shape(name))} on disk, and was {list(tensor.shape)}"
+            )
         if choice is None or choice.scheme is None:
             on_disk = source.read_region(name, *((0, length) for length in tensor.shape))
             expected = plain(tensor, dtypes[name])
@@ -120,7 +139,9 @@ def compare(
     return measured
 
 
-def _compare_quantised(name: str, tensor: Tensor, source: QuantisedReader, scheme: Scheme, measured: Measured) -> None:
+def _compare_quantised(
+    name: str, tensor: Tensor, source: QuantisedReader, scheme: Scheme, measured: Measured
+) -> None:
     parts = source.parts(name)
     if parts is None:
         raise _wrong(name, why="it was read back plain, and was to be quantised")
@@ -132,16 +153,24 @@ def _compare_quantised(name: str, tensor: Tensor, source: QuantisedReader, schem
         for first, end in row_chunks(codec, *matrix.shape):
             piece = matrix[first:end].float()
             size = codec.block[0] or len(matrix)
-            own = {**held, "values": held["values"][first:end], "scale": held["scale"][first // size : -(-end // size)]}
+            own = {
+                **held,
+                "values": held["values"][first:end],
+                "scale": held["scale"][first // size : -(-end // size)],
+            }
             difference = (codec.dequantise(own)[:, : piece.shape[1]] - piece).abs()
             share = float((difference / codec.bound(piece, own)).max())
             # NaN is not within
             if not share <= 1:
-                where = divmod(int((difference / codec.bound(piece, own)).nan_to_num(torch.inf).argmax()), piece.shape[1])
+                where = divmod(
+                    int((difference / codec.bound(piece, own)).nan_to_num(torch.inf).argmax()),
+                    piece.shape[1],
+                )
                 row, column = first + where[0], where[1]
                 raise _wrong(
                     name,
-                    why=f"at [{row}, {column}] {codec.name} reads {float(codec.dequantise(own)[where]):.6g} for {float(piece[where]):.6g}, "
+                    why=f"at [{row}, {column}] {codec.name} reads "
+                    f"{float(codec.dequantise(own)[where]):.6g} for {float(piece[where]):.6g}, "
                     f"{share:.3g} times what its rounding allows",
                 )
             measured.worst_share_of_bound = max(measured.worst_share_of_bound, share)

@@ -1,4 +1,5 @@
-"""What a model card tells of a run: read from the run's own files, and held as plain data. No paths of the machine, no secrets."""
+"""What a model card tells of a run: read from the run's own files, and held as plain data. No paths
+of the machine, no secrets."""
 
 from __future__ import annotations
 
@@ -42,10 +43,14 @@ class Story:
 
 
 def read_story(*, recipe: Recipe, step: int, manifest: Path, events: Path) -> Story:
-    """From a run's recipe, manifest.json and events.jsonl, of which the latter may be missing or end in half a line."""
+    """From a run's recipe, manifest.json and events.jsonl, of which the latter may be missing or
+    end in half a line."""
     told = _json(manifest)
     packages = told.get("packages")
-    versions = {"miles": str(told.get("miles", "")), **(packages if isinstance(packages, dict) else {})}
+    versions = {
+        "miles": str(told.get("miles", "")),
+        **(packages if isinstance(packages, dict) else {}),
+    }
     rewards, evals = _read_events(events, upto=step)
     return Story(
         base_model=hub_name(recipe.model),
@@ -76,7 +81,11 @@ def _data(data: Data, told: object) -> dict[str, str]:
         words = [f"`{value}`" if value.startswith("task:") else f"`{Path(value).name}`"]
         report = told.get(name) if isinstance(told, dict) else None
         if isinstance(report, dict):
-            words += [f"{report.get('num_rows'):,} rows"] if isinstance(report.get("num_rows"), int) else []
+            words += (
+                [f"{report.get('num_rows'):,} rows"]
+                if isinstance(report.get("num_rows"), int)
+                else []
+            )
             words += [f"sha256 `{str(report['sha256'])[:16]}…`"] if report.get("sha256") else []
         found[name] = ", ".join(words)
     return found
@@ -96,7 +105,9 @@ def _read_events(file: Path, *, upto: int) -> tuple[dict[int, float], dict[int, 
                     rewards[event["step"]] = float(event["rollout"]["reward_mean"])
                 elif event["event"] == "EvalDone" and event["step"] <= upto:
                     evals[event["step"]] = Evaluated(
-                        step=event["step"], accuracy=float(event["accuracy"]), num_prompts=int(event["num_prompts"])
+                        step=event["step"],
+                        accuracy=float(event["accuracy"]),
+                        num_prompts=int(event["num_prompts"]),
                     )
             except (ValueError, KeyError, TypeError):
                 continue  # a line that was cut short when the machine stopped

@@ -1,4 +1,5 @@
-"""What a model is: `load_facts` reads config.json, `table` gives the two-way weight table. One file per family; no torch at import."""
+"""What a model is: `load_facts` reads config.json, `table` gives the two-way weight table. One file
+per family; no torch at import."""
 
 from __future__ import annotations
 
@@ -11,7 +12,17 @@ from milescli.core.registry import nearest
 from milescli.models.base import Entry, Rule, Sharding, WeightTable, read_config
 from milescli.models.facts import ModelFacts
 
-__all__ = ["FAMILIES", "Entry", "ModelFacts", "Rule", "Sharding", "WeightTable", "load_facts", "parse_facts", "table"]
+__all__ = [
+    "FAMILIES",
+    "Entry",
+    "ModelFacts",
+    "Rule",
+    "Sharding",
+    "WeightTable",
+    "load_facts",
+    "parse_facts",
+    "table",
+]
 
 FAMILIES: dict[str, str] = {
     "deepseek_v3": "milescli.models.deepseek_v3",
@@ -45,7 +56,8 @@ FAMILIES: dict[str, str] = {
 
 
 def load_facts(folder: Path | str) -> ModelFacts:
-    """The facts of a Hugging Face folder. Raises CheckpointError for a folder or a family that cannot be used."""
+    """The facts of a Hugging Face folder. Raises CheckpointError for a folder or a family that
+    cannot be used."""
     return parse_facts(read_config(Path(folder)))
 
 
@@ -64,7 +76,8 @@ def _family(model_type: str) -> ModuleType:
         guess = nearest(model_type, FAMILIES)
         raise CheckpointError(
             f"models of type `{model_type}` are not supported",
-            why=f"miles knows {', '.join(sorted(FAMILIES))}" + (f"; nearest is `{guess}`" if guess else ""),
+            why=f"miles knows {', '.join(sorted(FAMILIES))}"
+            + (f"; nearest is `{guess}`" if guess else ""),
             fix="point `model.path` at a model of one of these families",
         )
     return importlib.import_module(FAMILIES[model_type])

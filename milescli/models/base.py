@@ -1,4 +1,5 @@
-"""The two-way weight table of a model: Hugging Face tensors <-> Megatron tensors. Loads no torch."""
+"""The two-way weight table of a model: Hugging Face tensors <-> Megatron tensors. Loads no
+torch."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ CONFIG_NAME = "config.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """How tensor parallelism cuts the parts of a rule. Fusing commutes with the cut, so a rank that holds cut parts fuses them as
-    if they were whole, and a rank's Megatron tensor splits into cut parts."""
+    """How tensor parallelism cuts the parts of a rule. Fusing commutes with the cut, so a rank that
+    holds cut parts fuses them as if they were whole, and a rank's Megatron tensor splits into cut
+    parts."""
 
     axis: Literal["none", "tp", "etp"]
     """Mesh axis that cuts: none (every rank holds all), tp, or etp for tensors of an expert."""
@@ -71,32 +73,39 @@ def mixer_layers(*mixers: str) -> Where:
 class Rule:
     """Hugging Face tensors <-> one Megatron tensor, for one layer or expert.
 
-    disk tensors --unpack--> parts --(tensor parallelism cuts each)--> --fuse--> Megatron tensor, and back by split and pack.
-    Every tensor has a fixed place at each stop, and each step loses nothing. Functions are given `facts.at(layer)`.
+    disk tensors --unpack--> parts --(tensor parallelism cuts each)--> --fuse--> Megatron tensor,
+    and back by split and pack. Every tensor has a fixed place at each stop, and each step loses
+    nothing. Functions are given `facts.at(layer)`.
     """
 
     hf: tuple[str, ...]
-    """Names on disk, with {layer}, {expert} and {mtp} where there are such; {layer} of an MTP layer is num_layers + its number."""
+    """Names on disk, with {layer}, {expert} and {mtp} where there are such; {layer} of an MTP layer
+    is num_layers + its number."""
     megatron: str
     """Name as Megatron's own (local) modules call it, with global {layer}, {expert} and {mtp}."""
     shapes: Shapes
-    """Of the whole tensors on disk, in the order of `hf`; of one expert's row where they are `stacked`."""
+    """Of the whole tensors on disk, in the order of `hf`; of one expert's row where they are
+    `stacked`."""
     sharding: Sharding
     """Of every part."""
     fuse: Fuse
     split: Split
     block: Literal["outside", "decoder", "mtp"] = "decoder"
-    """outside: it stands once in the model; decoder: in each layer of `where`; mtp: in each multi-token-prediction layer."""
+    """outside: it stands once in the model; decoder: in each layer of `where`; mtp: in each
+    multi-token-prediction layer."""
     where: Where = every_layer
     """Which layers of the decoder have it."""
     stacked: bool = False
-    """The disk tensors hold all experts along dim 0, and an entry of the table is one row of them."""
+    """The disk tensors hold all experts along dim 0, and an entry of the table is one row of
+    them."""
     unpack: Repack | None = None
-    """Disk tensors (of one expert where stacked) -> parts that tensor parallelism can cut; None: they are the parts."""
+    """Disk tensors (of one expert where stacked) -> parts that tensor parallelism can cut; None:
+    they are the parts."""
     pack: Repack | None = None
     """The inverse of `unpack`."""
     suffixes: tuple[str, ...] = ()
-    """Where Megatron's checkpoints hold the parts under names of their own (`in_proj.weight.query`): what each appends, in order."""
+    """Where Megatron's checkpoints hold the parts under names of their own
+    (`in_proj.weight.query`): what each appends, in order."""
     buffer: bool = False
     """It is no parameter: neither trained nor counted (the router's bias)."""
     float32: bool = False
@@ -104,10 +113,12 @@ class Rule:
     optional: bool = False
     """Folders of the family may lack it (`WeightTable.as_on_disk` then leaves it out)."""
     together: str = ""
-    """Engines fuse rules of one such name within a layer while they load, and forget a part whose other comes later: they stand next to
-    each other in the table, and are published in one bucket."""
+    """Engines fuse rules of one such name within a layer while they load, and forget a part whose
+    other comes later: they stand next to each other in the table, and are published in one
+    bucket."""
     alternatives: tuple[Rule, ...] = ()
-    """Other forms in which disks hold the same; `WeightTable.as_on_disk` takes the one that is there."""
+    """Other forms in which disks hold the same; `WeightTable.as_on_disk` takes the one that is
+    there."""
 
     @property
     def is_per_expert(self) -> bool:
@@ -160,13 +171,16 @@ class WeightTable:
     facts: ModelFacts
     rules: tuple[Rule, ...] = field(repr=False)
     passthrough: tuple[str, ...] = ()
-    """Regular expressions of names on disk that Megatron has no place for (vision towers): carried from folder to folder untouched."""
+    """Regular expressions of names on disk that Megatron has no place for (vision towers): carried
+    from folder to folder untouched."""
     ignored: tuple[str, ...] = ()
-    """Regular expressions of names on disk that hold nothing (buffers that old releases wrote): left out, and told of."""
+    """Regular expressions of names on disk that hold nothing (buffers that old releases wrote):
+    left out, and told of."""
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """In the order of the model: embedding, layer by layer, MTP layers, final norm, output layer."""
+        """In the order of the model: embedding, layer by layer, MTP layers, final norm, output
+        layer."""
         return tuple(
             self._entry(rule, layer=layer, expert=expert, mtp=mtp)
             for rule, layer, mtp in self._places()
@@ -175,7 +189,8 @@ class WeightTable:
 
     @cached_property
     def counted(self) -> tuple[tuple[Entry, int], ...]:
-        """The entries in short, for sums: (entry, how many of its kind): of experts, which are all alike, the first stands for all."""
+        """The entries in short, for sums: (entry, how many of its kind): of experts, which are all
+        alike, the first stands for all."""
         return tuple(
             (self._entry(rule, layer=layer, expert=0, mtp=mtp), self.facts.num_experts)
             if rule.is_per_expert
@@ -187,14 +202,18 @@ class WeightTable:
         """(rule, layer, MTP layer), in the order of the model."""
         after_decoder = ("decoder.", "output_layer.")
         outside = [rule for rule in self.rules if rule.block == "outside"]
-        yield from ((rule, None, None) for rule in outside if not rule.megatron.startswith(after_decoder))
+        yield from (
+            (rule, None, None) for rule in outside if not rule.megatron.startswith(after_decoder)
+        )
         for layer in range(self.facts.num_layers):
             for rule in self.rules:
                 if rule.block == "decoder" and rule.where(self.facts, layer):
                     yield rule, layer, None
         for mtp in range(self.facts.num_mtp_layers):
             yield from ((rule, None, mtp) for rule in self.rules if rule.block == "mtp")
-        yield from ((rule, None, None) for rule in outside if rule.megatron.startswith(after_decoder))
+        yield from (
+            (rule, None, None) for rule in outside if rule.megatron.startswith(after_decoder)
+        )
 
     @cached_property
     def by_megatron(self) -> dict[str, Entry]:
@@ -206,22 +225,30 @@ class WeightTable:
         found: dict[str, tuple[int, ...]] = {}
         for entry in self.entries:
             rows = (self.facts.num_experts,) if entry.rule.stacked else ()
-            found |= {name: (*rows, *shape) for name, shape in zip(entry.hf, entry.shapes, strict=True)}
+            found |= {
+                name: (*rows, *shape) for name, shape in zip(entry.hf, entry.shapes, strict=True)
+            }
         return found
 
     def as_on_disk(self, names: Collection[str]) -> WeightTable:
-        """The table whose rules are in the forms that the folder with tensors `names` has: where a rule's own names are absent and
-        those of an alternative are there, the alternative takes its place. Optional rules whose names are absent are left out, and
-        those of the MTP layers where not one of their tensors is there (transformers leaves them out of what it saves)."""
+        """The table whose rules are in the forms that the folder with tensors `names` has: where a
+        rule's own names are absent and those of an alternative are there, the alternative takes its
+        place. Optional rules whose names are absent are left out, and those of the MTP layers where
+        not one of their tensors is there (transformers leaves them out of what it saves)."""
         there = set(names)
         chosen = tuple(
-            next((form for form in (rule, *rule.alternatives) if self._first_names(form) <= there), rule) for rule in self.rules
+            next(
+                (form for form in (rule, *rule.alternatives) if self._first_names(form) <= there),
+                rule,
+            )
+            for rule in self.rules
         )
         mtp = {name for rule in chosen if rule.block == "mtp" for name in self._first_names(rule)}
         chosen = tuple(
             rule
             for rule in chosen
-            if not (rule.optional and self._first_names(rule).isdisjoint(there)) and (rule.block != "mtp" or mtp & there)
+            if not (rule.optional and self._first_names(rule).isdisjoint(there))
+            and (rule.block != "mtp" or mtp & there)
         )
         return self if chosen == self.rules else replace(self, rules=chosen)
 
@@ -236,13 +263,19 @@ class WeightTable:
     @cached_property
     def num_parameters(self) -> int:
         """Numbers in the model without its MTP layers; a tied output layer counts once."""
-        return sum(times * entry.num_elements for entry, times in self.counted if entry.mtp is None and not entry.rule.buffer)
+        return sum(
+            times * entry.num_elements
+            for entry, times in self.counted
+            if entry.mtp is None and not entry.rule.buffer
+        )
 
     @cached_property
     def num_mtp_parameters(self) -> int:
         """Numbers in the MTP layers."""
         return sum(
-            times * entry.num_elements for entry, times in self.counted if entry.mtp is not None and not entry.rule.buffer
+            times * entry.num_elements
+            for entry, times in self.counted
+            if entry.mtp is not None and not entry.rule.buffer
         )
 
     @cached_property
@@ -256,12 +289,27 @@ class WeightTable:
 
     def _first_names(self, rule: Rule) -> set[str]:
         layers = [layer for layer in range(self.facts.num_layers) if rule.where(self.facts, layer)]
-        if (rule.block == "decoder" and not layers) or (rule.block == "mtp" and not self.facts.num_mtp_layers):
+        if (rule.block == "decoder" and not layers) or (
+            rule.block == "mtp" and not self.facts.num_mtp_layers
+        ):
             return set()
-        first = self.facts.num_layers if rule.block == "mtp" else layers[0] if rule.block == "decoder" else None
+        first = (
+            self.facts.num_layers
+            if rule.block == "mtp"
+            else layers[0]
+            if rule.block == "decoder"
+            else None
+        )
         return {name.format(layer=first, expert=0, mtp=0) for name in rule.hf}
 
-    def _entry(self, rule: Rule, *, layer: int | None = None, expert: int | None = None, mtp: int | None = None) -> Entry:
+    def _entry(
+        self,
+        rule: Rule,
+        *,
+        layer: int | None = None,
+        expert: int | None = None,
+        mtp: int | None = None,
+    ) -> Entry:
         facts = self.facts.at(layer)
         number = layer if mtp is None else self.facts.num_layers + mtp
         return Entry(
@@ -284,7 +332,8 @@ def _product(shape: Sequence[int]) -> int:
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """config.json of a model folder. Raises CheckpointError where there is none or it is not JSON."""
+    """config.json of a model folder. Raises CheckpointError where there is none or it is not
+    JSON."""
     path = folder / CONFIG_NAME
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -295,7 +344,11 @@ def read_config(folder: Path) -> dict[str, object]:
             fix="point `model.path` at a folder with config.json, *.safetensors and a tokenizer",
         ) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"cannot read `{path}`", why=str(error), fix="fetch the model again") from error
+        raise CheckpointError(
+            f"cannot read `{path}`", why=str(error), fix="fetch the model again"
+        ) from error
     if not isinstance(raw, dict):
-        raise CheckpointError(f"cannot read `{path}`", why="it holds no JSON object", fix="fetch the model again")
+        raise CheckpointError(
+            f"cannot read `{path}`", why="it holds no JSON object", fix="fetch the model again"
+        )
     return raw

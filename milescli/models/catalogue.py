@@ -1,4 +1,5 @@
-"""The families by name, and what was measured of each: read by `miles models` and the docs. `tests/families/record.py` writes the evidence."""
+"""The families by name, and what was measured of each: read by `miles models` and the docs.
+`tests/families/record.py` writes the evidence."""
 
 from __future__ import annotations
 
@@ -34,14 +35,18 @@ STANDS_FOR: dict[str, str] = {
 
 
 UNPROVEN: dict[str, str] = {
-    "mimo": "transformers has no `mimo`: names are as SGLang loads them; the decoder was compared with transformers' Qwen2, the MTP layer "
+    "mimo": "transformers has no `mimo`: names are as SGLang loads them; the decoder was compared "
+    "with transformers' Qwen2, the MTP layer "
     "with nothing",
-    "kimi_k2": "transformers has no `kimi_k2`: names and shapes are DeepSeek-V3's, with whose implementation it was compared",
-    "kimi_k25": "transformers has no `kimi_k25`: names are as SGLang loads them; the text model was compared with transformers' DeepSeek-V3",
+    "kimi_k2": "transformers has no `kimi_k2`: names and shapes are DeepSeek-V3's, with whose "
+    "implementation it was compared",
+    "kimi_k25": "transformers has no `kimi_k25`: names are as SGLang loads them; the text model "
+    "was compared with transformers' DeepSeek-V3",
 }
 """model_type -> why its training is refused unless `model.allow_unproven` says otherwise."""
 MEGATRON_LACKS: dict[str, str] = {
-    "deepseek_v4": "Megatron-Core 0.16.1 has neither its compressed attention, nor its hyper-connections, nor its routing by token number"
+    "deepseek_v4": "Megatron-Core 0.16.1 has neither its compressed attention, nor its "
+    "hyper-connections, nor its routing by token number"
 }
 """model_type -> what stands against training it at all; it is converted."""
 
@@ -53,7 +58,8 @@ class Evidence:
     cases: tuple[str, ...]
     """Names of the tiny models."""
     logits: float | None
-    """Largest difference of Megatron-Core's logits to transformers', float32, relative to the largest logit; None: not compared."""
+    """Largest difference of Megatron-Core's logits to transformers', float32, relative to the
+    largest logit; None: not compared."""
     logits_why: str
     """Why they were not compared; empty where they were."""
     layouts: tuple[str, ...]
@@ -68,6 +74,8 @@ def evidence() -> dict[str, Evidence]:
     """By family; a family without a record was not run."""
     raw = json.loads((files("milescli.models") / "evidence.json").read_text(encoding="utf-8"))
     return {
-        family: Evidence(**{**found, "cases": tuple(found["cases"]), "layouts": tuple(found["layouts"])})
+        family: Evidence(
+            **{**found, "cases": tuple(found["cases"]), "layouts": tuple(found["layouts"])}
+        )
         for family, found in raw.items()
     }

@@ -1,4 +1,5 @@
-"""What a model costs, from its facts alone: bytes of weights, cache bytes of a sequence, FLOPs of a token. Pure; the planner rests on it."""
+"""What a model costs, from its facts alone: bytes of weights, cache bytes of a sequence, FLOPs of a
+token. Pure; the planner rests on it."""
 
 from __future__ import annotations
 
@@ -13,47 +14,64 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheCost:
-    """What an engine keeps of one sequence, over all layers and all tensor-parallel ranks together, at a given dtype."""
+    """What an engine keeps of one sequence, over all layers and all tensor-parallel ranks together,
+    at a given dtype."""
 
     bytes_per_token: int
-    """Of layers that keep every position: keys and values, the latent of MLA, the indexer's keys."""
+    """Of layers that keep every position: keys and values, the latent of MLA, the indexer's
+    keys."""
     window_bytes_per_token: int
     """Of layers that keep the last `window` positions only."""
     window: int
     state_bytes: int
-    """Of layers whose memory does not grow: float32 state of gated delta net and Mamba-2, and their convolutions' last inputs."""
+    """Of layers whose memory does not grow: float32 state of gated delta net and Mamba-2, and their
+    convolutions' last inputs."""
 
     def bytes_of(self, context: int) -> int:
         """Of a sequence of `context` tokens."""
-        return context * self.bytes_per_token + min(context, self.window) * self.window_bytes_per_token + self.state_bytes
+        return (
+            context * self.bytes_per_token
+            + min(context, self.window) * self.window_bytes_per_token
+            + self.state_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFlops:
-    """Floating-point operations of one token; a multiply-add counts two. Softmax, norms and activations are left out, as is custom."""
+    """Floating-point operations of one token; a multiply-add counts two. Softmax, norms and
+    activations are left out, as is custom."""
 
     matmul: int
-    """2 x every weight that the token is multiplied with (Kaplan et al., arXiv 2001.08361, table 1): active experts only, the
-    output layer, not the lookup of the embedding."""
+    """2 x every weight that the token is multiplied with (Kaplan et al., arXiv 2001.08361, table
+    1): active experts only, the output layer, not the lookup of the embedding."""
     attention_per_position: int
-    """For each position that the token looks at, over the layers that look at all of them: 2 (q k) + 2 (p v) per head dim."""
+    """For each position that the token looks at, over the layers that look at all of them: 2 (q k)
+    + 2 (p v) per head dim."""
     window_per_position: int
-    """The same over the layers that look at the last `window` positions, or at so many that an indexer chose."""
+    """The same over the layers that look at the last `window` positions, or at so many that an
+    indexer chose."""
     window: int
     recurrence: int
-    """State updates of gated delta net (arXiv 2412.06464, eq. 10: decay, k S, rank-one update, q S) and Mamba-2 (arXiv 2405.21060,
-    section 2: decay, rank-one update, C h) in their recurrent form."""
+    """State updates of gated delta net (arXiv 2412.06464, eq. 10: decay, k S, rank-one update, q S)
+    and Mamba-2 (arXiv 2405.21060, section 2: decay, rank-one update, C h) in their recurrent
+    form."""
 
     def forward(self, context: int) -> int:
         """Of a token that sees `context` positions, its own included."""
-        seen = context * self.attention_per_position + min(context, self.window) * self.window_per_position
+        seen = (
+            context * self.attention_per_position
+            + min(context, self.window) * self.window_per_position
+        )
         return self.matmul + seen + self.recurrence
 
     def forward_mean(self, length: int) -> float:
-        """Of a token of a sequence of `length`, averaged over its places (position t sees t tokens)."""
+        """Of a token of a sequence of `length`, averaged over its places (position t sees t
+        tokens)."""
         window = min(self.window, length)
         mean_window = window - window * (window - 1) / (2 * length) if window else 0.0
-        seen = (length + 1) / 2 * self.attention_per_position + mean_window * self.window_per_position
+        seen = (
+            length + 1
+        ) / 2 * self.attention_per_position + mean_window * self.window_per_position
         return self.matmul + seen + self.recurrence
 
     def backward_mean(self, length: int) -> float:
@@ -80,7 +98,10 @@ def cache_cost(facts: ModelFacts, *, dtype: str = "bfloat16") -> CacheCost:
             window_per_token += facts.head_dim * size
         state += _state_bytes(facts, layer, size=size)
     return CacheCost(
-        bytes_per_token=per_token, window_bytes_per_token=window_per_token, window=facts.sliding_window, state_bytes=state
+        bytes_per_token=per_token,
+        window_bytes_per_token=window_per_token,
+        window=facts.sliding_window,
+        state_bytes=state,
     )
 
 
@@ -104,14 +125,19 @@ def _kept_per_token(facts: ModelFacts, layer: Layer) -> int:
 def _state_bytes(facts: ModelFacts, layer: Layer, *, size: int) -> int:
     if layer.mixer == "gated_delta" and facts.gated_delta:
         delta = facts.gated_delta
-        keys, values = delta.num_key_heads * delta.key_head_dim, delta.num_value_heads * delta.value_head_dim
-        return 4 * delta.num_value_heads * delta.key_head_dim * delta.value_head_dim + size * (2 * keys + values) * (
-            delta.conv_kernel - 1
+        keys, values = (
+            delta.num_key_heads * delta.key_head_dim,
+            delta.num_value_heads * delta.value_head_dim,
         )
+        return 4 * delta.num_value_heads * delta.key_head_dim * delta.value_head_dim + size * (
+            2 * keys + values
+        ) * (delta.conv_kernel - 1)
     if layer.mixer == "mamba" and facts.mamba:
         mamba = facts.mamba
         channels = mamba.num_heads * mamba.head_dim + 2 * mamba.num_groups * mamba.state_size
-        return 4 * mamba.num_heads * mamba.head_dim * mamba.state_size + size * channels * (mamba.conv_kernel - 1)
+        return 4 * mamba.num_heads * mamba.head_dim * mamba.state_size + size * channels * (
+            mamba.conv_kernel - 1
+        )
     return 0
 
 
@@ -136,7 +162,9 @@ def token_flops(weights: WeightTable) -> TokenFlops:
         matmul=_matmul(weights),
         attention_per_position=full,
         window_per_position=window,
-        window=facts.indexer.topk if facts.indexer and facts.compressed is None else facts.sliding_window,
+        window=facts.indexer.topk
+        if facts.indexer and facts.compressed is None
+        else facts.sliding_window,
         recurrence=recurrence,
     )
 
@@ -167,12 +195,14 @@ def _per_position(facts: ModelFacts, layer: Layer) -> int:
 
 
 def _per_compressed(facts: ModelFacts, layer: Layer) -> int:
-    """For each position, of the entry that it is a part of. The indexer takes at most `topk` entries, which is not counted: for long
-    contexts this is too much."""
+    """For each position, of the entry that it is a part of. The indexer takes at most `topk`
+    entries, which is not counted: for long contexts this is too much."""
     assert facts.compressed is not None and facts.indexer is not None
     look = 4 * facts.num_heads * facts.head_dim
     if layer.compression == "sparse":
-        return (look + 2 * facts.indexer.num_heads * facts.indexer.head_dim) // facts.compressed.sparse_rate
+        return (
+            look + 2 * facts.indexer.num_heads * facts.indexer.head_dim
+        ) // facts.compressed.sparse_rate
     return look // facts.compressed.heavy_rate if layer.compression == "heavy" else 0
 
 

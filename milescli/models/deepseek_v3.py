@@ -1,4 +1,5 @@
-"""DeepSeek-V3 (R1, V3, Moonlight): multi-head latent attention, sigmoid routing in groups, shared experts, multi-token prediction."""
+"""DeepSeek-V3 (R1, V3, Moonlight): multi-head latent attention, sigmoid routing in groups, shared
+experts, multi-token prediction."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ DEFAULTS: dict[str, object] = {
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `deepseek_v3` config. Raises CheckpointError for what the trainer cannot compute."""
+    """ModelFacts of a `deepseek_v3` config. Raises CheckpointError for what the trainer cannot
+    compute."""
     full = {**DEFAULTS, **config}
     return latent.facts(full, family="deepseek_v3", dense=latent.dense_first(full))
 

@@ -1,6 +1,7 @@
-"""DeepSeek-V4 (Flash and Pro): attention over a window and compressed positions, hyper-connections, experts in every layer, the first of them
-chosen by the token's number. Facts from its config, and its weight table. Megatron-Core 0.16.1 has no such model: the names are in its
-style, and the model is converted and exported, not trained."""
+"""DeepSeek-V4 (Flash and Pro): attention over a window and compressed positions, hyper-connections,
+experts in every layer, the first of them chosen by the token's number. Facts from its config, and
+its weight table. Megatron-Core 0.16.1 has no such model: the names are in its style, and the model
+is converted and exported, not trained."""
 
 from __future__ import annotations
 
@@ -24,11 +25,25 @@ _SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `deepseek_v4` config, as released or as transformers writes it. Raises CheckpointError for what cannot be read."""
-    for name, usual in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False), ("n_shared_experts", 1)):
-        fields.refuse(config, name, unless=usual, why="no release has it, so nothing could be compared with")
-    for name, usual in (("norm_topk_prob", True), ("num_key_value_heads", 1), ("topk_method", "noaux_tc")):
-        fields.refuse(config, name, unless=usual, why="transformers computes this family in one way alone")
+    """ModelFacts of a `deepseek_v4` config, as released or as transformers writes it. Raises
+    CheckpointError for what cannot be read."""
+    for name, usual in (
+        ("hidden_act", "silu"),
+        ("attention_bias", False),
+        ("mlp_bias", False),
+        ("n_shared_experts", 1),
+    ):
+        fields.refuse(
+            config, name, unless=usual, why="no release has it, so nothing could be compared with"
+        )
+    for name, usual in (
+        ("norm_topk_prob", True),
+        ("num_key_value_heads", 1),
+        ("topk_method", "noaux_tc"),
+    ):
+        fields.refuse(
+            config, name, unless=usual, why="transformers computes this family in one way alone"
+        )
     num_layers = fields.number(config, "num_hidden_layers", kind=int)
     rates = _rates(config)
     num_experts = fields.number(config, "n_routed_experts", kind=int)
@@ -49,7 +64,9 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         rope=_rope(config, "compress", share=rope_head_dim / head_dim),
         rope_sliding=_rope(config, "main", share=rope_head_dim / head_dim),
         norm_eps=fields.number(config, "rms_norm_eps", default=1e-6, kind=float),
-        max_position_embeddings=fields.number(config, "max_position_embeddings", default=1_048_576, kind=int),
+        max_position_embeddings=fields.number(
+            config, "max_position_embeddings", default=1_048_576, kind=int
+        ),
         qk_norm=False,
         qkv_bias=False,
         attention_sinks=True,
@@ -102,24 +119,39 @@ def _rates(config: Mapping[str, object]) -> dict[str, int]:
     return found
 
 
-def _layers(config: Mapping[str, object], *, num_layers: int, rates: Mapping[str, int]) -> tuple[Layer, ...]:
-    """Kinds and routing, from `layer_types` and `mlp_layer_types` (transformers) or `compress_ratios` and `num_hash_layers` (releases)."""
+def _layers(
+    config: Mapping[str, object], *, num_layers: int, rates: Mapping[str, int]
+) -> tuple[Layer, ...]:
+    """Kinds and routing, from `layer_types` and `mlp_layer_types` (transformers) or
+    `compress_ratios` and `num_hash_layers` (releases)."""
     kinds, ratios = config.get("layer_types"), config.get("compress_ratios")
     if kinds is None:
         # the last ratio of the releases is of the multi-token-prediction layer
         by_ratio = {0: "sliding_attention", 4: _SPARSE, 128: _HEAVY}
         if not isinstance(ratios, list):
-            raise _unusable("compress_ratios", why="neither it nor `layer_types` says how the layers attend")
+            raise _unusable(
+                "compress_ratios", why="neither it nor `layer_types` says how the layers attend"
+            )
         kinds = [by_ratio.get(ratio, ratio) for ratio in ratios]
     hashed = config.get("mlp_layer_types")
     if hashed is None:
         first = fields.number(config, "num_hash_layers", default=3, kind=int)
         hashed = ["hash_moe" if layer < first else "moe" for layer in range(num_layers)]
-    for name, found, known in (("layer_types", kinds, _COMPRESSIONS), ("mlp_layer_types", hashed, ("hash_moe", "moe"))):
-        if not isinstance(found, list) or len(found) < num_layers or (strange := [each for each in found if each not in known]):
+    for name, found, known in (
+        ("layer_types", kinds, _COMPRESSIONS),
+        ("mlp_layer_types", hashed, ("hash_moe", "moe")),
+    ):
+        if (
+            not isinstance(found, list)
+            or len(found) < num_layers
+            or (strange := [each for each in found if each not in known])
+        ):
             why = f"{num_layers} layers need as many of {', '.join(known)}, and it is {found!r}"
             raise _unusable(
-                name, why=why if not isinstance(found, list) or len(found) < num_layers else f"it has `{strange[0]}`"
+                name,
+                why=why
+                if not isinstance(found, list) or len(found) < num_layers
+                else f"it has `{strange[0]}`",
             )
     return tuple(
         Layer(
@@ -150,4 +182,8 @@ def _rope(config: Mapping[str, object], kind: str, *, share: float) -> Rope:
 
 
 def _unusable(name: str, *, why: str) -> CheckpointError:
-    return CheckpointError(f"config.json cannot be used: `{name}`", why=why, fix="fetch the model again, or mend config.json")
+    return CheckpointError(
+        f"config.json cannot be used: `{name}`",
+        why=why,
+        fix="fetch the model again, or mend config.json",
+    )

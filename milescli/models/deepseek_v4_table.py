@@ -1,5 +1,6 @@
-"""DeepSeek-V4's weight table: every tensor under the names of the releases (`layers.0.attn.wq_a.weight`), of transformers, and in Megatron's
-style. The family file calls it."""
+"""DeepSeek-V4's weight table: every tensor under the names of the releases
+(`layers.0.attn.wq_a.weight`), of transformers, and in Megatron's style. The family file calls
+it."""
 
 from __future__ import annotations
 
@@ -151,7 +152,8 @@ def _rule(
     float32: bool = False,
     buffer: bool = False,
 ) -> Rule:
-    """Tensors of a layer, each of the lengths `dims`, that are one Megatron tensor, one after the other."""
+    """Tensors of a layer, each of the lengths `dims`, that are one Megatron tensor, one after the
+    other."""
     names = (hf,) if isinstance(hf, str) else hf
     own = Rule(
         hf=tuple(_RELEASED + name for name in names),
@@ -167,7 +169,9 @@ def _rule(
     return replace(own, alternatives=(replace(own, hf=tuple(_modern(name) for name in own.hf)),))
 
 
-def _compressor(hf: str, megatron: str, head: Size, rate: Size, *, width: int, where: Where) -> tuple[Rule, ...]:
+def _compressor(
+    hf: str, megatron: str, head: Size, rate: Size, *, width: int, where: Where
+) -> tuple[Rule, ...]:
     """What makes entries of positions. `width`: series of entries that it makes at once."""
 
     def made(facts: ModelFacts) -> int:
@@ -193,19 +197,49 @@ _WINDOW = (
     _rule("attn_norm.weight", "input_layernorm.weight", _hidden),
     _rule("attn.wq_a.weight", "self_attention.linear_q_down_proj.weight", _query_rank, _hidden),
     _rule("attn.q_norm.weight", "self_attention.q_layernorm.weight", _query_rank),
-    _rule("attn.wq_b.weight", "self_attention.linear_q_up_proj.weight", _queries, _query_rank, sharding=COLUMN),
+    _rule(
+        "attn.wq_b.weight",
+        "self_attention.linear_q_up_proj.weight",
+        _queries,
+        _query_rank,
+        sharding=COLUMN,
+    ),
     _rule("attn.wkv.weight", "self_attention.linear_kv_proj.weight", _head, _hidden),
     _rule("attn.kv_norm.weight", "self_attention.kv_layernorm.weight", _head),
-    _rule("attn.attn_sink", "self_attention.core_attention.softmax_offset", _heads, sharding=COLUMN, float32=True),
-    _rule("attn.wo_a.weight", "self_attention.linear_grouped_proj.weight", _outputs, _per_group, sharding=COLUMN),
+    _rule(
+        "attn.attn_sink",
+        "self_attention.core_attention.softmax_offset",
+        _heads,
+        sharding=COLUMN,
+        float32=True,
+    ),
+    _rule(
+        "attn.wo_a.weight",
+        "self_attention.linear_grouped_proj.weight",
+        _outputs,
+        _per_group,
+        sharding=COLUMN,
+    ),
     _rule("attn.wo_b.weight", "self_attention.linear_proj.weight", _hidden, _outputs, sharding=ROW),
 )
 _CORE = "self_attention.core_attention."
 _COMPRESSED = (
     *_compressor(
-        "attn.compressor.", _CORE + "compressor.", _head, lambda f: _compressed(f).sparse_rate, width=2, where=_sparse
+        "attn.compressor.",
+        _CORE + "compressor.",
+        _head,
+        lambda f: _compressed(f).sparse_rate,
+        width=2,
+        where=_sparse,
     ),
-    *_compressor("attn.compressor.", _CORE + "compressor.", _head, lambda f: _compressed(f).heavy_rate, width=1, where=_heavy),
+    *_compressor(
+        "attn.compressor.",
+        _CORE + "compressor.",
+        _head,
+        lambda f: _compressed(f).heavy_rate,
+        width=1,
+        where=_heavy,
+    ),
     _rule(
         "attn.indexer.wq_b.weight",
         _CORE + "indexer.linear_wq_b.weight",
@@ -230,19 +264,40 @@ _COMPRESSED = (
     ),
 )
 _CORRECTION = _rule(
-    "ffn.gate.bias", "mlp.router.expert_bias", lambda f: f.num_experts, where=_scored, float32=True, buffer=True
+    "ffn.gate.bias",
+    "mlp.router.expert_bias",
+    lambda f: f.num_experts,
+    where=_scored,
+    float32=True,
+    buffer=True,
 )
-_TOKENS = _rule("ffn.gate.tid2eid", "mlp.router.tid2eid", lambda f: f.vocab_size, lambda f: f.topk, where=_hashed, buffer=True)
+_TOKENS = _rule(
+    "ffn.gate.tid2eid",
+    "mlp.router.tid2eid",
+    lambda f: f.vocab_size,
+    lambda f: f.topk,
+    where=_hashed,
+    buffer=True,
+)
 
 
 def _experts() -> tuple[Rule, ...]:
     local = "mlp.experts.local_experts.{expert}."
     names = tuple("ffn.experts.{expert}." + f"{name}.weight" for name in ("w1", "w3"))
     up = _rule(names, local + "linear_fc1.weight", _ffn, _hidden, sharding=EXPERT_COLUMN)
-    down = _rule("ffn.experts.{expert}.w2.weight", local + "linear_fc2.weight", _hidden, _ffn, sharding=EXPERT_ROW)
+    down = _rule(
+        "ffn.experts.{expert}.w2.weight",
+        local + "linear_fc2.weight",
+        _hidden,
+        _ffn,
+        sharding=EXPERT_ROW,
+    )
     # as transformers holds all in one in memory
     return tuple(
-        replace(rule, alternatives=(*rule.alternatives, replace(usual.alternatives[0], where=every_layer)))
+        replace(
+            rule,
+            alternatives=(*rule.alternatives, replace(usual.alternatives[0], where=every_layer)),
+        )
         for rule, usual in ((up, layers.EXPERT_UP), (down, layers.EXPERT_DOWN))
     )
 
@@ -260,7 +315,13 @@ _MLP = (
         _hidden,
         sharding=COLUMN,
     ),
-    _rule("ffn.shared_experts.w2.weight", "mlp.shared_experts.linear_fc2.weight", _hidden, _ffn, sharding=ROW),
+    _rule(
+        "ffn.shared_experts.w2.weight",
+        "mlp.shared_experts.linear_fc2.weight",
+        _hidden,
+        _ffn,
+        sharding=ROW,
+    ),
 )
 _CONNECTIONS = (
     *_hyper_connection("hc_attn_", "self_attention_hyper_connection."),
@@ -268,18 +329,28 @@ _CONNECTIONS = (
 )
 
 
-def _outside(hf: str, megatron: str, *dims: Size, sharding: Sharding = REPLICATED, float32: bool = False) -> Rule:
-    own = replace(_rule("", "", *dims, sharding=sharding, float32=float32), megatron=megatron, block="outside", alternatives=())
+def _outside(
+    hf: str, megatron: str, *dims: Size, sharding: Sharding = REPLICATED, float32: bool = False
+) -> Rule:
+    own = replace(
+        _rule("", "", *dims, sharding=sharding, float32=float32),
+        megatron=megatron,
+        block="outside",
+        alternatives=(),
+    )
     return replace(own, hf=(hf,), alternatives=(replace(own, hf=(_modern(hf),)),))
 
 
 def _output_layer() -> Rule:
-    own = _outside("head.weight", "output_layer.weight", lambda f: f.vocab_size, _hidden, sharding=VOCABULARY)
+    own = _outside(
+        "head.weight", "output_layer.weight", lambda f: f.vocab_size, _hidden, sharding=VOCABULARY
+    )
     return replace(own, alternatives=(replace(own, hf=("lm_head.weight",), alternatives=()),))
 
 
 def _mtp_rules() -> tuple[Rule, ...]:
-    """Of a multi-token-prediction layer, which sees its window alone. Only releases hold it; transformers leaves it out."""
+    """Of a multi-token-prediction layer, which sees its window alone. Only releases hold it;
+    transformers leaves it out."""
     hf, megatron = "mtp.{mtp}.", layers.MTP
     within = (*_WINDOW, *(rule for rule in _MLP if rule is not _TOKENS), *_CONNECTIONS)
     found = [
@@ -305,15 +376,31 @@ def _mtp_rules() -> tuple[Rule, ...]:
     )
     copies = (
         _outside(
-            "emb.tok_emb.weight", "embedding.word_embeddings.weight", lambda f: f.vocab_size, _hidden, sharding=VOCABULARY
+            "emb.tok_emb.weight",
+            "embedding.word_embeddings.weight",
+            lambda f: f.vocab_size,
+            _hidden,
+            sharding=VOCABULARY,
         ),
-        _outside("head.weight", "output_layer.weight", lambda f: f.vocab_size, _hidden, sharding=VOCABULARY),
+        _outside(
+            "head.weight",
+            "output_layer.weight",
+            lambda f: f.vocab_size,
+            _hidden,
+            sharding=VOCABULARY,
+        ),
     )
     frame = (*around, *(replace(rule, optional=True) for rule in copies))
     return (
         *found,
         *(
-            replace(rule, hf=(hf + rule.hf[0],), megatron=megatron + rule.megatron, block="mtp", alternatives=())
+            replace(
+                rule,
+                hf=(hf + rule.hf[0],),
+                megatron=megatron + rule.megatron,
+                block="mtp",
+                alternatives=(),
+            )
             for rule in frame
         ),
     )
@@ -322,7 +409,13 @@ def _mtp_rules() -> tuple[Rule, ...]:
 def table(facts: ModelFacts) -> WeightTable:
     """Names and transforms of every weight."""
     rules = (
-        _outside("embed.weight", "embedding.word_embeddings.weight", lambda f: f.vocab_size, _hidden, sharding=VOCABULARY),
+        _outside(
+            "embed.weight",
+            "embedding.word_embeddings.weight",
+            lambda f: f.vocab_size,
+            _hidden,
+            sharding=VOCABULARY,
+        ),
         *_WINDOW,
         *_COMPRESSED,
         *_MLP,

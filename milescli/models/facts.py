@@ -1,4 +1,5 @@
-"""What a model is, as plain numbers read from config.json. Families fill it, every room may read it. Loads no torch."""
+"""What a model is, as plain numbers read from config.json. Families fill it, every room may read
+it. Loads no torch."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from typing import Literal
 from milescli.core.errors import CheckpointError
 
 Mixer = Literal["full", "sliding", "mla", "gated_delta", "mamba", "compressed", "none"]
-"""What mixes tokens in a layer: attention over all positions, attention over a window, multi-head latent attention, gated delta net
-(linear attention), Mamba-2, attention over a window and compressed positions (DeepSeek-V4), nothing."""
+"""What mixes tokens in a layer: attention over all positions, attention over a window, multi-head
+latent attention, gated delta net (linear attention), Mamba-2, attention over a window and
+compressed positions (DeepSeek-V4), nothing."""
 Mlp = Literal["dense", "moe", "none"]
 
 
@@ -26,9 +28,11 @@ class Layer:
     key_is_value: bool = False
     """The values are what the keys' projection gives (Gemma 4)."""
     shares_choice: bool = False
-    """Of sparse attention: it looks at the positions that the layer before chose, and has no indexer (arXiv 2603.12201)."""
+    """Of sparse attention: it looks at the positions that the layer before chose, and has no
+    indexer (arXiv 2603.12201)."""
     compression: Literal["none", "sparse", "heavy"] = "none"
-    """Of compressed attention: beyond the window it sees nothing, entries that an indexer chooses, or all entries of a coarser kind."""
+    """Of compressed attention: beyond the window it sees nothing, entries that an indexer chooses,
+    or all entries of a coarser kind."""
     hash_routing: bool = False
     """The token's number alone chooses its experts, by a table."""
 
@@ -66,10 +70,11 @@ class Rope:
     share: float = 1.0
     """Part of each head's dims that is rotated, from the first (`partial_rotary_factor`)."""
     interleaved: bool = False
-    """Dims are rotated in neighbouring pairs (0, 1), (2, 3) as GPT-J did, instead of halves as GPT-NeoX did."""
+    """Dims are rotated in neighbouring pairs (0, 1), (2, 3) as GPT-J did, instead of halves as
+    GPT-NeoX did."""
     proportional: bool = False
-    """Of the angles of the whole head, the first `share` turn and the rest stand still (Gemma 4); else the head's first dims have
-    angles of their own."""
+    """Of the angles of the whole head, the first `share` turn and the rest stand still (Gemma 4);
+    else the head's first dims have angles of their own."""
     scaling: RopeScaling | None = None
 
 
@@ -84,7 +89,8 @@ class Mla:
     qk_rope_head_dim: int
     v_head_dim: int
     norm_eps: float = 1e-6
-    """Of the norms of the latents. Hugging Face's implementation leaves it at this, whatever `rms_norm_eps` says."""
+    """Of the norms of the latents. Hugging Face's implementation leaves it at this, whatever
+    `rms_norm_eps` says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +115,8 @@ class GatedDelta:
     value_head_dim: int
     conv_kernel: int
     float32: bool = False
-    """The decay and the norm after it are in float32, whatever the other weights are in (`mamba_ssm_dtype`)."""
+    """The decay and the norm after it are in float32, whatever the other weights are in
+    (`mamba_ssm_dtype`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +138,8 @@ class Mamba:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressed:
-    """Compressed attention and hyper-connections, as DeepSeek-V4 has them (its report, sections 2.2 and 2.3)."""
+    """Compressed attention and hyper-connections, as DeepSeek-V4 has them (its report, sections 2.2
+    and 2.3)."""
 
     q_lora_rank: int
     rope_head_dim: int
@@ -177,7 +185,8 @@ class ModelFacts:
     # attention
     attention_output_bias: bool = False
     attention_output_gate: bool = False
-    """The attention's output is multiplied by the sigmoid of a gate, projected beside the queries."""
+    """The attention's output is multiplied by the sigmoid of a gate, projected beside the
+    queries."""
     attention_sinks: bool = False
     """A learned logit per head takes part in the softmax."""
     attention_scale: float | None = None
@@ -198,7 +207,8 @@ class ModelFacts:
     activation: Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"] = "silu"
     """clamped_swiglu: gpt-oss's (up + 1) * gate * sigmoid(1.702 gate) with both clamped."""
     activation_limit: float | None = None
-    """The gate is clamped to at most this and what it is multiplied with to +- this, before the activation."""
+    """The gate is clamped to at most this and what it is multiplied with to +- this, before the
+    activation."""
     gated_mlp: bool = True
     mlp_bias: bool = False
     # experts
@@ -216,17 +226,20 @@ class ModelFacts:
     """The shared expert's output is multiplied by the sigmoid of a gate."""
     router_score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     router_bias: bool = False
-    """A correction is added to the scores for the choice of experts, not for their weights (`e_score_correction_bias`)."""
+    """A correction is added to the scores for the choice of experts, not for their weights
+    (`e_score_correction_bias`)."""
     router_groups: int = 1
     """Experts are chosen among the best `router_topk_groups` of so many groups."""
     router_topk_groups: int = 1
     router_scaling: float = 1.0
     """The chosen experts' weights are multiplied by this."""
     moe_latent_size: int = 0
-    """Experts work at this width instead of hidden_size, between two projections; 0: they do not."""
+    """Experts work at this width instead of hidden_size, between two projections; 0: they do
+    not."""
     experts_beside_mlp: bool = False
-    """The shared expert is a plain MLP beside the routed ones, and each of the two has norms of its own before and after; the router sees
-    the layer's input, normalised, and scales it and the experts' weights with learned numbers (Gemma 4)."""
+    """The shared expert is a plain MLP beside the routed ones, and each of the two has norms of its
+    own before and after; the router sees the layer's input, normalised, and scales it and the
+    experts' weights with learned numbers (Gemma 4)."""
     # the rest of a layer, and of the model
     layer_scalar: bool = False
     """The output of a layer is multiplied by a number, which is no parameter (Gemma 4)."""
@@ -240,7 +253,8 @@ class ModelFacts:
     """Multi-token-prediction layers that the release has."""
     mtp_layer: Layer = Layer()
     mtp_layers: tuple[Layer, ...] = ()
-    """Where a multi-token-prediction layer is made of several layers (Nemotron-H): those of each, in order."""
+    """Where a multi-token-prediction layer is made of several layers (Nemotron-H): those of each,
+    in order."""
     hf_prefix: str = "model."
     """Of the text model's tensors on disk: `model.language_model.` within a multimodal release."""
     multimodal: bool = False
@@ -249,7 +263,8 @@ class ModelFacts:
     """Of the weights on disk, as the config says: float32, bfloat16 or float16."""
     eos_token_ids: tuple[int, ...] = ()
     untrainable: str = ""
-    """Why Megatron-Core cannot compute it, so that it is converted and exported alone; empty where it can."""
+    """Why Megatron-Core cannot compute it, so that it is converted and exported alone; empty where
+    it can."""
 
     @property
     def num_query_heads_per_group(self) -> int:
@@ -258,22 +273,27 @@ class ModelFacts:
 
     @property
     def common_kv_heads(self) -> int:
-        """Into as many parts at most can the key-value heads of every layer be cut: their greatest common divisor."""
+        """Into as many parts at most can the key-value heads of every layer be cut: their greatest
+        common divisor."""
         return gcd(*(layer.num_kv_heads or self.num_kv_heads for layer in self.layers))
 
     def at(self, layer: int | None) -> ModelFacts:
-        """The facts as layer `layer` (from 0) has them: where a layer has heads of its own, they take the model's place."""
+        """The facts as layer `layer` (from 0) has them: where a layer has heads of its own, they
+        take the model's place."""
         if layer is None or layer >= self.num_layers:
             return self
         return _resolved(self, self.layers[layer])
 
     def require_trainable(self) -> None:
-        """Raises CheckpointError, which is the user's to mend, for a model that the trainer cannot compute."""
+        """Raises CheckpointError, which is the user's to mend, for a model that the trainer cannot
+        compute."""
         if self.untrainable:
             raise CheckpointError(
-                f"models of type `{self.family}` cannot be trained or computed by Megatron-Core here",
+                f"models of type `{self.family}` cannot be trained or computed by Megatron-Core "
+                "here",
                 why=self.untrainable,
-                fix="convert and export it, or point `model.path` at a model of another family   # miles models",
+                fix="convert and export it, or point `model.path` at a model of another family   # "
+                "miles models",
             )
 
     def is_moe_layer(self, layer: int) -> bool:
@@ -288,7 +308,11 @@ class ModelFacts:
 
 @lru_cache(maxsize=256)
 def _resolved(facts: ModelFacts, layer: Layer) -> ModelFacts:
-    changes = {name: value for name in ("num_kv_heads", "head_dim") if (value := getattr(layer, name)) is not None}
+    changes = {
+        name: value
+        for name in ("num_kv_heads", "head_dim")
+        if (value := getattr(layer, name)) is not None
+    }
     return replace(facts, **changes) if changes else facts
 
 

@@ -11,8 +11,11 @@ from milescli.models.facts import Mixer, Rope, RopeScaling
 Value = TypeVar("Value", int, float, bool)
 
 
-def number(config: Mapping[str, object], *names: str, default: Value | None = None, kind: type[Value]) -> Value:
-    """The first of `names` that the config has, as `kind`. Raises CheckpointError where none is there and there is no default."""
+def number(
+    config: Mapping[str, object], *names: str, default: Value | None = None, kind: type[Value]
+) -> Value:
+    """The first of `names` that the config has, as `kind`. Raises CheckpointError where none is
+    there and there is no default."""
     for name in names:
         found = config.get(name)
         if found is None:
@@ -40,11 +43,14 @@ def rope(
     default_share: float = 1.0,
     interleaved: bool = False,
 ) -> Rope:
-    """Rotary embedding, from `rope_parameters` (transformers 5) or `rope_scaling`, `rope_theta` and `partial_rotary_factor` beside it.
+    """Rotary embedding, from `rope_parameters` (transformers 5) or `rope_scaling`, `rope_theta` and
+    `partial_rotary_factor` beside it.
 
-    `layer_type`: whose object is taken where `rope_parameters` has one per type of layer (`full_attention`, `sliding_attention`).
-    `theta`, `default_share`: what the family takes where the config says nothing. `share`: what `partial_rotary_factor` says, where the
-    family knows better. Raises CheckpointError for places that contradict each other, and for kinds that the trainer does not compute.
+    `layer_type`: whose object is taken where `rope_parameters` has one per type of layer
+    (`full_attention`, `sliding_attention`). `theta`, `default_share`: what the family takes where
+    the config says nothing. `share`: what `partial_rotary_factor` says, where the family knows
+    better. Raises CheckpointError for places that contradict each other, and for kinds that the
+    trainer does not compute.
     """
     nested = _rope_object(config, layer_type=layer_type)
     kind = nested.get("rope_type") or "default"
@@ -52,20 +58,30 @@ def rope(
     if kind not in ("default", "proportional", *_SCALINGS):
         raise CheckpointError(
             f"a rotary embedding of the kind `{kind}` is not supported",
-            why=f"the trainer computes default, {', '.join(_SCALINGS)} and proportional; with another it would see other positions"
+            why=f"the trainer computes default, {', '.join(_SCALINGS)} and proportional; with "
+            "another it would see other positions"
             " than the engine",
-            fix='set "rope_type": "default" in config.json if prompts and answers stay within the original context length',
+            fix='set "rope_type": "default" in config.json if prompts and answers stay within the '
+            "original context length",
         )
     if proportional and nested.get("factor") not in (None, 1, 1.0):
-        raise _unusable("factor", why=f"it is {nested['factor']!r} in a rotary embedding of the kind `proportional`")
-    both = {name: _said_once(name, nested.get(name), None if layer_type else config.get(name)) for name in _ROPE_BESIDE}
+        raise _unusable(
+            "factor",
+            why=f"it is {nested['factor']!r} in a rotary embedding of the kind `proportional`",
+        )
+    both = {
+        name: _said_once(name, nested.get(name), None if layer_type else config.get(name))
+        for name in _ROPE_BESIDE
+    }
     given = nested.get(_SHARE)
     # transformers writes the family's own default beside another share that counts
     if given is None or config.get(_SHARE) != default_share:
         given = _said_once(_SHARE, given, config.get(_SHARE))
     return Rope(
         theta=number(both, "rope_theta", default=theta, kind=float),
-        share=share if share is not None else number({_SHARE: given}, _SHARE, default=default_share, kind=float),
+        share=share
+        if share is not None
+        else number({_SHARE: given}, _SHARE, default=default_share, kind=float),
         interleaved=interleaved,
         proportional=proportional,
         scaling=_rope_scaling({**nested, **both}, str(kind), config) if kind in _SCALINGS else None,
@@ -73,14 +89,19 @@ def rope(
 
 
 def _rope_object(config: Mapping[str, object], *, layer_type: str | None) -> Mapping[str, object]:
-    """The parameters, with `rope_type`; empty where there are none. Both objects may be there if they say nothing different."""
+    """The parameters, with `rope_type`; empty where there are none. Both objects may be there if
+    they say nothing different."""
     found = []
     for name in ("rope_parameters", "rope_scaling"):
         nested = config.get(name) or {}
-        if isinstance(nested, Mapping) and any(isinstance(value, Mapping) for value in nested.values()):
+        if isinstance(nested, Mapping) and any(
+            isinstance(value, Mapping) for value in nested.values()
+        ):
             if layer_type not in nested:
                 asked = f"none for `{layer_type}`" if layer_type else "this family has one for all"
-                raise _unusable(name, why=f"it has one object for each of {', '.join(nested)}, and {asked}")
+                raise _unusable(
+                    name, why=f"it has one object for each of {', '.join(nested)}, and {asked}"
+                )
             nested = nested[layer_type]
         if not isinstance(nested, Mapping):
             raise _unusable(name, why=f"it is {nested!r}, not an object")
@@ -90,30 +111,44 @@ def _rope_object(config: Mapping[str, object], *, layer_type: str | None) -> Map
     if len(found) < 2:
         return found[0] if found else {}
     new, old = found
-    return {name: _said_once(name, new.get(name), old.get(name)) for name in {**new, **old} if name != "type"}
+    return {
+        name: _said_once(name, new.get(name), old.get(name))
+        for name in {**new, **old}
+        if name != "type"
+    }
 
 
-def _rope_scaling(nested: Mapping[str, object], kind: str, config: Mapping[str, object]) -> RopeScaling:
+def _rope_scaling(
+    nested: Mapping[str, object], kind: str, config: Mapping[str, object]
+) -> RopeScaling:
     longest = number(config, "max_position_embeddings", default=0, kind=int)
     original = number(nested, "original_max_position_embeddings", default=longest, kind=int)
     if kind != "linear" and original <= 0:
         raise _unusable("original_max_position_embeddings", why=f"`{kind}` cannot do without it")
     # YaRN alone may leave it to the lengths
-    factor = number(nested, "factor", default=longest / original if kind == "yarn" else None, kind=float)
+    factor = number(
+        nested, "factor", default=longest / original if kind == "yarn" else None, kind=float
+    )
     if factor <= 0:
         raise _unusable("factor", why=f"positions cannot be stretched by {factor}")
     return RopeScaling(
         kind=cast(Literal["linear", "llama3", "yarn"], kind),
         factor=factor,
         original_max_positions=original,
-        low_freq_factor=number(nested, "low_freq_factor", default=None if kind == "llama3" else 1.0, kind=float),
-        high_freq_factor=number(nested, "high_freq_factor", default=None if kind == "llama3" else 4.0, kind=float),
+        low_freq_factor=number(
+            nested, "low_freq_factor", default=None if kind == "llama3" else 1.0, kind=float
+        ),
+        high_freq_factor=number(
+            nested, "high_freq_factor", default=None if kind == "llama3" else 4.0, kind=float
+        ),
         # 0 means "as usual" too
         beta_fast=number(nested, "beta_fast", default=32.0, kind=float) or 32.0,
         beta_slow=number(nested, "beta_slow", default=1.0, kind=float) or 1.0,
         mscale=number(nested, "mscale", default=0.0, kind=float) or None,
         mscale_all_dim=number(nested, "mscale_all_dim", default=0.0, kind=float) or None,
-        attention_factor=None if nested.get("attention_factor") is None else number(nested, "attention_factor", kind=float),
+        attention_factor=None
+        if nested.get("attention_factor") is None
+        else number(nested, "attention_factor", kind=float),
         truncate=number(nested, "truncate", default=True, kind=bool),
     )
 
@@ -123,27 +158,36 @@ def _said_once(name: str, first: object, second: object) -> object:
     if first is not None and second is not None and first != second:
         raise CheckpointError(
             f"config.json contradicts itself: `{name}`",
-            why=f"one place says {first!r} and another {second!r}, and which of them the weights were trained with cannot be known",
+            why=f"one place says {first!r} and another {second!r}, and which of them the weights "
+            "were trained with cannot be known",
             fix="take the wrong one out of config.json",
         )
     return first if first is not None else second
 
 
-def mixers(config: Mapping[str, object], *, num_layers: int, period: tuple[Mixer, ...]) -> tuple[Mixer, ...]:
-    """[num_layers] full or sliding, from `layer_types`; where the config has none, `period` over and over. Raises CheckpointError for
-    types of other families and another number of layers."""
+def mixers(
+    config: Mapping[str, object], *, num_layers: int, period: tuple[Mixer, ...]
+) -> tuple[Mixer, ...]:
+    """[num_layers] full or sliding, from `layer_types`; where the config has none, `period` over
+    and over. Raises CheckpointError for types of other families and another number of layers."""
     found = config.get("layer_types")
     if found is None:
         return tuple(period[layer % len(period)] for layer in range(num_layers))
     known: dict[object, Mixer] = {"full_attention": "full", "sliding_attention": "sliding"}
     if not isinstance(found, list) or len(found) != num_layers:
-        raise _unusable("layer_types", why=f"{num_layers} layers need as many types, and it is {found!r}")
+        raise _unusable(
+            "layer_types", why=f"{num_layers} layers need as many types, and it is {found!r}"
+        )
     if strange := [each for each in found if each not in known]:
-        raise _unusable("layer_types", why=f"`{strange[0]}` is none of {', '.join(map(str, known))}")
+        raise _unusable(
+            "layer_types", why=f"`{strange[0]}` is none of {', '.join(map(str, known))}"
+        )
     return tuple(known[each] for each in found)
 
 
-def topk(config: Mapping[str, object], *names: str, default: int | None = None, num_experts: int) -> int:
+def topk(
+    config: Mapping[str, object], *names: str, default: int | None = None, num_experts: int
+) -> int:
     """Experts per token. Raises CheckpointError where there are not as many."""
     found = number(config, *names, default=default, kind=int)
     if not 1 <= found <= num_experts:
@@ -165,7 +209,8 @@ def dtype(config: Mapping[str, object]) -> str:
 
 
 def refuse(config: Mapping[str, object], name: str, *, unless: object, why: str) -> None:
-    """Raise CheckpointError where the config has `name` with another value than `unless` (or null)."""
+    """Raise CheckpointError where the config has `name` with another value than `unless` (or
+    null)."""
     found = config.get(name)
     if found is not None and found != unless:
         raise CheckpointError(
@@ -176,4 +221,8 @@ def refuse(config: Mapping[str, object], name: str, *, unless: object, why: str)
 
 
 def _unusable(name: str, *, why: str) -> CheckpointError:
-    return CheckpointError(f"config.json cannot be used: `{name}`", why=why, fix="fetch the model again, or mend config.json")
+    return CheckpointError(
+        f"config.json cannot be used: `{name}`",
+        why=why,
+        fix="fetch the model again, or mend config.json",
+    )

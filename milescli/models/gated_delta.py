@@ -1,4 +1,5 @@
-"""Weights of gated delta nets (arXiv 2412.06464): how Hugging Face and Megatron hold them. A family file picks the form of its disks."""
+"""Weights of gated delta nets (arXiv 2412.06464): how Hugging Face and Megatron hold them. A family
+file picks the form of its disks."""
 
 from __future__ import annotations
 
@@ -59,14 +60,18 @@ def _cut_alike(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 
 def _ungroup(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """Qwen3-Next's disk form, per key head its query, key, values and gates, and its betas and alphas -> the six parts."""
+    """Qwen3-Next's disk form, per key head its query, key, values and gates, and its betas and
+    alphas -> the six parts."""
     qkvz, ba = tensors
     delta = _delta(facts)
     per_key = delta.num_value_heads // delta.num_key_heads
     values = per_key * delta.value_head_dim
     first = qkvz.reshape(delta.num_key_heads, -1, *qkvz.shape[1:])
     second = ba.reshape(delta.num_key_heads, -1, *ba.shape[1:])
-    parts = (*first.split([delta.key_head_dim, delta.key_head_dim, values, values], dim=1), *second.split(per_key, dim=1))
+    parts = (
+        *first.split([delta.key_head_dim, delta.key_head_dim, values, values], dim=1),
+        *second.split(per_key, dim=1),
+    )
     return [part.reshape(-1, *part.shape[2:]) for part in parts]
 
 
@@ -80,7 +85,8 @@ def _group(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
 
 
 def _separate(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """Qwen3.5's disk form: query, key and value after each other, gate, beta, alpha -> the six parts."""
+    """Qwen3.5's disk form: query, key and value after each other, gate, beta, alpha -> the six
+    parts."""
     return [*_split_qkv(tensors[:1], facts), *tensors[1:]]
 
 

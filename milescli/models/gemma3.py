@@ -1,5 +1,6 @@
-"""Gemma 3: windows over most layers with a rotary embedding of their own, norms around zero before and after each part, scaled
-embeddings. The text model, by itself or within a multimodal release, whose vision tower is passed through."""
+"""Gemma 3: windows over most layers with a rotary embedding of their own, norms around zero before
+and after each part, scaled embeddings. The text model, by itself or within a multimodal release,
+whose vision tower is passed through."""
 
 from __future__ import annotations
 
@@ -37,16 +38,22 @@ POST_MLP = layers.norm("post_feedforward_layernorm.weight", "post_mlp_layernorm.
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `gemma3` or `gemma3_text` config. Raises CheckpointError for what the trainer cannot compute."""
+    """ModelFacts of a `gemma3` or `gemma3_text` config. Raises CheckpointError for what the trainer
+    cannot compute."""
     text = hybrid.text_config(config)
     multimodal = text is not config
     plain = text_facts(text, family="gemma3")
-    fields.refuse(text, "use_bidirectional_attention", unless=False, why="the trainer's attention is causal")
-    fields.refuse(text, "attn_logit_softcapping", unless=None, why="transformers takes no notice of it")
+    fields.refuse(
+        text, "use_bidirectional_attention", unless=False, why="the trainer's attention is causal"
+    )
+    fields.refuse(
+        text, "attn_logit_softcapping", unless=None, why="transformers takes no notice of it"
+    )
     if multimodal and plain.logit_softcap is not None:
         raise CheckpointError(
             "config.json cannot be used: `final_logit_softcapping`",
-            why="transformers caps the logits of this family only where the text model stands by itself",
+            why="transformers caps the logits of this family only where the text model stands by "
+            "itself",
             fix="use a release without it",
         )
     rope, rope_sliding = _ropes({**_SIZES, **text})
@@ -56,7 +63,8 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         norm_zero_centered=True,
         rope=rope,
         rope_sliding=rope_sliding,
-        attention_scale=fields.number(text, "query_pre_attn_scalar", default=256.0, kind=float) ** -0.5,
+        attention_scale=fields.number(text, "query_pre_attn_scalar", default=256.0, kind=float)
+        ** -0.5,
         eos_token_ids=fields.eos_token_ids(config) or plain.eos_token_ids,
         multimodal=multimodal,
         hf_prefix=_BESIDE_VISION + "model." if multimodal else "model.",
@@ -64,11 +72,16 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def text_facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
-    """What all Gemmas have, from a text config, with the sizes that transformers takes where it says nothing. Raises CheckpointError."""
+    """What all Gemmas have, from a text config, with the sizes that transformers takes where it
+    says nothing. Raises CheckpointError."""
     fields.refuse(config, "attention_bias", unless=False, why=_CHECKED)
     for name in ("hidden_activation", "hidden_act"):
         fields.refuse(config, name, unless="gelu_pytorch_tanh", why=_CHECKED)
-    read = {**_SIZES, **{name: value for name, value in config.items() if value is not None}, "hidden_act": "silu"}
+    read = {
+        **_SIZES,
+        **{name: value for name, value in config.items() if value is not None},
+        "hidden_act": "silu",
+    }
     return llama.plain_facts(
         read,
         family=family,
@@ -78,7 +91,9 @@ def text_facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
         activation="gelu_tanh",
         sliding_window=fields.number(read, "sliding_window", kind=int),
         embedding_scale=fields.number(read, "hidden_size", kind=int) ** 0.5,
-        logit_softcap=fields.number(read, "final_logit_softcapping", kind=float) if "final_logit_softcapping" in read else None,
+        logit_softcap=fields.number(read, "final_logit_softcapping", kind=float)
+        if "final_logit_softcapping" in read
+        else None,
     )
 
 
@@ -93,7 +108,9 @@ def table(facts: ModelFacts) -> WeightTable:
         layers.MLP_DOWN,
         POST_MLP,
     )
-    return WeightTable(facts=facts, rules=_as_released(rules) if facts.multimodal else rules, passthrough=_TOWERS)
+    return WeightTable(
+        facts=facts, rules=_as_released(rules) if facts.multimodal else rules, passthrough=_TOWERS
+    )
 
 
 def _as_released(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
@@ -118,13 +135,21 @@ def _mixers(config: Mapping[str, object], *, num_layers: int) -> tuple[Mixer, ..
 
 
 def _ropes(config: Mapping[str, object]) -> tuple[Rope, Rope]:
-    """Of full and of sliding layers. Old configs have the former's where all families have it, and a base for the latter."""
+    """Of full and of sliding layers. Old configs have the former's where all families have it, and
+    a base for the latter."""
     nested = config.get("rope_parameters")
     if isinstance(nested, Mapping) and any(isinstance(value, Mapping) for value in nested.values()):
         found = {"full_attention": {}, "sliding_attention": {}, **nested}
-        named = {**config, "rope_parameters": {name: each or {"rope_type": "default"} for name, each in found.items()}}
+        named = {
+            **config,
+            "rope_parameters": {
+                name: each or {"rope_type": "default"} for name, each in found.items()
+            },
+        }
         return (
             fields.rope(named, layer_type="full_attention", theta=1e6),
             fields.rope(named, layer_type="sliding_attention", theta=1e4),
         )
-    return fields.rope(config, theta=1e6), Rope(theta=fields.number(config, "rope_local_base_freq", default=1e4, kind=float))
+    return fields.rope(config, theta=1e6), Rope(
+        theta=fields.number(config, "rope_local_base_freq", default=1e4, kind=float)
+    )

@@ -1,5 +1,6 @@
-"""Gemma 4 (26B-A4B, 31B): Gemma 3's layers with heads of their own where a layer looks at all positions, values normalised, experts beside
-the MLP. The text model, by itself or within a multimodal release, whose towers are passed through."""
+"""Gemma 4 (26B-A4B, 31B): Gemma 3's layers with heads of their own where a layer looks at all
+positions, values normalised, experts beside the MLP. The text model, by itself or within a
+multimodal release, whose towers are passed through."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ from milescli.core.errors import CheckpointError
 from milescli.models import fields, gemma3, hybrid, layers, llama
 from milescli.models.base import COLUMN, EXPERT_COLUMN, EXPERT_ROW, REPLICATED, Rule, WeightTable
 from milescli.models.facts import Layer, Mixer, ModelFacts, Rope
-from milescli.models.transforms import alone, concatenate, halve, join_halves, same, shapes, split_halves
+from milescli.models.transforms import (
+    alone,
+    concatenate,
+    halve,
+    join_halves,
+    same,
+    shapes,
+    split_halves,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,21 +30,33 @@ _TOWERS = (r"^model\.(vision_tower|embed_vision|audio_tower|embed_audio)\.",)
 _HF = "model.layers.{layer}."
 _MEGATRON = "decoder.layers.{layer}."
 _SIZES = {"num_hidden_layers": 30, "vocab_size": 262_144, "sliding_window": 512}
-"""What transformers takes where a config says nothing, and where that is not what it takes for Gemma 3."""
+"""What transformers takes where a config says nothing, and where that is not what it takes for
+Gemma 3."""
 _PERIOD: tuple[Mixer, ...] = ("sliding", "sliding", "sliding", "sliding", "sliding", "full")
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `gemma4` or `gemma4_text` config. Raises CheckpointError for what the trainer cannot compute."""
+    """ModelFacts of a `gemma4` or `gemma4_text` config. Raises CheckpointError for what the trainer
+    cannot compute."""
     text = hybrid.text_config(config)
     multimodal = text is not config
     why = "the trainer computes the larger models of this family, which have none"
     # transformers takes 256 where the config says nothing
-    fields.refuse({"hidden_size_per_layer_input": 256, **text}, "hidden_size_per_layer_input", unless=0, why=why)
+    fields.refuse(
+        {"hidden_size_per_layer_input": 256, **text},
+        "hidden_size_per_layer_input",
+        unless=0,
+        why=why,
+    )
     fields.refuse(text, "num_kv_shared_layers", unless=0, why=why)
     # images alone are looked at from both sides
     if text.get("use_bidirectional_attention") != "vision":
-        fields.refuse(text, "use_bidirectional_attention", unless=None, why="the trainer's attention is causal")
+        fields.refuse(
+            text,
+            "use_bidirectional_attention",
+            unless=None,
+            why="the trainer's attention is causal",
+        )
     plain = gemma3.text_facts({**_SIZES, **text}, family="gemma4")
     found = replace(
         plain,
@@ -49,7 +70,11 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         multimodal=multimodal,
         hf_prefix=_BESIDE_TOWERS if multimodal else "model.",
     )
-    return _with_experts(found, text) if fields.number(text, "enable_moe_block", default=False, kind=bool) else found
+    return (
+        _with_experts(found, text)
+        if fields.number(text, "enable_moe_block", default=False, kind=bool)
+        else found
+    )
 
 
 def _layers(config: Mapping[str, object], plain: ModelFacts) -> tuple[Layer, ...]:
@@ -58,11 +83,14 @@ def _layers(config: Mapping[str, object], plain: ModelFacts) -> tuple[Layer, ...
     shared = fields.number(config, "attention_k_eq_v", default=False, kind=bool)
     num_kv_heads = plain.num_kv_heads
     if shared:
-        num_kv_heads = fields.number(config, "num_global_key_value_heads", default=num_kv_heads, kind=int)
+        num_kv_heads = fields.number(
+            config, "num_global_key_value_heads", default=num_kv_heads, kind=int
+        )
     if num_kv_heads < 1 or plain.num_heads % num_kv_heads:
         raise CheckpointError(
             "config.json cannot be used: `num_global_key_value_heads`",
-            why=f"{plain.num_heads} query heads cannot share {num_kv_heads} key-value heads equally",
+            why=f"{plain.num_heads} query heads cannot share {num_kv_heads} key-value heads "
+            "equally",
             fix="fetch the model again, or mend config.json",
         )
     full = Layer(mixer="full", head_dim=head_dim, num_kv_heads=num_kv_heads, key_is_value=shared)
@@ -93,7 +121,8 @@ def _with_experts(found: ModelFacts, config: Mapping[str, object]) -> ModelFacts
 
 
 def _fuse_qk(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
-    """q [heads * d, hidden] and k [groups * d, hidden] -> [groups, heads / groups + 1, d, hidden] flattened."""
+    """q [heads * d, hidden] and k [groups * d, hidden] -> [groups, heads / groups + 1, d, hidden]
+    flattened."""
     import torch
 
     query, key = tensors
@@ -184,7 +213,9 @@ _EXPERTS = (
 
 def table(facts: ModelFacts) -> WeightTable:
     """Names and transforms of every weight."""
-    mlp = _EXPERTS if facts.experts_beside_mlp else (gemma3.MLP_NORM, layers.MLP_UP, layers.MLP_DOWN)
+    mlp = (
+        _EXPERTS if facts.experts_beside_mlp else (gemma3.MLP_NORM, layers.MLP_UP, layers.MLP_DOWN)
+    )
     rules = (
         *llama.outside(facts),
         layers.INPUT_NORM,
@@ -199,4 +230,6 @@ def table(facts: ModelFacts) -> WeightTable:
         _LAYER_SCALAR,
     )
     beside = layers.prefixed(rules, _BESIDE_TOWERS)
-    return WeightTable(facts=facts, rules=beside if facts.multimodal else rules, passthrough=_TOWERS)
+    return WeightTable(
+        facts=facts, rules=beside if facts.multimodal else rules, passthrough=_TOWERS
+    )

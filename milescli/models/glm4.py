@@ -1,4 +1,5 @@
-"""GLM-4, dense: Llama whose parts are normalised before and after, with half of each head rotated in neighbouring pairs."""
+"""GLM-4, dense: Llama whose parts are normalised before and after, with half of each head rotated
+in neighbouring pairs."""
 
 from __future__ import annotations
 

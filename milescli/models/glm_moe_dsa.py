@@ -1,4 +1,5 @@
-"""GLM-5 and 5.1: DeepSeek-V3.2's architecture in GLM's sizes; layers may share the choice of positions of the layer before."""
+"""GLM-5 and 5.1: DeepSeek-V3.2's architecture in GLM's sizes; layers may share the choice of
+positions of the layer before."""
 
 from __future__ import annotations
 
@@ -22,16 +23,26 @@ _KINDS = {"F": "full", "S": "shared"}
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `glm_moe_dsa` config. Raises CheckpointError for what the trainer cannot compute."""
+    """ModelFacts of a `glm_moe_dsa` config. Raises CheckpointError for what the trainer cannot
+    compute."""
     full = {**DEFAULTS, **config}
-    found = latent.facts(full, family="glm_moe_dsa", dense=latent.dense_first(full), indexer=deepseek_v32.indexer(full))
+    found = latent.facts(
+        full,
+        family="glm_moe_dsa",
+        dense=latent.dense_first(full),
+        indexer=deepseek_v32.indexer(full),
+    )
     shares = _shares_choice(config, num_layers=found.num_layers)
-    layers = tuple(replace(layer, shares_choice=shared) for layer, shared in zip(found.layers, shares, strict=True))
+    layers = tuple(
+        replace(layer, shares_choice=shared)
+        for layer, shared in zip(found.layers, shares, strict=True)
+    )
     return replace(found, layers=layers)
 
 
 def _shares_choice(config: Mapping[str, object], *, num_layers: int) -> tuple[bool, ...]:
-    """[num_layers] from `indexer_types`, or `index_topk_pattern`, or the step `index_topk_freq` from layer `index_skip_topk_offset`."""
+    """[num_layers] from `indexer_types`, or `index_topk_pattern`, or the step `index_topk_freq`
+    from layer `index_skip_topk_offset`."""
     listed = config.get("indexer_types") or config.get("index_topk_pattern")
     if listed is None:
         step = max(fields.number(config, "index_topk_freq", default=1, kind=int), 1)
@@ -41,7 +52,8 @@ def _shares_choice(config: Mapping[str, object], *, num_layers: int) -> tuple[bo
     if len(kinds) != num_layers or set(kinds) - {"full", "shared"} or kinds[0] == "shared":
         raise CheckpointError(
             "config.json cannot be used: `indexer_types`",
-            why=f"it is not a list of {num_layers} times `full` or `shared` that begins with `full`",
+            why=f"it is not a list of {num_layers} times `full` or `shared` that begins with "
+            "`full`",
             fix="mend config.json",
         )
     return tuple(kind == "shared" for kind in kinds)

@@ -1,5 +1,6 @@
-"""gpt-oss: experts everywhere, biases everywhere, attention with sinks, every other layer over a sliding window. Facts from its config, and
-its weight table. The releases hold the experts as MXFP4; the names here are those of their bfloat16 form."""
+"""gpt-oss: experts everywhere, biases everywhere, attention with sinks, every other layer over a
+sliding window. Facts from its config, and its weight table. The releases hold the experts as MXFP4;
+the names here are those of their bfloat16 form."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ _EXPERT = _MEGATRON + "mlp.experts.local_experts.{expert}."
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `gpt_oss` config. Raises CheckpointError for what the trainer cannot compute."""
+    """ModelFacts of a `gpt_oss` config. Raises CheckpointError for what the trainer cannot
+    compute."""
     why = "the releases' own code computes no other"
     fields.refuse(config, "hidden_act", unless="silu", why=why)
     fields.refuse(config, "attention_bias", unless=True, why=why)
@@ -55,7 +57,9 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         ffn_hidden_size=0,
         moe_ffn_hidden_size=fields.number(read, "intermediate_size", kind=int),
         num_experts=num_experts,
-        topk=fields.topk(config, "num_experts_per_tok", "experts_per_token", default=4, num_experts=num_experts),
+        topk=fields.topk(
+            config, "num_experts_per_tok", "experts_per_token", default=4, num_experts=num_experts
+        ),
         normalize_topk=True,
         activation="clamped_swiglu",
         activation_limit=_LIMIT,
@@ -69,7 +73,8 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def _untangle(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """Input times (gate 0, up 0, gate 1, up 1, ...), or a bias of these -> gate [f, hidden] and up [f, hidden], or [f] and [f]."""
+    """Input times (gate 0, up 0, gate 1, up 1, ...), or a bias of these -> gate [f, hidden] and up
+    [f, hidden], or [f] and [f]."""
     (tensor,) = tensors
     rows = tensor.mT if tensor.dim() == 2 else tensor
     return [rows[0::2], rows[1::2]]
@@ -100,7 +105,10 @@ def _plain(hf: str, megatron: str, *sizes: str) -> Rule:
     )
 
 
-_SINKS = replace(_plain("self_attn.sinks", "self_attention.core_attention.softmax_offset", "num_heads"), sharding=COLUMN)
+_SINKS = replace(
+    _plain("self_attn.sinks", "self_attention.core_attention.softmax_offset", "num_heads"),
+    sharding=COLUMN,
+)
 _ROUTER = _plain("mlp.router.weight", "mlp.router.weight", "num_experts", "hidden_size")
 _ROUTER_BIAS = _plain("mlp.router.bias", "mlp.router.bias", "num_experts")
 _EXPERT_UP = Rule(

@@ -1,5 +1,6 @@
-"""What Qwen3-Next and Qwen3.5 share: layers of gated delta net (linear attention) with gated full attention every few layers, norms
-around zero, a multi-token-prediction layer. Facts and rules; the family files call it."""
+"""What Qwen3-Next and Qwen3.5 share: layers of gated delta net (linear attention) with gated full
+attention every few layers, norms around zero, a multi-token-prediction layer. Facts and rules; the
+family files call it."""
 
 from __future__ import annotations
 
@@ -25,16 +26,37 @@ VISION = (r"^model\.visual\.",)
 
 
 def facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
-    """ModelFacts of a text config whose layers have a plain MLP. Raises CheckpointError for what the trainer cannot compute."""
+    """ModelFacts of a text config whose layers have a plain MLP. Raises CheckpointError for what
+    the trainer cannot compute."""
     fields.refuse(config, "hidden_act", unless="silu", why="the trainer computes gated SiLU only")
-    fields.refuse(config, "attention_bias", unless=False, why="no release has biases, so nothing could be compared with")
-    fields.refuse(config, "attn_output_gate", unless=True, why="transformers gates the attention of this family in any case")
-    fields.refuse(config, "use_sliding_window", unless=False, why="transformers gives this family no window")
-    fields.refuse(config, "mtp_use_dedicated_embeddings", unless=False, why="no release has them, so their names are not known")
+    fields.refuse(
+        config,
+        "attention_bias",
+        unless=False,
+        why="no release has biases, so nothing could be compared with",
+    )
+    fields.refuse(
+        config,
+        "attn_output_gate",
+        unless=True,
+        why="transformers gates the attention of this family in any case",
+    )
+    fields.refuse(
+        config, "use_sliding_window", unless=False, why="transformers gives this family no window"
+    )
+    fields.refuse(
+        config,
+        "mtp_use_dedicated_embeddings",
+        unless=False,
+        why="no release has them, so their names are not known",
+    )
     num_layers = fields.number(config, "num_hidden_layers", kind=int)
     num_mtp_layers = fields.number(config, "mtp_num_hidden_layers", default=0, kind=int)
     if num_mtp_layers > 1:
-        raise _unusable("mtp_num_hidden_layers", why=f"it is {num_mtp_layers}; releases have one such layer, with one `mtp.fc`")
+        raise _unusable(
+            "mtp_num_hidden_layers",
+            why=f"it is {num_mtp_layers}; releases have one such layer, with one `mtp.fc`",
+        )
     return ModelFacts(
         family=family,
         num_layers=num_layers,
@@ -48,7 +70,9 @@ def facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
         tied_embeddings=fields.number(config, "tie_word_embeddings", default=False, kind=bool),
         rope=fields.rope(_with_share(config)),
         norm_eps=fields.number(config, "rms_norm_eps", default=1e-6, kind=float),
-        max_position_embeddings=fields.number(config, "max_position_embeddings", default=32_768, kind=int),
+        max_position_embeddings=fields.number(
+            config, "max_position_embeddings", default=32_768, kind=int
+        ),
         qk_norm=True,
         qkv_bias=False,
         attention_output_gate=True,
@@ -60,12 +84,17 @@ def facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
     )
 
 
-def with_experts(found: ModelFacts, config: Mapping[str, object], *, normalize_topk: bool) -> ModelFacts:
-    """The same with experts in every layer, the multi-token-prediction layer too. Raises CheckpointError."""
+def with_experts(
+    found: ModelFacts, config: Mapping[str, object], *, normalize_topk: bool
+) -> ModelFacts:
+    """The same with experts in every layer, the multi-token-prediction layer too. Raises
+    CheckpointError."""
     num_experts = fields.number(config, "num_experts", kind=int)
     topk = fields.number(config, "num_experts_per_tok", kind=int)
     if not 1 <= topk <= num_experts:
-        raise _unusable("num_experts_per_tok", why=f"{topk} of {num_experts} experts cannot be chosen")
+        raise _unusable(
+            "num_experts_per_tok", why=f"{topk} of {num_experts} experts cannot be chosen"
+        )
     return replace(
         found,
         layers=tuple(replace(layer, mlp="moe") for layer in found.layers),
@@ -74,13 +103,16 @@ def with_experts(found: ModelFacts, config: Mapping[str, object], *, normalize_t
         topk=topk,
         moe_ffn_hidden_size=fields.number(config, "moe_intermediate_size", kind=int),
         normalize_topk=normalize_topk,
-        shared_expert_ffn_hidden_size=fields.number(config, "shared_expert_intermediate_size", kind=int),
+        shared_expert_ffn_hidden_size=fields.number(
+            config, "shared_expert_intermediate_size", kind=int
+        ),
         shared_expert_gate=True,
     )
 
 
 def text_config(config: Mapping[str, object]) -> Mapping[str, object]:
-    """The text model's part of the config of a multimodal release, with what stands around it; another config as it is."""
+    """The text model's part of the config of a multimodal release, with what stands around it;
+    another config as it is."""
     nested = config.get("text_config")
     if nested is None:
         return config
@@ -102,15 +134,20 @@ def _layer_types(config: Mapping[str, object], num_layers: int) -> Sequence[str]
     kinds = config.get("layer_types")
     if kinds is None:
         interval = fields.number(config, "full_attention_interval", default=4, kind=int)
-        return ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(num_layers)]
+        return [
+            "linear_attention" if (layer + 1) % interval else "full_attention"
+            for layer in range(num_layers)
+        ]
     if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= _MIXERS.keys():
-        raise _unusable("layer_types", why=f"it is not a list of {num_layers}, each of {' or '.join(_MIXERS)}")
+        raise _unusable(
+            "layer_types", why=f"it is not a list of {num_layers}, each of {' or '.join(_MIXERS)}"
+        )
     return kinds
 
 
 def _with_share(config: Mapping[str, object]) -> Mapping[str, object]:
-    """A quarter of each head's dims is rotated where neither place says otherwise. transformers writes that default beside an object
-    that says otherwise, and goes by the object."""
+    """A quarter of each head's dims is rotated where neither place says otherwise. transformers
+    writes that default beside an object that says otherwise, and goes by the object."""
     nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
     said = isinstance(nested, Mapping) and nested.get(_SHARE) is not None
     outer = config.get(_SHARE)
@@ -129,25 +166,38 @@ def _gated_delta(config: Mapping[str, object]) -> GatedDelta:
         float32=config.get("mamba_ssm_dtype") == "float32",
     )
     if found.num_key_heads < 1 or found.num_value_heads % found.num_key_heads:
-        why = f"{found.num_value_heads} value heads cannot be shared out to {found.num_key_heads} key heads"
+        why = (
+            f"{found.num_value_heads} value heads cannot be shared out to {found.num_key_heads} "
+            "key heads"
+        )
         raise _unusable("linear_num_value_heads", why=why)
     return found
 
 
 def _unusable(name: str, *, why: str) -> CheckpointError:
-    return CheckpointError(f"config.json cannot be used: `{name}`", why=why, fix="fetch the model again, or mend config.json")
+    return CheckpointError(
+        f"config.json cannot be used: `{name}`",
+        why=why,
+        fix="fetch the model again, or mend config.json",
+    )
 
 
 def _fuse_gated_qkv(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
-    """q [heads * 2 * d, ...] (each head's query, then its gate), k and v [groups * d, ...] -> [groups, 2 * heads / groups + 2, d, ...]
-    flattened: per key-value head its queries, their gates, its key, its value."""
+    """q [heads * 2 * d, ...] (each head's query, then its gate), k and v [groups * d, ...] ->
+    [groups, 2 * heads / groups + 2, d, ...] flattened: per key-value head its queries, their gates,
+    its key, its value."""
     import torch
 
     query, key, value = tensors
     dim, rest = facts.head_dim, key.shape[1:]
     groups = key.shape[0] // dim
     both = query.reshape(groups, -1, 2, dim, *rest)
-    parts = [both[:, :, 0], both[:, :, 1], key.reshape(groups, 1, dim, *rest), value.reshape(groups, 1, dim, *rest)]
+    parts = [
+        both[:, :, 0],
+        both[:, :, 1],
+        key.reshape(groups, 1, dim, *rest),
+        value.reshape(groups, 1, dim, *rest),
+    ]
     return torch.cat(parts, dim=1).reshape(-1, *rest)
 
 
@@ -173,7 +223,8 @@ _GATED_QKV = replace(
     split=_split_gated_qkv,
 )
 _ATTENTION = tuple(
-    replace(rule, where=_FULL) for rule in (_GATED_QKV, layers.QUERY_NORM, layers.KEY_NORM, layers.ATTENTION_OUTPUT)
+    replace(rule, where=_FULL)
+    for rule in (_GATED_QKV, layers.QUERY_NORM, layers.KEY_NORM, layers.ATTENTION_OUTPUT)
 )
 _EH_PROJ = Rule(
     hf=("mtp.fc.weight",),
@@ -195,13 +246,22 @@ _MTP_NORMS = tuple(
         split=alone,
         block="mtp",
     )
-    for hf, megatron in (("pre_fc_norm_embedding", "enorm"), ("pre_fc_norm_hidden", "hnorm"), ("norm", "final_layernorm"))
+    for hf, megatron in (
+        ("pre_fc_norm_embedding", "enorm"),
+        ("pre_fc_norm_hidden", "hnorm"),
+        ("norm", "final_layernorm"),
+    )
 )
 
 
 def table(facts: ModelFacts, *, in_proj: Rule, experts: tuple[Rule, ...] = ()) -> WeightTable:
-    """Names and transforms of every weight. `in_proj`: of the gated delta nets, as the family's disks hold it. `experts`: the same."""
-    sparse = (layers.ROUTER, *experts, *layers.shared_experts("mlp.shared_expert."), layers.SHARED_GATE) if experts else ()
+    """Names and transforms of every weight. `in_proj`: of the gated delta nets, as the family's
+    disks hold it. `experts`: the same."""
+    sparse = (
+        (layers.ROUTER, *experts, *layers.shared_experts("mlp.shared_expert."), layers.SHARED_GATE)
+        if experts
+        else ()
+    )
     dense = (layers.MLP_UP, layers.MLP_DOWN)
     attention = (layers.INPUT_NORM, *_ATTENTION, layers.MLP_NORM)
     rules = (
@@ -221,12 +281,15 @@ def table(facts: ModelFacts, *, in_proj: Rule, experts: tuple[Rule, ...] = ()) -
 
 
 def either_prefix(facts: ModelFacts, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """The rules with the names that the release has, and as a second form those of the other: transformers keeps the multimodal names
-    where it saves the text model of a multimodal release by itself."""
+    """The rules with the names that the release has, and as a second form those of the other:
+    transformers keeps the multimodal names where it saves the text model of a multimodal release by
+    itself."""
     plain, beside = rules, layers.prefixed(rules, _BESIDE_VISION)
     first, second = (beside, plain) if facts.multimodal else (plain, beside)
     return tuple(
-        rule if rule.hf == other.hf else replace(rule, alternatives=(*rule.alternatives, _bare(other), *other.alternatives))
+        rule
+        if rule.hf == other.hf
+        else replace(rule, alternatives=(*rule.alternatives, _bare(other), *other.alternatives))
         for rule, other in zip(first, second, strict=True)
     )
 

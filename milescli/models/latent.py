@@ -1,5 +1,6 @@
-"""What the families of multi-head latent attention share (DeepSeek, Kimi, GLM): facts from their configs, rules of their attention, of
-the indexer of sparse attention and of their multi-token-prediction layers. The family files pick from it; it is no family itself."""
+"""What the families of multi-head latent attention share (DeepSeek, Kimi, GLM): facts from their
+configs, rules of their attention, of the indexer of sparse attention and of their
+multi-token-prediction layers. The family files pick from it; it is no family itself."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ OLD_BUFFERS = r"\.self_attn\.rotary_emb\.inv_freq$"
 
 
 def mla(config: Mapping[str, object]) -> Mla:
-    """Sizes of the latent attention. `q_lora_rank: null` means that queries are projected at once."""
+    """Sizes of the latent attention. `q_lora_rank: null` means that queries are projected at
+    once."""
     at_once = "q_lora_rank" in config and config["q_lora_rank"] is None
     return Mla(
         q_lora_rank=0 if at_once else fields.number(config, "q_lora_rank", kind=int),
@@ -35,11 +37,15 @@ def mla(config: Mapping[str, object]) -> Mla:
 
 def rope(config: Mapping[str, object]) -> Rope:
     """Of the part of each head that is rotated, which is rotated whole."""
-    found = fields.rope(config, interleaved=fields.number(config, "rope_interleave", default=True, kind=bool))
+    found = fields.rope(
+        config, interleaved=fields.number(config, "rope_interleave", default=True, kind=bool)
+    )
     if found.share != 1.0:
         raise CheckpointError(
-            f"a model of latent attention with `partial_rotary_factor: {found.share}` is not supported",
-            why="its heads have a part of their own for positions (`qk_rope_head_dim`), which is rotated whole",
+            f"a model of latent attention with `partial_rotary_factor: {found.share}` is not "
+            "supported",
+            why="its heads have a part of their own for positions (`qk_rope_head_dim`), which is "
+            "rotated whole",
             fix="set `partial_rotary_factor` to 1.0 in config.json",
         )
     return found
@@ -54,26 +60,54 @@ def facts(
 ) -> ModelFacts:
     """ModelFacts of a model of latent attention and sigmoid routing.
 
-    `dense` [num_layers]: which layers have no experts. Raises CheckpointError for what the trainer cannot compute.
+    `dense` [num_layers]: which layers have no experts. Raises CheckpointError for what the trainer
+    cannot compute.
     """
     fields.refuse(config, "hidden_act", unless="silu", why="the trainer computes gated SiLU only")
-    fields.refuse(config, "attention_bias", unless=False, why="no release has biases there, so nothing could be compared with")
-    fields.refuse(config, "mlp_bias", unless=False, why="no release has biases there, so nothing could be compared with")
-    fields.refuse(config, "scoring_func", unless="sigmoid", why="Hugging Face's implementation scores experts by sigmoid alone")
     fields.refuse(
-        config, "topk_method", unless="noaux_tc", why="Hugging Face's implementation chooses experts in this way alone"
+        config,
+        "attention_bias",
+        unless=False,
+        why="no release has biases there, so nothing could be compared with",
     )
     fields.refuse(
-        config, "moe_layer_freq", unless=1, why="Hugging Face's implementation has experts in every layer after the first"
+        config,
+        "mlp_bias",
+        unless=False,
+        why="no release has biases there, so nothing could be compared with",
+    )
+    fields.refuse(
+        config,
+        "scoring_func",
+        unless="sigmoid",
+        why="Hugging Face's implementation scores experts by sigmoid alone",
+    )
+    fields.refuse(
+        config,
+        "topk_method",
+        unless="noaux_tc",
+        why="Hugging Face's implementation chooses experts in this way alone",
+    )
+    fields.refuse(
+        config,
+        "moe_layer_freq",
+        unless=1,
+        why="Hugging Face's implementation has experts in every layer after the first",
     )
     sizes = mla(config)
     if indexer is not None:
         _check_indexer(config, indexer, sizes)
     num_heads = fields.number(config, "num_attention_heads", kind=int)
-    num_experts = fields.number(config, "n_routed_experts", "num_experts", "num_local_experts", kind=int)
+    num_experts = fields.number(
+        config, "n_routed_experts", "num_experts", "num_local_experts", kind=int
+    )
     topk = fields.number(config, "num_experts_per_tok", kind=int)
-    num_groups, topk_groups = (fields.number(config, name, default=1, kind=int) for name in ("n_group", "topk_group"))
-    _check_choice(num_experts=num_experts, topk=topk, num_groups=num_groups, topk_groups=topk_groups)
+    num_groups, topk_groups = (
+        fields.number(config, name, default=1, kind=int) for name in ("n_group", "topk_group")
+    )
+    _check_choice(
+        num_experts=num_experts, topk=topk, num_groups=num_groups, topk_groups=topk_groups
+    )
     expert_size = fields.number(config, "moe_intermediate_size", kind=int)
     return ModelFacts(
         family=family,
@@ -98,7 +132,8 @@ def facts(
         topk=topk,
         moe_ffn_hidden_size=expert_size,
         normalize_topk=fields.number(config, "norm_topk_prob", kind=bool),
-        shared_expert_ffn_hidden_size=expert_size * fields.number(config, "n_shared_experts", kind=int),
+        shared_expert_ffn_hidden_size=expert_size
+        * fields.number(config, "n_shared_experts", kind=int),
         router_score="sigmoid",
         router_bias=True,
         router_groups=num_groups,
@@ -112,17 +147,25 @@ def facts(
 
 
 def _check_indexer(config: Mapping[str, object], indexer: Indexer, sizes: Mla) -> None:
-    fields.refuse(config, "rope_interleave", unless=True, why="Hugging Face's implementation rotates neighbouring pairs alone")
+    fields.refuse(
+        config,
+        "rope_interleave",
+        unless=True,
+        why="Hugging Face's implementation rotates neighbouring pairs alone",
+    )
     wrong = None
     if not sizes.q_lora_rank:
         wrong = ("q_lora_rank", "the indexer looks at the queries' latent, and there is none")
     elif indexer.head_dim < sizes.qk_rope_head_dim:
         wrong = (
             "index_head_dim",
-            f"{sizes.qk_rope_head_dim} dims are rotated, and the indexer's heads have {indexer.head_dim}",
+            f"{sizes.qk_rope_head_dim} dims are rotated, and the indexer's heads have "
+            f"{indexer.head_dim}",
         )
     if wrong:
-        raise CheckpointError(f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="mend config.json")
+        raise CheckpointError(
+            f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="mend config.json"
+        )
 
 
 def _check_choice(*, num_experts: int, topk: int, num_groups: int, topk_groups: int) -> None:
@@ -132,21 +175,31 @@ def _check_choice(*, num_experts: int, topk: int, num_groups: int, topk_groups: 
     elif not 1 <= topk_groups <= num_groups:
         wrong = ("topk_group", f"{topk_groups} of {num_groups} groups cannot be chosen")
     elif not 1 <= topk <= num_experts // num_groups * topk_groups:
-        wrong = ("num_experts_per_tok", f"{topk} of {num_experts // num_groups * topk_groups} experts cannot be chosen")
+        wrong = (
+            "num_experts_per_tok",
+            f"{topk} of {num_experts // num_groups * topk_groups} experts cannot be chosen",
+        )
     elif num_experts // num_groups < 2:
         wrong = ("n_group", "a group is judged by its best two experts, and these have one")
     if wrong:
-        raise CheckpointError(f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="mend config.json")
+        raise CheckpointError(
+            f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="mend config.json"
+        )
 
 
 def dense_first(config: Mapping[str, object]) -> tuple[bool, ...]:
-    """[num_layers] which layers have no experts: as `mlp_layer_types` lists, else the first `first_k_dense_replace`."""
+    """[num_layers] which layers have no experts: as `mlp_layer_types` lists, else the first
+    `first_k_dense_replace`."""
     num_layers = fields.number(config, "num_hidden_layers", kind=int)
     listed = config.get("mlp_layer_types")
     if listed is None:
         first = fields.number(config, "first_k_dense_replace", kind=int)
         return tuple(layer < first for layer in range(num_layers))
-    if not isinstance(listed, list) or len(listed) != num_layers or set(listed) - {"dense", "sparse"}:
+    if (
+        not isinstance(listed, list)
+        or len(listed) != num_layers
+        or set(listed) - {"dense", "sparse"}
+    ):
         raise CheckpointError(
             "config.json cannot be used: `mlp_layer_types`",
             why=f"it is not a list of {num_layers} times `dense` or `sparse`",
@@ -156,7 +209,13 @@ def dense_first(config: Mapping[str, object]) -> tuple[bool, ...]:
 
 
 def _latent(
-    hf: str, megatron: str, rows: Size, columns: Size | None = None, *, sharding: Sharding = REPLICATED, together: str = ""
+    hf: str,
+    megatron: str,
+    rows: Size,
+    columns: Size | None = None,
+    *,
+    sharding: Sharding = REPLICATED,
+    together: str = "",
 ) -> Rule:
     """One disk tensor that is one Megatron tensor."""
     return Rule(
@@ -189,13 +248,29 @@ def _queries(facts: ModelFacts) -> int:
     return facts.num_heads * facts.head_dim
 
 
-_DIRECT_QUERY = (_latent("q_proj.weight", _MEGATRON + "linear_q_proj.weight", _queries, _hidden, sharding=COLUMN),)
+_DIRECT_QUERY = (
+    _latent(
+        "q_proj.weight", _MEGATRON + "linear_q_proj.weight", _queries, _hidden, sharding=COLUMN
+    ),
+)
 _LATENT_QUERY = (
-    _latent("q_a_layernorm.weight", _MEGATRON + "q_layernorm.weight", lambda f: _mla(f).q_lora_rank),
-    _latent("q_b_proj.weight", _MEGATRON + "linear_q_up_proj.weight", _queries, lambda f: _mla(f).q_lora_rank, sharding=COLUMN),
+    _latent(
+        "q_a_layernorm.weight", _MEGATRON + "q_layernorm.weight", lambda f: _mla(f).q_lora_rank
+    ),
+    _latent(
+        "q_b_proj.weight",
+        _MEGATRON + "linear_q_up_proj.weight",
+        _queries,
+        lambda f: _mla(f).q_lora_rank,
+        sharding=COLUMN,
+    ),
     # the projections down are small: every rank of tensor parallelism holds them whole
     _latent(
-        "q_a_proj.weight", _MEGATRON + "linear_q_down_proj.weight", lambda f: _mla(f).q_lora_rank, _hidden, together="down"
+        "q_a_proj.weight",
+        _MEGATRON + "linear_q_down_proj.weight",
+        lambda f: _mla(f).q_lora_rank,
+        _hidden,
+        together="down",
     ),
 )
 _KEY_VALUE = (
@@ -206,7 +281,9 @@ _KEY_VALUE = (
         _hidden,
         together="down",
     ),
-    _latent("kv_a_layernorm.weight", _MEGATRON + "kv_layernorm.weight", lambda f: _mla(f).kv_lora_rank),
+    _latent(
+        "kv_a_layernorm.weight", _MEGATRON + "kv_layernorm.weight", lambda f: _mla(f).kv_lora_rank
+    ),
     _latent(
         "kv_b_proj.weight",
         _MEGATRON + "linear_kv_up_proj.weight",
@@ -231,7 +308,13 @@ _CHOICE = (
     ),
     _latent("indexer.k_norm.weight", _INDEXER + "k_norm.weight", lambda f: _indexer(f).head_dim),
     _latent("indexer.k_norm.bias", _INDEXER + "k_norm.bias", lambda f: _indexer(f).head_dim),
-    _latent("indexer.wk.weight", _INDEXER + "linear_wk.weight", lambda f: _indexer(f).head_dim, _hidden, together="indexer"),
+    _latent(
+        "indexer.wk.weight",
+        _INDEXER + "linear_wk.weight",
+        lambda f: _indexer(f).head_dim,
+        _hidden,
+        together="indexer",
+    ),
     _latent(
         "indexer.weights_proj.weight",
         _INDEXER + "linear_weights_proj.weight",
@@ -245,7 +328,9 @@ _CHOICE = (
 def attention(facts: ModelFacts) -> tuple[Rule, ...]:
     """Rules of a layer's attention, of its indexer too."""
     query = _LATENT_QUERY if _mla(facts).q_lora_rank else _DIRECT_QUERY
-    choice = tuple(replace(rule, where=layers_that_choose) for rule in _CHOICE) if facts.indexer else ()
+    choice = (
+        tuple(replace(rule, where=layers_that_choose) for rule in _CHOICE) if facts.indexer else ()
+    )
     return (*query, *_KEY_VALUE, _OUTPUT, *choice)
 
 

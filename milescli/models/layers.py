@@ -1,4 +1,5 @@
-"""Rules that many families share: embedding, norms, grouped attention, gated MLP, experts. A family file picks from them."""
+"""Rules that many families share: embedding, norms, grouped attention, gated MLP, experts. A family
+file picks from them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,17 @@ from milescli.models.base import (
     moe_layers,
 )
 from milescli.models.facts import ModelFacts
-from milescli.models.transforms import alone, concatenate, fuse_qkv, halve, join_halves, same, shapes, split_halves, split_qkv
+from milescli.models.transforms import (
+    alone,
+    concatenate,
+    fuse_qkv,
+    halve,
+    join_halves,
+    same,
+    shapes,
+    split_halves,
+    split_qkv,
+)
 
 _HF = "model.layers.{layer}."
 _MEGATRON = "decoder.layers.{layer}."
@@ -73,7 +84,10 @@ def prefixed(rules: tuple[Rule, ...], prefix: str) -> tuple[Rule, ...]:
     return tuple(
         replace(
             rule,
-            hf=tuple(prefix + name.removeprefix("model.") if name.startswith("model.") else name for name in rule.hf),
+            hf=tuple(
+                prefix + name.removeprefix("model.") if name.startswith("model.") else name
+                for name in rule.hf
+            ),
             alternatives=prefixed(rule.alternatives, prefix),
         )
         for rule in rules
@@ -81,8 +95,8 @@ def prefixed(rules: tuple[Rule, ...], prefix: str) -> tuple[Rule, ...]:
 
 
 def in_mtp(rules: tuple[Rule, ...], *, hf: str = _HF) -> tuple[Rule, ...]:
-    """Rules of a decoder layer as a multi-token-prediction layer has them. `hf`: what its names on disk begin with, with {layer}
-    (num_layers + number) or {mtp} (number)."""
+    """Rules of a decoder layer as a multi-token-prediction layer has them. `hf`: what its names on
+    disk begin with, with {layer} (num_layers + number) or {mtp} (number)."""
     return tuple(
         replace(
             rule,
@@ -101,7 +115,11 @@ QUERY_NORM = norm("self_attn.q_norm.weight", "self_attention.q_layernorm.weight"
 KEY_NORM = norm("self_attn.k_norm.weight", "self_attention.k_layernorm.weight", per_head=True)
 
 QKV = Rule(
-    hf=(_HF + "self_attn.q_proj.weight", _HF + "self_attn.k_proj.weight", _HF + "self_attn.v_proj.weight"),
+    hf=(
+        _HF + "self_attn.q_proj.weight",
+        _HF + "self_attn.k_proj.weight",
+        _HF + "self_attn.v_proj.weight",
+    ),
     megatron=_MEGATRON + "self_attention.linear_qkv.weight",
     shapes=shapes(
         lambda f: (f.num_heads * f.head_dim, f.hidden_size),
@@ -113,7 +131,11 @@ QKV = Rule(
     split=split_qkv,
 )
 QKV_BIAS = Rule(
-    hf=(_HF + "self_attn.q_proj.bias", _HF + "self_attn.k_proj.bias", _HF + "self_attn.v_proj.bias"),
+    hf=(
+        _HF + "self_attn.q_proj.bias",
+        _HF + "self_attn.k_proj.bias",
+        _HF + "self_attn.v_proj.bias",
+    ),
     megatron=_MEGATRON + "self_attention.linear_qkv.bias",
     shapes=shapes(
         lambda f: (f.num_heads * f.head_dim,),
@@ -145,7 +167,9 @@ ATTENTION_OUTPUT_BIAS = Rule(
 MLP_UP = Rule(
     hf=(_HF + "mlp.gate_proj.weight", _HF + "mlp.up_proj.weight"),
     megatron=_MEGATRON + "mlp.linear_fc1.weight",
-    shapes=shapes(lambda f: (f.ffn_hidden_size, f.hidden_size), lambda f: (f.ffn_hidden_size, f.hidden_size)),
+    shapes=shapes(
+        lambda f: (f.ffn_hidden_size, f.hidden_size), lambda f: (f.ffn_hidden_size, f.hidden_size)
+    ),
     sharding=COLUMN,
     fuse=concatenate,
     split=halve,
@@ -225,7 +249,10 @@ _STACKED_DOWN = Rule(
 EXPERT_UP = Rule(
     hf=(_HF + "mlp.experts.{expert}.gate_proj.weight", _HF + "mlp.experts.{expert}.up_proj.weight"),
     megatron=_MEGATRON + "mlp.experts.local_experts.{expert}.linear_fc1.weight",
-    shapes=shapes(lambda f: (f.moe_ffn_hidden_size, f.hidden_size), lambda f: (f.moe_ffn_hidden_size, f.hidden_size)),
+    shapes=shapes(
+        lambda f: (f.moe_ffn_hidden_size, f.hidden_size),
+        lambda f: (f.moe_ffn_hidden_size, f.hidden_size),
+    ),
     sharding=EXPERT_COLUMN,
     fuse=concatenate,
     split=halve,
@@ -257,7 +284,8 @@ ROUTER_BIAS = Rule(
 
 
 def shared_experts(hf: str = "mlp.shared_experts.") -> tuple[Rule, Rule]:
-    """The experts that every token meets, side by side as one gated MLP. `hf`: what its names on disk begin with in a layer."""
+    """The experts that every token meets, side by side as one gated MLP. `hf`: what its names on
+    disk begin with in a layer."""
     up = Rule(
         hf=(_HF + hf + "gate_proj.weight", _HF + hf + "up_proj.weight"),
         megatron=_MEGATRON + "mlp.shared_experts.linear_fc1.weight",
@@ -292,10 +320,23 @@ SHARED_GATE = Rule(
 
 
 def mtp_part(
-    hf: str, megatron: str, shape: Callable[[ModelFacts], tuple[int, ...]], *, sharding: Sharding = REPLICATED
+    hf: str,
+    megatron: str,
+    shape: Callable[[ModelFacts], tuple[int, ...]],
+    *,
+    sharding: Sharding = REPLICATED,
 ) -> Rule:
-    """A tensor beside the layer in a multi-token-prediction layer. `hf`: its whole name, `megatron`: within that layer."""
-    return Rule(hf=(hf,), megatron=MTP + megatron, shapes=shapes(shape), sharding=sharding, fuse=same, split=alone, block="mtp")
+    """A tensor beside the layer in a multi-token-prediction layer. `hf`: its whole name,
+    `megatron`: within that layer."""
+    return Rule(
+        hf=(hf,),
+        megatron=MTP + megatron,
+        shapes=shapes(shape),
+        sharding=sharding,
+        fuse=same,
+        split=alone,
+        block="mtp",
+    )
 
 
 def mtp_norm(hf: str, megatron: str) -> Rule:
@@ -306,17 +347,28 @@ def mtp_norm(hf: str, megatron: str) -> Rule:
 MTP_FRAME = (
     mtp_norm(_HF + "enorm.weight", "enorm.weight"),
     mtp_norm(_HF + "hnorm.weight", "hnorm.weight"),
-    mtp_part(_HF + "eh_proj.weight", "eh_proj.weight", lambda f: (f.hidden_size, 2 * f.hidden_size), sharding=COLUMN),
+    mtp_part(
+        _HF + "eh_proj.weight",
+        "eh_proj.weight",
+        lambda f: (f.hidden_size, 2 * f.hidden_size),
+        sharding=COLUMN,
+    ),
     mtp_norm(_HF + "shared_head.norm.weight", "final_layernorm.weight"),
     *(
-        replace(mtp_part(_HF + hf, megatron, lambda f: (f.vocab_size, f.hidden_size), sharding=VOCABULARY), optional=True)
+        replace(
+            mtp_part(
+                _HF + hf, megatron, lambda f: (f.vocab_size, f.hidden_size), sharding=VOCABULARY
+            ),
+            optional=True,
+        )
         for hf, megatron in (
             ("embed_tokens.weight", "embedding.word_embeddings.weight"),
             ("shared_head.head.weight", "output_layer.weight"),
         )
     ),
 )
-"""What stands around the layer in a multi-token-prediction layer (arXiv 2412.19437, section 2.2) under DeepSeek's names, which GLM uses
-too: norms, the projection of embedding and hidden state, the norm after the layer, and copies of embedding and output layer that some
-releases hold. Megatron's module shares those two with the model; the copies lie beside it under names of their own, so that a folder
-comes back as it was."""
+"""What stands around the layer in a multi-token-prediction layer (arXiv 2412.19437, section 2.2)
+under DeepSeek's names, which GLM uses too: norms, the projection of embedding and hidden state, the
+norm after the layer, and copies of embedding and output layer that some releases hold. Megatron's
+module shares those two with the model; the copies lie beside it under names of their own, so that a
+folder comes back as it was."""

@@ -1,4 +1,5 @@
-"""Llama (Llama 3.x and models distilled into it): grouped attention, gated MLP. Also what the plain families share with it."""
+"""Llama (Llama 3.x and models distilled into it): grouped attention, gated MLP. Also what the plain
+families share with it."""
 
 from __future__ import annotations
 
@@ -14,8 +15,14 @@ OLD_BUFFERS = r"\.rotary_emb\.inv_freq$"
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `llama` config. Raises CheckpointError for what the trainer cannot compute."""
-    fields.refuse(config, "pretraining_tp", unless=1, why="the trainer multiplies whole matrices, which rounds otherwise")
+    """ModelFacts of a `llama` config. Raises CheckpointError for what the trainer cannot
+    compute."""
+    fields.refuse(
+        config,
+        "pretraining_tp",
+        unless=1,
+        why="the trainer multiplies whole matrices, which rounds otherwise",
+    )
     bias = fields.number(config, "attention_bias", default=False, kind=bool)
     return plain_facts(
         config,
@@ -27,10 +34,14 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def plain_facts(config: Mapping[str, object], *, family: str, **known: object) -> ModelFacts:
-    """ModelFacts of a decoder with grouped attention and gated SiLU, from the fields that all such configs have. `known`: fields of
-    ModelFacts that the family knows, in place of what is read. Raises CheckpointError for fields that are missing or impossible."""
+    """ModelFacts of a decoder with grouped attention and gated SiLU, from the fields that all such
+    configs have. `known`: fields of ModelFacts that the family knows, in place of what is read.
+    Raises CheckpointError for fields that are missing or impossible."""
     fields.refuse(
-        config, "hidden_act", unless="silu", why="releases of this family have gated SiLU, and nothing else was checked"
+        config,
+        "hidden_act",
+        unless="silu",
+        why="releases of this family have gated SiLU, and nothing else was checked",
     )
     hidden_size = fields.number(config, "hidden_size", kind=int)
     num_heads = fields.number(config, "num_attention_heads", kind=int)
@@ -46,7 +57,9 @@ def plain_facts(config: Mapping[str, object], *, family: str, **known: object) -
         "vocab_size": fields.number(config, "vocab_size", kind=int),
         "tied_embeddings": fields.number(config, "tie_word_embeddings", default=False, kind=bool),
         "norm_eps": fields.number(config, "rms_norm_eps", default=1e-6, kind=float),
-        "max_position_embeddings": fields.number(config, "max_position_embeddings", default=2048, kind=int),
+        "max_position_embeddings": fields.number(
+            config, "max_position_embeddings", default=2048, kind=int
+        ),
         "qk_norm": False,
         "qkv_bias": False,
         "dtype": fields.dtype(config),
@@ -58,7 +71,8 @@ def plain_facts(config: Mapping[str, object], *, family: str, **known: object) -
     if found.num_kv_heads < 1 or found.num_heads % found.num_kv_heads:
         raise CheckpointError(
             "config.json cannot be used: `num_key_value_heads`",
-            why=f"{found.num_heads} query heads cannot share {found.num_kv_heads} key-value heads equally",
+            why=f"{found.num_heads} query heads cannot share {found.num_kv_heads} key-value heads "
+            "equally",
             fix="fetch the model again, or mend config.json",
         )
     return found

@@ -1,4 +1,5 @@
-"""Weights of Mamba-2 layers (arXiv 2405.21060) under the names of Hugging Face and of Megatron's MambaLayer. A family file takes them."""
+"""Weights of Mamba-2 layers (arXiv 2405.21060) under the names of Hugging Face and of Megatron's
+MambaLayer. A family file takes them."""
 
 from __future__ import annotations
 
@@ -52,8 +53,15 @@ def _join(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
     return [concatenate(parts, facts)]
 
 
-def _parted(name: str, *, shape: Callable[[ModelFacts], tuple[int, ...]], sizes: Callable, suffixes: tuple[str, ...]) -> Rule:
-    """A tensor of parts one after the other. Each rank holds its cut of every part, one after the other again."""
+def _parted(
+    name: str,
+    *,
+    shape: Callable[[ModelFacts], tuple[int, ...]],
+    sizes: Callable,
+    suffixes: tuple[str, ...],
+) -> Rule:
+    """A tensor of parts one after the other. Each rank holds its cut of every part, one after the
+    other again."""
     return Rule(
         hf=(_HF + name,),
         megatron=_MEGATRON + name,
@@ -68,7 +76,9 @@ def _parted(name: str, *, shape: Callable[[ModelFacts], tuple[int, ...]], sizes:
     )
 
 
-def _single(name: str, *, shape: Callable[[ModelFacts], tuple[int, ...]], sharding: Sharding = COLUMN) -> Rule:
+def _single(
+    name: str, *, shape: Callable[[ModelFacts], tuple[int, ...]], sharding: Sharding = COLUMN
+) -> Rule:
     return Rule(
         hf=(_HF + name,),
         megatron=_MEGATRON + name,
@@ -93,7 +103,12 @@ CONV = _parted(
     suffixes=(".x", ".B", ".C"),
 )
 CONV_BIAS = replace(
-    _parted("mixer.conv1d.bias", shape=lambda f: (sum(_conv_sizes(f)),), sizes=_conv_sizes, suffixes=(".x", ".B", ".C")),
+    _parted(
+        "mixer.conv1d.bias",
+        shape=lambda f: (sum(_conv_sizes(f)),),
+        sizes=_conv_sizes,
+        suffixes=(".x", ".B", ".C"),
+    ),
     where=lambda facts, layer: _LAYERS(facts, layer) and _mamba(facts).conv_bias,
 )
 RULES = (

@@ -1,5 +1,6 @@
-"""MiMo-7B: a Qwen2 decoder with multi-token-prediction layers. transformers lacks it: the names of those layers are as SGLang reads them
-(models/mimo_mtp.py), and the decoder is compared with Qwen2."""
+"""MiMo-7B: a Qwen2 decoder with multi-token-prediction layers. transformers lacks it: the names of
+those layers are as SGLang reads them (models/mimo_mtp.py), and the decoder is compared with
+Qwen2."""
 
 from __future__ import annotations
 
@@ -16,9 +17,16 @@ _MTP = "model.mtp_layers.{mtp}."
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
     """ModelFacts of a `mimo` config. Raises CheckpointError for what the trainer cannot compute."""
-    fields.refuse(config, "attention_bias", unless=True, why="releases have biases of queries, keys and values")
+    fields.refuse(
+        config,
+        "attention_bias",
+        unless=True,
+        why="releases have biases of queries, keys and values",
+    )
     num_mtp_layers = fields.number(config, "num_nextn_predict_layers", default=0, kind=int)
-    return replace(qwen2.facts(config, family="mimo"), num_mtp_layers=num_mtp_layers, mtp_layer=Layer())
+    return replace(
+        qwen2.facts(config, family="mimo"), num_mtp_layers=num_mtp_layers, mtp_layer=Layer()
+    )
 
 
 def table(facts: ModelFacts) -> WeightTable:
@@ -27,7 +35,10 @@ def table(facts: ModelFacts) -> WeightTable:
     # the hidden state stands before the embedding here, and behind it in Megatron
     projection = replace(
         layers.mtp_part(
-            _MTP + "input_proj.weight", "eh_proj.weight", lambda f: (f.hidden_size, 2 * f.hidden_size), sharding=COLUMN
+            _MTP + "input_proj.weight",
+            "eh_proj.weight",
+            lambda f: (f.hidden_size, 2 * f.hidden_size),
+            sharding=COLUMN,
         ),
         fuse=swap_columns,
         split=swap_columns_back,

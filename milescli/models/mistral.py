@@ -12,21 +12,27 @@ from milescli.models.facts import Layer, ModelFacts
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `mistral` config. Raises CheckpointError for what the trainer cannot compute."""
+    """ModelFacts of a `mistral` config. Raises CheckpointError for what the trainer cannot
+    compute."""
     if config.get("layer_types") is not None:
         raise CheckpointError(
             "a mistral model with `layer_types` is not supported",
-            why="Hugging Face's implementation does not heed it: every layer has the window, or none",
+            why="Hugging Face's implementation does not heed it: every layer has the window, or "
+            "none",
             fix="take `layer_types` out of config.json",
         )
     found = llama.plain_facts(
-        config, family="mistral", num_kv_heads=fields.number(config, "num_key_value_heads", default=8, kind=int)
+        config,
+        family="mistral",
+        num_kv_heads=fields.number(config, "num_key_value_heads", default=8, kind=int),
     )
     # null means none, unlike a field that is left out
     if "sliding_window" in config and config["sliding_window"] is None:
         return found
     window = fields.number(config, "sliding_window", default=4096, kind=int)
-    return replace(found, layers=(Layer(mixer="sliding"),) * found.num_layers, sliding_window=window)
+    return replace(
+        found, layers=(Layer(mixer="sliding"),) * found.num_layers, sliding_window=window
+    )
 
 
 def table(facts: ModelFacts) -> WeightTable:

@@ -1,4 +1,5 @@
-"""Qwen2 (Qwen2.5, DeepSeek-R1-Distill-Qwen): Llama with biases of queries, keys and values, and windows in late layers if asked for."""
+"""Qwen2 (Qwen2.5, DeepSeek-R1-Distill-Qwen): Llama with biases of queries, keys and values, and
+windows in late layers if asked for."""
 
 from __future__ import annotations
 
@@ -12,25 +13,32 @@ from milescli.models.facts import Layer, ModelFacts
 
 
 def facts(config: Mapping[str, object], *, family: str = "qwen2") -> ModelFacts:
-    """ModelFacts of a `qwen2` config. Raises CheckpointError for what the trainer cannot compute."""
+    """ModelFacts of a `qwen2` config. Raises CheckpointError for what the trainer cannot
+    compute."""
     found = llama.plain_facts(config, family=family, qkv_bias=True)
     window = fields.number(config, "sliding_window", default=4096, kind=int)
     # null means none here, unlike a field that is left out
     asked = (
-        fields.number(config, "use_sliding_window", default=False, kind=bool) and config.get("sliding_window", 0) is not None
+        fields.number(config, "use_sliding_window", default=False, kind=bool)
+        and config.get("sliding_window", 0) is not None
     )
     first = fields.number(config, "max_window_layers", default=28, kind=int)
-    by_number = tuple("sliding" if asked and layer >= first else "full" for layer in range(found.num_layers))
+    by_number = tuple(
+        "sliding" if asked and layer >= first else "full" for layer in range(found.num_layers)
+    )
     mixers = fields.mixers(config, num_layers=found.num_layers, period=by_number)
     if "sliding" not in mixers:
         return found
     if not asked:
         raise CheckpointError(
             "config.json contradicts itself: `layer_types`",
-            why="it has layers of sliding attention, and `use_sliding_window` says that there are none",
+            why="it has layers of sliding attention, and `use_sliding_window` says that there are "
+            "none",
             fix="mend config.json",
         )
-    return replace(found, layers=tuple(Layer(mixer=mixer) for mixer in mixers), sliding_window=window)
+    return replace(
+        found, layers=tuple(Layer(mixer=mixer) for mixer in mixers), sliding_window=window
+    )
 
 
 def table(facts: ModelFacts) -> WeightTable:

@@ -1,4 +1,5 @@
-"""Qwen3: grouped attention with per-head query and key norms, gated MLP. Facts from its config, and its weight table."""
+"""Qwen3: grouped attention with per-head query and key norms, gated MLP. Facts from its config, and
+its weight table."""
 
 from __future__ import annotations
 
@@ -11,9 +12,12 @@ from milescli.models.facts import ModelFacts, plain_layers
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `qwen3` config. Raises CheckpointError for what the trainer cannot compute."""
+    """ModelFacts of a `qwen3` config. Raises CheckpointError for what the trainer cannot
+    compute."""
     fields.refuse(config, "hidden_act", unless="silu", why="the trainer computes gated SiLU only")
-    fields.refuse(config, "use_sliding_window", unless=False, why="sliding-window attention is not there yet")
+    fields.refuse(
+        config, "use_sliding_window", unless=False, why="sliding-window attention is not there yet"
+    )
     if fields.number(config, "attention_bias", default=False, kind=bool):
         raise CheckpointError(
             "a qwen3 model with attention biases is not supported",
@@ -36,7 +40,9 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         tied_embeddings=fields.number(config, "tie_word_embeddings", default=False, kind=bool),
         rope=fields.rope(config),
         norm_eps=fields.number(config, "rms_norm_eps", default=1e-6, kind=float),
-        max_position_embeddings=fields.number(config, "max_position_embeddings", default=32_768, kind=int),
+        max_position_embeddings=fields.number(
+            config, "max_position_embeddings", default=32_768, kind=int
+        ),
         qk_norm=True,
         qkv_bias=False,
         dtype=fields.dtype(config),

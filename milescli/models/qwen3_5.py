@@ -1,5 +1,5 @@
-"""Qwen3.5 and Qwen3.6, dense: gated delta nets with gated full attention every few layers. The text model, by itself or within a
-multimodal release, whose vision tower is passed through."""
+"""Qwen3.5 and Qwen3.6, dense: gated delta nets with gated full attention every few layers. The text
+model, by itself or within a multimodal release, whose vision tower is passed through."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from milescli.models.facts import ModelFacts
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `qwen3_5` or `qwen3_5_text` config. Raises CheckpointError for what the trainer cannot compute."""
+    """ModelFacts of a `qwen3_5` or `qwen3_5_text` config. Raises CheckpointError for what the
+    trainer cannot compute."""
     return hybrid.nested(hybrid.facts(hybrid.text_config(config), family="qwen3_5"), config)
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight. Text alone has the positions of plain rotary embedding in all sections of M-RoPE."""
+    """Names and transforms of every weight. Text alone has the positions of plain rotary embedding
+    in all sections of M-RoPE."""
     plain = hybrid.table(facts, in_proj=gated_delta.SEPARATE_IN_PROJ)
     return replace(plain, rules=hybrid.either_prefix(facts, plain.rules), passthrough=hybrid.VISION)

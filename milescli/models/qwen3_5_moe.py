@@ -1,4 +1,5 @@
-"""Qwen3.5 and Qwen3.6 with experts: Qwen3.5 whose layers have routed experts and a gated shared one."""
+"""Qwen3.5 and Qwen3.6 with experts: Qwen3.5 whose layers have routed experts and a gated shared
+one."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from milescli.models.facts import ModelFacts
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `qwen3_5_moe` or `qwen3_5_moe_text` config. Raises CheckpointError for what the trainer cannot compute."""
+    """ModelFacts of a `qwen3_5_moe` or `qwen3_5_moe_text` config. Raises CheckpointError for what
+    the trainer cannot compute."""
     text = hybrid.text_config(config)
     plain = replace(hybrid.facts(text, family="qwen3_5_moe"), ffn_hidden_size=0)
     # transformers scales the chosen experts' weights to sum to 1 whatever the config says
@@ -19,7 +21,8 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight. Releases hold a layer's experts as one tensor; transformers saves them one by one."""
+    """Names and transforms of every weight. Releases hold a layer's experts as one tensor;
+    transformers saves them one by one."""
     experts = tuple(_stacked_first(rule) for rule in (layers.EXPERT_UP, layers.EXPERT_DOWN))
     plain = hybrid.table(facts, in_proj=gated_delta.SEPARATE_IN_PROJ, experts=experts)
     return replace(plain, rules=hybrid.either_prefix(facts, plain.rules), passthrough=hybrid.VISION)

@@ -1,4 +1,5 @@
-"""Qwen3-MoE: Qwen3 whose layers (all, or those that the config names) have routed experts without a shared one."""
+"""Qwen3-MoE: Qwen3 whose layers (all, or those that the config names) have routed experts without a
+shared one."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from milescli.models.facts import ModelFacts, plain_layers
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `qwen3_moe` config. Raises CheckpointError for what the trainer cannot compute."""
+    """ModelFacts of a `qwen3_moe` config. Raises CheckpointError for what the trainer cannot
+    compute."""
     dense = qwen3.facts(config)
     num_experts = fields.number(config, "num_experts", "num_local_experts", kind=int)
     topk = fields.number(config, "num_experts_per_tok", kind=int)

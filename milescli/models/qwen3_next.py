@@ -1,5 +1,6 @@
-"""Qwen3-Next: gated delta nets (linear attention) with gated full attention every few layers, experts with a gated shared one. Facts
-from its config, and its weight table. What it shares with Qwen3.5 is in `hybrid`."""
+"""Qwen3-Next: gated delta nets (linear attention) with gated full attention every few layers,
+experts with a gated shared one. Facts from its config, and its weight table. What it shares with
+Qwen3.5 is in `hybrid`."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ from milescli.models.facts import ModelFacts
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `qwen3_next` config. Raises CheckpointError for what the trainer cannot compute."""
-    # the release has a multi-token-prediction layer that its config does not tell of; `as_on_disk` leaves it out where it is not there
+    """ModelFacts of a `qwen3_next` config. Raises CheckpointError for what the trainer cannot
+    compute."""
+    # the release has a multi-token-prediction layer that its config does not tell of; `as_on_disk`
+    # leaves it out where it is not there
     plain = hybrid.facts({"mtp_num_hidden_layers": 1, **config}, family="qwen3_next")
     normalized = fields.number(config, "norm_topk_prob", default=True, kind=bool)
     sparse = hybrid.with_experts(plain, config, normalize_topk=normalized)
@@ -21,7 +24,8 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     dense = config.get("mlp_only_layers") or []
     assert isinstance(dense, list), dense
     mixed = tuple(
-        layer if (number + 1) % step or number in dense else sparse.layers[number] for number, layer in enumerate(plain.layers)
+        layer if (number + 1) % step or number in dense else sparse.layers[number]
+        for number, layer in enumerate(plain.layers)
     )
     has_dense = any(layer.mlp == "dense" for layer in mixed)
     return replace(sparse, layers=mixed, ffn_hidden_size=plain.ffn_hidden_size if has_dense else 0)
@@ -29,4 +33,6 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 def table(facts: ModelFacts) -> WeightTable:
     """Names and transforms of every weight."""
-    return hybrid.table(facts, in_proj=gated_delta.GROUPED_IN_PROJ, experts=(layers.EXPERT_UP, layers.EXPERT_DOWN))
+    return hybrid.table(
+        facts, in_proj=gated_delta.GROUPED_IN_PROJ, experts=(layers.EXPERT_UP, layers.EXPERT_DOWN)
+    )

@@ -1,4 +1,5 @@
-"""Pure transforms of weights between Hugging Face and Megatron shapes, for the rules of the families. torch is loaded when one is called."""
+"""Pure transforms of weights between Hugging Face and Megatron shapes, for the rules of the
+families. torch is loaded when one is called."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ def alone(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
 
 
 def fuse_qkv(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
-    """q [heads * d, ...], k and v [groups * d, ...] -> [groups, heads / groups + 2, d, ...] flattened: per key-value head its
-    queries, its key, its value. Works on weights and biases, whole or cut by heads."""
+    """q [heads * d, ...], k and v [groups * d, ...] -> [groups, heads / groups + 2, d, ...]
+    flattened: per key-value head its queries, its key, its value. Works on weights and biases,
+    whole or cut by heads."""
     import torch
 
     query, key, value = tensors
@@ -54,7 +56,8 @@ def halve(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
 
 
 def swap_columns(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
-    """The two halves of dim 1 change places (fuse): a projection of two vectors that are laid side by side the other way round."""
+    """The two halves of dim 1 change places (fuse): a projection of two vectors that are laid side
+    by side the other way round."""
     import torch
 
     (tensor,) = tensors

@@ -1,8 +1,9 @@
-"""What autograd keeps of a layer for its backward pass, in bytes per token, as the modules of `backends.megatron` keep it: the formulas were read
-off those modules tensor by tensor, and tests compare them with what a trainer rank holds. Pure.
+"""What autograd keeps of a layer for its backward pass, in bytes per token, as the modules of
+`backends.megatron` keep it: the formulas were read off those modules tensor by tensor, and tests
+compare them with what a trainer rank holds. Pure.
 
-Letters: h hidden_size, b bytes of the model's dtype (what is not marked b is float32), r the part of a row that a rank keeps of the residual
-stream: 1 / tp under sequence parallelism, else 1."""
+Letters: h hidden_size, b bytes of the model's dtype (what is not marked b is float32), r the part
+of a row that a rank keeps of the residual stream: 1 / tp under sequence parallelism, else 1."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from milescli.models.facts import Layer, ModelFacts
 from milescli.plan.types import TrainerLayout
 
 FILL = 1.15
-"""Positions that attention computes for each real one, as sequences of like length share a rectangle: an estimate; at most 1 / 0.7."""
+"""Positions that attention computes for each real one, as sequences of like length share a
+rectangle: an estimate; at most 1 / 0.7."""
 IMBALANCE = 1.5
-"""Tokens that the busiest expert rank gets for each that it would get if all got as many, over a whole model: an estimate."""
+"""Tokens that the busiest expert rank gets for each that it would get if all got as many, over a
+whole model: an estimate."""
 _CHUNK = 64
 """Positions of a chunk of linear attention and of Mamba-2."""
 LOGITS_CHUNK = 2048
@@ -42,7 +45,9 @@ class LayerBytes:
     """The largest tensors that live beside it for a moment in its forward or backward pass."""
 
 
-def layer_bytes(facts: ModelFacts, layer: Layer, layout: TrainerLayout, *, size: int, packing: Packing) -> LayerBytes:
+def layer_bytes(
+    facts: ModelFacts, layer: Layer, layout: TrainerLayout, *, size: int, packing: Packing
+) -> LayerBytes:
     """`facts` as this layer has them (`facts.at`), `size`: b."""
     share = 1 / layout.tp if layout.sequence_parallel else 1.0
     residual = facts.hidden_size * share * size
@@ -63,11 +68,19 @@ def layer_bytes(facts: ModelFacts, layer: Layer, layout: TrainerLayout, *, size:
 
 
 def _mixer_bytes(
-    facts: ModelFacts, layer: Layer, layout: TrainerLayout, *, share: float, size: int, packing: Packing
+    facts: ModelFacts,
+    layer: Layer,
+    layout: TrainerLayout,
+    *,
+    share: float,
+    size: int,
+    packing: Packing,
 ) -> tuple[float, float]:
     """(saved, widest)"""
     if layer.mixer in ("full", "sliding"):
-        blockwise = layer.mixer == "sliding" or facts.attention_sinks or bool(facts.attention_softcap)
+        blockwise = (
+            layer.mixer == "sliding" or facts.attention_sinks or bool(facts.attention_softcap)
+        )
         return _attention_bytes(facts, layout, size=size, packing=packing, blockwise=blockwise)
     if layer.mixer == "mla":
         return _latent_bytes(facts, layout, share=share, size=size, packing=packing)
@@ -81,9 +94,10 @@ def _mixer_bytes(
 def _attention_bytes(
     facts: ModelFacts, layout: TrainerLayout, *, size: int, packing: Packing, blockwise: bool
 ) -> tuple[float, float]:
-    """q, k and v as projected (kept where norms of q and k, or values as they lie, need them), rotated q and k, the output, its log-sum-exp.
-    Keys and values are gathered over context-parallel ranks. Where sequences differ in length, q, k, v and the output are there twice: in
-    order of the row and of the rectangles."""
+    """q, k and v as projected (kept where norms of q and k, or values as they lie, need them),
+    rotated q and k, the output, its log-sum-exp. Keys and values are gathered over context-parallel
+    ranks. Where sequences differ in length, q, k, v and the output are there twice: in order of the
+    row and of the rectangles."""
     heads, groups, dim = facts.num_heads / layout.tp, facts.num_kv_heads / layout.tp, facts.head_dim
     query, kv = heads * dim, groups * dim
     gate = query if facts.attention_output_gate else 0.0
@@ -101,33 +115,49 @@ def _attention_bytes(
         saved += 2 * query  # the gate's sigmoid, and what it was multiplied with
     if facts.value_norm:
         saved += 2 * kv
-    small = 4 * (packing.fill * heads + ((heads + groups) if facts.qk_norm else 0) + (query if gate else 0))
+    small = 4 * (
+        packing.fill * heads + ((heads + groups) if facts.qk_norm else 0) + (query if gate else 0)
+    )
     return saved * size + small, (query + 2 * kv) * size
 
 
 def _latent_bytes(
     facts: ModelFacts, layout: TrainerLayout, *, share: float, size: int, packing: Packing
 ) -> tuple[float, float]:
-    """Latents of queries and keys before and after their norms; q, k, and v and the output as wide as they; the output, narrow."""
+    """Latents of queries and keys before and after their norms; q, k, and v and the output as wide
+    as they; the output, narrow."""
     assert facts.mla is not None
     mla, heads = facts.mla, facts.num_heads / layout.tp
     wide = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
     latents = 2 * mla.q_lora_rank + 2 * mla.kv_lora_rank + mla.qk_rope_head_dim
-    saved = packing.fill * (2 * wide + 2 * wide * layout.cp) + heads * mla.v_head_dim + latents * share
+    saved = (
+        packing.fill * (2 * wide + 2 * wide * layout.cp) + heads * mla.v_head_dim + latents * share
+    )
     if facts.indexer:
-        saved += packing.fill * facts.indexer.topk  # which positions each query looks at, of a sequence about as long
+        saved += (
+            packing.fill * facts.indexer.topk
+        )  # which positions each query looks at, of a sequence about as long
     return saved * size + 4 * (heads * packing.fill + 2), 3 * wide * size
 
 
-def _delta_bytes(facts: ModelFacts, layout: TrainerLayout, *, size: int, packing: Packing) -> tuple[float, float]:
-    """The chunked delta rule in plain PyTorch (`layers.delta_rule`): per head, matrices of a chunk's positions by themselves, and a state for
-    every chunk, in float32. Context parallelism shares out heads instead of positions, which comes to the same."""
+def _delta_bytes(
+    facts: ModelFacts, layout: TrainerLayout, *, size: int, packing: Packing
+) -> tuple[float, float]:
+    """The chunked delta rule in plain PyTorch (`layers.delta_rule`): per head, matrices of a
+    chunk's positions by themselves, and a state for every chunk, in float32. Context parallelism
+    shares out heads instead of positions, which comes to the same."""
     assert facts.gated_delta is not None
     delta = facts.gated_delta
     values, keys = delta.num_value_heads / layout.tp, delta.num_key_heads / layout.tp
     dk, dv = delta.key_head_dim, delta.value_head_dim
     channels = 2 * keys * dk + values * dv
-    wide = 4 * values * _CHUNK + 2 * keys * _CHUNK + 4.5 * values * dv + values * (dk + dv) + 2 * values * dk
+    wide = (
+        4 * values * _CHUNK
+        + 2 * keys * _CHUNK
+        + 4.5 * values * dv
+        + values * (dk + dv)
+        + 2 * values * dk
+    )
     wide += 6 * keys * dk + values * dk * dv / _CHUNK + channels + 12 * values
     narrow = 2 * channels + (channels + values * dv + 2 * values) + values * dv
     return packing.fill * 4 * wide + narrow * size, 4 * 3 * values * _CHUNK * packing.fill
@@ -141,22 +171,35 @@ def _mamba_bytes(facts: ModelFacts, layout: TrainerLayout, *, size: int) -> tupl
     inner, states = heads * mamba.head_dim, groups * mamba.state_size
     channels = inner + 2 * states
     wide = 2 * heads * _CHUNK + groups * _CHUNK + (mamba.conv_kernel + 1) * channels + 8 * inner
-    wide += 2 * heads * mamba.state_size + 2 * states + 2.5 * inner * mamba.state_size / _CHUNK + 8 * heads
+    wide += (
+        2 * heads * mamba.state_size
+        + 2 * states
+        + 2.5 * inner * mamba.state_size / _CHUNK
+        + 8 * heads
+    )
     narrow = channels + inner + heads + inner
     return 4 * wide + narrow * size + _CHUNK, 4 * 2 * heads * _CHUNK
 
 
-def _mlp(facts: ModelFacts, width: int, *, size: int, weighted: bool = False) -> tuple[float, float]:
-    """(saved, widest) of an MLP of `width` channels. Gated: both halves as projected, the activated one, the other plus its offset, the
-    product; else the activated ones and their product. `weighted`: of an expert, whose output is scaled before the last projection."""
-    tensors = (5 if facts.gated_mlp else 2) + weighted + (facts.activation_limit is not None and facts.gated_mlp)
+def _mlp(
+    facts: ModelFacts, width: int, *, size: int, weighted: bool = False
+) -> tuple[float, float]:
+    """(saved, widest) of an MLP of `width` channels. Gated: both halves as projected, the activated
+    one, the other plus its offset, the product; else the activated ones and their product.
+    `weighted`: of an expert, whose output is scaled before the last projection."""
+    tensors = (
+        (5 if facts.gated_mlp else 2)
+        + weighted
+        + (facts.activation_limit is not None and facts.gated_mlp)
+    )
     return tensors * width * size, 2 * width * size
 
 
 def _expert_bytes(
     facts: ModelFacts, layout: TrainerLayout, *, share: float, size: int, packing: Packing
 ) -> tuple[float, float]:
-    """The router's scores, and of every token's copies at the experts their input and MLP. Dropless: how many come is up to the router."""
+    """The router's scores, and of every token's copies at the experts their input and MLP.
+    Dropless: how many come is up to the router."""
     rows = share * facts.topk * layout.etp * packing.imbalance
     inner, wide = _mlp(facts, facts.moe_ffn_hidden_size, size=size, weighted=True)
     width = facts.moe_latent_size or facts.hidden_size
@@ -174,15 +217,17 @@ def _expert_bytes(
 
 
 def worst_imbalance(facts: ModelFacts, layout: TrainerLayout) -> float:
-    """If all tokens of an expert-parallel group chose the experts of one rank: so many times the tokens that it gets in balance."""
+    """If all tokens of an expert-parallel group chose the experts of one rank: so many times the
+    tokens that it gets in balance."""
     if not facts.num_experts:
         return 1.0
     return layout.ep * min(facts.topk, facts.num_experts // layout.ep) / facts.topk
 
 
 def head_bytes(facts: ModelFacts, layout: TrainerLayout, *, size: int) -> tuple[float, float]:
-    """(final norm's input and output, logits) of the last stage, per position. Logits are kept once, in the model's dtype, and become their own
-    gradient (`train.vocab_parallel`); a soft cap keeps them twice."""
+    """(final norm's input and output, logits) of the last stage, per position. Logits are kept
+    once, in the model's dtype, and become their own gradient (`train.vocab_parallel`); a soft cap
+    keeps them twice."""
     share = 1 / layout.tp if layout.sequence_parallel else 1.0
     columns = -(-facts.vocab_size // layout.tp)
     copies = 2 if facts.logit_softcap else 1

@@ -1,5 +1,5 @@
-"""What accelerators can do at most, from their makers' data sheets: FLOP/s, memory bandwidth, links. Plain figures, each with its source; how
-much of them a run reaches is in `time`. Pure."""
+"""What accelerators can do at most, from their makers' data sheets: FLOP/s, memory bandwidth,
+links. Plain figures, each with its source; how much of them a run reaches is in `time`. Pure."""
 
 from __future__ import annotations
 
@@ -25,16 +25,19 @@ class DeviceSpec:
     link_bandwidth: float
     """Bytes a second that a device sends to the others of its node, one way."""
     network_bandwidth: float
-    """Bytes a second that a device sends to other nodes, one way, in the maker's reference system."""
+    """Bytes a second that a device sends to other nodes, one way, in the maker's reference
+    system."""
     link_domain: int = 8
-    """Devices that reach each other over the fast link, where they are so many (NVLink spans 72 of a GB200 or GB300 rack)."""
+    """Devices that reach each other over the fast link, where they are so many (NVLink spans 72 of
+    a GB200 or GB300 rack)."""
     source: str
     measured: bool = False
     """Not from a data sheet."""
 
 
 _CONNECTX7 = 50 * GIGA
-"""400 Gbit/s a device: DGX H100/H200/B200 and AMD's 8-GPU reference designs have one such adapter for each."""
+"""400 Gbit/s a device: DGX H100/H200/B200 and AMD's 8-GPU reference designs have one such adapter
+for each."""
 _CONNECTX8 = 100 * GIGA
 
 
@@ -48,7 +51,8 @@ DEVICES: dict[str, DeviceSpec] = {
             memory_bandwidth=2.039e12,
             link_bandwidth=300 * GIGA,
             network_bandwidth=25 * GIGA,
-            source="NVIDIA A100 Tensor Core GPU data sheet (SXM 80 GB); DGX A100 data sheet (200 Gbit/s a GPU)",
+            source="NVIDIA A100 Tensor Core GPU data sheet (SXM 80 GB); DGX A100 data sheet (200 "
+            "Gbit/s a GPU)",
         ),
         DeviceSpec(
             name="A100-40GB",
@@ -57,7 +61,8 @@ DEVICES: dict[str, DeviceSpec] = {
             memory_bandwidth=1.555e12,
             link_bandwidth=300 * GIGA,
             network_bandwidth=25 * GIGA,
-            source="NVIDIA A100 Tensor Core GPU data sheet (SXM 40 GB); DGX A100 data sheet (200 Gbit/s a GPU)",
+            source="NVIDIA A100 Tensor Core GPU data sheet (SXM 40 GB); DGX A100 data sheet (200 "
+            "Gbit/s a GPU)",
         ),
         DeviceSpec(
             name="L40S",
@@ -75,7 +80,8 @@ DEVICES: dict[str, DeviceSpec] = {
             memory_bandwidth=1008 * GIGA,
             link_bandwidth=32 * GIGA,
             network_bandwidth=12.5 * GIGA,
-            source="NVIDIA Ada GPU architecture whitepaper, appendix A (float32 accumulation; PCIe 4.0 x16); network: 100 Gbit/s assumed",
+            source="NVIDIA Ada GPU architecture whitepaper, appendix A (float32 accumulation; PCIe "
+            "4.0 x16); network: 100 Gbit/s assumed",
         ),
         DeviceSpec(
             name="H100",
@@ -102,7 +108,8 @@ DEVICES: dict[str, DeviceSpec] = {
             memory_bandwidth=8e12,
             link_bandwidth=900 * GIGA,
             network_bandwidth=_CONNECTX7,
-            source="NVIDIA DGX B200 data sheet (72 PFLOP/s fp8 and 36 bf16 with sparsity over 8 GPUs, 64 TB/s, 14.4 TB/s NVLink)",
+            source="NVIDIA DGX B200 data sheet (72 PFLOP/s fp8 and 36 bf16 with sparsity over 8 "
+            "GPUs, 64 TB/s, 14.4 TB/s NVLink)",
         ),
         DeviceSpec(
             name="B300",
@@ -111,7 +118,8 @@ DEVICES: dict[str, DeviceSpec] = {
             memory_bandwidth=8e12,
             link_bandwidth=900 * GIGA,
             network_bandwidth=_CONNECTX8,
-            source="NVIDIA DGX B300 data sheet (72 PFLOP/s fp8 with sparsity over 8 GPUs, 14.4 TB/s NVLink, ConnectX-8 of 800 Gbit/s a GPU); bf16 half of fp8",
+            source="NVIDIA DGX B300 data sheet (72 PFLOP/s fp8 with sparsity over 8 GPUs, 14.4 "
+            "TB/s NVLink, ConnectX-8 of 800 Gbit/s a GPU); bf16 half of fp8",
         ),
         DeviceSpec(
             name="GB200",
@@ -121,7 +129,8 @@ DEVICES: dict[str, DeviceSpec] = {
             link_bandwidth=900 * GIGA,
             network_bandwidth=_CONNECTX7,
             link_domain=72,
-            source="NVIDIA GB200 NVL72 data sheet (720 PFLOP/s fp8 and 360 bf16 with sparsity, 576 TB/s, 130 TB/s NVLink over 72 GPUs of 1200 W)",
+            source="NVIDIA GB200 NVL72 data sheet (720 PFLOP/s fp8 and 360 bf16 with sparsity, 576 "
+            "TB/s, 130 TB/s NVLink over 72 GPUs of 1200 W)",
         ),
         DeviceSpec(
             name="GB300",
@@ -131,7 +140,8 @@ DEVICES: dict[str, DeviceSpec] = {
             link_bandwidth=900 * GIGA,
             network_bandwidth=_CONNECTX8,
             link_domain=72,
-            source="NVIDIA GB300 NVL72 data sheet (720 PFLOP/s fp8 and 360 bf16 with sparsity, 576 TB/s over 72 GPUs; ConnectX-8, 800 Gbit/s)",
+            source="NVIDIA GB300 NVL72 data sheet (720 PFLOP/s fp8 and 360 bf16 with sparsity, 576 "
+            "TB/s over 72 GPUs; ConnectX-8, 800 Gbit/s)",
         ),
         DeviceSpec(
             name="MI300X",
@@ -140,7 +150,8 @@ DEVICES: dict[str, DeviceSpec] = {
             memory_bandwidth=5.3e12,
             link_bandwidth=448 * GIGA,
             network_bandwidth=_CONNECTX7,
-            source="AMD Instinct MI300X data sheet (304 CUs at 2.1 GHz; 7 xGMI links of 128 GB/s both ways)",
+            source="AMD Instinct MI300X data sheet (304 CUs at 2.1 GHz; 7 xGMI links of 128 GB/s "
+            "both ways)",
         ),
         DeviceSpec(
             name="MI325X",
@@ -158,7 +169,8 @@ DEVICES: dict[str, DeviceSpec] = {
             memory_bandwidth=8e12,
             link_bandwidth=537.6 * GIGA,
             network_bandwidth=_CONNECTX7,
-            source="AMD Instinct MI350X data sheet (256 CUs at 2.2 GHz; 7 xGMI links of 153.6 GB/s both ways)",
+            source="AMD Instinct MI350X data sheet (256 CUs at 2.2 GHz; 7 xGMI links of 153.6 GB/s "
+            "both ways)",
         ),
         DeviceSpec(
             name="MI355X",
@@ -167,13 +179,15 @@ DEVICES: dict[str, DeviceSpec] = {
             memory_bandwidth=8e12,
             link_bandwidth=537.6 * GIGA,
             network_bandwidth=_CONNECTX7,
-            source="AMD Instinct MI355X data sheet (256 CUs at 2.4 GHz; 7 xGMI links of 153.6 GB/s both ways)",
+            source="AMD Instinct MI355X data sheet (256 CUs at 2.4 GHz; 7 xGMI links of 153.6 GB/s "
+            "both ways)",
         ),
     )
 }
-"""As the makers' sheets state them. The sheets themselves could not be opened from here; the figures agree with what others quote of them
-(Blackwell: 2250 and 4500 TFLOP/s at 1000 W, 2500 and 5000 at 1200 W and in a GB300) and, where clocks are published, with units x operations a
-clock x clock (tests/plan/test_devices.py). B200 stands in HGX servers of other makers with 7.7 TB/s."""
+"""As the makers' sheets state them. The sheets themselves could not be opened from here; the
+figures agree with what others quote of them (Blackwell: 2250 and 4500 TFLOP/s at 1000 W, 2500 and
+5000 at 1200 W and in a GB300) and, where clocks are published, with units x operations a clock x
+clock (tests/plan/test_devices.py). B200 stands in HGX servers of other makers with 7.7 TB/s."""
 
 CPU_CORE = DeviceSpec(
     name="CPU",
@@ -182,7 +196,8 @@ CPU_CORE = DeviceSpec(
     memory_bandwidth=10 * GIGA,
     link_bandwidth=5 * GIGA,
     network_bandwidth=1 * GIGA,
-    source="one core at 3 GHz with 16 float32 multiply-adds a cycle, halved; memory of a server shared by its cores: an estimate",
+    source="one core at 3 GHz with 16 float32 multiply-adds a cycle, halved; memory of a server "
+    "shared by its cores: an estimate",
 )
 
 _ARCHS = {
@@ -198,9 +213,12 @@ _ARCHS = {
 
 
 def spec_of(machine: Machine) -> tuple[DeviceSpec, bool]:
-    """The devices of a machine, and whether their name was known; if not, those of the table that are of their architecture, else A100s. Of
-    several models the slowest, for whom the others wait. For a CPU: one core."""
-    devices = {(device.name, device.arch): device for node in machine.nodes for device in node.devices}
+    """The devices of a machine, and whether their name was known; if not, those of the table that
+    are of their architecture, else A100s. Of several models the slowest, for whom the others wait.
+    For a CPU: one core."""
+    devices = {
+        (device.name, device.arch): device for node in machine.nodes for device in node.devices
+    }
     if machine.kind == "cpu" or not devices:
         return CPU_CORE, True
     names = [(model_of(device), device.arch) for device in devices.values()]

@@ -1,5 +1,5 @@
-"""What a plan will need and take, as a person reads it: memory part by part in both phases, seconds, GPU-hours, and on what the figures rest.
-Pure; called by `make`."""
+"""What a plan will need and take, as a person reads it: memory part by part in both phases,
+seconds, GPU-hours, and on what the figures rest. Pure; called by `make`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def forecast(answer: Answer, machine: Machine, *, steps: int, num_devices: int) 
     step_s = answer.step_s
     parts = ("compute", "bubble", "stages", "tensor", "experts", "data", "optimizer")
     return Forecast(
-        device=device.name if known else f"{machine.nodes[0].devices[0].name} (taken for {device.name})",
+        device=device.name
+        if known
+        else f"{machine.nodes[0].devices[0].name} (taken for {device.name})",
         memory_bytes=question.memory_bytes,
         training=_training(answer),
         rollout=_rollout(answer),
@@ -56,7 +58,9 @@ def _training(answer: Answer) -> list[Part]:
         Part(name="workspace", size_bytes=needs.workspace, basis="estimate"),
     ]
     if answer.question.colocated:
-        parts.append(Part(name="engine, asleep", size_bytes=ENGINE_CONTEXT + ENGINE_GRAPHS, basis="estimate"))
+        parts.append(
+            Part(name="engine, asleep", size_bytes=ENGINE_CONTEXT + ENGINE_GRAPHS, basis="estimate")
+        )
     return [*parts, _margin(answer, parts)]
 
 
@@ -75,16 +79,21 @@ def _rollout(answer: Answer) -> list[Part]:
 
 def _margin(answer: Answer, parts: list[Part]) -> Part:
     return Part(
-        name="margin", size_bytes=answer.question.memory_bytes - sum(part.size_bytes for part in parts), basis="formula"
+        name="margin",
+        size_bytes=answer.question.memory_bytes - sum(part.size_bytes for part in parts),
+        basis="formula",
     )
 
 
 def _assumptions(answer: Answer, *, source: str) -> list[str]:
     question = answer.question
     told = [
-        f"prompts and answers are {MEAN_SHARE:.0%} of the longest that the recipe allows, on average",
-        f"of the data sheet, training reaches {TRAIN_SHARE:.0%} of FLOP/s ({EXPERT_SHARE:.0%} in experts), prefill {PREFILL_SHARE:.0%}, "
-        f"decoding {DECODE_SHARE:.0%} of memory bandwidth, collectives {LINK_SHARE:.0%} of the link",
+        f"prompts and answers are {MEAN_SHARE:.0%} of the longest that the recipe allows, on "
+        "average",
+        f"of the data sheet, training reaches {TRAIN_SHARE:.0%} of FLOP/s ({EXPERT_SHARE:.0%} in "
+        f"experts), prefill {PREFILL_SHARE:.0%}, "
+        f"decoding {DECODE_SHARE:.0%} of memory bandwidth, collectives {LINK_SHARE:.0%} of the "
+        "link",
         f"data sheet: {source}",
         f"attention computes {FILL:.2f} positions for each real one",
     ]
@@ -96,8 +105,14 @@ def _assumptions(answer: Answer, *, source: str) -> list[str]:
 def _imbalance(answer: Answer) -> str:
     """Nothing is dropped: how many tokens an expert rank gets is up to the router."""
     question, trainer = answer.question, answer.trainer
-    planned, worst = question.wish.packing.imbalance, worst_imbalance(question.facts, trainer.layout)
-    told = f"memory is for {planned:g} times its even share of tokens at the busiest expert rank (train.expert_imbalance)"
+    planned, worst = (
+        question.wish.packing.imbalance,
+        worst_imbalance(question.facts, trainer.layout),
+    )
+    told = (
+        f"memory is for {planned:g} times its even share of tokens at the busiest expert rank "
+        "(train.expert_imbalance)"
+    )
     if worst <= planned:
         return f"{told}; it cannot get more than {worst:.1f} times"
     count = question.time.num_microbatches(trainer.layout, question.work, trainer.cap)
@@ -105,4 +120,7 @@ def _imbalance(answer: Answer) -> str:
     wish = replace(question.wish, row_tokens=trainer.cap, num_microbatches=count, packing=packing)
     total = question.memory.worst_stage(trainer.layout, wish).total
     ends = "would fit all the same" if total <= question.trainer_budget else "would not fit"
-    return f"{told}; at worst it gets {worst:.1f} times, since nothing is dropped: {format_bytes(total)} in all, which {ends}"
+    return (
+        f"{told}; at worst it gets {worst:.1f} times, since nothing is dropped: "
+        f"{format_bytes(total)} in all, which {ends}"
+    )

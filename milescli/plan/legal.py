@@ -1,5 +1,6 @@
-"""Which layouts Megatron and SGLang can run with a model, axis by axis: the one place that says it, for the planner and for the trainer's own
-check. Pure; a fault tells the equation that does not hold."""
+"""Which layouts Megatron and SGLang can run with a model, axis by axis: the one place that says it,
+for the planner and for the trainer's own check. Pure; a fault tells the equation that does not
+hold."""
 
 from __future__ import annotations
 
@@ -46,7 +47,10 @@ def faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
     yield from stage_faults(layout, facts)
     yield from expert_faults(layout, facts)
     if facts.num_experts and layout.tp > 1 and not layout.sequence_parallel:
-        why = "experts under tensor parallelism need sequence parallelism: Megatron refuses them otherwise"
+        why = (
+            "experts under tensor parallelism need sequence parallelism: Megatron refuses them "
+            "otherwise"
+        )
         yield Fault(key="parallel.sequence_parallel", value=False, why=why, legal=True)
 
 
@@ -54,7 +58,12 @@ def tp_faults(facts: ModelFacts, tp: int) -> Iterator[Fault]:
     """Tensor parallelism cuts heads and MLPs."""
     kv_heads = facts.common_kv_heads
     if tp > kv_heads:
-        yield Fault(key="parallel.tp", value=tp, why=f"it exceeds the model's {kv_heads} key/value heads", legal=kv_heads)
+        yield Fault(
+            key="parallel.tp",
+            value=tp,
+            why=f"it exceeds the model's {kv_heads} key/value heads",
+            legal=kv_heads,
+        )
     cuts = (
         (facts.num_heads, "attention heads"),
         (kv_heads, "key/value heads"),
@@ -62,9 +71,14 @@ def tp_faults(facts: ModelFacts, tp: int) -> Iterator[Fault]:
         (facts.shared_expert_ffn_hidden_size, "channels of the shared experts"),
         (facts.mamba.num_groups if facts.mamba else 0, "groups of Mamba-2"),
         (facts.mamba.num_heads if facts.mamba else 0, "heads of Mamba-2"),
-        (facts.gated_delta.num_key_heads if facts.gated_delta else 0, "key heads of linear attention"),
+        (
+            facts.gated_delta.num_key_heads if facts.gated_delta else 0,
+            "key heads of linear attention",
+        ),
     )
-    yield from (fault for total, what in cuts if (fault := indivisible("parallel.tp", tp, total, what)))
+    yield from (
+        fault for total, what in cuts if (fault := indivisible("parallel.tp", tp, total, what))
+    )
 
 
 def cp_faults(facts: ModelFacts, cp: int, *, tp: int) -> Iterator[Fault]:
@@ -72,13 +86,21 @@ def cp_faults(facts: ModelFacts, cp: int, *, tp: int) -> Iterator[Fault]:
     if cp == 1:
         return
     if facts.mamba:
-        yield Fault(key="parallel.cp", value=cp, why="Mamba-2 computes a sequence on one rank, and cp cuts it", legal=1)
+        yield Fault(
+            key="parallel.cp",
+            value=cp,
+            why="Mamba-2 computes a sequence on one rank, and cp cuts it",
+            legal=1,
+        )
     if facts.indexer:
         why = "sparse attention chooses among the positions of one rank, and cp cuts sequences"
         yield Fault(key="parallel.cp", value=cp, why=why, legal=1)
     delta = facts.gated_delta
     if delta and delta.num_key_heads % (tp * cp):
-        why = f"{delta.num_key_heads} key heads of linear attention / (tp {tp} x cp {cp}) is not whole"
+        why = (
+            f"{delta.num_key_heads} key heads of linear attention / (tp {tp} x cp {cp}) is not "
+            "whole"
+        )
         yield Fault(key="parallel.cp", value=cp, why=why, legal=1)
 
 
@@ -89,16 +111,26 @@ def stage_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
         why = f"the model has {layers} layers, and each stage needs one"
         yield Fault(key="parallel.pp", value=pp, why=why, legal=layers)
         return
-    pins = {"first_stage_layers": layout.first_stage_layers, "last_stage_layers": layout.last_stage_layers}
+    pins = {
+        "first_stage_layers": layout.first_stage_layers,
+        "last_stage_layers": layout.last_stage_layers,
+    }
     sizes = stage_sizes(layout, layers)
     for name, pin in pins.items():
         if pin is not None and (pp == 1 or min(sizes) < 1 or sum(sizes) != layers):
-            why = f"pp {pp} stages of {' + '.join(map(str, sizes))} layers do not make up {layers} with one at least in each"
+            why = (
+                f"pp {pp} stages of {' + '.join(map(str, sizes))} layers do not make up "
+                f"{layers} "
+                "with one at least in each"
+            )
             yield Fault(key=f"parallel.{name}", value=pin, why=why, legal="null")
             return
     starts = [0, *accumulate(sizes)][:-1]
     if any(facts.layers[start].shares_choice for start in starts):
-        why = f"a stage of pp={pp} would begin with a layer that takes the choice of positions of the layer before"
+        why = (
+            f"a stage of pp={pp} would begin with a layer that takes the choice of positions of "
+            "the layer before"
+        )
         yield Fault(key="parallel.pp", value=pp, why=why, legal=1)
 
 
@@ -107,18 +139,28 @@ def expert_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
     ep, etp, ranks = layout.ep, layout.etp, layout.tp * layout.cp * layout.dp
     if not facts.num_experts:
         if ep > 1:
-            yield Fault(key="parallel.ep", value=ep, why="the model is dense: it has no experts", legal=1)
+            yield Fault(
+                key="parallel.ep", value=ep, why="the model is dense: it has no experts", legal=1
+            )
         if etp not in (1, layout.tp):
-            yield Fault(key="parallel.etp", value=etp, why="the model is dense: it has no experts to cut", legal="null")
+            yield Fault(
+                key="parallel.etp",
+                value=etp,
+                why="the model is dense: it has no experts to cut",
+                legal="null",
+            )
         return
     if fault := indivisible("parallel.ep", ep, facts.num_experts, "experts"):
         yield fault
-    if fault := indivisible("parallel.etp", etp, facts.moe_ffn_hidden_size, "channels of an expert"):
+    if fault := indivisible(
+        "parallel.etp", etp, facts.moe_ffn_hidden_size, "channels of an expert"
+    ):
         yield fault
     if ranks % (ep * etp):
         why = (
             f"expert layout ep {ep} x etp {etp} does not divide the ranks of one pipeline stage: "
-            f"tp {layout.tp} x cp {layout.cp} x dp {layout.dp} = {ranks} is not a multiple of {ep * etp}"
+            f"tp {layout.tp} x cp {layout.cp} x dp {layout.dp} = {ranks} is not a multiple of "
+            f"{ep * etp}"
         )
         legal = max(1, -(-ep * etp // (layout.tp * layout.cp)))
         yield Fault(key="parallel.dp", value=layout.dp, why=why, legal=legal)
@@ -127,13 +169,18 @@ def expert_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
 def training_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
     """Beyond `faults`: what can be loaded and saved, and would be trained wrongly."""
     if facts.num_experts and layout.ep == 1 and layout.etp != layout.tp:
-        # Megatron-Core 0.16.1 takes such experts for dense layers and does not sum what tp ranks with other tokens learned
-        why = f"with ep 1, Megatron sums the experts' gradients rightly only where etp is tp, {layout.tp}"
+        # Megatron-Core 0.16.1 takes such experts for dense layers and does not sum what tp ranks
+        # with other tokens learned
+        why = (
+            "with ep 1, Megatron sums the experts' gradients rightly only where etp is tp, "
+            f"{layout.tp}"
+        )
         yield Fault(key="parallel.etp", value=layout.etp, why=why, legal=layout.tp)
 
 
 def engine_faults(facts: ModelFacts, *, tp: int, ep: int, attention_dp: int) -> Iterator[Fault]:
-    """What SGLang refuses: heads are cut by tp / attention_dp, experts by ep within tp. Key/value heads fewer than that are repeated."""
+    """What SGLang refuses: heads are cut by tp / attention_dp, experts by ep within tp. Key/value
+    heads fewer than that are repeated."""
     for key, value in (("engines.attention_dp", attention_dp), ("engines.ep", ep)):
         if fault := indivisible(key, value, tp, "devices of an engine"):
             yield fault
@@ -145,10 +192,14 @@ def engine_faults(facts: ModelFacts, *, tp: int, ep: int, attention_dp: int) -> 
         if fault := indivisible(key, value, total, what):
             yield fault
     if ep > 1 and not facts.num_experts:
-        yield Fault(key="engines.ep", value=ep, why="the model is dense: it has no experts", legal=1)
+        yield Fault(
+            key="engines.ep", value=ep, why="the model is dense: it has no experts", legal=1
+        )
     # within one ep group, experts are cut by what is left of tp
     if facts.num_experts and (
-        fault := indivisible("engines.tp", max(1, tp // ep), facts.moe_ffn_hidden_size, "channels of an expert")
+        fault := indivisible(
+            "engines.tp", max(1, tp // ep), facts.moe_ffn_hidden_size, "channels of an expert"
+        )
     ):
         yield fault
 

@@ -1,5 +1,6 @@
-"""Main memory of computers without accelerators: trainer ranks and engines stand in it side by side, as nothing sleeps there. Refuses what does
-not fit, and gives the engines' caches what is left. Pure; called by `make`."""
+"""Main memory of computers without accelerators: trainer ranks and engines stand in it side by
+side, as nothing sleeps there. Refuses what does not fit, and gives the engines' caches what is
+left. Pure; called by `make`."""
 
 from __future__ import annotations
 
@@ -13,22 +14,32 @@ from milescli.core.units import GIB, MIB
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
 from milescli.plan.decisions import Log
-from milescli.plan.memory import TRAINER_CONTEXT, MemoryModel, TrainerBytes, TrainerWish, bucket_bytes, memory_model
+from milescli.plan.memory import (
+    TRAINER_CONTEXT,
+    MemoryModel,
+    TrainerBytes,
+    TrainerWish,
+    bucket_bytes,
+    memory_model,
+)
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.types import EngineLayout, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
 RANK_PROCESS = 400 * MIB
-"""Of a trainer rank without its model: Python, torch, Megatron-Core. Seen of the quickstart's; as are the next two."""
+"""Of a trainer rank without its model: Python, torch, Megatron-Core. Seen of the quickstart's; as
+are the next two."""
 ENGINE_PROCESS = 1600 * MIB
-"""Of an engine rank without its model, with its actor's, the server's and the detokenizer's processes."""
+"""Of an engine rank without its model, with its actor's, the server's and the detokenizer's
+processes."""
 SESSION = 1200 * MIB
 """Driver, router and Ray's own processes on one node."""
 USABLE = 0.95
 """Of main memory: the system needs the rest."""
 LARGEST_CAP = 8192
-"""Tokens of a microbatch that is not pinned, where sequences are no longer: larger ones gain nothing."""
+"""Tokens of a microbatch that is not pinned, where sequences are no longer: larger ones gain
+nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +57,8 @@ class _Node:
     """What one computer holds, the engines' caches aside."""
 
     ranks: TrainerBytes
-    """Of all trainer ranks on it; `workspace` without what a device's driver takes, `host` what else they keep."""
+    """Of all trainer ranks on it; `workspace` without what a device's driver takes, `host` what
+    else they keep."""
     num_ranks: int
     engine_weights: int
     num_shards: int
@@ -76,8 +88,8 @@ def fit_main_memory(
     size: int,
     log: Log,
 ) -> Fitted:
-    """Microbatches as large as there is room for, recompute where smaller ones are not enough, and caches of what is left. `size`: bytes of a
-    weight.
+    """Microbatches as large as there is room for, recompute where smaller ones are not enough, and
+    caches of what is left. `size`: bytes of a weight.
 
     Raises FitError with the sum where the fullest node is too small.
     """
@@ -93,9 +105,23 @@ def fit_main_memory(
     else:
         raise _refusal(recipe, machine, node, least, budget)
     log.note("trainer.recompute", layout.recompute, _why_recompute(recipe, layout))
-    tokens = _cache_tokens(recipe, memory, engines, room=budget - node.total, num_shards=node.num_shards, size=size, log=log)
-    cache = node.num_shards * memory.cache_bytes(engines, size=size, tokens=tokens, sequences=engines.max_running_requests)
-    log.note("memory", f"{(node.total + cache) / GIB:.1f} GiB", f"{_sum(node, cache)}, of {_there(machine)}; an estimate")
+    tokens = _cache_tokens(
+        recipe,
+        memory,
+        engines,
+        room=budget - node.total,
+        num_shards=node.num_shards,
+        size=size,
+        log=log,
+    )
+    cache = node.num_shards * memory.cache_bytes(
+        engines, size=size, tokens=tokens, sequences=engines.max_running_requests
+    )
+    log.note(
+        "memory",
+        f"{(node.total + cache) / GIB:.1f} GiB",
+        f"{_sum(node, cache)}, of {_there(machine)}; an estimate",
+    )
     return Fitted(trainer=layout, engines=replace(engines, max_total_tokens=tokens), cap=cap)
 
 
@@ -104,13 +130,20 @@ def _caps(recipe: Recipe, trainer: TrainerLayout) -> list[int]:
     if recipe.train.max_tokens_per_microbatch:
         return [recipe.train.max_tokens_per_microbatch]
     least = -(-(recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens) // trainer.cp)
-    halves = takewhile(lambda cap: cap > least, (LARGEST_CAP >> number for number in range(LARGEST_CAP.bit_length())))
+    halves = takewhile(
+        lambda cap: cap > least,
+        (LARGEST_CAP >> number for number in range(LARGEST_CAP.bit_length())),
+    )
     return [*halves, least]
 
 
 def _wish(recipe: Recipe, trainer: TrainerLayout, *, cap: int, size: int) -> TrainerWish:
     samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
-    most = -(-samples * (recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens) // (trainer.dp * trainer.cp))
+    most = -(
+        -samples
+        * (recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens)
+        // (trainer.dp * trainer.cp)
+    )
     return TrainerWish(
         size=size,
         row_tokens=min(cap, most),
@@ -123,13 +156,19 @@ def _wish(recipe: Recipe, trainer: TrainerLayout, *, cap: int, size: int) -> Tra
 
 
 def _fullest(
-    memory: MemoryModel, wish: TrainerWish, trainer: TrainerLayout, engines: EngineLayout, slots: Sequence[Slot]
+    memory: MemoryModel,
+    wish: TrainerWish,
+    trainer: TrainerLayout,
+    engines: EngineLayout,
+    slots: Sequence[Slot],
 ) -> _Node:
     """Of the nodes that the slots are on."""
     stages = memory.stages(trainer, wish)
     weights = memory.engine_weights(engines, size=wish.size)
     ranks = Counter(
-        (slot.node, slot.trainer_rank * trainer.pp // trainer.world_size) for slot in slots if slot.trainer_rank is not None
+        (slot.node, slot.trainer_rank * trainer.pp // trainer.world_size)
+        for slot in slots
+        if slot.trainer_rank is not None
     )
     shards = Counter(slot.node for slot in slots if slot.engine is not None)
 
@@ -140,21 +179,38 @@ def _fullest(
         num_ranks = sum(count for _, count in here)
         sums["workspace"] -= num_ranks * TRAINER_CONTEXT
         return _Node(
-            ranks=TrainerBytes(**sums), num_ranks=num_ranks, engine_weights=shards[number] * weights, num_shards=shards[number]
+            ranks=TrainerBytes(**sums),
+            num_ranks=num_ranks,
+            engine_weights=shards[number] * weights,
+            num_shards=shards[number],
         )
 
-    return max((held(number) for number in sorted({slot.node for slot in slots})), key=lambda node: node.total)
+    return max(
+        (held(number) for number in sorted({slot.node for slot in slots})),
+        key=lambda node: node.total,
+    )
 
 
 def _cache_tokens(
-    recipe: Recipe, memory: MemoryModel, engines: EngineLayout, *, room: int, num_shards: int, size: int, log: Log
+    recipe: Recipe,
+    memory: MemoryModel,
+    engines: EngineLayout,
+    *,
+    room: int,
+    num_shards: int,
+    size: int,
+    log: Log,
 ) -> int:
     """Of one engine: what a step can ask for at once, or what `room` bytes are enough for."""
     wanted, running = engines.max_total_tokens, engines.max_running_requests
     assert wanted is not None, "an engine on a CPU has no other measure for its cache"
     states = num_shards * memory.cache_bytes(engines, size=size, tokens=0, sequences=running)
     each = max(1, num_shards * memory.cache_bytes(engines, size=size, tokens=1 << 20, sequences=0))
-    most = max(longest_tokens(recipe), int(max(0, room - states) / each * (1 << 20))) if num_shards else wanted
+    most = (
+        max(longest_tokens(recipe), int(max(0, room - states) / each * (1 << 20)))
+        if num_shards
+        else wanted
+    )
     if recipe.engines.max_total_tokens:
         reason = "pinned by `engines.max_total_tokens`"
     elif most < wanted:
@@ -177,7 +233,8 @@ def _refusal(recipe: Recipe, machine: Machine, node: _Node, least: int, budget: 
     total = node.total + node.num_shards * least
     return FitError(
         f"recipe `{recipe.name}` does not fit into the main memory of a CPU with {_there(machine)}",
-        why=f"{_sum(node, node.num_shards * least)} = {total / GIB:.1f} GiB > {budget / GIB:.1f} ({USABLE:.0%} of {_there(machine)}); "
+        why=f"{_sum(node, node.num_shards * least)} = {total / GIB:.1f} GiB > {budget / GIB:.1f} "
+        f"({USABLE:.0%} of {_there(machine)}); "
         f"the cache is for one sequence of {longest_tokens(recipe):,} tokens",
         fix=[],
     )
@@ -192,10 +249,14 @@ def _sum(node: _Node, cache: int) -> str:
         "activations": ranks.activations + ranks.logits + ranks.workspace,
         "reference": ranks.host,
     }
-    told = " + ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size or name != "reference")
+    told = " + ".join(
+        f"{name} {size / GIB:.1f}" for name, size in parts.items() if size or name != "reference"
+    )
     return (
-        f"{node.num_ranks} trainer rank{'s'[: node.num_ranks > 1]}: {told}; {node.num_shards} engine rank{'s'[: node.num_shards > 1]}: "
-        f"weights {node.engine_weights / GIB:.1f} + cache {cache / GIB:.1f}; processes {node.processes / GIB:.1f}"
+        f"{node.num_ranks} trainer rank{'s'[: node.num_ranks > 1]}: {told}; {node.num_shards} "
+        f"engine rank{'s'[: node.num_shards > 1]}: "
+        f"weights {node.engine_weights / GIB:.1f} + cache {cache / GIB:.1f}; processes "
+        f"{node.processes / GIB:.1f}"
     )
 
 

@@ -1,5 +1,5 @@
-"""From a wish and a machine to a decision: legal layouts, placement, batch arithmetic, each choice with its reason. The one door; pure, no torch,
-no I/O."""
+"""From a wish and a machine to a decision: legal layouts, placement, batch arithmetic, each choice
+with its reason. The one door; pure, no torch, no I/O."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from milescli.recipe.schema import Recipe
 
 
 def make_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
-    """The plan of this recipe on this machine. Raises FitError with the equation where a pin is illegal or does not fit, and with fixes that were
-    tried."""
+    """The plan of this recipe on this machine. Raises FitError with the equation where a pin is
+    illegal or does not fit, and with fixes that were tried."""
 
     def plans(other: Recipe) -> Plan:
         return _planned(other, machine, facts)
@@ -55,9 +55,14 @@ def _planned(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
     except FitError as error:
         if recipe.engines.placement != "auto" or num_devices == 1:
             raise
-        told = f"{'sharing devices' if colocated else 'devices of their own'} would not do: {error.what}"
+        told = (
+            f"{'sharing devices' if colocated else 'devices of their own'} would not do: "
+            f"{error.what}"
+        )
         try:
-            return _on_devices(site, Log(decisions=log.decisions[:1]), colocated=not colocated, reason=told)
+            return _on_devices(
+                site, Log(decisions=log.decisions[:1]), colocated=not colocated, reason=told
+            )
         except FitError:
             raise error from None
 
@@ -78,7 +83,10 @@ def _on_cpu(site: _Site, log: Log) -> Plan:
     colocated, reason = _placement(recipe, None)
     log.note("placement", "colocated" if colocated else "split", reason)
     precision = _precision(recipe, site.machine, log)
-    trainer, engines = trainer_on_cpu(recipe, site.facts, log), engines_on_cpu(recipe, site.facts, log)
+    trainer, engines = (
+        trainer_on_cpu(recipe, site.facts, log),
+        engines_on_cpu(recipe, site.facts, log),
+    )
     fitted = fit_main_memory(
         recipe,
         site.machine,
@@ -114,7 +122,8 @@ def _on_devices(site: _Site, log: Log, *, colocated: bool, reason: str) -> Plan:
         log=placed,
     )
     turns = (
-        f"; rollout {format_duration(answer.engines.seconds.total)}, training {format_duration(answer.trainer.seconds.total)}"
+        f"; rollout {format_duration(answer.engines.seconds.total)}, training "
+        f"{format_duration(answer.trainer.seconds.total)}"
     )
     log.note("placement", "colocated" if colocated else "split", reason + turns)
     log.decisions += placed.decisions
@@ -147,8 +156,12 @@ def _assembled(
     if num_devices and len(slots) > num_devices:
         raise FitError(
             f"the plan needs {len(slots)} devices and there are {num_devices}",
-            why=f"trainer {trainer.world_size} + engines {engines.num} x {engines.tp}{' on the same devices' if colocated else ''}",
-            fix=["--set engines.placement=colocated", f"--nodes {-(-len(slots) // site.devices_per_node)}"],
+            why=f"trainer {trainer.world_size} + engines {engines.num} x "
+            f"{engines.tp}{' on the same devices' if colocated else ''}",
+            fix=[
+                "--set engines.placement=colocated",
+                f"--nodes {-(-len(slots) // site.devices_per_node)}",
+            ],
         )
     if num_devices:
         _note_idle(slots, num_devices, recipe, log)
@@ -162,13 +175,17 @@ def _assembled(
         channel=_channel(recipe, slots, colocated, log),
         slots=slots,
         batch=_batch(recipe, trainer, cap, log),
-        cpu_threads=_threads(recipe, machine, sum(slot.node == 0 for slot in slots), colocated, log),
+        cpu_threads=_threads(
+            recipe, machine, sum(slot.node == 0 for slot in slots), colocated, log
+        ),
         max_staleness=recipe.rollout.max_staleness,
         steps=recipe.train.steps,
         warmup_steps=recipe.warmup.steps,
         old_logprobs=_old_logprobs(recipe, log),
         decisions=log.decisions,
-        forecast=forecast(answer, machine, steps=recipe.train.steps, num_devices=len(slots)) if answer else None,
+        forecast=forecast(answer, machine, steps=recipe.train.steps, num_devices=len(slots))
+        if answer
+        else None,
     )
 
 
@@ -183,7 +200,11 @@ def _note_idle(slots: list[Slot], num_devices: int, recipe: Recipe, log: Log) ->
         for key in keys
         if getattr(getattr(recipe, room), key) is not None
     ]
-    why = f"pinned: {', '.join(pins)}" if pins else "no legal layout of trainer and engines takes them all, or none that fits"
+    why = (
+        f"pinned: {', '.join(pins)}"
+        if pins
+        else "no legal layout of trainer and engines takes them all, or none that fits"
+    )
     log.note("idle devices", num_devices - used, why)
 
 
@@ -200,8 +221,12 @@ def _devices_per_node(recipe: Recipe, machine: Machine, log: Log) -> int:
     if wanted > visible:
         raise FitError(
             f"{wanted} GPUs per node are wanted and {visible} are visible",
-            why=f"this machine is of the kind {machine.kind}" + ("" if visible else " and has no GPU that miles can see"),
-            fix=[f"--gpus {visible}" if visible else "leave --gpus out to run on the CPU", "miles doctor"],
+            why=f"this machine is of the kind {machine.kind}"
+            + ("" if visible else " and has no GPU that miles can see"),
+            fix=[
+                f"--gpus {visible}" if visible else "leave --gpus out to run on the CPU",
+                "miles doctor",
+            ],
         )
     log.note("device", f"{wanted} x {machine.kind}", "pinned by `machine.gpus`")
     return wanted
@@ -217,17 +242,27 @@ def _placement(recipe: Recipe, num_devices: int | None) -> tuple[bool, str]:
     return True, "strictly on-policy steps take turns, so each gets all devices"
 
 
-def _slots(trainer: TrainerLayout, engines: EngineLayout, colocated: bool, devices_per_node: int, num_nodes: int) -> list[Slot]:
-    """Slot i: trainer rank i; engine ranks on the same slots (colocated) or behind the trainer's (split), where an engine can begin without
-    lying across two nodes. On a CPU a node has as many slots as it takes to use all nodes. Raises FitError where these have not one each."""
+def _slots(
+    trainer: TrainerLayout,
+    engines: EngineLayout,
+    colocated: bool,
+    devices_per_node: int,
+    num_nodes: int,
+) -> list[Slot]:
+    """Slot i: trainer rank i; engine ranks on the same slots (colocated) or behind the trainer's
+    (split), where an engine can begin without lying across two nodes. On a CPU a node has as many
+    slots as it takes to use all nodes. Raises FitError where these have not one each."""
     ranks, shards = trainer.world_size, engines.num * engines.tp
     unit = min(engines.tp, devices_per_node) if devices_per_node else 1
     offset = 0 if colocated else -(-ranks // unit) * unit
     num_slots = max(ranks, offset + shards)
     if not devices_per_node and num_slots < num_nodes:
         raise FitError(
-            f"{num_nodes} nodes are wanted, and the plan has {num_slots} slot{'s'[: num_slots > 1]} for them",
-            why=f"trainer ranks {ranks}, engine ranks {shards}{', which share slots' if colocated else ''}: each node needs one at least",
+            f"{num_nodes} nodes are wanted, and the plan has {num_slots} "
+            f"slot{'s'[: num_slots > 1]} for them",
+            why=f"trainer ranks {ranks}, engine ranks "
+            f"{shards}{', which share slots' if colocated else ''}: each node needs one at "
+            "least",
             fix=[f"--nodes {num_slots}", f"--set parallel.dp={num_nodes}"],
         )
     per_node = devices_per_node or -(-num_slots // num_nodes)
@@ -260,7 +295,9 @@ def _precision(recipe: Recipe, machine: Machine, log: Log) -> Literal["bf16", "f
     return "fp32" if on_cpu else "bf16"
 
 
-def _channel(recipe: Recipe, slots: list[Slot], colocated: bool, log: Log) -> Literal["tensor", "distributed"]:
+def _channel(
+    recipe: Recipe, slots: list[Slot], colocated: bool, log: Log
+) -> Literal["tensor", "distributed"]:
     with_trainer = {slot.node for slot in slots if slot.trainer_rank is not None}
     alone = sorted({slot.node for slot in slots if slot.engine is not None} - with_trainer)
     if alone and recipe.weights.channel == "tensor":
@@ -274,13 +311,23 @@ def _channel(recipe: Recipe, slots: list[Slot], colocated: bool, log: Log) -> Li
         return recipe.weights.channel
     if colocated and alone:
         log.note(
-            "weights.channel", "distributed", f"engines on node {', '.join(map(str, alone))} have no trainer rank beside them"
+            "weights.channel",
+            "distributed",
+            f"engines on node {', '.join(map(str, alone))} have no trainer rank beside them",
         )
         return "distributed"
     if colocated:
-        log.note("weights.channel", "tensor", "trainer and engines share devices: buckets are handed over in shared memory")
+        log.note(
+            "weights.channel",
+            "tensor",
+            "trainer and engines share devices: buckets are handed over in shared memory",
+        )
         return "tensor"
-    log.note("weights.channel", "distributed", "trainer and engines have devices of their own: buckets are broadcast")
+    log.note(
+        "weights.channel",
+        "distributed",
+        "trainer and engines have devices of their own: buckets are broadcast",
+    )
     return "distributed"
 
 
@@ -291,17 +338,24 @@ def _batch(recipe: Recipe, trainer: TrainerLayout, cap: int, log: Log) -> BatchP
     if longest > cap * trainer.cp:
         raise FitError(
             f"a sequence of {longest} tokens does not fit into a microbatch",
-            why=f"data.max_prompt_tokens {recipe.data.max_prompt_tokens} + rollout.max_response_tokens {recipe.rollout.max_response_tokens} = {longest}"
+            why=f"data.max_prompt_tokens {recipe.data.max_prompt_tokens} + "
+            f"rollout.max_response_tokens {recipe.rollout.max_response_tokens} = {longest}"
             f" > train.max_tokens_per_microbatch {cap} x cp {trainer.cp}",
             fix=f"--set train.max_tokens_per_microbatch={-(-longest // trainer.cp)}",
         )
     if num_samples < trainer.dp * updates:
         raise FitError(
-            f"{num_samples} samples a step are too few for {trainer.dp} data-parallel ranks x {updates} updates",
-            why=f"prompts_per_step {prompts} x samples_per_prompt {group} = {num_samples} < {trainer.dp * updates}",
+            f"{num_samples} samples a step are too few for {trainer.dp} data-parallel ranks x "
+            f"{updates} updates",
+            why=f"prompts_per_step {prompts} x samples_per_prompt {group} = {num_samples} < "
+            f"{trainer.dp * updates}",
             fix=f"--set rollout.prompts_per_step={-(-trainer.dp * updates // group)}",
         )
-    log.note("batch", f"{num_samples} samples", f"{prompts} prompts x {group}; at most {cap} tokens a microbatch and rank")
+    log.note(
+        "batch",
+        f"{num_samples} samples",
+        f"{prompts} prompts x {group}; at most {cap} tokens a microbatch and rank",
+    )
     return BatchPlan(
         prompts_per_step=prompts,
         samples_per_prompt=group,
@@ -321,7 +375,8 @@ def _threads(recipe: Recipe, machine: Machine, num_slots: int, colocated: bool, 
     log.note(
         "cpu_threads",
         threads,
-        f"{cores} cores / {num_slots} slot{'s'[: num_slots > 1]}" + (", which take turns" if colocated else ""),
+        f"{cores} cores / {num_slots} slot{'s'[: num_slots > 1]}"
+        + (", which take turns" if colocated else ""),
     )
     return threads
 
@@ -332,7 +387,15 @@ def _old_logprobs(recipe: Recipe, log: Log) -> Literal["trainer", "engine"]:
         log.note("old_logprobs", wanted, "pinned by `train.old_logprobs`")
         return wanted
     if recipe.rollout.max_staleness:
-        log.note("old_logprobs", "engine", "stale answers came from older weights, and only the engine knows their log-probs")
+        log.note(
+            "old_logprobs",
+            "engine",
+            "stale answers came from older weights, and only the engine knows their log-probs",
+        )
         return "engine"
-    log.note("old_logprobs", "trainer", "on-policy: the trainer's own log-probs do not depend on how the engine batched")
+    log.note(
+        "old_logprobs",
+        "trainer",
+        "on-policy: the trainer's own log-probs do not depend on how the engine batched",
+    )
     return "trainer"

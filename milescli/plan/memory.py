@@ -1,5 +1,6 @@
-"""Bytes on one device: what a trainer rank and an engine rank need, part by part, and whether they fit beside each other. Pure. Sizes of
-weights, gradients, optimizer and activations are compared with real ranks in tests; what is marked an estimate is not."""
+"""Bytes on one device: what a trainer rank and an engine rank need, part by part, and whether they
+fit beside each other. Pure. Sizes of weights, gradients, optimizer and activations are compared
+with real ranks in tests; what is marked an estimate is not."""
 
 from __future__ import annotations
 
@@ -20,20 +21,23 @@ from milescli.plan.stages import microbatches_in_flight, stage_ends
 from milescli.plan.types import EngineLayout, TrainerLayout
 
 TRAINER_CONTEXT = int(2.0 * GIB)
-"""Driver context, collectives' buffers and kernels of a trainer process; stays while it sleeps. An estimate, small enough that the fullest of the
-layouts that are known to run fits."""
+"""Driver context, collectives' buffers and kernels of a trainer process; stays while it sleeps. An
+estimate, small enough that the fullest of the layouts that are known to run fits."""
 ENGINE_CONTEXT = int(1.5 * GIB)
 """The same of an engine process. An estimate."""
 ENGINE_GRAPHS = int(1.0 * GIB)
 """CUDA graphs of decoding; stay while it sleeps. An estimate."""
 FRAGMENTS = 0.04
-"""Part of a device's memory that the allocator cannot use, or that is left as a margin. An estimate."""
+"""Part of a device's memory that the allocator cannot use, or that is left as a margin. An
+estimate."""
 PREFILL_TOKENS = 8192
 """SGLang prefills so many tokens at once, at most (its own default on devices of 80 GB)."""
 STATE_SHARE = 0.9 / 1.9
-"""Of an engine's cache that SGLang sets aside for recurrent states, where a model has them (`--mamba-full-memory-ratio` 0.9)."""
+"""Of an engine's cache that SGLang sets aside for recurrent states, where a model has them
+(`--mamba-full-memory-ratio` 0.9)."""
 STATES_PER_REQUEST = 3
-"""Recurrent states that SGLang reckons for each running request: its own, and those that its prefix cache keeps."""
+"""Recurrent states that SGLang reckons for each running request: its own, and those that its prefix
+cache keeps."""
 _PAD = 128
 """Megatron pads flat memory to a multiple of this and of the ranks that share it."""
 
@@ -51,7 +55,8 @@ class TrainerBytes:
     workspace: int = 0
     """What lives for a moment, and the process itself. An estimate."""
     host: int = 0
-    """Of the node's main memory: optimizer states that are offloaded, and what a sleeping rank or a reference keeps there."""
+    """Of the node's main memory: optimizer states that are offloaded, and what a sleeping rank or a
+    reference keeps there."""
 
     @property
     def static(self) -> int:
@@ -117,10 +122,16 @@ class MemoryModel:
         return self._of_stages(layout, wish, range(layout.pp))
 
     def worst_stage(self, layout: TrainerLayout, wish: TrainerWish) -> TrainerBytes:
-        """The stage that needs the most device memory. Of stages alike, it is the first: it holds the most microbatches."""
-        return max(self._of_stages(layout, wish, self.counter.distinct_stages(layout)), key=lambda stage: stage.total)
+        """The stage that needs the most device memory. Of stages alike, it is the first: it holds
+        the most microbatches."""
+        return max(
+            self._of_stages(layout, wish, self.counter.distinct_stages(layout)),
+            key=lambda stage: stage.total,
+        )
 
-    def _of_stages(self, layout: TrainerLayout, wish: TrainerWish, stages: Iterable[int]) -> list[TrainerBytes]:
+    def _of_stages(
+        self, layout: TrainerLayout, wish: TrainerWish, stages: Iterable[int]
+    ) -> list[TrainerBytes]:
         held = self.counter.stages(layout)
         sums = self._layer_sums(layout, wish)
         ends = stage_ends(layout, self.table.facts.num_layers)
@@ -135,12 +146,16 @@ class MemoryModel:
             head = wish.row_tokens * (logits if is_last else 0.0)
             if layout.recompute == "full":
                 again = wish.row_tokens * (sums.most_between(start, end) - sums.input)
-                activations = wish.row_tokens * kept * in_flight + max(top, again if again > top + head else top)
+                activations = wish.row_tokens * kept * in_flight + max(
+                    top, again if again > top + head else top
+                )
                 head = head if top + head >= again else 0.0
             else:
                 activations = wish.row_tokens * saved * in_flight + top
             scratch = wish.row_tokens * sums.widest + (
-                3 * 4 * min(LOGITS_CHUNK, wish.row_tokens) * self.table.facts.vocab_size / layout.tp if is_last else 0
+                3 * 4 * min(LOGITS_CHUNK, wish.row_tokens) * self.table.facts.vocab_size / layout.tp
+                if is_last
+                else 0
             )
             static = static_bytes(held[stage], layout, size=wish.size)
             found.append(
@@ -156,10 +171,14 @@ class MemoryModel:
             )
         return found
 
-    def _host_bytes(self, held: Held, layout: TrainerLayout, wish: TrainerWish, static: tuple[int, int, int]) -> int:
+    def _host_bytes(
+        self, held: Held, layout: TrainerLayout, wish: TrainerWish, static: tuple[int, int, int]
+    ) -> int:
         host = 0
         if wish.keeps_reference:
-            host += 2 * held.total * wish.size  # the frozen weights, and the current ones while those take their place
+            host += (
+                2 * held.total * wish.size
+            )  # the frozen weights, and the current ones while those take their place
         if wish.sleeps:
             host += static[0] + static[2]
         if layout.offload_optimizer:
@@ -167,40 +186,71 @@ class MemoryModel:
         return host
 
     def _layer_sums(self, layout: TrainerLayout, wish: TrainerWish) -> _LayerSums:
-        key = (layout.tp, layout.cp, layout.ep, layout.etp, layout.sequence_parallel, wish.size, wish.packing)
+        key = (
+            layout.tp,
+            layout.cp,
+            layout.ep,
+            layout.etp,
+            layout.sequence_parallel,
+            wish.size,
+            wish.packing,
+        )
         if key not in self._layers:
             facts = self.table.facts
             kinds = {
-                layer: layer_bytes(facts.at(facts.layers.index(layer)), layer, layout, size=wish.size, packing=wish.packing)
+                layer: layer_bytes(
+                    facts.at(facts.layers.index(layer)),
+                    layer,
+                    layout,
+                    size=wish.size,
+                    packing=wish.packing,
+                )
                 for layer in set(facts.layers)
             }
             self._layers[key] = _LayerSums.of([kinds[layer] for layer in facts.layers])
         return self._layers[key]
 
-    def engine(self, layout: EngineLayout, *, memory_bytes: int, size: int, longest: int) -> EngineBytes:
-        """Under its memory fraction: cache is what weights leave of it. `longest`: tokens of a sequence."""
+    def engine(
+        self, layout: EngineLayout, *, memory_bytes: int, size: int, longest: int
+    ) -> EngineBytes:
+        """Under its memory fraction: cache is what weights leave of it. `longest`: tokens of a
+        sequence."""
         weights = self.engine_weights(layout, size=size)
         facts = self.table.facts
         tokens = min(PREFILL_TOKENS, layout.max_running_requests * longest)
-        wide = max(facts.ffn_hidden_size / layout.tp, facts.topk * facts.moe_ffn_hidden_size / max(1, layout.tp))
-        activations = tokens * size * (6 * facts.hidden_size + 3 * wide) + 4 * 2 * 256 * facts.vocab_size
+        wide = max(
+            facts.ffn_hidden_size / layout.tp,
+            facts.topk * facts.moe_ffn_hidden_size / max(1, layout.tp),
+        )
+        activations = (
+            tokens * size * (6 * facts.hidden_size + 3 * wide) + 4 * 2 * 256 * facts.vocab_size
+        )
         cache = int(memory_bytes * layout.memory_fraction) - weights
         if layout.max_total_tokens is not None:
-            cache = min(cache, self.cache_bytes(layout, size=size, tokens=layout.max_total_tokens, sequences=0))
+            cache = min(
+                cache,
+                self.cache_bytes(layout, size=size, tokens=layout.max_total_tokens, sequences=0),
+            )
         return EngineBytes(
-            weights=weights, cache=max(cache, 0), graphs=ENGINE_GRAPHS, workspace=int(activations) + ENGINE_CONTEXT
+            weights=weights,
+            cache=max(cache, 0),
+            graphs=ENGINE_GRAPHS,
+            workspace=int(activations) + ENGINE_CONTEXT,
         )
 
     def engine_weights(self, layout: EngineLayout, *, size: int) -> int:
         """Of one rank."""
         key = (layout.tp, layout.ep, layout.attention_dp)
         if key not in self._engine:
-            self._engine[key] = self.counter.engine_total(tp=layout.tp, ep=layout.ep, attention_dp=layout.attention_dp)
+            self._engine[key] = self.counter.engine_total(
+                tp=layout.tp, ep=layout.ep, attention_dp=layout.attention_dp
+            )
         return self._engine[key] * size
 
     def cache_bytes(self, layout: EngineLayout, *, size: int, tokens: int, sequences: int) -> int:
-        """What one rank keeps of `sequences` sequences with `tokens` tokens together, all within the rank's group of requests. Heads are cut
-        by tp / attention_dp, as far as there are heads; the latent of MLA is held by every rank of a group."""
+        """What one rank keeps of `sequences` sequences with `tokens` tokens together, all within
+        the rank's group of requests. Heads are cut by tp / attention_dp, as far as there are heads;
+        the latent of MLA is held by every rank of a group."""
         facts, cost, scale = self.table.facts, self.cache_cost, size / 2
         cut = layout.tp // layout.attention_dp
         heads = 1 if facts.mla else min(cut, facts.num_kv_heads)
@@ -215,8 +265,11 @@ class MemoryModel:
             self._cache = cache_cost(self.table.facts)
         return self._cache
 
-    def cache_room(self, layout: EngineLayout, *, cache_bytes: int, size: int, tokens: int) -> float:
-        """Requests of `tokens` tokens each that an engine holds at once in `cache_bytes` of each of its ranks."""
+    def cache_room(
+        self, layout: EngineLayout, *, cache_bytes: int, size: int, tokens: int
+    ) -> float:
+        """Requests of `tokens` tokens each that an engine holds at once in `cache_bytes` of each of
+        its ranks."""
         states = self.cache_bytes(layout, size=size, tokens=0, sequences=STATES_PER_REQUEST)
         each = self.cache_bytes(layout, size=size, tokens=tokens, sequences=0)
         share = STATE_SHARE if states else 0.0
@@ -265,9 +318,10 @@ class _LayerSums:
 
 
 def static_bytes(held: Held, layout: TrainerLayout, *, size: int) -> tuple[int, int, int]:
-    """(weights, gradients, optimizer) on the device, as `backends.megatron.optimizer` has Megatron allocate them: gradients in float32;
-    Adam's two moments in float32, and float32 weights beside bfloat16 ones, spread over the data- and context-parallel ranks, those of
-    experts over the ranks that hold the same experts (ZeRO stage 1: Rajbhandari et al., arXiv 1910.02054, section 5.1)."""
+    """(weights, gradients, optimizer) on the device, as `backends.megatron.optimizer` has Megatron
+    allocate them: gradients in float32; Adam's two moments in float32, and float32 weights beside
+    bfloat16 ones, spread over the data- and context-parallel ranks, those of experts over the ranks
+    that hold the same experts (ZeRO stage 1: Rajbhandari et al., arXiv 1910.02054, section 5.1)."""
     shards, expert_shards = layout.dp * layout.cp, layout.expert_dp
     dense, wide = _padded(held.dense.aligned, shards), _padded(held.wide.aligned, shards)
     experts = _padded(held.experts.aligned, expert_shards)
@@ -275,7 +329,11 @@ def static_bytes(held: Held, layout: TrainerLayout, *, size: int) -> tuple[int, 
     gradients = 4 * (dense + experts + wide)
     copies, moments = (0 if size == 4 else 4), 8
     shared = held.dense.plain / shards + held.experts.plain / expert_shards
-    optimizer = 0.0 if layout.offload_optimizer else (copies + moments) * shared + moments * held.wide.plain / shards
+    optimizer = (
+        0.0
+        if layout.offload_optimizer
+        else (copies + moments) * shared + moments * held.wide.plain / shards
+    )
     return weights, gradients, int(optimizer)
 
 

@@ -1,5 +1,5 @@
-"""Layouts on a CPU: on each node one trainer rank and one engine unless the recipe pins others, as more of them would share the same cores.
-Called by `make`."""
+"""Layouts on a CPU: on each node one trainer rank and one engine unless the recipe pins others, as
+more of them would share the same cores. Called by `make`."""
 
 from __future__ import annotations
 
@@ -15,25 +15,36 @@ KV_SLOTS_PER_REQUEST = 1.25
 
 
 def trainer_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log) -> TrainerLayout:
-    """What is not pinned is 1, but for as many data-parallel ranks as use all nodes. Raises FitError for a pin that is illegal."""
+    """What is not pinned is 1, but for as many data-parallel ranks as use all nodes. Raises
+    FitError for a pin that is illegal."""
     pins = recipe.parallel
     across = -(-recipe.machine.nodes // ((pins.tp or 1) * (pins.pp or 1) * (pins.cp or 1)))
     layout = pinned_layout(recipe, facts, dp=across if across > 1 else None)
     for key in ("tp", "pp", "cp", "ep"):
         pinned = getattr(recipe.parallel, key) is not None
-        log.note(f"trainer.{key}", getattr(layout, key), f"pinned by `parallel.{key}`" if pinned else "1 unless pinned")
+        log.note(
+            f"trainer.{key}",
+            getattr(layout, key),
+            f"pinned by `parallel.{key}`" if pinned else "1 unless pinned",
+        )
     ranks, parts = layout.world_size, layout.tp * layout.pp * layout.cp
-    log.note("trainer.dp", layout.dp, f"{ranks} ranks / (tp {layout.tp} x pp {layout.pp} x cp {layout.cp} = {parts})")
+    log.note(
+        "trainer.dp",
+        layout.dp,
+        f"{ranks} ranks / (tp {layout.tp} x pp {layout.pp} x cp {layout.cp} = {parts})",
+    )
     if layout.sequence_parallel:
         log.note(
-            "trainer.sequence_parallel", True, "tp > 1: norms and residuals are split along the sequence, which saves memory"
+            "trainer.sequence_parallel",
+            True,
+            "tp > 1: norms and residuals are split along the sequence, which saves memory",
         )
     return layout
 
 
 def pinned_layout(recipe: Recipe, facts: ModelFacts, *, dp: int | None = None) -> TrainerLayout:
-    """The pins, and 1 for what is not pinned; data-parallel ranks as the experts need them, unless `dp` or a pin says otherwise. Raises
-    FitError where that is illegal."""
+    """The pins, and 1 for what is not pinned; data-parallel ranks as the experts need them, unless
+    `dp` or a pin says otherwise. Raises FitError where that is illegal."""
     pins = recipe.parallel
     tp, pp, cp, ep = pins.tp or 1, pins.pp or 1, pins.cp or 1, pins.ep or 1
     etp = pins.etp or (tp if ep == 1 or not facts.num_experts else 1)
@@ -45,7 +56,9 @@ def pinned_layout(recipe: Recipe, facts: ModelFacts, *, dp: int | None = None) -
         ep=ep,
         etp=etp,
         dp=pins.dp or dp or max(1, needed),
-        sequence_parallel=tp > 1 if pins.sequence_parallel is None else pins.sequence_parallel and tp > 1,
+        sequence_parallel=tp > 1
+        if pins.sequence_parallel is None
+        else pins.sequence_parallel and tp > 1,
         first_stage_layers=pins.first_stage_layers,
         last_stage_layers=pins.last_stage_layers,
         recompute="full" if recipe.train.recompute == "full" else "none",
@@ -57,7 +70,8 @@ def pinned_layout(recipe: Recipe, facts: ModelFacts, *, dp: int | None = None) -
 
 
 def engines_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log) -> EngineLayout:
-    """One unless pinned; its cache is as large as a step can ask for at once: `main_memory` may give it less."""
+    """One unless pinned; its cache is as large as a step can ask for at once: `main_memory` may
+    give it less."""
     pins = recipe.engines
     tp = pins.tp or 1
     for fault in engine_faults(facts, tp=tp, ep=pins.ep or 1, attention_dp=pins.attention_dp or 1):
@@ -66,7 +80,9 @@ def engines_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log) -> EngineLayout:
     log.note(
         "engines.num",
         num,
-        "pinned by `engines.num`" if pins.num else "engines on a CPU share its cores: more of them win nothing",
+        "pinned by `engines.num`"
+        if pins.num
+        else "engines on a CPU share its cores: more of them win nothing",
     )
     running, longest = max_running(recipe, num, log), longest_tokens(recipe)
     return EngineLayout(
@@ -75,7 +91,8 @@ def engines_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log) -> EngineLayout:
         ep=pins.ep or 1,
         attention_dp=pins.attention_dp or 1,
         max_running_requests=running,
-        max_total_tokens=pins.max_total_tokens or max(4096, int(running * longest * KV_SLOTS_PER_REQUEST)),
+        max_total_tokens=pins.max_total_tokens
+        or max(4096, int(running * longest * KV_SLOTS_PER_REQUEST)),
         memory_fraction=pins.memory_fraction or DEFAULT_FRACTION,
         context_length=context_length(recipe, facts),
     )
@@ -98,6 +115,7 @@ def longest_tokens(recipe: Recipe) -> int:
 
 
 def context_length(recipe: Recipe, facts: ModelFacts) -> int:
-    """What an engine is told. Raises nothing: what the model cannot hold is found when the recipe is checked."""
+    """What an engine is told. Raises nothing: what the model cannot hold is found when the recipe
+    is checked."""
     longest = longest_tokens(recipe) + 16
     return min(facts.max_position_embeddings, longest) if facts.max_position_embeddings else longest

@@ -1,5 +1,5 @@
-"""How many numbers each trainer rank and each engine rank holds, exactly, from the weight table: cut by tp, etp and ep, shared out to stages,
-padded as Megatron lays them out. Pure."""
+"""How many numbers each trainer rank and each engine rank holds, exactly, from the weight table:
+cut by tp, etp and ep, shared out to stages, padded as Megatron lays them out. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from milescli.plan.stages import stage_sizes
 from milescli.plan.types import TrainerLayout
 
 _ALIGN = 64
-"""Numbers to which Megatron aligns the start of every parameter in its flat memory (256 bytes of float32)."""
+"""Numbers to which Megatron aligns the start of every parameter in its flat memory (256 bytes of
+float32)."""
 _FROZEN = ".indexer."
-"""Within names of weights that are loaded and not trained, so that they have neither gradient nor optimizer."""
+"""Within names of weights that are loaded and not trained, so that they have neither gradient nor
+optimizer."""
 
 
 _WIDE = (".A_log", ".self_attention.out_norm.weight")
@@ -70,7 +72,8 @@ class Held:
 
 @dataclass(slots=True)
 class Counter:
-    """Counts for one model; remembers what it counted, since a search asks for the same cuts again and again."""
+    """Counts for one model; remembers what it counted, since a search asks for the same cuts again
+    and again."""
 
     table: WeightTable
     _groups: list[tuple[tuple[Entry, int], ...]] = field(default_factory=list)
@@ -101,7 +104,9 @@ class Counter:
     def fullest(self, layout: TrainerLayout) -> Held:
         """Of the stage that holds most."""
         held = self.stages(layout)
-        return max((held[stage] for stage in self.distinct_stages(layout)), key=lambda each: each.total)
+        return max(
+            (held[stage] for stage in self.distinct_stages(layout)), key=lambda each: each.total
+        )
 
     def stages(self, layout: TrainerLayout) -> list[Held]:
         """[pp] of one rank of each stage."""
@@ -121,7 +126,14 @@ class Counter:
 
     @staticmethod
     def _key(layout: TrainerLayout) -> tuple[object, ...]:
-        return (layout.tp, layout.ep, layout.etp, layout.pp, layout.first_stage_layers, layout.last_stage_layers)
+        return (
+            layout.tp,
+            layout.ep,
+            layout.etp,
+            layout.pp,
+            layout.first_stage_layers,
+            layout.last_stage_layers,
+        )
 
     def _count(self, layout: TrainerLayout) -> list[Held]:
         sums = self._layer_sums(layout)
@@ -138,16 +150,20 @@ class Counter:
         key = (layout.tp, layout.ep, layout.etp)
         if key not in self._sums:
             of_kind = {kind: _held(self._groups[kind], *key) for kind in set(self._kinds)}
-            self._sums[key] = list(accumulate((of_kind[kind] for kind in self._kinds), initial=Held()))
+            self._sums[key] = list(
+                accumulate((of_kind[kind] for kind in self._kinds), initial=Held())
+            )
         return self._sums[key]
 
     def _outside(self, layout: TrainerLayout, *, first: bool) -> Held:
-        entries = [each for each in self._groups[-1] if each[0].megatron.startswith("embedding.") is first]
+        entries = [
+            each for each in self._groups[-1] if each[0].megatron.startswith("embedding.") is first
+        ]
         return _held(entries, layout.tp, layout.ep, layout.etp)
 
     def engine_total(self, *, tp: int, ep: int, attention_dp: int) -> int:
-        """Numbers that one of `tp` ranks of an engine holds: heads are cut by tp / attention_dp, experts by tp in any case, the vocabulary
-        by tp. What has no axis is held by all."""
+        """Numbers that one of `tp` ranks of an engine holds: heads are cut by tp / attention_dp,
+        experts by tp in any case, the vocabulary by tp. What has no axis is held by all."""
         total = 0
         for group in self._groups:
             for entry, times in group:
@@ -157,7 +173,11 @@ class Counter:
                 elif entry.rule.sharding.axis == "none":
                     total += size
                 else:
-                    cut = tp // attention_dp if ".self_attention." in entry.megatron or ".mixer." in entry.megatron else tp
+                    cut = (
+                        tp // attention_dp
+                        if ".self_attention." in entry.megatron or ".mixer." in entry.megatron
+                        else tp
+                    )
                     total += -(-size // cut)
         return total
 
@@ -174,11 +194,14 @@ def _held(entries: object, tp: int, ep: int, etp: int) -> Held:
             kind = "wide" if _is_wide(entry) else "dense"
         sums[kind][0] += size * count
         sums[kind][1] += -(-size // _ALIGN) * _ALIGN * count
-    return Held(**{kind: Numbers(plain=plain, aligned=aligned) for kind, (plain, aligned) in sums.items()})
+    return Held(
+        **{kind: Numbers(plain=plain, aligned=aligned) for kind, (plain, aligned) in sums.items()}
+    )
 
 
 def _is_wide(entry: Entry) -> bool:
-    """The trainer keeps it in float32 beside bfloat16: the decay of linear attention, and the norm after it."""
+    """The trainer keeps it in float32 beside bfloat16: the decay of linear attention, and the norm
+    after it."""
     delta = entry.facts.gated_delta
     return entry.rule.float32 or bool(delta and delta.float32 and entry.megatron.endswith(_WIDE))
 

@@ -1,4 +1,5 @@
-"""Why a layout was chosen, dimension by dimension, and what stands in the way where none was. Pure; words for people, with the numbers."""
+"""Why a layout was chosen, dimension by dimension, and what stands in the way where none was. Pure;
+words for people, with the numbers."""
 
 from __future__ import annotations
 
@@ -28,24 +29,41 @@ def summary(layout: TrainerLayout) -> str:
 
 
 def explain(
-    question: Question, chosen: TrainerChoice, searched: TrainerSearch, *, beside: float, recipe: Recipe, log: Log
+    question: Question,
+    chosen: TrainerChoice,
+    searched: TrainerSearch,
+    *,
+    beside: float,
+    recipe: Recipe,
+    log: Log,
 ) -> None:
-    """One decision per dimension of the trainer. `beside`: seconds of a step that pass otherwise."""
+    """One decision per dimension of the trainer. `beside`: seconds of a step that pass
+    otherwise."""
     layout, pins = chosen.layout, recipe.parallel
     for axis in _AXES:
         if axis in ("ep", "etp") and not question.facts.num_experts:
             continue
         pinned = getattr(pins, axis) is not None
-        reason = f"pinned by `parallel.{axis}`" if pinned else _against(axis, chosen, searched, beside=beside)
+        reason = (
+            f"pinned by `parallel.{axis}`"
+            if pinned
+            else _against(axis, chosen, searched, beside=beside)
+        )
         log.note(f"trainer.{axis}", getattr(layout, axis), reason)
     parts = layout.tp * layout.pp * layout.cp
     log.note(
-        "trainer.dp", layout.dp, f"{layout.world_size} ranks / (tp {layout.tp} x pp {layout.pp} x cp {layout.cp} = {parts})"
+        "trainer.dp",
+        layout.dp,
+        f"{layout.world_size} ranks / (tp {layout.tp} x pp {layout.pp} x cp {layout.cp} = {parts})",
     )
     for name in ("first_stage_layers", "last_stage_layers"):
         if getattr(layout, name):
             pinned = getattr(pins, name) is not None
-            why = f"pinned by `parallel.{name}`" if pinned else "the output layer's work evens out with fewer layers there"
+            why = (
+                f"pinned by `parallel.{name}`"
+                if pinned
+                else "the output layer's work evens out with fewer layers there"
+            )
             log.note(f"trainer.{name}", getattr(layout, name), why)
     if layout.sequence_parallel:
         why = "tp > 1: norms and residuals are split along the sequence, which saves memory"
@@ -61,15 +79,23 @@ def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch, *, besid
         others.setdefault(getattr(choice.layout, axis), choice)
     others.pop(own, None)
     if not others:
-        return f"no other value is legal and fits, of {searched.num_weighed} layouts that were weighed"
+        return (
+            f"no other value is legal and fits, of {searched.num_weighed} layouts that were weighed"
+        )
     best = min(others.values(), key=lambda choice: choice.rank)
     value, seconds, mine = getattr(best.layout, axis), best.seconds.total, chosen.seconds.total
     if mine > alike_s(seconds, beside=beside):
-        return f"{axis} {value} would train in {_s(seconds)} instead of {_s(mine)}, and not fit beside the engines"
+        return (
+            f"{axis} {value} would train in {_s(seconds)} instead of {_s(mine)}, and not fit "
+            "beside the engines"
+        )
     told = f"trains in {_s(mine)}; the best layout with {axis} {value} takes {_s(seconds)}"
     if seconds > alike_s(mine, beside=beside) or chosen.cuts > best.cuts:
         return told
-    return f"{told}: too alike to tell, of a step of {_s(mine + beside)}, and this layout is the simpler one"
+    return (
+        f"{told}: too alike to tell, of a step of {_s(mine + beside)}, and this layout is the "
+        "simpler one"
+    )
 
 
 def _explain_memory(question: Question, chosen: TrainerChoice, recipe: Recipe, log: Log) -> None:
@@ -84,15 +110,30 @@ def _explain_memory(question: Question, chosen: TrainerChoice, recipe: Recipe, l
     if train.optimizer.offload is not None:
         why = "pinned by `train.optimizer.offload`"
     else:
-        why = "weights, gradients and moments fit" if not layout.offload_optimizer else "nothing else fits"
+        why = (
+            "weights, gradients and moments fit"
+            if not layout.offload_optimizer
+            else "nothing else fits"
+        )
     log.note("trainer.offload_optimizer", layout.offload_optimizer, why)
     pinned = train.max_tokens_per_microbatch is not None
     count = question.time.num_microbatches(layout, question.work, chosen.cap)
-    why = "pinned by `train.max_tokens_per_microbatch`" if pinned else f"about {count} microbatches a rank and update"
+    why = (
+        "pinned by `train.max_tokens_per_microbatch`"
+        if pinned
+        else f"about {count} microbatches a rank and update"
+    )
     log.note("trainer.max_tokens_per_microbatch", chosen.cap, why)
 
 
-def explain_engines(question: Question, chosen: EngineChoice, fleets: list[EngineChoice], *, recipe: Recipe, log: Log) -> None:
+def explain_engines(
+    question: Question,
+    chosen: EngineChoice,
+    fleets: list[EngineChoice],
+    *,
+    recipe: Recipe,
+    log: Log,
+) -> None:
     """One decision per dimension of the engines."""
     layout, pins = chosen.layout, recipe.engines
     other = next((fleet for fleet in fleets if fleet.layout.tp != layout.tp), None)
@@ -101,29 +142,68 @@ def explain_engines(question: Question, chosen: EngineChoice, fleets: list[Engin
     elif other is None:
         why = "no other size holds the model"
     else:
-        why = f"answers in {_s(chosen.seconds.total)}; engines of tp {other.layout.tp} take {_s(other.seconds.total)}"
+        why = (
+            f"answers in {_s(chosen.seconds.total)}; engines of tp {other.layout.tp} take "
+            f"{_s(other.seconds.total)}"
+        )
         if other.seconds.total < chosen.seconds.total:
-            room = "of which some would wait for cache" if other.crowded > chosen.crowded else "which are cut more"
-            why += f": too alike to tell, {room}" if other.cuts > chosen.cuts else ", and do not fit beside the trainer"
+            room = (
+                "of which some would wait for cache"
+                if other.crowded > chosen.crowded
+                else "which are cut more"
+            )
+            why += (
+                f": too alike to tell, {room}"
+                if other.cuts > chosen.cuts
+                else ", and do not fit beside the trainer"
+            )
     log.note("engines.tp", layout.tp, why)
     if layout.ep > 1 or pins.ep:
-        log.note("engines.ep", layout.ep, "pinned by `engines.ep`" if pins.ep else "whole experts, shared out over the engine")
+        log.note(
+            "engines.ep",
+            layout.ep,
+            "pinned by `engines.ep`" if pins.ep else "whole experts, shared out over the engine",
+        )
     if layout.attention_dp > 1 or pins.attention_dp:
-        why = "pinned by `engines.attention_dp`" if pins.attention_dp else "each cache is held once, not by every device"
+        why = (
+            "pinned by `engines.attention_dp`"
+            if pins.attention_dp
+            else "each cache is held once, not by every device"
+        )
         log.note("engines.attention_dp", layout.attention_dp, why)
     room = layout.num * layout.tp
-    log.note("engines.num", layout.num, "pinned by `engines.num`" if pins.num else f"{room} devices / tp {layout.tp}")
-    many = f"{question.work.num_samples} samples a step over {layout.num} engine{'s'[: layout.num > 1]}"
+    log.note(
+        "engines.num",
+        layout.num,
+        "pinned by `engines.num`" if pins.num else f"{room} devices / tp {layout.tp}",
+    )
+    many = (
+        f"{question.work.num_samples} samples a step over {layout.num} "
+        f"engine{'s'[: layout.num > 1]}"
+    )
     if layout.attention_dp > 1:
-        many += f", {layout.max_running_requests // layout.attention_dp} for each of {layout.attention_dp} groups"
-    log.note("engines.max_running_requests", layout.max_running_requests, "pinned" if pins.max_running_requests else many)
+        many += (
+            f", {layout.max_running_requests // layout.attention_dp} for each of "
+            f"{layout.attention_dp} groups"
+        )
+    log.note(
+        "engines.max_running_requests",
+        layout.max_running_requests,
+        "pinned" if pins.max_running_requests else many,
+    )
     why = "pinned by `engines.memory_fraction`"
     if pins.memory_fraction is None:
-        why = f"graphs, a prefill and both processes keep the rest; {chosen.cache_tokens:,} tokens of cache an engine"
+        why = (
+            f"graphs, a prefill and both processes keep the rest; {chosen.cache_tokens:,} "
+            "tokens "
+            "of cache an engine"
+        )
     log.note("engines.memory_fraction", layout.memory_fraction, why)
 
 
-def alternatives(question: Question, chosen: TrainerChoice, searched: TrainerSearch, *, step_s: float) -> list[Alternative]:
+def alternatives(
+    question: Question, chosen: TrainerChoice, searched: TrainerSearch, *, step_s: float
+) -> list[Alternative]:
     """The next best three, of other meshes."""
     seen = {_mesh(chosen.layout)}
     found = []
@@ -160,29 +240,41 @@ def refusal(
     work = question.work
     if not searched.num_weighed:
         why = (
-            f"no layout is legal: tp x pp x cp x dp must be {num_ranks}, and dp x updates_per_step at most {work.num_samples} samples "
+            f"no layout is legal: tp x pp x cp x dp must be {num_ranks}, and dp x updates_per_step "
+            f"at most {work.num_samples} samples "
             f"(now {_pins(question.pins) or 'nothing is pinned'})"
         )
         return FitError(f"recipe `{recipe.name}` has no layout on {where}", why=why, fix=[])
     if not searched.fitting:
         assert searched.nearest is not None
-        why = f"the trainer at {summary(searched.nearest.layout)}: {equation(question, searched.nearest)}"
+        why = (
+            f"the trainer at {summary(searched.nearest.layout)}: "
+            f"{equation(question, searched.nearest)}"
+        )
         return FitError(f"recipe `{recipe.name}` does not fit on {where}", why=why, fix=[])
     if not fleets:
         weights = question.memory.counter.engine_total(tp=1, ep=1, attention_dp=1) * work.size
         tp = question.engine_pins.tp or num_ranks
         why = (
-            f"an engine's weights are {format_bytes(weights)}; over {tp} devices, with the cache of one sequence of "
-            f"{question.longest_served:,} tokens, they exceed {format_bytes(question.memory_bytes)} a device"
+            f"an engine's weights are {format_bytes(weights)}; over {tp} devices, with the cache "
+            "of one sequence of "
+            f"{question.longest_served:,} tokens, they exceed "
+            f"{format_bytes(question.memory_bytes)} a device"
         )
         return FitError(f"no engine holds recipe `{recipe.name}` on {where}", why=why, fix=[])
     host = searched.fitting[0].needs.host * min(question.devices_per_node, num_ranks)
     why = (
-        f"{equation(question, searched.fitting[0])}; while weights are handed over, an engine's {format_bytes(fleets[0].needs.weights)} "
-        f"stand beside the trainer's {format_bytes(searched.fitting[0].needs.weights)}; asleep, the trainer keeps {format_bytes(host)} of a "
+        f"{equation(question, searched.fitting[0])}; while weights are handed over, an engine's "
+        f"{format_bytes(fleets[0].needs.weights)} "
+        f"stand beside the trainer's {format_bytes(searched.fitting[0].needs.weights)}; asleep, "
+        f"the trainer keeps {format_bytes(host)} of a "
         f"node's {format_bytes(machine.nodes[0].memory_bytes)} main memory"
     )
-    return FitError(f"trainer and engines of recipe `{recipe.name}` do not fit beside each other on {where}", why=why, fix=[])
+    return FitError(
+        f"trainer and engines of recipe `{recipe.name}` do not fit beside each other on {where}",
+        why=why,
+        fix=[],
+    )
 
 
 def equation(question: Question, choice: TrainerChoice) -> str:
@@ -195,11 +287,16 @@ def equation(question: Question, choice: TrainerChoice) -> str:
     if question.colocated:
         less += f" and {(ENGINE_CONTEXT + ENGINE_GRAPHS) / GIB:.1f} of the sleeping engine"
     device = f"{question.memory_bytes / GIB:.0f} GiB a device {less}"
-    return f"{told} = {needs.total / GIB:.1f} GiB {sign} {question.trainer_budget / GIB:.1f} ({device})"
+    return (
+        f"{told} = {needs.total / GIB:.1f} GiB {sign} {question.trainer_budget / GIB:.1f} "
+        f"({device})"
+    )
 
 
 def _pins(pins: Parallel) -> str:
-    return ", ".join(f"parallel.{name}={value}" for name, value in pins.model_dump().items() if value is not None)
+    return ", ".join(
+        f"parallel.{name}={value}" for name, value in pins.model_dump().items() if value is not None
+    )
 
 
 def _s(seconds: float) -> str:

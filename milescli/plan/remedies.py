@@ -1,5 +1,5 @@
-"""What would make a recipe fit that does not: options that can be added to the user's command, each planned with before it is told. Pure; called by
-`make` when it refuses."""
+"""What would make a recipe fit that does not: options that can be added to the user's command, each
+planned with before it is told. Pure; called by `make` when it refuses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _MOST_NODES = 64
 _MOST_TOLD = 3
 _LEAST_TOKENS = 256
 """Of an answer: shorter ones are not proposed."""
-_OPTION = re.compile(r"--(?:set (?P<key>[a-z_.]+)=(?P<value>\S+)|(?P<flag>gpus|nodes) (?P<number>\d+))")
+_OPTION = re.compile(
+    r"--(?:set (?P<key>[a-z_.]+)=(?P<value>\S+)|(?P<flag>gpus|nodes) (?P<number>\d+))"
+)
 _FREE = {"train.recompute": "auto", "engines.placement": "auto"}
 """What leaves a key to the planner, where it is not null."""
 _PINS = (
@@ -48,8 +50,8 @@ class _Trial:
 
 
 def with_remedies(error: FitError, recipe: Recipe, machine: Machine, plans: _Planner) -> FitError:
-    """The same refusal, with fixes that were tried: the one that the refusal proposes itself, pins to let go, fewer tokens, more devices. What
-    the refusal proposes in words is kept."""
+    """The same refusal, with fixes that were tried: the one that the refusal proposes itself, pins
+    to let go, fewer tokens, more devices. What the refusal proposes in words is kept."""
     found: dict[str, str] = {}
     for trial in _trials(error, recipe, machine):
         if trial.kind in found or len(found) == _MOST_TOLD:
@@ -61,7 +63,11 @@ def with_remedies(error: FitError, recipe: Recipe, machine: Machine, plans: _Pla
         then = f"   # then {summary(plan.trainer)} fits" if "pin" in trial.kind else ""
         found[trial.kind] = trial.options + then
     words = [fix for fix in error.fixes if not _parsed(fix)]
-    return FitError(error.what, why=error.why, fix=[*dict.fromkeys(found.values()), *words] or _last_resorts(machine))
+    return FitError(
+        error.what,
+        why=error.why,
+        fix=[*dict.fromkeys(found.values()), *words] or _last_resorts(machine),
+    )
 
 
 def _trials(error: FitError, recipe: Recipe, machine: Machine) -> Iterator[_Trial]:
@@ -71,7 +77,10 @@ def _trials(error: FitError, recipe: Recipe, machine: Machine) -> Iterator[_Tria
             yield _Trial(kind="proposed", options=fix.partition("#")[0].strip(), changes=changes)
     pinned = [key for key in _PINS if _value(recipe, key) != _FREE.get(key)]
     rooms = [[key for key in pinned if key.startswith(room)] for room in ("parallel.", "engines.")]
-    for kind, keys in (*(("a pin", [key]) for key in pinned), *(("pins", some) for some in (*rooms, pinned) if len(some) > 1)):
+    for kind, keys in (
+        *(("a pin", [key]) for key in pinned),
+        *(("pins", some) for some in (*rooms, pinned) if len(some) > 1),
+    ):
         changes = {key: _FREE.get(key) for key in keys}
         told = " ".join(f"--set {key}={changes[key] or 'null'}" for key in keys)
         yield _Trial(kind=kind, options=told, changes=changes)
@@ -81,11 +90,15 @@ def _trials(error: FitError, recipe: Recipe, machine: Machine) -> Iterator[_Tria
     if visible and recipe.machine.gpus != 0:
         for nodes in (recipe.machine.nodes * factor for factor in (2, 4, 8, 16, 32, 64)):
             if nodes <= _MOST_NODES:
-                yield _Trial(kind="nodes", options=f"--nodes {nodes}", changes={"machine.nodes": nodes})
+                yield _Trial(
+                    kind="nodes", options=f"--nodes {nodes}", changes={"machine.nodes": nodes}
+                )
     prompts = recipe.rollout.prompts_per_step
     for more in (2 * prompts, 8 * prompts):
         yield _Trial(
-            kind="prompts", options=f"--set rollout.prompts_per_step={more}", changes={"rollout.prompts_per_step": more}
+            kind="prompts",
+            options=f"--set rollout.prompts_per_step={more}",
+            changes={"rollout.prompts_per_step": more},
         )
     for tokens in (recipe.rollout.max_response_tokens // part for part in (2, 4, 8)):
         if tokens >= _LEAST_TOKENS:
@@ -127,4 +140,7 @@ def _changed(recipe: Recipe, changes: dict[str, object]) -> Recipe:
 
 def _last_resorts(machine: Machine) -> list[str]:
     larger = "--dry-run --on 8xMI355X" if machine.kind == "rocm" else "--dry-run --on 8xB300"
-    return [f"{larger}   # a machine with more memory, or more nodes of it", "--set model.path=FOLDER   # a smaller model"]
+    return [
+        f"{larger}   # a machine with more memory, or more nodes of it",
+        "--set model.path=FOLDER   # a smaller model",
+    ]

@@ -1,5 +1,6 @@
-"""All legal layouts of trainer and engines on so many devices, those that fit, and the one whose step is predicted to be shortest. Pure and
-deterministic: equal questions give equal answers, ties go to the layout that is cut least."""
+"""All legal layouts of trainer and engines on so many devices, those that fit, and the one whose
+step is predicted to be shortest. Pure and deterministic: equal questions give equal answers, ties
+go to the layout that is cut least."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from milescli.models.facts import ModelFacts
-from milescli.plan.legal import cp_faults, engine_faults, expert_faults, stage_faults, tp_faults, training_faults
+from milescli.plan.legal import (
+    cp_faults,
+    engine_faults,
+    expert_faults,
+    stage_faults,
+    tp_faults,
+    training_faults,
+)
 from milescli.plan.memory import (
     ENGINE_CONTEXT,
     ENGINE_GRAPHS,
@@ -26,19 +34,23 @@ from milescli.recipe.schema import Engines, Parallel
 MIN_CAP, MAX_CAP = 2048, 32768
 """Tokens of a microbatch on one rank, where nobody pins them."""
 CP_TOKENS, LEAST_CP_TOKENS = 4096, 1024
-"""Context parallelism is considered as long as each rank has so many positions of the longest sequence; the second, where nothing else fits."""
+"""Context parallelism is considered as long as each rank has so many positions of the longest
+sequence; the second, where nothing else fits."""
 MOST_REQUESTS = 512
 """That a group of an engine's devices answers at once, where nobody pins it."""
 ALIKE = 1.10
-"""Layouts whose predicted times lie within this factor are not told apart: the one that is cut least is taken."""
+"""Layouts whose predicted times lie within this factor are not told apart: the one that is cut
+least is taken."""
 STEP_ALIKE = 0.03
 """Nor are trainers that differ by less than this part of a whole step."""
 CAP_ALIKE = 1.02
-"""Larger microbatches are taken only where they are faster by more than this factor: smaller ones leave room."""
+"""Larger microbatches are taken only where they are faster by more than this factor: smaller ones
+leave room."""
 MAX_FRACTION = 0.88
 """Of a device's memory that an engine's weights and cache take at most."""
 MAX_SHARED_FRACTION = 0.80
-"""The same where a trainer takes turns with it. Both were not tried on a device: they lie within what the field runs."""
+"""The same where a trainer takes turns with it. Both were not tried on a device: they lie within
+what the field runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +115,16 @@ class TrainerChoice:
         """Ascending: what is simpler to run, and cut less."""
         own = self.layout
         uneven = own.first_stage_layers is not None or own.last_stage_layers is not None
-        return (own.offload_optimizer, own.cp, own.pp, own.tp, own.ep * own.etp, own.etp, own.recompute == "full", uneven)
+        return (
+            own.offload_optimizer,
+            own.cp,
+            own.pp,
+            own.tp,
+            own.ep * own.etp,
+            own.etp,
+            own.recompute == "full",
+            uneven,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +136,8 @@ class EngineChoice:
     seconds: RolloutSeconds
     cache_tokens: int
     crowded: bool
-    """Its cache does not hold all requests that it has to answer, at their mean length: some wait."""
+    """Its cache does not hold all requests that it has to answer, at their mean length: some
+    wait."""
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -158,37 +180,51 @@ def search_trainer(question: Question, num_ranks: int) -> TrainerSearch:
     return found
 
 
-def legal_layouts(question: Question, num_ranks: int, *, shortest: int = CP_TOKENS) -> Iterator[TrainerLayout]:
-    """Tensor parallelism stays within a node; samples suffice for every data-parallel rank; context parallelism leaves each rank `shortest`
-    positions of the longest sequence."""
+def legal_layouts(
+    question: Question, num_ranks: int, *, shortest: int = CP_TOKENS
+) -> Iterator[TrainerLayout]:
+    """Tensor parallelism stays within a node; samples suffice for every data-parallel rank; context
+    parallelism leaves each rank `shortest` positions of the longest sequence."""
     facts, pins, work = question.facts, question.pins, question.work
     within = [
-        tp for tp in _divisors(num_ranks) if question.devices_per_node % tp == 0 or num_ranks <= question.devices_per_node
+        tp
+        for tp in _divisors(num_ranks)
+        if question.devices_per_node % tp == 0 or num_ranks <= question.devices_per_node
     ]
     for tp in _values(pins.tp, within, most=question.devices_per_node):
         if pins.tp is None and next(tp_faults(facts, tp), None):
             continue
-        for cp in _values(pins.cp, _powers(num_ranks // tp), most=max(1, question.longest // shortest)):
+        for cp in _values(
+            pins.cp, _powers(num_ranks // tp), most=max(1, question.longest // shortest)
+        ):
             if pins.cp is None and next(cp_faults(facts, cp, tp=tp), None):
                 continue
             for pp in _values(pins.pp, _divisors(num_ranks // (tp * cp)), most=facts.num_layers):
                 if pp == 1 and (pins.first_stage_layers or pins.last_stage_layers):
                     continue  # there would be no stages to pin
                 dp = pins.dp or num_ranks // (tp * pp * cp)
-                if not dp or tp * pp * cp * dp > num_ranks or (pins.dp is None and tp * pp * cp * dp != num_ranks):
+                if (
+                    not dp
+                    or tp * pp * cp * dp > num_ranks
+                    or (pins.dp is None and tp * pp * cp * dp != num_ranks)
+                ):
                     continue
                 if dp * work.updates > work.num_samples:
                     continue
                 yield from _expert_layouts(question, tp=tp, cp=cp, pp=pp, dp=dp)
 
 
-def _expert_layouts(question: Question, *, tp: int, cp: int, pp: int, dp: int) -> Iterator[TrainerLayout]:
+def _expert_layouts(
+    question: Question, *, tp: int, cp: int, pp: int, dp: int
+) -> Iterator[TrainerLayout]:
     facts, pins = question.facts, question.pins
     parallel = tp > 1 if pins.sequence_parallel is None else pins.sequence_parallel and tp > 1
     group = tp * cp * dp
     if facts.num_experts and tp > 1 and not parallel:
         return  # Megatron refuses it
-    for ep in _values(pins.ep, _divisors(facts.num_experts) if facts.num_experts else [1], most=group):
+    for ep in _values(
+        pins.ep, _divisors(facts.num_experts) if facts.num_experts else [1], most=group
+    ):
         if group % ep:
             continue
         etps = [tp] if not facts.num_experts or ep == 1 else sorted({1, tp})
@@ -210,15 +246,20 @@ def _expert_layouts(question: Question, *, tp: int, cp: int, pp: int, dp: int) -
 
 
 def weigh(question: Question, layout: TrainerLayout) -> TrainerChoice:
-    """The layout with the microbatches that suit it best; with recomputation only where nothing else fits, with the optimizer on the host
-    only where that does not help either. If none fits: the smallest."""
+    """The layout with the microbatches that suit it best; with recomputation only where nothing
+    else fits, with the optimizer on the host only where that does not help either. If none fits:
+    the smallest."""
     modes = [
         (recompute, offload)
         for offload in ([question.offload] if question.offload is not None else [False, True])
-        for recompute in ([question.recompute] if question.recompute != "auto" else ["none", "full"])
+        for recompute in (
+            [question.recompute] if question.recompute != "auto" else ["none", "full"]
+        )
     ]
     caps = _caps(question, layout)
-    smallest = _choice(question, replace(layout, recompute=modes[-1][0], offload_optimizer=modes[-1][1]), caps[0])
+    smallest = _choice(
+        question, replace(layout, recompute=modes[-1][0], offload_optimizer=modes[-1][1]), caps[0]
+    )
     if not smallest.fits:
         return smallest
     for recompute, offload in modes:
@@ -253,7 +294,8 @@ def _caps(question: Question, layout: TrainerLayout) -> list[int]:
 
 
 def _try_lighter_last_stages(question: Question, found: TrainerSearch) -> None:
-    """The last stage computes the logits too: with fewer layers there the pipeline may run more evenly."""
+    """The last stage computes the logits too: with fewer layers there the pipeline may run more
+    evenly."""
     for choice in [each for each in found.fitting[:8] if each.layout.pp > 1]:
         layout = choice.layout
         mean = question.facts.num_layers // layout.pp
@@ -269,8 +311,8 @@ def _try_lighter_last_stages(question: Question, found: TrainerSearch) -> None:
 
 
 def search_engines(question: Question, num_devices: int, *, across: bool) -> list[EngineChoice]:
-    """Every fleet on `num_devices` devices that holds the model and at least one longest sequence, best first. `across`: of engines that span
-    nodes, else of those within one."""
+    """Every fleet on `num_devices` devices that holds the model and at least one longest sequence,
+    best first. `across`: of engines that span nodes, else of those within one."""
     facts, pins, found = question.facts, question.engine_pins, []
     sizes = _engine_sizes(num_devices, question.devices_per_node, across=across)
     for tp in _values(pins.tp, sizes, most=num_devices) if pins.tp is None or not across else []:
@@ -290,14 +332,19 @@ def search_engines(question: Question, num_devices: int, *, across: bool) -> lis
 def _engine_sizes(num_devices: int, devices_per_node: int, *, across: bool) -> list[int]:
     """Within a node, or whole nodes."""
     if across:
-        return [devices_per_node * nodes for nodes in (2, 4, 8, 16) if devices_per_node * nodes <= num_devices]
+        return [
+            devices_per_node * nodes
+            for nodes in (2, 4, 8, 16)
+            if devices_per_node * nodes <= num_devices
+        ]
     return [size for size in _divisors(devices_per_node) if num_devices % size == 0]
 
 
 def _engine_axes(facts: ModelFacts, pins: Engines, tp: int) -> list[tuple[int, int]]:
-    """(ep, attention_dp). Where devices outnumber what a cache can be cut into (the latent of MLA is one; else key/value heads), they would
-    hold copies of it: large engines share out requests to groups of them instead. Whole experts are shared out in large engines of MLA
-    models, and where slices of them would not be whole."""
+    """(ep, attention_dp). Where devices outnumber what a cache can be cut into (the latent of MLA
+    is one; else key/value heads), they would hold copies of it: large engines share out requests to
+    groups of them instead. Whole experts are shared out in large engines of MLA models, and where
+    slices of them would not be whole."""
     caches = 1 if facts.mla else facts.num_kv_heads
     shares_requests = facts.num_experts > 0 and not facts.mamba
     large = facts.mla is not None and facts.num_experts > 0 and tp >= 8
@@ -309,23 +356,36 @@ def _engine_axes(facts: ModelFacts, pins: Engines, tp: int) -> list[tuple[int, i
     return [(ep, group) for group in ([pins.attention_dp] if pins.attention_dp else groups)]
 
 
-def weigh_engines(question: Question, *, num: int, tp: int, ep: int, attention_dp: int) -> EngineChoice | None:
+def weigh_engines(
+    question: Question, *, num: int, tp: int, ep: int, attention_dp: int
+) -> EngineChoice | None:
     """None where weights, or the longest sequence, do not fit."""
     pins, work, memory = question.engine_pins, question.work, question.memory
-    layout = EngineLayout(num=num, tp=tp, ep=ep, attention_dp=attention_dp, context_length=question.longest_served)
+    layout = EngineLayout(
+        num=num, tp=tp, ep=ep, attention_dp=attention_dp, context_length=question.longest_served
+    )
     # SGLang gives each group its whole share of the requests
     wanted = max(8, min(MOST_REQUESTS * attention_dp, -(-work.num_samples // num)))
     running = pins.max_running_requests or -(-wanted // attention_dp) * attention_dp
     layout = replace(layout, max_running_requests=running, max_total_tokens=pins.max_total_tokens)
     fraction = pins.memory_fraction or _fraction(question, layout)
     layout = replace(layout, memory_fraction=fraction)
-    needs = memory.engine(layout, memory_bytes=question.memory_bytes, size=work.size, longest=question.longest_served)
+    needs = memory.engine(
+        layout, memory_bytes=question.memory_bytes, size=work.size, longest=question.longest_served
+    )
     beside = TRAINER_CONTEXT if question.colocated else 0
     if needs.total + beside > question.memory_bytes:
         return None
-    if memory.cache_room(layout, cache_bytes=needs.cache, size=work.size, tokens=question.longest_served) < attention_dp:
+    if (
+        memory.cache_room(
+            layout, cache_bytes=needs.cache, size=work.size, tokens=question.longest_served
+        )
+        < attention_dp
+    ):
         return None
-    room = memory.cache_room(layout, cache_bytes=needs.cache, size=work.size, tokens=int(work.sequence_tokens))
+    room = memory.cache_room(
+        layout, cache_bytes=needs.cache, size=work.size, tokens=int(work.sequence_tokens)
+    )
     return EngineChoice(
         layout=layout,
         needs=needs,
@@ -338,22 +398,39 @@ def weigh_engines(question: Question, *, num: int, tp: int, ep: int, attention_d
 def _fraction(question: Question, layout: EngineLayout) -> float:
     """What graphs, a prefill, both processes and a margin leave, in hundredths."""
     probe = question.memory.engine(
-        layout, memory_bytes=question.memory_bytes, size=question.work.size, longest=question.longest_served
+        layout,
+        memory_bytes=question.memory_bytes,
+        size=question.work.size,
+        longest=question.longest_served,
     )
-    taken = probe.graphs + probe.workspace + question.memory_bytes * FRAGMENTS + (TRAINER_CONTEXT if question.colocated else 0)
+    taken = (
+        probe.graphs
+        + probe.workspace
+        + question.memory_bytes * FRAGMENTS
+        + (TRAINER_CONTEXT if question.colocated else 0)
+    )
     most = MAX_SHARED_FRACTION if question.colocated else MAX_FRACTION
     return max(0.05, min(most, int(100 * (1 - taken / question.memory_bytes)) / 100))
 
 
 def alike_s(best: float, *, beside: float = 0.0) -> float:
-    """Seconds up to which a phase is about as long as one of `best` seconds; `beside`: seconds of the step that pass otherwise."""
+    """Seconds up to which a phase is about as long as one of `best` seconds; `beside`: seconds of
+    the step that pass otherwise."""
     return max(ALIKE * best, best + STEP_ALIKE * (best + beside))
 
 
 def publishing_bytes(question: Question, trainer: TrainerChoice, engines: EngineChoice) -> int:
-    """Of a device that both share while weights are handed over: the trainer has shed gradients and optimizer, the engine has no cache yet."""
+    """Of a device that both share while weights are handed over: the trainer has shed gradients and
+    optimizer, the engine has no cache yet."""
     buckets = 2 * question.work.bucket_bytes
-    return trainer.needs.weights + engines.needs.weights + buckets + TRAINER_CONTEXT + ENGINE_CONTEXT + ENGINE_GRAPHS
+    return (
+        trainer.needs.weights
+        + engines.needs.weights
+        + buckets
+        + TRAINER_CONTEXT
+        + ENGINE_CONTEXT
+        + ENGINE_GRAPHS
+    )
 
 
 def _values(pin: int | None, free: list[int], *, most: int) -> list[int]:
@@ -361,7 +438,11 @@ def _values(pin: int | None, free: list[int], *, most: int) -> list[int]:
 
 
 def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0] if number < 512 else _large_divisors(number)
+    return (
+        [each for each in range(1, number + 1) if number % each == 0]
+        if number < 512
+        else _large_divisors(number)
+    )
 
 
 def _large_divisors(number: int) -> list[int]:

@@ -1,5 +1,5 @@
-"""How layers are shared out to pipeline stages, and how many microbatches a stage holds at once. The one place that says it: the planner, the
-trainer's model and its weights ask here. Pure."""
+"""How layers are shared out to pipeline stages, and how many microbatches a stage holds at once.
+The one place that says it: the planner, the trainer's model and its weights ask here. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from milescli.plan.types import TrainerLayout
 
 
 @lru_cache(maxsize=4096)
-def split_layers(num_layers: int, num_stages: int, *, first: int | None = None, last: int | None = None) -> tuple[int, ...]:
-    """[num_stages] layers of each stage. `first` and `last` pin those of the end stages; the other layers are shared out evenly, and early
-    stages take the odd ones, as the last one has the output layer to compute as well. A stage may get none where the pins leave none:
-    `legal` refuses that."""
+def split_layers(
+    num_layers: int, num_stages: int, *, first: int | None = None, last: int | None = None
+) -> tuple[int, ...]:
+    """[num_stages] layers of each stage. `first` and `last` pin those of the end stages; the other
+    layers are shared out evenly, and early stages take the odd ones, as the last one has the output
+    layer to compute as well. A stage may get none where the pins leave none: `legal` refuses
+    that."""
     assert num_stages >= 1, num_stages
     if num_stages == 1:
         return (num_layers,)
@@ -28,7 +31,9 @@ def split_layers(num_layers: int, num_stages: int, *, first: int | None = None, 
 
 def stage_sizes(layout: TrainerLayout, num_layers: int) -> tuple[int, ...]:
     """[pp] layers of each stage under a layout."""
-    return split_layers(num_layers, layout.pp, first=layout.first_stage_layers, last=layout.last_stage_layers)
+    return split_layers(
+        num_layers, layout.pp, first=layout.first_stage_layers, last=layout.last_stage_layers
+    )
 
 
 def stage_ends(layout: TrainerLayout, num_layers: int) -> tuple[int, ...]:
@@ -44,7 +49,8 @@ def is_even(sizes: tuple[int, ...]) -> bool:
 def microbatches_in_flight(stage: int, num_stages: int, num_microbatches: int) -> int:
     """How many microbatches' activations stage `stage` (from 0) holds at its peak.
 
-    1F1B (Narayanan et al., arXiv 2104.04473, section 2.2.1): stage s of p does p - s - 1 forward passes before its first backward pass, and
-    holds p - s at once. The trainer runs this schedule alone: interleaving (section 2.2.2) would need several model chunks on a rank, and
-    holds more."""
+    1F1B (Narayanan et al., arXiv 2104.04473, section 2.2.1): stage s of p does p - s - 1 forward
+    passes before its first backward pass, and holds p - s at once. The trainer runs this schedule
+    alone: interleaving (section 2.2.2) would need several model chunks on a rank, and holds
+    more."""
     return min(num_stages - stage, num_microbatches)

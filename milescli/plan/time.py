@@ -1,5 +1,6 @@
-"""Seconds of each phase of a step, by rooflines: work divided by what the devices can do at most, times a named share that real runs reach.
-Every share is an estimate, until runs are measured; the work itself is counted. Pure."""
+"""Seconds of each phase of a step, by rooflines: work divided by what the devices can do at most,
+times a named share that real runs reach. Every share is an estimate, until runs are measured; the
+work itself is counted. Pure."""
 
 from __future__ import annotations
 
@@ -16,15 +17,18 @@ from milescli.plan.stages import stage_sizes
 from milescli.plan.types import EngineLayout, TrainerLayout
 
 TRAIN_SHARE = 0.45
-"""Of peak FLOP/s that a dense layer's products reach in training, without communication. An estimate."""
+"""Of peak FLOP/s that a dense layer's products reach in training, without communication. An
+estimate."""
 EXPERT_SHARE = 0.30
 """The same of experts' products, which are small and many. An estimate."""
 PREFILL_SHARE = 0.45
 """Of peak FLOP/s in prefill. An estimate."""
 DECODE_SHARE = 0.70
-"""Of memory bandwidth that decoding reaches. An estimate; the one figure that the field tells would be 0.65 to 0.9 (`tests/plan/told.py`)."""
+"""Of memory bandwidth that decoding reaches. An estimate; the one figure that the field tells would
+be 0.65 to 0.9 (`tests/plan/told.py`)."""
 LAYER_S = 0.4e-3
-"""Launching the kernels of one layer forward and backward, per microbatch: what small microbatches cost. An estimate."""
+"""Launching the kernels of one layer forward and backward, per microbatch: what small microbatches
+cost. An estimate."""
 DECODE_STEP_S = 2e-3
 """Scheduling and sampling of one decode step, whatever its size. An estimate."""
 HOST_BANDWIDTH = 25e9
@@ -32,13 +36,14 @@ HOST_BANDWIDTH = 25e9
 HOST_ADAM = 0.5e9
 """Numbers a second that a rank's share of the host's cores updates by Adam. An estimate."""
 BUCKET_S = 0.01
-"""Handing one bucket of weights to the engines, beside its transfer: what the field tells of whole publications (0.02 to 0.05 s a gigabyte)
-leaves about so much (`tests/plan/told.py`)."""
+"""Handing one bucket of weights to the engines, beside its transfer: what the field tells of whole
+publications (0.02 to 0.05 s a gigabyte) leaves about so much (`tests/plan/told.py`)."""
 MEAN_SHARE = 0.5
 """Mean length of prompts and of answers, of the longest that the recipe allows. An estimate."""
 UNEVEN = 4 / 3
-"""Length of the sequence in which the mean token stands, of the mean length: tokens are met more often in long sequences. Where lengths are
-spread evenly from 0 to the longest, it is (L^2 / 3) / (L / 2) against L / 2."""
+"""Length of the sequence in which the mean token stands, of the mean length: tokens are met more
+often in long sequences. Where lengths are spread evenly from 0 to the longest, it is (L^2 / 3) / (L
+/ 2) against L / 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +80,8 @@ class Work:
         return self.num_samples * self.sequence_tokens
 
     def rank_tokens(self, dp: int) -> float:
-        """Of the busiest of `dp` ranks: its share, and the longest sequence at least in each update."""
+        """Of the busiest of `dp` ranks: its share, and the longest sequence at least in each
+        update."""
         return max(self.tokens / dp, self.updates * (self.prompt_tokens + self.longest_response))
 
 
@@ -99,7 +105,15 @@ class TrainSeconds:
     @property
     def total(self) -> float:
         """Nothing overlaps: the trainer runs them one after the other."""
-        return self.compute + self.bubble + self.stages + self.tensor + self.experts + self.data + self.optimizer
+        return (
+            self.compute
+            + self.bubble
+            + self.stages
+            + self.tensor
+            + self.experts
+            + self.data
+            + self.optimizer
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,17 +177,32 @@ class TimeModel:
             optimizer=self._optimizer_seconds(layout, work),
         )
 
-    def _compute_seconds(self, layout: TrainerLayout, work: Work, *, count: int, passes: int) -> float:
-        """Of the slowest stage. Each microbatch reads its rank's weights once a pass (twice to go back: not for the weights' own gradients), so
-        that few tokens at many weights are bound by memory; and adds its gradients to float32 ones, as a step of its own."""
+    def _compute_seconds(
+        self, layout: TrainerLayout, work: Work, *, count: int, passes: int
+    ) -> float:
+        """Of the slowest stage. Each microbatch reads its rank's weights once a pass (twice to go
+        back: not for the weights' own gradients), so that few tokens at many weights are bound by
+        memory; and adds its gradients to float32 ones, as a step of its own."""
         held, microbatches = self.memory.counter.fullest(layout), work.updates * count
         ranks = layout.tp * layout.pp * layout.cp
-        even = passes * work.rank_tokens(layout.dp) * self._slowest_stage(layout) / (ranks * self.device.bf16_flops)
-        read = microbatches * (passes - 1) * work.size / (self.device.memory_bandwidth * DECODE_SHARE)
+        even = (
+            passes
+            * work.rank_tokens(layout.dp)
+            * self._slowest_stage(layout)
+            / (ranks * self.device.bf16_flops)
+        )
+        read = (
+            microbatches * (passes - 1) * work.size / (self.device.memory_bandwidth * DECODE_SHARE)
+        )
         plain = self.flops.forward_mean(work.met_tokens) - self._routed
         dense = max(even * plain / TRAIN_SHARE, read * (held.dense.plain + held.wide.plain))
         experts = max(even * self._routed * IMBALANCE / EXPERT_SHARE, read * held.experts.plain)
-        added = microbatches * held.total * (2 * work.size + 8) / (self.device.memory_bandwidth * DECODE_SHARE)
+        added = (
+            microbatches
+            * held.total
+            * (2 * work.size + 8)
+            / (self.device.memory_bandwidth * DECODE_SHARE)
+        )
         launches = microbatches * self.table.facts.num_layers / layout.pp * LAYER_S * passes / 3
         return max(dense + experts + added, launches)
 
@@ -185,19 +214,28 @@ class TimeModel:
         work[-1] += self._head_part
         return max(work) * layout.pp
 
-    def _stage_seconds(self, layout: TrainerLayout, work: Work, *, rows: float, count: int) -> float:
-        """Each stage but the last hands every position's activations on, and gets their gradients back; nothing runs meanwhile."""
+    def _stage_seconds(
+        self, layout: TrainerLayout, work: Work, *, rows: float, count: int
+    ) -> float:
+        """Each stage but the last hands every position's activations on, and gets their gradients
+        back; nothing runs meanwhile."""
         if layout.pp == 1:
             return 0.0
         share = 1 / layout.tp if layout.sequence_parallel else 1.0
         moved = rows * share * self.table.facts.hidden_size * work.size
         ways = 2 + work.extra_forwards
         stride = layout.world_size // layout.pp
-        return ways * (moved / self.links.hop(stride) + work.updates * count * self.links.start_s(2, stride=stride))
+        return ways * (
+            moved / self.links.hop(stride)
+            + work.updates * count * self.links.start_s(2, stride=stride)
+        )
 
-    def _tensor_seconds(self, layout: TrainerLayout, work: Work, *, rows: float, count: int, passes: int) -> float:
-        """Each layer gathers and scatters the residual stream around attention and around a plain MLP (Korthikanti et al., arXiv 2205.05198,
-        section 4.2.2: 2 gathers and 2 scatters forward, as many backward, and the gathers again for the weights' gradients)."""
+    def _tensor_seconds(
+        self, layout: TrainerLayout, work: Work, *, rows: float, count: int, passes: int
+    ) -> float:
+        """Each layer gathers and scatters the residual stream around attention and around a plain
+        MLP (Korthikanti et al., arXiv 2205.05198, section 4.2.2: 2 gathers and 2 scatters forward,
+        as many backward, and the gathers again for the weights' gradients)."""
         facts = self.table.facts
         layers = facts.num_layers / layout.pp
         seconds = 0.0
@@ -206,7 +244,10 @@ class TimeModel:
             blocks = layers * (1 + dense + (1 - dense) * bool(facts.shared_expert_ffn_hidden_size))
             collectives = blocks * (2 * passes - 1)
             moved = rows * facts.hidden_size * work.size * (layout.tp - 1) / layout.tp
-            seconds += collectives * (moved / self.links.ring(layout.tp) + work.updates * count * self.links.start_s(layout.tp))
+            seconds += collectives * (
+                moved / self.links.ring(layout.tp)
+                + work.updates * count * self.links.start_s(layout.tp)
+            )
         if layout.cp > 1:
             wide = self._cp_numbers(layout) * work.size * rows * (layout.cp - 1)
             link = self.links.ring(layout.cp, stride=layout.tp)
@@ -218,11 +259,15 @@ class TimeModel:
         """Keys and values that a rank gathers of each position."""
         facts = self.table.facts
         if facts.mla:
-            wide = facts.num_heads * (facts.mla.qk_nope_head_dim + facts.mla.qk_rope_head_dim + facts.mla.v_head_dim)
+            wide = facts.num_heads * (
+                facts.mla.qk_nope_head_dim + facts.mla.qk_rope_head_dim + facts.mla.v_head_dim
+            )
             return wide / layout.tp
         return 2 * facts.num_kv_heads * facts.head_dim / layout.tp
 
-    def _expert_seconds(self, layout: TrainerLayout, work: Work, *, rows: float, count: int, passes: int) -> float:
+    def _expert_seconds(
+        self, layout: TrainerLayout, work: Work, *, rows: float, count: int, passes: int
+    ) -> float:
         """Dispatch and combine, forward and backward."""
         facts, group = self.table.facts, layout.ep * layout.etp
         if not facts.num_experts or group == 1:
@@ -231,9 +276,15 @@ class TimeModel:
         share = 1 / layout.tp if layout.sequence_parallel else 1.0
         width = facts.moe_latent_size or facts.hidden_size
         moved = rows * share * facts.topk * width * work.size * IMBALANCE / (work.updates * count)
-        once = self.links.exchange_s(moved, ranks=layout.ep, stride=layout.etp) if layout.ep > 1 else 0.0
+        once = (
+            self.links.exchange_s(moved, ranks=layout.ep, stride=layout.etp)
+            if layout.ep > 1
+            else 0.0
+        )
         if layout.etp > 1:
-            once += moved * (layout.etp - 1) / self.links.ring(layout.etp) + self.links.start_s(layout.etp)
+            once += moved * (layout.etp - 1) / self.links.ring(layout.etp) + self.links.start_s(
+                layout.etp
+            )
         return layers * 2 * passes * work.updates * count * once
 
     def _data_seconds(self, layout: TrainerLayout, work: Work) -> float:
@@ -250,7 +301,8 @@ class TimeModel:
         return seconds * work.updates
 
     def _optimizer_seconds(self, layout: TrainerLayout, work: Work) -> float:
-        """Adam reads and writes weights, moments and gradients once; on the host where they are there."""
+        """Adam reads and writes weights, moments and gradients once; on the host where they are
+        there."""
         held = self.memory.counter.fullest(layout)
         own = held.dense.plain / (layout.dp * layout.cp) + held.experts.plain / layout.expert_dp
         if layout.offload_optimizer:
@@ -258,12 +310,15 @@ class TimeModel:
         return work.updates * own * 30 / (self.device.memory_bandwidth * DECODE_SHARE)
 
     def rollout(self, layout: EngineLayout, work: Work, *, cache_bytes: int) -> RolloutSeconds:
-        """`cache_bytes`: of one engine rank. Of the engine with the most requests: it decodes as many at once as its cache and its limit hold,
-        a token each per step; a step reads the weights that are met and the caches of all running requests. The last requests run on by
+        """`cache_bytes`: of one engine rank. Of the engine with the most requests: it decodes as
+        many at once as its cache and its limit hold, a token each per step; a step reads the
+        weights that are met and the caches of all running requests. The last requests run on by
         themselves."""
         context = work.prompt_tokens + work.response_tokens / 2
         each = self.memory.cache_bytes(layout, size=work.size, tokens=int(context) + 1, sequences=1)
-        room = self.memory.cache_room(layout, cache_bytes=cache_bytes, size=work.size, tokens=int(context) + 1)
+        room = self.memory.cache_room(
+            layout, cache_bytes=cache_bytes, size=work.size, tokens=int(context) + 1
+        )
         requests = math.ceil(work.num_samples / layout.num)
         running = max(1.0, min(requests, layout.max_running_requests, room))
         step_s = self._decode_step(layout, work, running=running, each=each)
@@ -274,19 +329,31 @@ class TimeModel:
         prompts = math.ceil(work.num_prompts / layout.num) * work.prompt_tokens
         prefill = prompts * self.flops.forward_mean(max(1, int(work.prompt_tokens)))
         return RolloutSeconds(
-            prefill=prefill / (layout.tp * self.device.bf16_flops * PREFILL_SHARE), decode=decode, running=running
+            prefill=prefill / (layout.tp * self.device.bf16_flops * PREFILL_SHARE),
+            decode=decode,
+            running=running,
         )
 
     def _decode_step(self, layout: EngineLayout, work: Work, *, running: float, each: int) -> float:
         facts = self.table.facts
         weights = self.memory.engine_weights(layout, size=work.size)
         if facts.num_experts:
-            experts = facts.num_experts * self._moe_layers * self._expert_numbers() * work.size / layout.tp
+            experts = (
+                facts.num_experts
+                * self._moe_layers
+                * self._expert_numbers()
+                * work.size
+                / layout.tp
+            )
             met = 1 - (1 - facts.topk / facts.num_experts) ** running
             weights -= experts * (1 - met)
         read = weights + running / layout.attention_dp * each
         memory = read / (self.device.memory_bandwidth * DECODE_SHARE)
-        compute = running * self.flops.forward(int(work.sequence_tokens)) / (layout.tp * self.device.bf16_flops * PREFILL_SHARE)
+        compute = (
+            running
+            * self.flops.forward(int(work.sequence_tokens))
+            / (layout.tp * self.device.bf16_flops * PREFILL_SHARE)
+        )
         collective = 0.0
         if layout.tp > 1:
             moved = 2 * running * facts.hidden_size * work.size / self.links.ring(layout.tp)
@@ -295,14 +362,23 @@ class TimeModel:
 
     def _expert_numbers(self) -> float:
         facts = self.table.facts
-        return (3 if facts.gated_mlp else 2) * facts.moe_ffn_hidden_size * (facts.moe_latent_size or facts.hidden_size)
+        return (
+            (3 if facts.gated_mlp else 2)
+            * facts.moe_ffn_hidden_size
+            * (facts.moe_latent_size or facts.hidden_size)
+        )
 
     def sync(self, layout: TrainerLayout, work: Work, *, num_receivers: int | None) -> float:
-        """Every trainer rank gathers the whole model bucket by bucket, and hands it on within its device (None), or rank 0 sends it to
-        `num_receivers` devices of engines; see `weights.base`."""
+        """Every trainer rank gathers the whole model bucket by bucket, and hands it on within its
+        device (None), or rank 0 sends it to `num_receivers` devices of engines; see
+        `weights.base`."""
         model = self.table.num_parameters * work.size
         gather = model / self.links.ring(layout.world_size) if layout.world_size > 1 else 0.0
-        link = self.device.memory_bandwidth * DECODE_SHARE if num_receivers is None else self.links.across(1 + num_receivers)
+        link = (
+            self.device.memory_bandwidth * DECODE_SHARE
+            if num_receivers is None
+            else self.links.across(1 + num_receivers)
+        )
         return gather + model / link + math.ceil(model / work.bucket_bytes) * BUCKET_S
 
     def turns(self, static_bytes: int) -> float:

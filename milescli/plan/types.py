@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 PLAN_SCHEMA = 2
-"""Rises when the JSON changes in a way that readers must know. 2: stages, recompute and offload of the trainer, experts and attention of the
-engines, forecast. A reader of 2 reads 1: what is new has a default."""
+"""Rises when the JSON changes in a way that readers must know. 2: stages, recompute and offload of
+the trainer, experts and attention of the engines, forecast. A reader of 2 reads 1: what is new has
+a default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +29,11 @@ class TrainerLayout:
     last_stage_layers: int | None = None
     """The same of the last stage."""
     recompute: Literal["none", "full"] = "none"
-    """full: only the inputs of layers are kept for the backward pass, which computes the rest again."""
+    """full: only the inputs of layers are kept for the backward pass, which computes the rest
+    again."""
     offload_optimizer: bool = False
-    """Adam's moments and float32 weights live in host memory, where the optimizer's step is computed."""
+    """Adam's moments and float32 weights live in host memory, where the optimizer's step is
+    computed."""
 
     @property
     def expert_dp(self) -> int:
@@ -51,9 +54,11 @@ class EngineLayout:
     tp: int = 1
     """Devices of one engine."""
     ep: int = 1
-    """Of these tp devices, so many groups share out the experts between them; 1: every device has a slice of every expert."""
+    """Of these tp devices, so many groups share out the experts between them; 1: every device has a
+    slice of every expert."""
     attention_dp: int = 1
-    """Requests are shared out to so many groups of the tp devices, each with its own cache; 1: attention is cut by heads over all."""
+    """Requests are shared out to so many groups of the tp devices, each with its own cache; 1:
+    attention is cut by heads over all."""
     max_running_requests: int = 256
     max_total_tokens: int | None = None
     """KV-cache slots per engine; None: SGLang sizes it from `memory_fraction`."""
@@ -103,8 +108,8 @@ class Decision:
 
 
 Basis = Literal["counted", "formula", "estimate"]
-"""counted: from the model's own table of weights; formula: from shapes, compared with real ranks in tests; estimate: from experience or a
-data sheet."""
+"""counted: from the model's own table of weights; formula: from shapes, compared with real ranks in
+tests; estimate: from experience or a data sheet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +134,8 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What the run will need. Times are estimates by rooflines (`plan.time`); nothing of it was measured on this machine."""
+    """What the run will need. Times are estimates by rooflines (`plan.time`); nothing of it was
+    measured on this machine."""
 
     device: str
     memory_bytes: int
@@ -139,7 +145,8 @@ class Forecast:
     rollout: list[Part]
     """The same while engines answer."""
     publishing_bytes: int
-    """The same while trainer and engines both hold weights; 0 where they have devices of their own."""
+    """The same while trainer and engines both hold weights; 0 where they have devices of their
+    own."""
     host_bytes: int
     """Of one node's main memory."""
     host_memory_bytes: int
@@ -175,7 +182,8 @@ class Plan:
     colocated: bool
     channel: Literal["tensor", "distributed"]
     slots: list[Slot]
-    """In topology order: node by node, device by device. Also the order of the placement group's bundles."""
+    """In topology order: node by node, device by device. Also the order of the placement group's
+    bundles."""
     batch: BatchPlan
     cpu_threads: int
     """Threads of each trainer rank and of each engine on a CPU."""
@@ -202,7 +210,9 @@ class Plan:
         raw["slots"] = [Slot(**slot) for slot in raw["slots"]]
         raw["decisions"] = [Decision(**decision) for decision in raw["decisions"]]
         if forecast := raw.get("forecast"):
-            parts = {name: [Part(**part) for part in forecast[name]] for name in ("training", "rollout")}
+            parts = {
+                name: [Part(**part) for part in forecast[name]] for name in ("training", "rollout")
+            }
             others = [Alternative(**each) for each in forecast["alternatives"]]
             raw["forecast"] = Forecast(**{**forecast, **parts, "alternatives": others})
         return cls(**raw)

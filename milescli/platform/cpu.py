@@ -1,4 +1,5 @@
-"""Cores, memory and shared memory of this computer, with affinity and cgroup limits taken off. Reads /proc and /sys; starts nothing."""
+"""Cores, memory and shared memory of this computer, with affinity and cgroup limits taken off.
+Reads /proc and /sys; starts nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class HostFacts:
 
 
 def read_host(*, root: Path = Path("/"), cpus: Collection[int] | None = None) -> HostFacts:
-    """`root` and `cpus` (logical CPUs that may be used) are for tests; by default this computer and our own affinity."""
+    """`root` and `cpus` (logical CPUs that may be used) are for tests; by default this computer and
+    our own affinity."""
     usable = set(cpus) if cpus is not None else os.sched_getaffinity(0)
     groups = cgroup_folders(root)
     cores = _physical_cores(root, usable)
@@ -38,7 +40,8 @@ def read_host(*, root: Path = Path("/"), cpus: Collection[int] | None = None) ->
 def _physical_cores(root: Path, usable: Collection[int]) -> int:
     """Distinct sets of hyper-thread siblings; a CPU that does not tell counts as a core."""
     siblings = {
-        _text(root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list") or f"alone {number}"
+        _text(root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
+        or f"alone {number}"
         for number in usable
     }
     return len(siblings)
@@ -65,12 +68,15 @@ def _numa_nodes(root: Path) -> int:
 
 
 def cgroup_folders(root: Path) -> list[Path]:
-    """Folders of our cgroup and of those around it, version 2 and the cpu and memory trees of version 1."""
+    """Folders of our cgroup and of those around it, version 2 and the cpu and memory trees of
+    version 1."""
     folders: list[Path] = []
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, name = line.split(":", 2)
         names = (
-            [tree for tree in controllers.split(",") if tree in ("cpu", "memory", "pids")] if controllers else ["", "unified"]
+            [tree for tree in controllers.split(",") if tree in ("cpu", "memory", "pids")]
+            if controllers
+            else ["", "unified"]
         )
         for tree in names:
             base = root / "sys/fs/cgroup" / tree
@@ -84,14 +90,19 @@ def _cpu_quota(groups: list[Path]) -> float | None:
     quotas = []
     for group in groups:
         quota, _, period = (_text(group / "cpu.max") or "").partition(" ")
-        quota, period = quota or _text(group / "cpu.cfs_quota_us") or "", period or _text(group / "cpu.cfs_period_us") or ""
+        quota, period = (
+            quota or _text(group / "cpu.cfs_quota_us") or "",
+            period or _text(group / "cpu.cfs_period_us") or "",
+        )
         if quota.isdigit() and period.isdigit():
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
 
 
 def _memory_limit(groups: list[Path]) -> int | None:
-    limits = [_text(group / name) for group in groups for name in ("memory.max", "memory.limit_in_bytes")]
+    limits = [
+        _text(group / name) for group in groups for name in ("memory.max", "memory.limit_in_bytes")
+    ]
     numbers = [int(limit) for limit in limits if limit and limit.isdigit()]  # `max` means: no limit
     return min(numbers, default=None)
 

@@ -19,20 +19,29 @@ TOPOLOGY = ("nvidia-smi", "topo", "-m")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _CUDA_VERSION = re.compile(r"CUDA Version:\s*([\d.]+)")
 _GONE = re.compile(r"\[(?:GPU is lost|GPU requires reset|Unknown Error)\]|ERR!|\?\?")
-_INSTANCE = re.compile(r"MIG (?P<profile>\S+)\s+Device\s+(?P<place>\d+): \(UUID: (?P<uuid>MIG-\S+)\)")
+_INSTANCE = re.compile(
+    r"MIG (?P<profile>\S+)\s+Device\s+(?P<place>\d+): \(UUID: (?P<uuid>MIG-\S+)\)"
+)
 _INSTANCE_MEMORY = re.compile(r"^\|\s+(\d+)\s+\S+\s+\S+\s+(\d+)\s+\|\s+\d+MiB\s*/\s*(\d+)MiB", re.M)
 _LINK = re.compile(r"NV\d+|X|PIX|PXB|PHB|NODE|SYS|C2C")
 
 
 def parse_devices(text: str) -> tuple[list[Device], str]:
-    """Devices and driver version from QUERY's lines. Lines that are no device (warnings of the tool), or one that is gone, are passed over."""
+    """Devices and driver version from QUERY's lines. Lines that are no device (warnings of the
+    tool), or one that is gone, are passed over."""
     devices, driver = [], ""
     for fields in _rows(text):
         if _said_of_gone(fields):
             continue
         index, name, uuid, memory_mib, capability, driver, _ = fields
-        memory = int(memory_mib) * 1024**2 if memory_mib.isdigit() else 0  # [N/A] where memory is shared with the host
-        devices.append(Device(index=int(index), name=name, memory_bytes=memory, arch=_arch(capability), uuid=uuid))
+        memory = (
+            int(memory_mib) * 1024**2 if memory_mib.isdigit() else 0
+        )  # [N/A] where memory is shared with the host
+        devices.append(
+            Device(
+                index=int(index), name=name, memory_bytes=memory, arch=_arch(capability), uuid=uuid
+            )
+        )
     return devices, driver
 
 
@@ -47,9 +56,12 @@ def parse_cut(text: str) -> set[int]:
 
 
 def parse_instances(listing: str, summary: str, whole: list[Device]) -> list[Device]:
-    """The instances that INSTANCES lists of the devices `whole`, under their index. Memory by SUMMARY; without it, what the profile's name
-    promises (3g.40gb), which is a little more or less."""
-    memory_mib = {(int(gpu), int(place)): int(mib) for gpu, place, mib in _INSTANCE_MEMORY.findall(summary)}
+    """The instances that INSTANCES lists of the devices `whole`, under their index. Memory by
+    SUMMARY; without it, what the profile's name promises (3g.40gb), which is a little more or
+    less."""
+    memory_mib = {
+        (int(gpu), int(place)): int(mib) for gpu, place, mib in _INSTANCE_MEMORY.findall(summary)
+    }
     parents = {device.index: device for device in whole}
     parent, instances = None, []
     for line in listing.splitlines():
@@ -68,8 +80,13 @@ def parse_instances(listing: str, summary: str, whole: list[Device]) -> list[Dev
 
 def _rows(text: str) -> list[list[str]]:
     """QUERY's lines that are about a device."""
-    rows = [[field.strip() for field in fields] for fields in csv.reader(text.splitlines(), skipinitialspace=True)]
-    return [fields for fields in rows if len(fields) == len(_FIELDS.split(",")) and fields[0].isdigit()]
+    rows = [
+        [field.strip() for field in fields]
+        for fields in csv.reader(text.splitlines(), skipinitialspace=True)
+    ]
+    return [
+        fields for fields in rows if len(fields) == len(_FIELDS.split(",")) and fields[0].isdigit()
+    ]
 
 
 def _said_of_gone(fields: list[str]) -> str:
@@ -84,7 +101,8 @@ def parse_cuda_version(text: str) -> str:
 
 
 def parse_interconnect(text: str, *, indices: list[int]) -> Interconnect:
-    """The slowest link between any two of the devices `indices`, from TOPOLOGY's matrix; pcie where it cannot be read."""
+    """The slowest link between any two of the devices `indices`, from TOPOLOGY's matrix; pcie where
+    it cannot be read."""
     if len(indices) < 2:
         return "none"
     links = parse_links(text)
@@ -93,11 +111,17 @@ def parse_interconnect(text: str, *, indices: list[int]) -> Interconnect:
 
 
 def parse_links(text: str) -> dict[tuple[int, int], str]:
-    """(a, b) with a < b -> NV18, C2C, PIX, PXB, PHB, NODE or SYS, from TOPOLOGY's matrix; where the two halves differ, the slower one."""
+    """(a, b) with a < b -> NV18, C2C, PIX, PXB, PHB, NODE or SYS, from TOPOLOGY's matrix; where the
+    two halves differ, the slower one."""
     rows: dict[int, list[str]] = {}
     for line in _ESCAPES.sub("", text).splitlines():
         cells = line.split()
-        if cells and (found := re.fullmatch(r"GPU(\d+)", cells[0])) and len(cells) > 1 and _LINK.fullmatch(cells[1]):
+        if (
+            cells
+            and (found := re.fullmatch(r"GPU(\d+)", cells[0]))
+            and len(cells) > 1
+            and _LINK.fullmatch(cells[1])
+        ):
             rows[int(found[1])] = cells[1:]
     order = sorted(rows)
     links: dict[tuple[int, int], str] = {}

@@ -1,4 +1,5 @@
-"""The environment variables that trainer ranks and engines need, per vendor, each with its reason. Composed here and nowhere else."""
+"""The environment variables that trainer ranks and engines need, per vendor, each with its reason.
+Composed here and nowhere else."""
 
 from __future__ import annotations
 
@@ -43,32 +44,40 @@ class Setting:
     value: str
     reason: str
     yields: bool = False
-    """Where the user has set it, theirs stands: it is about speed, or about the faults of releases that they may not have. All others
-    are what makes a plan come true."""
+    """Where the user has set it, theirs stands: it is about speed, or about the faults of releases
+    that they may not have. All others are what makes a plan come true."""
 
 
 def trainer_environment(
     plan: Decided, devices: Sequence[str] = (), interfaces: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """For one trainer rank of the plan; `devices` and `interfaces` as in `settings`."""
-    return {setting.name: setting.value for setting in settings(plan, "trainer", devices, interfaces)}
+    return {
+        setting.name: setting.value for setting in settings(plan, "trainer", devices, interfaces)
+    }
 
 
 def engine_environment(
     plan: Decided, devices: Sequence[str] = (), interfaces: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """For one engine of the plan; `devices` and `interfaces` as in `settings`."""
-    return {setting.name: setting.value for setting in settings(plan, "engine", devices, interfaces)}
+    return {
+        setting.name: setting.value for setting in settings(plan, "engine", devices, interfaces)
+    }
 
 
 def settings(
-    plan: Decided, role: Role, devices: Sequence[str] = (), interfaces: Mapping[str, str] | None = None
+    plan: Decided,
+    role: Role,
+    devices: Sequence[str] = (),
+    interfaces: Mapping[str, str] | None = None,
 ) -> list[Setting]:
     """All variables of one role, in a fixed order, no name twice.
 
-    `devices`: what the actor may see, as `visibility.device_names` gives it; none: Ray decides (it gives an actor the devices of its
-    bundle, in an order of its own). `interfaces`: variable -> network interface of the actor's node, where other nodes must reach it;
-    none: all is on one computer.
+    `devices`: what the actor may see, as `visibility.device_names` gives it; none: Ray decides (it
+    gives an actor the devices of its bundle, in an order of its own). `interfaces`: variable ->
+    network interface of the actor's node, where other nodes must reach it; none: all is on one
+    computer.
     """
     of_vendor = {"cpu": _cpu, "cuda": _cuda, "rocm": _rocm}[plan.device_kind](plan, role)
     chosen = [*_network(interfaces), *of_vendor, *_visibility(plan.device_kind, devices)]
@@ -80,23 +89,31 @@ def _yielded(setting: Setting, environ: Mapping[str, str]) -> Setting:
     theirs = environ.get(setting.name)
     if not setting.yields or theirs is None or theirs == setting.value:
         return setting
-    return replace(setting, value=theirs, reason=f"yours; miles would set {setting.value}: {setting.reason}")
+    return replace(
+        setting, value=theirs, reason=f"yours; miles would set {setting.value}: {setting.reason}"
+    )
 
 
 def environment_rows(plan: Decided) -> list[tuple[str, str, str, str]]:
-    """(for whom, variable, value, why) for people: what is equal for trainer and engine once, then what differs."""
+    """(for whom, variable, value, why) for people: what is equal for trainer and engine once, then
+    what differs."""
     own = ["(its slot's device)"] if plan.device_kind != "cpu" else []
     several = len({slot.node for slot in plan.slots}) > 1
-    interfaces = dict.fromkeys(INTERFACE_VARIABLES, "(that of its node's address)") if several else None
+    interfaces = (
+        dict.fromkeys(INTERFACE_VARIABLES, "(that of its node's address)") if several else None
+    )
     per_role = {role: settings(plan, role, own, interfaces) for role in ROLES}
     shared = [setting for setting in per_role["trainer"] if setting in per_role["engine"]]
     rows = [("all", setting) for setting in shared]
-    rows += [(role, setting) for role in ROLES for setting in per_role[role] if setting not in shared]
+    rows += [
+        (role, setting) for role in ROLES for setting in per_role[role] if setting not in shared
+    ]
     return [(whom, setting.name, setting.value, setting.reason) for whom, setting in rows]
 
 
 def _visibility(kind: Kind, devices: Sequence[str]) -> list[Setting]:
-    """The slot's own devices, and Ray kept from choosing others: trainer rank and engine of one slot must meet on one device."""
+    """The slot's own devices, and Ray kept from choosing others: trainer rank and engine of one
+    slot must meet on one device."""
     if not devices or kind == "cpu":
         return []
     value = ",".join(devices)
@@ -122,10 +139,20 @@ def _visibility(kind: Kind, devices: Sequence[str]) -> list[Setting]:
 
 def _network(interfaces: Mapping[str, str] | None) -> list[Setting]:
     if interfaces:
-        reason = "the interface by whose address other nodes reach this one, or the one that you set: a guess may take another"
-        return [Setting(name=name, value=value, reason=reason) for name, value in sorted(interfaces.items())]
+        reason = (
+            "the interface by whose address other nodes reach this one, or the one that you "
+            "set: a guess may take another"
+        )
+        return [
+            Setting(name=name, value=value, reason=reason)
+            for name, value in sorted(interfaces.items())
+        ]
     return [
-        Setting(name="GLOO_SOCKET_IFNAME", value="lo", reason="one node: loopback, also where the host name does not resolve")
+        Setting(
+            name="GLOO_SOCKET_IFNAME",
+            value="lo",
+            reason="one node: loopback, also where the host name does not resolve",
+        )
     ]
 
 
@@ -146,7 +173,11 @@ def _cpu(plan: Decided, role: Role) -> list[Setting]:
 def _accelerator(plan: Decided, role: Role, *, allocator: str) -> list[Setting]:
     chosen = [
         *_threads(max(1, min(8, plan.cpu_threads)), "the host side of a device needs few threads"),
-        Setting(name="TORCH_NCCL_ASYNC_ERROR_HANDLING", value="1", reason="a collective whose peer died ends with an error"),
+        Setting(
+            name="TORCH_NCCL_ASYNC_ERROR_HANDLING",
+            value="1",
+            reason="a collective whose peer died ends with an error",
+        ),
     ]
     if role == "trainer":
         chosen.append(
@@ -157,21 +188,39 @@ def _accelerator(plan: Decided, role: Role, *, allocator: str) -> list[Setting]:
             )
         )
         if plan.channel == "distributed":
-            reason = "less fragmentation; not with the tensor channel, whose memory handles cannot be shared from such segments"
+            reason = (
+                "less fragmentation; not with the tensor channel, whose memory handles "
+                "cannot "
+                "be shared from such segments"
+            )
             chosen.append(Setting(name=allocator, value="expandable_segments:True", reason=reason))
     return chosen
 
 
 def _cuda(plan: Decided, role: Role) -> list[Setting]:
     spans_nodes = len({slot.node for slot in plan.slots}) > 1
-    saves = "saves device memory for each group; trainers and engines form groups together, and must agree"
-    needs = "NVLink between the trays of an NVL72 needs it; trainers and engines form groups together, and must agree"
+    saves = (
+        "saves device memory for each group; trainers and engines form groups together, and "
+        "must agree"
+    )
+    needs = (
+        "NVLink between the trays of an NVL72 needs it; trainers and engines form groups "
+        "together, and must agree"
+    )
     return [
         *_accelerator(plan, role, allocator="PYTORCH_CUDA_ALLOC_CONF"),
         Setting(
-            name="NCCL_CUMEM_ENABLE", value="1" if spans_nodes else "0", reason=needs if spans_nodes else saves, yields=True
+            name="NCCL_CUMEM_ENABLE",
+            value="1" if spans_nodes else "0",
+            reason=needs if spans_nodes else saves,
+            yields=True,
         ),
-        Setting(name="NCCL_NVLS_ENABLE", value="0", reason="NVLink SHARP takes device memory for each group", yields=True),
+        Setting(
+            name="NCCL_NVLS_ENABLE",
+            value="0",
+            reason="NVLink SHARP takes device memory for each group",
+            yields=True,
+        ),
     ]
 
 
@@ -179,21 +228,49 @@ def _rocm(plan: Decided, role: Role) -> list[Setting]:
     chosen = [
         *_accelerator(plan, role, allocator="PYTORCH_HIP_ALLOC_CONF"),
         Setting(
-            name="HIP_FORCE_DEV_KERNARG", value="1", reason="kernel arguments in device memory: shorter launches", yields=True
+            name="HIP_FORCE_DEV_KERNARG",
+            value="1",
+            reason="kernel arguments in device memory: shorter launches",
+            yields=True,
         ),
-        Setting(name="HSA_NO_SCRATCH_RECLAIM", value="1", reason="no stalls while scratch memory is taken back", yields=True),
         Setting(
-            name="HSA_ENABLE_IPC_MODE_LEGACY", value="1", reason="ROCm 7.2 leaks memory that is shared by dma-buf", yields=True
+            name="HSA_NO_SCRATCH_RECLAIM",
+            value="1",
+            reason="no stalls while scratch memory is taken back",
+            yields=True,
         ),
         Setting(
-            name="NCCL_MIN_NCHANNELS", value="112", reason="RCCL needs them to use all xGMI links of eight devices", yields=True
+            name="HSA_ENABLE_IPC_MODE_LEGACY",
+            value="1",
+            reason="ROCm 7.2 leaks memory that is shared by dma-buf",
+            yields=True,
         ),
-        Setting(name="NCCL_NVLS_ENABLE", value="0", reason="there is no NVLink SHARP; nobody need ask nvidia-smi for it"),
-        Setting(name="GPU_MAX_HW_QUEUES", value="2", reason="computation and communication side by side", yields=True),
+        Setting(
+            name="NCCL_MIN_NCHANNELS",
+            value="112",
+            reason="RCCL needs them to use all xGMI links of eight devices",
+            yields=True,
+        ),
+        Setting(
+            name="NCCL_NVLS_ENABLE",
+            value="0",
+            reason="there is no NVLink SHARP; nobody need ask nvidia-smi for it",
+        ),
+        Setting(
+            name="GPU_MAX_HW_QUEUES",
+            value="2",
+            reason="computation and communication side by side",
+            yields=True,
+        ),
     ]
     if role == "engine":
         chosen += [
-            Setting(name="SGLANG_USE_AITER", value="1", reason="AMD's kernels for attention and experts", yields=True),
+            Setting(
+                name="SGLANG_USE_AITER",
+                value="1",
+                reason="AMD's kernels for attention and experts",
+                yields=True,
+            ),
             Setting(
                 name="SGLANG_MOE_PADDING",
                 value="1",
@@ -201,7 +278,10 @@ def _rocm(plan: Decided, role: Role) -> list[Setting]:
                 yields=True,
             ),
             Setting(
-                name="SGLANG_ROCM_FUSED_DECODE_MLA", value="1", reason="latent attention decodes in one kernel", yields=True
+                name="SGLANG_ROCM_FUSED_DECODE_MLA",
+                value="1",
+                reason="latent attention decodes in one kernel",
+                yields=True,
             ),
         ]
     return chosen

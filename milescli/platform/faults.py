@@ -1,4 +1,5 @@
-"""What it means where a vendor's tool fails or a device does not answer, and what to do about it. Pure; `probe` finds them."""
+"""What it means where a vendor's tool fails or a device does not answer, and what to do about it.
+Pure; `probe` finds them."""
 
 from __future__ import annotations
 
@@ -39,14 +40,18 @@ _NVIDIA: tuple[_Meaning, ...] = (
         "the packages were upgraded and the module of before is still loaded",
         (
             "sudo reboot",
-            "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia   # while nothing uses them",
+            "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia   # "
+            "while nothing uses them",
         ),
     ),
     (
         r"communicate with the NVIDIA driver",
         "NVIDIA's driver is not loaded",
         "often after an update of the kernel, for which the module was not built",
-        ("sudo modprobe nvidia   # loads it, or says why not", "sudo dkms autoinstall && sudo reboot"),
+        (
+            "sudo modprobe nvidia   # loads it, or says why not",
+            "sudo dkms autoinstall && sudo reboot",
+        ),
     ),
     (
         r"device handle|GPU is lost|fallen off",
@@ -57,7 +62,8 @@ _NVIDIA: tuple[_Meaning, ...] = (
     (
         r"access blocked by the operating system",
         "Windows does not let WSL use the GPU",
-        "the driver of Windows and the kernel of WSL do not fit, or Windows has updated one of them",
+        "the driver of Windows and the kernel of WSL do not fit, or Windows has updated one of "
+        "them",
         ("wsl.exe --update && wsl.exe --shutdown   # in Windows, then begin again",),
     ),
     (
@@ -69,8 +75,12 @@ _NVIDIA: tuple[_Meaning, ...] = (
     (
         r"NVML: Unknown Error",
         "this container has lost its GPUs",
-        "the host reloaded its units or changed a container's limits, and the rules for devices were set anew without them",
-        ("docker restart CONTAINER", "docker run --gpus all --device /dev/nvidiactl --device /dev/nvidia-uvm ..."),
+        "the host reloaded its units or changed a container's limits, and the rules for devices "
+        "were set anew without them",
+        (
+            "docker restart CONTAINER",
+            "docker run --gpus all --device /dev/nvidiactl --device /dev/nvidia-uvm ...",
+        ),
     ),
     (
         r"did not answer",
@@ -109,7 +119,9 @@ _AMD: tuple[_Meaning, ...] = (
 
 def explain(kind: Kind, problem: str) -> MachineError:
     """`problem`: what the tool said as it failed, with its name before."""
-    meanings, look = (_NVIDIA, "nvidia-smi") if kind == "cuda" else (_AMD, "amd-smi static || rocm-smi")
+    meanings, look = (
+        (_NVIDIA, "nvidia-smi") if kind == "cuda" else (_AMD, "amd-smi static || rocm-smi")
+    )
     for pattern, what, why, fixes in meanings:
         if re.search(pattern, problem):
             return MachineError(what, why=f"{why}; {problem}", fix=[*fixes, hide(kind)])
@@ -119,14 +131,19 @@ def explain(kind: Kind, problem: str) -> MachineError:
 
 
 def is_permission(problem: str) -> bool:
-    """Whether AMD's tool only complains of rights, which it takes from groups and the kernel need not."""
+    """Whether AMD's tool only complains of rights, which it takes from groups and the kernel need
+    not."""
     return bool(re.search(_AMD[0][0], problem))
 
 
 def lost(kind: Kind, index: int, said: str, *, others: Sequence[int]) -> Fault:
     """Device `index` is listed and does not answer; `others` do."""
     look = "sudo dmesg | grep -i xid" if kind == "cuda" else "sudo dmesg | grep -i amdgpu"
-    reset = f"sudo nvidia-smi --gpu-reset -i {index}" if kind == "cuda" else f"sudo amd-smi reset --gpureset --gpu {index}"
+    reset = (
+        f"sudo nvidia-smi --gpu-reset -i {index}"
+        if kind == "cuda"
+        else f"sudo amd-smi reset --gpureset --gpu {index}"
+    )
     error = MachineError(
         f"GPU {index} does not answer",
         why=f"the vendor's tool says `{said}` of it; the driver has lost it, or it needs a reset",
@@ -136,14 +153,18 @@ def lost(kind: Kind, index: int, said: str, *, others: Sequence[int]) -> Fault:
 
 
 def closed(paths: Sequence[Path], indices: tuple[int, ...] | None) -> Fault:
-    """Device files of AMD's driver that are there and may not be opened, and the devices behind them."""
-    told = ", ".join(map(str, paths[:3])) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+    """Device files of AMD's driver that are there and may not be opened, and the devices behind
+    them."""
+    told = ", ".join(map(str, paths[:3])) + (
+        f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    )
     error = MachineError(
         f"no permission to open {told}",
         why="AMD's GPUs are used through these files, which belong to the groups render and video",
         fix=[
             "sudo usermod -aG render,video $USER   # then log in again",
-            f"docker run --device /dev/kfd --device /dev/dri --group-add video --group-add $(stat -c %g {paths[0]}) ...",
+            "docker run --device /dev/kfd --device /dev/dri --group-add video --group-add $(stat "
+            f"-c %g {paths[0]}) ...",
             hide("rocm"),
         ],
     )
@@ -151,11 +172,17 @@ def closed(paths: Sequence[Path], indices: tuple[int, ...] | None) -> Fault:
 
 
 def absent(path: Path, *, num_devices: int) -> Fault:
-    """AMD's tool or driver lists devices, and the file through which programs use them is not there."""
+    """AMD's tool or driver lists devices, and the file through which programs use them is not
+    there."""
     error = MachineError(
         f"{path} is not there",
-        why=f"{num_devices} AMD devices are listed, but programs use them through this file; a container must be given it",
-        fix=["docker run --device /dev/kfd --device /dev/dri --group-add video --group-add render ...", hide("rocm")],
+        why=f"{num_devices} AMD devices are listed, but programs use them through this file; a "
+        "container must be given it",
+        fix=[
+            "docker run --device /dev/kfd --device /dev/dri --group-add video --group-add render "
+            "...",
+            hide("rocm"),
+        ],
     )
     return Fault(kind="rocm", indices=None, error=error)
 

@@ -1,4 +1,5 @@
-"""What the machine has, as plain data: read from a file, named (`8xH200`) or probed. Nothing is detected here (`probe`)."""
+"""What the machine has, as plain data: read from a file, named (`8xH200`) or probed. Nothing is
+detected here (`probe`)."""
 
 from __future__ import annotations
 
@@ -40,9 +41,10 @@ def is_instance(device: Device) -> bool:
 
 
 def is_accelerator(device: Device) -> bool:
-    """False for what the vendors' tools list beside accelerators, and nothing here computes on: AMD's graphics cards and integrated GPUs
-    (only CDNA has matrix units that the kernels of SGLang are written for), NVIDIA's before sm_75 (torch has no code for them).
-    True where the architecture is not told."""
+    """False for what the vendors' tools list beside accelerators, and nothing here computes on:
+    AMD's graphics cards and integrated GPUs (only CDNA has matrix units that the kernels of SGLang
+    are written for), NVIDIA's before sm_75 (torch has no code for them). True where the
+    architecture is not told."""
     if device.arch.startswith("gfx"):
         return device.arch in _CDNA
     number = device.arch.removeprefix("sm_")
@@ -89,35 +91,50 @@ class Machine:
 
     @classmethod
     def from_text(cls, text: str, *, origin: str) -> Machine:
-        """From JSON or YAML. Raises RecipeError where it is neither, or a key is unknown or missing."""
+        """From JSON or YAML. Raises RecipeError where it is neither, or a key is unknown or
+        missing."""
         try:
             raw = yaml.safe_load(text)
-            nodes = [Node(**{**node, "devices": [Device(**each) for each in node.get("devices", [])]}) for node in raw["nodes"]]
+            nodes = [
+                Node(**{**node, "devices": [Device(**each) for each in node.get("devices", [])]})
+                for node in raw["nodes"]
+            ]
             machine = cls(**{**raw, "nodes": nodes})
         except (yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
             raise RecipeError(
                 f"{origin} does not describe a machine",
-                why=str(error).removeprefix("Machine.").removeprefix("Node.").removeprefix("Device."),
-                fix="python -c 'from milescli.platform.probe import probe; print(probe().to_json())'   # what one looks like",
+                why=str(error)
+                .removeprefix("Machine.")
+                .removeprefix("Node.")
+                .removeprefix("Device."),
+                fix="python -c 'from milescli.platform.probe import probe; "
+                "print(probe().to_json())'   # what one looks like",
             ) from error
         machine.check(origin)
         return machine
 
     def check(self, origin: str) -> None:
         """Raises RecipeError where the parts contradict each other."""
-        for part in (self, *self.nodes, *(device for node in self.nodes for device in node.devices)):
+        for part in (
+            self,
+            *self.nodes,
+            *(device for node in self.nodes for device in node.devices),
+        ):
             _check_types(part, origin)
         if self.kind not in ("cuda", "rocm", "cpu") or not self.nodes:
             raise RecipeError(
                 f"{origin} does not describe a machine",
-                why=f"kind is {self.kind!r} and there are {len(self.nodes)} nodes; kind is cuda, rocm or cpu, and a node is needed",
+                why=f"kind is {self.kind!r} and there are {len(self.nodes)} nodes; kind is cuda, "
+                "rocm or cpu, and a node is needed",
                 fix=f"set `kind` and `nodes` in {origin}",
             )
         if (self.kind == "cpu") == any(node.devices for node in self.nodes):
             raise RecipeError(
                 f"{origin} contradicts itself",
-                why=f"kind is {self.kind}, and {sum(len(node.devices) for node in self.nodes)} devices are listed",
-                fix=f"set `kind` in {origin} to {'cuda or rocm' if self.kind == 'cpu' else 'cpu, or list the devices'}",
+                why=f"kind is {self.kind}, and {sum(len(node.devices) for node in self.nodes)} "
+                "devices are listed",
+                fix=f"set `kind` in {origin} to "
+                f"{'cuda or rocm' if self.kind == 'cpu' else 'cpu, or list the devices'}",
             )
 
 
@@ -125,10 +142,13 @@ def _check_types(part: Machine | Node | Device, origin: str) -> None:
     """Numbers must be numbers: a file may say `80GB`."""
     for each in fields(part):
         value = getattr(part, each.name)
-        if each.type == "int" and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        if each.type == "int" and (
+            not isinstance(value, int) or isinstance(value, bool) or value < 0
+        ):
             raise RecipeError(
                 f"{origin}: {each.name} is not a number",
-                why=f"`{value}` was given; bytes and counts are whole numbers from 0, memory of 80 GiB is {80 * GIB}",
+                why=f"`{value}` was given; bytes and counts are whole numbers from 0, memory of 80 "
+                f"GiB is {80 * GIB}",
                 fix=f"set `{each.name}` in {origin}",
             )
 
@@ -141,7 +161,8 @@ class _Model:
     name: str
     """As the vendor's tool shows it."""
     memory_gib: int
-    """As the vendor's tool shows it, rounded down: less than the maker's GB, which `sold_gb` are."""
+    """As the vendor's tool shows it, rounded down: less than the maker's GB, which `sold_gb`
+    are."""
     sold_gb: int
     arch: str
     interconnect: Interconnect
@@ -149,7 +170,15 @@ class _Model:
     """In the usual server."""
 
 
-def _model(kind: Kind, name: str, memory_gib: int, sold_gb: int, arch: str, link: Interconnect, per_node: int = 8) -> _Model:
+def _model(
+    kind: Kind,
+    name: str,
+    memory_gib: int,
+    sold_gb: int,
+    arch: str,
+    link: Interconnect,
+    per_node: int = 8,
+) -> _Model:
     return _Model(
         kind=kind,
         name=name,
@@ -177,16 +206,19 @@ DEVICE_MODELS: dict[str, _Model] = {
     "MI350X": _model("rocm", "AMD Instinct MI350X", 287, 288, "gfx950", "xgmi"),
     "MI355X": _model("rocm", "AMD Instinct MI355X", 287, 288, "gfx950", "xgmi"),
 }
-"""What `8xNAME` can say. Memory as nvidia-smi 580 shows it: A100 81920 and 40960 MiB, L40S 46068, RTX 4090 24564, H100 81559, H200 143771,
-B200 183359, B300 275040, GB200 189471, GB300 284208; as amd-smi 26 shows it: MI300X 196592 MB, MI325X 262128, MI350X and MI355X 294896."""
+"""What `8xNAME` can say. Memory as nvidia-smi 580 shows it: A100 81920 and 40960 MiB, L40S 46068,
+RTX 4090 24564, H100 81559, H200 143771, B200 183359, B300 275040, GB200 189471, GB300 284208; as
+amd-smi 26 shows it: MI300X 196592 MB, MI325X 262128, MI350X and MI355X 294896."""
 
 _NOT_THESE = {"PCIE", "NVL", "MIG"}
-"""Words of cards that bear a model's name and are slower: H100 PCIe, H200 NVL, parts of a device."""
+"""Words of cards that bear a model's name and are slower: H100 PCIe, H200 NVL, parts of a
+device."""
 
 
 def model_of(device: Device) -> str | None:
-    """The name in DEVICE_MODELS of what the vendor's tool calls, for instance, `NVIDIA B300 SXM6 AC`; None where it is none of them. Where the
-    name alone fits several (A100), the one whose memory is nearest."""
+    """The name in DEVICE_MODELS of what the vendor's tool calls, for instance, `NVIDIA B300 SXM6
+    AC`; None where it is none of them. Where the name alone fits several (A100), the one whose
+    memory is nearest."""
     words = re.split(r"[^A-Z0-9]+", device.name.upper().replace("RTX ", "RTX"))
     if _NOT_THESE & set(words):
         return None
@@ -194,17 +226,23 @@ def model_of(device: Device) -> str | None:
     told_gb = {word for word in words if re.fullmatch(r"\d+GB", word)}
     if exact := [name for name in fitting if f"{DEVICE_MODELS[name].sold_gb}GB" in told_gb]:
         return exact[0]
-    return min(fitting, key=lambda name: abs(DEVICE_MODELS[name].memory_gib * GIB - device.memory_bytes), default=None)
+    return min(
+        fitting,
+        key=lambda name: abs(DEVICE_MODELS[name].memory_gib * GIB - device.memory_bytes),
+        default=None,
+    )
 
 
-_NAMED = re.compile(r"(?:(?:(?P<nodes>\d+)X)?(?P<devices>\d+)X)?(?P<model>[A-Z][A-Z0-9]*)(?P<rest>(?:-[A-Z0-9]+)*)")
+_NAMED = re.compile(
+    r"(?:(?:(?P<nodes>\d+)X)?(?P<devices>\d+)X)?(?P<model>[A-Z][A-Z0-9]*)(?P<rest>(?:-[A-Z0-9]+)*)"
+)
 _SAYS_NOTHING = {"SXM", "SXM4", "SXM5", "SXM6", "OAM", "HGX", "HBM3", "HBM3E", "HBM2E"}
 """Words behind a model's name that every one of them has."""
 
 
 def parse_machine(text: str) -> Machine:
-    """`8xH200`, `16x8xMI355X` (nodes x devices), `H100`, `8xA100-40GB`, or `cpu`, in any case. Hosts are taken to be as such machines usually
-    are: `64xGB300` are 16 trays of four.
+    """`8xH200`, `16x8xMI355X` (nodes x devices), `H100`, `8xA100-40GB`, or `cpu`, in any case.
+    Hosts are taken to be as such machines usually are: `64xGB300` are 16 trays of four.
 
     Raises MachineError where the name is unknown.
     """
@@ -215,7 +253,9 @@ def parse_machine(text: str) -> Machine:
             node = Node(cpu_cores=8, memory_bytes=32 * GIB, shm_bytes=16 * GIB)
             return Machine(kind="cpu", nodes=[node] * num_nodes)
     name = _known_model(found["model"], found["rest"].split("-")[1:]) if found else None
-    num_nodes, num_devices = (int(found["nodes"] or 1), int(found["devices"] or 1)) if found else (0, 0)
+    num_nodes, num_devices = (
+        (int(found["nodes"] or 1), int(found["devices"] or 1)) if found else (0, 0)
+    )
     if found is None or name is None or not num_nodes or not num_devices:
         raise _unknown(text, found["model"] + found["rest"] if found else text, count=num_devices)
     model = DEVICE_MODELS[name]
@@ -260,12 +300,19 @@ def _known_model(model: str, words: list[str]) -> str | None:
 
 def _unknown(text: str, wanted: str, *, count: int) -> MachineError:
     """With the two nearest names, the same number of them."""
-    near = [name for name in DEVICE_MODELS if name.startswith(wanted.partition("-")[0])] if wanted else []
+    near = (
+        [name for name in DEVICE_MODELS if name.startswith(wanted.partition("-")[0])]
+        if wanted
+        else []
+    )
     first = near[0] if near else nearest(wanted, DEVICE_MODELS) or "H200"
-    second = next((name for name in near[1:]), None) or nearest(wanted, [name for name in DEVICE_MODELS if name != first])
+    second = next((name for name in near[1:]), None) or nearest(
+        wanted, [name for name in DEVICE_MODELS if name != first]
+    )
     return MachineError(
         f"`{text}` names no machine that miles knows",
-        why=f"it must look like 8xH200 or 16x8xMI355X (nodes x devices x model) or cpu; models: {', '.join(DEVICE_MODELS)}",
+        why="it must look like 8xH200 or 16x8xMI355X (nodes x devices x model) or cpu; models: "
+        f"{', '.join(DEVICE_MODELS)}",
         fix=[f"--on {count or 8}x{name}" for name in (first, second) if name]
         + ["--on machine.yaml   # a file that describes it"],
     )
@@ -277,5 +324,9 @@ def read_machine(text: str) -> Machine:
     if path.suffix not in (".json", ".yaml", ".yml"):
         return parse_machine(text)
     if not path.is_file():
-        raise RecipeError(f"there is no file {path}", why="it should describe a machine", fix="--on 8xH200   # or name one")
+        raise RecipeError(
+            f"there is no file {path}",
+            why="it should describe a machine",
+            fix="--on 8xH200   # or name one",
+        )
     return Machine.from_text(path.read_text(encoding="utf-8"), origin=str(path))

@@ -1,5 +1,5 @@
-"""Finds out what this computer has, without torch: asks the vendors' tools, each for a bounded time, and the kernel. The one impure file of this
-room."""
+"""Finds out what this computer has, without torch: asks the vendors' tools, each for a bounded
+time, and the kernel. The one impure file of this room."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from milescli.core.units import GIB
 from milescli.platform import cuda, faults, rocm, sysfs
 from milescli.platform.cpu import HostFacts, read_host
 from milescli.platform.faults import Fault
-from milescli.platform.machine import DEVICE_MODELS, Device, Interconnect, Kind, Machine, Node, is_accelerator, model_of
+from milescli.platform.machine import (
+    DEVICE_MODELS,
+    Device,
+    Interconnect,
+    Kind,
+    Machine,
+    Node,
+    is_accelerator,
+    model_of,
+)
 from milescli.platform.visibility import set_variables, visible_devices
 
 TOOL_TIMEOUT_S = 20.0
@@ -49,7 +58,8 @@ class Accelerators:
     runtime_version: str = ""
     notes: list[str]
     links: dict[tuple[int, int], str] = field(default_factory=dict)
-    """(a, b) with a < b, indices of devices -> NV18, PIX, SYS; XGMI, PCIE. What the tool does not tell is left out."""
+    """(a, b) with a < b, indices of devices -> NV18, PIX, SYS; XGMI, PCIE. What the tool does not
+    tell is left out."""
     faults: list[Fault] = field(default_factory=list)
     """Devices that are there and cannot be used."""
 
@@ -64,8 +74,9 @@ def probe(
 ) -> Machine:
     """This computer as a Machine of one node, with the devices that the visibility variables leave.
 
-    The arguments are for tests. Raises MachineError where those variables contradict each other or the machine, or leave a device that
-    cannot be used: to run on fewer devices, or on the CPU, must be somebody's wish.
+    The arguments are for tests. Raises MachineError where those variables contradict each other or
+    the machine, or leave a device that cannot be used: to run on fewer devices, or on the CPU, must
+    be somebody's wish.
     """
     environ = os.environ if environ is None else environ
     host = host or read_host(root=root)
@@ -73,13 +84,18 @@ def probe(
     if errors := fault_errors(found, environ):
         raise errors[0]
     visible = visible_devices(found.kind, found.devices, environ)
-    devices = [_with_memory(device, host, share=len(visible)) for device in visible if is_accelerator(device)]
+    devices = [
+        _with_memory(device, host, share=len(visible))
+        for device in visible
+        if is_accelerator(device)
+    ]
     notes = list(found.notes)
     if found.devices and not visible:
         notes.append(f"{len(found.devices)} {found.kind} devices are there, and none is visible")
     if visible and not devices:
         notes.append(
-            f"{visible[0].name} ({visible[0].arch}) is no GPU that SGLang and Megatron-Core compute on: the CPU is used"
+            f"{visible[0].name} ({visible[0].arch}) is no GPU that SGLang and Megatron-Core "
+            "compute on: the CPU is used"
         )
     return Machine(
         kind=found.kind if devices else "cpu",
@@ -96,7 +112,9 @@ def fault_errors(found: Accelerators, environ: Mapping[str, str]) -> list[Machin
     return [fault.error for fault in found.faults if fault.concerns(environ)]
 
 
-def find_accelerators(run: RunTool, *, root: Path = Path("/"), may_open: MayOpen = sysfs.may_open) -> Accelerators:
+def find_accelerators(
+    run: RunTool, *, root: Path = Path("/"), may_open: MayOpen = sysfs.may_open
+) -> Accelerators:
     """What tools and kernel see, NVIDIA first."""
     nvidia = _find_nvidia(run, root)
     if nvidia.devices or nvidia.faults:
@@ -107,15 +125,23 @@ def find_accelerators(run: RunTool, *, root: Path = Path("/"), may_open: MayOpen
 
 def run_tool(command: Sequence[str]) -> ToolReply:
     """Run a tool, bounded. Never raises: a machine without it is as good as any."""
-    tool = shutil.which(command[0], path=os.pathsep.join([os.environ.get("PATH", os.defpath), *TOOL_FOLDERS]))
+    tool = shutil.which(
+        command[0], path=os.pathsep.join([os.environ.get("PATH", os.defpath), *TOOL_FOLDERS])
+    )
     if tool is None:
         return ToolReply(text="")
     try:
         done = subprocess.run(
-            [tool, *command[1:]], capture_output=True, timeout=TOOL_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+            [tool, *command[1:]],
+            capture_output=True,
+            timeout=TOOL_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        return ToolReply(text="", problem=f"`{' '.join(command)}` did not answer within {TOOL_TIMEOUT_S:.0f} s")
+        return ToolReply(
+            text="", problem=f"`{' '.join(command)}` did not answer within {TOOL_TIMEOUT_S:.0f} s"
+        )
     except OSError as error:
         return ToolReply(text="", problem=f"`{' '.join(command)}` could not be run: {error}")
     text = done.stdout.decode("utf-8", errors="replace")
@@ -123,8 +149,12 @@ def run_tool(command: Sequence[str]) -> ToolReply:
         return ToolReply(text=text)
     told = (done.stderr.decode("utf-8", errors="replace").strip() or text.strip()).splitlines()
     # Python's tools end with the error, the others begin with it
-    line = next((line for line in reversed(told) if "Error:" in line), told[0] if told else "no message")
-    return ToolReply(text=text, problem=f"`{' '.join(command)}` ended with {done.returncode}: {line}")
+    line = next(
+        (line for line in reversed(told) if "Error:" in line), told[0] if told else "no message"
+    )
+    return ToolReply(
+        text=text, problem=f"`{' '.join(command)}` ended with {done.returncode}: {line}"
+    )
 
 
 def _find_nvidia(run: RunTool, root: Path) -> Accelerators:
@@ -155,14 +185,24 @@ def _find_nvidia(run: RunTool, root: Path) -> Accelerators:
 
 
 def _nvidia_without_list(reply: ToolReply, root: Path) -> Accelerators:
-    """nvidia-smi is not there, or says nothing of any device. Where it fails it knows better than the kernel: the driver may not fit its
-    libraries."""
-    problem = reply.problem or (f"`nvidia-smi` says: {reply.text.strip().splitlines()[0]}" if reply.text.strip() else "")
+    """nvidia-smi is not there, or says nothing of any device. Where it fails it knows better than
+    the kernel: the driver may not fit its libraries."""
+    problem = reply.problem or (
+        f"`nvidia-smi` says: {reply.text.strip().splitlines()[0]}" if reply.text.strip() else ""
+    )
     if problem:
         broken = Fault(kind="cuda", indices=None, error=faults.explain("cuda", problem))
-        return Accelerators(kind="cpu", devices=[], notes=[problem], faults=[broken] if sysfs.has_nvidia(root) else [])
+        return Accelerators(
+            kind="cpu",
+            devices=[],
+            notes=[problem],
+            faults=[broken] if sysfs.has_nvidia(root) else [],
+        )
     devices, gone, driver = sysfs.find_nvidia(root)
-    found = [faults.lost("cuda", index, said, others=[each.index for each in devices]) for index, said in gone.items()]
+    found = [
+        faults.lost("cuda", index, said, others=[each.index for each in devices])
+        for index, said in gone.items()
+    ]
     note = "nvidia-smi is not there: devices are as the driver tells them, links are not known"
     return Accelerators(
         kind="cuda" if devices else "cpu",
@@ -186,10 +226,15 @@ def _find_amd(run: RunTool, root: Path, may_open: MayOpen) -> Accelerators:
     notes = [reply.problem] if reply.problem else []
     if not devices and reply.problem and not faults.is_permission(reply.problem):
         broken = Fault(kind="rocm", indices=None, error=faults.explain("rocm", reply.problem))
-        return Accelerators(kind="cpu", devices=[], notes=notes, faults=[broken] if sysfs.has_amd(root) else [])
+        return Accelerators(
+            kind="cpu", devices=[], notes=notes, faults=[broken] if sysfs.has_amd(root) else []
+        )
     if view.devices and len(view.devices) != len(devices):
         told = f": {view.num_absent} more are not in this container" if view.num_absent else ""
-        notes.append(f"devices are as the kernel tells them{told}" if devices else "neither amd-smi nor rocm-smi lists devices: "
+        notes.append(f"devices are as the kernel tells them{told}" if devices else "neither "
+                                                                                   "amd-smi nor "
+                                                                                   "rocm-smi lists "
+                                                                                   "devices: "
                      "they are as the kernel tells them")  # fmt: skip
         devices, links = view.devices, view.links
     else:
@@ -207,7 +252,9 @@ def _find_amd(run: RunTool, root: Path, may_open: MayOpen) -> Accelerators:
     )
 
 
-def _closed_files(root: Path, view: sysfs.AmdView, devices: Sequence[Device], may_open: MayOpen) -> list[Fault]:
+def _closed_files(
+    root: Path, view: sysfs.AmdView, devices: Sequence[Device], may_open: MayOpen
+) -> list[Fault]:
     """Device files that are not there or may not be opened, of AMD's devices."""
     kfd = root / "dev/kfd"
     if not any(map(is_accelerator, [*devices, *view.devices])):
@@ -219,15 +266,23 @@ def _closed_files(root: Path, view: sysfs.AmdView, devices: Sequence[Device], ma
     if kfd.exists() and not may_open(kfd) and (devices or view.devices):
         return [faults.closed([kfd], None)]
     closed = [(index, path) for index, path in enumerate(view.files) if not may_open(path)]
-    return [faults.closed([path for _, path in closed], tuple(index for index, _ in closed))] if closed else []
+    return (
+        [faults.closed([path for _, path in closed], tuple(index for index, _ in closed))]
+        if closed
+        else []
+    )
 
 
 def _with_memory(device: Device, host: HostFacts, *, share: int) -> Device:
-    """Where the tool does not tell: that of its model, else (GB10) the host's, which CUDA reports too, divided among `share` devices."""
+    """Where the tool does not tell: that of its model, else (GB10) the host's, which CUDA reports
+    too, divided among `share` devices."""
     if device.memory_bytes:
         return device
     model = model_of(device)
-    return replace(device, memory_bytes=DEVICE_MODELS[model].memory_gib * GIB if model else host.memory_bytes // share)
+    return replace(
+        device,
+        memory_bytes=DEVICE_MODELS[model].memory_gib * GIB if model else host.memory_bytes // share,
+    )
 
 
 def _node(host: HostFacts, devices: list[Device], interconnect: Interconnect) -> Node:

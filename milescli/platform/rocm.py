@@ -1,4 +1,5 @@
-"""AMD devices, from the JSON of amd-smi or, where it is absent, of rocm-smi. Parsing only; `probe` runs the tools."""
+"""AMD devices, from the JSON of amd-smi or, where it is absent, of rocm-smi. Parsing only; `probe`
+runs the tools."""
 
 from __future__ import annotations
 
@@ -12,7 +13,15 @@ from milescli.platform.machine import DEVICE_MODELS, Device, Interconnect
 
 AMD_STATIC = ("amd-smi", "static", "--asic", "--vram", "--driver", "--json")
 AMD_TOPOLOGY = ("amd-smi", "topology", "--link-type", "--json")
-ROCM_STATIC = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showdriverversion", "--showuniqueid", "--json")
+ROCM_STATIC = (
+    "rocm-smi",
+    "--showproductname",
+    "--showmeminfo",
+    "vram",
+    "--showdriverversion",
+    "--showuniqueid",
+    "--json",
+)
 ROCM_TOPOLOGY = ("rocm-smi", "--showtopotype", "--json")
 VERSION_FILE = "opt/rocm/.info/version"
 
@@ -30,7 +39,8 @@ NAMES = {
     0x75A0: "AMD Instinct MI350X",
     0x75A3: "AMD Instinct MI355X",
 }
-"""PCI device -> name, virtual functions too (pci.ids). Older tools, and drivers in virtual machines, tell a generic name only."""
+"""PCI device -> name, virtual functions too (pci.ids). Older tools, and drivers in virtual
+machines, tell a generic name only."""
 
 _UNITS = {"B": 1, "KB": 1024, "MB": 1024**2, "GB": 1024**3}
 """The tools write MB and mean 1024 * 1024."""
@@ -40,7 +50,8 @@ _MISSING = ("", "N/A", "None")
 def parse_amd_smi(text: str) -> tuple[list[Device], str]:
     """Devices and driver version from AMD_STATIC; nothing where the text is not what it should be.
 
-    ROCm 6.0 and 6.1 write `driver_version` and `vram_size_mb` where later ones write `version` and `size`, and leave the architecture out.
+    ROCm 6.0 and 6.1 write `driver_version` and `vram_size_mb` where later ones write `version` and
+    `size`, and leave the architecture out.
     """
     devices, driver = [], ""
     for entry in _entries(text):
@@ -63,7 +74,8 @@ def parse_amd_smi(text: str) -> tuple[list[Device], str]:
 
 
 def parse_rocm_smi(text: str) -> tuple[list[Device], str]:
-    """Devices and driver version from ROCM_STATIC; nothing where the text is not what it should be."""
+    """Devices and driver version from ROCM_STATIC; nothing where the text is not what it should
+    be."""
     raw = _json(text)
     if not isinstance(raw, dict):
         return [], ""
@@ -93,11 +105,16 @@ def slowest_link(links: Mapping[tuple[int, int], str], *, indices: list[int]) ->
     """Of any two of the devices; pcie where one is not told."""
     if len(indices) < 2:
         return "none"
-    return "xgmi" if all(links.get(pair) == "XGMI" for pair in itertools.combinations(sorted(indices), 2)) else "pcie"
+    return (
+        "xgmi"
+        if all(links.get(pair) == "XGMI" for pair in itertools.combinations(sorted(indices), 2))
+        else "pcie"
+    )
 
 
 def parse_links(text: str) -> dict[tuple[int, int], str]:
-    """(a, b) with a < b -> XGMI or PCIE, from either tool's topology; where the two directions differ, the slower one."""
+    """(a, b) with a < b -> XGMI or PCIE, from either tool's topology; where the two directions
+    differ, the slower one."""
     links: dict[tuple[int, int], str] = {}
     for (a, b), link in (_amd_links(text) or _rocm_links(text)).items():
         pair = (min(a, b), max(a, b))
@@ -155,7 +172,8 @@ def _json(text: str) -> Any:
 
 
 def uuid_of(serial: str) -> str:
-    """0xA1B2 -> GPU-000000000000a1b2, as HIP writes it and its variables take it; empty where it is not told."""
+    """0xA1B2 -> GPU-000000000000a1b2, as HIP writes it and its variables take it; empty where it is
+    not told."""
     try:
         number = int(serial, 16)
     except ValueError:
@@ -165,11 +183,14 @@ def uuid_of(serial: str) -> str:
 
 def _told(part: dict[str, Any], *keys: str) -> str:
     """The first of these that says something."""
-    return next((str(part[key]) for key in keys if key in part and str(part[key]) not in _MISSING), "")
+    return next(
+        (str(part[key]) for key in keys if key in part and str(part[key]) not in _MISSING), ""
+    )
 
 
 def _name(told: str, number: str) -> str:
-    """By the PCI device where that is known: `Aqua Vanjaram [Instinct MI300X]` and `AMD Radeon Graphics` are told of the same."""
+    """By the PCI device where that is known: `Aqua Vanjaram [Instinct MI300X]` and `AMD Radeon
+    Graphics` are told of the same."""
     try:
         return NAMES.get(int(number, 16), told)
     except ValueError:
@@ -177,7 +198,9 @@ def _name(told: str, number: str) -> str:
 
 
 def _size(vram: dict[str, Any]) -> int:
-    size = next((vram[key] for key in ("size", "vram_size", "vram_size_mb", "size_mb") if key in vram), None)
+    size = next(
+        (vram[key] for key in ("size", "vram_size", "vram_size_mb", "size_mb") if key in vram), None
+    )
     if isinstance(size, int):
         return size * _UNITS["MB"]
     if isinstance(size, dict) and isinstance(size.get("value"), int) and size.get("unit") in _UNITS:
@@ -186,7 +209,8 @@ def _size(vram: dict[str, Any]) -> int:
 
 
 def _arch(text: str) -> str:
-    """gfx942:sramecc+:xnack- -> gfx942. rocm-smi of ROCm 6.0 writes the last part in decimal: gfx9010."""
+    """gfx942:sramecc+:xnack- -> gfx942. rocm-smi of ROCm 6.0 writes the last part in decimal:
+    gfx9010."""
     found = re.match(r"gfx[0-9a-f]+", text.lower())
     return _DECIMAL.get(found[0], found[0]) if found else ""
 

@@ -1,5 +1,5 @@
-"""Devices as the kernel tells them: for containers that have the driver and not the vendor's tool, or fewer devices than the tool lists. Reads
-/sys and /proc, and asks whether files may be opened."""
+"""Devices as the kernel tells them: for containers that have the driver and not the vendor's tool,
+or fewer devices than the tool lists. Reads /sys and /proc, and asks whether files may be opened."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ NVIDIA = "proc/driver/nvidia/gpus"
 NVIDIA_VERSION = "proc/driver/nvidia/version"
 AMD_VERSION = "sys/module/amdgpu/version"
 _XGMI, _VRAM = 11, (1, 2)
-"""Of the kernel's kfd_sysfs and hsakmttypes.h: io_link type; heap_type of memory banks (frame buffer, public or private)."""
+"""Of the kernel's kfd_sysfs and hsakmttypes.h: io_link type; heap_type of memory banks (frame
+buffer, public or private)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +37,23 @@ class AmdView:
 
 
 def find_amd(root: Path) -> AmdView:
-    """Empty where there is none. Of a device that belongs to another container the kernel lets us read nothing."""
+    """Empty where there is none. Of a device that belongs to another container the kernel lets us
+    read nothing."""
     nodes = {int(path.name): path for path in (root / KFD).glob("[0-9]*")}
     told = {number: _numbers(path / "properties") for number, path in nodes.items()}
     every = [number for number in sorted(nodes) if told[number].get("gfx_target_version", 0)]
-    files = {number: root / f"dev/dri/renderD{told[number].get('drm_render_minor', 0)}" for number in every}
+    files = {
+        number: root / f"dev/dri/renderD{told[number].get('drm_render_minor', 0)}"
+        for number in every
+    }
     here = [number for number in every if files[number].exists()]
     devices = []
     for index, number in enumerate(here):
         facts = told[number]
         banks = [_numbers(path) for path in sorted(nodes[number].glob("mem_banks/*/properties"))]
-        memory = sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _VRAM)
+        memory = sum(
+            bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _VRAM
+        )
         arch = gfx_name(facts["gfx_target_version"])
         name = NAMES.get(facts.get("device_id", 0), f"AMD {arch}")
         uuid = uuid_of(f"{facts.get('unique_id', 0):x}")
@@ -60,17 +67,23 @@ def find_amd(root: Path) -> AmdView:
                 links[pair[0], pair[1]] = "XGMI" if link.get("type") == _XGMI else "PCIE"
     for pair in itertools.combinations(range(len(here)), 2):
         links.setdefault(pair, "PCIE")
-    return AmdView(devices=devices, files=[files[number] for number in here], links=links, num_absent=len(every) - len(here))
+    return AmdView(
+        devices=devices,
+        files=[files[number] for number in here],
+        links=links,
+        num_absent=len(every) - len(here),
+    )
 
 
 def gfx_name(version: int) -> str:
-    """90402 -> gfx942: two decimal digits each of minor and step, which the name has in hexadecimal."""
+    """90402 -> gfx942: two decimal digits each of minor and step, which the name has in
+    hexadecimal."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
 def find_nvidia(root: Path) -> tuple[list[Device], dict[int, str], str]:
-    """Devices whose file is here, in the order of the PCI bus; of those that are gone, what the driver says; the driver's version. Memory and
-    arch are those of the model, where it is known."""
+    """Devices whose file is here, in the order of the PCI bus; of those that are gone, what the
+    driver says; the driver's version. Memory and arch are those of the model, where it is known."""
     devices, gone, index = [], {}, 0
     for path in sorted((root / NVIDIA).glob("*/information")):
         facts = dict(_pairs(path))
@@ -80,10 +93,14 @@ def find_nvidia(root: Path) -> tuple[list[Device], dict[int, str], str]:
         if name in ("", "Unknown"):
             gone[index] = f"Model: {name or 'none'}"
         else:
-            device = Device(index=index, name=name, memory_bytes=0, arch="", uuid=facts.get("GPU UUID", ""))
+            device = Device(
+                index=index, name=name, memory_bytes=0, arch="", uuid=facts.get("GPU UUID", "")
+            )
             model = DEVICE_MODELS.get(model_of(device) or "")
             memory, arch = (model.memory_gib * GIB, model.arch) if model else (0, "")
-            devices.append(Device(index=index, name=name, memory_bytes=memory, arch=arch, uuid=device.uuid))
+            devices.append(
+                Device(index=index, name=name, memory_bytes=memory, arch=arch, uuid=device.uuid)
+            )
         index += 1
     return devices, gone, nvidia_version(root)
 
@@ -100,24 +117,32 @@ def amd_version(root: Path) -> str:
 
 
 def has_nvidia(root: Path) -> bool:
-    """Whether nvidia-smi has anything to fail at: the driver is loaded, or a GPU is on the bus. Images carry the tool everywhere."""
+    """Whether nvidia-smi has anything to fail at: the driver is loaded, or a GPU is on the bus.
+    Images carry the tool everywhere."""
     files = any((root / path).exists() for path in ("dev/nvidiactl", "dev/dxg"))
     return files or bool(nvidia_version(root)) or _on_bus(root, vendor="0x10de")
 
 
 def has_amd(root: Path) -> bool:
-    """The same of AMD's driver. A graphics card is no reason: its driver is loaded on every desktop, and makes this file too."""
+    """The same of AMD's driver. A graphics card is no reason: its driver is loaded on every
+    desktop, and makes this file too."""
     told = [_numbers(path) for path in (root / KFD).glob("[0-9]*/properties")]
     versions = [facts["gfx_target_version"] for facts in told if facts.get("gfx_target_version", 0)]
     if versions:
-        return any(is_accelerator(Device(index=0, name="", memory_bytes=0, arch=gfx_name(each))) for each in versions)
+        return any(
+            is_accelerator(Device(index=0, name="", memory_bytes=0, arch=gfx_name(each)))
+            for each in versions
+        )
     return (root / "dev/kfd").exists()
 
 
 def _on_bus(root: Path, *, vendor: str) -> bool:
     """Whether a display controller (class 0x03) of this vendor is on the PCI bus."""
     found = (root / "sys/bus/pci/devices").glob("*")
-    return any(_text(path / "vendor").strip() == vendor and _text(path / "class").startswith("0x03") for path in found)
+    return any(
+        _text(path / "vendor").strip() == vendor and _text(path / "class").startswith("0x03")
+        for path in found
+    )
 
 
 def may_open(path: Path) -> bool:

@@ -1,5 +1,5 @@
-"""Whether the installed torch is for the devices that a plan uses, by its version alone: torch is not imported. Called before a run starts;
-`miles doctor` asks torch itself."""
+"""Whether the installed torch is for the devices that a plan uses, by its version alone: torch is
+not imported. Called before a run starts; `miles doctor` asks torch itself."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ def built_for(version: str) -> Kind:
     return "cpu" if build.startswith("cpu") else "rocm" if build.startswith("rocm") else "cuda"
 
 
-def require_wheel(kind: Kind, *, version_of: Callable[[str], str] = importlib.metadata.version) -> None:
-    """Raises MachineError where trainer ranks and engines on `kind` would find no device. A CPU is served by every build."""
+def require_wheel(
+    kind: Kind, *, version_of: Callable[[str], str] = importlib.metadata.version
+) -> None:
+    """Raises MachineError where trainer ranks and engines on `kind` would find no device. A CPU is
+    served by every build."""
     version = version_of("torch")
     if kind in ("cpu", built_for(version)):
         return

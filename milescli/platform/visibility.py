@@ -1,4 +1,5 @@
-"""CUDA_, HIP_ and ROCR_VISIBLE_DEVICES: what they leave visible, and where they contradict each other or the machine. Pure."""
+"""CUDA_, HIP_ and ROCR_VISIBLE_DEVICES: what they leave visible, and where they contradict each
+other or the machine. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +18,11 @@ def set_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in VARIABLES if name in environ}
 
 
-def find_conflicts(kind: Kind, devices: Sequence[Device], environ: Mapping[str, str]) -> list[MachineError]:
-    """What is wrong with the variables on a machine that has `devices`, each with the command that mends it."""
+def find_conflicts(
+    kind: Kind, devices: Sequence[Device], environ: Mapping[str, str]
+) -> list[MachineError]:
+    """What is wrong with the variables on a machine that has `devices`, each with the command that
+    mends it."""
     given = set_variables(environ)
     errors = find_contradictions(environ) if kind == "rocm" else []
     variable = _governing(kind, given)
@@ -28,8 +32,11 @@ def find_conflicts(kind: Kind, devices: Sequence[Device], environ: Mapping[str, 
     return errors + (conflicts or _unlike(variable, _chosen(given[variable], devices)))
 
 
-def visible_devices(kind: Kind, devices: Sequence[Device], environ: Mapping[str, str]) -> list[Device]:
-    """The devices that may be used, in the order that the variable gives. Raises the first conflict."""
+def visible_devices(
+    kind: Kind, devices: Sequence[Device], environ: Mapping[str, str]
+) -> list[Device]:
+    """The devices that may be used, in the order that the variable gives. Raises the first
+    conflict."""
     conflicts = find_conflicts(kind, devices, environ)
     if conflicts:
         raise conflicts[0]
@@ -40,16 +47,20 @@ def visible_devices(kind: Kind, devices: Sequence[Device], environ: Mapping[str,
 
 
 def named_devices(kind: Kind, environ: Mapping[str, str]) -> list[str] | None:
-    """Indices or UUIDs that the variable that counts names; empty where it hides all; None where none is set."""
+    """Indices or UUIDs that the variable that counts names; empty where it hides all; None where
+    none is set."""
     variable = _governing(kind, set_variables(environ))
     return None if variable is None else _entries(environ[variable])
 
 
 def device_names(kind: Kind, places: Sequence[int], environ: Mapping[str, str]) -> list[str]:
-    """What an actor's variable must say for the devices at `places` among those that are visible here (a plan counts so): with
-    CUDA_VISIBLE_DEVICES=4,6 here, place 1 is `6`. Indices or UUIDs, as the variable has them."""
+    """What an actor's variable must say for the devices at `places` among those that are visible
+    here (a plan counts so): with CUDA_VISIBLE_DEVICES=4,6 here, place 1 is `6`. Indices or UUIDs,
+    as the variable has them."""
     entries = named_devices(kind, environ)
-    assert entries is None or all(place < len(entries) for place in places), f"{entries} has no places {places}"
+    assert entries is None or all(place < len(entries) for place in places), (
+        f"{entries} has no places {places}"
+    )
     return [str(place) if entries is None else entries[place] for place in places]
 
 
@@ -60,14 +71,16 @@ def _governing(kind: Kind, given: Mapping[str, str]) -> str | None:
 
 
 def find_contradictions(environ: Mapping[str, str]) -> list[MachineError]:
-    """What is wrong with the variables whatever the devices are, as ROCm, SGLang and Ray read them."""
+    """What is wrong with the variables whatever the devices are, as ROCm, SGLang and Ray read
+    them."""
     given = set_variables(environ)
     errors = []
     if ROCR in given:
         errors.append(
             MachineError(
                 f"{ROCR} is set",
-                why="it renumbers the devices below HIP, so every other variable means other devices; Ray refuses it",
+                why="it renumbers the devices below HIP, so every other variable means other "
+                "devices; Ray refuses it",
                 fix=f"unset {ROCR}" + ("" if HIP in given else f" && export {HIP}={given[ROCR]}"),
             )
         )
@@ -75,7 +88,8 @@ def find_contradictions(environ: Mapping[str, str]) -> list[MachineError]:
         errors.append(
             MachineError(
                 f"{HIP} and {CUDA} contradict each other",
-                why=f"{HIP}={given[HIP]} and {CUDA}={given[CUDA]}; HIP obeys the first, some libraries the second",
+                why=f"{HIP}={given[HIP]} and {CUDA}={given[CUDA]}; HIP obeys the first, some "
+                "libraries the second",
                 fix=f"unset {CUDA}",
             )
         )
@@ -84,7 +98,9 @@ def find_contradictions(environ: Mapping[str, str]) -> list[MachineError]:
 
 def _value_conflicts(variable: str, value: str, devices: Sequence[Device]) -> list[MachineError]:
     entries = _entries(value)
-    every = _indices([device for device in devices if is_accelerator(device) and not is_instance(device)])
+    every = _indices(
+        [device for device in devices if is_accelerator(device) and not is_instance(device)]
+    )
     repeated = sorted({entry for entry in entries if entries.count(entry) > 1})
     unknown = [entry for entry in entries if _match(entry, devices) is None]
     if repeated:
@@ -95,14 +111,17 @@ def _value_conflicts(variable: str, value: str, devices: Sequence[Device]) -> li
                 fix=f"export {variable}={every}",
             )
         ]
-    cut = next((device for device in devices if is_instance(device) and str(device.index) in unknown), None)
+    cut = next(
+        (device for device in devices if is_instance(device) and str(device.index) in unknown), None
+    )
     if cut is not None:
         return [_cut(variable, devices)]
     if unknown:
         return [
             MachineError(
                 f"{variable}={value} names a device that is not there",
-                why=f"`{unknown[0]}` is none of {every or 'no devices'}; devices named after it become invisible without a word",
+                why=f"`{unknown[0]}` is none of {every or 'no devices'}; devices named after it "
+                "become invisible without a word",
                 fix=f"export {variable}={every}",
             )
         ]
@@ -119,7 +138,8 @@ def _unlike(variable: str, chosen: Sequence[Device]) -> list[MachineError]:
         return [
             MachineError(
                 f"{others} cannot train, and is visible beside {len(able)} x {able[0].name}",
-                why="integrated and old GPUs count as devices too, and ranks would be placed on them",
+                why="integrated and old GPUs count as devices too, and ranks would be placed on "
+                "them",
                 fix=f"export {variable}={_indices(able)}",
             )
         ]
@@ -129,9 +149,14 @@ def _unlike(variable: str, chosen: Sequence[Device]) -> list[MachineError]:
     groups = [[device for device in able if (device.name, device.arch) == kind] for kind in kinds]
     return [
         MachineError(
-            f"{' and '.join(f'{len(group)} x {group[0].name}' for group in groups)} are visible together",
-            why="ranks work in step and hold equal shares: all would be as small and as slow as the least of them",
-            fix=[f"export {variable}={_indices(group)}   # {group[0].name}" for group in sorted(groups, key=len, reverse=True)],
+            f"{' and '.join(f'{len(group)} x {group[0].name}' for group in groups)} are visible "
+            "together",
+            why="ranks work in step and hold equal shares: all would be as small and as slow as "
+            "the least of them",
+            fix=[
+                f"export {variable}={_indices(group)}   # {group[0].name}"
+                for group in sorted(groups, key=len, reverse=True)
+            ],
         )
     ]
 
@@ -144,10 +169,12 @@ def _cut(variable: str, devices: Sequence[Device]) -> MachineError:
     told = ", ".join(map(str, parents))
     return MachineError(
         f"GPU {told} is cut into instances (MIG)",
-        why="CUDA shows a process one instance at the most, and NCCL joins none: a run has one instance, or whole GPUs",
+        why="CUDA shows a process one instance at the most, and NCCL joins none: a run has one "
+        "instance, or whole GPUs",
         fix=[
             *([f"export {variable}={_indices(whole)}   # whole GPUs"] if whole else []),
-            f"export {variable}={max(parts, key=lambda part: part.memory_bytes).uuid}   # the largest instance",
+            f"export {variable}={max(parts, key=lambda part: part.memory_bytes).uuid}   # the "
+            "largest instance",
             f"sudo nvidia-smi -i {','.join(map(str, parents))} -mig 0   # makes them whole",
         ],
     )
@@ -168,6 +195,15 @@ def _entries(value: str) -> list[str]:
 def _match(entry: str, devices: Sequence[Device]) -> Device | None:
     """By index, or by the beginning of a UUID, as CUDA does."""
     if entry.isdigit():
-        return next((device for device in devices if device.index == int(entry) and not is_instance(device)), None)
-    found = [device for device in devices if entry and device.uuid.lower().startswith(entry.lower())]
+        return next(
+            (
+                device
+                for device in devices
+                if device.index == int(entry) and not is_instance(device)
+            ),
+            None,
+        )
+    found = [
+        device for device in devices if entry and device.uuid.lower().startswith(entry.lower())
+    ]
     return found[0] if len(found) == 1 else None

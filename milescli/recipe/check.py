@@ -1,4 +1,5 @@
-"""Rules that bind several keys of a recipe. Pure: no file, no machine. The first broken one is raised.
+"""Rules that bind several keys of a recipe. Pure: no file, no machine. The first broken one is
+raised.
 
 What is legal but odd is returned.
 """
@@ -29,19 +30,26 @@ def _one_model(recipe: Recipe, origins: Origins) -> None:
     if model.path is None and model.scratch is None:
         raise RecipeError(
             "the recipe names no model",
-            why="it needs `model.path` (a Hugging Face folder or hub name) or `model.scratch` (a small model made here)",
+            why="it needs `model.path` (a Hugging Face folder or hub name) or `model.scratch` (a "
+            "small model made here)",
             fix=["--set model.path=Qwen/Qwen3-0.6B", "--set model.scratch={}"],
         )
     if model.path is not None and model.scratch is not None:
         raise RecipeError(
             "the recipe names two models",
-            why=f"`model.path` is `{model.path}` ({origins['model.path']}) and `model.scratch` is given too "
+            why=f"`model.path` is `{model.path}` ({origins['model.path']}) and `model.scratch` is "
+            "given too "
             f"({origins['model.scratch.hidden_size']}); one of them can be trained",
-            fix=[f"--set model.path={model.path} --set model.scratch=null", "--set model.path=null"],
+            fix=[
+                f"--set model.path={model.path} --set model.scratch=null",
+                "--set model.path=null",
+            ],
         )
     if model.path is not None and not model.path.strip():
         raise RecipeError(
-            "`model.path` is empty", why=f"{origins['model.path']} sets it", fix="--set model.path=Qwen/Qwen3-0.6B"
+            "`model.path` is empty",
+            why=f"{origins['model.path']} sets it",
+            fix="--set model.path=Qwen/Qwen3-0.6B",
         )
     if model.revision is not None and model.path is None:
         raise RecipeError(
@@ -57,7 +65,11 @@ def _scratch_shape(recipe: Recipe, origins: Origins) -> None:
         return
     if scratch.num_heads % scratch.num_kv_heads:
         raise _indivisible(
-            "num_heads", scratch.num_heads, "num_kv_heads", scratch.num_kv_heads, "each KV head serves equally many heads"
+            "num_heads",
+            scratch.num_heads,
+            "num_kv_heads",
+            scratch.num_kv_heads,
+            "each KV head serves equally many heads",
         )
     if scratch.head_dim % 2:
         raise RecipeError(
@@ -68,15 +80,18 @@ def _scratch_shape(recipe: Recipe, origins: Origins) -> None:
     if scratch.vocab_size < MIN_VOCAB_SIZE:
         raise RecipeError(
             f"`model.scratch.vocab_size` cannot be {scratch.vocab_size}",
-            why=f"a byte-level vocabulary holds 256 bytes and the chat template's special tokens: {MIN_VOCAB_SIZE} at least",
+            why="a byte-level vocabulary holds 256 bytes and the chat template's special tokens: "
+            f"{MIN_VOCAB_SIZE} at least",
             fix="--set model.scratch.vocab_size=512",
         )
     longest = recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens
     if longest > scratch.max_position_embeddings:
         raise RecipeError(
             "prompt and answer do not fit into the model's positions",
-            why=f"data.max_prompt_tokens {recipe.data.max_prompt_tokens} + rollout.max_response_tokens "
-            f"{recipe.rollout.max_response_tokens} = {longest}; the model has {scratch.max_position_embeddings} positions",
+            why=f"data.max_prompt_tokens {recipe.data.max_prompt_tokens} + "
+            "rollout.max_response_tokens "
+            f"{recipe.rollout.max_response_tokens} = {longest}; the model has "
+            f"{scratch.max_position_embeddings} positions",
             fix=f"--set model.scratch.max_position_embeddings={longest}",
         )
     _scratch_experts(scratch)
@@ -93,13 +108,15 @@ def _scratch_experts(scratch: ScratchModel) -> None:
     if not is_moe and scratch.num_experts:
         raise RecipeError(
             "a dense model has no experts",
-            why=f"`model.scratch.family` is {scratch.family} and `num_experts` is {scratch.num_experts}",
+            why=f"`model.scratch.family` is {scratch.family} and `num_experts` is "
+            f"{scratch.num_experts}",
             fix=["--set model.scratch.family=qwen3_moe", "--set model.scratch.num_experts=0"],
         )
     if is_moe and scratch.tie_embeddings:
         raise RecipeError(
             "a mixture of experts cannot share its embeddings here",
-            why="SGLang leaves the output layer of a `qwen3_moe` model with tied embeddings empty, and would answer at random",
+            why="SGLang leaves the output layer of a `qwen3_moe` model with tied embeddings empty, "
+            "and would answer at random",
             fix="--set model.scratch.tie_embeddings=false",
         )
     if is_moe and scratch.topk > scratch.num_experts:
@@ -134,7 +151,9 @@ def _data(recipe: Recipe, origins: Origins) -> None:
             parse_hub(value, key=f"data.{name}")
         if getattr(recipe.data, name) == "task:":
             raise RecipeError(
-                f"`data.{name}` names no task", why="after `task:` comes a name", fix=f"--set data.{name}=task:sums"
+                f"`data.{name}` names no task",
+                why="after `task:` comes a name",
+                fix=f"--set data.{name}=task:sums",
             )
 
 
@@ -148,21 +167,27 @@ def _sampling(recipe: Recipe, origins: Origins) -> None:
         )
     if "" in rollout.stop:
         raise RecipeError(
-            "`rollout.stop` has an empty string", why="every answer would end at once", fix="--set rollout.stop=[]"
+            "`rollout.stop` has an empty string",
+            why="every answer would end at once",
+            fix="--set rollout.stop=[]",
         )
     if rollout.samples_per_prompt == 1 and recipe.train.algorithm == "grpo":
         raise RecipeError(
             "groups of one teach nothing",
-            why="GRPO compares the answers to one prompt; with `rollout.samples_per_prompt` 1 every advantage is 0",
+            why="GRPO compares the answers to one prompt; with `rollout.samples_per_prompt` 1 "
+            "every advantage is 0",
             fix="--set rollout.samples_per_prompt=8",
         )
     num_samples = rollout.prompts_per_step * rollout.samples_per_prompt
     if num_samples % recipe.train.updates_per_step:
         raise RecipeError(
-            f"{num_samples} samples cannot be parted into {recipe.train.updates_per_step} equal updates",
-            why=f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples = {num_samples}; "
+            f"{num_samples} samples cannot be parted into {recipe.train.updates_per_step} equal "
+            "updates",
+            why=f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples = "
+            f"{num_samples}; "
             f"train.updates_per_step is {recipe.train.updates_per_step}",
-            fix=f"--set train.updates_per_step={_divisor_below(num_samples, recipe.train.updates_per_step)}",
+            fix="--set "
+            f"train.updates_per_step={_divisor_below(num_samples, recipe.train.updates_per_step)}",
         )
 
 
@@ -171,7 +196,8 @@ def _training(recipe: Recipe, origins: Origins) -> None:
     if train.clip_low >= 1.0:
         raise RecipeError(
             f"`train.clip_low` cannot be {train.clip_low:g}",
-            why="the ratio is kept above 1 - clip_low, and a ratio is positive: it must stay below 1",
+            why="the ratio is kept above 1 - clip_low, and a ratio is positive: it must stay below "
+            "1",
             fix="--set train.clip_low=0.2",
         )
     if optimizer.warmup_steps >= train.steps:
@@ -183,7 +209,8 @@ def _training(recipe: Recipe, origins: Origins) -> None:
     if optimizer.min_lr > optimizer.lr:
         raise RecipeError(
             "the learning rate would rise instead of fall",
-            why=f"train.optimizer.min_lr {optimizer.min_lr:g} is above train.optimizer.lr {optimizer.lr:g}",
+            why=f"train.optimizer.min_lr {optimizer.min_lr:g} is above train.optimizer.lr "
+            f"{optimizer.lr:g}",
             fix="--set train.optimizer.min_lr=0",
         )
     for name in ("beta1", "beta2"):
@@ -193,11 +220,19 @@ def _training(recipe: Recipe, origins: Origins) -> None:
                 why="a moving average with no room for the new value never moves",
                 fix=f"--set train.optimizer.{name}={type(optimizer).model_fields[name].default}",
             )
-    if train.routing_replay and recipe.model.scratch is not None and recipe.model.scratch.family == "qwen3":
+    if (
+        train.routing_replay
+        and recipe.model.scratch is not None
+        and recipe.model.scratch.family == "qwen3"
+    ):
         raise RecipeError(
             "there is no routing to replay",
-            why="`train.routing_replay` is for mixtures of experts, and `model.scratch.family` is qwen3",
-            fix=["--set train.routing_replay=false", "--set model.scratch.family=qwen3_moe --set model.scratch.num_experts=8"],
+            why="`train.routing_replay` is for mixtures of experts, and `model.scratch.family` is "
+            "qwen3",
+            fix=[
+                "--set train.routing_replay=false",
+                "--set model.scratch.family=qwen3_moe --set model.scratch.num_experts=8",
+            ],
         )
 
 
@@ -206,32 +241,50 @@ def _settings(recipe: Recipe, origins: Origins) -> None:
         if name is not None and not _is_folder_name(name):
             raise _no_folder_name(key, name, origins)
     if not recipe.run.dir.strip():
-        raise RecipeError("`run.dir` is empty", why=f"{origins['run.dir']} sets it", fix="--set run.dir=runs")
+        raise RecipeError(
+            "`run.dir` is empty", why=f"{origins['run.dir']} sets it", fix="--set run.dir=runs"
+        )
     address = recipe.machine.address
     if address is not None and address != "auto" and not _is_address(address):
         raise RecipeError(
             f"`machine.address` cannot be `{address}`",
-            why=f"a Ray cluster is named HOST:PORT, or auto for the one on this machine ({origins['machine.address']})",
-            fix=f"--set machine.address={address.rpartition('//')[2].partition(':')[0] or '127.0.0.1'}:6379",
+            why="a Ray cluster is named HOST:PORT, or auto for the one on this machine "
+            f"({origins['machine.address']})",
+            fix="--set "
+            f"machine.address={address.rpartition('//')[2].partition(':')[0] or '127.0.0.1'}:6379",
         )
 
 
 def _is_folder_name(name: str) -> bool:
-    return bool(name) and "/" not in name and name[0] not in ".-" and name.strip() == name and name.isprintable()
+    return (
+        bool(name)
+        and "/" not in name
+        and name[0] not in ".-"
+        and name.strip() == name
+        and name.isprintable()
+    )
 
 
 def _no_folder_name(key: str, name: str, origins: Origins) -> RecipeError:
     return RecipeError(
         f"`{key}` cannot be `{name}`",
-        why=f"it becomes the name of a directory ({origins[key]}): no slash, no leading dot or dash, no blank at an end",
+        why=f"it becomes the name of a directory ({origins[key]}): no slash, no leading dot or "
+        "dash, no blank at an end",
         fix=f"--set {key}=my-{key.partition('.')[0] if '.' in key else 'recipe'}",
     )
 
 
 def _is_address(address: str) -> bool:
-    """HOST:PORT of the cluster itself; http:// is its dashboard, and ray:// its door for programs that run elsewhere."""
+    """HOST:PORT of the cluster itself; http:// is its dashboard, and ray:// its door for programs
+    that run elsewhere."""
     host, _, port = address.rpartition(":")
-    return bool(host) and "/" not in host and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    return (
+        bool(host)
+        and "/" not in host
+        and port.isascii()
+        and port.isdigit()
+        and 0 < int(port) < 65536
+    )
 
 
 def _indivisible(larger: str, large: int, smaller: str, small: int, reason: str) -> RecipeError:
@@ -243,20 +296,36 @@ def _indivisible(larger: str, large: int, smaller: str, small: int, reason: str)
 
 
 def _divisor_below(number: int, bound: int) -> int:
-    return next(candidate for candidate in range(min(number, bound), 0, -1) if number % candidate == 0)
+    return next(
+        candidate for candidate in range(min(number, bound), 0, -1) if number % candidate == 0
+    )
 
 
-_RULES: tuple[Callable[[Recipe, Origins], None], ...] = (_one_model, _scratch_shape, _data, _sampling, _training, _settings)
+_RULES: tuple[Callable[[Recipe, Origins], None], ...] = (
+    _one_model,
+    _scratch_shape,
+    _data,
+    _sampling,
+    _training,
+    _settings,
+)
 
 
 def _doubt_eval_on_training_prompts(recipe: Recipe) -> str | None:
     same = recipe.data.eval is not None and recipe.data.eval == recipe.data.prompts
-    return "`data.eval` is `data.prompts`: the accuracy is of prompts that were trained on" if same else None
+    return (
+        "`data.eval` is `data.prompts`: the accuracy is of prompts that were trained on"
+        if same
+        else None
+    )
 
 
 def _doubt_truncated_sampling(recipe: Recipe) -> str | None:
     cut = recipe.rollout.top_p < 1.0 or recipe.rollout.top_k != -1
-    text = "`rollout.top_p` and `top_k` cut the distribution that is sampled, and the trainer's log-probs are of the whole one"
+    text = (
+        "`rollout.top_p` and `top_k` cut the distribution that is sampled, and the trainer's "
+        "log-probs are of the whole one"
+    )
     return text if cut else None
 
 

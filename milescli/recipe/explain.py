@@ -1,4 +1,5 @@
-"""What the schema refuses, in our words: the key, the user's own text, what is wanted. pydantic's messages are never shown."""
+"""What the schema refuses, in our words: the key, the user's own text, what is wanted. pydantic's
+messages are never shown."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ def explain(error: ValidationError, table: Table) -> RecipeError:
     """The first refusal in full, the others by name."""
     names = list(dict.fromkeys(_key_of(item["loc"]) for item in error.errors(include_url=False)))
     entry, key = table[names[0]], keys()[names[0]]
-    others = f"; also wrong: {', '.join(f'`{name}`' for name in names[1:])}" if len(names) > 1 else ""
+    others = (
+        f"; also wrong: {', '.join(f'`{name}`' for name in names[1:])}" if len(names) > 1 else ""
+    )
     said = f"`{entry.text}`" if entry.text else "nothing"
     return RecipeError(
         f"`{key.name}` cannot be {said}",

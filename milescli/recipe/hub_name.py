@@ -1,4 +1,5 @@
-"""`hf:NAME[@REVISION][:SUBSET][:SPLIT]`: how a recipe names a data set of the hub. Parses the spelling; fetches nothing (`runtime.hub` does)."""
+"""`hf:NAME[@REVISION][:SUBSET][:SPLIT]`: how a recipe names a data set of the hub. Parses the
+spelling; fetches nothing (`runtime.hub` does)."""
 
 from __future__ import annotations
 
@@ -29,7 +30,13 @@ class HubData:
     def spelled(self) -> str:
         """As a recipe writes it."""
         revision = f"@{self.revision}" if self.revision else ""
-        tail = f":{self.subset}:{self.split or 'train'}" if self.subset else f":{self.split}" if self.split else ""
+        tail = (
+            f":{self.subset}:{self.split or 'train'}"
+            if self.subset
+            else f":{self.split}"
+            if self.split
+            else ""
+        )
         return f"{HUB_PREFIX}{self.name}{revision}{tail}"
 
 
@@ -39,12 +46,14 @@ def is_hub(value: str) -> bool:
 
 
 def parse_hub(value: str, *, key: str) -> HubData:
-    """`hf:openai/gsm8k:main:train`; one part behind the name is the split. `key`: the recipe's key, for RecipeError."""
+    """`hf:openai/gsm8k:main:train`; one part behind the name is the split. `key`: the recipe's key,
+    for RecipeError."""
     found = _SPELLING.fullmatch(value)
     if found is None:
         raise RecipeError(
             f"`{key}` cannot be `{value}`",
-            why="a data set of the hub is written hf:NAME, hf:NAME:SPLIT or hf:NAME:SUBSET:SPLIT, with @REVISION behind the name",
+            why="a data set of the hub is written hf:NAME, hf:NAME:SPLIT or hf:NAME:SUBSET:SPLIT, "
+            "with @REVISION behind the name",
             fix=f"--set {key}=hf:openai/gsm8k:main:train",
         )
     first, second = found["first"], found["second"]

@@ -17,7 +17,8 @@ from milescli.core.registry import nearest
 from milescli.recipe.schema import Recipe, Section
 
 SETTINGS = ("machine", "run")
-"""The sections that say where a run goes, not what it learns: the only ones that the environment and user files may set."""
+"""The sections that say where a run goes, not what it learns: the only ones that the environment
+and user files may set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,8 @@ def sections() -> dict[str, SectionInfo]:
 
 
 def nearest_key(name: str, *, within: tuple[str, ...] = ()) -> str | None:
-    """The key or section that `name` was probably meant to be; `within` limits the answer to some sections."""
+    """The key or section that `name` was probably meant to be; `within` limits the answer to some
+    sections."""
     known = [key for key in (*keys(), *sections()) if not within or key.split(".")[0] in within]
     if name in known:
         return name
@@ -71,7 +73,9 @@ def nearest_key(name: str, *, within: tuple[str, ...] = ()) -> str | None:
         return min(endings, key=len)
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == head}
     words = set(tail.split("_"))
-    fuller = [sibling for sibling in siblings if len(words) > 1 and words <= set(sibling.split("_"))]
+    fuller = [
+        sibling for sibling in siblings if len(words) > 1 and words <= set(sibling.split("_"))
+    ]
     guess = fuller[0] if fuller else nearest(tail, siblings)
     if guess:
         return siblings[guess]
@@ -130,7 +134,11 @@ def _unwrap(annotation: object, bounds: tuple[object, ...]) -> tuple[object, tup
         return _unwrap(inner[0], bounds)
     if get_origin(annotation) is Annotated:
         base, *extra = get_args(annotation)
-        metadata = [item for part in extra for item in (part.metadata if isinstance(part, FieldInfo) else [part])]
+        metadata = [
+            item
+            for part in extra
+            for item in (part.metadata if isinstance(part, FieldInfo) else [part])
+        ]
         return _unwrap(base, (*bounds, *metadata))
     return annotation, bounds
 

@@ -1,4 +1,5 @@
-"""The layers that a recipe is made of, lowest first: recipe, user files, environment, `--set` and flags.
+"""The layers that a recipe is made of, lowest first: recipe, user files, environment, `--set` and
+flags.
 
 Each becomes a table key -> Entry.
 """
@@ -65,7 +66,8 @@ Table = dict[str, Entry]
 
 
 def from_yaml(text: str, *, source: str, layer: Layer, only: tuple[str, ...] = ()) -> Table:
-    """A recipe or a user file. `only` limits the sections, for files that may not hold hyperparameters."""
+    """A recipe or a user file. `only` limits the sections, for files that may not hold
+    hyperparameters."""
     root = reader.read(text, source=source)
     if not isinstance(root.value, dict):
         raise RecipeError(
@@ -97,8 +99,10 @@ def from_env(environ: Mapping[str, str]) -> Table:
             guess = nearest_key(name, within=SETTINGS)
             raise RecipeError(
                 f"no key of the sections machine and run is called `{name}`",
-                why=f"the environment sets {variable}={text}" + (f"; nearest is `{guess}`" if guess else ""),
-                fix=f"unset {variable}" + (f"; export {_variable_of_key(guess)}={text}" if guess else ""),
+                why=f"the environment sets {variable}={text}"
+                + (f"; nearest is `{guess}`" if guess else ""),
+                fix=f"unset {variable}"
+                + (f"; export {_variable_of_key(guess)}={text}" if guess else ""),
             )
         if "__" not in variable:
             raise RecipeError(
@@ -107,20 +111,28 @@ def from_env(environ: Mapping[str, str]) -> Table:
                 fix=f"unset {variable}; export {_variable_of_key(name)}={text}",
             )
         node = _parse_value(text, keys()[name], source=variable)
-        table[name] = Entry(value=node.value, text=text, origin=Origin(layer=Layer.ENV, where=variable))
+        table[name] = Entry(
+            value=node.value, text=text, origin=Origin(layer=Layer.ENV, where=variable)
+        )
     return table
 
 
 def from_ray_environment(environ: Mapping[str, str]) -> Table:
-    """RAY_ADDRESS names the cluster where nobody else does, as for Ray's own tools; `local` is their word for none."""
+    """RAY_ADDRESS names the cluster where nobody else does, as for Ray's own tools; `local` is
+    their word for none."""
     text = environ.get(RAY_VARIABLE, "")
     if text in ("", "local"):
         return {}
-    return {"machine.address": Entry(value=text, text=text, origin=Origin(layer=Layer.ENV, where=RAY_VARIABLE))}
+    return {
+        "machine.address": Entry(
+            value=text, text=text, origin=Origin(layer=Layer.ENV, where=RAY_VARIABLE)
+        )
+    }
 
 
 def from_command_line(sets: Iterable[str], flags: Mapping[str, str]) -> Table:
-    """`--set key=value` and flags (`{"machine.gpus": "--gpus 4"}`), which are short names for it."""
+    """`--set key=value` and flags (`{"machine.gpus": "--gpus 4"}`), which are short names for
+    it."""
     table: Table = {}
     for name, option in flags.items():
         _add_override(table, name, option.partition(" ")[2], option=option)
@@ -138,7 +150,8 @@ def from_command_line(sets: Iterable[str], flags: Mapping[str, str]) -> Table:
 
 
 def merge(layers: Iterable[Table]) -> Table:
-    """One table; later layers win. Setting a section to null takes away what lower layers said inside it."""
+    """One table; later layers win. Setting a section to null takes away what lower layers said
+    inside it."""
     merged: Table = {}
     for table in layers:
         for name, entry in table.items():
@@ -169,7 +182,10 @@ def _add_override(table: Table, name: str, text: str, *, option: str) -> None:
 
 
 def _refuse_conflict(table: Table, name: str, entry: Entry) -> None:
-    rivals = [name, *([] if entry.value is not None else [key for key in table if key.startswith(f"{name}.")])]
+    rivals = [
+        name,
+        *([] if entry.value is not None else [key for key in table if key.startswith(f"{name}.")]),
+    ]
     parent = name.rpartition(".")[0]
     if parent in table and table[parent].value is None:
         rivals.append(parent)
@@ -177,13 +193,15 @@ def _refuse_conflict(table: Table, name: str, entry: Entry) -> None:
         if rival in table and (rival != name or table[rival].value != entry.value):
             raise RecipeError(
                 f"`{name}` is set to two values on one command line",
-                why=f"`{table[rival].origin.where}` and `{entry.origin.where}` disagree, and neither is stronger",
+                why=f"`{table[rival].origin.where}` and `{entry.origin.where}` disagree, and "
+                "neither is stronger",
                 fix=[f"keep {table[rival].origin.where}", f"keep {entry.origin.where}"],
             )
 
 
 def _parse_value(text: str, key: Key, *, source: str) -> Node:
-    """Text for a text key is taken as it stands, so that it needs no quoting for YAML; all else is YAML."""
+    """Text for a text key is taken as it stands, so that it needs no quoting for YAML; all else is
+    YAML."""
     if key.optional and text.strip() in NULL_TEXTS:
         return _null()
     quoted = text[:1] in ("'", '"')
@@ -203,20 +221,39 @@ def _parse_value(text: str, key: Key, *, source: str) -> Node:
 
 
 def _flatten(
-    node: Node, name: str, table: Table, *, source: str, layer: Layer, only: tuple[str, ...], origin: Origin | None = None
+    node: Node,
+    name: str,
+    table: Table,
+    *,
+    source: str,
+    layer: Layer,
+    only: tuple[str, ...],
+    origin: Origin | None = None,
 ) -> None:
     where = f"{source}:{node.line}" if origin is None else source
     said_by = origin or Origin(layer=layer, where=where)
     if name in keys():
-        table[name] = Entry(value=_typed(node, keys()[name]), text=node.text, origin=said_by, comment=node.comment)
+        table[name] = Entry(
+            value=_typed(node, keys()[name]), text=node.text, origin=said_by, comment=node.comment
+        )
     elif name not in sections():
-        raise unknown_key(name, where=where, fix=lambda guess: f"write `{guess}` at {where}", within=only)
+        raise unknown_key(
+            name, where=where, fix=lambda guess: f"write `{guess}` at {where}", within=only
+        )
     elif isinstance(node.value, dict):
         if not node.value and sections()[name].optional:
             table[name] = Entry(value={}, text=node.text, origin=said_by, comment=node.comment)
         for child, child_node in node.value.items():
             _refuse_dotted(child, child_node, where=where)
-            _flatten(child_node, f"{name}.{child}", table, source=source, layer=layer, only=only, origin=origin)
+            _flatten(
+                child_node,
+                f"{name}.{child}",
+                table,
+                source=source,
+                layer=layer,
+                only=only,
+                origin=origin,
+            )
     elif node.value is not None:
         raise RecipeError(
             f"`{name}` is a section, not a value",
@@ -238,7 +275,8 @@ def _refuse_dotted(name: str, node: Node, *, where: str) -> None:
 
 
 def _typed(node: Node, key: Key) -> object:
-    """What the key's type makes of the node: text keys keep the user's spelling, lists hold texts."""
+    """What the key's type makes of the node: text keys keep the user's spelling, lists hold
+    texts."""
     if isinstance(node.value, dict):
         return {name: child.text for name, child in node.value.items()}
     if isinstance(node.value, list):
@@ -256,7 +294,9 @@ def unknown_key(name: str, *, where: str, fix, within: tuple[str, ...] = ()) -> 
     return RecipeError(
         f"no recipe key is called `{name}`",
         why=f"{where} sets it" + (f"; nearest is `{guess}`" if guess else ""),
-        fix=[fix(guess), "miles help recipe   # every key"] if guess else "miles help recipe   # every key",
+        fix=[fix(guess), "miles help recipe   # every key"]
+        if guess
+        else "miles help recipe   # every key",
     )
 
 
@@ -273,15 +313,21 @@ def example(key: Key) -> str:
 
 def _children(name: str) -> list[str]:
     depth = name.count(".") + 1
-    return [key.rpartition(".")[2] for key in (*keys(), *sections()) if key.startswith(f"{name}.") and key.count(".") == depth]
+    return [
+        key.rpartition(".")[2]
+        for key in (*keys(), *sections())
+        if key.startswith(f"{name}.") and key.count(".") == depth
+    ]
 
 
 def _hyperparameter(name: str, *, where: str, remedy: str, value: str = "VALUE") -> RecipeError:
     return RecipeError(
         f"`{name}` cannot be set here ({where})",
-        why="the environment and user files may set `machine` and `run` only: what a run learns is read off its recipe "
+        why="the environment and user files may set `machine` and `run` only: what a run learns is "
+        "read off its recipe "
         "and its command line, so that two people with one recipe train the same model",
-        fix=f"{remedy}, and say it on the command line: --set {name if '.' in name else name + '.KEY'}={value}",
+        fix=f"{remedy}, and say it on the command line: --set "
+        f"{name if '.' in name else name + '.KEY'}={value}",
     )
 
 
@@ -313,8 +359,14 @@ def read_text(path: Path, *, what: str) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise RecipeError(
-            f"{what} `{path}` does not exist", why="no file is there", fix="miles recipes   # the recipes that ship"
+            f"{what} `{path}` does not exist",
+            why="no file is there",
+            fix="miles recipes   # the recipes that ship",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"{error.strerror}"
-        raise RecipeError(f"{what} `{path}` cannot be read", why=reason, fix=f"ls -l {path}; file {path}") from None
+        reason = (
+            "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"{error.strerror}"
+        )
+        raise RecipeError(
+            f"{what} `{path}` cannot be read", why=reason, fix=f"ls -l {path}; file {path}"
+        ) from None

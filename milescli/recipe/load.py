@@ -1,4 +1,5 @@
-"""Recipe and its layers -> LoadedRecipe: checked, and knowing where each value came from. Called by the commands.
+"""Recipe and its layers -> LoadedRecipe: checked, and knowing where each value came from. Called by
+the commands.
 
 Never touches the machine.
 """
@@ -45,11 +46,13 @@ def load(
 ) -> LoadedRecipe:
     """Read a template by name, or a .yaml file, under the layers above it.
 
-    `sets`: texts of `--set`. `flags`: options that are short for one, `{"machine.gpus": "--gpus 4"}`.
-    Raises RecipeError, before anything heavy is imported.
+    `sets`: texts of `--set`. `flags`: options that are short for one, `{"machine.gpus": "--gpus
+    4"}`. Raises RecipeError, before anything heavy is imported.
     """
     path = find_recipe(recipe, cwd=cwd)
-    base = layers.from_yaml(layers.read_text(path, what="recipe"), source=_shown(path, cwd, home), layer=Layer.RECIPE)
+    base = layers.from_yaml(
+        layers.read_text(path, what="recipe"), source=_shown(path, cwd, home), layer=Layer.RECIPE
+    )
     table = layers.merge(
         [
             layers.from_ray_environment(environ),
@@ -73,26 +76,34 @@ def override(
     only: tuple[str, ...],
     environ: Mapping[str, str] | None = None,
 ) -> LoadedRecipe:
-    """The same recipe with some values changed: what `miles resume` does. `only`: keys or sections that may change. `environ`: where
-    RAY_ADDRESS named the cluster before, it is asked again."""
+    """The same recipe with some values changed: what `miles resume` does. `only`: keys or sections
+    that may change. `environ`: where RAY_ADDRESS named the cluster before, it is asked again."""
     changes = layers.from_command_line(sets, flags or {})
     for name, entry in changes.items():
         if not any(name == part or name.startswith(f"{part}.") for part in only):
             raise RecipeError(
                 f"`{name}` cannot change in the middle of a run",
-                why=f"`{entry.origin.where}` would make the second half of the run another experiment than the first; "
+                why=f"`{entry.origin.where}` would make the second half of the run another "
+                "experiment than the first; "
                 f"only {', '.join(only)} may change",
                 fix=f"miles launch --recipe {loaded.recipe.name} {entry.origin.where}",
             )
     table = _table_of(loaded)
     if loaded.origins["machine.address"].where in ("", layers.RAY_VARIABLE):
         del table["machine.address"]
-    return build(layers.merge([layers.from_ray_environment(environ or {}), table, changes]), source=loaded.source)
+    return build(
+        layers.merge([layers.from_ray_environment(environ or {}), table, changes]),
+        source=loaded.source,
+    )
 
 
 def runs_dir(*, environ: Mapping[str, str], cwd: Path, home: Path) -> Path:
-    """Where runs live when no recipe is at hand: `run.dir` of the environment, the user files, or the default."""
-    tables = [*_user_files(environ=environ, cwd=cwd, home=home, but_not=None), layers.from_env(environ)]
+    """Where runs live when no recipe is at hand: `run.dir` of the environment, the user files, or
+    the default."""
+    tables = [
+        *_user_files(environ=environ, cwd=cwd, home=home, but_not=None),
+        layers.from_env(environ),
+    ]
     entry = layers.merge(tables).get("run.dir")
     return cwd / Path(str(entry.value if entry else keys()["run.dir"].default)).expanduser()
 
@@ -111,7 +122,10 @@ def build(table: Table, *, source: str) -> LoadedRecipe:
     except ValidationError as error:
         raise explain(error, table) from None
     default = Origin(layer=Layer.DEFAULT)
-    origins = {name: table[name].origin if name in table else _section_origin(name, table) or default for name in keys()}
+    origins = {
+        name: table[name].origin if name in table else _section_origin(name, table) or default
+        for name in keys()
+    }
     warnings = check(recipe, origins)
     return LoadedRecipe(recipe=recipe, origins=origins, source=source, warnings=warnings)
 
@@ -129,12 +143,17 @@ def _section_origin(name: str, table: Table) -> Origin | None:
     return table[parent].origin if parent in table else None
 
 
-def _user_files(*, environ: Mapping[str, str], cwd: Path, home: Path, but_not: Path | None) -> list[Table]:
+def _user_files(
+    *, environ: Mapping[str, str], cwd: Path, home: Path, but_not: Path | None
+) -> list[Table]:
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     paths = [config / "miles" / "config.yaml", cwd / "miles.yaml"]
     return [
         layers.from_yaml(
-            layers.read_text(path, what="user file"), source=_shown(path, cwd, home), layer=Layer.FILE, only=SETTINGS
+            layers.read_text(path, what="user file"),
+            source=_shown(path, cwd, home),
+            layer=Layer.FILE,
+            only=SETTINGS,
         )
         for path in paths
         if path.is_file() and (but_not is None or path.resolve() != but_not.resolve())
@@ -156,7 +175,11 @@ def _table_of(loaded: LoadedRecipe) -> Table:
     table: Table = {}
     for name, origin in loaded.origins.items():
         parent = name.rpartition(".")[0]
-        if parent in sections() and sections()[parent].optional and value_at(loaded.recipe, parent) is None:
+        if (
+            parent in sections()
+            and sections()[parent].optional
+            and value_at(loaded.recipe, parent) is None
+        ):
             continue
         value = value_at(loaded.recipe, name)
         table[name] = layers.Entry(value=value, text=str(value), origin=origin)

@@ -47,7 +47,8 @@ class Node:
 
 
 def read(text: str, *, source: str) -> Node:
-    """The one document in `text`. `source` is how errors name it (`quickstart.yaml`). Raises RecipeError with file:line."""
+    """The one document in `text`. `source` is how errors name it (`quickstart.yaml`). Raises
+    RecipeError with file:line."""
     try:
         _refuse_tricks(text, source=source)
         root = yaml.compose(text, Loader=_Loader)
@@ -67,16 +68,20 @@ def _refuse_tricks(text: str, *, source: str) -> None:
         if isinstance(event, yaml.AliasEvent):
             raise RecipeError(
                 f"{source}:{line}: YAML aliases are not read",
-                why=f"`*{event.anchor}` makes a value depend on another place; a recipe says what it means where it stands",
+                why=f"`*{event.anchor}` makes a value depend on another place; a recipe says what "
+                "it means where it stands",
                 fix=f"write the value itself at {source}:{line}",
             )
         if getattr(event, "tag", None) not in (None, "!"):
             raise RecipeError(
                 f"{source}:{line}: YAML tags are not read",
-                why=f"`{event.tag}` asks the parser to build an object; a recipe holds plain values only",
+                why=f"`{event.tag}` asks the parser to build an object; a recipe holds plain "
+                "values only",
                 fix=f"write the value itself at {source}:{line}",
             )
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         if depth > MAX_DEPTH:
             raise _too_deep(source, line)
 
@@ -92,7 +97,11 @@ def _too_deep(source: str, line: int) -> RecipeError:
 def _not_yaml(error: yaml.YAMLError, *, source: str) -> RecipeError:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     where = f"{source}:{mark.line + 1}" if mark else source
-    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "the text cannot be parsed"
+    problem = (
+        getattr(error, "problem", None)
+        or getattr(error, "reason", None)
+        or "the text cannot be parsed"
+    )
     column = f" at column {mark.column + 1}" if mark else ""
     return RecipeError(f"{where}: not valid YAML", why=f"{problem}{column}", fix=f"correct {where}")
 
@@ -119,7 +128,8 @@ def _convert(node: yaml.Node, lines: list[str], *, source: str) -> Node:
         if key in children:
             raise RecipeError(
                 f"{source}:{key_line}: `{key}` is set twice",
-                why=f"line {children[key].line} already sets it, and one of the two would be lost in silence",
+                why=f"line {children[key].line} already sets it, and one of the two would be lost "
+                "in silence",
                 fix=f"remove one of lines {children[key].line} and {key_line} of {source}",
             )
         children[key] = _convert(value_node, lines, source=source)

@@ -1,4 +1,5 @@
-"""LoadedRecipe <-> the `recipe.yaml` of a run directory: every key, its value, and who said so as a comment.
+"""LoadedRecipe <-> the `recipe.yaml` of a run directory: every key, its value, and who said so as a
+comment.
 
 Read again without loss.
 """
@@ -14,7 +15,11 @@ from milescli.recipe import layers
 from milescli.recipe.layers import Layer, Origin
 from milescli.recipe.load import LoadedRecipe, build, value_at
 
-_HEADER = "# The whole recipe of this run, with the origin of each value. It loads again: --recipe {source}\n"
+_HEADER = (
+    "# The whole recipe of this run, with the origin of each value. It loads again: "
+    "--recipe "
+    "{source}\n"
+)
 
 
 def resolved_yaml(loaded: LoadedRecipe) -> str:
@@ -26,15 +31,21 @@ def resolved_yaml(loaded: LoadedRecipe) -> str:
             open_sections.append(parent)
             null = value_at(loaded.recipe, parent) is None
             comment = f"  # {origin}" if null else ""
-            lines.append(f"{_indent(parent)}{parent.rpartition('.')[2]}:{' null' if null else ''}{comment}")
+            lines.append(
+                f"{_indent(parent)}{parent.rpartition('.')[2]}:{' null' if null else ''}{comment}"
+            )
         if parent and value_at(loaded.recipe, parent) is None:
             continue
-        lines.append(f"{_indent(name)}{last}: {_scalar(value_at(loaded.recipe, name))}  # {_one_line(origin)}")
+        lines.append(
+            f"{_indent(name)}{last}: {_scalar(value_at(loaded.recipe, name))}  # "
+            f"{_one_line(origin)}"
+        )
     return "\n".join(lines) + "\n"
 
 
 def load_resolved(path: Path) -> LoadedRecipe:
-    """A run's `recipe.yaml`, with the origins that it tells. Raises CheckpointError where the file is gone or spoilt."""
+    """A run's `recipe.yaml`, with the origins that it tells. Raises CheckpointError where the file
+    is gone or spoilt."""
     try:
         text = layers.read_text(path, what="the run's recipe")
         table = layers.from_yaml(text, source=str(path), layer=Layer.RECIPE)
@@ -71,6 +82,11 @@ def _scalar(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | list):
-        style = {"default_style": '"', "default_flow_style": True, "allow_unicode": True, "width": float("inf")}
+        style = {
+            "default_style": '"',
+            "default_flow_style": True,
+            "allow_unicode": True,
+            "width": float("inf"),
+        }
         return yaml.safe_dump(value, **style).rstrip("\n")
     return repr(value)

@@ -1,4 +1,5 @@
-"""What a recipe can say. Strict (unknown keys are refused), frozen, with every default in one place.
+"""What a recipe can say. Strict (unknown keys are refused), frozen, with every default in one
+place.
 
 It knows nothing of the machine.
 """
@@ -19,7 +20,9 @@ NonNegativeFloat = Annotated[float, Field(ge=0.0)]
 class Section(BaseModel):
     """A part of the recipe."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
+    )
 
 
 class ScratchModel(Section):
@@ -54,21 +57,24 @@ class Model(Section):
     scratch: ScratchModel | None = None
     """Make a small model instead. Exactly one of `path` and `scratch` is given."""
     allow_unproven: bool = False
-    """Train a family that no independent implementation could be compared with (`miles models` names them)."""
+    """Train a family that no independent implementation could be compared with (`miles models`
+    names them)."""
 
 
 class Data(Section):
     """Where prompts come from."""
 
     prompts: str | None = None
-    """A .jsonl or .parquet file; `hf:NAME[@REVISION][:SUBSET][:SPLIT]` for a data set of the hub (`hf:openai/gsm8k:main:train`), which is
-    fetched; or `task:NAME` for prompts that miles makes itself (`task:sums`)."""
+    """A .jsonl or .parquet file; `hf:NAME[@REVISION][:SUBSET][:SPLIT]` for a data set of the hub
+    (`hf:openai/gsm8k:main:train`), which is fetched; or `task:NAME` for prompts that miles makes
+    itself (`task:sums`)."""
     eval: str | None = None
     """Held-out prompts, same forms; none: no evaluation."""
     demonstrations: str | None = None
     """Worked answers for the warm-up, same forms."""
     prompt_key: str | None = None
-    """Column of the prompt (text, or a list of messages); none: found among prompt, messages, question, problem, input."""
+    """Column of the prompt (text, or a list of messages); none: found among prompt, messages,
+    question, problem, input."""
     label_key: str | None = None
     """Column of the label; none: found among label, answer, solution, target."""
     system_prompt: str | None = None
@@ -119,7 +125,8 @@ class Optimizer(Section):
     clip_grad: NonNegativeFloat = 1.0
     """Global norm; 0: no clipping."""
     offload: bool | None = None
-    """Keep Adam's moments and float32 weights in host memory, and step there; none: where nothing else fits."""
+    """Keep Adam's moments and float32 weights in host memory, and step there; none: where nothing
+    else fits."""
 
 
 class Train(Section):
@@ -131,9 +138,11 @@ class Train(Section):
     algorithm: str = "grpo"
     """Advantage estimator: grpo, or an import path."""
     normalize_std: Literal["group", "batch", "none"] = "group"
-    """Divide the centred rewards by the std of the group, of the batch, or not at all (Dr. GRPO)."""
+    """Divide the centred rewards by the std of the group, of the batch, or not at all (Dr.
+    GRPO)."""
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """Mean over all trained tokens of the batch (DAPO), or the mean over answers of their token means (GRPO)."""
+    """Mean over all trained tokens of the batch (DAPO), or the mean over answers of their token
+    means (GRPO)."""
     clip_low: NonNegativeFloat = 0.2
     clip_high: NonNegativeFloat = 0.28
     kl_coef: NonNegativeFloat = 0.0
@@ -145,11 +154,14 @@ class Train(Section):
     updates_per_step: Positive = 1
     """Optimizer updates on each step's groups (PPO-style minibatches)."""
     max_tokens_per_microbatch: Positive | None = None
-    """Of one rank: a row of packed sequences has so many tokens for each context-parallel rank; none: chosen by the plan (CPU: 8192)."""
+    """Of one rank: a row of packed sequences has so many tokens for each context-parallel rank;
+    none: chosen by the plan (CPU: 8192)."""
     recompute: Literal["auto", "none", "full"] = "auto"
-    """Keep only the inputs of layers for the backward pass; auto: where activations do not fit otherwise (CPU: none)."""
+    """Keep only the inputs of layers for the backward pass; auto: where activations do not fit
+    otherwise (CPU: none)."""
     expert_imbalance: Annotated[float, Field(ge=1.0)] = 1.5
-    """Memory is planned for an expert rank that gets so many times its even share of tokens (mixture-of-experts only); nothing is dropped."""
+    """Memory is planned for an expert rank that gets so many times its even share of tokens
+    (mixture-of-experts only); nothing is dropped."""
     routing_replay: bool = False
     """R3: the trainer routes as the engine did (mixture-of-experts only)."""
     optimizer: Optimizer = Optimizer()
@@ -199,7 +211,8 @@ class Engines(Section):
     ep: Positive | None = None
     """Groups of them that share out the experts."""
     attention_dp: Positive | None = None
-    """Groups of them that share out the requests, each with its own cache (SGLang's DP attention)."""
+    """Groups of them that share out the requests, each with its own cache (SGLang's DP
+    attention)."""
     placement: Literal["auto", "colocated", "split"] = "auto"
     """colocated: trainer and engines share devices and take turns; split: each has its own."""
     memory_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
@@ -207,7 +220,8 @@ class Engines(Section):
     max_running_requests: Positive | None = None
     """Per engine; none: chosen by the plan."""
     max_total_tokens: Positive | None = None
-    """KV-cache slots per engine; none: what the memory fraction allows (on a CPU: chosen by the plan)."""
+    """KV-cache slots per engine; none: what the memory fraction allows (on a CPU: chosen by the
+    plan)."""
 
 
 class Evaluation(Section):
@@ -252,7 +266,8 @@ class Machine(Section):
 
 
 class Run(Section):
-    """Where the run lives and what watches it. May also come from the environment and from files."""
+    """Where the run lives and what watches it. May also come from the environment and from
+    files."""
 
     name: str | None = None
     """None: the recipe's name and a number that is free."""

@@ -1,4 +1,5 @@
-"""The recipes that ship: found by name, in the wheel or in the source tree. Lists and finds; does not read them as recipes."""
+"""The recipes that ship: found by name, in the wheel or in the source tree. Lists and finds; does
+not read them as recipes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ ALIASES = {
 MODELS_FILE = "models.json"
 """Beside the recipes: what their models are, measured from their published config.json."""
 SHAPES_FILE = "shapes.json"
-"""Beside the recipes: name on the hub -> what ModelFacts are made of, from its published config.json."""
+"""Beside the recipes: name on the hub -> what ModelFacts are made of, from its published
+config.json."""
 
 
 def templates_dir() -> Path:
@@ -36,13 +38,15 @@ def template_names() -> list[str]:
 
 
 def shipped_shape(model: str) -> dict[str, object] | None:
-    """The fields of a published config.json that ModelFacts are made of, for a name on the hub; None for a model that no recipe names."""
+    """The fields of a published config.json that ModelFacts are made of, for a name on the hub;
+    None for a model that no recipe names."""
     shapes = json.loads((templates_dir() / SHAPES_FILE).read_text(encoding="utf-8"))
     return shapes["models"].get(model)
 
 
 def find_recipe(recipe: str, *, cwd: Path) -> Path:
-    """The file of a template, or of a path (it has a slash or ends in .yaml). Raises RecipeError with the nearest name."""
+    """The file of a template, or of a path (it has a slash or ends in .yaml). Raises RecipeError
+    with the nearest name."""
     if "/" in recipe or recipe.endswith(SUFFIXES):
         path = Path(recipe).expanduser()
         path = path if path.is_absolute() else cwd / path
@@ -52,13 +56,18 @@ def find_recipe(recipe: str, *, cwd: Path) -> Path:
     path = templates_dir() / f"{ALIASES.get(recipe, recipe)}.yaml"
     if recipe and path.is_file():
         return path
-    beside = [cwd / f"{recipe}{suffix}" for suffix in SUFFIXES if recipe and (cwd / f"{recipe}{suffix}").is_file()]
+    beside = [
+        cwd / f"{recipe}{suffix}"
+        for suffix in SUFFIXES
+        if recipe and (cwd / f"{recipe}{suffix}").is_file()
+    ]
     guess = nearest(recipe, [*template_names(), *ALIASES])
     fixes = [f"miles launch --recipe {beside[0].name}"] if beside else []
     fixes += [f"miles launch --recipe {guess}"] if guess else []
     raise RecipeError(
         f"no recipe is called `{recipe}`",
-        why=f"these ship: {', '.join(template_names())}; a recipe of your own is named by its path, ending in .yaml",
+        why=f"these ship: {', '.join(template_names())}; a recipe of your own is named by its "
+        "path, ending in .yaml",
         fix=[*fixes, "miles recipes   # with what each is for"],
     )
 
@@ -69,7 +78,9 @@ def _no_file(recipe: str, path: Path) -> RecipeError:
     guess = nearest(path.name, siblings)
     fixes = [f"miles launch --recipe {path.parent / guess}"] if guess else []
     return RecipeError(
-        f"recipe file `{recipe}` cannot be used", why=why, fix=[*fixes, "miles recipes   # the recipes that ship"]
+        f"recipe file `{recipe}` cannot be used",
+        why=why,
+        fix=[*fixes, "miles recipes   # the recipes that ship"],
     )
 
 

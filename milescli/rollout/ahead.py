@@ -1,8 +1,10 @@
-"""Runs rollout ahead of the trainer by at most `max_staleness` weight versions. The work itself is the Collector's.
+"""Runs rollout ahead of the trainer by at most `max_staleness` weight versions. The work itself is
+the Collector's.
 
-Batch k (counted from `start`) is trained on at version start + k. It may begin once the engines hold version
-start + k - max_staleness: then no token of it can be older than the bound allows. At most max_staleness + 1 batches exist
-at once, which is the bound of the queue between collecting and training; 0 is the strict loop.
+Batch k (counted from `start`) is trained on at version start + k. It may begin once the engines
+hold version start + k - max_staleness: then no token of it can be older than the bound allows. At
+most max_staleness + 1 batches exist at once, which is the bound of the queue between collecting and
+training; 0 is the strict loop.
 """
 
 from __future__ import annotations
@@ -30,11 +32,15 @@ class _Pending:
 
 
 class AheadCollector:
-    """As `Collector`, but further batches are generated while the trainer works. Belongs to one event loop."""
+    """As `Collector`, but further batches are generated while the trainer works. Belongs to one
+    event loop."""
 
-    def __init__(self, collector: Collector, source: PromptSource, *, max_staleness: int, overlap: bool) -> None:
-        """`overlap`: a batch may begin before the one before it has ended, so that stragglers do not leave engines idle;
-        only where each batch takes a fixed number of prompts, else its place in the source could not be resumed.
+    def __init__(
+        self, collector: Collector, source: PromptSource, *, max_staleness: int, overlap: bool
+    ) -> None:
+        """`overlap`: a batch may begin before the one before it has ended, so that stragglers do
+        not leave engines idle; only where each batch takes a fixed number of prompts, else its
+        place in the source could not be resumed.
         """
         self._collector = collector
         self._source = source
@@ -58,8 +64,9 @@ class AheadCollector:
         return min([*starts, self._source.position])
 
     def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
-        """Begin: `first_step` is trained on at `version`, each later step one version on; nothing is made for steps beyond
-        `last_step`. Called inside the event loop, when the engines hold `version`.
+        """Begin: `first_step` is trained on at `version`, each later step one version on; nothing
+        is made for steps beyond `last_step`. Called inside the event loop, when the engines hold
+        `version`.
         """
         assert not self._pending, "started twice"
         self._lag = first_step - version
@@ -82,10 +89,17 @@ class AheadCollector:
         self._fill()
 
     async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
-        """As `Collector.take`; waits only for what is not yet there. Raises what the batch's own collecting raised."""
-        assert step - version == self._lag, f"step {step} at version {version}: {self._lag} steps ahead were agreed on"
-        assert version == self._version, f"version {version} was not published; the last was {self._version}"
-        assert self._pending and self._pending[0].step == step, f"step {step} was taken before, or while paused"
+        """As `Collector.take`; waits only for what is not yet there. Raises what the batch's own
+        collecting raised."""
+        assert step - version == self._lag, (
+            f"step {step} at version {version}: {self._lag} steps ahead were agreed on"
+        )
+        assert version == self._version, (
+            f"version {version} was not published; the last was {self._version}"
+        )
+        assert self._pending and self._pending[0].step == step, (
+            f"step {step} was taken before, or while paused"
+        )
         task = self._pending[0].task
         assert task is not None
         batch = await task
@@ -93,7 +107,8 @@ class AheadCollector:
         return self._collector.account(batch, version=version)
 
     async def stop(self) -> None:
-        """Cancel what is on its way and wait until it has ended. What was not taken is generated again after a resume."""
+        """Cancel what is on its way and wait until it has ended. What was not taken is generated
+        again after a resume."""
         self._paused = True
         tasks = [each.task for each in self._pending if each.task is not None]
         for task in tasks:
@@ -103,10 +118,14 @@ class AheadCollector:
         self._pending.clear()
 
     def _fill(self) -> None:
-        while not self._paused and self._next_step <= min(self._last_step, self._version + self._lag + self._max_staleness):
+        while not self._paused and self._next_step <= min(
+            self._last_step, self._version + self._lag + self._max_staleness
+        ):
             before = self._pending[-1].task if self._pending else None
             pending = _Pending(step=self._next_step)
-            pending.task = asyncio.create_task(self._run(pending, after=before), name=f"collect-step-{pending.step}")
+            pending.task = asyncio.create_task(
+                self._run(pending, after=before), name=f"collect-step-{pending.step}"
+            )
             self._pending.append(pending)
             self._next_step += 1
 
@@ -132,4 +151,6 @@ def open_collector(
     if recipe.rollout.max_staleness == 0:
         return collector
     overlap = recipe.rollout.filter == "none"
-    return AheadCollector(collector, source, max_staleness=recipe.rollout.max_staleness, overlap=overlap)
+    return AheadCollector(
+        collector, source, max_staleness=recipe.rollout.max_staleness, overlap=overlap
+    )

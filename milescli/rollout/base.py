@@ -1,4 +1,5 @@
-"""What the rollout room needs from others: an engine that answers, a reward that scores. Protocols only; implementations live elsewhere."""
+"""What the rollout room needs from others: an engine that answers, a reward that scores. Protocols
+only; implementations live elsewhere."""
 
 from __future__ import annotations
 
@@ -39,26 +40,32 @@ class Completion:
 
 
 class RolloutEngine(Protocol):
-    """A fleet of engines behind one door. All methods are bounded in time and raise WaitTimeout or WorkerDied with names."""
+    """A fleet of engines behind one door. All methods are bounded in time and raise WaitTimeout or
+    WorkerDied with names."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Answer one prompt. Many calls run at once; the fleet batches them. An answer that is cut by a pause is
-        continued with the tokens that it has, after `resume`; its spans tell which weights made which tokens."""
+        """Answer one prompt. Many calls run at once; the fleet batches them. An answer that is cut
+        by a pause is continued with the tokens that it has, after `resume`; its spans tell which
+        weights made which tokens."""
 
     async def score(self, token_ids: list[int]) -> array[float]:
-        """[len(token_ids) - 1] log-prob of each token after the first, given those before it, at temperature 1."""
+        """[len(token_ids) - 1] log-prob of each token after the first, given those before it, at
+        temperature 1."""
 
     async def pause(self) -> None:
-        """Stop sampling; answers in flight are kept by `generate` and continued after `resume`. Idempotent."""
+        """Stop sampling; answers in flight are kept by `generate` and continued after `resume`.
+        Idempotent."""
 
     async def resume(self) -> None:
         """Go on after `pause`, with an empty prefix cache. Idempotent."""
 
     async def sleep(self) -> None:
-        """Give the device memory of weights and KV cache to the trainer. The caller has no request in flight."""
+        """Give the device memory of weights and KV cache to the trainer. The caller has no request
+        in flight."""
 
     async def wake_weights(self) -> None:
-        """Take back the memory of the weights, whose content is undefined until the next publish."""
+        """Take back the memory of the weights, whose content is undefined until the next
+        publish."""
 
     async def wake_cache(self) -> None:
         """Take back the memory of the KV cache; the engines answer again."""
@@ -71,8 +78,9 @@ class RewardFn(Protocol):
     """Scores one answer. Plain or `async`; may be called from many threads at once."""
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """`prompt` and `response` are text without special tokens; returns the reward, by custom in [0, 1].
-        Raising stops the run with the traceback named (or is tried again, `rollout.reward_retries` times)."""
+        """`prompt` and `response` are text without special tokens; returns the reward, by custom in
+        [0, 1]. Raising stops the run with the traceback named (or is tried again,
+        `rollout.reward_retries` times)."""
         ...
 
 

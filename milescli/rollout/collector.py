@@ -1,7 +1,8 @@
-"""Prompts -> scored, filtered groups: one step's worth at a time (Collector). Running ahead of the trainer is `ahead`'s work.
+"""Prompts -> scored, filtered groups: one step's worth at a time (Collector). Running ahead of the
+trainer is `ahead`'s work.
 
-The order of the groups is the order of the prompts and every sampling seed is fixed by (run seed, position, sample), so
-what is trained on does not depend on which answer arrived first.
+The order of the groups is the order of the prompts and every sampling seed is fixed by (run seed,
+position, sample), so what is trained on does not depend on which answer arrived first.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class _Progress:
 
 
 class Collector:
-    """Gathers groups step by step, strictly when asked. Belongs to one event loop; one `take` at a time."""
+    """Gathers groups step by step, strictly when asked. Belongs to one event loop; one `take` at a
+    time."""
 
     def __init__(
         self,
@@ -101,17 +103,20 @@ class Collector:
         """Nothing runs; see `AheadCollector.stop`."""
 
     async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
-        """The groups of `step` (`rollout.prompts_per_step` of them, in the order of their prompts); `version` is the
-        trainer's, which the engines hold as well.
+        """The groups of `step` (`rollout.prompts_per_step` of them, in the order of their prompts);
+        `version` is the trainer's, which the engines hold as well.
 
-        Raises the first error of any answer (RewardError, WorkerDied, ...), with all other answers cancelled; WaitTimeout
-        after `machine.step_timeout_s`; MilesError where the filter refuses more than `rollout.max_filter_rounds` rounds.
+        Raises the first error of any answer (RewardError, WorkerDied, ...), with all other answers
+        cancelled; WaitTimeout after `machine.step_timeout_s`; MilesError where the filter refuses
+        more than `rollout.max_filter_rounds` rounds.
         """
         start = self._source.position
         try:
             return self.account(await self.collect(step), version=version)
         except BaseException:
-            self._source.seek(start)  # a run that is stopped in the middle saves where this step began
+            self._source.seek(
+                start
+            )  # a run that is stopped in the middle saves where this step began
             raise
 
     def account(self, batch: Batch, *, version: WeightVersion) -> list[Group]:
@@ -119,7 +124,9 @@ class Collector:
         bound = self._recipe.rollout.max_staleness
         for group in batch.kept:
             age = staleness_of(group, version)
-            assert 0 <= age <= bound, f"prompt {group.prompt.index}: staleness {age} at version {version}, bound {bound}"
+            assert 0 <= age <= bound, (
+                f"prompt {group.prompt.index}: staleness {age} at version {version}, bound {bound}"
+            )
         self._stats = summarise(kept=batch.kept, refused=batch.refused, version=version)
         return batch.kept
 
@@ -135,7 +142,8 @@ class Collector:
             silent_s = time.monotonic() - progress.last_done
             raise WaitTimeout(
                 f"the collector waited too long for the answers of step {step}",
-                why=f"{progress.num_done} of {progress.num_samples} answers were there after {bound_s:g} s; "
+                why=f"{progress.num_done} of {progress.num_samples} answers were there after "
+                f"{bound_s:g} s; "
                 f"the last came {silent_s:.0f} s ago",
                 fix=[
                     f"--set machine.step_timeout_s={2 * bound_s:g}",
@@ -149,24 +157,36 @@ class Collector:
         for _ in range(rollout.max_filter_rounds):
             first = self._source.position
             prompts = self._source.take(rollout.prompts_per_step - len(kept))
-            answers = [self._group(epoch, prompt, first + n, progress) for n, (epoch, prompt) in enumerate(prompts)]
+            answers = [
+                self._group(epoch, prompt, first + n, progress)
+                for n, (epoch, prompt) in enumerate(prompts)
+            ]
             for group in await all_or_first_error(answers):
                 (kept if self._keep(group) else refused).append(group)
             if len(kept) == rollout.prompts_per_step:
                 return Batch(kept=kept, refused=refused, start_position=start)
         raise MilesError(
             f"the filter `{rollout.filter}` left too few groups for step {step}",
-            why=f"{len(kept)} of {rollout.prompts_per_step} after {rollout.max_filter_rounds} rounds, {len(refused)} refused; "
-            f"mean reward {_mean_reward([*kept, *refused]):.3f}: the prompts are too easy or too hard for the model",
-            fix=["--set rollout.filter=none", f"--set rollout.max_filter_rounds={4 * rollout.max_filter_rounds}"],
+            why=f"{len(kept)} of {rollout.prompts_per_step} after {rollout.max_filter_rounds} "
+            f"rounds, {len(refused)} refused; "
+            f"mean reward {_mean_reward([*kept, *refused]):.3f}: the prompts are too easy or too "
+            "hard for the model",
+            fix=[
+                "--set rollout.filter=none",
+                f"--set rollout.max_filter_rounds={4 * rollout.max_filter_rounds}",
+            ],
         )
 
     async def _group(self, epoch: int, prompt: Prompt, position: int, progress: _Progress) -> Group:
         indices = range(self._recipe.rollout.samples_per_prompt)
-        samples = await all_or_first_error([self._sample(prompt, position, index, progress) for index in indices])
+        samples = await all_or_first_error(
+            [self._sample(prompt, position, index, progress) for index in indices]
+        )
         return Group(prompt=prompt, samples=samples, epoch=epoch)
 
-    async def _sample(self, prompt: Prompt, position: int, index: int, progress: _Progress) -> Sample:
+    async def _sample(
+        self, prompt: Prompt, position: int, index: int, progress: _Progress
+    ) -> Sample:
         """One answer, scored as soon as it is there."""
         progress.num_samples += 1
         seed = self._seed_of(self._recipe.run.seed, position, index)
@@ -177,7 +197,9 @@ class Collector:
                 why="the request was aborted although the run had not asked for it",
                 fix="look into the engine's log, then resume the run",
             )
-        assert completion.response_ids and completion.version_spans, f"an answer to prompt {prompt.index} without tokens"
+        assert completion.response_ids and completion.version_spans, (
+            f"an answer to prompt {prompt.index} without tokens"
+        )
         text = self._decode(completion.response_ids)
         reward = await self._scorer.score(prompt, text)
         progress.num_done += 1
@@ -211,13 +233,17 @@ class Collector:
 
 
 def sampling_seed(run_seed: int, position: int, sample_index: int) -> int:
-    """31 bits, equal on every machine; `position` counts prompts over all epochs, so a prompt that returns is sampled anew."""
-    digest = hashlib.blake2b(f"{run_seed}/{position}/{sample_index}".encode(), digest_size=4).digest()
+    """31 bits, equal on every machine; `position` counts prompts over all epochs, so a prompt that
+    returns is sampled anew."""
+    digest = hashlib.blake2b(
+        f"{run_seed}/{position}/{sample_index}".encode(), digest_size=4
+    ).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 async def all_or_first_error(calls: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]:
-    """All results in order, run at once; or the first error, after the others were cancelled and have ended."""
+    """All results in order, run at once; or the first error, after the others were cancelled and
+    have ended."""
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(call) for call in calls]

@@ -1,4 +1,5 @@
-"""What every reward must bear, as a test that authors of plug-ins can run: `check_reward(fn)`. Not used by a run."""
+"""What every reward must bear, as a test that authors of plug-ins can run: `check_reward(fn)`. Not
+used by a run."""
 
 from __future__ import annotations
 
@@ -23,18 +24,30 @@ EXAMPLES: tuple[Example, ...] = (
 
 
 def check_reward(
-    reward: RewardFn, *, examples: Sequence[Example] = EXAMPLES, timeout_s: float = 30.0, num_threads: int = 8
+    reward: RewardFn,
+    *,
+    examples: Sequence[Example] = EXAMPLES,
+    timeout_s: float = 30.0,
+    num_threads: int = 8,
 ) -> list[float]:
-    """Score every example, all of them at once and from several threads; returns the rewards in order.
+    """Score every example, all of them at once and from several threads; returns the rewards in
+    order.
 
-    Raises RewardError where a call raises, takes longer than `timeout_s`, or returns anything but a finite number.
+    Raises RewardError where a call raises, takes longer than `timeout_s`, or returns anything but a
+    finite number.
     """
     name = getattr(reward, "__name__", type(reward).__name__)
 
     async def score_all() -> list[float]:
         scorer = Scorer(reward, name=name, timeout_s=timeout_s, num_threads=num_threads)
-        prompts = [Prompt(index=i, token_ids=[], text=text, label=label) for i, (text, _, label) in enumerate(examples)]
-        calls = [scorer.score(prompt, response) for prompt, (_, response, _) in zip(prompts, examples, strict=True)]
+        prompts = [
+            Prompt(index=i, token_ids=[], text=text, label=label)
+            for i, (text, _, label) in enumerate(examples)
+        ]
+        calls = [
+            scorer.score(prompt, response)
+            for prompt, (_, response, _) in zip(prompts, examples, strict=True)
+        ]
         repeated = calls + [scorer.score(prompts[0], examples[0][1]) for _ in range(num_threads)]
         return (await asyncio.gather(*repeated))[: len(examples)]
 

@@ -1,4 +1,5 @@
-"""Which groups are worth training on. Pure functions by name; the collector replaces what they refuse."""
+"""Which groups are worth training on. Pure functions by name; the collector replaces what they
+refuse."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def keep_all(group: Group) -> bool:
 
 
 def zero_variance(group: Group) -> bool:
-    """Refuses groups whose rewards are all equal: their advantages are zero (dynamic sampling of DAPO, arXiv 2503.14476)."""
+    """Refuses groups whose rewards are all equal: their advantages are zero (dynamic sampling of
+    DAPO, arXiv 2503.14476)."""
     return not has_zero_variance(group)
 
 

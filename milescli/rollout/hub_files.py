@@ -1,4 +1,5 @@
-"""Which files of a data set on the hub are one split of it: by its card where that says so, else by their names. Pure; no remote code."""
+"""Which files of a data set on the hub are one split of it: by its card where that says so, else by
+their names. Pure; no remote code."""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ from milescli.recipe.hub_name import HubData
 
 SUFFIXES = (".parquet", ".jsonl")
 """What is read, the likelier first: a data set that has both means the same rows."""
-SPLIT_WORDS = {"train": "train", "training": "train", "test": "test", "eval": "test", "validation": "validation"} | {
+SPLIT_WORDS = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "eval": "test",
+    "validation": "validation",
+} | {
     "valid": "validation",
     "val": "validation",
     "dev": "validation",
@@ -24,7 +31,8 @@ SPLIT_WORDS = {"train": "train", "training": "train", "test": "test", "eval": "t
 """Words in the names of files -> the split that the hub shows for them."""
 DEFAULT = "default"
 CONVERTED = "refs/convert/parquet"
-"""The branch on which the hub keeps its own parquet copy of data sets in other formats, as SUBSET/SPLIT/0000.parquet."""
+"""The branch on which the hub keeps its own parquet copy of data sets in other formats, as
+SUBSET/SPLIT/0000.parquet."""
 
 Splits = dict[str, dict[str, list[str]]]
 """Subset -> split -> files."""
@@ -33,24 +41,33 @@ Splits = dict[str, dict[str, list[str]]]
 def choose_files(wish: HubData, paths: Iterable[str], *, card: str, key: str) -> list[str]:
     """The files of the split, in order. `card`: README.md of the data set, empty without one.
 
-    Raises DataError where there is nothing to read, and where several subsets or splits are there and none was named.
+    Raises DataError where there is nothing to read, and where several subsets or splits are there
+    and none was named.
     """
-    readable = sorted(path for path in paths if path.endswith(SUFFIXES) and not path.startswith("."))
+    readable = sorted(
+        path for path in paths if path.endswith(SUFFIXES) and not path.startswith(".")
+    )
     if not readable:
         raise DataError(
             f"the data set {wish.name} has no .parquet or .jsonl file",
             why="no other format is read, and no code of a data set is run",
-            fix=f"--set data.{key}={replace(wish, revision=CONVERTED).spelled()}   # the hub's own parquet copy, where it has one",
+            fix=f"--set data.{key}={replace(wish, revision=CONVERTED).spelled()}   # the hub's own "
+            "parquet copy, where it has one",
         )
     splits = _declared(card, readable) or _by_name(readable)
     subset = _pick(wish.subset, splits, likely=DEFAULT, wish=wish, key=key, kind="subset")
-    split = _pick(wish.split, splits[subset], likely="train", wish=wish, key=key, kind="split", subset=subset)
+    split = _pick(
+        wish.split, splits[subset], likely="train", wish=wish, key=key, kind="split", subset=subset
+    )
     files = splits[subset][split]
-    return next(same for suffix in SUFFIXES if (same := [path for path in files if path.endswith(suffix)]))
+    return next(
+        same for suffix in SUFFIXES if (same := [path for path in files if path.endswith(suffix)])
+    )
 
 
 def join_files(files: Sequence[Path], into: Path) -> Path:
-    """The parts of one split as one file of the same format, in order; as it is where it was made before."""
+    """The parts of one split as one file of the same format, in order; as it is where it was made
+    before."""
     if into.exists():
         return into
     into.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +87,9 @@ def _join_parquet(files: Sequence[Path], into: Path) -> None:
     import pyarrow.parquet as pq
 
     try:
-        pq.write_table(pa.concat_tables(pq.read_table(file, partitioning=None) for file in files), into)
+        pq.write_table(
+            pa.concat_tables(pq.read_table(file, partitioning=None) for file in files), into
+        )
     except (pa.ArrowException, OSError) as error:
         raise DataError(
             f"{files[0].name} and its {len(files) - 1} fellows cannot be joined",
@@ -104,21 +123,32 @@ def _pick(
         for guess in guesses
     ]
     raise DataError(
-        f"which {kind} of {wish.name}?" if wanted is None else f"{wish.name} has no {kind} `{wanted}`",
+        f"which {kind} of {wish.name}?"
+        if wanted is None
+        else f"{wish.name} has no {kind} `{wanted}`",
         why=f"it has {', '.join(there)}",
         fix=[f"--set data.{key}={each}" for each in shown],
     )
 
 
 def _by_name(paths: Sequence[str]) -> Splits:
-    """`main/train-00000-of-00001.parquet` -> main, train; `aime-2024.jsonl` -> default, aime-2024."""
+    """`main/train-00000-of-00001.parquet` -> main, train; `aime-2024.jsonl` -> default,
+    aime-2024."""
     found: Splits = {}
     for path in paths:
         *folders, stem = PurePosixPath(path).with_suffix("").parts
         stem = re.sub(r"-\d+-of-\d+$", "", stem)
-        words = [SPLIT_WORDS.get(word) for part in (stem, *reversed(folders)) for word in re.split(r"[^a-z]+", part.lower())]
+        words = [
+            SPLIT_WORDS.get(word)
+            for part in (stem, *reversed(folders))
+            for word in re.split(r"[^a-z]+", part.lower())
+        ]
         split = next((word for word in words if word), stem)
-        subset = folders[0] if folders and folders[0] != "data" and folders[0] not in SPLIT_WORDS else DEFAULT
+        subset = (
+            folders[0]
+            if folders and folders[0] != "data" and folders[0] not in SPLIT_WORDS
+            else DEFAULT
+        )
         found.setdefault(subset, {}).setdefault(split, []).append(path)
     return found
 
@@ -130,9 +160,17 @@ def _declared(card: str, paths: Sequence[str]) -> Splits:
     for config in configs if isinstance(configs, list) else []:
         if not isinstance(config, dict):
             continue
-        subset = DEFAULT if config.get("default") is True and len(configs) == 1 else str(config.get("config_name", DEFAULT))
+        subset = (
+            DEFAULT
+            if config.get("default") is True and len(configs) == 1
+            else str(config.get("config_name", DEFAULT))
+        )
         for split, patterns in _patterns(config.get("data_files")):
-            files = [path for path in paths if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)]
+            files = [
+                path
+                for path in paths
+                if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
+            ]
             if files:
                 found.setdefault(subset, {}).setdefault(split, []).extend(files)
     return found
@@ -144,12 +182,22 @@ def _patterns(data_files: object) -> list[tuple[str, list[str]]]:
     if not isinstance(data_files, list):
         return []
     plain = [item for item in data_files if isinstance(item, str)]
-    split = [(str(item.get("split", "train")), _texts(item.get("path"))) for item in data_files if isinstance(item, dict)]
+    split = [
+        (str(item.get("split", "train")), _texts(item.get("path")))
+        for item in data_files
+        if isinstance(item, dict)
+    ]
     return [*([("train", plain)] if plain else []), *split]
 
 
 def _texts(value: object) -> list[str]:
-    return [value] if isinstance(value, str) else [str(item) for item in value] if isinstance(value, list) else []
+    return (
+        [value]
+        if isinstance(value, str)
+        else [str(item) for item in value]
+        if isinstance(value, list)
+        else []
+    )
 
 
 def _front_matter(card: str) -> dict[str, object]:

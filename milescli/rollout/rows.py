@@ -1,4 +1,5 @@
-"""Reads the rows of a prompt file, JSONL or parquet; bad rows are named by line. Knows no tokenizer and no order (`source`)."""
+"""Reads the rows of a prompt file, JSONL or parquet; bad rows are named by line. Knows no tokenizer
+and no order (`source`)."""
 
 from __future__ import annotations
 
@@ -58,20 +59,36 @@ class BadRow:
 
 
 def read_rows(
-    path: Path, *, field: PathField, prompt_key: str | None, label_key: str | None, system_prompt: str | None, needs_label: bool
+    path: Path,
+    *,
+    field: PathField,
+    prompt_key: str | None,
+    label_key: str | None,
+    system_prompt: str | None,
+    needs_label: bool,
 ) -> tuple[Columns, list[Row]]:
     """All rows of the file, in order.
 
-    Raises DataError where columns are ambiguous or absent, and where any row is bad, naming the first few by line.
+    Raises DataError where columns are ambiguous or absent, and where any row is bad, naming the
+    first few by line.
     """
     records = list(_jsonl(path) if path.suffix == ".jsonl" else _parquet(path))
     names = next((list(row) for _, row in records if isinstance(row, dict)), [])
     if not records:
         raise DataError(
-            f"{path} is empty", why="it holds no row", fix=f"--set data.{field}=FILE   # a file with at least one prompt"
+            f"{path} is empty",
+            why="it holds no row",
+            fix=f"--set data.{field}=FILE   # a file with at least one prompt",
         )
     columns = (
-        _columns(names, path, field=field, prompt_key=prompt_key, label_key=label_key, needs_label=needs_label)
+        _columns(
+            names,
+            path,
+            field=field,
+            prompt_key=prompt_key,
+            label_key=label_key,
+            needs_label=needs_label,
+        )
         if names
         else None
     )
@@ -98,9 +115,15 @@ def _refusal(path: Path, bad: list[BadRow], *, num_rows: int) -> DataError:
     unit = "line" if path.suffix == ".jsonl" else "row"
     shown = "; ".join(f"{unit} {row.line}: {row.reason}" for row in bad[:NUM_BAD_ROWS_SHOWN])
     more = f"; and {len(bad) - NUM_BAD_ROWS_SHOWN} more" if len(bad) > NUM_BAD_ROWS_SHOWN else ""
-    look = f"sed -n {bad[0].line}p {path}" if path.suffix == ".jsonl" else f"mend row {bad[0].line} of {path}"
+    look = (
+        f"sed -n {bad[0].line}p {path}"
+        if path.suffix == ".jsonl"
+        else f"mend row {bad[0].line} of {path}"
+    )
     return DataError(
-        f"{len(bad)} of {num_rows} rows of {path} cannot be used", why=shown + more, fix=f"{look}   # mend or remove these rows"
+        f"{len(bad)} of {num_rows} rows of {path} cannot be used",
+        why=shown + more,
+        fix=f"{look}   # mend or remove these rows",
     )
 
 
@@ -118,7 +141,11 @@ def _parse_line(raw: bytes) -> dict[str, object] | str:
     except UnicodeDecodeError as error:
         return f"not UTF-8 (byte {error.start + 1} of the line)"
     except json.JSONDecodeError as error:
-        return f"not JSON ({error.msg} at character {error.pos + 1})" if raw.strip() else "an empty line"
+        return (
+            f"not JSON ({error.msg} at character {error.pos + 1})"
+            if raw.strip()
+            else "an empty line"
+        )
     except RecursionError:
         return "JSON nested too deeply"
     return value if isinstance(value, dict) else f"a JSON object is wanted, not {_kind(value)}"
@@ -144,18 +171,36 @@ def _parquet(path: Path) -> Iterator[Record]:
 
 
 def _columns(
-    names: list[str], path: Path, *, field: PathField, prompt_key: str | None, label_key: str | None, needs_label: bool
+    names: list[str],
+    path: Path,
+    *,
+    field: PathField,
+    prompt_key: str | None,
+    label_key: str | None,
+    needs_label: bool,
 ) -> Columns:
-    prompt = _column(names, path, wanted=prompt_key, known=PROMPT_COLUMNS, key="prompt_key", required=True)
+    prompt = _column(
+        names, path, wanted=prompt_key, known=PROMPT_COLUMNS, key="prompt_key", required=True
+    )
     demonstration = DEMONSTRATION_COLUMN if DEMONSTRATION_COLUMN in names else None
-    label_required = needs_label or (field == "demonstrations" and demonstration is None and prompt != "messages")
-    label = _column(names, path, wanted=label_key, known=LABEL_COLUMNS, key="label_key", required=label_required)
+    label_required = needs_label or (
+        field == "demonstrations" and demonstration is None and prompt != "messages"
+    )
+    label = _column(
+        names, path, wanted=label_key, known=LABEL_COLUMNS, key="label_key", required=label_required
+    )
     assert prompt is not None, names
     return Columns(prompt=prompt, label=label, demonstration=demonstration)
 
 
 def _column(
-    names: list[str], path: Path, *, wanted: str | None, known: tuple[str, ...], key: str, required: bool
+    names: list[str],
+    path: Path,
+    *,
+    wanted: str | None,
+    known: tuple[str, ...],
+    key: str,
+    required: bool,
 ) -> str | None:
     role = key.removesuffix("_key")
     there = f"its columns are {', '.join(names)}"
@@ -163,7 +208,9 @@ def _column(
         if wanted in names:
             return wanted
         guess = nearest(wanted, names) or names[0]
-        raise DataError(f"{path} has no column `{wanted}`", why=there, fix=f"--set data.{key}={guess}")
+        raise DataError(
+            f"{path} has no column `{wanted}`", why=there, fix=f"--set data.{key}={guess}"
+        )
     found = [name for name in known if name in names]
     if len(found) == 1:
         return found[0]
@@ -177,12 +224,19 @@ def _column(
         return None
     guess = names[0] if role == "prompt" else names[-1]
     raise DataError(
-        f"{path} has no {role} column", why=f"none of {', '.join(known)} is there; {there}", fix=f"--set data.{key}={guess}"
+        f"{path} has no {role} column",
+        why=f"none of {', '.join(known)} is there; {there}",
+        fix=f"--set data.{key}={guess}",
     )
 
 
 def _row(
-    record: dict[str, object], line: int, *, columns: Columns, field: PathField, system_prompt: str | None
+    record: dict[str, object],
+    line: int,
+    *,
+    columns: Columns,
+    field: PathField,
+    system_prompt: str | None,
 ) -> Row | BadRow:
     try:
         messages = _messages(record, columns.prompt)
@@ -192,8 +246,13 @@ def _row(
         return BadRow(line=line, reason=str(error))
     if system_prompt is not None and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": system_prompt}, *messages]
-    text = next((each["content"] for each in reversed(messages) if each["role"] == "user"), messages[-1]["content"])
-    return Row(index=line - 1, messages=messages, text=text, label=label, demonstration=demonstration)
+    text = next(
+        (each["content"] for each in reversed(messages) if each["role"] == "user"),
+        messages[-1]["content"],
+    )
+    return Row(
+        index=line - 1, messages=messages, text=text, label=label, demonstration=demonstration
+    )
 
 
 def _messages(record: dict[str, object], key: str) -> list[Message]:
@@ -209,15 +268,28 @@ def _messages(record: dict[str, object], key: str) -> list[Message]:
 
 
 def _message(value: object, where: str) -> Message:
-    if not isinstance(value, dict) or not isinstance(value.get("role"), str) or not isinstance(value.get("content"), str):
+    if (
+        not isinstance(value, dict)
+        or not isinstance(value.get("role"), str)
+        or not isinstance(value.get("content"), str)
+    ):
         raise ValueError(f"{where} must be a message with `role` and `content` as text")
-    return {"role": _nonempty(value["role"], f"{where}.role"), "content": _nonempty(value["content"], f"{where}.content")}
+    return {
+        "role": _nonempty(value["role"], f"{where}.role"),
+        "content": _nonempty(value["content"], f"{where}.content"),
+    }
 
 
 def _demonstration(
-    record: dict[str, object], columns: Columns, *, label: str | None, messages: list[Message], field: PathField
+    record: dict[str, object],
+    columns: Columns,
+    *,
+    label: str | None,
+    messages: list[Message],
+    field: PathField,
 ) -> str | None:
-    """The worked answer: its own column; else the assistant's last message; else a label that is one (`... #### 72`).
+    """The worked answer: its own column; else the assistant's last message; else a label that is
+    one (`... #### 72`).
 
     Takes the assistant's last message off `messages`. Raises ValueError with the reason.
     """
@@ -225,7 +297,10 @@ def _demonstration(
     if messages[-1]["role"] == "assistant":
         last = messages.pop()["content"]
         if field != "demonstrations":
-            raise ValueError(f"`{columns.prompt}` ends with the assistant's answer; a prompt ends with the user's turn")
+            raise ValueError(
+                f"`{columns.prompt}` ends with the assistant's answer; a prompt ends with the "
+                "user's turn"
+            )
         if not messages:
             raise ValueError(f"`{columns.prompt}` holds nothing but an answer")
     if columns.demonstration is not None:
@@ -233,7 +308,9 @@ def _demonstration(
     if last is not None:
         return last
     if field == "demonstrations" and label is None:
-        raise ValueError(f"no worked answer: `{columns.prompt}` does not end with an assistant's message")
+        raise ValueError(
+            f"no worked answer: `{columns.prompt}` does not end with an assistant's message"
+        )
     return label if label is not None and (field == "demonstrations" or "####" in label) else None
 
 

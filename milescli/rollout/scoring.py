@@ -1,4 +1,5 @@
-"""Scores answers off the event loop: each call bounded, retried as the recipe says, then refused with its traceback."""
+"""Scores answers off the event loop: each call bounded, retried as the recipe says, then refused
+with its traceback."""
 
 from __future__ import annotations
 
@@ -21,12 +22,20 @@ _SHOWN_CHARACTERS = 200
 
 
 class Scorer:
-    """Calls one reward function. Used by the collector and by the evaluation; belongs to one event loop."""
+    """Calls one reward function. Used by the collector and by the evaluation; belongs to one event
+    loop."""
 
     def __init__(
-        self, reward: RewardFn, *, name: str, timeout_s: float, retries: int = 0, num_threads: int = NUM_THREADS
+        self,
+        reward: RewardFn,
+        *,
+        name: str,
+        timeout_s: float,
+        retries: int = 0,
+        num_threads: int = NUM_THREADS,
     ) -> None:
-        """`name` as the recipe says it, for errors; `timeout_s` bounds one call, not the wait for a free thread.
+        """`name` as the recipe says it, for errors; `timeout_s` bounds one call, not the wait for a
+        free thread.
 
         A reward may lower `num_threads` by an attribute `max_concurrency`.
         """
@@ -34,12 +43,15 @@ class Scorer:
         self._name = name
         self._timeout_s = timeout_s
         self._retries = retries
-        self._threads = asyncio.Semaphore(min(num_threads, getattr(reward, "max_concurrency", num_threads)))
+        self._threads = asyncio.Semaphore(
+            min(num_threads, getattr(reward, "max_concurrency", num_threads))
+        )
         call = getattr(reward, "__call__", reward)  # noqa: B004 - an object's own `async def __call__`
         self._is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call)
 
     async def score(self, prompt: Prompt, response: str) -> float:
-        """The reward of one answer. Raises RewardError after `retries` + 1 failures, of the last one."""
+        """The reward of one answer. Raises RewardError after `retries` + 1 failures, of the last
+        one."""
         for attempt in range(1, self._retries + 2):
             try:
                 return _finite(await self._call(prompt, response))
@@ -58,7 +70,10 @@ class Scorer:
         """All samples of a group, at once; the first failure cancels the others."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                scored = [tasks.create_task(self.score_sample(group.prompt, sample)) for sample in group.samples]
+                scored = [
+                    tasks.create_task(self.score_sample(group.prompt, sample))
+                    for sample in group.samples
+                ]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return replace(group, samples=[task.result() for task in scored])
@@ -68,10 +83,14 @@ class Scorer:
             async with asyncio.timeout(self._timeout_s):
                 return await self._reward(prompt=prompt.text, response=response, label=prompt.label)  # type: ignore[misc]
         async with self._threads, asyncio.timeout(self._timeout_s):
-            value = await in_thread(lambda: self._reward(prompt=prompt.text, response=response, label=prompt.label))
+            value = await in_thread(
+                lambda: self._reward(prompt=prompt.text, response=response, label=prompt.label)
+            )
             return await value if isinstance(value, Awaitable) else value
 
-    def _refusal(self, prompt: Prompt, response: str, error: Exception, *, attempts: int) -> RewardError:
+    def _refusal(
+        self, prompt: Prompt, response: str, error: Exception, *, attempts: int
+    ) -> RewardError:
         shown = response[:_SHOWN_CHARACTERS] + ("..." if len(response) > _SHOWN_CHARACTERS else "")
         if isinstance(error, TimeoutError) and not str(error):
             told, fix = (
@@ -81,18 +100,22 @@ class Scorer:
         else:
             told, fix = (
                 _traceback_of_user(error),
-                f"mend the reward or the label of prompt {prompt.index}, then start or resume the run",
+                f"mend the reward or the label of prompt {prompt.index}, then start or resume the "
+                "run",
             )
         times = "" if attempts == 1 else f" (attempt {attempts} of {attempts})"
         return RewardError(
             f"the reward `{self._name}` failed on an answer to prompt {prompt.index}{times}",
             why=f"{told}; label {prompt.label!r}; the answer begins {shown!r}",
-            fix=[fix, "--set rollout.reward_retries=2   # where it is only flaky"] if attempts == 1 else fix,
+            fix=[fix, "--set rollout.reward_retries=2   # where it is only flaky"]
+            if attempts == 1
+            else fix,
         )
 
 
 async def in_thread(call: Callable[[], object]) -> object:
-    """Run `call` in a thread of its own and wait for it. One that hangs is left behind: it never keeps the process alive."""
+    """Run `call` in a thread of its own and wait for it. One that hangs is left behind: it never
+    keeps the process alive."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[object] = loop.create_future()
 
@@ -108,7 +131,9 @@ async def in_thread(call: Callable[[], object]) -> object:
         except Exception as error:
             failure = error
         except BaseException as error:  # SystemExit and the like must not end the thread in silence
-            failure = RuntimeError(f"raised {type(error).__name__}: {error}").with_traceback(error.__traceback__)
+            failure = RuntimeError(f"raised {type(error).__name__}: {error}").with_traceback(
+                error.__traceback__
+            )
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, value, failure)
 
@@ -129,6 +154,12 @@ def _finite(value: object) -> float:
 def _traceback_of_user(error: Exception) -> str:
     """The frames below ours, and the error."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename != __file__ and "asyncio" not in frame.filename]
+    own = [
+        frame for frame in frames if frame.filename != __file__ and "asyncio" not in frame.filename
+    ]
     last = "".join(traceback.format_exception_only(error)).strip()
-    return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own), last]) if own else last
+    return (
+        "".join(["Traceback (most recent call last):\n", *traceback.format_list(own), last])
+        if own
+        else last
+    )

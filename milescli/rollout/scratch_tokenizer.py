@@ -1,4 +1,5 @@
-"""Makes a small byte-level BPE tokenizer from text, as a Hugging Face folder, for models made from scratch."""
+"""Makes a small byte-level BPE tokenizer from text, as a Hugging Face folder, for models made from
+scratch."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from pathlib import Path
 from milescli.core.errors import RecipeError
 
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""Padding; the two ends of a turn. TURN_END is the end-of-sequence token. Their ids are 0, 1 and 2."""
+"""Padding; the two ends of a turn. TURN_END is the end-of-sequence token. Their ids are 0, 1 and
+2."""
 
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 """All bytes, so that any text can be encoded, and the special tokens."""
@@ -25,11 +27,14 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_scratch_tokenizer(texts: Iterable[str], vocab_size: int, folder: str | Path, *, max_length: int = 4096) -> Path:
-    """Train on `texts` and write tokenizer.json and tokenizer_config.json; equal input gives equal bytes.
+def make_scratch_tokenizer(
+    texts: Iterable[str], vocab_size: int, folder: str | Path, *, max_length: int = 4096
+) -> Path:
+    """Train on `texts` and write tokenizer.json and tokenizer_config.json; equal input gives equal
+    bytes.
 
-    Digits are always tokens of their own. `vocab_size` is the most that the vocabulary may hold; short texts give fewer.
-    Raises RecipeError where it is too small for all bytes.
+    Digits are always tokens of their own. `vocab_size` is the most that the vocabulary may hold;
+    short texts give fewer. Raises RecipeError where it is too small for all bytes.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise RecipeError(
@@ -60,7 +65,10 @@ def _train(texts: Iterable[str], vocab_size: int) -> str:
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

@@ -1,4 +1,5 @@
-"""Prompts from a file, tokenised once, in an order fixed by (seed, epoch). Its position is its whole state."""
+"""Prompts from a file, tokenised once, in an order fixed by (seed, epoch). Its position is its
+whole state."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class SourceReport:
 
 
 class FilePrompts:
-    """A PromptSource over the kept rows of one file. Endless: an epoch is followed by the next, in another order."""
+    """A PromptSource over the kept rows of one file. Endless: an epoch is followed by the next, in
+    another order."""
 
     def __init__(self, prompts: list[Prompt], *, seed: int, shuffle: bool) -> None:
         """`prompts` in file order, at least one."""
@@ -74,7 +76,8 @@ class FilePrompts:
         self._position = position
 
     def take(self, count: int) -> list[tuple[int, Prompt]]:
-        """The next `count` prompts, each with its epoch; moves the position. May cross epochs, more than once."""
+        """The next `count` prompts, each with its epoch; moves the position. May cross epochs, more
+        than once."""
         taken = []
         for position in range(self._position, self._position + count):
             epoch, offset = divmod(position, len(self._prompts))
@@ -84,17 +87,23 @@ class FilePrompts:
 
     def _order_of(self, epoch: int) -> array[int]:
         if epoch != self._epoch:
-            self._order = epoch_order(len(self._prompts), seed=self._seed, epoch=epoch, shuffle=self._shuffle)
+            self._order = epoch_order(
+                len(self._prompts), seed=self._seed, epoch=epoch, shuffle=self._shuffle
+            )
             self._epoch = epoch
         return self._order
 
 
 def epoch_order(num_prompts: int, *, seed: int, epoch: int, shuffle: bool) -> array[int]:
-    """[num_prompts] a permutation that depends on nothing but its arguments: rows sorted by a hash of (seed, epoch, row)."""
+    """[num_prompts] a permutation that depends on nothing but its arguments: rows sorted by a hash
+    of (seed, epoch, row)."""
     if not shuffle:
         return array("q", range(num_prompts))
     key = f"{seed}/{epoch}".encode()
-    ranks = [hashlib.blake2b(row.to_bytes(8, "little"), key=key, digest_size=16).digest() for row in range(num_prompts)]
+    ranks = [
+        hashlib.blake2b(row.to_bytes(8, "little"), key=key, digest_size=16).digest()
+        for row in range(num_prompts)
+    ]
     return array("q", sorted(range(num_prompts), key=ranks.__getitem__))
 
 
@@ -107,10 +116,12 @@ def load_source(
     base_dir: str | Path,
     needs_label: bool = True,
 ) -> tuple[FilePrompts, SourceReport]:
-    """Read, check and tokenise `data.<path_field>`; relative paths start at `base_dir`, where `task:NAME` is written too.
+    """Read, check and tokenise `data.<path_field>`; relative paths start at `base_dir`, where
+    `task:NAME` is written too.
 
-    `needs_label`: whether the reward compares with a label (the built-in ones do).
-    Raises DataError for a file that is missing or of another kind, for bad rows, and where long prompts leave nothing.
+    `needs_label`: whether the reward compares with a label (the built-in ones do). Raises DataError
+    for a file that is missing or of another kind, for bad rows, and where long prompts leave
+    nothing.
     """
     path = _locate(data, path_field, base_dir=Path(base_dir), seed=seed)
     columns, rows = read_rows(
@@ -122,11 +133,21 @@ def load_source(
         needs_label=needs_label,
     )
     token_ids = _tokenise(rows, tokenizer, path=path)
-    kept = [(row, ids) for row, ids in zip(rows, token_ids, strict=True) if len(ids) <= data.max_prompt_tokens]
+    kept = [
+        (row, ids)
+        for row, ids in zip(rows, token_ids, strict=True)
+        if len(ids) <= data.max_prompt_tokens
+    ]
     lengths = sorted(len(ids) for ids in token_ids)
     _check_lengths(rows, token_ids, data=data, path=path, num_kept=len(kept), longest=lengths[-1])
     prompts = [
-        Prompt(index=row.index, token_ids=ids, text=row.text, label=row.label, demonstration=row.demonstration)
+        Prompt(
+            index=row.index,
+            token_ids=ids,
+            text=row.text,
+            label=row.label,
+            demonstration=row.demonstration,
+        )
         for row, ids in kept
     ]
     report = SourceReport(
@@ -164,11 +185,17 @@ def _locate(data: Data, path_field: PathField, *, base_dir: Path, seed: int) -> 
 def check_file(path: Path, *, field: PathField) -> None:
     """Raises DataError where `path` is not a .jsonl or .parquet file that can be opened."""
     if path.is_dir():
-        inside = sorted(item.name for item in path.iterdir() if item.suffix in (".jsonl", ".parquet"))
+        inside = sorted(
+            item.name for item in path.iterdir() if item.suffix in (".jsonl", ".parquet")
+        )
         guess = path / (inside[0] if inside else "FILE.jsonl")
-        raise DataError(f"{path} is a folder", why="a single file is wanted", fix=f"--set data.{field}={guess}")
+        raise DataError(
+            f"{path} is a folder", why="a single file is wanted", fix=f"--set data.{field}={guess}"
+        )
     if not path.exists():
-        siblings = sorted(item.name for item in path.parent.iterdir()) if path.parent.is_dir() else []
+        siblings = (
+            sorted(item.name for item in path.parent.iterdir()) if path.parent.is_dir() else []
+        )
         guess = nearest(path.name, siblings)
         where = (
             f"{path.parent} holds {', '.join(siblings[:8]) or 'nothing'}"
@@ -176,7 +203,9 @@ def check_file(path: Path, *, field: PathField) -> None:
             else f"there is no folder {path.parent}"
         )
         raise DataError(
-            f"there is no file {path}", why=where, fix=f"--set data.{field}={path.parent / (guess or 'FILE.jsonl')}"
+            f"there is no file {path}",
+            why=where,
+            fix=f"--set data.{field}={path.parent / (guess or 'FILE.jsonl')}",
         )
     head = _head(path)
     if head.startswith(b"\x1f\x8b"):
@@ -190,7 +219,11 @@ def check_file(path: Path, *, field: PathField) -> None:
             else f"mv {path} {path.with_suffix('.jsonl')}",
         )
     if path.suffix == ".jsonl" and head.startswith(b"PAR1"):
-        raise DataError(f"{path} is not JSONL", why="it is a parquet file", fix=f"mv {path} {path.with_suffix('.parquet')}")
+        raise DataError(
+            f"{path} is not JSONL",
+            why="it is a parquet file",
+            fix=f"mv {path} {path.with_suffix('.parquet')}",
+        )
 
 
 def _head(path: Path) -> bytes:
@@ -198,7 +231,9 @@ def _head(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(4)
     except OSError as error:
-        raise DataError(f"cannot open {path}", why=str(error.strerror or error), fix=f"ls -l {path}") from error
+        raise DataError(
+            f"cannot open {path}", why=str(error.strerror or error), fix=f"ls -l {path}"
+        ) from error
 
 
 def _tokenise(rows: list[Row], tokenizer: ChatTokenizer, *, path: Path) -> list[list[int]]:
@@ -211,17 +246,30 @@ def _tokenise(rows: list[Row], tokenizer: ChatTokenizer, *, path: Path) -> list[
             except Exception as cause:
                 raise DataError(
                     f"the chat template refuses row {row.index + 1} of {path}",
-                    why=f"{type(cause).__name__}: {cause}; its roles are {', '.join(each['role'] for each in row.messages)}",
+                    why=f"{type(cause).__name__}: {cause}; its roles are "
+                    f"{', '.join(each['role'] for each in row.messages)}",
                     fix=f"mend row {row.index + 1} of {path}",
                 ) from cause
         raise AssertionError("a batch of chats failed, and none of them alone") from error
 
 
-def _check_lengths(rows: list[Row], token_ids: list[list[int]], *, data: Data, path: Path, num_kept: int, longest: int) -> None:
+def _check_lengths(
+    rows: list[Row],
+    token_ids: list[list[int]],
+    *,
+    data: Data,
+    path: Path,
+    num_kept: int,
+    longest: int,
+) -> None:
     if num_kept == len(rows) or (num_kept and data.long_prompts == "drop"):
         return
     bound = data.max_prompt_tokens
-    long = [f"row {row.index + 1}: {len(ids)}" for row, ids in zip(rows, token_ids, strict=True) if len(ids) > bound]
+    long = [
+        f"row {row.index + 1}: {len(ids)}"
+        for row, ids in zip(rows, token_ids, strict=True)
+        if len(ids) > bound
+    ]
     fixes = [f"--set data.max_prompt_tokens={longest}"]
     raise DataError(
         f"{len(long)} of {len(rows)} prompts of {path} are longer than {bound} tokens",

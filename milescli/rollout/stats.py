@@ -1,4 +1,5 @@
-"""What one step's collecting looked like, as figures (RolloutStats). Pure; the collector calls it."""
+"""What one step's collecting looked like, as figures (RolloutStats). Pure; the collector calls
+it."""
 
 from __future__ import annotations
 
@@ -15,9 +16,12 @@ def staleness_of(group: Group, version: WeightVersion) -> int:
     return version - min(sample.oldest_version for sample in group.samples)
 
 
-def summarise(*, kept: Sequence[Group], refused: Sequence[Group], version: WeightVersion) -> RolloutStats:
-    """Counts and staleness are of the groups that are trained on; rewards, lengths, truncation and zero variance are of all
-    that were generated, refused ones included, so that a filter does not make the policy look other than it is.
+def summarise(
+    *, kept: Sequence[Group], refused: Sequence[Group], version: WeightVersion
+) -> RolloutStats:
+    """Counts and staleness are of the groups that are trained on; rewards, lengths, truncation and
+    zero variance are of all that were generated, refused ones included, so that a filter does not
+    make the policy look other than it is.
     """
     assert kept, "a step without groups"
     seen = [*kept, *refused]

@@ -1,4 +1,5 @@
-"""Prompts that miles makes itself (`task:NAME`): word problems with worked answers. Pure and seeded, nothing downloaded."""
+"""Prompts that miles makes itself (`task:NAME`): word problems with worked answers. Pure and
+seeded, nothing downloaded."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from milescli.core.registry import nearest
 
 TASK_PREFIX = "task:"
 HELDOUT_MODULUS = 16
-"""One sum in sixteen is held out, whatever the seed: training and held-out prompts are disjoint by their numbers."""
+"""One sum in sixteen is held out, whatever the seed: training and held-out prompts are disjoint by
+their numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,9 @@ _SENTENCES = (
     "What is the sum of {a} and {b}?",
 )
 ESTIMATED_SHARE = 0.65
-"""Share of demonstrations that round the sum to tens, as people in a hurry do; the others work it out. Whoever imitates them picks
-up both habits, and the commoner one is right once in ten. Reinforcement learning finds out which habit pays."""
+"""Share of demonstrations that round the sum to tens, as people in a hurry do; the others work it
+out. Whoever imitates them picks up both habits, and the commoner one is right once in ten.
+Reinforcement learning finds out which habit pays."""
 
 
 def is_task(value: str) -> bool:
@@ -53,7 +56,8 @@ def is_task(value: str) -> bool:
 
 
 def write_task(name: str, folder: str | Path, seed: int) -> Path:
-    """Write the prompts of `task:NAME` (prefix optional) to `folder/NAME.jsonl`; equal name and seed give equal bytes.
+    """Write the prompts of `task:NAME` (prefix optional) to `folder/NAME.jsonl`; equal name and
+    seed give equal bytes.
 
     Raises RecipeError where there is no such task.
     """
@@ -86,7 +90,8 @@ def make_rows(task: Task, seed: int) -> list[TaskRow]:
 
 
 def work_out_sum(a: int, b: int) -> str:
-    """The sum digit by digit from the right, with carries: 47 + 38 is `7+8=15 4+3+1=8`, then `#### 85` on a line of its own."""
+    """The sum digit by digit from the right, with carries: 47 + 38 is `7+8=15 4+3+1=8`, then `####
+    85` on a line of its own."""
     width = max(len(str(a)), len(str(b)))
     steps, carry = [], 0
     for x, y in zip(reversed(f"{a:0{width}}"), reversed(f"{b:0{width}}"), strict=True):
@@ -115,7 +120,9 @@ def _sums(rng: random.Random, *, digits: int, heldout: bool) -> Iterator[TaskRow
 
 
 def _between(rng: random.Random, low: int, high: int) -> int:
-    return low + int(rng.random() * (high - low + 1))  # only random() is the same in every Python version
+    return low + int(
+        rng.random() * (high - low + 1)
+    )  # only random() is the same in every Python version
 
 
 def _pick(rng: random.Random, items: tuple[str, ...]) -> str:

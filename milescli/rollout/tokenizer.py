@@ -1,4 +1,5 @@
-"""A model folder's tokenizer: chat in, token ids out, and back. It trains no vocabulary (`scratch_tokenizer` does)."""
+"""A model folder's tokenizer: chat in, token ids out, and back. It trains no vocabulary
+(`scratch_tokenizer` does)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Message = dict[str, str]
 
 
 class ChatTokenizer:
-    """The tokenizer of one model folder. Made by `load_tokenizer`; safe to share between threads for decoding."""
+    """The tokenizer of one model folder. Made by `load_tokenizer`; safe to share between threads
+    for decoding."""
 
     def __init__(self, inner: PreTrainedTokenizerBase, *, folder: Path) -> None:
         self._inner = inner
@@ -28,7 +30,11 @@ class ChatTokenizer:
 
     def render(self, messages: Sequence[Message]) -> str:
         """The chat template applied, with the opening of the assistant's turn at the end."""
-        return str(self._inner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+        return str(
+            self._inner.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        )
 
     def encode_chats(self, chats: Sequence[Sequence[Message]]) -> list[list[int]]:
         """[num_chats][num_tokens] each chat rendered and tokenised, generation prompt included."""
@@ -42,7 +48,8 @@ class ChatTokenizer:
         return self.encode_chats([messages])[0]
 
     def encode_answer(self, text: str) -> list[int]:
-        """[num_tokens] of an answer as the model should give it: the text, then the end-of-sequence token."""
+        """[num_tokens] of an answer as the model should give it: the text, then the end-of-sequence
+        token."""
         return [*self._inner(text, add_special_tokens=False)["input_ids"], self.eos_id]
 
     def decode(self, token_ids: Iterable[int]) -> str:
@@ -60,19 +67,22 @@ def load_tokenizer(folder: str | Path) -> ChatTokenizer:
         raise DataError(
             f"there is no tokenizer folder {path}",
             why="it is a file" if path.exists() else "the folder does not exist",
-            fix="--set model.path=FOLDER   # a Hugging Face folder with tokenizer.json and tokenizer_config.json",
+            fix="--set model.path=FOLDER   # a Hugging Face folder with tokenizer.json and "
+            "tokenizer_config.json",
         )
     inner = _read(path)
     if inner.eos_token_id is None:
         raise DataError(
             f"the tokenizer in {path} has no end-of-sequence token",
             why="`eos_token` is not set in tokenizer_config.json, so no answer could ever end",
-            fix=f'add "eos_token": "<|im_end|>" (the token that ends a turn of this model) to {path / "tokenizer_config.json"}',
+            fix='add "eos_token": "<|im_end|>" (the token that ends a turn of this model) to '
+            f"{path / 'tokenizer_config.json'}",
         )
     if not inner.chat_template:
         raise DataError(
             f"the tokenizer in {path} has no chat template",
-            why="neither chat_template.jinja nor `chat_template` in tokenizer_config.json is there; base models often lack one",
+            why="neither chat_template.jinja nor `chat_template` in tokenizer_config.json is "
+            "there; base models often lack one",
             fix=[
                 "use the instruct or chat version of the model",
                 f"put the template of its family into {path / 'chat_template.jinja'}",
@@ -82,11 +92,17 @@ def load_tokenizer(folder: str | Path) -> ChatTokenizer:
 
 
 def _read(path: Path) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer  # seconds to import: only where a tokenizer is really wanted
+    from transformers import (
+        AutoTokenizer,
+    )  # seconds to import: only where a tokenizer is really wanted
 
     try:
-        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # transformers raises many kinds here, all of them about what is in the folder
+        return AutoTokenizer.from_pretrained(
+            str(path), trust_remote_code=False, local_files_only=True
+        )
+    except (
+        Exception
+    ) as error:  # transformers raises many kinds here, all of them about what is in the folder
         present = ", ".join(sorted(item.name for item in path.iterdir())[:12]) or "nothing"
         told = next(iter(str(error).splitlines()), "no message")
         raise DataError(

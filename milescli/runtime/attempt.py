@@ -1,4 +1,5 @@
-"""One attempt at a run: start everything, warm up, check the truth, run the loop, save, end clean. Called by launch and resume."""
+"""One attempt at a run: start everything, warm up, check the truth, run the loop, save, end clean.
+Called by launch and resume."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def train(
     bus: EventBus,
     output: Output,
 ) -> RunSummary:
-    """Train to the recipe's last step. Raises what ended it early, after everything was stopped and the verdict written."""
+    """Train to the recipe's last step. Raises what ended it early, after everything was stopped and
+    the verdict written."""
     began = time.monotonic()
     log_dir = run.new_attempt()
     record = _Record()
@@ -67,7 +69,14 @@ def train(
             model_dir=material.model_dir,
             facts=material.facts,
         ) as session:
-            attempt = Attempt(session=session, recipe=recipe, plan=plan, material=material, checkpoint=checkpoint, bus=bus)
+            attempt = Attempt(
+                session=session,
+                recipe=recipe,
+                plan=plan,
+                material=material,
+                checkpoint=checkpoint,
+                bus=bus,
+            )
             try:
                 asyncio.run(attempt.main())
             except BaseException as error:
@@ -79,7 +88,9 @@ def train(
     return RunSummary(
         path=run.shown,
         steps=attempt.step,
-        accuracy_before=record.accuracies.get(min(record.accuracies)) if record.accuracies else None,
+        accuracy_before=record.accuracies.get(min(record.accuracies))
+        if record.accuracies
+        else None,
         accuracy_after=record.accuracies.get(attempt.step),
         logprob_diff_max=record.diff_max,
         logprob_diff_mean=record.diff_mean,
@@ -96,7 +107,13 @@ def _offer_resume(error: BaseException, run: RunDir, step: int | None) -> None:
 
 def _conclude(attempt: Attempt, bus: EventBus, seconds: float, error: BaseException | None) -> None:
     outcome = "done" if error is None else "stopped" if isinstance(error, Stopped) else "failed"
-    told = error.as_dict() if isinstance(error, MilesError) else {"error": repr(error)} if error else None
+    told = (
+        error.as_dict()
+        if isinstance(error, MilesError)
+        else {"error": repr(error)}
+        if error
+        else None
+    )
     bus.emit(RunEnded(outcome=outcome, step=attempt.step, seconds=seconds, error=told))
     verdict = {"outcome": outcome, "step": attempt.step, "error": told}
     attempt.session.verdict_file.write_text(json.dumps(verdict) + "\n", encoding="utf-8")
@@ -148,33 +165,50 @@ class Attempt:
         checkpoint: StoredCheckpoint | None,
         bus: EventBus,
     ) -> None:
-        self.session, self.recipe, self.plan, self.material, self.bus = session, recipe, plan, material, bus
+        self.session, self.recipe, self.plan, self.material, self.bus = (
+            session,
+            recipe,
+            plan,
+            material,
+            bus,
+        )
         self.checkpoint = checkpoint
         self.engines = Engines()
         self.probes: list[Probe] = []
         self.run: loop.Run | None = None
         store = CheckpointStore(
-            session.run.checkpoints, keep=recipe.checkpoint.keep, protect={0} if recipe.train.kl_coef else set()
+            session.run.checkpoints,
+            keep=recipe.checkpoint.keep,
+            protect={0} if recipe.train.kl_coef else set(),
         )
-        self.saver = Saver(store=store, run=session.run, recipe=recipe, plan=plan, material=material, bus=bus)
+        self.saver = Saver(
+            store=store, run=session.run, recipe=recipe, plan=plan, material=material, bus=bus
+        )
         self.saver.newest_step = checkpoint.manifest.step if checkpoint else None
         self.stop = loop.StopFlag()
 
     @property
     def step(self) -> int:
         """RL steps done."""
-        return self.run.step if self.run else self.checkpoint.manifest.step if self.checkpoint else 0
+        return (
+            self.run.step if self.run else self.checkpoint.manifest.step if self.checkpoint else 0
+        )
 
     @property
     def _engines_sleep_first(self) -> bool:
-        """Engines and trainer share device memory, so that the trainer can only start beside sleeping engines."""
+        """Engines and trainer share device memory, so that the trainer can only start beside
+        sleeping engines."""
         return self.plan.colocated and self.plan.device_kind != "cpu"
 
     async def main(self) -> None:
         """The whole attempt, watched."""
         try:
-            signals = StopSignals(on_stop=self._on_stop, again=f"miles resume {self.session.run.shown}")
-            await run_watched(self._work(), self.probes, signals, cause_grace_s=self.session.cause_grace_s)
+            signals = StopSignals(
+                on_stop=self._on_stop, again=f"miles resume {self.session.run.shown}"
+            )
+            await run_watched(
+                self._work(), self.probes, signals, cause_grace_s=self.session.cause_grace_s
+            )
         finally:
             await self.engines.stop()
             await self.session.ground.release()
@@ -182,14 +216,24 @@ class Attempt:
     def _on_stop(self) -> bool:
         if self.run is None:
             return False
-        self.bus.emit(PhaseStarted(phase="stop", detail="finishing what is half done, then saving; once more ends at once"))
+        self.bus.emit(
+            PhaseStarted(
+                phase="stop",
+                detail="finishing what is half done, then saving; once more ends at once",
+            )
+        )
         self.stop.set()
         return True
 
     async def _work(self) -> None:
-        """Trainer and engines start side by side, and the warm-up does not wait for the engines, where the devices allow it."""
+        """Trainer and engines start side by side, and the warm-up does not wait for the engines,
+        where the devices allow it."""
         self.bus.emit(
-            PhaseStarted(phase="start", detail=f"{self.plan.trainer.world_size} trainer ranks, {self.plan.engines.num} engines")
+            PhaseStarted(
+                phase="start",
+                detail=f"{self.plan.trainer.world_size} trainer ranks, {self.plan.engines.num} "
+                "engines",
+            )
         )
         await self.session.ground.take(timeout_s=self.recipe.machine.start_timeout_s)
         self.probes.append(self.session.cluster.check_nodes)
@@ -214,7 +258,8 @@ class Attempt:
         await self.saver.settle()
 
     async def _start_trainer(self) -> RankGroup:
-        """The ranks, with the weights to begin from: of the checkpoint, or of the model after its warm-up."""
+        """The ranks, with the weights to begin from: of the checkpoint, or of the model after its
+        warm-up."""
         trainer = await self.session.builder.start_trainer()
         self.probes.extend(rank_probe(handle) for handle in trainer.ranks)
         base = self.saver.store.path(0)
@@ -238,15 +283,23 @@ class Attempt:
 
     def _assemble(self, trainer: RankGroup, fleet: RolloutEngine) -> loop.Run:
         """The run in memory."""
-        self.probes.extend(engine_probe(h, s) for h, s in zip(self.engines.handles, self.engines.specs, strict=True))
+        self.probes.extend(
+            engine_probe(h, s)
+            for h, s in zip(self.engines.handles, self.engines.specs, strict=True)
+        )
         recipe, material = self.recipe, self.material
         scorer = scorer_of(recipe.rollout)
         devices = Devices(
-            colocated=self.plan.colocated, trainer=trainer, engines=fleet, engines_asleep=self._engines_sleep_first
+            colocated=self.plan.colocated,
+            trainer=trainer,
+            engines=fleet,
+            engines_asleep=self._engines_sleep_first,
         )
         if self.checkpoint is not None:
             material.prompts.seek(self.checkpoint.manifest.prompt_position)
-        self.collector = open_collector(material.prompts, fleet, scorer, recipe=recipe, decode=material.tokenizer.decode)
+        self.collector = open_collector(
+            material.prompts, fleet, scorer, recipe=recipe, decode=material.tokenizer.decode
+        )
         self.evaluator = Evaluator(
             recipe=recipe,
             prompts=material.heldout,
@@ -255,7 +308,9 @@ class Attempt:
             tokenizer=material.tokenizer,
             folder=self.session.run.eval_dir,
         )
-        hooks = loop.Hooks(save=self._save, settle=self.saver.settle, evaluate=self._evaluate, keep=self._keep)
+        hooks = loop.Hooks(
+            save=self._save, settle=self.saver.settle, evaluate=self._evaluate, keep=self._keep
+        )
         return loop.Run(
             recipe=recipe,
             plan=self.plan,
@@ -269,14 +324,17 @@ class Attempt:
         )
 
     async def _join(self, run: loop.Run) -> None:
-        """Give the engines the trainer's weights, and make sure that both compute the same, before the first step."""
+        """Give the engines the trainer's weights, and make sure that both compute the same, before
+        the first step."""
         trainer = self._trainer
         await trainer.connect_engines(self.session.builder.engine_addresses(self.engines))
         version = version_of(run.step)
         if self.checkpoint is None:
             await self.saver.save(trainer, step=0, prompt_position=0)
         await run.devices.publish(version, verify=self.recipe.weights.verify)
-        self.bus.emit(PhaseStarted(phase="check", detail="engine and trainer score the same answers"))
+        self.bus.emit(
+            PhaseStarted(phase="check", detail="engine and trainer score the same answers")
+        )
         check = truth.Check(
             devices=run.devices,
             silencer=trainer,
@@ -304,18 +362,26 @@ class Attempt:
         path = self.session.run.shown
         if self.run is None:
             raise Stopped(
-                "stopped before the first step", why="Ctrl-C or SIGTERM; nothing was trained yet", fix=f"miles resume {path}"
+                "stopped before the first step",
+                why="Ctrl-C or SIGTERM; nothing was trained yet",
+                fix=f"miles resume {path}",
             )
         await self.saver.settle()
         if self.run.step > (self.saver.newest_step or 0):
             async with self.run.devices.training():  # a colocated trainer sleeps after each publish
                 await self._save(self.run.step)
                 await self.saver.settle()
-        raise Stopped(f"stopped after step {self.run.step}, and saved", why="Ctrl-C or SIGTERM", fix=f"miles resume {path}")
+        raise Stopped(
+            f"stopped after step {self.run.step}, and saved",
+            why="Ctrl-C or SIGTERM",
+            fix=f"miles resume {path}",
+        )
 
     async def _evaluate(self, step: int) -> None:
         if self.material.heldout:
-            self.bus.emit(PhaseStarted(phase="eval", detail=f"{len(self.material.heldout)} held-out prompts"))
+            self.bus.emit(
+                PhaseStarted(phase="eval", detail=f"{len(self.material.heldout)} held-out prompts")
+            )
             self.bus.emit(await self.evaluator.run(step))
 
     def _keep(self, step: int, groups: list[Group]) -> None:

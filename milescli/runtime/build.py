@@ -1,4 +1,5 @@
-"""The composition root: from recipe, plan and material to running actors. The one place that knows which vendor plays which part."""
+"""The composition root: from recipe, plan and material to running actors. The one place that knows
+which vendor plays which part."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ CHANNELS = {
 
 @dataclass(slots=True, kw_only=True)
 class Engines:
-    """The rollout side: actors that hold engine processes, the router before them, and the client."""
+    """The rollout side: actors that hold engine processes, the router before them, and the
+    client."""
 
     handles: list[ActorHandle] = field(default_factory=list)
     specs: list[EngineSpec] = field(default_factory=list)
@@ -53,7 +55,9 @@ class Engines:
             await self.fleet.close()
         if self.router is not None:
             await asyncio.to_thread(self.router.stop)
-        with contextlib.suppress(Exception):  # a dead engine cannot be stopped; the watchdog looks after the rest
+        with contextlib.suppress(
+            Exception
+        ):  # a dead engine cannot be stopped; the watchdog looks after the rest
             await run_all(self.handles, "stop", timeout_s=20.0)
 
 
@@ -73,7 +77,8 @@ class Builder:
         """All trainer ranks, with the model loaded. They meet on the node of rank 0."""
         settings, ground, ranks = self.recipe.machine, self.ground, []
         slots = sorted(
-            (slot for slot in self.plan.slots if slot.trainer_rank is not None), key=lambda slot: slot.trainer_rank or 0
+            (slot for slot in self.plan.slots if slot.trainer_rank is not None),
+            key=lambda slot: slot.trainer_rank or 0,
         )
         master = slots[0].node
         port = (await ground.free_ports(1, node=master))[0]
@@ -95,7 +100,9 @@ class Builder:
                     node=slot.node,
                     num_gpus=self._gpu_share(),
                     kwargs=arguments,
-                    environment=trainer_environment(self.plan, ground.devices([slot]), ground.interfaces(slot.node)),
+                    environment=trainer_environment(
+                        self.plan, ground.devices([slot]), ground.interfaces(slot.node)
+                    ),
                 )
             )
         await start_all(ranks, timeout_s=settings.start_timeout_s)
@@ -109,8 +116,8 @@ class Builder:
         )
 
     async def start_engines(self, engines: Engines) -> SglangFleet:
-        """All engines at once, then the router and the client. `engines` is filled as processes start, so that a failure
-        half-way can still stop them."""
+        """All engines at once, then the router and the client. `engines` is filled as processes
+        start, so that a failure half-way can still stop them."""
         timeout_s = self.recipe.machine.start_timeout_s
         for index in range(self.plan.engines.num):
             await self._spawn_engine(index, engines)
@@ -133,7 +140,9 @@ class Builder:
         engines.fleet = SglangFleet(
             router_url=engines.router.spec.url,
             engines=[
-                EngineHandle(name=spec.name, url=spec.url, log_path=spec.log_path, api_key=spec.api_key)
+                EngineHandle(
+                    name=spec.name, url=spec.url, log_path=spec.log_path, api_key=spec.api_key
+                )
                 for spec in engines.heads
             ],
             answer_timeout_s=self.recipe.machine.step_timeout_s,
@@ -152,7 +161,8 @@ class Builder:
             spec = replace(
                 self._engine_spec(index, port),
                 name=f"engine {index}" if node == head else f"engine {index} on node {rank}",
-                log_path=self.log_dir / f"engine-{index}{'' if node == head else f'-node-{rank}'}-server.log",
+                log_path=self.log_dir
+                / f"engine-{index}{'' if node == head else f'-node-{rank}'}-server.log",
                 host=self.ground.host(node),
                 api_key=self.ground.api_key,
                 num_nodes=len(nodes),
@@ -168,7 +178,9 @@ class Builder:
                     node=node,
                     num_gpus=self._gpu_share(),
                     kwargs={"spec": spec},
-                    environment=engine_environment(self.plan, spec.visible_devices, self.ground.interfaces(node)),
+                    environment=engine_environment(
+                        self.plan, spec.visible_devices, self.ground.interfaces(node)
+                    ),
                 )
             )
 
@@ -232,7 +244,8 @@ def engine_probe(handle: ActorHandle, spec: EngineSpec):
         if code is not None:
             raise WorkerDied(
                 f"{spec.name} died",
-                why=f"its process ended {_manner(code)}; last lines of its log:\n{last_log_lines(spec.log_path)}",
+                why=f"its process ended {_manner(code)}; last lines of its "
+                f"log:\n{last_log_lines(spec.log_path)}",
                 fix=f"less {spec.log_path}",
             )
 
@@ -243,7 +256,9 @@ def rank_probe(handle: ActorHandle):
     """Looks at one trainer rank; a dead actor answers with its WorkerDied."""
 
     async def probe() -> None:
-        with contextlib.suppress(WaitTimeout):  # busy is not dead; a hang is found by the bound of the call that hangs
+        with contextlib.suppress(
+            WaitTimeout
+        ):  # busy is not dead; a hang is found by the bound of the call that hangs
             await handle.check(timeout_s=60.0)
 
     return probe
@@ -256,8 +271,13 @@ def _manner(code: int) -> str:
 
 
 def run_environment(token_variable: str, token: str, temp_dir: Path) -> dict[str, str]:
-    """What every process of the run inherits. SPT_NOENV: a process that changes its title leaves its environment readable, by
-    which the watchdog knows it."""
-    shared = {token_variable: token, "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(temp_dir), "SPT_NOENV": "1"}
+    """What every process of the run inherits. SPT_NOENV: a process that changes its title leaves
+    its environment readable, by which the watchdog knows it."""
+    shared = {
+        token_variable: token,
+        "TOKENIZERS_PARALLELISM": "false",
+        "TMPDIR": str(temp_dir),
+        "SPT_NOENV": "1",
+    }
     os.environ.update(shared)
     return shared

@@ -1,5 +1,6 @@
-"""`miles convert hf-to-megatron`: a Hugging Face folder as a `torch_dist` checkpoint that stock Megatron-Core loads under any layout. Streams, checks
-itself, and goes on where it was interrupted. Needs no device."""
+"""`miles convert hf-to-megatron`: a Hugging Face folder as a `torch_dist` checkpoint that stock
+Megatron-Core loads under any layout. Streams, checks itself, and goes on where it was interrupted.
+Needs no device."""
 
 from __future__ import annotations
 
@@ -23,13 +24,26 @@ from milescli.checkpoint.pipeline import DISK_FULL, DiskFull, Pipeline, PlannedF
 from milescli.checkpoint.record import RECORD_NAME, carry_over, write_plain_config
 from milescli.checkpoint.safetensors_file import dtype_name
 from milescli.checkpoint.source import open_source
-from milescli.checkpoint.torch_dist.metadata import COMMON_NAME, make_common, make_config, make_extra_state, make_metadata
+from milescli.checkpoint.torch_dist.metadata import (
+    COMMON_NAME,
+    make_common,
+    make_config,
+    make_extra_state,
+    make_metadata,
+)
 from milescli.checkpoint.torch_dist.metadata import CONFIG_NAME as FORMAT_NAME
 from milescli.console.transfer import Transfer
 from milescli.core.errors import CheckpointError, MilesError, Stopped
 from milescli.core.units import format_bytes
 from milescli.models import load_facts, table
-from milescli.runtime.convert_report import Conversion, Preview, Proof, collapsed, fingerprint, write_manifest
+from milescli.runtime.convert_report import (
+    Conversion,
+    Preview,
+    Proof,
+    collapsed,
+    fingerprint,
+    write_manifest,
+)
 from milescli.runtime.convert_source import find_model
 from milescli.runtime.convert_verify import Verify, verify_logits
 
@@ -55,9 +69,11 @@ class IntakeOptions:
     file_bytes: int = FILE_BYTES
 
 
-def convert_to_megatron(source: str, target: Path, *, options: IntakeOptions, output: Output) -> Conversion:
-    """Write `target`, which must not exist. Raises CheckpointError for a source that is not what its config.json says, a target that is there,
-    a full disk; Stopped after Ctrl-C."""
+def convert_to_megatron(
+    source: str, target: Path, *, options: IntakeOptions, output: Output
+) -> Conversion:
+    """Write `target`, which must not exist. Raises CheckpointError for a source that is not what
+    its config.json says, a target that is there, a full disk; Stopped after Ctrl-C."""
     began = time.monotonic()
     target = target.absolute()
     require_free(target)
@@ -65,24 +81,40 @@ def convert_to_megatron(source: str, target: Path, *, options: IntakeOptions, ou
     lines = table(load_facts(folder))
     with open_source(folder) as opened:
         read_once(opened)
-        intake = plan_intake(opened, lines, dtype=DTYPES.get(options.dtype or ""), file_bytes=options.file_bytes)
+        intake = plan_intake(
+            opened, lines, dtype=DTYPES.get(options.dtype or ""), file_bytes=options.file_bytes
+        )
         notes = _notes(intake)
         for note in notes:
             output.note(note)
         names = [path.name for path in folder.iterdir() if path.is_file()]
         mark = fingerprint(
-            folder, names=names, options={"to": "megatron", "dtype": options.dtype, "file_bytes": options.file_bytes}
+            folder,
+            names=names,
+            options={"to": "megatron", "dtype": options.dtype, "file_bytes": options.file_bytes},
         )
         again = f"miles convert hf-to-megatron {source} {_shown(target)}"
         with PartFolder(target, fingerprint=mark) as part:
             resumed = sum(file.size_bytes for file in part.finished.values())
             tell_of_earlier(part, resumed, output=output)
-            with Transfer(output, label="converting", total_bytes=intake.size_bytes, done_bytes=resumed) as transfer:
-                write_files(part, intake.files, transfer, again=again, check=options.verify is not Verify.NONE)
+            with Transfer(
+                output, label="converting", total_bytes=intake.size_bytes, done_bytes=resumed
+            ) as transfer:
+                write_files(
+                    part,
+                    intake.files,
+                    transfer,
+                    again=again,
+                    check=options.verify is not Verify.NONE,
+                )
             with completing(part, again=again):
                 _write_rest(part.path, intake, folder)
                 compared, difference = verify_logits(
-                    folder, part.path / CHECKPOINT, table=intake.matched.table, wish=options.verify, output=output
+                    folder,
+                    part.path / CHECKPOINT,
+                    table=intake.matched.table,
+                    wish=options.verify,
+                    output=output,
                 )
                 proof = _proof(intake, options, logits=compared, difference=difference)
                 write_manifest(
@@ -119,15 +151,27 @@ def read_once(source: object) -> None:
 def tell_of_earlier(part: PartFolder, resumed: int, *, output: Output) -> None:
     """That an interrupted conversion goes on, or that another one's beginnings were thrown away."""
     if resumed:
-        output.note(f"going on: {format_bytes(resumed)} in {len(part.finished)} files are there from an earlier attempt")
+        output.note(
+            f"going on: {format_bytes(resumed)} in {len(part.finished)} files are there from an "
+            "earlier attempt"
+        )
     elif part.was_other:
-        output.note("starting anew: what an earlier attempt left was of another source, or made with other options")
+        output.note(
+            "starting anew: what an earlier attempt left was of another source, or made with other "
+            "options"
+        )
 
 
 def write_files(
-    part: PartFolder, files: tuple[PlannedFile, ...] | list[PlannedFile], transfer: Transfer, *, again: str, check: bool
+    part: PartFolder,
+    files: tuple[PlannedFile, ...] | list[PlannedFile],
+    transfer: Transfer,
+    *,
+    again: str,
+    check: bool,
 ) -> None:
-    """Write what is missing. What is finished stays after Ctrl-C or on a full disk; after any other error nothing does."""
+    """Write what is missing. What is finished stays after Ctrl-C or on a full disk; after any other
+    error nothing does."""
     left = sum(file.size_bytes for file in files if file.name not in part.finished)
     _require_room(part, left, again=again)
     try:
@@ -138,11 +182,13 @@ def write_files(
         done = sum(file.size_bytes for file in part.finished.values())
         raise Stopped(
             "the conversion was interrupted",
-            why=f"{format_bytes(done)} of {format_bytes(transfer.total_bytes)} are finished and kept in {part.path}",
+            why=f"{format_bytes(done)} of {format_bytes(transfer.total_bytes)} are finished and "
+            f"kept in {part.path}",
             fix=[f"{again}   # goes on", f"rm -r {part.path}"],
         ) from None
     except CheckpointError as error:
-        # what a disk or a network failed to read may be read the next time; anything else will be wrong again
+        # what a disk or a network failed to read may be read the next time; anything else will be
+        # wrong again
         if not isinstance(error.__cause__, OSError):
             part.discard()
         raise
@@ -150,7 +196,8 @@ def write_files(
 
 @contextmanager
 def completing(part: PartFolder, *, again: str) -> Iterator[None]:
-    """While the small files are written and the whole is proven: what fails leaves nothing, but a full disk and Ctrl-C leave what is finished."""
+    """While the small files are written and the whole is proven: what fails leaves nothing, but a
+    full disk and Ctrl-C leave what is finished."""
     try:
         yield
     except MilesError:
@@ -178,19 +225,25 @@ def _require_room(part: PartFolder, left: int, *, again: str) -> None:
             "the disk has not room enough",
             why=f"{format_bytes(needed)} are needed"
             + (f" beside the {format_bytes(done)} that are written" if done else "")
-            + f", and {format_bytes(free)} are free in {part.target.parent}: {format_bytes(needed - free)} are missing",
+            + f", and {format_bytes(free)} are free in {part.target.parent}: "
+            f"{format_bytes(needed - free)} are missing",
             fix=[f"make room, then: {again}", "choose a target on another disk"],
         )
 
 
-def _disk_full(part: PartFolder, files: tuple[PlannedFile, ...] | list[PlannedFile], *, again: str) -> CheckpointError:
+def _disk_full(
+    part: PartFolder, files: tuple[PlannedFile, ...] | list[PlannedFile], *, again: str
+) -> CheckpointError:
     done = sum(file.size_bytes for file in part.finished.values())
     left = sum(file.size_bytes for file in files if file.name not in part.finished) + _SPARE_BYTES
     free = disk.free_bytes(part.path)
-    missing = f"{format_bytes(left - free)} more" if left > free else "more than a quota or limit grants"
+    missing = (
+        f"{format_bytes(left - free)} more" if left > free else "more than a quota or limit grants"
+    )
     return CheckpointError(
         "the disk is full",
-        why=f"{format_bytes(done)} are finished and kept in {part.path}; {format_bytes(left)} are still to be written, and {format_bytes(free)} are"
+        why=f"{format_bytes(done)} are finished and kept in {part.path}; {format_bytes(left)} are "
+        f"still to be written, and {format_bytes(free)} are"
         f" free: {missing} must be had",
         fix=[f"make room, then: {again}   # goes on", f"rm -r {part.path}"],
     )
@@ -213,23 +266,32 @@ def _write_rest(part: Path, intake: Intake, folder: Path) -> None:
 def _notes(intake: Intake) -> list[str]:
     matched, notes = intake.matched, []
     if matched.lacks_mtp:
-        notes.append(f"config.json names {_count(matched.lacks_mtp, 'MTP layer')}, and the folder has none: converted without")
+        notes.append(
+            f"config.json names {_count(matched.lacks_mtp, 'MTP layer')}, and the folder has none: "
+            "converted without"
+        )
     elif mtp := len({entry.mtp for entry in matched.table.entries if entry.mtp is not None}):
         notes.append(f"{_count(mtp, 'MTP layer')} converted")
     if matched.passthrough:
         size = sum(file.size_bytes for file in intake.files if file.name.startswith(CARRIED))
         notes.append(
-            f"{_count(len(matched.passthrough), 'tensor')} that Megatron has no place for ({matched.passthrough[0]}, ...; {format_bytes(size)})"
-            f" {'are' if len(matched.passthrough) > 1 else 'is'} carried along untouched in {CARRIED}/"
+            f"{_count(len(matched.passthrough), 'tensor')} that Megatron has no place for "
+            f"({matched.passthrough[0]}, ...; {format_bytes(size)})"
+            f" {'are' if len(matched.passthrough) > 1 else 'is'} carried along untouched in "
+            f"{CARRIED}/"
         )
     if matched.ignored:
         notes.append(
-            f"{_count(len(matched.ignored), 'buffer')} without weights ({matched.ignored[0]}, ...) carried along in {CARRIED}/"
+            f"{_count(len(matched.ignored), 'buffer')} without weights ({matched.ignored[0]}, ...) "
+            f"carried along in {CARRIED}/"
         )
     if matched.tied_copy:
         notes.append(f"`{matched.tied_copy}` repeats the tied embedding: used once")
     if quantised := getattr(intake.source, "quantised_names", None):
-        notes.append(f"{_count(len(quantised()), 'quantised tensor')} ({intake.source.method}) dequantised to bfloat16")  # type: ignore[union-attr]
+        notes.append(
+            f"{_count(len(quantised()), 'quantised tensor')} ({intake.source.method}) dequantised "
+            "to bfloat16"
+        )  # type: ignore[union-attr]
     return notes
 
 
@@ -237,7 +299,9 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
-def _proof(intake: Intake, options: IntakeOptions, *, logits: str, difference: float | None) -> Proof:
+def _proof(
+    intake: Intake, options: IntakeOptions, *, logits: str, difference: float | None
+) -> Proof:
     checked = "every file read back from the disk: CRC-32 equal to that of the tensors in memory"
     return Proof(
         num_source_tensors=intake.matched.num_tensors,
@@ -249,16 +313,23 @@ def _proof(intake: Intake, options: IntakeOptions, *, logits: str, difference: f
     )
 
 
-def preview_to_megatron(source: str, target: Path, *, options: IntakeOptions, output: Output) -> Preview:
-    """What would be done. Fetches no weights; writes nothing but a file that measures the disk, which it removes."""
+def preview_to_megatron(
+    source: str, target: Path, *, options: IntakeOptions, output: Output
+) -> Preview:
+    """What would be done. Fetches no weights; writes nothing but a file that measures the disk,
+    which it removes."""
     target = target.absolute()
     require_free(target)
     with tempfile.TemporaryDirectory(prefix="miles-outline-") as empty:
-        folder = find_model(source, revision=options.revision, output=output, outline_in=Path(empty))
+        folder = find_model(
+            source, revision=options.revision, output=output, outline_in=Path(empty)
+        )
         shown = source if folder == Path(empty) else str(folder)
         with open_source(folder) as opened:
             lines = table(load_facts(folder))
-            intake = plan_intake(opened, lines, dtype=DTYPES.get(options.dtype or ""), file_bytes=options.file_bytes)
+            intake = plan_intake(
+                opened, lines, dtype=DTYPES.get(options.dtype or ""), file_bytes=options.file_bytes
+            )
             pairs = _pairs(intake)
             pairs += [
                 (name, f"{CARRIED}/", shape_text(opened.shape(name)))
@@ -280,7 +351,10 @@ def _pairs(intake: Intake) -> list[tuple[str, str, str]]:
     for each in intake.placed:
         for name in each.item.entry.hf:
             keys.setdefault(name, []).append(each.item.boxes[0].key)
-    return [(name, ", ".join(dict.fromkeys(found)), shape_text(intake.source.shape(name))) for name, found in keys.items()]
+    return [
+        (name, ", ".join(dict.fromkeys(found)), shape_text(intake.source.shape(name)))
+        for name, found in keys.items()
+    ]
 
 
 def make_preview(
@@ -296,7 +370,11 @@ def make_preview(
     size = sum(file.size_bytes for file in files)
     speed = measure_disk(target.parent)
     part = part_of(target)
-    finished = sum(path.stat().st_size for path in part.rglob("*") if path.is_file()) if part.is_dir() else 0
+    finished = (
+        sum(path.stat().st_size for path in part.rglob("*") if path.is_file())
+        if part.is_dir()
+        else 0
+    )
     return Preview(
         source=source,
         target=str(target),
@@ -314,7 +392,8 @@ def make_preview(
 
 
 def measure_disk(folder: Path, *, size_bytes: int = 128 * 2**20) -> float:
-    """Bytes per second of writing and reading back a file of random bytes in the nearest folder that is there, and is removed again."""
+    """Bytes per second of writing and reading back a file of random bytes in the nearest folder
+    that is there, and is removed again."""
     while not folder.exists():
         folder = folder.parent
     path = folder / f".miles-speed-{os.getpid()}"

@@ -1,4 +1,5 @@
-"""What a conversion did or would do, as plain data; and its manifest. Filled by convert, shown by the command."""
+"""What a conversion did or would do, as plain data; and its manifest. Filled by convert, shown by
+the command."""
 
 from __future__ import annotations
 
@@ -87,9 +88,14 @@ def collapsed(pairs: list[tuple[str, str, str]]) -> list[tuple[str, str, str, in
 
 
 def fingerprint(folder: Path, *, names: list[str], options: dict[str, object]) -> str:
-    """Of everything that decides what is written: names, sizes and times of files, config.json, options, this program's format."""
-    files = [(name, (stat := (folder / name).stat()).st_size, stat.st_mtime_ns) for name in sorted(names)]
-    text = json.dumps({"format": 1, "files": files, "options": options}, sort_keys=True, default=str)
+    """Of everything that decides what is written: names, sizes and times of files, config.json,
+    options, this program's format."""
+    files = [
+        (name, (stat := (folder / name).stat()).st_size, stat.st_mtime_ns) for name in sorted(names)
+    ]
+    text = json.dumps(
+        {"format": 1, "files": files, "options": options}, sort_keys=True, default=str
+    )
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -107,9 +113,15 @@ def write_manifest(
     """The last file: its presence means that the folder is complete."""
     versions = {name: version(name) for name in ("torch", "safetensors", "megatron-core")}
     known = {file.name for file in files}
-    small = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name != JOURNAL_NAME)
+    small = sorted(
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != JOURNAL_NAME
+    )
     files = files + [
-        FinishedFile(name=name, size_bytes=(folder / name).stat().st_size, crc32=crc32_of_file(folder / name))
+        FinishedFile(
+            name=name, size_bytes=(folder / name).stat().st_size, crc32=crc32_of_file(folder / name)
+        )
         for name in small
         if name not in known
     ]
@@ -124,6 +136,9 @@ def write_manifest(
         "source": source,
         "proof": asdict(proof),
         "notes": notes,
-        "files": {file.name: {"size_bytes": file.size_bytes, "crc32": f"{file.crc32:08x}"} for file in files},
+        "files": {
+            file.name: {"size_bytes": file.size_bytes, "crc32": f"{file.crc32:08x}"}
+            for file in files
+        },
     }
     write_atomically(folder / MANIFEST_NAME, json.dumps(manifest, indent=2) + "\n")

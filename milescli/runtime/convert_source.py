@@ -1,5 +1,5 @@
-"""What SRC of `miles convert` is: a Hugging Face folder, a name on the hub, a converted model, a checkpoint of Megatron's, a run or one of its
-steps."""
+"""What SRC of `miles convert` is: a Hugging Face folder, a name on the hub, a converted model, a
+checkpoint of Megatron's, a run or one of its steps."""
 
 from __future__ import annotations
 
@@ -34,14 +34,17 @@ class FoundCheckpoint:
     tensors: Path
     """A `torch_dist` folder."""
     model_dir: Path
-    """With config.json, tokenizer, and the weights that the checkpoint began from or the record of them."""
+    """With config.json, tokenizer, and the weights that the checkpoint began from or the record of
+    them."""
     what: str
     """For people."""
 
 
-def find_model(source: str, *, revision: str | None, output: Output, outline_in: Path | None = None) -> Path:
-    """The Hugging Face folder that SRC is, fetched where it is a name on the hub; `outline_in`: an empty folder that gets all but the weights
-    of it instead. Raises CheckpointError."""
+def find_model(
+    source: str, *, revision: str | None, output: Output, outline_in: Path | None = None
+) -> Path:
+    """The Hugging Face folder that SRC is, fetched where it is a name on the hub; `outline_in`: an
+    empty folder that gets all but the weights of it instead. Raises CheckpointError."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         if (folder / TRACKER_NAME).exists() and not (folder / CONFIG_NAME).exists():
@@ -54,27 +57,39 @@ def find_model(source: str, *, revision: str | None, output: Output, outline_in:
     if folder.exists() or not _HUB_NAME.match(source) or source.startswith("."):
         raise CheckpointError(
             f"`{source}` is not a model folder",
-            why="it is a file" if folder.exists() else "no such folder is there, and it is no name on the hub",
+            why="it is a file"
+            if folder.exists()
+            else "no such folder is there, and it is no name on the hub",
             fix=f"{A_FOLDER}, or name one on the hub: Qwen/Qwen3-0.6B",
         )
-    outline = outline_model(source, revision=revision, into=outline_in, output=output) if outline_in else None
+    outline = (
+        outline_model(source, revision=revision, into=outline_in, output=output)
+        if outline_in
+        else None
+    )
     return outline or fetch_model(source, revision=revision, output=output, instead=A_FOLDER)
 
 
 def find_checkpoint(source: Path, *, model: Path | None, step: int | None) -> FoundCheckpoint:
-    """What SRC of megatron-to-hf is. `model`: the folder of its config, where SRC does not know. Raises CheckpointError."""
+    """What SRC of megatron-to-hf is. `model`: the folder of its config, where SRC does not know.
+    Raises CheckpointError."""
     if not source.is_dir():
         raise CheckpointError(
             f"`{source}` is not a checkpoint",
             why="it is a file" if source.exists() else "no such folder is there",
-            fix="point at a converted model, a folder of Megatron's (`release`, `iter_0000100`), a run, or its checkpoints/step_N",
+            fix="point at a converted model, a folder of Megatron's (`release`, `iter_0000100`), a "
+            "run, or its checkpoints/step_N",
         )
     for run_path, chosen in ((source, step), (source.parent.parent, _step_of(source))):
         if (run_path / RECIPE_FILE).is_file() and (run_path is source or chosen is not None):
             run = open_run(run_path)
             found = CheckpointStore(run.checkpoints).find(chosen)
             own = model or model_dir_of(load_resolved(run.recipe_file).recipe.model, run)
-            return FoundCheckpoint(tensors=found.path, model_dir=_with_config(own), what=f"step {found.step} of run {run.name}")
+            return FoundCheckpoint(
+                tensors=found.path,
+                model_dir=_with_config(own),
+                what=f"step {found.step} of run {run.name}",
+            )
     tensors = _tracked(source, step=step)
     if model is None:
         for beside in (source / CARRIED, source.parent / CARRIED):
@@ -87,7 +102,9 @@ def find_checkpoint(source: Path, *, model: Path | None, step: int | None) -> Fo
             why="a checkpoint of Megatron's holds no config.json, and there is no `hf/` beside it",
             fix=f"miles convert megatron-to-hf {source} DST --model FOLDER_WITH_CONFIG_JSON",
         )
-    return FoundCheckpoint(tensors=tensors, model_dir=_with_config(model), what=os.path.relpath(tensors, source.parent))
+    return FoundCheckpoint(
+        tensors=tensors, model_dir=_with_config(model), what=os.path.relpath(tensors, source.parent)
+    )
 
 
 def _with_config(model: Path) -> Path:
@@ -110,10 +127,15 @@ def _tracked(source: Path, *, step: int | None) -> Path:
         raise CheckpointError(
             f"`{source}` is not a checkpoint of Megatron's",
             why=f"it has neither {METADATA_NAME} nor {TRACKER_NAME}",
-            fix="point at a converted model, a folder of Megatron's (`release`, `iter_0000100`), a run, or its checkpoints/step_N",
+            fix="point at a converted model, a folder of Megatron's (`release`, `iter_0000100`), a "
+            "run, or its checkpoints/step_N",
         )
-    word = tracker.read_text(encoding="utf-8", errors="replace").strip() if step is None else str(step)
-    found = source / (word if word == CHECKPOINT else f"iter_{int(word):07d}" if word.isdigit() else "")
+    word = (
+        tracker.read_text(encoding="utf-8", errors="replace").strip() if step is None else str(step)
+    )
+    found = source / (
+        word if word == CHECKPOINT else f"iter_{int(word):07d}" if word.isdigit() else ""
+    )
     if found == source or not (found / METADATA_NAME).exists():
         raise CheckpointError(
             f"`{source}` has no checkpoint `{word}`",

@@ -1,5 +1,6 @@
-"""Does the converted checkpoint compute what the model computes? Logits of a few prompts, by transformers from the Hugging Face folder and by
-Megatron-Core from the checkpoint, each in a process of its own. Called by convert before it gives a target its name."""
+"""Does the converted checkpoint compute what the model computes? Logits of a few prompts, by
+transformers from the Hugging Face folder and by Megatron-Core from the checkpoint, each in a
+process of its own. Called by convert before it gives a target its name."""
 
 from __future__ import annotations
 
@@ -24,13 +25,23 @@ if TYPE_CHECKING:
 
 _BOUND_S = 3600.0
 BOUNDS = {"float32": 1e-4, "bfloat16": 5e-2}
-"""Largest difference of logits, relative to the largest one, that rounding explains. float32: the issue's; bfloat16: one number has 8 bits, and
-layers add their roundings up."""
+"""Largest difference of logits, relative to the largest one, that rounding explains. float32: the
+issue's; bfloat16: one number has 8 bits, and layers add their roundings up."""
 _SHARE_OF_MEMORY = 0.5
-"""Of the memory that is free: beside the weights there are the other copy that a loader makes of a file, and activations."""
+"""Of the memory that is free: beside the weights there are the other copy that a loader makes of a
+file, and activations."""
 _LENGTHS = (7, 2, 20)
-_MEGATRON, _TRANSFORMERS = "milescli.backends.megatron.logits", "milescli.backends.transformers.logits"
-_CANNOT = ("NotImplementedError", "FitError", "does not recognize this architecture", "No module named", "Unrecognized model")
+_MEGATRON, _TRANSFORMERS = (
+    "milescli.backends.megatron.logits",
+    "milescli.backends.transformers.logits",
+)
+_CANNOT = (
+    "NotImplementedError",
+    "FitError",
+    "does not recognize this architecture",
+    "No module named",
+    "Unrecognized model",
+)
 
 
 class Verify(StrEnum):
@@ -49,8 +60,9 @@ class _CannotCompute(Exception):
 def verify_logits(
     folder: Path, checkpoint: Path, *, table: WeightTable, wish: Verify | None, output: Output
 ) -> tuple[str, float | None]:
-    """(what was compared or why nothing was, largest difference relative to the largest logit). `wish` None: where the model fits into memory.
-    Raises MismatchError where the difference is larger than rounding explains."""
+    """(what was compared or why nothing was, largest difference relative to the largest logit).
+    `wish` None: where the model fits into memory. Raises MismatchError where the difference is
+    larger than rounding explains."""
     if wish in (Verify.NONE, Verify.TENSORS):
         return f"not compared (--verify {wish})", None
     dtype, why = _choose_dtype(folder, table, wish=wish)
@@ -58,12 +70,22 @@ def verify_logits(
         return f"not compared: {why}", None
     rows = _prompts(table.facts.vocab_size)
     output.note(
-        f"comparing logits of {len(rows)} prompts in {dtype}: transformers from the source, Megatron-Core from the checkpoint"
+        f"comparing logits of {len(rows)} prompts in {dtype}: transformers from the source, "
+        "Megatron-Core from the checkpoint"
     )
     with tempfile.TemporaryDirectory(prefix="miles-logits-") as scratch:
         try:
-            theirs = _run(_TRANSFORMERS, {"folder": str(folder), "rows": rows, "dtype": dtype}, Path(scratch) / "transformers")
-            job = {"folder": str(folder), "checkpoint": str(checkpoint), "rows": rows, "dtype": dtype}
+            theirs = _run(
+                _TRANSFORMERS,
+                {"folder": str(folder), "rows": rows, "dtype": dtype},
+                Path(scratch) / "transformers",
+            )
+            job = {
+                "folder": str(folder),
+                "checkpoint": str(checkpoint),
+                "rows": rows,
+                "dtype": dtype,
+            }
             ours = _run(_MEGATRON, job, Path(scratch) / "megatron")
         except _CannotCompute as error:
             if wish is Verify.LOGITS:
@@ -72,7 +94,9 @@ def verify_logits(
         return _compare(theirs, ours, dtype=dtype)
 
 
-def _choose_dtype(folder: Path, table: WeightTable, *, wish: Verify | None) -> tuple[str | None, str]:
+def _choose_dtype(
+    folder: Path, table: WeightTable, *, wish: Verify | None
+) -> tuple[str | None, str]:
     """(dtype or None, why not)"""
     import psutil
 
@@ -86,13 +110,21 @@ def _choose_dtype(folder: Path, table: WeightTable, *, wish: Verify | None) -> t
     if known is not None and known.logits is None and known.logits_why:
         return None, f"of the family {family}, {known.logits_why}"
     if quantization_config(read_config(folder)) is not None:
-        return None, "the source is quantised, and transformers would compute with other numbers than the dequantised ones"
+        return (
+            None,
+            "the source is quantised, and transformers would compute with other numbers than the "
+            "dequantised ones",
+        )
     share = 0.9 if wish is Verify.LOGITS else _SHARE_OF_MEMORY
     free = psutil.virtual_memory().available * share
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         if table.num_parameters * size <= free:
             return dtype, ""
-    return None, f"{format_bytes(2 * table.num_parameters)} of weights do not fit into {share:.0%} of the memory that is free"
+    return (
+        None,
+        f"{format_bytes(2 * table.num_parameters)} of weights do not fit into {share:.0%} of the "
+        "memory that is free",
+    )
 
 
 def _prompts(vocab_size: int) -> list[list[int]]:
@@ -104,12 +136,25 @@ def _run(module: str, job: dict[str, object], scratch: Path) -> Path:
     """The file of logits that a worker process wrote."""
     out = scratch.with_suffix(".safetensors")
     request = scratch.with_suffix(".json")
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    request.write_text(json.dumps({"threads": threads, "jobs": [{**job, "out": str(out)}]}), encoding="utf-8")
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    threads = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    request.write_text(
+        json.dumps({"threads": threads, "jobs": [{**job, "out": str(out)}]}), encoding="utf-8"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONWARNINGS": "ignore",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     try:
         done = subprocess.run(
-            [sys.executable, "-m", module, str(request)], env=environment, capture_output=True, text=True, timeout=_BOUND_S
+            [sys.executable, "-m", module, str(request)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_BOUND_S,
         )
     except subprocess.TimeoutExpired:
         raise _CannotCompute(f"{module} took longer than {_BOUND_S:.0f} s") from None
@@ -117,13 +162,19 @@ def _run(module: str, job: dict[str, object], scratch: Path) -> Path:
         last = ([line for line in done.stderr.splitlines() if line.strip()] or ["no word"])[-1]
         who = "transformers" if module == _TRANSFORMERS else "Megatron-Core"
         if done.returncode < 0:
-            raise _CannotCompute(f"{who}'s process was ended by signal {-done.returncode} (memory?)")
+            raise _CannotCompute(
+                f"{who}'s process was ended by signal {-done.returncode} (memory?)"
+            )
         if any(word in done.stderr for word in _CANNOT):
             raise _CannotCompute(f"{who} cannot compute it here ({last.strip()})")
         raise MismatchError(
-            f"{who} cannot load the {'source' if module == _TRANSFORMERS else 'converted checkpoint'}",
+            f"{who} cannot load the "
+            f"{'source' if module == _TRANSFORMERS else 'converted checkpoint'}",
             why=last.strip(),
-            fix=["--verify tensors   # converts without this comparison", "please report it, with the lines above"],
+            fix=[
+                "--verify tensors   # converts without this comparison",
+                "please report it, with the lines above",
+            ],
         )
     return out
 
@@ -137,13 +188,15 @@ def _compare(theirs: Path, ours: Path, *, dtype: str) -> tuple[str, float]:
     tokens = sum(row.shape[0] for row in expected.values())
     bound = BOUNDS[dtype]
     text = (
-        f"{tokens} tokens of {len(expected)} prompts in {dtype}, transformers against Megatron-Core: {difference:.1e} of the largest logit"
+        f"{tokens} tokens of {len(expected)} prompts in {dtype}, transformers against "
+        f"Megatron-Core: {difference:.1e} of the largest logit"
         f" (bound {bound:.0e})"
     )
     if not difference <= bound:
         raise MismatchError(
             "the converted checkpoint computes something else than the source",
             why=text,
-            fix="please report it; --verify tensors converts without this comparison, and should not be trusted here",
+            fix="please report it; --verify tensors converts without this comparison, and should "
+            "not be trusted here",
         )
     return text, difference

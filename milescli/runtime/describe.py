@@ -1,4 +1,5 @@
-"""`miles models`: what each family can do here, and what one model is. Reads config.json and records; starts nothing, loads no torch."""
+"""`miles models`: what each family can do here, and what one model is. Reads config.json and
+records; starts nothing, loads no torch."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class FamilyRow:
     """Largest relative difference to transformers'."""
     layouts: tuple[str, ...]
     serve_cpu: bool
-    """Compared with transformers on a CPU; on an accelerator SGLang serves what it has, which miles has not run."""
+    """Compared with transformers on a CPU; on an accelerator SGLang serves what it has, which miles
+    has not run."""
     evidence: str
     """Day and versions, or that it was not run."""
     remark: str
@@ -97,7 +99,8 @@ class ModelNumbers:
 
 
 def numbers(source: str) -> ModelNumbers:
-    """Of a Hugging Face folder, a config.json, or a name on the hub (of which config.json alone is fetched). Raises CheckpointError."""
+    """Of a Hugging Face folder, a config.json, or a name on the hub (of which config.json alone is
+    fetched). Raises CheckpointError."""
     facts = _facts(source)
     table = models.table(facts)
     cache, flops = costs.cache_cost(facts), costs.token_flops(table)
@@ -135,4 +138,6 @@ def _facts(source: str) -> models.ModelFacts:
     try:
         return models.parse_facts(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"cannot read `{path}`", why=str(error), fix="point at a config.json of transformers") from error
+        raise CheckpointError(
+            f"cannot read `{path}`", why=str(error), fix="point at a config.json of transformers"
+        ) from error

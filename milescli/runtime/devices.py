@@ -1,4 +1,5 @@
-"""Who holds the devices, and how weights change hands: taking turns (colocated) or side by side (split). The loop does not know which."""
+"""Who holds the devices, and how weights change hands: taking turns (colocated) or side by side
+(split). The loop does not know which."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Devices:
 
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
-        """The trainer may use its devices; colocated engines have given their memory back and stay asleep until `publish`."""
+        """The trainer may use its devices; colocated engines have given their memory back and stay
+        asleep until `publish`."""
         if self.colocated and not self.engines_asleep:
             await self.engines.sleep()
             self.engines_asleep = True
@@ -33,10 +35,12 @@ class Devices:
         yield
 
     async def publish(self, version: WeightVersion, *, verify: bool = False) -> None:
-        """The engines hold the trainer's weights as `version`, and answer again, also those that were in the middle. The trainer is awake,
-        as after `training`; colocated, it sleeps afterwards.
+        """The engines hold the trainer's weights as `version`, and answer again, also those that
+        were in the middle. The trainer is awake, as after `training`; colocated, it sleeps
+        afterwards.
 
-        `verify`: raises MismatchError where they then hold anything else; nobody may ask the engines meanwhile.
+        `verify`: raises MismatchError where they then hold anything else; nobody may ask the
+        engines meanwhile.
         """
         await self.engines.pause()
         if self.engines_asleep:

@@ -1,4 +1,5 @@
-"""A plan as a job for a cluster: the forms of templates/jobs filled in for SLURM, KubeRay or plain ssh. Starts nothing, and writes no file."""
+"""A plan as a job for a cluster: the forms of templates/jobs filled in for SLURM, KubeRay or plain
+ssh. Starts nothing, and writes no file."""
 
 from __future__ import annotations
 
@@ -72,11 +73,14 @@ class Job:
         """Of one node; 0 on a CPU."""
         if self.plan.device_kind == "cpu":
             return 0
-        return self.loaded.recipe.machine.gpus or min(len(node.devices) for node in self.machine.nodes)
+        return self.loaded.recipe.machine.gpus or min(
+            len(node.devices) for node in self.machine.nodes
+        )
 
     @property
     def ray_cpus(self) -> int:
-        """Ray's counters on one node, not cores: a slot takes two, and one is left for questions to the node."""
+        """Ray's counters on one node, not cores: a slot takes two, and one is left for questions to
+        the node."""
         return 2 * max(Counter(slot.node for slot in self.plan.slots).values()) + 1
 
     @property
@@ -92,7 +96,8 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Of the run. The user's own, or one that equal wishes share: a script that is started again goes on with its run."""
+        """Of the run. The user's own, or one that equal wishes share: a script that is started
+        again goes on with its run."""
         wish = json.dumps([self.plan.fingerprint, *self.words(recipe=self.loaded.source)])
         digest = hashlib.sha256(wish.encode()).hexdigest()[:8]
         return self.loaded.recipe.run.name or f"{self.loaded.recipe.name}-{digest}"
@@ -104,8 +109,8 @@ class Job:
         return label[:47].strip("-")
 
     def words(self, *, recipe: str) -> list[str]:
-        """The user's own command, less what the plan settles. What the environment and files of this host say is said here too, since the
-        cluster may have others."""
+        """The user's own command, less what the plan settles. What the environment and files of
+        this host say is said here too, since the cluster may have others."""
         found = [["--recipe", recipe]]
         for key, origin in self.loaded.origins.items():
             if key in OWN or origin.layer in (Layer.DEFAULT, Layer.RECIPE):
@@ -124,10 +129,15 @@ class Job:
 
 
 def job_of(
-    loaded: LoadedRecipe, *, machine: Machine | None, folder: Path, bin_dir: Path, machine_words: str | None = None
+    loaded: LoadedRecipe,
+    *,
+    machine: Machine | None,
+    folder: Path,
+    bin_dir: Path,
+    machine_words: str | None = None,
 ) -> Job:
-    """Plan for `machine`, which the user called `machine_words`, or for nodes like this one. Raises MachineError where this one lacks the
-    GPUs that are wanted, and whatever a plan raises."""
+    """Plan for `machine`, which the user called `machine_words`, or for nodes like this one. Raises
+    MachineError where this one lacks the GPUs that are wanted, and whatever a plan raises."""
     wanted = loaded.recipe.machine
     if machine is None:
         machine = probe()
@@ -136,12 +146,22 @@ def job_of(
             raise MachineError(
                 f"{wanted.gpus} GPUs per node are wanted, and this host has {visible}",
                 why="a job is planned for nodes like this host unless they are described",
-                fix=[f"--on {wanted.nodes}x{wanted.gpus}xH200", "--on nodes.yaml   # any other machine, as a file"],
+                fix=[
+                    f"--on {wanted.nodes}x{wanted.gpus}xH200",
+                    "--on nodes.yaml   # any other machine, as a file",
+                ],
             )
     facts = facts_of_recipe(loaded.recipe.model)
     refuse_unproven(loaded.recipe, facts)
     plan = plan_only(loaded, machine, facts=facts)
-    return Job(loaded=loaded, plan=plan, machine=machine, folder=folder, bin_dir=bin_dir, machine_words=machine_words)
+    return Job(
+        loaded=loaded,
+        plan=plan,
+        machine=machine,
+        folder=folder,
+        bin_dir=bin_dir,
+        machine_words=machine_words,
+    )
 
 
 def script(job: Job, form: Form) -> str:
@@ -150,14 +170,20 @@ def script(job: Job, form: Form) -> str:
     machine_words = ["--on", job.machine_words] if job.machine_words else []
     made_by = shlex.join([*job.launch(recipe=job.loaded.source), *machine_words, "--emit", form])
     common = {
-        "title": _one_line(f"{job.loaded.recipe.name}: {_size(job)}; plan {job.plan.fingerprint}, miles {__version__}"),
+        "title": _one_line(
+            f"{job.loaded.recipe.name}: {_size(job)}; plan {job.plan.fingerprint}, miles "
+            f"{__version__}"
+        ),
         "made_by": _one_line(made_by),
     }
-    return fill((templates_dir() / "jobs" / FILES[form]).read_text(encoding="utf-8"), {**common, **of_form})
+    return fill(
+        (templates_dir() / "jobs" / FILES[form]).read_text(encoding="utf-8"), {**common, **of_form}
+    )
 
 
 def fill(form: str, values: dict[str, str]) -> str:
-    """Put a value in the place of each `@name@`. A name without a value, or a value without a place, is our mistake."""
+    """Put a value in the place of each `@name@`. A name without a value, or a value without a
+    place, is our mistake."""
     names = set(_PLACEHOLDER.findall(form))
     assert names == set(values), (sorted(names - set(values)), sorted(set(values) - names))
     return _PLACEHOLDER.sub(lambda found: values[found[1]], form)
@@ -172,7 +198,11 @@ def notes(job: Job, form: Form) -> list[str]:
     local = [key for key in PATHS if (job.folder / str(value_at(recipe, key) or "?")).exists()]
     return [
         *told,
-        *(f"{key}={value_at(recipe, key)} is a path of this host: the pods need it on their volume" for key in local),
+        *(
+            f"{key}={value_at(recipe, key)} is a path of this host: the pods need it on their "
+            "volume"
+            for key in local
+        ),
     ]
 
 
@@ -219,10 +249,16 @@ def _slurm(job: Job) -> dict[str, str]:
         run_s = forecast.step_s * job.plan.steps
         minutes = math.ceil(min(LONGEST_S, 2 * run_s + START_S) / 60)
         lines += [
-            f"# {job.plan.steps} steps are estimated at {format_duration(run_s)}: twice that and half an hour, a day at most",
+            f"# {job.plan.steps} steps are estimated at {format_duration(run_s)}: twice that and "
+            "half an hour, a day at most",
             f"#SBATCH --time={minutes // 60:02}:{minutes % 60:02}:00",
         ]
-    return {**_on_shared_folder(job), "job": job.label, "sbatch": "\n".join(lines), "notice_s": str(notice_s)}
+    return {
+        **_on_shared_folder(job),
+        "job": job.label,
+        "sbatch": "\n".join(lines),
+        "notice_s": str(notice_s),
+    }
 
 
 def _kuberay(job: Job) -> dict[str, str]:
@@ -233,9 +269,15 @@ def _kuberay(job: Job) -> dict[str, str]:
         recipe = f"{FILES_OF_JOB}/{key}"
         embedded = f"  {key}: |\n{textwrap.indent(path.read_text(encoding='utf-8'), '    ')}\n"
     node = job.machine.nodes[0]
-    cores, memory_gib = (math.floor(0.75 * job.share * size) for size in (node.cpu_cores, node.memory_bytes / GIB))
+    cores, memory_gib = (
+        math.floor(0.75 * job.share * size) for size in (node.cpu_cores, node.memory_bytes / GIB)
+    )
     resource = {"cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu"}.get(job.plan.device_kind)
-    share = [f'cpu: "{max(1, cores)}"', f"memory: {max(1, memory_gib)}Gi", *([f'{resource}: "{job.gpus}"'] if resource else [])]
+    share = [
+        f'cpu: "{max(1, cores)}"',
+        f"memory: {max(1, memory_gib)}Gi",
+        *([f'{resource}: "{job.gpus}"'] if resource else []),
+    ]
     mount = posixpath.normpath(posixpath.join(WORKDIR, job.run_dir))
     arch = f" GFX={node.devices[0].arch.upper()}" if job.plan.device_kind == "rocm" else ""
     return {

@@ -1,4 +1,5 @@
-"""How good is it? Greedy (or sampled) answers to held-out prompts, scored and kept. In a run, and of a run that has ended."""
+"""How good is it? Greedy (or sampled) answers to held-out prompts, scored and kept. In a run, and
+of a run that has ended."""
 
 from __future__ import annotations
 
@@ -43,18 +44,28 @@ class Evaluator:
     async def run(self, step: int) -> EvalDone:
         """Ask all prompts at once, score, and write `step_<n>.jsonl`."""
         began, settings = time.monotonic(), self.recipe.eval
-        asked = [(prompt, index) for prompt in self.prompts for index in range(settings.samples_per_prompt)]
-        answers = await asyncio.gather(*(self.engine.generate(self._request(prompt, index)) for prompt, index in asked))
+        asked = [
+            (prompt, index)
+            for prompt in self.prompts
+            for index in range(settings.samples_per_prompt)
+        ]
+        answers = await asyncio.gather(
+            *(self.engine.generate(self._request(prompt, index)) for prompt, index in asked)
+        )
         texts = [self.tokenizer.decode(answer.response_ids) for answer in answers]
         rewards = await asyncio.gather(
-            *(self.scorer.score(prompt, text) for (prompt, _), text in zip(asked, texts, strict=True))
+            *(
+                self.scorer.score(prompt, text)
+                for (prompt, _), text in zip(asked, texts, strict=True)
+            )
         )
         path = self._write(step, asked, answers, texts, rewards)
         return EvalDone(
             step=step,
             accuracy=sum(rewards) / len(rewards),
             num_prompts=len(self.prompts),
-            truncated_fraction=sum(a.stop_reason is StopReason.LENGTH for a in answers) / len(answers),
+            truncated_fraction=sum(a.stop_reason is StopReason.LENGTH for a in answers)
+            / len(answers),
             response_tokens_mean=sum(len(a.response_ids) for a in answers) / len(answers),
             seconds=time.monotonic() - began,
             path=str(path.relative_to(self.folder.parent)),
@@ -62,7 +73,9 @@ class Evaluator:
 
     def _request(self, prompt: Prompt, index: int) -> GenerateRequest:
         settings = self.recipe.eval
-        digest = hashlib.blake2b(f"{self.recipe.run.seed}/eval/{prompt.index}/{index}".encode(), digest_size=4).digest()
+        digest = hashlib.blake2b(
+            f"{self.recipe.run.seed}/eval/{prompt.index}/{index}".encode(), digest_size=4
+        ).digest()
         return GenerateRequest(
             prompt_ids=prompt.token_ids,
             max_new_tokens=settings.max_response_tokens or self.recipe.rollout.max_response_tokens,
@@ -72,7 +85,12 @@ class Evaluator:
         )
 
     def _write(
-        self, step: int, asked: list[tuple[Prompt, int]], answers: list[Completion], texts: list[str], rewards: list[float]
+        self,
+        step: int,
+        asked: list[tuple[Prompt, int]],
+        answers: list[Completion],
+        texts: list[str],
+        rewards: list[float],
     ) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step_{step}.jsonl"
@@ -88,7 +106,9 @@ class Evaluator:
                     "response_ids": answer.response_ids,
                 }
             )
-            for (prompt, _), answer, text, reward in zip(asked, answers, texts, rewards, strict=True)
+            for (prompt, _), answer, text, reward in zip(
+                asked, answers, texts, rewards, strict=True
+            )
         ]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return path
@@ -104,8 +124,8 @@ def evaluate_run(
     environ: Mapping[str, str],
     output: Output,
 ) -> EvalDone:
-    """Evaluate a checkpoint of a run that is not running: engines alone, no trainer. Answers go to `eval/` of the run. `address`: of the Ray
-    cluster, where it is another than the run's."""
+    """Evaluate a checkpoint of a run that is not running: engines alone, no trainer. Answers go to
+    `eval/` of the run. `address`: of the Ray cluster, where it is another than the run's."""
     from milescli.checkpoint.store import CheckpointStore
     from milescli.console.output import Mode, Output
     from milescli.platform.torch_wheel import require_wheel
@@ -119,7 +139,9 @@ def evaluate_run(
 
     run = open_run(path)
     flags = {"machine.address": f"--address {address}"} if address else {}
-    loaded = override(load_resolved(run.recipe_file), sets=[], flags=flags, only=("machine",), environ=environ)
+    loaded = override(
+        load_resolved(run.recipe_file), sets=[], flags=flags, only=("machine",), environ=environ
+    )
     recipe = _with_data(loaded.recipe, data, num_prompts)
     found = CheckpointStore(run.checkpoints).find(step)
     plan = engines_only(Plan.from_json(run.plan_file.read_text()))
@@ -134,12 +156,25 @@ def evaluate_run(
         convert_to_hf(found.path, model_dir, options=options, output=Output(Mode.QUIET))
         output.note("starting engines")
         return _serve_and_evaluate(
-            recipe=recipe, plan=plan, sites=sites, run=run, material=material, model_dir=model_dir, step=found.step
+            recipe=recipe,
+            plan=plan,
+            sites=sites,
+            run=run,
+            material=material,
+            model_dir=model_dir,
+            step=found.step,
         )
 
 
 def _serve_and_evaluate(
-    *, recipe: Recipe, plan: Plan, sites: Sites, run: RunDir, material: Material, model_dir: Path, step: int
+    *,
+    recipe: Recipe,
+    plan: Plan,
+    sites: Sites,
+    run: RunDir,
+    material: Material,
+    model_dir: Path,
+    step: int,
 ) -> EvalDone:
     """Start engines on a model folder, evaluate, stop them."""
     from milescli.runtime.build import Engines, engine_probe
@@ -150,7 +185,13 @@ def _serve_and_evaluate(
     log_dir.mkdir(parents=True, exist_ok=True)
     done: list[EvalDone] = []
     with open_session(
-        run=run, log_dir=log_dir, recipe=recipe, plan=plan, sites=sites, model_dir=model_dir, facts=material.facts
+        run=run,
+        log_dir=log_dir,
+        recipe=recipe,
+        plan=plan,
+        sites=sites,
+        model_dir=model_dir,
+        facts=material.facts,
     ) as session:
         engines, probes = Engines(), []
 
@@ -158,7 +199,9 @@ def _serve_and_evaluate(
             await session.ground.take(timeout_s=recipe.machine.start_timeout_s)
             probes.append(session.cluster.check_nodes)
             fleet = await session.builder.start_engines(engines)
-            probes.extend(engine_probe(h, s) for h, s in zip(engines.handles, engines.specs, strict=True))
+            probes.extend(
+                engine_probe(h, s) for h, s in zip(engines.handles, engines.specs, strict=True)
+            )
             evaluator = Evaluator(
                 recipe=recipe,
                 prompts=material.heldout,
@@ -182,19 +225,29 @@ def _serve_and_evaluate(
 
 
 def engines_only(plan: Plan) -> Plan:
-    """The same engines, with the trainer's slots left out; nodes and devices are counted from 0 again."""
+    """The same engines, with the trainer's slots left out; nodes and devices are counted from 0
+    again."""
     kept = [replace(slot, trainer_rank=None) for slot in plan.slots if slot.engine is not None]
     nodes = sorted({slot.node for slot in kept})
     first = {node: min(slot.device for slot in kept if slot.node == node) for node in nodes}
-    slots = [replace(slot, node=nodes.index(slot.node), device=slot.device - first[slot.node]) for slot in kept]
+    slots = [
+        replace(slot, node=nodes.index(slot.node), device=slot.device - first[slot.node])
+        for slot in kept
+    ]
     return replace(plan, slots=slots)
 
 
 def _with_data(recipe: Recipe, data: Path | None, num_prompts: int | None) -> Recipe:
-    changes = {"data": recipe.data.model_copy(update={"eval": str(data.absolute())})} if data else {}
+    changes = (
+        {"data": recipe.data.model_copy(update={"eval": str(data.absolute())})} if data else {}
+    )
     if num_prompts is not None:
         changes["eval"] = recipe.eval.model_copy(update={"num_prompts": num_prompts})
     recipe = recipe.model_copy(update=changes)
     if recipe.data.eval is None:
-        raise DataError("this run has no held-out prompts", why="its recipe leaves `data.eval` out", fix="--data FILE.jsonl")
+        raise DataError(
+            "this run has no held-out prompts",
+            why="its recipe leaves `data.eval` out",
+            fix="--data FILE.jsonl",
+        )
     return recipe

@@ -1,5 +1,6 @@
-"""`miles export`: a run, a checkpoint, a converted model, a Hugging Face folder or a LoRA adapter as a Hugging Face folder. Needs no device
-and no port. Says where weights come from and what is told of them; the work is the export room's."""
+"""`miles export`: a run, a checkpoint, a converted model, a Hugging Face folder or a LoRA adapter
+as a Hugging Face folder. Needs no device and no port. Says where weights come from and what is told
+of them; the work is the export room's."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class ExportSummary:
     num_quantised: int | None
     """Matrices that are stored in the quantised format; None where all is plain."""
     relative_error: float | None
-    """Of them, read back: root mean square of the differences to bfloat16, relative to the weights'."""
+    """Of them, read back: root mean square of the differences to bfloat16, relative to the
+    weights'."""
     worst_share_of_bound: float | None
     """The largest difference, as a part of what the format's rounding allows."""
     copied: list[str]
@@ -88,8 +90,9 @@ def export_weights(
     private: bool,
     output: Output,
 ) -> ExportSummary:
-    """Write `subject` to the folder `to`, which must not exist or be empty. `format` None: as the base model's config.json says.
-    `base`: the model of an adapter, or of a checkpoint that has no config. `push`: ORG/NAME on the hub."""
+    """Write `subject` to the folder `to`, which must not exist or be empty. `format` None: as the
+    base model's config.json says. `base`: the model of an adapter, or of a checkpoint that has no
+    config. `push`: ORG/NAME on the hub."""
     began = time.monotonic()
     refuse_used(to)
     hub = Hub(push) if push else None
@@ -98,36 +101,56 @@ def export_weights(
     else:
         if merge and not is_adapter(subject):
             raise CheckpointError(
-                f"`{subject}` is no adapter", why="--merge puts a LoRA adapter into its base model", fix="leave out --merge"
+                f"`{subject}` is no adapter",
+                why="--merge puts a LoRA adapter into its base model",
+                fix="leave out --merge",
             )
-        summary = _export_model(_find(subject, step=step, base=base), to=to, format=format, output=output)
+        summary = _export_model(
+            _find(subject, step=step, base=base), to=to, format=format, output=output
+        )
     url = None
     if hub is not None:
         if not output.is_interactive:
             from huggingface_hub.utils import disable_progress_bars
 
             disable_progress_bars()
-        output.note(f"uploading to {hub.repo} as {hub.user}, {'private' if private else 'public'} where it is new")
+        output.note(
+            f"uploading to {hub.repo} as {hub.user}, {'private' if private else 'public'} where it "
+            "is new"
+        )
         url = hub.push(to, private=private, message=f"Exported by miles as {summary.format}")
     return replace(summary, pushed=url, seconds=time.monotonic() - began)
 
 
-def _export_model(subject: _Subject, *, to: Path, format: str | None, output: Output) -> ExportSummary:
+def _export_model(
+    subject: _Subject, *, to: Path, format: str | None, output: Output
+) -> ExportSummary:
     facts = load_facts(subject.base)
     lines = table(facts)
     output.note(f"reading {subject.told}")
 
     def card(folder: Folder) -> dict[str, str]:
         name = to.resolve().name
-        return model_card(folder, table=lines, base=subject.base, name=name, story=subject.story, base_model=subject.base_model)
+        return model_card(
+            folder,
+            table=lines,
+            base=subject.base,
+            name=name,
+            story=subject.story,
+            base_model=subject.base_model,
+        )
 
     def watch(total_bytes: int) -> Transfer:
-        return Transfer(output, label=f"writing and reading back {to.name}", total_bytes=total_bytes)
+        return Transfer(
+            output, label=f"writing and reading back {to.name}", total_bytes=total_bytes
+        )
 
     with ExitStack() as open_files:
         chosen = format or _PLAIN_OF[facts.dtype]
         read = subject.read(open_files)
-        done = write_folder(to, table=lines, read=read, base=subject.base, format=chosen, card=card, watch=watch)
+        done = write_folder(
+            to, table=lines, read=read, base=subject.base, format=chosen, card=card, watch=watch
+        )
     for note in done.notes:
         output.warn(note)
     if done.copied:
@@ -149,7 +172,9 @@ def _export_model(subject: _Subject, *, to: Path, format: str | None, output: Ou
     )
 
 
-def _export_adapter(folder: Path, *, to: Path, base: Path | None, format: str | None) -> ExportSummary:
+def _export_adapter(
+    folder: Path, *, to: Path, base: Path | None, format: str | None
+) -> ExportSummary:
     if format is not None:
         raise CheckpointError(
             f"an adapter is not written as {format}",
@@ -157,12 +182,16 @@ def _export_adapter(folder: Path, *, to: Path, base: Path | None, format: str | 
             fix="--merge   # to write it into its base model",
         )
     adapter = read_adapter(folder)
-    notes = write_adapter_folder(to, replace(adapter, base_model=str(base) if base else adapter.base_model))
+    notes = write_adapter_folder(
+        to, replace(adapter, base_model=str(base) if base else adapter.base_model)
+    )
     return ExportSummary(
         path=str(to),
         format="adapter",
         step=None,
-        num_parameters=sum(first.numel() + second.numel() for first, second in adapter.pairs.values()),
+        num_parameters=sum(
+            first.numel() + second.numel() for first, second in adapter.pairs.values()
+        ),
         size_bytes=sum(file.stat().st_size for file in to.iterdir()),
         num_quantised=None,
         relative_error=None,
@@ -179,7 +208,11 @@ def _find(path: Path, *, step: int | None, base: Path | None) -> _Subject:
     marks = (RECIPE_FILE, METADATA_NAME, TRACKER_NAME)
     is_checkpoint = any((path / mark).is_file() for mark in marks)
     if not is_checkpoint and step is not None:
-        raise CheckpointError(f"`{path}` has no steps", why="--step chooses a checkpoint of a run", fix="leave out --step")
+        raise CheckpointError(
+            f"`{path}` has no steps",
+            why="--step chooses a checkpoint of a run",
+            fix="leave out --step",
+        )
     if is_adapter(path):
         return _of_adapter(path, base=base)
     if not is_checkpoint and (path / CONFIG_NAME).is_file():
@@ -200,10 +233,14 @@ def _story(tensors: Path) -> Story | None:
         return None
     recipe = load_resolved(run.recipe_file).recipe
     step = int(tensors.name.removeprefix(PREFIX))
-    return read_story(recipe=recipe, step=step, manifest=run.manifest_file, events=run.path / "events.jsonl")
+    return read_story(
+        recipe=recipe, step=step, manifest=run.manifest_file, events=run.path / "events.jsonl"
+    )
 
 
-def _reader_of_folder(folder: Path, adapter: Adapter | None = None) -> Callable[[ExitStack], ReadTensors]:
+def _reader_of_folder(
+    folder: Path, adapter: Adapter | None = None
+) -> Callable[[ExitStack], ReadTensors]:
     def opened(open_files: ExitStack) -> ReadTensors:
         source = open_files.enter_context(open_source(folder))
         on_disk = table(load_facts(folder)).as_on_disk(source.names())
@@ -221,9 +258,16 @@ def _of_adapter(path: Path, *, base: Path | None) -> _Subject:
     adapter = read_adapter(path)
     if base is None and adapter.base_model is None:
         raise CheckpointError(
-            f"`{path}` does not say of which model it is", why="`base_model_name_or_path` is empty", fix="--base DIR"
+            f"`{path}` does not say of which model it is",
+            why="`base_model_name_or_path` is empty",
+            fix="--base DIR",
         )
     model = Model(path=str(base or adapter.base_model))
     folder = model_dir_of(model, RunDir(path))
     name = hub_name(model)
-    return _Subject(base=folder, read=_reader_of_folder(folder, adapter), base_model=name, told=f"adapter {path} over {folder}")
+    return _Subject(
+        base=folder,
+        read=_reader_of_folder(folder, adapter),
+        base_model=name,
+        told=f"adapter {path} over {folder}",
+    )

@@ -1,5 +1,6 @@
-"""The ground that a run's processes stand on: which node each slot of the plan is, and by which address, interface, ports and devices it is
-used. `Outpost` is the small actor that looks after a node where the driver is not."""
+"""The ground that a run's processes stand on: which node each slot of the plan is, and by which
+address, interface, ports and devices it is used. `Outpost` is the small actor that looks after a
+node where the driver is not."""
 
 from __future__ import annotations
 
@@ -25,11 +26,13 @@ RELEASE_TIMEOUT_S = 30.0
 
 
 class Outpost:
-    """A watchdog, a folder for temporary files, and ports. Its actor does not carry the run's token, so that the watchdog, whose pipe it
-    holds, does not end it with the others. Ray ends it when the driver ends, in whatever way; then the pipe closes."""
+    """A watchdog, a folder for temporary files, and ports. Its actor does not carry the run's
+    token, so that the watchdog, whose pipe it holds, does not end it with the others. Ray ends it
+    when the driver ends, in whatever way; then the pipe closes."""
 
     def __init__(self, *, token: str, temp_dir: str) -> None:
-        """`temp_dir`: what the run's processes have as TMPDIR; made here, and removed by the watchdog with the folder above it."""
+        """`temp_dir`: what the run's processes have as TMPDIR; made here, and removed by the
+        watchdog with the folder above it."""
         folder = Path(temp_dir)
         folder.parent.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(exist_ok=True)
@@ -46,7 +49,8 @@ class Outpost:
 
 @dataclass(slots=True, kw_only=True)
 class Ground:
-    """Made by the session; `take` comes before anything is spawned, `release` after all was told to end."""
+    """Made by the session; `take` comes before anything is spawned, `release` after all was told to
+    end."""
 
     plan: Plan
     sites: Sites
@@ -68,7 +72,8 @@ class Ground:
         self.api_key = secrets.token_urlsafe(32)
 
     async def take(self, *, timeout_s: float) -> None:
-        """Reserve the plan's slots, learn which devices they are, and send an outpost to every node but the driver's."""
+        """Reserve the plan's slots, learn which devices they are, and send an outpost to every node
+        but the driver's."""
         await self.cluster.place(self.plan, timeout_s=timeout_s)
         self.device_names = await self._name_devices(timeout_s)
         kwargs = {"token": self.token, "temp_dir": str(self.temp_dir)}
@@ -76,12 +81,18 @@ class Ground:
         for number in sorted({slot.node for slot in self.plan.slots}):
             if not self.cluster.nodes[number].is_driver:
                 self.outposts[number] = await self.cluster.spawn(
-                    f"outpost {number}", OUTPOST, node=number, num_cpus=0.0, kwargs=kwargs, environment=without_token
+                    f"outpost {number}",
+                    OUTPOST,
+                    node=number,
+                    num_cpus=0.0,
+                    kwargs=kwargs,
+                    environment=without_token,
                 )
         await start_all(list(self.outposts.values()), timeout_s=timeout_s)
 
     async def _name_devices(self, timeout_s: float) -> list[list[str]]:
-        """A session of our own has all devices that are visible here; a cluster gives some, and says which."""
+        """A session of our own has all devices that are visible here; a cluster gives some, and
+        says which."""
         kind = self.plan.device_kind
         if kind == "cpu":
             return []
@@ -91,16 +102,26 @@ class Ground:
         return [visibility.device_names(kind, places, os.environ)]
 
     def host(self, node: int) -> str:
-        """Where servers on a node of the plan listen: loopback, unless some process of the run is on another computer."""
+        """Where servers on a node of the plan listen: loopback, unless some process of the run is
+        on another computer."""
         return self.cluster.nodes[node].address if self.sites.beyond_this_computer else LOOPBACK
 
     def interfaces(self, node: int) -> dict[str, str]:
-        """Variables that name the network interface for collectives; none where all is on this computer."""
-        return self.sites.chosen[node].interface_variables(os.environ) if self.sites.beyond_this_computer else {}
+        """Variables that name the network interface for collectives; none where all is on this
+        computer."""
+        return (
+            self.sites.chosen[node].interface_variables(os.environ)
+            if self.sites.beyond_this_computer
+            else {}
+        )
 
     def devices(self, slots: list[Slot]) -> tuple[str, ...]:
         """As an actor's visibility variable must name them; empty on a CPU."""
-        return tuple(self.device_names[slot.node][slot.device] for slot in slots) if self.device_names else ()
+        return (
+            tuple(self.device_names[slot.node][slot.device] for slot in slots)
+            if self.device_names
+            else ()
+        )
 
     async def free_ports(self, count: int, *, node: int) -> list[int]:
         """Asked for where they will be bound; none twice."""
@@ -118,7 +139,8 @@ class Ground:
         return await outpost.run("free_ports", count, host, timeout_s=PORTS_TIMEOUT_S)
 
     async def release(self) -> None:
-        """Wait until the other nodes are clean. A node that is gone cannot be cleaned, and its watchdog knows by itself when Ray has ended."""
+        """Wait until the other nodes are clean. A node that is gone cannot be cleaned, and its
+        watchdog knows by itself when Ray has ended."""
         outposts = list(self.outposts.values())
         with contextlib.suppress(Exception):
             await self.cluster.kill_all(but=outposts)

@@ -1,7 +1,9 @@
-"""The watchdog of one run: a small process that outlives the driver and leaves nothing of ours behind. Standard library only.
+"""The watchdog of one run: a small process that outlives the driver and leaves nothing of ours
+behind. Standard library only.
 
-It holds the reading end of a pipe. While the driver lives, the pipe stays open; when the driver ends, in whatever way, the pipe
-closes, and every process that carries this run's token in its environment is ended, by its id. Run as `python -m`.
+It holds the reading end of a pipe. While the driver lives, the pipe stays open; when the driver
+ends, in whatever way, the pipe closes, and every process that carries this run's token in its
+environment is ended, by its id. Run as `python -m`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from pathlib import Path
 TOKEN_VARIABLE = "MILES_RUN_TOKEN"
 """Every process of a run inherits it; no other process has its value."""
 LOOK_EVERY_S = 2.0
-"""How often it notes which processes the run has: one that is killed cannot be asked any more what it left behind."""
+"""How often it notes which processes the run has: one that is killed cannot be asked any more what
+it left behind."""
 TERM_GRACE_S = 3.0
 KILL_GRACE_S = 10.0
 
@@ -36,29 +39,42 @@ class Guardian:
     """Reading end; it closes when the watchdog has ended."""
 
     def release(self, *, timeout_s: float = TERM_GRACE_S + KILL_GRACE_S + 5.0) -> None:
-        """Ask for the clean-up and wait for it. Called by the driver at its own end. Idempotent. Raises TimeoutError."""
+        """Ask for the clean-up and wait for it. Called by the driver at its own end. Idempotent.
+        Raises TimeoutError."""
         if self.pipe >= 0:
             os.close(self.pipe)
             self.pipe = -1
             ended = select.select([self.done], [], [], timeout_s)[0]
             os.close(self.done)
             if not ended:
-                raise TimeoutError(f"the watchdog has not ended {timeout_s:.0f} s after it was told to clean up")
+                raise TimeoutError(
+                    f"the watchdog has not ended {timeout_s:.0f} s after it was told to clean up"
+                )
 
 
 def start(*, token: str, scratch_dirs: list[Path], verdict: Path | None = None) -> Guardian:
-    """Start the watchdog of this process. `scratch_dirs` are removed at the end; `verdict` is a file that the driver writes
-    when it ends in order: where it is missing, the watchdog writes there that the driver was killed. None: on another node than the driver's."""
+    """Start the watchdog of this process. `scratch_dirs` are removed at the end; `verdict` is a
+    file that the driver writes when it ends in order: where it is missing, the watchdog writes
+    there that the driver was killed. None: on another node than the driver's."""
     reading, writing = os.pipe()
     done, ended = os.pipe()
-    command = [sys.executable, "-m", "milescli.runtime.guardian", "--pipe", str(reading), "--driver", str(os.getpid())]
+    command = [
+        sys.executable,
+        "-m",
+        "milescli.runtime.guardian",
+        "--pipe",
+        str(reading),
+        "--driver",
+        str(os.getpid()),
+    ]
     if verdict is not None:
         command += ["--verdict", str(verdict)]
     for folder in scratch_dirs:
         command += ["--remove", str(folder)]
     environment = {**os.environ, "MILES_GUARDED_TOKEN": token}
     environment.pop(TOKEN_VARIABLE, None)
-    # The shell ends at once, and the watchdog is nobody's child: Ray kills the children of an actor with it.
+    # The shell ends at once, and the watchdog is nobody's child: Ray kills the children of an actor
+    # with it.
     subprocess.run(
         ["/bin/sh", "-c", '"$@" &', "sh", *command],
         pass_fds=[reading, ended],
@@ -90,7 +106,8 @@ def processes_of(token: str) -> Iterator[int]:
 
 
 def stop_all(token: str, *, seen: set[int]) -> None:
-    """TERM, a grace, then KILL, to every process of the run. `seen`: ids of those that ended before, for what they left."""
+    """TERM, a grace, then KILL, to every process of the run. `seen`: ids of those that ended
+    before, for what they left."""
     found = set(processes_of(token))
     _signal(found, signal.SIGTERM)
     _wait_until_gone(token, TERM_GRACE_S)
@@ -120,7 +137,9 @@ def _remove_shared_memory(pids: set[int]) -> None:
     """Files that torch and Python name by process id in /dev/shm."""
     for entry in Path("/dev/shm").glob("*"):
         parts = entry.name.replace("-", "_").split("_")
-        if parts[0] in ("torch", "psm", "miles") and any(part.isdigit() and int(part) in pids for part in parts):
+        if parts[0] in ("torch", "psm", "miles") and any(
+            part.isdigit() and int(part) in pids for part in parts
+        ):
             entry.unlink(missing_ok=True)
 
 
@@ -140,8 +159,14 @@ def main() -> None:
     stop_all(token, seen=seen)
     for folder in options.remove:
         shutil.rmtree(folder, ignore_errors=True)
-    if options.verdict is not None and not options.verdict.exists() and options.verdict.parent.is_dir():
-        options.verdict.write_text('{"outcome": "killed", "why": "the driver process was killed (no chance to save)"}\n')
+    if (
+        options.verdict is not None
+        and not options.verdict.exists()
+        and options.verdict.parent.is_dir()
+    ):
+        options.verdict.write_text(
+            '{"outcome": "killed", "why": "the driver process was killed (no chance to save)"}\n'
+        )
 
 
 if __name__ == "__main__":

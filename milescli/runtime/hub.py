@@ -1,5 +1,6 @@
-"""Models and data sets from the hub: how much is told first, room is checked, progress is shown, what came is checked and kept in the hub's own
-cache. Without the hub, what is in the cache will do. Called by `material`; knows no recipe."""
+"""Models and data sets from the hub: how much is told first, room is checked, progress is shown,
+what came is checked and kept in the hub's own cache. Without the hub, what is in the cache will do.
+Called by `material`; knows no recipe."""
 
 from __future__ import annotations
 
@@ -70,16 +71,26 @@ class _Listing:
     online: bool
 
 
-def fetch_model(name: str, *, revision: str | None, output: Output | None = None, instead: str = MODEL_COPY) -> Path:
-    """The folder of a model: config, safetensors, tokenizer. Raises CheckpointError, or MachineError where the disk is too small.
-    `instead`: how its caller is told of a copy on a disk.
+def fetch_model(
+    name: str, *, revision: str | None, output: Output | None = None, instead: str = MODEL_COPY
+) -> Path:
+    """The folder of a model: config, safetensors, tokenizer. Raises CheckpointError, or
+    MachineError where the disk is too small. `instead`: how its caller is told of a copy on a disk.
 
     Sizes are checked against the hub's; the hub's client checks them as they come.
     """
 
     def choose(paths: Sequence[str], _: Callable[[str], Path]) -> list[str]:
-        unwanted = [path for path in paths if any(fnmatch.fnmatch(path, pattern) for pattern in NOT_MODEL_FILES)]
-        return [p for p in paths if p not in unwanted and any(fnmatch.fnmatch(p, pattern) for pattern in MODEL_FILES)]
+        unwanted = [
+            path
+            for path in paths
+            if any(fnmatch.fnmatch(path, pattern) for pattern in NOT_MODEL_FILES)
+        ]
+        return [
+            p
+            for p in paths
+            if p not in unwanted and any(fnmatch.fnmatch(p, pattern) for pattern in MODEL_FILES)
+        ]
 
     repo = _Repo(name=name, kind="model", revision=revision, instead=instead)
     files = _fetch(repo, choose, output=output, check=_check_size)
@@ -87,7 +98,8 @@ def fetch_model(name: str, *, revision: str | None, output: Output | None = None
     if config is None:
         raise CheckpointError(
             f"the model `{name}` has no config.json",
-            why=f"the hub lists {', '.join(sorted(files)[:5]) or 'nothing that a model is made of'}",
+            why="the hub lists "
+            f"{', '.join(sorted(files)[:5]) or 'nothing that a model is made of'}",
             fix="--set model.path=NAME   # of a model in the format of transformers",
         )
     return config.parent
@@ -105,11 +117,16 @@ def fetch_config(name: str, *, revision: str | None, instead: str = MODEL_COPY) 
 
 
 def fetch_tokenizer(name: str, *, revision: str | None) -> Path:
-    """A folder with what `fetch_model` gives but the weights: config and tokenizer. Raises CheckpointError."""
+    """A folder with what `fetch_model` gives but the weights: config and tokenizer. Raises
+    CheckpointError."""
 
     def choose(paths: Sequence[str], _: Callable[[str], Path]) -> list[str]:
         patterns = [pattern for pattern in MODEL_FILES if pattern != "*.safetensors"]
-        return [path for path in paths if "/" not in path and any(fnmatch.fnmatch(path, pattern) for pattern in patterns)]
+        return [
+            path
+            for path in paths
+            if "/" not in path and any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
+        ]
 
     repo = _Repo(name=name, kind="model", revision=revision, instead=MODEL_COPY)
     _fetch(repo, choose, output=None, check=_check_size)
@@ -120,26 +137,36 @@ def missing_bytes(wish: HubData, *, key: str) -> int:
     """How much `fetch_data` would fetch now; raises as it does."""
     from huggingface_hub import try_to_load_from_cache
 
-    repo = _Repo(name=wish.name, kind="dataset", revision=wish.revision, instead=f"--set data.{key}={A_COPY}")
+    repo = _Repo(
+        name=wish.name, kind="dataset", revision=wish.revision, instead=f"--set data.{key}={A_COPY}"
+    )
     listing = _list(repo)
     sizes = 0
     read = functools.partial(_one, repo, revision=listing.commit, online=listing.online)
     for path in _data_files(wish, key=key)(sorted(listing.files), read):
-        if not isinstance(try_to_load_from_cache(repo.name, path, revision=listing.commit, repo_type=repo.kind), str):
+        if not isinstance(
+            try_to_load_from_cache(repo.name, path, revision=listing.commit, repo_type=repo.kind),
+            str,
+        ):
             sizes += listing.files[path].size
     return sizes
 
 
 def fetch_data(wish: HubData, *, key: str, output: Output | None = None) -> list[Path]:
-    """The files of one split, in order, with the hashes that the hub tells. `key`: prompts, eval, demonstrations.
+    """The files of one split, in order, with the hashes that the hub tells. `key`: prompts, eval,
+    demonstrations.
 
     Raises DataError, or MachineError where the disk is too small.
     """
-    repo = _Repo(name=wish.name, kind="dataset", revision=wish.revision, instead=f"--set data.{key}={A_COPY}")
+    repo = _Repo(
+        name=wish.name, kind="dataset", revision=wish.revision, instead=f"--set data.{key}={A_COPY}"
+    )
     return list(_fetch(repo, _data_files(wish, key=key), output=output, check=_check_hash).values())
 
 
-def _data_files(wish: HubData, *, key: str) -> Callable[[Sequence[str], Callable[[str], Path]], list[str]]:
+def _data_files(
+    wish: HubData, *, key: str
+) -> Callable[[Sequence[str], Callable[[str], Path]], list[str]]:
     def choose(paths: Sequence[str], read: Callable[[str], Path]) -> list[str]:
         card = read(CARD).read_text(encoding="utf-8", errors="replace") if CARD in paths else ""
         return choose_files(wish, paths, card=card, key=key)
@@ -158,15 +185,22 @@ def _fetch(
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     listing = _list(repo)
-    chosen = choose(sorted(listing.files), lambda path: _one(repo, path, listing.commit, online=listing.online))
+    chosen = choose(
+        sorted(listing.files), lambda path: _one(repo, path, listing.commit, online=listing.online)
+    )
     missing = [
         path
         for path in chosen
-        if not isinstance(try_to_load_from_cache(repo.name, path, revision=listing.commit, repo_type=repo.kind), str)
+        if not isinstance(
+            try_to_load_from_cache(repo.name, path, revision=listing.commit, repo_type=repo.kind),
+            str,
+        )
     ]
     if missing and not listing.online:
         raise _unreachable(
-            repo, f"{len(missing)} of {len(chosen)} files are not in the cache {repo.cache}: {', '.join(missing[:3])}"
+            repo,
+            f"{len(missing)} of {len(chosen)} files are not in the cache {repo.cache}: "
+            f"{', '.join(missing[:3])}",
         )
     size_bytes = sum(listing.files[path].size for path in missing)
     if missing:
@@ -195,11 +229,18 @@ def _no_hub() -> tuple[type[Exception], ...]:
 
 
 def _commit(repo: _Repo) -> str:
-    """Asks the hub once, so that its absence is known at once: the client's downloads would try again for half a minute."""
+    """Asks the hub once, so that its absence is known at once: the client's downloads would try
+    again for half a minute."""
     from huggingface_hub import HfApi
 
     with _errors(repo, but_not=_no_hub()):
-        commit = HfApi().repo_info(repo.name, repo_type=repo.kind, revision=repo.revision, timeout=ASK_TIMEOUT_S).sha
+        commit = (
+            HfApi()
+            .repo_info(
+                repo.name, repo_type=repo.kind, revision=repo.revision, timeout=ASK_TIMEOUT_S
+            )
+            .sha
+        )
     assert commit, repo
     return commit
 
@@ -213,14 +254,26 @@ def _list(repo: _Repo) -> _Listing:
     try:
         commit = _commit(repo)
         with _errors(repo, but_not=_no_hub()), silent():
-            found = list(HfApi().list_repo_tree(repo.name, recursive=True, revision=commit, repo_type=repo.kind))
-        return _Listing(commit=commit, files={item.path: item for item in found if isinstance(item, RepoFile)}, online=True)
+            found = list(
+                HfApi().list_repo_tree(
+                    repo.name, recursive=True, revision=commit, repo_type=repo.kind
+                )
+            )
+        return _Listing(
+            commit=commit,
+            files={item.path: item for item in found if isinstance(item, RepoFile)},
+            online=True,
+        )
     except _no_hub() as error:
         try:
             known = get_cached_repo_tree(repo.name, repo_type=repo.kind, revision=repo.revision)
         except CachedRepoTreeNotFoundError:
-            raise _unreachable(repo, f"{_first_line(error)}; and it is not in the cache {repo.cache}") from None
-        return _Listing(commit=repo.revision or "main", files={item.path: item for item in known}, online=False)
+            raise _unreachable(
+                repo, f"{_first_line(error)}; and it is not in the cache {repo.cache}"
+            ) from None
+        return _Listing(
+            commit=repo.revision or "main", files={item.path: item for item in known}, online=False
+        )
 
 
 def _one(repo: _Repo, path: str, revision: str | None, *, online: bool) -> Path:
@@ -229,31 +282,47 @@ def _one(repo: _Repo, path: str, revision: str | None, *, online: bool) -> Path:
 
     with _errors(repo, but_not=(LocalEntryNotFoundError,)), silent():
         try:
-            return Path(hf_hub_download(repo.name, path, repo_type=repo.kind, revision=revision, local_files_only=not online))
+            return Path(
+                hf_hub_download(
+                    repo.name,
+                    path,
+                    repo_type=repo.kind,
+                    revision=revision,
+                    local_files_only=not online,
+                )
+            )
         except LocalEntryNotFoundError:
-            raise _unreachable(repo, f"the hub cannot be reached, and {path} is not in the cache {repo.cache}") from None
+            raise _unreachable(
+                repo, f"the hub cannot be reached, and {path} is not in the cache {repo.cache}"
+            ) from None
 
 
-def _announce(repo: _Repo, listing: _Listing, *, num_files: int, size_bytes: int, output: Output | None) -> None:
+def _announce(
+    repo: _Repo, listing: _Listing, *, num_files: int, size_bytes: int, output: Output | None
+) -> None:
     """How much, and whether there is room for it."""
     if output is not None:
         output.note(
-            f"fetching {repo.what} ({repo.revision or 'main'}, commit {listing.commit[:12]}) from the hub: "
-            f"{format_bytes(size_bytes)} in {num_files} file{'s' if num_files > 1 else ''}, to {repo.cache}"
+            f"fetching {repo.what} ({repo.revision or 'main'}, commit {listing.commit[:12]}) from "
+            "the hub: "
+            f"{format_bytes(size_bytes)} in {num_files} file{'s' if num_files > 1 else ''}, to "
+            f"{repo.cache}"
         )
     existing = next(folder for folder in (repo.cache, *repo.cache.parents) if folder.is_dir())
     free = shutil.disk_usage(existing).free
     if size_bytes > free:
         raise MachineError(
             f"{repo.what} does not fit on the disk",
-            why=f"{format_bytes(size_bytes)} are still to be fetched to {repo.cache}, and {format_bytes(free)} are free there",
+            why=f"{format_bytes(size_bytes)} are still to be fetched to {repo.cache}, and "
+            f"{format_bytes(free)} are free there",
             fix=["export HF_HOME=/path/on/a/larger/disk", repo.instead],
         )
 
 
 @contextlib.contextmanager
 def _progress(repo: _Repo, size_bytes: int, *, output: Output | None) -> Iterator[None]:
-    """Our bar instead of the client's, fed from what lies on the disk: it counts what resumed downloads had already, too."""
+    """Our bar instead of the client's, fed from what lies on the disk: it counts what resumed
+    downloads had already, too."""
     if output is None or not size_bytes:
         with silent():
             yield
@@ -293,7 +362,12 @@ def _bytes_on_disk(repo: _Repo) -> int:
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
     """The client's own bars and warnings would speak past `Output`."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+        logging,
+    )
 
     had_bars, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
     disable_progress_bars()
@@ -310,7 +384,12 @@ def silent() -> Iterator[None]:
 def _errors(repo: _Repo, *, but_not: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """What the client raises, said in three parts."""
     import httpx
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        RepositoryNotFoundError,
+    )
 
     try:
         yield
@@ -324,7 +403,8 @@ def _errors(repo: _Repo, *, but_not: tuple[type[Exception], ...] = ()) -> Iterat
         ) from None
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise repo.error(
-            f"{repo.what} is neither {'a folder' if repo.kind == 'model' else 'a file'} nor to be had from the hub",
+            f"{repo.what} is neither {'a folder' if repo.kind == 'model' else 'a file'} nor to be "
+            "had from the hub",
             why=f"{type(error).__name__}: {_first_line(error)}",
             fix=[repo.instead, "hf auth login   # for one that is private or gated"],
         ) from None
@@ -339,7 +419,8 @@ def _unreachable(repo: _Repo, why: str) -> MilesError:
         f"{repo.what} cannot be had from the hub",
         why=why,
         fix=[
-            f"hf download {repo.name}{' --repo-type dataset' if repo.kind == 'dataset' else ''}   # where the hub can be reached; "
+            f"hf download {repo.name}{' --repo-type dataset' if repo.kind == 'dataset' else ''}   "
+            "# where the hub can be reached; "
             "what came already is kept",
             repo.instead,
         ],
@@ -348,7 +429,9 @@ def _unreachable(repo: _Repo, why: str) -> MilesError:
 
 def _check_size(repo: _Repo, file: Path, told: RepoFile) -> None:
     if file.stat().st_size != told.size:
-        raise _spoilt(repo, file, f"it has {file.stat().st_size} bytes, and the hub tells {told.size}")
+        raise _spoilt(
+            repo, file, f"it has {file.stat().st_size} bytes, and the hub tells {told.size}"
+        )
 
 
 def _check_hash(repo: _Repo, file: Path, told: RepoFile) -> None:
@@ -358,14 +441,22 @@ def _check_hash(repo: _Repo, file: Path, told: RepoFile) -> None:
         if told.lfs is not None:
             found, wanted = hashlib.file_digest(opened, "sha256").hexdigest(), told.lfs.sha256
         else:
-            found = hashlib.sha1(b"blob %d\0" % told.size + opened.read(), usedforsecurity=False).hexdigest()
+            found = hashlib.sha1(
+                b"blob %d\0" % told.size + opened.read(), usedforsecurity=False
+            ).hexdigest()
             wanted = told.blob_id
     if found != wanted:
-        raise _spoilt(repo, file, f"its hash is {found[:12]}..., and the hub tells {wanted[:12]}...")
+        raise _spoilt(
+            repo, file, f"its hash is {found[:12]}..., and the hub tells {wanted[:12]}..."
+        )
 
 
 def _spoilt(repo: _Repo, file: Path, why: str) -> MilesError:
-    return repo.error(f"`{file.name}` of {repo.what} is spoilt", why=why, fix=f"rm {file.resolve()}   # it is fetched again")
+    return repo.error(
+        f"`{file.name}` of {repo.what} is spoilt",
+        why=why,
+        fix=f"rm {file.resolve()}   # it is fetched again",
+    )
 
 
 def _first_line(error: BaseException) -> str:

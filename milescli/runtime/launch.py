@@ -1,4 +1,5 @@
-"""`miles launch`: from a loaded recipe to a finished run. Also the work that `miles resume` goes on with."""
+"""`miles launch`: from a loaded recipe to a finished run. Also the work that `miles resume` goes on
+with."""
 
 from __future__ import annotations
 
@@ -52,9 +53,12 @@ class RunSummary:
     """Of this attempt, start-up and shut-down included."""
 
 
-def plan_only(loaded: LoadedRecipe, machine: Machine | None = None, *, facts: ModelFacts | None = None) -> Plan:
-    """What would run, without starting or making anything. Raises where the reward or the model cannot be had, or cannot be trained.
-    `facts`: of its model, where they were read already: the hub may have been asked for them."""
+def plan_only(
+    loaded: LoadedRecipe, machine: Machine | None = None, *, facts: ModelFacts | None = None
+) -> Plan:
+    """What would run, without starting or making anything. Raises where the reward or the model
+    cannot be had, or cannot be trained. `facts`: of its model, where they were read already: the
+    hub may have been asked for them."""
     load_reward(loaded.recipe.rollout)
     facts = facts or facts_of_recipe(loaded.recipe.model)
     facts.require_trainable()
@@ -62,18 +66,21 @@ def plan_only(loaded: LoadedRecipe, machine: Machine | None = None, *, facts: Mo
 
 
 def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
-    """Raises CheckpointError for a family whose computation nobody could check, unless the recipe takes the risk."""
+    """Raises CheckpointError for a family whose computation nobody could check, unless the recipe
+    takes the risk."""
     why = UNPROVEN.get(facts.family)
     if why and not recipe.model.allow_unproven:
         raise CheckpointError(
             f"models of type `{facts.family}` are not trained without your word",
             why=why,
-            fix="--set model.allow_unproven=true   # then watch the first step's engine - trainer difference",
+            fix="--set model.allow_unproven=true   # then watch the first step's engine - trainer "
+            "difference",
         )
 
 
 def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) -> Plan:
-    """What would run here, or on `machine`; what a launch would refuse all the same is a warning."""
+    """What would run here, or on `machine`; what a launch would refuse all the same is a
+    warning."""
     facts = facts_of_recipe(loaded.recipe.model)
     plan = plan_only(loaded, machine, facts=facts)
     try:
@@ -84,8 +91,8 @@ def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) ->
 
 
 def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
-    """Make the run directory, check everything that can be checked, then train. Raises MilesError; Stopped where the user
-    asked for the end and the run was saved."""
+    """Make the run directory, check everything that can be checked, then train. Raises MilesError;
+    Stopped where the user asked for the end and the run was saved."""
     from milescli.runtime.attempt import train
 
     facts = facts_of_recipe(loaded.recipe.model)
@@ -93,7 +100,11 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     sites = find_sites(loaded, output=output)
     plan = plan_only(loaded, sites.machine, facts=facts)
     require_wheel(plan.device_kind)
-    run = create(base=Path(loaded.recipe.run.dir).expanduser(), recipe_name=loaded.recipe.name, name=loaded.recipe.run.name)
+    run = create(
+        base=Path(loaded.recipe.run.dir).expanduser(),
+        recipe_name=loaded.recipe.name,
+        name=loaded.recipe.run.name,
+    )
     with lock(run):
         try:
             material = prepare(loaded.recipe, run, output=output)
@@ -116,12 +127,18 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
         )
 
 
-def as_fetched(plan: Plan, loaded: LoadedRecipe, machine: Machine, facts: ModelFacts, *, output: Output) -> Plan:
-    """The plan for the model that is there: the shape that ships with a recipe may be older than the model on the hub."""
+def as_fetched(
+    plan: Plan, loaded: LoadedRecipe, machine: Machine, facts: ModelFacts, *, output: Output
+) -> Plan:
+    """The plan for the model that is there: the shape that ships with a recipe may be older than
+    the model on the hub."""
     fresh = make_plan(loaded.recipe, machine, facts)
     if fresh.fingerprint == plan.fingerprint:
         return plan
-    output.warn("the model is not quite as the shape that ships with miles: planned again by its config.json")
+    output.warn(
+        "the model is not quite as the shape that ships with miles: planned again by its "
+        "config.json"
+    )
     return fresh
 
 

@@ -1,4 +1,5 @@
-"""THE loop: warm-up, then reinforcement learning. Reads as the algorithm does; who runs where is the business of others."""
+"""THE loop: warm-up, then reinforcement learning. Reads as the algorithm does; who runs where is
+the business of others."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from milescli.core.errors import Stopped
-from milescli.core.events import EventBus, PhaseSeconds, PhaseStarted, RolloutStats, StepDone, WarmupStepDone
+from milescli.core.events import (
+    EventBus,
+    PhaseSeconds,
+    PhaseStarted,
+    RolloutStats,
+    StepDone,
+    WarmupStepDone,
+)
 from milescli.core.types import Group, StepReport, WeightVersion
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
@@ -22,7 +30,8 @@ T = TypeVar("T")
 
 
 class GroupSource(Protocol):
-    """What the loop takes groups from; `rollout.collector` has the strict and the run-ahead form."""
+    """What the loop takes groups from; `rollout.collector` has the strict and the run-ahead
+    form."""
 
     @property
     def stats(self) -> RolloutStats:
@@ -64,7 +73,8 @@ class StopFlag:
             raise Stopped("stopped on request", why="Ctrl-C or SIGTERM", fix="miles resume")
 
     async def unless_set(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which changes nothing that must be saved; cancelled, with Stopped, where the flag is set meanwhile."""
+        """The result of `work`, which changes nothing that must be saved; cancelled, with Stopped,
+        where the flag is set meanwhile."""
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._event.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -112,9 +122,16 @@ Demonstration = tuple[list[int], list[int]]
 
 
 async def warm_up(
-    *, recipe: Recipe, plan: Plan, trainer: Trainer, demonstrations: list[Demonstration], bus: EventBus, stop: StopFlag
+    *,
+    recipe: Recipe,
+    plan: Plan,
+    trainer: Trainer,
+    demonstrations: list[Demonstration],
+    bus: EventBus,
+    stop: StopFlag,
 ) -> None:
-    """Supervised steps through the same trainer, which needs no engine; its optimizer state is forgotten afterwards."""
+    """Supervised steps through the same trainer, which needs no engine; its optimizer state is
+    forgotten afterwards."""
     settings = recipe.warmup
     bus.emit(PhaseStarted(phase="warmup", detail=f"{settings.steps} supervised steps"))
     batches = _supervised_batches(recipe, plan, demonstrations)
@@ -122,11 +139,17 @@ async def warm_up(
         stop.check()
         began = time.monotonic()
         report = await trainer.step(next(batches), lr=schedule.warmup_lr_at(settings, step - 1))
-        bus.emit(WarmupStepDone(step=step, num_steps=settings.steps, report=report, step_s=time.monotonic() - began))
+        bus.emit(
+            WarmupStepDone(
+                step=step, num_steps=settings.steps, report=report, step_s=time.monotonic() - began
+            )
+        )
     await trainer.reset_optimizer()
 
 
-def _supervised_batches(recipe: Recipe, plan: Plan, demonstrations: list[Demonstration]) -> Iterator[TrainBatch]:
+def _supervised_batches(
+    recipe: Recipe, plan: Plan, demonstrations: list[Demonstration]
+) -> Iterator[TrainBatch]:
     """Endless batches, in an order fixed by the run's seed."""
     size, cap = recipe.warmup.batch_size, plan.batch.max_row_tokens(plan.trainer.cp)
     rng, pool = random.Random(f"{recipe.run.seed}/warmup"), list[int]()
@@ -141,7 +164,8 @@ def _supervised_batches(recipe: Recipe, plan: Plan, demonstrations: list[Demonst
 
 
 async def reinforce(run: Run) -> None:
-    """The RL steps from `run.step` to the recipe's number of steps. Engines hold the weights of `run.step` when it begins."""
+    """The RL steps from `run.step` to the recipe's number of steps. Engines hold the weights of
+    `run.step` when it begins."""
     recipe, num_steps = run.recipe, run.recipe.train.steps
     run.bus.emit(PhaseStarted(phase="train", detail=f"steps {run.step + 1} to {num_steps}"))
     run.groups.start(version=run.devices.version, first_step=run.step + 1, last_step=num_steps)
@@ -153,14 +177,18 @@ async def reinforce(run: Run) -> None:
         batch = _pack(run, groups)
         clock.lap("pack")
         async with run.devices.training():
-            report = await run.trainer.step(batch, lr=schedule.lr_at(recipe.train.optimizer, step - 1, num_steps))
+            report = await run.trainer.step(
+                batch, lr=schedule.lr_at(recipe.train.optimizer, step - 1, num_steps)
+            )
             run.step = step
             clock.lap("train")
             await run.hooks.settle()
             if _due(step, recipe.checkpoint.every) or step == num_steps:
                 await run.hooks.save(step)
             clock.lap("save")
-        await run.devices.publish(WeightVersion(run.devices.version + 1), verify=recipe.weights.verify)
+        await run.devices.publish(
+            WeightVersion(run.devices.version + 1), verify=recipe.weights.verify
+        )
         run.groups.published(run.devices.version)
         clock.lap("publish")
         run.hooks.keep(step, groups)
@@ -173,7 +201,9 @@ def _pack(run: Run, groups: list[Group]) -> TrainBatch:
     settings = run.recipe.train
     return packing.pack_policy(
         groups,
-        advantages.compute(groups, algorithm=settings.algorithm, normalize_std=settings.normalize_std),
+        advantages.compute(
+            groups, algorithm=settings.algorithm, normalize_std=settings.normalize_std
+        ),
         dp=run.plan.trainer.dp,
         max_tokens_per_microbatch=run.plan.batch.max_row_tokens(run.plan.trainer.cp),
         updates=settings.updates_per_step,
@@ -199,7 +229,10 @@ class _Clock:
         self.laps[name], self.last = now - self.last, now
 
     def seconds(self) -> PhaseSeconds:
-        return PhaseSeconds(**{f"{name}_s": value for name, value in self.laps.items()}, step_s=self.last - self.began)
+        return PhaseSeconds(
+            **{f"{name}_s": value for name, value in self.laps.items()},
+            step_s=self.last - self.began,
+        )
 
 
 def _step_done(run: Run, report: StepReport, clock: _Clock) -> StepDone:

@@ -1,4 +1,5 @@
-"""What a run is made of, before any process starts: model folder, tokenizer, prompts, demonstrations. Bad input is refused here."""
+"""What a run is made of, before any process starts: model folder, tokenizer, prompts,
+demonstrations. Bad input is refused here."""
 
 from __future__ import annotations
 
@@ -53,8 +54,9 @@ class Material:
 
 
 def facts_of_recipe(model: Model) -> ModelFacts:
-    """The facts of the recipe's model without making or loading it: of a name on the hub, the shape that ships with the recipes, else
-    config.json alone. `prepare` reads what was fetched in the end."""
+    """The facts of the recipe's model without making or loading it: of a name on the hub, the shape
+    that ships with the recipes, else config.json alone. `prepare` reads what was fetched in the
+    end."""
     if model.scratch is not None:
         return parse_facts(scratch.config_of(model.scratch))
     assert model.path is not None, "recipe.check lets no recipe without a model pass"
@@ -67,7 +69,8 @@ def facts_of_recipe(model: Model) -> ModelFacts:
 
 
 def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Material:
-    """Make, find or fetch everything; raises DataError, RecipeError, MachineError or CheckpointError before any device is taken.
+    """Make, find or fetch everything; raises DataError, RecipeError, MachineError or
+    CheckpointError before any device is taken.
 
     `output`: where a download says how much it is, and how far; None: nowhere.
     """
@@ -91,7 +94,9 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Mat
 
     prompts = load("prompts")
     heldout = load("eval").prompts[: recipe.eval.num_prompts] if data.eval else []
-    demonstrations = _demonstrations(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
+    demonstrations = (
+        _demonstrations(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
+    )
     _refuse_leak(heldout, prompts.prompts, data)
     return Material(
         model_dir=model_dir,
@@ -106,11 +111,17 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Mat
 
 def scorer_of(rollout: Rollout) -> Scorer:
     """The recipe's reward, bounded and retried as the recipe says."""
-    return Scorer(load_reward(rollout), name=rollout.reward, timeout_s=rollout.reward_timeout_s, retries=rollout.reward_retries)
+    return Scorer(
+        load_reward(rollout),
+        name=rollout.reward,
+        timeout_s=rollout.reward_timeout_s,
+        retries=rollout.reward_retries,
+    )
 
 
 def _absolute(data: Data, run: RunDir, seed: int, *, output: Output | None) -> Data:
-    """Tasks become files of the run, data sets of the hub files of its cache; other paths are as the user gave them."""
+    """Tasks become files of the run, data sets of the hub files of its cache; other paths are as
+    the user gave them."""
     changes: dict[str, str] = {}
     for field in DATA_FIELDS:
         value = getattr(data, field)
@@ -118,32 +129,50 @@ def _absolute(data: Data, run: RunDir, seed: int, *, output: Output | None) -> D
             continue
         if is_hub(value):
             files = fetch_data(parse_hub(value, key=f"data.{field}"), key=field, output=output)
-            path = files[0] if len(files) == 1 else join_files(files, run.data_dir / f"{field}{files[0].suffix}")
+            path = (
+                files[0]
+                if len(files) == 1
+                else join_files(files, run.data_dir / f"{field}{files[0].suffix}")
+            )
         else:
-            path = write_task(value, run.data_dir, seed) if is_task(value) else Path(value).expanduser().absolute()
+            path = (
+                write_task(value, run.data_dir, seed)
+                if is_task(value)
+                else Path(value).expanduser().absolute()
+            )
         changes[field] = str(path)
     return data.model_copy(update=changes)
 
 
 def model_dir_of(model: Model, run: RunDir, *, output: Output | None = None) -> Path:
-    """The Hugging Face folder of a run's model, fetched where it is on the hub. The trainer and the engines read it as it is: nothing is
-    converted."""
+    """The Hugging Face folder of a run's model, fetched where it is on the hub. The trainer and the
+    engines read it as it is: nothing is converted."""
     if model.scratch is not None:
         return run.model_dir
     folder = Path(model.path or "").expanduser()
     if is_converted(folder):
         return _unpacked(folder, run)
-    return folder.absolute() if folder.is_dir() else fetch_model(str(model.path), revision=model.revision, output=output)
+    return (
+        folder.absolute()
+        if folder.is_dir()
+        else fetch_model(str(model.path), revision=model.revision, output=output)
+    )
 
 
 def _unpacked(folder: Path, run: RunDir) -> Path:
-    """A converted model as a Hugging Face folder within the run, made once: the engines read no other."""
+    """A converted model as a Hugging Face folder within the run, made once: the engines read no
+    other."""
     if not (run.model_dir / CONFIG_NAME).exists():
         from milescli.console.output import Mode, Output
         from milescli.runtime.convert_back import OutletOptions, convert_to_hf
         from milescli.runtime.convert_verify import Verify
 
-        convert_to_hf(folder, run.model_dir, options=OutletOptions(verify=Verify.TENSORS), output=Output(Mode.QUIET))
+        convert_to_hf(
+            folder,
+            run.model_dir,
+            options=OutletOptions(verify=Verify.TENSORS),
+            output=Output(Mode.QUIET),
+        )
     return run.model_dir
 
 
@@ -152,18 +181,27 @@ def _model_folder(recipe: Recipe, run: RunDir, data: Data, *, output: Output | N
     if model.scratch is None:
         return model_dir_of(model, run, output=output)
     if not (run.model_dir / "model.safetensors").exists():
-        text = Path(data.demonstrations or data.prompts or "").read_text(encoding="utf-8", errors="replace")
+        text = Path(data.demonstrations or data.prompts or "").read_text(
+            encoding="utf-8", errors="replace"
+        )
         make_scratch_tokenizer(text.splitlines(), model.scratch.vocab_size, run.model_dir)
         scratch.make_model(model.scratch, run.model_dir, recipe.run.seed)
     return run.model_dir
 
 
-def _demonstrations(recipe: Recipe, source: FilePrompts, tokenizer: ChatTokenizer) -> list[tuple[list[int], list[int]]]:
-    pairs = [(p.token_ids, tokenizer.encode_answer(p.demonstration)) for p in source.prompts if p.demonstration is not None]
+def _demonstrations(
+    recipe: Recipe, source: FilePrompts, tokenizer: ChatTokenizer
+) -> list[tuple[list[int], list[int]]]:
+    pairs = [
+        (p.token_ids, tokenizer.encode_answer(p.demonstration))
+        for p in source.prompts
+        if p.demonstration is not None
+    ]
     if not pairs:
         raise DataError(
             f"`{recipe.data.demonstrations}` has no worked answers",
-            why="the warm-up imitates them: it needs a column `demonstration`, or answers that end in `#### label`",
+            why="the warm-up imitates them: it needs a column `demonstration`, or answers that end "
+            "in `#### label`",
             fix=["--set data.demonstrations=FILE", "--set warmup.steps=0"],
         )
     longest = max(len(prompt) + len(answer) for prompt, answer in pairs)
@@ -182,6 +220,7 @@ def _refuse_leak(heldout: list[Prompt], prompts: list[Prompt], data: Data) -> No
     if leaked:
         raise DataError(
             f"{len(leaked)} held-out prompts are training prompts too",
-            why=f"row {leaked[0] + 1} of {data.eval} is also in {data.prompts}: the evaluation would measure memory",
+            why=f"row {leaked[0] + 1} of {data.eval} is also in {data.prompts}: the evaluation "
+            "would measure memory",
             fix="--set data.eval=FILE with other prompts",
         )

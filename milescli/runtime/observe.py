@@ -1,4 +1,5 @@
-"""Who watches a run: events.jsonl, metrics.jsonl, TensorBoard, Weights & Biases. Listeners only; they never steer and never stop a run."""
+"""Who watches a run: events.jsonl, metrics.jsonl, TensorBoard, Weights & Biases. Listeners only;
+they never steer and never stop a run."""
 
 from __future__ import annotations
 
@@ -72,7 +73,9 @@ class WeightsAndBiases:
                 why="`run.wandb_project` is set, and WANDB_API_KEY is not in the environment",
                 fix=["export WANDB_API_KEY=...", "export WANDB_MODE=offline"],
             )
-        self._run: Any = wandb.init(project=project, name=run.name, dir=str(run.path), resume="allow", id=run.name)
+        self._run: Any = wandb.init(
+            project=project, name=run.name, dir=str(run.path), resume="allow", id=run.name
+        )
 
     def __call__(self, event: Event) -> None:
         """Log the scalars of an event."""
@@ -82,7 +85,8 @@ class WeightsAndBiases:
 
 
 def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
-    """(step, name -> value) of an event, or None where it carries none. Names: train/, rollout/, time/, speed/, eval/, warmup/."""
+    """(step, name -> value) of an event, or None where it carries none. Names: train/, rollout/,
+    time/, speed/, eval/, warmup/."""
     if isinstance(event, StepDone):
         report = asdict(event.report)
         values = {f"train/{name}": value for name, value in report.items() if name != "extra"}
@@ -110,7 +114,8 @@ def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
 
 
 def attach(bus: EventBus, run: RunDir, settings: Run) -> None:
-    """Let the recipe's observers listen. Raises RecipeError where one was asked for and cannot be had."""
+    """Let the recipe's observers listen. Raises RecipeError where one was asked for and cannot be
+    had."""
     bus.listeners.append(EventLog(run.path / "events.jsonl"))
     bus.listeners.append(MetricLog(run.path / "metrics.jsonl"))
     if settings.tensorboard:

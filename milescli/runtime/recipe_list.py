@@ -1,4 +1,5 @@
-"""`miles recipes`: each recipe that ships with its model's size, its data, and the smallest machine that the planner finds room on. No network."""
+"""`miles recipes`: each recipe that ships with its model's size, its data, and the smallest machine
+that the planner finds room on. No network."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import ALIASES, MODELS_FILE, template_names, templates_dir
 from milescli.runtime import scratch
 
-YARDSTICK = ("1xH100", "2xH100", "4xH100", "8xH100", *(f"{nodes}x8xH100" for nodes in (2, 4, 8, 16, 32, 64)))
+YARDSTICK = (
+    "1xH100",
+    "2xH100",
+    "4xH100",
+    "8xH100",
+    *(f"{nodes}x8xH100" for nodes in (2, 4, 8, 16, 32, 64)),
+)
 """Machines that are tried, the smallest first."""
 NO_MACHINE = "none"
 """In `models.json`: the planner finds no room on any of them, or the model cannot be trained."""
@@ -49,12 +56,15 @@ def recipe_rows() -> list[RecipeRow]:
 
 
 def smallest_machine(recipe: Recipe, facts: ModelFacts) -> str | None:
-    """The first of the yardstick that the planner finds room on; None where it finds none, or the model cannot be trained."""
+    """The first of the yardstick that the planner finds room on; None where it finds none, or the
+    model cannot be trained."""
     if facts.untrainable:
         return None
     for name in YARDSTICK:
         machine = parse_machine(name)
-        sized = recipe.model_copy(update={"machine": recipe.machine.model_copy(update={"nodes": len(machine.nodes)})})
+        sized = recipe.model_copy(
+            update={"machine": recipe.machine.model_copy(update={"nodes": len(machine.nodes)})}
+        )
         if try_plan(sized, machine, facts) is not None:
             return name
     return None

@@ -1,4 +1,5 @@
-"""`miles resume`: go on from the newest complete checkpoint, on this machine's layout, as if nothing had happened."""
+"""`miles resume`: go on from the newest complete checkpoint, on this machine's layout, as if
+nothing had happened."""
 
 from __future__ import annotations
 
@@ -21,15 +22,31 @@ if TYPE_CHECKING:
     from milescli.checkpoint.base import CheckpointManifest
     from milescli.console.output import Output
 
-MAY_CHANGE = ("machine", "run.tensorboard", "run.wandb_project", "parallel", "engines", "weights", "checkpoint", "train.steps")
+MAY_CHANGE = (
+    "machine",
+    "run.tensorboard",
+    "run.wandb_project",
+    "parallel",
+    "engines",
+    "weights",
+    "checkpoint",
+    "train.steps",
+)
 """Where and how far it runs may change; what it learns may not."""
 
 
 def resume(
-    path: Path, *, steps: int | None, sets: list[str], address: str | None, environ: Mapping[str, str], output: Output
+    path: Path,
+    *,
+    steps: int | None,
+    sets: list[str],
+    address: str | None,
+    environ: Mapping[str, str],
+    output: Output,
 ) -> RunSummary:
-    """Train on. `address`: of the Ray cluster, where it is another than before; `environ` may name it too. Raises CheckpointError where the run
-    cannot be continued faithfully, RecipeError where nothing is left to do."""
+    """Train on. `address`: of the Ray cluster, where it is another than before; `environ` may name
+    it too. Raises CheckpointError where the run cannot be continued faithfully, RecipeError where
+    nothing is left to do."""
     from milescli.runtime.attempt import train
 
     run = open_run(path)
@@ -41,7 +58,9 @@ def resume(
     with lock(run):
         checkpoint = CheckpointStore(run.checkpoints).latest()
         if checkpoint is None:
-            output.warn(f"run {run.name} has no complete checkpoint: it begins again from the start")
+            output.warn(
+                f"run {run.name} has no complete checkpoint: it begins again from the start"
+            )
         else:
             _refuse_if_done(checkpoint.manifest.step, loaded.recipe.train.steps, path)
         sites = find_sites(loaded, output=output)
@@ -80,6 +99,10 @@ def _refuse_drift(manifest: CheckpointManifest, material: Material, path: Path) 
     if found != manifest.data_sha256:
         raise CheckpointError(
             "the training prompts are not those of the checkpoint",
-            why=f"{material.reports['prompts'].path} has SHA-256 {found[:12]}..., the checkpoint saw {manifest.data_sha256[:12]}...",
-            fix=["put the file back as it was", f"miles launch --recipe {path}/recipe.yaml   # a new run on the new prompts"],
+            why=f"{material.reports['prompts'].path} has SHA-256 {found[:12]}..., the checkpoint "
+            f"saw {manifest.data_sha256[:12]}...",
+            fix=[
+                "put the file back as it was",
+                f"miles launch --recipe {path}/recipe.yaml   # a new run on the new prompts",
+            ],
         )

@@ -1,4 +1,5 @@
-"""The run directory: where a run lives, what it is made of, and who may use it. Knows nothing of engines."""
+"""The run directory: where a run lives, what it is made of, and who may use it. Knows nothing of
+engines."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ class RunDir:
 
     @property
     def model_dir(self) -> Path:
-        """The model made from a seed, where the recipe asks for one; also the tokenizer that engines and export use."""
+        """The model made from a seed, where the recipe asks for one; also the tokenizer that
+        engines and export use."""
         return self.path / "model"
 
     @property
@@ -82,7 +84,10 @@ class RunDir:
 
     def attempts(self) -> list[Path]:
         """Log folders of all attempts, oldest first."""
-        return sorted((self.path / "logs").glob("attempt_*"), key=lambda folder: int(folder.name.partition("_")[2]))
+        return sorted(
+            (self.path / "logs").glob("attempt_*"),
+            key=lambda folder: int(folder.name.partition("_")[2]),
+        )
 
     def new_attempt(self) -> Path:
         """A log folder for this attempt, which `logs/latest` then points to."""
@@ -109,7 +114,8 @@ class RunDir:
 
 @contextmanager
 def lock(run: RunDir) -> Iterator[None]:
-    """Only one driver works on a run: taken before anything in its directory changes. Given back at the end of the process, too.
+    """Only one driver works on a run: taken before anything in its directory changes. Given back at
+    the end of the process, too.
 
     Raises MilesError where another process holds it.
     """
@@ -126,7 +132,8 @@ def lock(run: RunDir) -> Iterator[None]:
 
 
 def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:
-    """A new run directory. Without a name: `<recipe>-<n>` with the first free n. Refuses a directory that is in use."""
+    """A new run directory. Without a name: `<recipe>-<n>` with the first free n. Refuses a
+    directory that is in use."""
     base = base.absolute()
     base.mkdir(parents=True, exist_ok=True)
     if name is None:
@@ -135,7 +142,11 @@ def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:
             number += 1
         name = f"{recipe_name}-{number}"
     if "/" in name or name.startswith("."):
-        raise RecipeError(f"`{name}` cannot be the name of a run", why="it must be one plain folder name", fix="--name my-run")
+        raise RecipeError(
+            f"`{name}` cannot be the name of a run",
+            why="it must be one plain folder name",
+            fix="--name my-run",
+        )
     path = base / name
     if path.exists() and any(path.iterdir()):
         raise RecipeError(

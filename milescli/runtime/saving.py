@@ -1,4 +1,5 @@
-"""Checkpoints of a run: when one is begun, when it is complete, and what its manifest says. The tensors are the trainer's business."""
+"""Checkpoints of a run: when one is begun, when it is complete, and what its manifest says. The
+tensors are the trainer's business."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from milescli.runtime.trainer import RankGroup
 
 
 def version_of(step: int) -> WeightVersion:
-    """Weight version of the weights after `step` RL steps. 0 is what the engines loaded at start; 1 is the state after the warm-up."""
+    """Weight version of the weights after `step` RL steps. 0 is what the engines loaded at start; 1
+    is the state after the warm-up."""
     return WeightVersion(step + 1)
 
 
@@ -34,7 +36,8 @@ class _Pending:
 
 @dataclass(slots=True, kw_only=True)
 class Saver:
-    """At most one checkpoint is being written at a time; it counts only when its manifest stands."""
+    """At most one checkpoint is being written at a time; it counts only when its manifest
+    stands."""
 
     store: CheckpointStore
     run: RunDir
@@ -54,12 +57,15 @@ class Saver:
         began = time.monotonic()
         folder = self.store.begin(step)
         await trainer.save(folder)
-        self._pending = _Pending(trainer=trainer, folder=folder, step=step, prompt_position=prompt_position, began=began)
+        self._pending = _Pending(
+            trainer=trainer, folder=folder, step=step, prompt_position=prompt_position, began=began
+        )
         if not self.recipe.checkpoint.async_save:
             await self.settle()
 
     async def settle(self) -> None:
-        """Wait for the files of the pending checkpoint, write its manifest, and forget the oldest beyond `checkpoint.keep`."""
+        """Wait for the files of the pending checkpoint, write its manifest, and forget the oldest
+        beyond `checkpoint.keep`."""
         if (pending := self._pending) is None:
             return
         self._pending = None
@@ -76,7 +82,9 @@ class Saver:
                 plan_fingerprint=self.plan.fingerprint,
                 recipe_sha256=self.run.recipe_sha256,
                 data_sha256=self.material.reports["prompts"].sha256,
-                layout={name: getattr(layout, name) for name in ("tp", "pp", "cp", "ep", "etp", "dp")},
+                layout={
+                    name: getattr(layout, name) for name in ("tp", "pp", "cp", "ep", "etp", "dp")
+                },
                 created=utc_now(),
                 miles_version=__version__,
                 size_bytes=0,

@@ -1,4 +1,5 @@
-"""A small model made from a seed: config.json, random weights, tokenizer. A real Hugging Face folder, so nothing downstream knows."""
+"""A small model made from a seed: config.json, random weights, tokenizer. A real Hugging Face
+folder, so nothing downstream knows."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from milescli.models import parse_facts, table
 from milescli.recipe.schema import ScratchModel
 
 INIT_STD = 0.02
-"""Of embeddings and matrices, as in the published recipes of this architecture; norms begin at 1."""
+"""Of embeddings and matrices, as in the published recipes of this architecture; norms begin at
+1."""
 EOS_ID, PAD_ID = 2, 0
 """<|im_end|> and <|endoftext|>, as `rollout.scratch_tokenizer` numbers them."""
 
@@ -56,7 +58,8 @@ def config_of(scratch: ScratchModel) -> dict[str, Any]:
 
 
 def make_model(scratch: ScratchModel, folder: Path, seed: int) -> None:
-    """Write config.json and model.safetensors. Equal arguments give equal bytes: each tensor has a generator of its own."""
+    """Write config.json and model.safetensors. Equal arguments give equal bytes: each tensor has a
+    generator of its own."""
     import torch
     from safetensors.torch import save_file
 
@@ -66,7 +69,9 @@ def make_model(scratch: ScratchModel, folder: Path, seed: int) -> None:
     for index, (name, shape) in enumerate(sorted(table(parse_facts(config)).hf_shapes().items())):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
         is_norm = name.endswith("norm.weight")
-        tensors[name] = torch.ones(shape) if is_norm else torch.randn(shape, generator=generator) * INIT_STD
+        tensors[name] = (
+            torch.ones(shape) if is_norm else torch.randn(shape, generator=generator) * INIT_STD
+        )
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {"eos_token_id": EOS_ID, "pad_token_id": PAD_ID}

@@ -1,5 +1,5 @@
-"""One stretch of work on a run: its log folder, its watchdog and its Ray session. Entered by launch, resume and eval, which hold
-the run's lock."""
+"""One stretch of work on a run: its log folder, its watchdog and its Ray session. Entered by
+launch, resume and eval, which hold the run's lock."""
 
 from __future__ import annotations
 
@@ -36,23 +36,35 @@ class Session:
 
     @property
     def verdict_file(self) -> Path:
-        """Written once, when the work ended in order; the watchdog writes it where the driver was killed."""
+        """Written once, when the work ended in order; the watchdog writes it where the driver was
+        killed."""
         return self.log_dir / "verdict.json"
 
     @property
     def cause_grace_s(self) -> float:
-        """How long a lost connection waits for its cause: Ray needs a while to find that a node is gone."""
+        """How long a lost connection waits for its cause: Ray needs a while to find that a node is
+        gone."""
         return DEATH_NOTICE_S if self.ground.sites.beyond_this_computer else CAUSE_GRACE_S
 
 
 @contextmanager
 def open_session(
-    *, run: RunDir, log_dir: Path, recipe: Recipe, plan: Plan, sites: Sites, model_dir: Path, facts: ModelFacts
+    *,
+    run: RunDir,
+    log_dir: Path,
+    recipe: Recipe,
+    plan: Plan,
+    sites: Sites,
+    model_dir: Path,
+    facts: ModelFacts,
 ) -> Iterator[Session]:
-    """Ray is up inside; afterwards every process of the session is gone, whatever happened, and so are its scratch files."""
+    """Ray is up inside; afterwards every process of the session is gone, whatever happened, and so
+    are its scratch files."""
     token = secrets.token_hex(16)
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
-    watchdog = guardian.start(token=token, scratch_dirs=[temp_dir], verdict=log_dir / "verdict.json")
+    watchdog = guardian.start(
+        token=token, scratch_dirs=[temp_dir], verdict=log_dir / "verdict.json"
+    )
     old_environment, old_temp_dir = dict(os.environ), tempfile.tempdir
     (temp_dir / "t").mkdir()
     tempfile.tempdir = str(temp_dir / "t")
@@ -61,12 +73,19 @@ def open_session(
         nodes=[site.node for site in sites.chosen],
         temp_dir=temp_dir,
         log_dir=log_dir,
-        environment=run_environment(guardian.TOKEN_VARIABLE, token, temp_dir / "t") | _for_other_computers(sites),
+        environment=run_environment(guardian.TOKEN_VARIABLE, token, temp_dir / "t")
+        | _for_other_computers(sites),
     )
     ground = Ground(plan=plan, sites=sites, cluster=cluster, token=token, temp_dir=temp_dir / "t")
     try:
         builder = Builder(
-            recipe=recipe, plan=plan, cluster=cluster, ground=ground, model_dir=model_dir, facts=facts, log_dir=log_dir
+            recipe=recipe,
+            plan=plan,
+            cluster=cluster,
+            ground=ground,
+            model_dir=model_dir,
+            facts=facts,
+            log_dir=log_dir,
         )
         builder.check()
         cluster.start(plan)
@@ -85,4 +104,8 @@ def _for_other_computers(sites: Sites) -> dict[str, str]:
     """The user's own settings of collectives, which processes on other nodes do not inherit."""
     if not sites.beyond_this_computer:
         return {}
-    return {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_"))}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_"))
+    }

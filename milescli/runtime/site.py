@@ -1,5 +1,6 @@
-"""What one node of a cluster tells of itself: devices, versions, interfaces, whether it sees a folder of the driver. Called on every node by
-`each_node`, and on the driver itself; takes no device."""
+"""What one node of a cluster tells of itself: devices, versions, interfaces, whether it sees a
+folder of the driver. Called on every node by `each_node`, and on the driver itself; takes no
+device."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class SiteReport:
     machine: Machine
     """Of one node."""
     versions: dict[str, str]
-    """python, miles with a digest of its source, and `COMPARED_PACKAGES`; `missing` where one is not installed."""
+    """python, miles with a digest of its source, and `COMPARED_PACKAGES`; `missing` where one is
+    not installed."""
     interfaces: dict[str, str]
     """Address -> name of the network interface that holds it."""
     variables: dict[str, str]
@@ -40,7 +42,8 @@ class SiteReport:
 
 
 def report() -> SiteReport:
-    """Of the computer that this runs on. Raises MachineError where its visibility variables contradict each other."""
+    """Of the computer that this runs on. Raises MachineError where its visibility variables
+    contradict each other."""
     return SiteReport(
         machine=probe(),
         versions=_versions(),
@@ -55,7 +58,10 @@ def report() -> SiteReport:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": python_platform.python_version(), "miles": f"{milescli.__version__} ({_source_digest()})"}
+    found = {
+        "python": python_platform.python_version(),
+        "miles": f"{milescli.__version__} ({_source_digest()})",
+    }
     for name in COMPARED_PACKAGES:
         try:
             found[name] = version(name)
@@ -81,7 +87,8 @@ def has_nonce(*, file: str, nonce: str) -> bool:
 
 
 def folder_digest(*, folder: str) -> str:
-    """Of names, sizes and small files of a model folder: equal copies on local disks will do. Empty where there is no such folder."""
+    """Of names, sizes and small files of a model folder: equal copies on local disks will do. Empty
+    where there is no such folder."""
     digest, found = hashlib.sha256(), False
     for file in sorted(Path(folder).glob("*")):
         if file.is_file():

@@ -1,5 +1,5 @@
-"""Which computers a run takes: this one, or nodes of a Ray cluster that is there already. Found, compared and checked by the driver before a
-run directory is made or an actor started."""
+"""Which computers a run takes: this one, or nodes of a Ray cluster that is there already. Found,
+compared and checked by the driver before a run directory is made or an actor started."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from milescli.console.output import Output
 
 ASK_TIMEOUT_S = 120.0
-"""Bound on an answer of every node: Ray starts a Python process there, and a vendor's tool takes seconds."""
+"""Bound on an answer of every node: Ray starts a Python process there, and a vendor's tool takes
+seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +40,14 @@ class Site:
         return self.report.machine.nodes[0].devices[: self.node.num_gpus]
 
     def interface_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """GLOO_ and NCCL_SOCKET_IFNAME for processes on this node. What the user set wins, there or for the driver (`environ`); else the
-        interface that holds the address by which the other nodes know this one."""
+        """GLOO_ and NCCL_SOCKET_IFNAME for processes on this node. What the user set wins, there or
+        for the driver (`environ`); else the interface that holds the address by which the other
+        nodes know this one."""
         own = self.report.interfaces.get(self.node.address)
-        chosen = {name: self.report.variables.get(name) or environ.get(name) or own for name in INTERFACE_VARIABLES}
+        chosen = {
+            name: self.report.variables.get(name) or environ.get(name) or own
+            for name in INTERFACE_VARIABLES
+        }
         return {name: value for name, value in chosen.items() if value}
 
 
@@ -67,8 +72,9 @@ class Sites:
         return f"Ray cluster at {self.address}: {', '.join(str(site.node) for site in self.chosen)}"
 
     def require_shared(self, run_dir: Path, model_dir: Path | None = None) -> None:
-        """Raises MachineError where another node does not see the run directory, CheckpointError where its model folder is not the same.
-        None: the model will be made within the run directory."""
+        """Raises MachineError where another node does not see the run directory, CheckpointError
+        where its model folder is not the same. None: the model will be made within the run
+        directory."""
         if not self.beyond_this_computer:
             return
         assert self.address is not None
@@ -84,18 +90,31 @@ class Sites:
         if blind:
             raise MachineError(
                 f"the run directory is not the same on {', '.join(map(str, blind))}",
-                why=f"a file that was written to {run_dir} here was not found there; logs and checkpoints of all ranks go into it",
-                fix=["--set run.dir=FOLDER   # on a file system that all nodes share", f"mount {run_dir.parent} there"],
+                why=f"a file that was written to {run_dir} here was not found there; logs and "
+                "checkpoints of all ranks go into it",
+                fix=[
+                    "--set run.dir=FOLDER   # on a file system that all nodes share",
+                    f"mount {run_dir.parent} there",
+                ],
             )
 
     def _require_model(self, model_dir: Path, only: list[str]) -> None:
         answers = _all_answered(
-            each_node(str(self.address), DIGEST, {"folder": str(model_dir)}, timeout_s=ASK_TIMEOUT_S, only=only)
+            each_node(
+                str(self.address),
+                DIGEST,
+                {"folder": str(model_dir)},
+                timeout_s=ASK_TIMEOUT_S,
+                only=only,
+            )
         )
         own = folder_digest(folder=str(model_dir))
         other = [answer for answer in answers if answer.result != own]
         if other:
-            found = "; ".join(f"{answer.node}: {'other files' if answer.result else 'no such folder'}" for answer in other)
+            found = "; ".join(
+                f"{answer.node}: {'other files' if answer.result else 'no such folder'}"
+                for answer in other
+            )
             raise CheckpointError(
                 f"the model is not the same on all nodes: {model_dir}",
                 why=f"every rank and engine reads it there. {found}",
@@ -107,24 +126,32 @@ class Sites:
 
 
 def who_sees(folder: Path, address: str, *, only: Sequence[str]) -> list[NodeAnswer]:
-    """Whether each node reads in `folder` what is written there now. `only`: ids of the nodes. Raises OSError where it cannot be written
-    here."""
+    """Whether each node reads in `folder` what is written there now. `only`: ids of the nodes.
+    Raises OSError where it cannot be written here."""
     nonce, file = secrets.token_hex(8), folder / f".miles-seen-{secrets.token_hex(4)}"
     file.write_text(nonce, encoding="utf-8")
     try:
-        return each_node(address, HAS_NONCE, {"file": str(file), "nonce": nonce}, timeout_s=ASK_TIMEOUT_S, only=only)
+        return each_node(
+            address,
+            HAS_NONCE,
+            {"file": str(file), "nonce": nonce},
+            timeout_s=ASK_TIMEOUT_S,
+            only=only,
+        )
     finally:
         file.unlink()
 
 
 def planning_machine(loaded: LoadedRecipe) -> Machine:
-    """What a plan alone is made for: this computer for as many nodes as are wished, or the nodes of the cluster that is named."""
+    """What a plan alone is made for: this computer for as many nodes as are wished, or the nodes of
+    the cluster that is named."""
     wish = loaded.recipe.machine
     return probe() if wish.address is None else _found(wish).machine
 
 
 def find_sites(loaded: LoadedRecipe, *, output: Output | None) -> Sites:
-    """The computers of a run; a cluster that is joined is told in one line, with who named it. Raises as `_found`."""
+    """The computers of a run; a cluster that is joined is told in one line, with who named it.
+    Raises as `_found`."""
     sites = _found(loaded.recipe.machine)
     if sites.address is not None and output is not None:
         output.note(f"{sites.describe()} ({loaded.origins['machine.address']})")
@@ -132,8 +159,9 @@ def find_sites(loaded: LoadedRecipe, *, output: Output | None) -> Sites:
 
 
 def _found(wish: MachineWish) -> Sites:
-    """The computers of a run that wishes `wish`. Raises MachineError where several are wanted and no cluster is named, too few answer, or
-    they differ in what must be equal; FitError where they have fewer devices than wanted."""
+    """The computers of a run that wishes `wish`. Raises MachineError where several are wanted and
+    no cluster is named, too few answer, or they differ in what must be equal; FitError where they
+    have fewer devices than wanted."""
     if wish.address is None:
         if wish.nodes > 1:
             raise no_cluster_named(wish.nodes)
@@ -141,7 +169,9 @@ def _found(wish: MachineWish) -> Sites:
     with joined(wish.address):
         answers = each_node(wish.address, REPORT, timeout_s=ASK_TIMEOUT_S)
         free = free_resources()
-    sites = [Site(node=answer.node, report=answer.result) for answer in answers if answer.error is None]
+    sites = [
+        Site(node=answer.node, report=answer.result) for answer in answers if answer.error is None
+    ]
     if len(sites) < wish.nodes:
         raise _too_few(wish, answers)
     chosen = _choose(sites, wish, free)
@@ -156,9 +186,11 @@ def no_cluster_named(num_nodes: int) -> MachineError:
     """Several computers are wanted, and nobody said which."""
     return MachineError(
         f"{num_nodes} nodes are wanted, and no Ray cluster is named",
-        why="miles starts Ray on this computer only; on several it joins a cluster that runs already",
+        why="miles starts Ray on this computer only; on several it joins a cluster that runs "
+        "already",
         fix=[
-            "ray start --head --port=6379   # here; `ray start --address=HOST:6379` on the others; then add --address HOST:6379",
+            "ray start --head --port=6379   # here; `ray start --address=HOST:6379` on the others; "
+            "then add --address HOST:6379",
             "export RAY_ADDRESS=HOST:6379   # the same as --address",
             "--emit slurm   # or kuberay, ssh: a script that does all this",
         ],
@@ -170,14 +202,21 @@ def _too_few(wish: MachineWish, answers: Sequence[NodeAnswer]) -> MachineError:
     there = ", ".join(str(answer.node) for answer in answers if answer.error is None) or "none"
     why = f"those that answered: {there}" + "".join(f"\n{line}" for line in silent)
     return MachineError(
-        f"{wish.nodes} nodes are wanted, and the Ray cluster at {wish.address} has {len(answers) - len(silent)} that can be used",
+        f"{wish.nodes} nodes are wanted, and the Ray cluster at {wish.address} has "
+        f"{len(answers) - len(silent)} that can be used",
         why=why,
-        fix=[f"ray start --address={wish.address}   # on each further node", f"--nodes {max(1, len(answers) - len(silent))}"],
+        fix=[
+            f"ray start --address={wish.address}   # on each further node",
+            f"--nodes {max(1, len(answers) - len(silent))}",
+        ],
     )
 
 
-def _choose(sites: list[Site], wish: MachineWish, free: Mapping[str, Mapping[str, float]]) -> list[Site]:
-    """`wish.nodes` of them: those with enough devices and free ones before others, then in the order in which they are given, which stays."""
+def _choose(
+    sites: list[Site], wish: MachineWish, free: Mapping[str, Mapping[str, float]]
+) -> list[Site]:
+    """`wish.nodes` of them: those with enough devices and free ones before others, then in the
+    order in which they are given, which stays."""
 
     def lacks(site: Site) -> tuple[bool, bool]:
         there = len(site.devices)
@@ -199,11 +238,15 @@ def _require_same_software(chosen: Sequence[Site]) -> None:
             if site.report.versions.get(name) != mine[name]
         }
         if unlike:
-            told = "; ".join(f"{name} is {theirs} there and {ours} here" for name, (ours, theirs) in unlike.items())
+            told = "; ".join(
+                f"{name} is {theirs} there and {ours} here"
+                for name, (ours, theirs) in unlike.items()
+            )
             raise MachineError(
                 f"{site.node} runs other software than this one",
                 why=told,
-                fix=f"on {site.node.address}: ray stop, install the same, then `ray start --address=...` from that environment",
+                fix=f"on {site.node.address}: ray stop, install the same, then `ray start "
+                "--address=...` from that environment",
             )
 
 
@@ -212,9 +255,14 @@ def _require_same_devices(chosen: Sequence[Site]) -> None:
     if len(kinds) > 1:
         raise MachineError(
             "the nodes are unlike",
-            why="; ".join(f"{site.node} has {names or 'no devices'}" for names, site in kinds.items())
+            why="; ".join(
+                f"{site.node} has {names or 'no devices'}" for names, site in kinds.items()
+            )
             + "; a plan is made for equal ones",
-            fix=["--gpus 0   # run on their CPUs", "leave the odd ones out: --nodes N, or `ray stop` there"],
+            fix=[
+                "--gpus 0   # run on their CPUs",
+                "leave the odd ones out: --nodes N, or `ray stop` there",
+            ],
         )
 
 
@@ -229,7 +277,10 @@ def _require_devices(chosen: Sequence[Site], wish: MachineWish) -> None:
             raise FitError(
                 f"{wish.gpus} GPUs per node are wanted and {site.node} has {there}",
                 why="; ".join(f"{each.node} has {len(each.devices)}" for each in chosen),
-                fix=[f"--gpus {there}" if there else "--gpus 0   # run on their CPUs", "ray status"],
+                fix=[
+                    f"--gpus {there}" if there else "--gpus 0   # run on their CPUs",
+                    "ray status",
+                ],
             )
 
 

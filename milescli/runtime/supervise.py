@@ -1,4 +1,5 @@
-"""Keeps watch over a run: signals, the first cause when something dies, and the end that leaves nothing behind."""
+"""Keeps watch over a run: signals, the first cause when something dies, and the end that leaves
+nothing behind."""
 
 from __future__ import annotations
 
@@ -16,14 +17,18 @@ CAUSE_GRACE_S = 5.0
 
 
 def ended_now(number: int | None, *, fix: str) -> MilesError:
-    """The error of work that a signal ended with nothing saved. `fix`: the command that begins again."""
+    """The error of work that a signal ended with nothing saved. `fix`: the command that begins
+    again."""
     kind, name = (Interrupted, "Ctrl-C") if number == signal.SIGINT else (Terminated, "SIGTERM")
-    return kind("ended at once", why=f"{name} before there was anything to save, or a second time", fix=fix)
+    return kind(
+        "ended at once", why=f"{name} before there was anything to save, or a second time", fix=fix
+    )
 
 
 @dataclass(slots=True)
 class StopSignals:
-    """First Ctrl-C or SIGTERM: ask the loop to stop where nothing is half done, and to save. Second: end now."""
+    """First Ctrl-C or SIGTERM: ask the loop to stop where nothing is half done, and to save.
+    Second: end now."""
 
     on_stop: Callable[[], bool]
     """Asks; False where there is nothing to save, so that the first signal ends at once too."""
@@ -57,18 +62,25 @@ Probe = Callable[[], Awaitable[None]]
 
 
 async def watch(probes: list[Probe]) -> None:
-    """Look at all processes once a second, until one has died: raises its WorkerDied. Never returns otherwise."""
+    """Look at all processes once a second, until one has died: raises its WorkerDied. Never returns
+    otherwise."""
     while True:
         await asyncio.gather(*(probe() for probe in probes))
         await asyncio.sleep(WATCH_EVERY_S)
 
 
 async def run_watched(
-    work: Coroutine[Any, Any, None], probes: list[Probe], signals: StopSignals, *, cause_grace_s: float = CAUSE_GRACE_S
+    work: Coroutine[Any, Any, None],
+    probes: list[Probe],
+    signals: StopSignals,
+    *,
+    cause_grace_s: float = CAUSE_GRACE_S,
 ) -> None:
-    """Run `work` while watching; whichever ends first ends both. Raises the error that names the first cause.
+    """Run `work` while watching; whichever ends first ends both. Raises the error that names the
+    first cause.
 
-    A dead process makes others fail as well (lost connections, closed peers): its own WorkerDied is preferred.
+    A dead process makes others fail as well (lost connections, closed peers): its own WorkerDied is
+    preferred.
     """
     main = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(watch(probes))
@@ -99,5 +111,8 @@ def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
 
 
 def _may_be_symptom(error: BaseException) -> bool:
-    """Errors of the user's making (data, rewards, NaN) are causes; lost peers and timeouts may not be."""
-    return isinstance(error, WorkerDied | TimeoutError | OSError) or not isinstance(error, MilesError)
+    """Errors of the user's making (data, rewards, NaN) are causes; lost peers and timeouts may not
+    be."""
+    return isinstance(error, WorkerDied | TimeoutError | OSError) or not isinstance(
+        error, MilesError
+    )

@@ -1,4 +1,5 @@
-"""All trainer ranks as one Trainer: the same call on every rank, bounded and named. Lives in the driver; the ranks are actors."""
+"""All trainer ranks as one Trainer: the same call on every rank, bounded and named. Lives in the
+driver; the ranks are actors."""
 
 from __future__ import annotations
 

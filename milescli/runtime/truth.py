@@ -1,4 +1,5 @@
-"""Does the engine compute what the trainer computes? Asked before the first step of every run; a run on wrong engines never starts."""
+"""Does the engine compute what the trainer computes? Asked before the first step of every run; a
+run on wrong engines never starts."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ from milescli.train import packing
 NUM_PROMPTS = 8
 MAX_NEW_TOKENS = 32
 BOUND_MAX = {"fp32": 1e-4, "bf16": 0.5}
-"""Largest |engine - trainer| log-prob that rounding explains, per token. fp32: 1e-6 to 5e-5 were seen on CPU. bf16: not measured;
-kernels differ, and single tokens of small probability stray far (the mean is what tells)."""
+"""Largest |engine - trainer| log-prob that rounding explains, per token. fp32: 1e-6 to 5e-5 were
+seen on CPU. bf16: not measured; kernels differ, and single tokens of small probability stray far
+(the mean is what tells)."""
 BOUND_MEAN = {"fp32": 1e-5, "bf16": 0.03}
 
 
@@ -57,9 +59,11 @@ class Check:
     routing_replay: bool
 
     async def run(self, prompts: Sequence[Prompt]) -> EngineTrainerChecked:
-        """Let the engine answer the prompts and the trainer score the answers. Both hold the same weights afterwards, and the engines answer.
+        """Let the engine answer the prompts and the trainer score the answers. Both hold the same
+        weights afterwards, and the engines answer.
 
-        Raises MismatchError beyond the precision's bound; it says by how much, and which weight or layer is the first to differ.
+        Raises MismatchError beyond the precision's bound; it says by how much, and which weight or
+        layer is the first to differ.
         """
         groups = await self._answers(prompts)
         difference = compare(groups, await self._scored(groups))
@@ -85,8 +89,13 @@ class Check:
             )
             for index, prompt in enumerate(prompts)
         ]
-        completions = await asyncio.gather(*(self.devices.engines.generate(request) for request in requests))
-        return [_as_group(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        completions = await asyncio.gather(
+            *(self.devices.engines.generate(request) for request in requests)
+        )
+        return [
+            _as_group(prompt, completion)
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
 
     async def _scored(self, groups: list[Group]) -> list[array[float]]:
         batch = packing.pack_policy(
@@ -108,7 +117,8 @@ class Check:
         return difference.max <= BOUND_MAX[precision] and difference.mean <= BOUND_MEAN[precision]
 
     async def _blame(self, groups: list[Group]) -> str:
-        """What differs first: a weight, else a layer, found by silencing layers from the last to the first until both agree."""
+        """What differs first: a weight, else a layer, found by silencing layers from the last to
+        the first until both agree."""
         try:
             await self.devices.publish(self.devices.version, verify=True)
         except MismatchError as error:
@@ -120,21 +130,34 @@ class Check:
             await self.devices.publish(self.devices.version)
             left = await self._answers(prompts)
             if self._is_fine(compare(left, await self._scored(left))):
-                return f"all weights are equal, and layer {first} (of {self.num_layers}, from 0) is the first that computes otherwise"
-        return "all weights are equal, and the difference is there without any layer: embedding, final norm or output layer"
+                return (
+                    f"all weights are equal, and layer {first} (of {self.num_layers}, from 0) "
+                    "is the first that computes otherwise"
+                )
+        return (
+            "all weights are equal, and the difference is there without any layer: embedding, "
+            "final norm or output layer"
+        )
 
     def _mismatch(self, difference: Difference, where: str) -> MismatchError:
         precision = self.plan.precision
         return MismatchError(
-            f"engine and trainer disagree: log-probs differ by {difference.max:.2e} at most and {difference.mean:.2e} on average",
-            why=f"{where}; {precision} allows {BOUND_MAX[precision]:.0e} and {BOUND_MEAN[precision]:.0e}; worst at token "
-            f"{difference.worst_position} of the answer to prompt {difference.worst_prompt}, of {difference.num_tokens} tokens",
-            fix=["miles doctor", "compare config.json of the model with what logs/latest/engine-0-server.log says"],
+            f"engine and trainer disagree: log-probs differ by {difference.max:.2e} at most and "
+            f"{difference.mean:.2e} on average",
+            why=f"{where}; {precision} allows {BOUND_MAX[precision]:.0e} and "
+            f"{BOUND_MEAN[precision]:.0e}; worst at token "
+            f"{difference.worst_position} of the answer to prompt {difference.worst_prompt}, of "
+            f"{difference.num_tokens} tokens",
+            fix=[
+                "miles doctor",
+                "compare config.json of the model with what logs/latest/engine-0-server.log says",
+            ],
         )
 
 
 def compare(groups: list[Group], scored: list[array[float]]) -> Difference:
-    """`scored`: per sequence, [positions] the trainer's log-probs; the engine's are in the samples. NaN counts as the worst."""
+    """`scored`: per sequence, [positions] the trainer's log-probs; the engine's are in the samples.
+    NaN counts as the worst."""
     worst, total, count, place = -1.0, 0.0, 0, (0, 0)
     for group, trainer_logprobs in zip(groups, scored, strict=True):
         sample = group.samples[0]
@@ -144,7 +167,13 @@ def compare(groups: list[Group], scored: list[array[float]]) -> Difference:
             total, count = total + gap, count + 1
             if not gap <= worst:
                 worst, place = gap, (group.prompt.index, position)
-    return Difference(mean=total / max(count, 1), max=worst, num_tokens=count, worst_prompt=place[0], worst_position=place[1])
+    return Difference(
+        mean=total / max(count, 1),
+        max=worst,
+        num_tokens=count,
+        worst_prompt=place[0],
+        worst_position=place[1],
+    )
 
 
 def _as_group(prompt: Prompt, completion: Completion) -> Group:

@@ -1,4 +1,5 @@
-"""From rewards to advantages, group by group. A new algorithm is one function here (or in a plug-in) and one line in the table."""
+"""From rewards to advantages, group by group. A new algorithm is one function here (or in a
+plug-in) and one line in the table."""
 
 from __future__ import annotations
 
@@ -11,13 +12,17 @@ from milescli.core.types import Group
 
 NormalizeStd = Literal["group", "batch", "none"]
 
-ALGORITHMS = Registry("algorithm", {"grpo": "milescli.train.advantages:grpo"}, signature=("groups", "normalize_std"))
+ALGORITHMS = Registry(
+    "algorithm", {"grpo": "milescli.train.advantages:grpo"}, signature=("groups", "normalize_std")
+)
 
 STD_FLOOR = 1e-6
 """Added to a standard deviation before dividing by it."""
 
 
-def compute(groups: Sequence[Group], *, algorithm: str, normalize_std: NormalizeStd) -> list[list[float]]:
+def compute(
+    groups: Sequence[Group], *, algorithm: str, normalize_std: NormalizeStd
+) -> list[list[float]]:
     """[groups][samples of the group] the advantage of every answer, which all its tokens share.
 
     Raises RecipeError where no algorithm has that name.
@@ -33,8 +38,9 @@ def compute(groups: Sequence[Group], *, algorithm: str, normalize_std: Normalize
 def grpo(*, groups: Sequence[Group], normalize_std: NormalizeStd) -> list[list[float]]:
     """A_i = (r_i - mean of the group) / std (GRPO, arXiv 2402.03300, section 4.1.2).
 
-    std of the group, or of the whole batch's rewards (arXiv 2508.08221, section 4), or 1 (Dr. GRPO, arXiv 2503.20783).
-    std is the sample standard deviation (n - 1); a single answer has none and gets 0.
+    std of the group, or of the whole batch's rewards (arXiv 2508.08221, section 4), or 1 (Dr. GRPO,
+    arXiv 2503.20783). std is the sample standard deviation (n - 1); a single answer has none and
+    gets 0.
     """
     batch_std = _std([reward for group in groups for reward in group.rewards])
     advantages = []

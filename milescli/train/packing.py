@@ -1,4 +1,5 @@
-"""Scored groups (or demonstrations) -> TrainBatch: packed end to end, spread over ranks and microbatches. Pure and deterministic."""
+"""Scored groups (or demonstrations) -> TrainBatch: packed end to end, spread over ranks and
+microbatches. Pure and deterministic."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def pack_policy(
     temperature: float,
     routing_replay: bool = False,
 ) -> TrainBatch:
-    """All answers of all groups, in order. `routing_replay`: carry the engine's expert choices along (every sample has them)."""
+    """All answers of all groups, in order. `routing_replay`: carry the engine's expert choices
+    along (every sample has them)."""
     samples = [sample for group in groups for sample in group.samples]
     flat = [value for row in advantages for value in row]
     assert len(flat) == len(samples), (len(flat), len(samples))
@@ -65,7 +67,10 @@ def pack_policy(
         temperature=temperature,
         aggregation=aggregation,
         updates=_spread(
-            [sequence.num_positions for sequence in sequences], dp=dp, cap=max_tokens_per_microbatch, updates=updates
+            [sequence.num_positions for sequence in sequences],
+            dp=dp,
+            cap=max_tokens_per_microbatch,
+            updates=updates,
         ),
         routed_experts=_routing(samples) if routing_replay else None,
     )
@@ -78,7 +83,8 @@ def pack_supervised(
     max_tokens_per_microbatch: int,
     aggregation: Aggregation = "token_mean",
 ) -> TrainBatch:
-    """(prompt ids, response ids) pairs as one optimizer update; every response token is trained on."""
+    """(prompt ids, response ids) pairs as one optimizer update; every response token is trained
+    on."""
     sequences = [
         _Sequence(
             token_ids=[*prompt, *response],
@@ -94,7 +100,12 @@ def pack_supervised(
         kind=LossKind.SUPERVISED,
         temperature=1.0,
         aggregation=aggregation,
-        updates=_spread([sequence.num_positions for sequence in sequences], dp=dp, cap=max_tokens_per_microbatch, updates=1),
+        updates=_spread(
+            [sequence.num_positions for sequence in sequences],
+            dp=dp,
+            cap=max_tokens_per_microbatch,
+            updates=1,
+        ),
         routed_experts=None,
     )
 
@@ -116,7 +127,10 @@ def _pack(
     for sequence, start, end in zip(sequences, cu_seqlens, cu_seqlens[1:], strict=False):
         if start == end:
             continue
-        input_ids[start:end], target_ids[start:end] = sequence.token_ids[:-1], sequence.token_ids[1:]
+        input_ids[start:end], target_ids[start:end] = (
+            sequence.token_ids[:-1],
+            sequence.token_ids[1:],
+        )
         first = sequence.prompt_length - 1
         assert first >= 0, "a sequence needs a prompt token before its answer"
         answer = slice(start + first, end)
@@ -141,17 +155,32 @@ def _pack(
 
 
 def _loss_weights(
-    mask: np.ndarray, cu_seqlens: list[int], *, updates: list[list[list[list[int]]]], aggregation: Aggregation
+    mask: np.ndarray,
+    cu_seqlens: list[int],
+    *,
+    updates: list[list[list[list[int]]]],
+    aggregation: Aggregation,
 ) -> np.ndarray:
-    """[T] as `TrainBatch.loss_weights` says; each update's weights sum to 1. Answers without a trained token do not count."""
+    """[T] as `TrainBatch.loss_weights` says; each update's weights sum to 1. Answers without a
+    trained token do not count."""
     trained = np.array([int(mask[start:end].sum()) for start, end in pairwise(cu_seqlens)])
     weights = np.zeros(len(mask), np.float32)
     for update in updates:
-        members = [index for rank in update for microbatch in rank for index in microbatch if trained[index]]
+        members = [
+            index
+            for rank in update
+            for microbatch in rank
+            for index in microbatch
+            if trained[index]
+        ]
         tokens = sum(int(trained[index]) for index in members)
         for index in members:
             span = slice(cu_seqlens[index], cu_seqlens[index + 1])
-            share = 1.0 / tokens if aggregation == "token_mean" else 1.0 / (len(members) * int(trained[index]))
+            share = (
+                1.0 / tokens
+                if aggregation == "token_mean"
+                else 1.0 / (len(members) * int(trained[index]))
+            )
             weights[span] = np.where(mask[span], np.float32(share), np.float32(0))
     return weights
 
@@ -163,20 +192,30 @@ def _routing(samples: Sequence[Sample]) -> torch.Tensor:
         routed = sample.routed_experts
         assert routed is not None, f"sample {sample.sample_index} carries no expert choices"
         assert routed.num_tokens == sample.num_tokens - 1, (routed.num_tokens, sample.num_tokens)
-        parts.append(np.frombuffer(routed.indices, np.int32).reshape(routed.num_tokens, routed.num_layers, routed.topk))
+        parts.append(
+            np.frombuffer(routed.indices, np.int32).reshape(
+                routed.num_tokens, routed.num_layers, routed.topk
+            )
+        )
     return torch.from_numpy(np.concatenate(parts))
 
 
-def _spread(lengths: Sequence[int], *, dp: int, cap: int, updates: int) -> list[list[list[list[int]]]]:
-    """updates[u][d][m]: neighbouring sequences form an update; within it, ranks and microbatches are balanced by tokens."""
+def _spread(
+    lengths: Sequence[int], *, dp: int, cap: int, updates: int
+) -> list[list[list[list[int]]]]:
+    """updates[u][d][m]: neighbouring sequences form an update; within it, ranks and microbatches
+    are balanced by tokens."""
     assert lengths, "a step needs at least one sequence"
     parts = np.array_split(np.arange(len(lengths)), min(updates, len(lengths)))
     return [_balance(part.tolist(), lengths, dp=dp, cap=cap) for part in parts]
 
 
-def _balance(members: list[int], lengths: Sequence[int], *, dp: int, cap: int) -> list[list[list[int]]]:
-    """[dp][microbatches] with the fewest microbatches for which every one holds at most `cap` tokens, a lone longer
-    sequence excepted. Longest first into the emptiest bin (LPT: R. Graham, 1969)."""
+def _balance(
+    members: list[int], lengths: Sequence[int], *, dp: int, cap: int
+) -> list[list[list[int]]]:
+    """[dp][microbatches] with the fewest microbatches for which every one holds at most `cap`
+    tokens, a lone longer sequence excepted. Longest first into the emptiest bin (LPT: R. Graham,
+    1969)."""
     order = sorted(members, key=lambda index: (-lengths[index], index))
     num_microbatches = max(-(-sum(lengths[index] for index in members) // (dp * cap)), 1)
     while True:
@@ -191,4 +230,7 @@ def _balance(members: list[int], lengths: Sequence[int], *, dp: int, cap: int) -
         if fits or num_microbatches >= len(members):
             break
         num_microbatches += 1
-    return [[sorted(bins[microbatch * dp + rank]) for microbatch in range(num_microbatches)] for rank in range(dp)]
+    return [
+        [sorted(bins[microbatch * dp + rank]) for microbatch in range(num_microbatches)]
+        for rank in range(dp)
+    ]

@@ -10,8 +10,9 @@ from milescli.recipe.schema import Optimizer, Warmup
 def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
     """Learning rate of step `step` (the first is 0) of `total_steps`.
 
-    During `warmup_steps` it rises linearly and reaches `lr` on the last of them; then it stays, or falls to `min_lr` on the
-    last step: linearly, or along half a cosine (SGDR, arXiv 1608.03983, eq. 5).
+    During `warmup_steps` it rises linearly and reaches `lr` on the last of them; then it stays, or
+    falls to `min_lr` on the last step: linearly, or along half a cosine (SGDR, arXiv 1608.03983,
+    eq. 5).
     """
     if step < optimizer.warmup_steps:
         return optimizer.lr * (step + 1) / optimizer.warmup_steps
@@ -19,13 +20,17 @@ def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
         return optimizer.lr
     last = max(total_steps - 1 - optimizer.warmup_steps, 1)
     progress = min((step - optimizer.warmup_steps) / last, 1.0)
-    left = 1.0 - progress if optimizer.schedule == "linear" else (1.0 + math.cos(math.pi * progress)) / 2
+    left = (
+        1.0 - progress
+        if optimizer.schedule == "linear"
+        else (1.0 + math.cos(math.pi * progress)) / 2
+    )
     return optimizer.min_lr + (optimizer.lr - optimizer.min_lr) * left
 
 
 def warmup_lr_at(warmup: Warmup, step: int) -> float:
-    """Learning rate of supervised step `step` (the first is 0): up over the first tenth, then `lr`, and over the last third
-    down to a tenth of it, so that RL begins from a settled model."""
+    """Learning rate of supervised step `step` (the first is 0): up over the first tenth, then `lr`,
+    and over the last third down to a tenth of it, so that RL begins from a settled model."""
     rise, fall = max(1, warmup.steps // 10), max(1, warmup.steps // 3)
     if step < rise:
         return warmup.lr * (step + 1) / rise

@@ -1,4 +1,5 @@
-"""Log-prob of the target and entropy from logits whose vocabulary is spread over ranks: no gather and no second copy of the logits."""
+"""Log-prob of the target and entropy from logits whose vocabulary is spread over ranks: no gather
+and no second copy of the logits."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 CHUNK_TOKENS = 2048
-"""Tokens looked at at once: bounds the scratch memory to a few [CHUNK_TOKENS, vocabulary / tp] tensors."""
+"""Tokens looked at at once: bounds the scratch memory to a few [CHUNK_TOKENS, vocabulary / tp]
+tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +28,13 @@ class VocabShard:
 def target_logprobs(
     logits: torch.Tensor, targets: torch.Tensor, *, shard: VocabShard, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log softmax(logits / temperature)[target] [T] and the entropy of that distribution [T], float32, equal on all ranks.
+    """log softmax(logits / temperature)[target] [T] and the entropy of that distribution [T],
+    float32, equal on all ranks.
 
-    `logits` [T, columns] of any float dtype, `targets` [T] int64 token ids. Differentiable in both results. The
-    backward pass writes the gradient over the logits: they must not be used afterwards (autograd refuses if they are).
-    With x = logits / temperature, p = softmax(x): d logprob / dx_j = [j = target] - p_j; d entropy / dx_j = -p_j (x_j - sum_k p_k x_k).
+    `logits` [T, columns] of any float dtype, `targets` [T] int64 token ids. Differentiable in both
+    results. The backward pass writes the gradient over the logits: they must not be used afterwards
+    (autograd refuses if they are). With x = logits / temperature, p = softmax(x): d logprob / dx_j
+    = [j = target] - p_j; d entropy / dx_j = -p_j (x_j - sum_k p_k x_k).
     """
     assert logits.dim() == 2 and targets.shape == logits.shape[:1], (logits.shape, targets.shape)
     return _TargetLogprobs.apply(logits, targets, shard, temperature)
@@ -51,7 +55,14 @@ class _TargetLogprobs(torch.autograd.Function):
         sums = torch.zeros((3, num_tokens), dtype=torch.float32, device=logits.device)
         if shard.size:
             for rows in _chunks(num_tokens):
-                _sum_rows(logits[rows, : shard.size], local[rows], owned[rows], peak[rows], temperature, out=sums[:, rows])
+                _sum_rows(
+                    logits[rows, : shard.size],
+                    local[rows],
+                    owned[rows],
+                    peak[rows],
+                    temperature,
+                    out=sums[:, rows],
+                )
         _all_reduce(sums, dist.ReduceOp.SUM, shard)
         log_total = sums[0].log() + peak
         mean = sums[1] / sums[0] + peak
@@ -75,7 +86,9 @@ class _TargetLogprobs(torch.autograd.Function):
                 total = p.mul_(grad_logprob[rows, None]).neg_()
             else:
                 scale = (mean[rows, None] - x).mul_(grad_entropy[rows, None])
-                total = p.mul_(scale if grad_logprob is None else scale.sub_(grad_logprob[rows, None]))
+                total = p.mul_(
+                    scale if grad_logprob is None else scale.sub_(grad_logprob[rows, None])
+                )
             if grad_logprob is not None and size:
                 hit = torch.where(owned[rows], grad_logprob[rows], 0.0)
                 total.scatter_add_(1, local[rows, None], hit[:, None])
@@ -85,7 +98,8 @@ class _TargetLogprobs(torch.autograd.Function):
 
 
 def _sum_rows(logits, local, owned, peak, temperature: float, *, out) -> None:
-    """Into out [3, rows]: sum exp(x - peak), sum exp(x - peak) (x - peak), and x - peak of the target where it is here."""
+    """Into out [3, rows]: sum exp(x - peak), sum exp(x - peak) (x - peak), and x - peak of the
+    target where it is here."""
     shifted = logits.float() / temperature - peak[:, None]
     out[2] = torch.where(owned, shifted.gather(1, local[:, None])[:, 0], 0.0)
     weights = shifted.exp()
@@ -94,7 +108,10 @@ def _sum_rows(logits, local, owned, peak, temperature: float, *, out) -> None:
 
 
 def _chunks(num_tokens: int) -> list[slice]:
-    return [slice(start, min(start + CHUNK_TOKENS, num_tokens)) for start in range(0, num_tokens, CHUNK_TOKENS)]
+    return [
+        slice(start, min(start + CHUNK_TOKENS, num_tokens))
+        for start in range(0, num_tokens, CHUNK_TOKENS)
+    ]
 
 
 def _all_reduce(tensor: torch.Tensor, operation: dist.ReduceOp, shard: VocabShard) -> None:

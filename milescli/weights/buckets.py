@@ -1,4 +1,5 @@
-"""Cuts a stream of named tensors into buckets of bounded size, and lays a bucket out as one flat run of bytes. Pure."""
+"""Cuts a stream of named tensors into buckets of bounded size, and lays a bucket out as one flat
+run of bytes. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from milescli.weights.base import Bucket
 
 
 def into_buckets(tensors: Iterable[tuple[str, torch.Tensor]], bound_bytes: int) -> Iterator[Bucket]:
-    """Buckets of at most `bound_bytes`, in the order of `tensors`; a tensor that is larger is a bucket of its own. Lazy: holds no
-    more than one bucket. No bucket is empty."""
+    """Buckets of at most `bound_bytes`, in the order of `tensors`; a tensor that is larger is a
+    bucket of its own. Lazy: holds no more than one bucket. No bucket is empty."""
     assert bound_bytes > 0, bound_bytes
     bucket: Bucket = []
     held_bytes = 0
@@ -45,7 +46,9 @@ def layout(bucket: Bucket) -> list[Slice]:
     start = 0
     for name, tensor in bucket:
         end = start + tensor.nbytes
-        slices.append(Slice(name=name, shape=tensor.shape, dtype=tensor.dtype, start=start, end=end))
+        slices.append(
+            Slice(name=name, shape=tensor.shape, dtype=tensor.dtype, start=start, end=end)
+        )
         start = end
     return slices
 
@@ -53,4 +56,6 @@ def layout(bucket: Bucket) -> list[Slice]:
 def write_flat(bucket: Bucket, flat: torch.Tensor) -> None:
     """Copy a bucket into `flat` ([bytes] uint8, at least as long), in the order of `layout`."""
     for (_, tensor), place in zip(bucket, layout(bucket), strict=True):
-        flat[place.start : place.end].copy_(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
+        flat[place.start : place.end].copy_(
+            tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        )

@@ -12,15 +12,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milescli.checkpoint.files import StreamFile, as_bytes, crc32_combine, crc32_of, crc32_of_file, free_bytes, read_region
+from milescli.checkpoint.files import (
+    StreamFile,
+    as_bytes,
+    crc32_combine,
+    crc32_of,
+    crc32_of_file,
+    free_bytes,
+    read_region,
+)
 
 
 @given(first=st.binary(max_size=300), second=st.binary(max_size=5000))
 def test_checksums_of_parts_make_that_of_the_whole(first: bytes, second: bytes) -> None:
-    assert crc32_combine(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
+    assert crc32_combine(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(
+        first + second
+    )
 
 
-@pytest.mark.parametrize("sizes", [(0,), (1,), (4096,), (8 * 2**20,), (5, 9_000_001, 3), (8 * 2**20 - 1, 2)])
+@pytest.mark.parametrize(
+    "sizes", [(0,), (1,), (4096,), (8 * 2**20,), (5, 9_000_001, 3), (8 * 2**20 - 1, 2)]
+)
 @pytest.mark.parametrize("direct", [True, False])
 def test_a_stream_holds_what_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], direct: bool
@@ -43,12 +55,16 @@ def test_a_stream_holds_what_was_written(
             stream.write_tensor(part, crc32=crc32_of(part))
     expected = b"head" + b"".join(part.numpy().tobytes() for part in parts)
     assert (tmp_path / "f").read_bytes() == expected
-    assert stream.size == len(expected) and stream.crc32 == zlib.crc32(expected) == crc32_of_file(tmp_path / "f")
+    assert stream.size == len(expected) and stream.crc32 == zlib.crc32(expected) == crc32_of_file(
+        tmp_path / "f"
+    )
 
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_any_region_of_a_tensor_is_read(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_region_of_a_tensor_is_read(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     shape = data.draw(st.lists(st.integers(1, 5), max_size=4))
     ranges = []
     for length in shape:

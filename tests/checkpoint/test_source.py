@@ -1,4 +1,5 @@
-"""Quantised folders read as plain ones: names, slices, and every way in which config.json and tensors contradict each other."""
+"""Quantised folders read as plain ones: names, slices, and every way in which config.json and
+tensors contradict each other."""
 
 from __future__ import annotations
 
@@ -17,9 +18,18 @@ from milescli.checkpoint.hf_folder import HfReader
 from milescli.checkpoint.source import QuantisedReader, open_source
 from milescli.core.errors import CheckpointError
 
-FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+FP8 = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
 _INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "group_size": 32, "strategy": "group"}
-INT4 = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {"weights": _INT4}}}
+INT4 = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"weights": _INT4}},
+}
 _CHANNEL = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
 CHANNEL = {
     "quant_method": "compressed-tensors",
@@ -42,12 +52,20 @@ class Form:
     turned: bool = False
 
     def write(self, folder: Path, **changes: torch.Tensor | None) -> torch.Tensor:
-        """Write the folder and return the plain weight that it stands for. `changes`: other tensors, None for none."""
+        """Write the folder and return the plain weight that it stands for. `changes`: other
+        tensors, None for none."""
         weight = torch.randn(self.shape, generator=torch.Generator().manual_seed(0))
         parts = self.codec.quantise(weight, None)
-        tensors: dict[str, torch.Tensor | None] = {**self.store(parts), "norm.weight": NORM, **changes}
+        tensors: dict[str, torch.Tensor | None] = {
+            **self.store(parts),
+            "norm.weight": NORM,
+            **changes,
+        }
         folder.mkdir(exist_ok=True)
-        save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
+        save_file(
+            {name: tensor for name, tensor in tensors.items() if tensor is not None},
+            folder / "model.safetensors",
+        )
         (folder / "config.json").write_text(json.dumps(self.config))
         plain = self.codec.dequantise(parts)[..., : self.shape[-1]]
         return plain.transpose(-1, -2) if self.turned else plain
@@ -70,20 +88,29 @@ FORMS = {
         {"quantization_config": FP8},
         fp8_block.codec(),
         (3, 130, 140),
-        lambda parts: {"a.gate_up_proj": parts["values"], "a.gate_up_proj_scale_inv": parts["scale"]},
+        lambda parts: {
+            "a.gate_up_proj": parts["values"],
+            "a.gate_up_proj_scale_inv": parts["scale"],
+        },
         plain="a.gate_up_proj",
     ),
     "fp8, ue8m0 as DeepSeek-V4": Form(
         {"quantization_config": {**FP8, "scale_fmt": "ue8m0"}, "expert_dtype": "fp4"},
         fp8_block.codec(powers=True),
         (140, 260),
-        lambda parts: {"a.weight": parts["values"], "a.scale": parts["scale"].to(torch.float8_e8m0fnu)},
+        lambda parts: {
+            "a.weight": parts["values"],
+            "a.scale": parts["scale"].to(torch.float8_e8m0fnu),
+        },
     ),
     "fp4 experts of DeepSeek-V4": Form(
         {"quantization_config": {**FP8, "scale_fmt": "ue8m0"}, "expert_dtype": "fp4"},
         fp4.MXFP4,
         (12, 96),
-        lambda parts: {"a.weight": parts["values"].view(torch.int8), "a.scale": parts["scale"].view(torch.float8_e8m0fnu)},
+        lambda parts: {
+            "a.weight": parts["values"].view(torch.int8),
+            "a.scale": parts["scale"].view(torch.float8_e8m0fnu),
+        },
     ),
     "fp8 by rows": Form(
         {"quantization_config": CHANNEL},
@@ -118,7 +145,13 @@ FORMS = {
         },
     ),
     "nvfp4": Form(
-        {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}},
+        {
+            "quantization_config": {
+                "quant_method": "modelopt",
+                "quant_algo": "NVFP4",
+                "ignore": ["lm_head"],
+            }
+        },
         fp4.NVFP4,
         (9, 48),
         lambda parts: {
@@ -148,10 +181,19 @@ def test_a_quantised_folder_reads_as_a_plain_one(form: Form, tmp_path: Path) -> 
     plain = form.write(tmp_path).to(torch.bfloat16)
     with open_source(tmp_path) as source:
         assert isinstance(source, QuantisedReader)
-        assert source.names() == sorted([form.plain, "norm.weight"]) and form.plain in source and "a.weight_scale" not in source
-        assert source.shape(form.plain) == tuple(plain.shape) and source.dtype(form.plain) == torch.bfloat16
+        assert (
+            source.names() == sorted([form.plain, "norm.weight"])
+            and form.plain in source
+            and "a.weight_scale" not in source
+        )
+        assert (
+            source.shape(form.plain) == tuple(plain.shape)
+            and source.dtype(form.plain) == torch.bfloat16
+        )
         assert torch.equal(source.read(form.plain), plain)
-        assert torch.equal(source.read("norm.weight"), NORM) and source.quantised_names() == [form.plain]
+        assert torch.equal(source.read("norm.weight"), NORM) and source.quantised_names() == [
+            form.plain
+        ]
 
 
 @FORM
@@ -160,19 +202,35 @@ def test_a_slice_is_what_the_whole_has_there(form: Form, tmp_path: Path) -> None
     with open_source(tmp_path) as source:
         for dim in range(2):
             length = plain.shape[dim]
-            for start, end in ((0, 1), (1, length - 1), (length // 2, length), (length - 1, length), (length // 2, None)):
+            for start, end in (
+                (0, 1),
+                (1, length - 1),
+                (length // 2, length),
+                (length - 1, length),
+                (length // 2, None),
+            ):
                 wanted = plain[start:end] if dim == 0 else plain[:, start:end]
-                assert torch.equal(source.read(form.plain, dim=dim, start=start, end=end), wanted), (dim, start, end)
+                assert torch.equal(
+                    source.read(form.plain, dim=dim, start=start, end=end), wanted
+                ), (dim, start, end)
         assert torch.equal(source.read_row(form.plain, row=2), plain[2])
         inner = tuple((length // 3, length // 3 + 2) for length in plain.shape)
-        assert torch.equal(source.read_region(form.plain, *inner), plain[tuple(slice(*each) for each in inner)])
+        assert torch.equal(
+            source.read_region(form.plain, *inner), plain[tuple(slice(*each) for each in inner)]
+        )
 
 
-def test_a_slice_reads_only_the_blocks_that_it_touches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_reads_only_the_blocks_that_it_touches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     FORMS["fp8"].write(tmp_path)
     asked: list[tuple[tuple[int, int], ...]] = []
     plain = HfReader.read_region
-    monkeypatch.setattr(HfReader, "read_region", lambda self, name, *ranges: asked.append(ranges) or plain(self, name, *ranges))
+    monkeypatch.setattr(
+        HfReader,
+        "read_region",
+        lambda self, name, *ranges: asked.append(ranges) or plain(self, name, *ranges),
+    )
     with open_source(tmp_path) as source:
         source.read("a.weight", dim=0, start=130, end=140)
     assert asked == [((130, 140), (0, 200)), ((1, 2), (0, 2))]
@@ -221,7 +279,9 @@ def test_a_part_that_is_missing_is_named(form: str, part: str, tmp_path: Path) -
         ("mxfp4 of gpt-oss", "a.gate_up_proj_scales", torch.ones(3, 10, 1, dtype=torch.uint8)),
     ],
 )
-def test_a_part_of_another_shape_is_named(form: str, part: str, instead: torch.Tensor, tmp_path: Path) -> None:
+def test_a_part_of_another_shape_is_named(
+    form: str, part: str, instead: torch.Tensor, tmp_path: Path
+) -> None:
     FORMS[form].write(tmp_path, **{part: instead})
     assert f"`{part}`" in _refused(tmp_path)
 
@@ -248,13 +308,21 @@ def test_what_contradicts_the_config_is_named(tmp_path: Path) -> None:
         ({"quant_method": "gptq", "bits": 4}, "gptq"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "FP8"),
         ({**FP8, "weight_block_size": [128]}, "weight_block_size"),
-        ({**INT4, "config_groups": {"group_0": {"weights": {**_INT4, "symmetric": False}}}}, "zero points"),
-        ({**INT4, "config_groups": {"group_0": {"weights": {**_INT4, "actorder": "group"}}}}, "actorder"),
+        (
+            {**INT4, "config_groups": {"group_0": {"weights": {**_INT4, "symmetric": False}}}},
+            "zero points",
+        ),
+        (
+            {**INT4, "config_groups": {"group_0": {"weights": {**_INT4, "actorder": "group"}}}},
+            "actorder",
+        ),
         ({**INT4, "config_groups": {"group_0": {"weights": {**_INT4, "num_bits": 8}}}}, "8 bits"),
         ({**INT4, "config_groups": {}}, "config_groups"),
     ],
 )
-def test_a_quantisation_that_cannot_be_read_is_refused(quantised: dict[str, object], says: str, tmp_path: Path) -> None:
+def test_a_quantisation_that_cannot_be_read_is_refused(
+    quantised: dict[str, object], says: str, tmp_path: Path
+) -> None:
     FORMS["fp8"].write(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantised}))
     with pytest.raises(CheckpointError) as caught:

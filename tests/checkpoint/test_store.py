@@ -104,7 +104,9 @@ def test_a_torn_file_is_named(tmp_path: Path, damage: str) -> None:
     assert "step_1" in caught.value.fixes[0]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', json.dumps({"files": {"../../x": 1}})])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": 1}', json.dumps({"files": {"../../x": 1}})]
+)
 def test_a_manifest_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> None:
     store = CheckpointStore(tmp_path)
     _save(store, 1)

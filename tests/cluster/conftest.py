@@ -1,4 +1,5 @@
-"""Small clusters of two nodes: one that the tests of this folder share, and one for a test that spoils it."""
+"""Small clusters of two nodes: one that the tests of this folder share, and one for a test that
+spoils it."""
 
 from __future__ import annotations
 
@@ -12,9 +13,12 @@ from tests.cluster_in_small import SmallCluster, small_cluster, why_impossible
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
-    """Two nodes; the second has another value of one variable, by which it can be told apart. Ray is told of GPUs that nobody touches."""
+    """Two nodes; the second has another value of one variable, by which it can be told apart. Ray
+    is told of GPUs that nobody touches."""
     _skip_where_impossible()
-    with small_cluster(tmp_path_factory.mktemp("cluster"), gpus=4, node_environment={1: {"MILES_TEST_ODD": "yes"}}) as small:
+    with small_cluster(
+        tmp_path_factory.mktemp("cluster"), gpus=4, node_environment={1: {"MILES_TEST_ODD": "yes"}}
+    ) as small:
         yield small
 
 

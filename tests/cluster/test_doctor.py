@@ -1,4 +1,5 @@
-"""`miles doctor` on a small cluster: every node is examined, and the one with planted faults is told apart from the others."""
+"""`miles doctor` on a small cluster: every node is examined, and the one with planted faults is
+told apart from the others."""
 
 from __future__ import annotations
 
@@ -26,23 +27,39 @@ ASK = textwrap.dedent(
 )
 
 
-def _examine(cluster: SmallCluster, runs_dir: object, **env: str) -> dict[tuple[str, str], dict[str, Any]]:
+def _examine(
+    cluster: SmallCluster, runs_dir: object, **env: str
+) -> dict[tuple[str, str], dict[str, Any]]:
     """(check, node) -> finding."""
-    done = cluster.run([sys.executable, "-c", ASK, cluster.address, str(runs_dir)], env=env, timeout_s=240)
+    done = cluster.run(
+        [sys.executable, "-c", ASK, cluster.address, str(runs_dir)], env=env, timeout_s=240
+    )
     assert done.returncode == 0, done.stderr
-    return {(each["check"], each["node"]): each for each in json.loads(done.stdout.splitlines()[-1])}
+    return {
+        (each["check"], each["node"]): each for each in json.loads(done.stdout.splitlines()[-1])
+    }
 
 
-def test_a_node_with_planted_faults_is_told_apart_and_the_printed_command_mends_it(cluster: SmallCluster) -> None:
+def test_a_node_with_planted_faults_is_told_apart_and_the_printed_command_mends_it(
+    cluster: SmallCluster,
+) -> None:
     cluster.run(["mount", "-o", "remount,size=500m", "/dev/shm"], node=1, timeout_s=30)
     found = _examine(cluster, "/tmp", NCCL_SOCKET_IFNAME="ib0")  # every node has a /tmp of its own
     assert (found["shm", HEAD]["status"], found["shm", ODD]["status"]) == ("ok", "fail")
     assert found["shared disk", ODD]["status"] == "fail" and ("shared disk", HEAD) not in found
     assert {found["interfaces", node]["status"] for node in (HEAD, ODD)} == {"warn"}
-    whole = {name: found[name, ""]["status"] for name in ("cluster", "versions", "reach", "clocks", "group")}
+    whole = {
+        name: found[name, ""]["status"]
+        for name in ("cluster", "versions", "reach", "clocks", "group")
+    }
     assert whole == dict.fromkeys(whole, "ok"), found
-    assert "2 nodes" in found["cluster", ""]["what"] and "over 2 nodes" in found["group", ""]["what"]
+    assert (
+        "2 nodes" in found["cluster", ""]["what"] and "over 2 nodes" in found["group", ""]["what"]
+    )
     assert found["hostname", ODD]["fix"][0].startswith(f"echo '{ODD} node-2' |")
     cluster.run(["bash", "-c", found["shm", ODD]["fix"][0]], node=1, timeout_s=30)
-    look = "from milescli.doctor.host import check_shm, shm_sizes; a, b = shm_sizes(); print(check_shm(size_bytes=a, free_bytes=b)[0].status)"
+    look = (
+        "from milescli.doctor.host import check_shm, shm_sizes; a, b = shm_sizes(); "
+        "print(check_shm(size_bytes=a, free_bytes=b)[0].status)"
+    )
     assert cluster.run([sys.executable, "-c", look], node=1, timeout_s=60).stdout == "ok\n"

@@ -1,4 +1,5 @@
-"""each_node: every node is asked, in a stable order; what fails or is late on one is told by its address, and hides no other answer."""
+"""each_node: every node is asked, in a stable order; what fails or is late on one is told by its
+address, and hides no other answer."""
 
 from __future__ import annotations
 
@@ -24,8 +25,12 @@ ASK = textwrap.dedent(
 )
 
 
-def _ask(cluster: SmallCluster, *questions: tuple[str, dict, float], node: int = 0) -> list[list[list]]:
-    done = cluster.run([sys.executable, "-c", ASK, cluster.address, json.dumps(questions)], node=node)
+def _ask(
+    cluster: SmallCluster, *questions: tuple[str, dict, float], node: int = 0
+) -> list[list[list]]:
+    done = cluster.run(
+        [sys.executable, "-c", ASK, cluster.address, json.dumps(questions)], node=node
+    )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -46,7 +51,10 @@ def test_every_node_answers_and_its_failures_are_its_own(cluster: SmallCluster) 
     ]
     assert [answer[2:4] for answer in stumbled] == [[None, "DataError"], ["fine", None]]
     assert "row 7 is broken" in stumbled[0][4]
-    assert all("No module named 'no_such_module'" in answer[4] and answer[0] in answer[4] for answer in missing)
+    assert all(
+        "No module named 'no_such_module'" in answer[4] and answer[0] in answer[4]
+        for answer in missing
+    )
     assert [answer[2:4] for answer in late] == [["fine", None], [None, "WaitTimeout"]]
     assert "node 10.77.0.1 (node-1) did not answer" in late[1][4]
 

@@ -1,5 +1,5 @@
-"""Runs over two computers, with trainer ranks and an engine on each: a driver is killed and the run resumed, a node dies; then nothing is left
-anywhere."""
+"""Runs over two computers, with trainer ranks and an engine on each: a driver is killed and the run
+resumed, a node dies; then nothing is left anywhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def _ours(node: SmallNode) -> list[psutil.Process]:
     found = []
     for process in node.processes():
         try:
-            if process.environ().get(guardian.TOKEN_VARIABLE) or "milescli" in " ".join(process.cmdline()):
+            if process.environ().get(guardian.TOKEN_VARIABLE) or "milescli" in " ".join(
+                process.cmdline()
+            ):
                 found.append(process)
         except psutil.Error:
             continue
@@ -43,11 +45,14 @@ def _ours(node: SmallNode) -> list[psutil.Process]:
 
 
 def _left(cluster: SmallCluster) -> list[object]:
-    return [item for node in cluster.nodes for item in (*_ours(node), *node.private.glob("miles-*"))]
+    return [
+        item for node in cluster.nodes for item in (*_ours(node), *node.private.glob("miles-*"))
+    ]
 
 
 def _listening(node: SmallNode) -> set[str]:
-    """Addresses on which processes of the run listen, of the outposts and engines alone: Ray's own workers are the cluster's."""
+    """Addresses on which processes of the run listen, of the outposts and engines alone: Ray's own
+    workers are the cluster's."""
     return {
         each.laddr.ip
         for process in _ours(node)
@@ -63,12 +68,19 @@ def _texts(folder: Path) -> Iterator[str]:
             yield file.read_bytes().decode(errors="replace")
 
 
-def test_a_run_over_two_nodes_survives_its_driver_and_leaves_nothing(cluster: SmallCluster, folder: Path) -> None:
+def test_a_run_over_two_nodes_survives_its_driver_and_leaves_nothing(
+    cluster: SmallCluster, folder: Path
+) -> None:
     run, environment = folder / "runs" / "two", _environment(cluster)
     command = [MILES, "launch", "--recipe", "tiny.yaml", "--name", "two", "--nodes", "2", *SHORT]
     driver = cluster.start(command, cwd=folder, env=environment)
     _wait_for(run, "StepDone", driver)
-    engines = [process for node in cluster.nodes for process in _ours(node) if "sglang" in " ".join(process.cmdline())]
+    engines = [
+        process
+        for node in cluster.nodes
+        for process in _ours(node)
+        if "sglang" in " ".join(process.cmdline())
+    ]
     keys = {process.environ().get("MILES_ENGINE_KEY") for process in engines} - {None, ""}
     told = [*(" ".join(process.cmdline()) for process in engines), *_texts(run)]
     assert keys and not any(key in text for key in keys for text in told)
@@ -85,16 +97,38 @@ def test_a_run_over_two_nodes_survives_its_driver_and_leaves_nothing(cluster: Sm
     assert "node 10.77.0.2 (node-2) (env RAY_ADDRESS)" in resumed.stderr
     assert not wait_until_gone(lambda: _left(cluster), seconds=30)
     logs = {file.name for file in (run / "logs" / "latest").iterdir()}
-    assert {"trainer-rank-0.log", "trainer-rank-1.log", "engine-0-server.log", "engine-1-server.log", "router.log"} <= logs
+    assert {
+        "trainer-rank-0.log",
+        "trainer-rank-1.log",
+        "engine-0-server.log",
+        "engine-1-server.log",
+        "router.log",
+    } <= logs
     plan = json.loads((run / "plan.json").read_text())
-    assert [(slot["node"], slot["trainer_rank"], slot["engine"]) for slot in plan["slots"]] == [(0, 0, 0), (1, 1, 1)]
+    assert [(slot["node"], slot["trainer_rank"], slot["engine"]) for slot in plan["slots"]] == [
+        (0, 0, 0),
+        (1, 1, 1),
+    ]
     reports = [event["report"] for event in _events(run) if event["event"] == "StepDone"]
     assert max(report["logprob_diff_max"] for report in reports) <= 1e-4
 
 
-def test_a_node_that_dies_is_named_and_nothing_is_left_on_the_others(own_cluster: SmallCluster) -> None:
+def test_a_node_that_dies_is_named_and_nothing_is_left_on_the_others(
+    own_cluster: SmallCluster,
+) -> None:
     (own_cluster.shared / "tiny.yaml").write_text(TINY)
-    command = [MILES, "launch", "--recipe", "tiny.yaml", "--name", "long", "--nodes", "2", "--set", "train.steps=9999"]
+    command = [
+        MILES,
+        "launch",
+        "--recipe",
+        "tiny.yaml",
+        "--name",
+        "long",
+        "--nodes",
+        "2",
+        "--set",
+        "train.steps=9999",
+    ]
     driver = own_cluster.start(command, cwd=own_cluster.shared, env=_environment(own_cluster))
     _wait_for(own_cluster.shared / "runs" / "long", "StepDone", driver)
     own_cluster.end(1)
@@ -106,22 +140,40 @@ def test_a_node_that_dies_is_named_and_nothing_is_left_on_the_others(own_cluster
     assert not wait_until_gone(lambda: [*_ours(head), *head.private.glob("miles-*")], seconds=60)
 
 
-def test_a_run_directory_that_is_not_shared_is_refused_before_anything_starts(cluster: SmallCluster, folder: Path) -> None:
-    command = [MILES, "launch", "--recipe", "tiny.yaml", "--nodes", "2", "--set", "run.dir=/tmp/alone"]
+def test_a_run_directory_that_is_not_shared_is_refused_before_anything_starts(
+    cluster: SmallCluster, folder: Path
+) -> None:
+    command = [
+        MILES,
+        "launch",
+        "--recipe",
+        "tiny.yaml",
+        "--nodes",
+        "2",
+        "--set",
+        "run.dir=/tmp/alone",
+    ]
     refused = cluster.run(command, cwd=folder, env=_environment(cluster), timeout_s=200)
     assert refused.returncode == 4, Finished(refused.returncode, refused.stdout, refused.stderr)
-    assert re.search(r"the run directory is not the same on node 10\.77\.0\.2 \(node-2\)", refused.stderr)
+    assert re.search(
+        r"the run directory is not the same on node 10\.77\.0\.2 \(node-2\)", refused.stderr
+    )
     assert not list((cluster.nodes[0].private / "alone").iterdir())
 
 
 def _events(run: Path) -> list[dict]:
     file = run / "events.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")] if file.exists() else []
+    return (
+        [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+        if file.exists()
+        else []
+    )
 
 
 def _wait_for(run: Path, name: str, driver) -> None:
     assert not wait_until_gone(
-        lambda: not any(event["event"] == name for event in _events(run)) and driver.poll() is None, seconds=600
+        lambda: not any(event["event"] == name for event in _events(run)) and driver.poll() is None,
+        seconds=600,
     )
     if driver.poll() is not None:
         out, err = driver.communicate()

@@ -1,4 +1,5 @@
-"""Where Ray puts a plan: each of its nodes on the node that was chosen, with the devices that Ray gave away, whoever has the others."""
+"""Where Ray puts a plan: each of its nodes on the node that was chosen, with the devices that Ray
+gave away, whoever has the others."""
 
 from __future__ import annotations
 
@@ -64,10 +65,14 @@ PLACE = textwrap.dedent(
 )
 
 
-def test_devices_come_from_ray_node_by_node_and_actors_see_those_of_their_slots(cluster: SmallCluster) -> None:
+def test_devices_come_from_ray_node_by_node_and_actors_see_those_of_their_slots(
+    cluster: SmallCluster,
+) -> None:
     from tests.cluster_in_small import ROOT
 
-    done = cluster.run([sys.executable, "-c", PLACE, cluster.address, cluster.shared / "toys", ROOT], timeout_s=200)
+    done = cluster.run(
+        [sys.executable, "-c", PLACE, cluster.address, cluster.shared / "toys", ROOT], timeout_s=200
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     first, second = ([int(name) for name in names] for names in found["devices"])
@@ -75,6 +80,11 @@ def test_devices_come_from_ray_node_by_node_and_actors_see_those_of_their_slots(
     assert len(set(first)) == len(set(second)) == 2
     addresses = [node.address for node in cluster.nodes]
     assert found["seen"] == [
-        [address, name, "eth0"] for address, names in zip(addresses, found["devices"], strict=True) for name in names
+        [address, name, "eth0"]
+        for address, names in zip(addresses, found["devices"], strict=True)
+        for name in names
     ]
-    assert "did not give 4 device slots within 2 s" in found["refused"] and addresses[1] in found["refused"]
+    assert (
+        "did not give 4 device slots within 2 s" in found["refused"]
+        and addresses[1] in found["refused"]
+    )

@@ -1,4 +1,5 @@
-"""`miles` in this process: exit code, stdout, stderr. Runtime modules may be replaced, because real ones start engines."""
+"""`miles` in this process: exit code, stdout, stderr. Runtime modules may be replaced, because real
+ones start engines."""
 
 from __future__ import annotations
 
@@ -27,9 +28,15 @@ Replace = Callable[..., None]
 
 
 @pytest.fixture
-def miles(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Miles:
+def miles(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Miles:
     """Run a command line in an empty directory with an empty home."""
-    for name, folder in (("HOME", "home"), ("XDG_CONFIG_HOME", "home/config"), ("XDG_STATE_HOME", "state")):
+    for name, folder in (
+        ("HOME", "home"),
+        ("XDG_CONFIG_HOME", "home/config"),
+        ("XDG_STATE_HOME", "state"),
+    ):
         monkeypatch.setenv(name, str(tmp_path / folder))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")

@@ -30,7 +30,11 @@ def test_bare_miles_shows_the_first_page(miles: Miles) -> None:
 
 def test_version(miles: Miles) -> None:
     assert miles("--version").out == f"miles {__version__}\n"
-    assert json.loads(miles("--version", "--json").out) == {"schema": 1, "kind": "version", "version": __version__}
+    assert json.loads(miles("--version", "--json").out) == {
+        "schema": 1,
+        "kind": "version",
+        "version": __version__,
+    }
 
 
 @pytest.mark.parametrize(
@@ -48,7 +52,9 @@ def test_version(miles: Miles) -> None:
         (["recipes", "show"], "show quickstart"),
     ],
 )
-def test_a_command_line_that_is_not_understood_ends_with_2(miles: Miles, argv: list[str], what: str) -> None:
+def test_a_command_line_that_is_not_understood_ends_with_2(
+    miles: Miles, argv: list[str], what: str
+) -> None:
     said = miles(*argv)
     assert said.code == 2 and said.out == ""
     assert said.err.startswith("error: ") and what in said.err and "fix: miles" in said.err
@@ -69,15 +75,20 @@ def test_json_may_stand_before_and_after_the_verb(miles: Miles, place: list[str]
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(FitError("a", why="b", fix="c"), 5), (Stopped("a", why="b", fix="miles resume x"), 75)]
+    ("error", "code"),
+    [(FitError("a", why="b", fix="c"), 5), (Stopped("a", why="b", fix="miles resume x"), 75)],
 )
-def test_an_explained_error_ends_with_its_own_code(miles: Miles, replace: Replace, error: Exception, code: int) -> None:
+def test_an_explained_error_ends_with_its_own_code(
+    miles: Miles, replace: Replace, error: Exception, code: int
+) -> None:
     replace("milescli.runtime.launch", launch=fails_with(error))
     said = miles("launch", "--recipe", "quickstart")
     assert said.code == code and "error: a" in said.err and "  why: b" in said.err
 
 
-def test_a_fault_of_ours_leaves_its_traceback_in_a_file(miles: Miles, replace: Replace, tmp_path: Path) -> None:
+def test_a_fault_of_ours_leaves_its_traceback_in_a_file(
+    miles: Miles, replace: Replace, tmp_path: Path
+) -> None:
     replace("milescli.runtime.launch", launch=fails_with(ZeroDivisionError("by zero")))
     said = miles("launch", "--recipe", "quickstart", "--set", "train.steps=3")
     assert said.code == 70 and "Traceback" not in said.err
@@ -118,7 +129,14 @@ def test_a_verb_is_a_short_file(verb: str) -> None:
     assert len(file.read_text().splitlines()) < 90
 
 
-@pytest.mark.parametrize("verb", ["launch", "resume", "eval", "export", "doctor", "recipes", "runs", "help"])
+@pytest.mark.parametrize(
+    "verb", ["launch", "resume", "eval", "export", "doctor", "recipes", "runs", "help"]
+)
 def test_the_help_of_a_verb_has_examples(miles: Miles, verb: str) -> None:
     said = miles(verb, "--help")
-    assert said.code == 0 and "Examples:" in said.out and f"miles {verb}" in said.out and "--json" in said.out
+    assert (
+        said.code == 0
+        and "Examples:" in said.out
+        and f"miles {verb}" in said.out
+        and "--json" in said.out
+    )

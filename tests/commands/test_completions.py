@@ -28,11 +28,16 @@ def test_after_the_equals_sign_the_choices_are_offered() -> None:
         "train.optimizer.schedule=constant",
         "train.optimizer.schedule=cosine",
     ]
-    assert [value for value, _ in suggest.overrides("weights.verify=")] == ["weights.verify=true", "weights.verify=false"]
+    assert [value for value, _ in suggest.overrides("weights.verify=")] == [
+        "weights.verify=true",
+        "weights.verify=false",
+    ]
     assert suggest.overrides("train.steps=") == []
 
 
-def test_runs_and_recipes_are_offered_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_runs_and_recipes_are_offered_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "runs" / "quick-1").mkdir(parents=True)
@@ -42,7 +47,9 @@ def test_runs_and_recipes_are_offered_by_name(monkeypatch: pytest.MonkeyPatch, t
     assert "quickstart" in suggest.recipes("quick")
 
 
-def test_a_broken_user_file_does_not_break_tab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_broken_user_file_does_not_break_tab(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "miles.yaml").write_text("run: [")
     assert suggest.runs("") == []

@@ -42,7 +42,9 @@ PREVIEW = Preview(
     finished_bytes=0,
     disk_bytes_per_s=2**29,
     seconds=6.0,
-    mapping=[("model.layers.*.mlp.up_proj.weight", "decoder.layers.*.mlp.linear_fc1.weight", "20x48", 28)],
+    mapping=[
+        ("model.layers.*.mlp.up_proj.weight", "decoder.layers.*.mlp.linear_fc1.weight", "20x48", 28)
+    ],
     notes=["1 MTP layer converted"],
 )
 
@@ -52,7 +54,9 @@ def test_the_bare_group_shows_its_page_and_is_no_error(miles: Miles) -> None:
     assert said.code == 0 and "hf-to-megatron" in said.out and "megatron-to-hf" in said.out
 
 
-def test_a_conversion_to_megatron_is_handed_on_and_its_proof_shown(miles: Miles, replace: Replace) -> None:
+def test_a_conversion_to_megatron_is_handed_on_and_its_proof_shown(
+    miles: Miles, replace: Replace
+) -> None:
     seen: dict[str, object] = {}
     replace(
         "milescli.runtime.convert",
@@ -63,7 +67,16 @@ def test_a_conversion_to_megatron_is_handed_on_and_its_proof_shown(miles: Miles,
         preview_to_megatron=None,
     )
     said = miles(
-        "convert", "hf-to-megatron", "Qwen/Qwen3-0.6B", "out", "--revision", "v1", "--dtype", "bf16", "--verify", "tensors"
+        "convert",
+        "hf-to-megatron",
+        "Qwen/Qwen3-0.6B",
+        "out",
+        "--revision",
+        "v1",
+        "--dtype",
+        "bf16",
+        "--verify",
+        "tensors",
     )
     assert said.code == 0
     assert seen == {
@@ -82,7 +95,12 @@ def test_a_conversion_to_megatron_is_handed_on_and_its_proof_shown(miles: Miles,
     ):
         assert words in said.out, words
     assert "megatron-to-hf" in said.err
-    assert json.loads(miles("convert", "hf-to-megatron", "x", "y", "--json").out)["proof"]["num_source_tensors"] == 36
+    assert (
+        json.loads(miles("convert", "hf-to-megatron", "x", "y", "--json").out)["proof"][
+            "num_source_tensors"
+        ]
+        == 36
+    )
 
 
 def test_a_conversion_to_hugging_face_is_handed_on(miles: Miles, replace: Replace) -> None:
@@ -90,10 +108,23 @@ def test_a_conversion_to_hugging_face_is_handed_on(miles: Miles, replace: Replac
     replace(
         "milescli.runtime.convert_back",
         OutletOptions=lambda **options: options,
-        convert_to_hf=lambda source, target, *, options, output: seen.update(source=source, target=target, **options) or DONE,
+        convert_to_hf=lambda source, target, *, options, output: (
+            seen.update(source=source, target=target, **options) or DONE
+        ),
         preview_to_hf=lambda source, target, *, options, output: PREVIEW,
     )
-    arguments = ("convert", "megatron-to-hf", "runs/a", "out", "--model", "base", "--step", "20", "--max-shard-size", "2GB")
+    arguments = (
+        "convert",
+        "megatron-to-hf",
+        "runs/a",
+        "out",
+        "--model",
+        "base",
+        "--step",
+        "20",
+        "--max-shard-size",
+        "2GB",
+    )
     assert miles(*arguments).code == 0
     assert seen == {
         "source": Path("runs/a"),
@@ -105,8 +136,16 @@ def test_a_conversion_to_hugging_face_is_handed_on(miles: Miles, replace: Replac
         "shard_bytes": 2 * 10**9,
     }
     shown = miles(*arguments, "--dry-run")
-    assert shown.code == 0 and "decoder.layers.*.mlp.linear_fc1.weight" in shown.out and "28" in shown.out
-    assert "2.0 GiB are missing" in shown.out and "nothing was written" in shown.err and "1 MTP layer" in shown.err
+    assert (
+        shown.code == 0
+        and "decoder.layers.*.mlp.linear_fc1.weight" in shown.out
+        and "28" in shown.out
+    )
+    assert (
+        "2.0 GiB are missing" in shown.out
+        and "nothing was written" in shown.err
+        and "1 MTP layer" in shown.err
+    )
 
 
 @pytest.mark.parametrize("size", ["big", "-1GB", "0", "3XB", ""])
@@ -122,7 +161,10 @@ def test_a_source_that_is_not_there_ends_with_6(miles: Miles) -> None:
 
 
 def test_lines_that_differ_in_numbers_alone_are_one() -> None:
-    pairs = [(f"model.layers.{layer}.a.weight", f"decoder.layers.{layer}.a", "2x2") for layer in range(12)]
+    pairs = [
+        (f"model.layers.{layer}.a.weight", f"decoder.layers.{layer}.a", "2x2")
+        for layer in range(12)
+    ]
     assert collapsed([*pairs, ("b", "c", "1")]) == [
         ("model.layers.*.a.weight", "decoder.layers.*.a", "2x2", 12),
         ("b", "c", "1", 1),

@@ -11,7 +11,9 @@ from tests.commands.conftest import Miles
 from tests.console.fake_run import eval_done, step_done
 
 
-def make_run(name: str, *, outcome: str | None = None, steps: int = 0, folder: Path = Path("runs")) -> Path:
+def make_run(
+    name: str, *, outcome: str | None = None, steps: int = 0, folder: Path = Path("runs")
+) -> Path:
     run = folder / name
     (run / "logs" / "attempt_1").mkdir(parents=True)
     (run / "recipe.yaml").write_text("")
@@ -20,7 +22,9 @@ def make_run(name: str, *, outcome: str | None = None, steps: int = 0, folder: P
     if outcome:
         records.append(to_record(RunEnded(outcome=outcome, step=steps, seconds=1.0)))
         (run / "logs" / "attempt_1" / "verdict.json").write_text(json.dumps({"outcome": outcome}))
-    (run / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records) + '{"event": "half a li')
+    (run / "events.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records) + '{"event": "half a li'
+    )
     return run
 
 
@@ -41,7 +45,11 @@ def test_runs_are_listed_with_what_they_reached(miles: Miles) -> None:
 def test_newest_comes_first(miles: Miles) -> None:
     for age, name in ((300, "old"), (100, "new"), (200, "middle")):
         os.utime(make_run(name) / "recipe.yaml", (1e9 - age, 1e9 - age))
-    assert [line.split()[0] for line in miles("runs").out.splitlines()[1:]] == ["new", "middle", "old"]
+    assert [line.split()[0] for line in miles("runs").out.splitlines()[1:]] == [
+        "new",
+        "middle",
+        "old",
+    ]
 
 
 def test_without_runs_it_says_how_to_start_one(miles: Miles) -> None:
@@ -60,7 +68,11 @@ def test_the_attempts_are_counted_not_sorted_as_text(miles: Miles) -> None:
 def test_a_run_that_is_not_there_is_refused_with_its_neighbour(miles: Miles) -> None:
     make_run("quickstart-1")
     said = miles("eval", "quickstrat-1")
-    assert said.code == 6 and "no run is called `quickstrat-1`" in said.err and "use `quickstart-1`" in said.err
+    assert (
+        said.code == 6
+        and "no run is called `quickstrat-1`" in said.err
+        and "use `quickstart-1`" in said.err
+    )
 
 
 def test_a_folder_that_is_no_run_is_refused(miles: Miles) -> None:

@@ -20,7 +20,10 @@ PLAN = Plan(
     engines=EngineLayout(num=1),
     colocated=True,
     channel="tensor",
-    slots=[Slot(node=0, device=0, trainer_rank=0, engine=0, engine_rank=0), Slot(node=0, device=1, trainer_rank=1)],
+    slots=[
+        Slot(node=0, device=0, trainer_rank=0, engine=0, engine_rank=0),
+        Slot(node=0, device=1, trainer_rank=1),
+    ],
     batch=BatchPlan(
         prompts_per_step=32,
         samples_per_prompt=8,
@@ -81,7 +84,17 @@ def test_a_verbose_dry_run_names_the_origin_of_every_value(
 ) -> None:
     replace("milescli.runtime.launch", dry_run=lambda loaded, machine, output: PLAN)
     monkeypatch.setenv("MILES_RUN__SEED", "7")
-    said = miles("launch", "--recipe", "quickstart", "--dry-run", "-v", "--gpus", "0", "--set", "train.steps=9")
+    said = miles(
+        "launch",
+        "--recipe",
+        "quickstart",
+        "--dry-run",
+        "-v",
+        "--gpus",
+        "0",
+        "--set",
+        "train.steps=9",
+    )
     lines = {line.split()[0]: line for line in said.out.splitlines() if line}
     assert lines["train.steps"].split()[1:] == ["9", "--set", "train.steps=9"]
     assert lines["machine.gpus"].split()[1:] == ["0", "--gpus", "0"]
@@ -100,7 +113,17 @@ def test_a_dry_run_as_json_is_the_plan(miles: Miles, replace: Replace) -> None:
 
 
 def test_a_dry_run_plans_for_a_machine_that_is_not_there_and_tells_its_price(miles: Miles) -> None:
-    command = ["launch", "-r", "quickstart", "--dry-run", "--on", "2x8xH200", "--price-per-gpu-hour", "2", "--json"]
+    command = [
+        "launch",
+        "-r",
+        "quickstart",
+        "--dry-run",
+        "--on",
+        "2x8xH200",
+        "--price-per-gpu-hour",
+        "2",
+        "--json",
+    ]
     payload = json.loads(miles(*command).out)
     plan = Plan.from_json(json.dumps(payload["plan"]))
     assert (plan.trainer.world_size, plan.device_kind, len(plan.slots)) == (16, "cuda", 16)
@@ -133,7 +156,10 @@ def test_a_machine_and_a_price_are_for_plans_alone(miles: Miles) -> None:
 
 def test_gpus_without_a_number_are_all(miles: Miles, replace: Replace) -> None:
     seen = []
-    replace("milescli.runtime.launch", launch=lambda loaded, *, output: seen.append(loaded.recipe) or Summary())
+    replace(
+        "milescli.runtime.launch",
+        launch=lambda loaded, *, output: seen.append(loaded.recipe) or Summary(),
+    )
     for options in (["--gpus"], ["--gpus", "--steps", "3"], ["--gpus", "all"]):
         miles("launch", "-r", "quickstart", *options)
     assert [recipe.machine.gpus for recipe in seen] == [None, None, None]
@@ -141,7 +167,10 @@ def test_gpus_without_a_number_are_all(miles: Miles, replace: Replace) -> None:
 
 def test_flags_are_short_for_recipe_keys(miles: Miles, replace: Replace) -> None:
     seen = []
-    replace("milescli.runtime.launch", launch=lambda loaded, *, output: seen.append(loaded.recipe) or Summary())
+    replace(
+        "milescli.runtime.launch",
+        launch=lambda loaded, *, output: seen.append(loaded.recipe) or Summary(),
+    )
     said = miles(
         "launch",
         "-r",
@@ -170,27 +199,48 @@ def test_a_flag_and_a_set_that_differ_are_refused(miles: Miles) -> None:
     assert said.code == 3 and "`--steps 5` and `--set train.steps=6` disagree" in said.err
 
 
-def test_the_end_of_a_run_says_what_was_reached_and_what_can_be_done(miles: Miles, replace: Replace) -> None:
+def test_the_end_of_a_run_says_what_was_reached_and_what_can_be_done(
+    miles: Miles, replace: Replace
+) -> None:
     replace("milescli.runtime.launch", launch=lambda loaded, *, output: Summary())
     said = miles("launch", "--recipe", "quickstart")
     for words in ("accuracy before", "40.5%", "94.8%", "3.0 MiB", "3 m 06 s", "5.8e-06"):
         assert words in said.out, words
     assert "wandb" not in said.out
-    assert "miles resume runs/quickstart-1 --steps 80" in said.err and "miles export runs/quickstart-1 --to" in said.err
+    assert (
+        "miles resume runs/quickstart-1 --steps 80" in said.err
+        and "miles export runs/quickstart-1 --to" in said.err
+    )
 
 
 def test_resume_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path) -> None:
     seen: dict[str, object] = {}
 
     def resume(
-        run: Path, *, steps: int | None, sets: list[str], address: str | None, environ: object, output: object
+        run: Path,
+        *,
+        steps: int | None,
+        sets: list[str],
+        address: str | None,
+        environ: object,
+        output: object,
     ) -> Summary:
         seen.update(run=run, steps=steps, sets=sets, address=address)
         return Summary()
 
     replace("milescli.runtime.resume", resume=resume)
-    assert miles("resume", "quickstart-1", "--steps", "80", "--set", "parallel.tp=2", "--address", "h:1").code == 0
-    assert seen == {"run": Path.cwd() / run_dir, "steps": 80, "sets": ["parallel.tp=2"], "address": "h:1"}
+    assert (
+        miles(
+            "resume", "quickstart-1", "--steps", "80", "--set", "parallel.tp=2", "--address", "h:1"
+        ).code
+        == 0
+    )
+    assert seen == {
+        "run": Path.cwd() / run_dir,
+        "steps": 80,
+        "sets": ["parallel.tp=2"],
+        "address": "h:1",
+    }
 
 
 def test_eval_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path) -> None:
@@ -209,18 +259,39 @@ def test_eval_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path
         )
 
     replace("milescli.runtime.evaluate", evaluate_run=evaluate_run)
-    said = miles("eval", str(run_dir), "--step", "20", "--num-prompts", "50", "--data", "x.jsonl", "--address", "h:1", "--json")
+    said = miles(
+        "eval",
+        str(run_dir),
+        "--step",
+        "20",
+        "--num-prompts",
+        "50",
+        "--data",
+        "x.jsonl",
+        "--address",
+        "h:1",
+        "--json",
+    )
     assert said.code == 0 and json.loads(said.out)["accuracy"] == 0.948
     del seen["output"], seen["environ"]
-    assert seen == {"run": run_dir, "step": 20, "num_prompts": 50, "data": Path("x.jsonl"), "address": "h:1"}
+    assert seen == {
+        "run": run_dir,
+        "step": 20,
+        "num_prompts": 50,
+        "data": Path("x.jsonl"),
+        "address": "h:1",
+    }
 
 
 def test_export_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path) -> None:
     seen: dict[str, object] = {}
     replace(
-        "milescli.runtime.export", export_weights=lambda source, **options: seen.update(options, source=source) or Summary()
+        "milescli.runtime.export",
+        export_weights=lambda source, **options: seen.update(options, source=source) or Summary(),
     )
-    said = miles("export", "quickstart-1", "--to", "out", "--format", "fp8", "--push", "me/mine", "--public")
+    said = miles(
+        "export", "quickstart-1", "--to", "out", "--format", "fp8", "--push", "me/mine", "--public"
+    )
     assert said.code == 0 and "--model-path out" in said.err
     del seen["output"]
     assert seen == {
@@ -235,10 +306,20 @@ def test_export_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Pa
     }
 
 
-def test_export_takes_folders_that_are_no_runs(miles: Miles, replace: Replace, tmp_path: Path) -> None:
+def test_export_takes_folders_that_are_no_runs(
+    miles: Miles, replace: Replace, tmp_path: Path
+) -> None:
     seen: list[Path] = []
-    replace("milescli.runtime.export", export_weights=lambda source, **options: seen.append(source) or Summary())
-    for mark in ("config.json", "adapter_config.json", ".metadata", "latest_checkpointed_iteration.txt"):
+    replace(
+        "milescli.runtime.export",
+        export_weights=lambda source, **options: seen.append(source) or Summary(),
+    )
+    for mark in (
+        "config.json",
+        "adapter_config.json",
+        ".metadata",
+        "latest_checkpointed_iteration.txt",
+    ):
         folder = tmp_path / f"with {mark}"
         folder.mkdir()
         (folder / mark).write_text("{}")
@@ -248,9 +329,14 @@ def test_export_takes_folders_that_are_no_runs(miles: Miles, replace: Replace, t
     assert miles("export", str(tmp_path / "empty"), "--to", "out").code == 6
 
 
-def test_exports_old_option_is_understood_and_told_of(miles: Miles, replace: Replace, run_dir: Path) -> None:
+def test_exports_old_option_is_understood_and_told_of(
+    miles: Miles, replace: Replace, run_dir: Path
+) -> None:
     seen: dict[str, object] = {}
-    replace("milescli.runtime.export", export_weights=lambda source, **options: seen.update(options) or Summary())
+    replace(
+        "milescli.runtime.export",
+        export_weights=lambda source, **options: seen.update(options) or Summary(),
+    )
     said = miles("export", "quickstart-1", "--to", "out", "--dtype", "bf16")
     assert said.code == 0 and seen["format"] == "bf16" and "--format bf16" in said.err
     assert "--dtype" not in miles("export", "--help").out
@@ -268,7 +354,9 @@ def test_recipes_are_listed_and_shown(miles: Miles) -> None:
     shown = miles("recipes", "show", "quickstart")
     Path("copy.yaml").write_text(shown.out)
     assert "task:sums" in shown.out
-    assert "did you" in (said := miles("recipes", "show", "quikstart")).err or "quickstart" in said.err
+    assert (
+        "did you" in (said := miles("recipes", "show", "quikstart")).err or "quickstart" in said.err
+    )
 
 
 def test_help_pages_tell_every_exit_code_and_every_key(miles: Miles) -> None:

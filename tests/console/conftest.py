@@ -20,7 +20,14 @@ class Terminal(io.StringIO):
 @pytest.fixture(autouse=True)
 def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The size and the colours of the machine that runs the tests do not count."""
-    for name in ("NO_COLOR", "FORCE_COLOR", "GITHUB_ACTIONS", "COLORTERM", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    for name in (
+        "NO_COLOR",
+        "FORCE_COLOR",
+        "GITHUB_ACTIONS",
+        "COLORTERM",
+        "TTY_COMPATIBLE",
+        "TTY_INTERACTIVE",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")

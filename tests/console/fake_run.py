@@ -30,7 +30,9 @@ from milescli.core.events import (
 from milescli.core.types import StepReport
 
 
-def report(*, loss: float, lr: float = 1e-3, entropy: float = 0.5, diff: float = 2.4e-6) -> StepReport:
+def report(
+    *, loss: float, lr: float = 1e-3, entropy: float = 0.5, diff: float = 2.4e-6
+) -> StepReport:
     """A StepReport with the figures that are shown."""
     return StepReport(
         loss=loss,
@@ -52,7 +54,13 @@ def report(*, loss: float, lr: float = 1e-3, entropy: float = 0.5, diff: float =
 
 
 def step_done(
-    step: int, num_steps: int, *, reward: float, loss: float = 0.01, step_s: float = 3.1, diff: float = 2.4e-6
+    step: int,
+    num_steps: int,
+    *,
+    reward: float,
+    loss: float = 0.01,
+    step_s: float = 3.1,
+    diff: float = 2.4e-6,
 ) -> StepDone:
     """One RL step."""
     rollout = RolloutStats(
@@ -71,7 +79,12 @@ def step_done(
         generated_tokens=9_400,
     )
     seconds = PhaseSeconds(
-        rollout_s=step_s * 0.66, pack_s=0.01, train_s=step_s * 0.3, publish_s=step_s * 0.03, save_s=0.0, step_s=step_s
+        rollout_s=step_s * 0.66,
+        pack_s=0.01,
+        train_s=step_s * 0.3,
+        publish_s=step_s * 0.03,
+        save_s=0.0,
+        step_s=step_s,
     )
     return StepDone(
         step=step,
@@ -106,7 +119,9 @@ def events(*, num_warmup: int = 60, num_steps: int = 40, fails: bool = False) ->
     yield PhaseStarted(phase="warmup", detail=f"{num_warmup} supervised steps")
     for step in range(1, num_warmup + 1):
         loss = 6.2 * math.exp(-step / 15) + 0.6 + noise.uniform(-0.03, 0.03)
-        yield WarmupStepDone(step=step, num_steps=num_warmup, report=report(loss=loss, diff=0.0), step_s=0.41)
+        yield WarmupStepDone(
+            step=step, num_steps=num_warmup, report=report(loss=loss, diff=0.0), step_s=0.41
+        )
     yield PhaseStarted(phase="check", detail="engine against trainer")
     yield EngineTrainerChecked(num_tokens=412, diff_mean=2.1e-7, diff_max=1.9e-6, bound_max=1e-4)
     yield PhaseStarted(phase="eval", detail="200 prompts")
@@ -114,11 +129,19 @@ def events(*, num_warmup: int = 60, num_steps: int = 40, fails: bool = False) ->
     yield PhaseStarted(phase="train", detail=f"steps 1 to {num_steps}")
     for step in range(1, num_steps + 1):
         reward = 0.95 / (1 + math.exp(-(step - 12) / 6)) + noise.uniform(-0.03, 0.03)
-        yield step_done(step, num_steps, reward=reward, loss=noise.uniform(-0.02, 0.02), diff=noise.uniform(1e-6, 6e-6))
+        yield step_done(
+            step,
+            num_steps,
+            reward=reward,
+            loss=noise.uniform(-0.02, 0.02),
+            diff=noise.uniform(1e-6, 6e-6),
+        )
         if step % 10 == 0:
             yield eval_done(step, min(1.0, reward + 0.02))
         if step == 20:
-            yield CheckpointSaved(step=20, path="checkpoints/step_20", size_bytes=23_400_000, seconds=0.7)
+            yield CheckpointSaved(
+                step=20, path="checkpoints/step_20", size_bytes=23_400_000, seconds=0.7
+            )
         if fails and step == num_steps // 2:
             yield RunEnded(outcome="failed", step=step, seconds=91.0)
             return

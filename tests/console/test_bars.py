@@ -6,8 +6,16 @@ from milescli.console.bars import Segment, staircase
 
 
 def test_parts_follow_each_other_and_the_free_one_is_faint() -> None:
-    parts = [Segment(name="a", size=50), Segment(name="b", size=25), Segment(name="free", size=25, is_free=True)]
-    assert [line.plain for line in staircase(parts, total=100, width=8)] == ["████", "    ██", "      ░░"]
+    parts = [
+        Segment(name="a", size=50),
+        Segment(name="b", size=25),
+        Segment(name="free", size=25, is_free=True),
+    ]
+    assert [line.plain for line in staircase(parts, total=100, width=8)] == [
+        "████",
+        "    ██",
+        "      ░░",
+    ]
 
 
 def test_a_small_part_is_seen_and_an_absent_one_is_not() -> None:

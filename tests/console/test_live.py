@@ -33,14 +33,20 @@ def test_a_log_gets_one_aligned_line_a_step(speak: Speak) -> None:
     assert stdout == ""
     steps = [line for line in stderr.splitlines() if line.startswith("step")]
     assert len(steps) == 12
-    assert {line.index("logprob_diff_max") for line in steps} == {steps[0].index("logprob_diff_max")}
+    assert {line.index("logprob_diff_max") for line in steps} == {
+        steps[0].index("logprob_diff_max")
+    }
     assert "\x1b" not in stderr
 
 
 def test_a_log_holds_few_lines_of_a_long_warm_up(speak: Speak) -> None:
     output = speak()
     watch(output, num_warmup=1000, num_steps=1)
-    lines = [line for line in said(output)[1].splitlines() if line.startswith("warmup ") and "loss" in line]
+    lines = [
+        line
+        for line in said(output)[1].splitlines()
+        if line.startswith("warmup ") and "loss" in line
+    ]
     assert len(lines) == 10 and "1000/1000" in lines[-1]
 
 
@@ -49,7 +55,9 @@ def test_json_gives_every_event_on_a_line_of_its_own(speak: Speak) -> None:
     watch(output, num_steps=3)
     records = [json.loads(line) for line in said(output)[0].splitlines()]
     assert len(records) == len(list(events(num_steps=3)))
-    assert {record["kind"] for record in records} == {"event"} and {record["schema"] for record in records} == {1}
+    assert {record["kind"] for record in records} == {"event"} and {
+        record["schema"] for record in records
+    } == {1}
     assert [record["step"] for record in records if record["event"] == "StepDone"] == [1, 2, 3]
 
 

@@ -14,7 +14,9 @@ from tests.console.conftest import said
 Speak = Callable[..., Output]
 
 ERROR = FitError(
-    "`qwen` does not fit on 4 GPUs", why="35B parameters need 630 GB;\n4 x 141 GB = 564 GB", fix=["miles a", "miles b"]
+    "`qwen` does not fit on 4 GPUs",
+    why="35B parameters need 630 GB;\n4 x 141 GB = 564 GB",
+    fix=["miles a", "miles b"],
 )
 
 
@@ -53,7 +55,9 @@ def test_for_programs_every_line_is_one_json_object(speak: Speak) -> None:
     output = speak(Mode.JSON)
     say_everything(output)
     stdout, stderr = said(output)
-    assert [json.loads(line) for line in stdout.splitlines()] == [{"schema": 1, "kind": "thing", "value": 1}]
+    assert [json.loads(line) for line in stdout.splitlines()] == [
+        {"schema": 1, "kind": "thing", "value": 1}
+    ]
     kinds = [json.loads(line)["kind"] for line in stderr.splitlines()]
     assert kinds == ["note", "success", "warning", "error"]
     error = json.loads(stderr.splitlines()[-1])
@@ -73,12 +77,16 @@ def test_quiet_leaves_bare_data_warnings_and_errors(speak: Speak) -> None:
     say_everything(output)
     stdout, stderr = said(output)
     assert stdout == "a\t1\nb\t\npath\truns/x\nas it stands\n"
-    assert stderr.splitlines()[0] == "warning: careful" and stderr.splitlines()[1].startswith("error: ")
+    assert stderr.splitlines()[0] == "warning: careful" and stderr.splitlines()[1].startswith(
+        "error: "
+    )
 
 
 def test_json_has_no_nan(speak: Speak) -> None:
     output = speak(Mode.JSON)
-    output.json("thing", {"loss": float("nan"), "all": [1.0, float("inf")], "deep": {"x": float("-inf")}})
+    output.json(
+        "thing", {"loss": float("nan"), "all": [1.0, float("inf")], "deep": {"x": float("-inf")}}
+    )
     assert json.loads(said(output)[0], parse_constant=pytest.fail) == {
         "schema": 1,
         "kind": "thing",
@@ -113,7 +121,9 @@ def test_no_color_is_honoured(speak: Speak, monkeypatch: pytest.MonkeyPatch) -> 
     assert said(plain)[1] == "warning: x\n"
 
 
-def test_a_pipe_gets_no_escapes_whatever_the_environment_says(speak: Speak, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_gets_no_escapes_whatever_the_environment_says(
+    speak: Speak, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("FORCE_COLOR", "GITHUB_ACTIONS"):
         monkeypatch.setenv(name, "1")
     output = speak()

@@ -34,8 +34,12 @@ def after(num_events: int | None, **options) -> RunProgress:  # type: ignore[no-
 
 
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize(("moment", "num_events"), [("start", 1), ("warmup", 40), ("train", 90), ("done", None)])
-def test_the_panel_looks_as_it_was_approved(width: int, moment: str, num_events: int | None) -> None:
+@pytest.mark.parametrize(
+    ("moment", "num_events"), [("start", 1), ("warmup", 40), ("train", 90), ("done", None)]
+)
+def test_the_panel_looks_as_it_was_approved(
+    width: int, moment: str, num_events: int | None
+) -> None:
     """To approve a new look: delete the golden file, run the test, look at the file, commit it."""
     found = "\n".join(drawn(after(num_events), width)) + "\n"
     file = GOLDEN / f"panel-{moment}-{width}.txt"
@@ -47,14 +51,34 @@ def test_the_panel_looks_as_it_was_approved(width: int, moment: str, num_events:
 
 
 @settings(max_examples=150, deadline=None)
-@given(width=st.integers(30, 220), height=st.integers(8, 70), reward=ANY, loss=ANY, seconds=ANY, diff=ANY, accuracy=ANY)
+@given(
+    width=st.integers(30, 220),
+    height=st.integers(8, 70),
+    reward=ANY,
+    loss=ANY,
+    seconds=ANY,
+    diff=ANY,
+    accuracy=ANY,
+)
 def test_no_figure_and_no_terminal_breaks_the_panel(
-    width: int, height: int, reward: float, loss: float, seconds: float, diff: float, accuracy: float
+    width: int,
+    height: int,
+    reward: float,
+    loss: float,
+    seconds: float,
+    diff: float,
+    accuracy: float,
 ) -> None:
     progress = after(None)
     progress.feed(eval_done(40, accuracy))
     odd = step_done(41, 42, reward=reward, loss=loss, step_s=seconds, diff=diff)
-    progress.feed(replace(odd, rollout_tokens_per_s=seconds, report=replace(odd.report, kl=loss, entropy=loss, grad_norm=loss)))
+    progress.feed(
+        replace(
+            odd,
+            rollout_tokens_per_s=seconds,
+            report=replace(odd.report, kl=loss, entropy=loss, grad_norm=loss),
+        )
+    )
     lines = drawn(progress, width, height)
     assert all(len(line) <= width for line in lines)
 

@@ -34,7 +34,9 @@ def _output(mode: Mode) -> tuple[Output, io.StringIO, io.StringIO]:
 
 def test_a_log_gets_a_line_now_and_then_with_speed_and_time_left(clock: _Clock) -> None:
     output, _, err = _output(Mode.HUMAN)
-    with Transfer(output, label="converting", total_bytes=100 * 2**20, done_bytes=40 * 2**20) as moved:
+    with Transfer(
+        output, label="converting", total_bytes=100 * 2**20, done_bytes=40 * 2**20
+    ) as moved:
         for _ in range(6):
             clock.now += 5
             moved(5 * 2**20)
@@ -51,7 +53,12 @@ def test_programs_get_events_and_the_last_one_at_the_end(clock: _Clock) -> None:
         clock.now += 0.1
         moved(6)
     first, last = (json.loads(line) for line in out.getvalue().splitlines())
-    assert (first["kind"], first["done_bytes"], first["bytes_per_s"], first["eta_s"]) == ("progress", 4, 2.0, 3.0)
+    assert (first["kind"], first["done_bytes"], first["bytes_per_s"], first["eta_s"]) == (
+        "progress",
+        4,
+        2.0,
+        3.0,
+    )
     assert last["done_bytes"] == last["total_bytes"] == 10
 
 

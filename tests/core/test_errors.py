@@ -9,7 +9,11 @@ import pytest
 from milescli.core import errors
 from milescli.core.errors import EXIT_CODE_MEANINGS, ExitCode, MilesError, RecipeError, Stopped
 
-KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, MilesError)]
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, MilesError)
+]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -53,7 +53,11 @@ def test_an_import_path_with_the_right_signature_is_taken(plugin: str, name: str
     ("name", "what", "fix"),
     [
         ("basenam", "no reward is called `basenam`", "--set rollout.reward=basename"),
-        ("my_rewards:lacks_label", "cannot be a reward", "def lacks_label(prompt, response, label): ..."),
+        (
+            "my_rewards:lacks_label",
+            "cannot be a reward",
+            "def lacks_label(prompt, response, label): ...",
+        ),
         ("my_rewards:number", "is not callable", "point rollout.reward at a function or class"),
         ("my_rewards:strct", "has no `strct`", "--set rollout.reward=my_rewards:strict"),
         ("my_broken:f", "cannot import", " -c 'import my_broken'"),
@@ -61,7 +65,9 @@ def test_an_import_path_with_the_right_signature_is_taken(plugin: str, name: str
         ("lazy", "cannot import", " -c 'import module_that_is_not_there'"),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_the_way_out(plugin: str, name: str, what: str, fix: str) -> None:
+def test_what_cannot_be_used_is_refused_with_the_way_out(
+    plugin: str, name: str, what: str, fix: str
+) -> None:
     with pytest.raises(RecipeError) as refusal:
         REWARDS.resolve(name, key="rollout.reward")
     assert what in refusal.value.what
@@ -74,7 +80,9 @@ def test_a_broken_module_is_told_with_its_own_error(plugin: str) -> None:
         REWARDS.resolve("my_broken:f", key="rollout.reward")
 
 
-def test_a_module_beside_the_user_is_found_after_the_printed_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_beside_the_user_is_found_after_the_printed_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "my_beside.py").write_text("import package_of_nobody\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecipeError) as refusal:

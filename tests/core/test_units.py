@@ -25,14 +25,24 @@ def test_bytes(size_bytes: int, text: str) -> None:
     assert format_bytes(size_bytes) == text
 
 
-@pytest.mark.parametrize(("count", "text"), [(999, "999"), (1000, "1.0k"), (1_234_000, "1.2M"), (3e9, "3.0B"), (2e12, "2.0T")])
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(999, "999"), (1000, "1.0k"), (1_234_000, "1.2M"), (3e9, "3.0B"), (2e12, "2.0T")],
+)
 def test_counts(count: float, text: str) -> None:
     assert format_count(count) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0.0 s"), (4.2, "4.2 s"), (59.94, "59.9 s"), (75, "1 m 15 s"), (3599.6, "1 h 00 m"), (7320, "2 h 02 m")],
+    [
+        (0, "0.0 s"),
+        (4.2, "4.2 s"),
+        (59.94, "59.9 s"),
+        (75, "1 m 15 s"),
+        (3599.6, "1 h 00 m"),
+        (7320, "2 h 02 m"),
+    ],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
@@ -46,7 +56,14 @@ def test_no_duration_says_sixty(seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("5GB", 5 * 10**9), ("512MiB", 512 * 2**20), ("1.5kb", 1500), (" 7 ", 7), ("2 TiB", 2 * 1024**4)]
+    ("text", "size"),
+    [
+        ("5GB", 5 * 10**9),
+        ("512MiB", 512 * 2**20),
+        ("1.5kb", 1500),
+        (" 7 ", 7),
+        ("2 TiB", 2 * 1024**4),
+    ],
 )
 def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
     assert parse_size(text) == size

@@ -1,4 +1,5 @@
-"""Tests of what nodes are to each other, with faults planted on paper; a real small cluster is asked in tests/cluster."""
+"""Tests of what nodes are to each other, with faults planted on paper; a real small cluster is
+asked in tests/cluster."""
 
 from __future__ import annotations
 
@@ -15,24 +16,40 @@ from milescli.doctor.finding import Status
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 MINE = {"python": "3.11.7", "ray": "2.60.0"}
 GOOD = Report(
-    step="", everyone=9e8, pairs={f"{A}-{B}": 1e9, f"{A}-{C}": 1e9, f"{B}-{C}": 1e9}, offsets={B: (0.001, 0.002), C: (0, 0.1)}
+    step="",
+    everyone=9e8,
+    pairs={f"{A}-{B}": 1e9, f"{A}-{C}": 1e9, f"{B}-{C}": 1e9},
+    offsets={B: (0.001, 0.002), C: (0, 0.1)},
 )
 
 
 def test_nodes_with_the_same_versions_are_one_line_and_another_one_is_named() -> None:
-    assert judge_versions(MINE, {A: MINE, B: MINE}, address="a:1")[0].what.startswith("alike on 2 nodes: python 3.11.7")
+    assert judge_versions(MINE, {A: MINE, B: MINE}, address="a:1")[0].what.startswith(
+        "alike on 2 nodes: python 3.11.7"
+    )
     found = judge_versions(MINE, {A: MINE, B: {**MINE, "ray": "2.40.0"}}, address="a:1")
-    assert [(each.status, each.node, each.why) for each in found] == [(Status.FAIL, B, "ray is 2.40.0, and 2.60.0 here")]
+    assert [(each.status, each.node, each.why) for each in found] == [
+        (Status.FAIL, B, "ray is 2.40.0, and 2.60.0 here")
+    ]
 
 
 @pytest.mark.parametrize(
     ("offset", "error", "status"),
-    [(0.4, 0.001, Status.OK), (-2.0, 0.1, Status.WARN), (2.0, 1.5, Status.OK), (4000.0, 0.1, Status.FAIL)],
+    [
+        (0.4, 0.001, Status.OK),
+        (-2.0, 0.1, Status.WARN),
+        (2.0, 1.5, Status.OK),
+        (4000.0, 0.1, Status.FAIL),
+    ],
 )
-def test_a_clock_is_blamed_only_for_what_its_measurement_surely_shows(offset: float, error: float, status: Status) -> None:
+def test_a_clock_is_blamed_only_for_what_its_measurement_surely_shows(
+    offset: float, error: float, status: Status
+) -> None:
     found = judge_clocks([A, B], Report(offsets={B: (offset, error)}))[0]
     assert found.status is status
-    assert status is Status.OK or (found.node == B and ("behind" if offset < 0 else "ahead") in found.what)
+    assert status is Status.OK or (
+        found.node == B and ("behind" if offset < 0 else "ahead") in found.what
+    )
 
 
 def test_the_interface_that_holds_the_address_must_be_the_one_that_variables_choose() -> None:
@@ -46,13 +63,19 @@ def test_the_interface_that_holds_the_address_must_be_the_one_that_variables_cho
 
 def test_nodes_that_add_numbers_are_ok_and_a_slow_pair_is_named() -> None:
     found = judge_nodes([A, B, C], [GOOD] * 3, backend="gloo")
-    assert [(each.check, each.status) for each in found] == [("reach", Status.OK), ("clocks", Status.OK), ("group", Status.OK)]
+    assert [(each.check, each.status) for each in found] == [
+        ("reach", Status.OK),
+        ("clocks", Status.OK),
+        ("group", Status.OK),
+    ]
     slow = replace(GOOD, pairs={**GOOD.pairs, f"{B}-{C}": 1e8})
     assert f"slow: {B}-{C}" in judge_nodes([A, B, C], [slow] * 3, backend="gloo")[2].why
 
 
 def test_a_node_that_another_cannot_reach_is_named_with_both_ends() -> None:
-    blind = Report(step="reaching each other", unreachable=[(B, C, "timed out")], offsets=GOOD.offsets)
+    blind = Report(
+        step="reaching each other", unreachable=[(B, C, "timed out")], offsets=GOOD.offsets
+    )
     found = judge_nodes([A, B, C], [blind] * 3, backend="gloo")
     assert (found[0].check, found[0].status, found[0].node, found[0].what) == (
         "reach",
@@ -77,7 +100,8 @@ def test_of_many_nodes_neighbours_are_paired() -> None:
 
 
 def test_a_clock_that_is_ahead_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two that meet in this process, up to where they would add numbers; the second's clock is 5 s ahead."""
+    """Two that meet in this process, up to where they would add numbers; the second's clock is 5 s
+    ahead."""
     from milescli.backends.sglang.ports import free_ports
     from milescli.doctor import collective
 
@@ -85,7 +109,9 @@ def test_a_clock_that_is_ahead_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
     meeting, reports = ("127.0.0.1", free_ports(1)[0]), {}
 
     def part(rank: int) -> None:
-        place = Place(rank=rank, names=[A, B], addresses=["127.0.0.1"] * 2, meeting=meeting, backend="gloo")
+        place = Place(
+            rank=rank, names=[A, B], addresses=["127.0.0.1"] * 2, meeting=meeting, backend="gloo"
+        )
         reports[rank] = take_part(place, clock=lambda: time.time() + 5.0 * rank)
 
     threads = [threading.Thread(target=part, args=(rank,)) for rank in range(2)]

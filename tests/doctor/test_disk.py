@@ -9,7 +9,13 @@ import pytest
 
 from milescli.core.units import GIB, MIB
 from milescli.doctor import disk
-from milescli.doctor.disk import check_checkpoints, check_disk, check_download, check_scratch, write_speed
+from milescli.doctor.disk import (
+    check_checkpoints,
+    check_disk,
+    check_download,
+    check_scratch,
+    write_speed,
+)
 from milescli.doctor.finding import Status
 from milescli.models import parse_facts, table
 from milescli.platform.machine import parse_machine
@@ -27,8 +33,13 @@ from tests.doctor.test_wish import SMALL
         (99 * GIB, 500 * MIB, Status.OK),
     ],
 )
-def test_a_full_or_slow_disk_is_found(tmp_path: Path, free: int, speed: int, status: Status) -> None:
-    assert check_disk(tmp_path / "runs" / "deep", free_bytes=free, bytes_per_s=speed)[0].status is status
+def test_a_full_or_slow_disk_is_found(
+    tmp_path: Path, free: int, speed: int, status: Status
+) -> None:
+    assert (
+        check_disk(tmp_path / "runs" / "deep", free_bytes=free, bytes_per_s=speed)[0].status
+        is status
+    )
 
 
 def test_the_write_speed_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
@@ -36,7 +47,9 @@ def test_the_write_speed_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_takes_no_more_is_a_fail_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_takes_no_more_is_a_fail_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(folder: Path) -> float:
         raise OSError(122, "Disk quota exceeded")
 
@@ -45,12 +58,17 @@ def test_a_disk_that_takes_no_more_is_a_fail_with_its_reason(tmp_path: Path, mon
     assert found.status is Status.FAIL and found.why.startswith("Disk quota exceeded")
 
 
-def test_a_file_in_the_place_of_the_folder_is_a_fail_and_its_command_mends_it(tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_the_folder_is_a_fail_and_its_command_mends_it(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "my runs").touch()
     found = check_disk(tmp_path / "my runs", free_bytes=99 * GIB, bytes_per_s=99 * MIB)[0]
     assert found.status is Status.FAIL and "is a file" in found.why
     subprocess.run(found.fix[0], shell=True, check=True, timeout=30)
-    assert check_disk(tmp_path / "my runs", free_bytes=99 * GIB, bytes_per_s=99 * MIB)[0].status is Status.OK
+    assert (
+        check_disk(tmp_path / "my runs", free_bytes=99 * GIB, bytes_per_s=99 * MIB)[0].status
+        is Status.OK
+    )
 
 
 def test_a_scratch_folder_that_is_not_there_is_a_fail(tmp_path: Path) -> None:
@@ -60,7 +78,11 @@ def test_a_scratch_folder_that_is_not_there_is_a_fail(tmp_path: Path) -> None:
 
 def _recipe(keep: int, folder: Path) -> Recipe:
     return Recipe.model_validate(
-        {"model": {"scratch": SMALL}, "checkpoint": {"keep": keep}, "run": {"dir": str(folder / "runs")}}
+        {
+            "model": {"scratch": SMALL},
+            "checkpoint": {"keep": keep},
+            "run": {"dir": str(folder / "runs")},
+        }
     )
 
 
@@ -70,22 +92,34 @@ def test_a_disk_without_room_for_the_checkpoints_is_a_fail_and_fewer_fit(tmp_pat
     assert check_checkpoints(recipe, machine, free_bytes=5 * each)[0].status is Status.OK
     found = check_checkpoints(recipe, machine, free_bytes=4 * each)[0]
     assert (found.status, found.fix[0]) == (Status.FAIL, "--set checkpoint.keep=3")
-    assert check_checkpoints(_recipe(3, tmp_path), machine, free_bytes=4 * each)[0].status is Status.OK
-    assert check_checkpoints(recipe, machine, free_bytes=each)[0].fix[0].startswith("--set run.dir=/")
+    assert (
+        check_checkpoints(_recipe(3, tmp_path), machine, free_bytes=4 * each)[0].status is Status.OK
+    )
+    assert (
+        check_checkpoints(recipe, machine, free_bytes=each)[0].fix[0].startswith("--set run.dir=/")
+    )
 
 
 def test_a_disk_on_which_a_checkpoint_takes_long_is_a_warning_with_the_time(tmp_path: Path) -> None:
     each = table(parse_facts(config_of(ScratchModel.model_validate(SMALL)))).num_parameters * 16
-    found = check_checkpoints(_recipe(2, tmp_path), parse_machine("cpu"), bytes_per_s=each / 1200)[0]
+    found = check_checkpoints(_recipe(2, tmp_path), parse_machine("cpu"), bytes_per_s=each / 1200)[
+        0
+    ]
     assert found.status is Status.WARN and "20 m 00 s" in found.what
 
 
-def test_a_cache_without_room_for_the_model_is_a_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_without_room_for_the_model_is_a_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     recipe = Recipe.model_validate({"model": {"path": "Qwen/Qwen3-0.6B"}})
     found = check_download(recipe, free_bytes=GIB)[0]
-    assert found.status is Status.FAIL and "about 1.1 GiB" in found.what and found.fix[0].startswith("export HF_HOME=/")
+    assert (
+        found.status is Status.FAIL
+        and "about 1.1 GiB" in found.what
+        and found.fix[0].startswith("export HF_HOME=/")
+    )
     assert check_download(recipe, free_bytes=9 * GIB)[0].status is Status.OK
     assert check_download(_recipe(1, tmp_path), free_bytes=0)[0].status is Status.OK

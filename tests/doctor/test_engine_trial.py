@@ -1,5 +1,6 @@
-"""Tests of the trial of engine, trainer and weights with faults planted: an engine that answers garbage, one that forgets, weights that were
-changed on their way. A real engine cannot be made to fail so; whether the real ones pass is asked in test_run."""
+"""Tests of the trial of engine, trainer and weights with faults planted: an engine that answers
+garbage, one that forgets, weights that were changed on their way. A real engine cannot be made to
+fail so; whether the real ones pass is asked in test_run."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ from milescli.rollout.base import Completion
 
 
 def _answer(token: int, logprob: float) -> Completion:
-    return Completion(response_ids=[token], logprobs=array("d", [logprob]), stop_reason=StopReason.STOP, version_spans=[])
+    return Completion(
+        response_ids=[token],
+        logprobs=array("d", [logprob]),
+        stop_reason=StopReason.STOP,
+        version_spans=[],
+    )
 
 
 @dataclass
@@ -50,7 +56,11 @@ class _Trainer:
 
 
 def _exercise(
-    monkeypatch: pytest.MonkeyPatch, later: Completion, scores: list[float], *, publish: MismatchError | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    later: Completion,
+    scores: list[float],
+    *,
+    publish: MismatchError | None = None,
 ) -> dict[str, Status]:
     def send(trainer: object, url: str) -> None:
         if publish is not None:
@@ -58,8 +68,12 @@ def _exercise(
 
     monkeypatch.setattr(engine_trial, "take_step", lambda trainer: "fine")
     monkeypatch.setattr(engine_trial, "publish_exactly", send)
-    monkeypatch.setattr(engine_trial, "score", lambda trainer, prompt, answer: [trainer.scores.pop(0)])
-    found = asyncio.run(exercise(_Engine([later]), _Trainer(scores), _answer(7, -2.0), url="http://here"))  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        engine_trial, "score", lambda trainer, prompt, answer: [trainer.scores.pop(0)]
+    )
+    found = asyncio.run(
+        exercise(_Engine([later]), _Trainer(scores), _answer(7, -2.0), url="http://here")
+    )  # type: ignore[arg-type]
     return {each.check: each.status for each in found}
 
 
@@ -71,7 +85,9 @@ def test_an_engine_that_repeats_itself_is_ok_and_one_that_does_not_is_a_fail() -
     assert asyncio.run(found(_answer(7, -2.0), _answer(8, -2.0))) is Status.FAIL
 
 
-def test_parts_that_agree_before_and_after_a_publish_are_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_that_agree_before_and_after_a_publish_are_ok(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = _exercise(monkeypatch, _answer(9, -1.0), [-2.0, -1.0])
     assert found == dict.fromkeys(("agreement", "trainer", "weights"), Status.OK)
 
@@ -80,13 +96,17 @@ def test_an_engine_that_answers_garbage_is_a_fail(monkeypatch: pytest.MonkeyPatc
     assert _exercise(monkeypatch, _answer(9, -1.0), [-5.0, -1.0])["agreement"] is Status.FAIL
 
 
-def test_an_engine_that_ignores_new_weights_or_computes_otherwise_with_them_is_a_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_ignores_new_weights_or_computes_otherwise_with_them_is_a_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert _exercise(monkeypatch, _answer(7, -2.0), [-2.0, -2.0])["weights"] is Status.FAIL
     assert _exercise(monkeypatch, _answer(9, -1.0), [-2.0, -1.1])["weights"] is Status.FAIL
 
 
 def test_a_weight_that_was_changed_on_its_way_is_a_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = MismatchError("engine 0 holds other weights", why="`norm` differs", fix="miles doctor")
+    changed = MismatchError(
+        "engine 0 holds other weights", why="`norm` differs", fix="miles doctor"
+    )
     found = _exercise(monkeypatch, _answer(9, -1.0), [-2.0], publish=changed)
     assert found == {"agreement": Status.OK, "trainer": Status.OK, "weights": Status.FAIL}
 
@@ -101,5 +121,10 @@ def test_a_weight_that_was_changed_on_its_way_is_a_fail(monkeypatch: pytest.Monk
         ([float("nan"), -2.0], "fp32", Status.FAIL),
     ],
 )
-def test_agreement_is_judged_by_what_a_run_allows(engine: list[float], precision: Any, status: Status) -> None:
-    assert judge_agreement("agreement", "now", [-1.0, -2.0], engine, precision=precision)[0].status is status
+def test_agreement_is_judged_by_what_a_run_allows(
+    engine: list[float], precision: Any, status: Status
+) -> None:
+    assert (
+        judge_agreement("agreement", "now", [-1.0, -2.0], engine, precision=precision)[0].status
+        is status
+    )

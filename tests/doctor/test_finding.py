@@ -25,7 +25,10 @@ def test_findings_come_in_the_order_of_the_checks_whatever_ends_first() -> None:
         second_done.set()
         return ok("second", "b")
 
-    assert [each.check for each in _run(Check(name="first", run=first), Check(name="second", run=second))] == [
+    assert [
+        each.check
+        for each in _run(Check(name="first", run=first), Check(name="second", run=second))
+    ] == [
         "first",
         "second",
     ]
@@ -35,7 +38,9 @@ def test_an_error_of_ours_is_a_fail_with_its_three_parts() -> None:
     def broken() -> list[Finding]:
         raise MachineError("w", why="y", fix=["f", "g"])
 
-    assert _run(Check(name="x", run=broken)) == [Finding(check="x", status=Status.FAIL, what="w", why="y", fix=["f", "g"])]
+    assert _run(Check(name="x", run=broken)) == [
+        Finding(check="x", status=Status.FAIL, what="w", why="y", fix=["f", "g"])
+    ]
 
 
 def test_a_check_that_breaks_is_a_fail_and_the_others_go_on() -> None:
@@ -67,7 +72,10 @@ def test_heavy_checks_take_turns() -> None:
 
 def test_what_hangs_holds_up_neither_those_beside_it_nor_the_heavy_ones_after_it() -> None:
     never, start = threading.Event(), time.monotonic()
-    hung = [Check(name=name, run=lambda: ok("x", str(never.wait())), timeout_s=0.1, is_heavy=True) for name in "abc"]
+    hung = [
+        Check(name=name, run=lambda: ok("x", str(never.wait())), timeout_s=0.1, is_heavy=True)
+        for name in "abc"
+    ]
     found = _run(*hung, Check(name="last", run=lambda: ok("last", "ran"), is_heavy=True))
     assert [each.what for each in found] == ["no answer"] * 3 + ["ran"]
     assert time.monotonic() - start < 30

@@ -12,7 +12,11 @@ import pytest
 from milescli.doctor import fixes
 from milescli.doctor.fixes import Wish, another_folder, as_root, pip_install
 
-MINE = Wish(recipe="my recipe.yaml", sets=["run.dir=/full", "data.prompts=a b.jsonl"], address="10.0.0.1:6379")
+MINE = Wish(
+    recipe="my recipe.yaml",
+    sets=["run.dir=/full", "data.prompts=a b.jsonl"],
+    address="10.0.0.1:6379",
+)
 
 
 def test_an_option_becomes_the_users_own_command_and_replaces_what_it_changes() -> None:
@@ -24,13 +28,18 @@ def test_an_option_becomes_the_users_own_command_and_replaces_what_it_changes() 
 
 
 def test_without_a_recipe_the_command_starts_the_quickstart() -> None:
-    assert Wish().whole("--set run.dir=/roomy") == "miles launch --recipe quickstart --set run.dir=/roomy"
+    assert (
+        Wish().whole("--set run.dir=/roomy")
+        == "miles launch --recipe quickstart --set run.dir=/roomy"
+    )
     assert Wish().whole("miles doctor   # try again") == "miles doctor   # try again"
     assert Wish().whole("unset HF_ENDPOINT") == "unset HF_ENDPOINT"
 
 
 def test_doctor_is_told_with_the_users_own_arguments() -> None:
-    assert MINE.whole("miles doctor").startswith("miles doctor --recipe 'my recipe.yaml' --set run.dir=/full --set")
+    assert MINE.whole("miles doctor").startswith(
+        "miles doctor --recipe 'my recipe.yaml' --set run.dir=/full --set"
+    )
 
 
 def test_packages_go_into_the_python_that_runs_this() -> None:
@@ -38,8 +47,12 @@ def test_packages_go_into_the_python_that_runs_this() -> None:
     assert words == [sys.executable, "-m", "pip", "install", "--no-deps", "ray[default]>=2.48"]
 
 
-@pytest.mark.parametrize(("user", "told"), [(0, "ip link set lo up"), (1000, "sudo ip link set lo up")])
-def test_who_is_not_root_is_told_sudo(user: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("user", "told"), [(0, "ip link set lo up"), (1000, "sudo ip link set lo up")]
+)
+def test_who_is_not_root_is_told_sudo(
+    user: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fixes.os, "geteuid", lambda: user)
     assert as_root("ip link set lo up") == told
 

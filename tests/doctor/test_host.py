@@ -25,7 +25,11 @@ from milescli.platform.probe import Accelerators
 
 def test_the_platform_is_told_with_its_oddities() -> None:
     assert "8 x NVIDIA H200 (sm_90), nvlink" in check_platform(parse_machine("8xH200"))[0].what
-    odd = Machine(kind="cpu", nodes=[Node(cpu_cores=1, memory_bytes=1, shm_bytes=1)], notes=["`nvidia-smi` ended with 9"])
+    odd = Machine(
+        kind="cpu",
+        nodes=[Node(cpu_cores=1, memory_bytes=1, shm_bytes=1)],
+        notes=["`nvidia-smi` ended with 9"],
+    )
     found = check_platform(odd)[0]
     assert (found.status, found.why) == (Status.WARN, "`nvidia-smi` ended with 9")
 
@@ -34,7 +38,11 @@ def test_every_contradiction_of_visibility_is_a_fail() -> None:
     machine = parse_machine("2xMI300X")
     found = check_visibility(
         Accelerators(kind="rocm", devices=machine.nodes[0].devices, notes=[]),
-        environ={"ROCR_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"},
+        environ={
+            "ROCR_VISIBLE_DEVICES": "0",
+            "HIP_VISIBLE_DEVICES": "0",
+            "CUDA_VISIBLE_DEVICES": "1",
+        },
     )
     assert [(each.status, each.fix) for each in found] == [
         (Status.FAIL, ["unset ROCR_VISIBLE_DEVICES"]),
@@ -50,7 +58,9 @@ def test_a_contradiction_is_told_on_a_cpu_too_and_its_command_mends_it() -> None
     assert check_visibility(none, environ={"HIP_VISIBLE_DEVICES": "0"})[0].status is Status.OK
 
 
-@pytest.mark.parametrize(("free", "status"), [(64 * MIB, Status.FAIL), (GIB, Status.WARN), (8 * GIB, Status.OK)])
+@pytest.mark.parametrize(
+    ("free", "status"), [(64 * MIB, Status.FAIL), (GIB, Status.WARN), (8 * GIB, Status.OK)]
+)
 def test_a_small_or_full_shared_memory_is_found(free: int, status: Status) -> None:
     found = check_shm(size_bytes=max(free, 64 * MIB), free_bytes=free)[0]
     assert found.status is status
@@ -66,7 +76,9 @@ def test_a_single_taken_port_is_named_and_passed_over() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         found = check_ports(candidates=[held.getsockname()[1], *range(31000, 32000)])[0]
     assert (
-        found.status is Status.OK and "1 are taken and passed over, by " in found.what and f"(pid {os.getpid()})" in found.what
+        found.status is Status.OK
+        and "1 are taken and passed over, by " in found.what
+        and f"(pid {os.getpid()})" in found.what
     )
 
 
@@ -75,13 +87,17 @@ def test_taken_ports_are_a_fail_that_names_who_holds_them_and_its_command_mends_
         "import socket, sys, time; s = [socket.create_server(('127.0.0.1', 0)) for _ in range(17)];"
         "print(*[each.getsockname()[1] for each in s], flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as holder:
         try:
             assert holder.stdout is not None
             ports = [int(word) for word in holder.stdout.readline().split()]
             found = check_ports(candidates=ports)[0]
             assert found.status is Status.FAIL and found.what.startswith("0 of 16 ports")
-            assert f"(pid {holder.pid}) holds 17" in found.why and found.fix[0].startswith(f"kill {holder.pid} ")
+            assert f"(pid {holder.pid}) holds 17" in found.why and found.fix[0].startswith(
+                f"kill {holder.pid} "
+            )
             subprocess.run(found.fix[0], shell=True, check=True, timeout=30)
             holder.wait(30)
             assert check_ports(candidates=ports)[0].status is Status.OK
@@ -92,10 +108,15 @@ def test_taken_ports_are_a_fail_that_names_who_holds_them_and_its_command_mends_
 FAULTS = {
     "a small /dev/shm": (
         "mount -t tmpfs -o size=64M none /dev/shm",
-        "from milescli.doctor.host import check_shm, shm_sizes; a, b = shm_sizes(); f = check_shm(size_bytes=a, free_bytes=b)",
+        "from milescli.doctor.host import check_shm, shm_sizes; a, b = shm_sizes(); f = "
+        "check_shm(size_bytes=a, free_bytes=b)",
         "mount -o remount",
     ),
-    "no loopback": ("true", "from milescli.doctor.host import check_ports; f = check_ports()", "ip link set lo up"),
+    "no loopback": (
+        "true",
+        "from milescli.doctor.host import check_ports; f = check_ports()",
+        "ip link set lo up",
+    ),
     "few open files": (
         "ulimit -Sn 300",
         "from milescli.doctor.limits import check_limits; f = check_limits()",
@@ -103,12 +124,14 @@ FAULTS = {
     ),
     "a small scratch folder": (
         "mkdir $DIR/scratch; mount -t tmpfs -o size=1M none $DIR/scratch",
-        "import os, pathlib; from milescli.doctor.disk import check_scratch; f = check_scratch(folder=pathlib.Path(os.environ['DIR'], 'scratch'))",
+        "import os, pathlib; from milescli.doctor.disk import check_scratch; f = "
+        "check_scratch(folder=pathlib.Path(os.environ['DIR'], 'scratch'))",
         "mount -o remount,size=",
     ),
     "a scratch folder that is read-only": (
         "mkdir $DIR/scratch; mount -t tmpfs -o ro,size=9G none $DIR/scratch",
-        "import os, pathlib; from milescli.doctor.disk import check_scratch; f = check_scratch(folder=pathlib.Path(os.environ['DIR'], 'scratch'))",
+        "import os, pathlib; from milescli.doctor.disk import check_scratch; f = "
+        "check_scratch(folder=pathlib.Path(os.environ['DIR'], 'scratch'))",
         "mount -o remount,rw",
     ),
 }
@@ -129,6 +152,13 @@ def test_a_planted_fault_is_found_and_mended_by_the_printed_command(fault: str) 
         look > $DIR/after"""
     with tempfile.TemporaryDirectory() as folder:
         command = ["unshare", "-rnm", "bash", "-c", script]
-        subprocess.run(command, check=True, timeout=60, env={**os.environ, "DIR": folder, "PYTHONPATH": os.getcwd()})
-        before, after = ((Path(folder) / name).read_text().splitlines() for name in ("before", "after"))
+        subprocess.run(
+            command,
+            check=True,
+            timeout=60,
+            env={**os.environ, "DIR": folder, "PYTHONPATH": os.getcwd()},
+        )
+        before, after = (
+            (Path(folder) / name).read_text().splitlines() for name in ("before", "after")
+        )
     assert (before[0], after[0]) == ("fail", "ok")

@@ -1,4 +1,5 @@
-"""Tests of reaching the hub: a small one on loopback, one that is not there, tokens that are refused."""
+"""Tests of reaching the hub: a small one on loopback, one that is not there, tokens that are
+refused."""
 
 from __future__ import annotations
 
@@ -66,7 +67,11 @@ def test_a_hub_that_answers_is_ok_with_and_without_a_token() -> None:
     with _hub() as environ:
         assert "no token" in check_hub(None, environ=environ, token=None)[0].what
         found = check_hub(_recipe("org/open", "hf:org/data"), environ=environ, token=GOOD)[0]
-    assert found.status is Status.OK and "org/open is there; org/data is there" in found.what and GOOD not in found.what
+    assert (
+        found.status is Status.OK
+        and "org/open is there; org/data is there" in found.what
+        and GOOD not in found.what
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +82,9 @@ def test_a_hub_that_answers_is_ok_with_and_without_a_token() -> None:
         ("org/open", "hf_bad", "public models are refused", "hf auth logout"),
     ],
 )
-def test_what_is_refused_is_a_fail_with_its_reason(name: str, token: str | None, why: str, fix: str) -> None:
+def test_what_is_refused_is_a_fail_with_its_reason(
+    name: str, token: str | None, why: str, fix: str
+) -> None:
     with _hub() as environ:
         found = check_hub(_recipe(name), environ=environ, token=token)[0]
     assert found.status is Status.FAIL and why in found.why and found.fix[0] == fix
@@ -87,7 +94,10 @@ def test_a_hub_that_is_not_there_fails_only_recipes_that_need_it(tmp_path: Path)
     environ = {"HF_ENDPOINT": NOWHERE}
     found = check_hub(_recipe("org/open"), environ=environ, token=GOOD)[0]
     assert found.status is Status.FAIL and "Connection refused" in found.why
-    assert found.fix[0].startswith("unset HF_ENDPOINT") and "--set model.path=/path/to/a/copy" in found.fix
+    assert (
+        found.fix[0].startswith("unset HF_ENDPOINT")
+        and "--set model.path=/path/to/a/copy" in found.fix
+    )
     assert check_hub(None, environ=environ, token=None)[0].status is Status.WARN
     snapshot = tmp_path / "models--org--open/snapshots/abc"
     snapshot.mkdir(parents=True)
@@ -107,7 +117,9 @@ def test_an_endpoint_that_is_no_address_is_found_and_its_command_mends_it(endpoi
 
 
 @pytest.mark.parametrize("status", [407, 503])
-def test_a_gateway_that_does_not_reach_the_hub_is_no_hub(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_that_does_not_reach_the_hub_is_no_hub(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_Hub, "do_GET", lambda self: self.send_error(status))
     with _hub() as environ:
         found = check_hub(_recipe("org/open"), environ=environ, token=None)[0]

@@ -12,7 +12,9 @@ from milescli.doctor.finding import Status
 from milescli.doctor.limits import available_memory, check_limits, check_memory, check_threads
 
 
-@pytest.mark.parametrize(("available", "status"), [(1 * GIB, Status.FAIL), (4 * GIB, Status.WARN), (16 * GIB, Status.OK)])
+@pytest.mark.parametrize(
+    ("available", "status"), [(1 * GIB, Status.FAIL), (4 * GIB, Status.WARN), (16 * GIB, Status.OK)]
+)
 def test_too_little_memory_is_found(available: int, status: Status) -> None:
     assert check_memory(total_bytes=16 * GIB, available_bytes=available)[0].status is status
 
@@ -32,21 +34,37 @@ def _cgroup(root: Path, **files: int | str) -> None:
         (folder / name.replace("_", ".")).write_text(f"{value}\n")
 
 
-def test_what_a_container_has_used_of_its_memory_is_taken_off_but_for_the_page_cache(tmp_path: Path) -> None:
-    _cgroup(tmp_path, memory_max=8 * GIB, memory_current=7 * GIB, memory_stat=f"anon 1\ninactive_file {2 * GIB}")
+def test_what_a_container_has_used_of_its_memory_is_taken_off_but_for_the_page_cache(
+    tmp_path: Path,
+) -> None:
+    _cgroup(
+        tmp_path,
+        memory_max=8 * GIB,
+        memory_current=7 * GIB,
+        memory_stat=f"anon 1\ninactive_file {2 * GIB}",
+    )
     (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {500 * GIB // 1024} kB\n")
     assert available_memory(root=tmp_path) == 3 * GIB
 
 
 @pytest.mark.parametrize(
     ("limit", "used", "status"),
-    [(512, 100, Status.FAIL), (1500, 100, Status.WARN), (32768, 100, Status.OK), ("max", 9, Status.OK)],
+    [
+        (512, 100, Status.FAIL),
+        (1500, 100, Status.WARN),
+        (32768, 100, Status.OK),
+        ("max", 9, Status.OK),
+    ],
 )
-def test_a_container_that_allows_few_threads_is_found(tmp_path: Path, limit: int | str, used: int, status: Status) -> None:
+def test_a_container_that_allows_few_threads_is_found(
+    tmp_path: Path, limit: int | str, used: int, status: Status
+) -> None:
     _cgroup(tmp_path, pids_max=limit, pids_current=used)
     found = check_threads(root=tmp_path)[0]
     assert found.status is status
-    assert status is not Status.FAIL or (found.what == "100 of 512 are in use" and "--pids-limit" in found.fix[0])
+    assert status is not Status.FAIL or (
+        found.what == "100 of 512 are in use" and "--pids-limit" in found.fix[0]
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,18 @@ import pytest
 from milescli.doctor.finding import fail, ok
 from milescli.doctor.masking import mask, mask_environment, mask_secrets
 
-SECRETS = {"WANDB_API_KEY": "sk-12345678", "HF_TOKEN": "hf_abcdef", "db_password": "hunter22", "HOME": "/home/me"}
+SECRETS = {
+    "WANDB_API_KEY": "sk-12345678",
+    "HF_TOKEN": "hf_abcdef",
+    "db_password": "hunter22",
+    "HOME": "/home/me",
+}
 
 
 def test_no_secret_is_told() -> None:
-    found = mask_secrets(fail("x", "sk-12345678", why="hf_abcdef in /home/me", fix="login hunter22")[0], SECRETS)
+    found = mask_secrets(
+        fail("x", "sk-12345678", why="hf_abcdef in /home/me", fix="login hunter22")[0], SECRETS
+    )
     assert (found.what, found.why, found.fix) == ("***", "*** in /home/me", ["login ***"])
 
 
@@ -34,12 +41,23 @@ def test_credentials_of_addresses_are_masked(text: str, told: str) -> None:
 
 
 def test_a_password_of_an_address_is_masked_where_a_library_tells_a_piece_of_it() -> None:
-    environ = {"HF_ENDPOINT": "https://u:pw@ss@nowhere", "https_proxy": "http://me:hunter2@proxy:3128"}
-    assert mask("nonnumeric port: 'pw@ss@nowhere'; hunter2", environ) == "nonnumeric port: '***@nowhere'; ***"
+    environ = {
+        "HF_ENDPOINT": "https://u:pw@ss@nowhere",
+        "https_proxy": "http://me:hunter2@proxy:3128",
+    }
+    assert (
+        mask("nonnumeric port: 'pw@ss@nowhere'; hunter2", environ)
+        == "nonnumeric port: '***@nowhere'; ***"
+    )
 
 
 def test_of_a_variable_that_sounds_secret_even_a_short_value_is_kept_back() -> None:
-    environ = {"RAY_REDIS_PASSWORD": "abc", "RAY_ADDRESS": "10.0.0.1:6379", "HF_TOKEN": "hf_abcdef", "MILES_X": "hf_abcdef"}
+    environ = {
+        "RAY_REDIS_PASSWORD": "abc",
+        "RAY_ADDRESS": "10.0.0.1:6379",
+        "HF_TOKEN": "hf_abcdef",
+        "MILES_X": "hf_abcdef",
+    }
     assert mask_environment(environ, prefixes=("RAY_", "MILES_")) == {
         "MILES_X": "***",
         "RAY_ADDRESS": "10.0.0.1:6379",

@@ -1,4 +1,5 @@
-"""Tests of the network's checks, with faults planted on paper machines; and that this machine can be read."""
+"""Tests of the network's checks, with faults planted on paper machines; and that this machine can
+be read."""
 
 from __future__ import annotations
 
@@ -7,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from milescli.doctor.finding import Status
-from milescli.doctor.network import Interface, check_host_name, check_interfaces, check_rdma, list_interfaces
+from milescli.doctor.network import (
+    Interface,
+    check_host_name,
+    check_interfaces,
+    check_rdma,
+    list_interfaces,
+)
 
 NAMES = [
     Interface(name="docker0", is_up=True, addresses=("172.17.0.1",)),
@@ -19,7 +26,10 @@ NAMES = [
 
 @pytest.mark.parametrize("value", ["eth0", "eth", "=eth0", "^lo,docker", "eth0,eth1"])
 def test_names_that_nccl_would_find_are_ok(value: str) -> None:
-    assert check_interfaces(NAMES, environ={"NCCL_SOCKET_IFNAME": value}, kind="cuda")[0].status is Status.OK
+    assert (
+        check_interfaces(NAMES, environ={"NCCL_SOCKET_IFNAME": value}, kind="cuda")[0].status
+        is Status.OK
+    )
 
 
 @pytest.mark.parametrize("value", ["ib0", "=eth", "eth1", "^eth,lo,docker"])
@@ -28,12 +38,21 @@ def test_a_name_that_is_not_there_or_down_is_a_fail_and_its_command_mends_it(val
     assert found.status is Status.FAIL and f"NCCL_SOCKET_IFNAME={value}" in found.what
     name, _, mended = found.fix[0].removeprefix("export ").partition("=")
     assert check_interfaces(NAMES, environ={name: mended}, kind="rocm")[0].status is Status.OK
-    assert check_interfaces(NAMES, environ={"NCCL_SOCKET_IFNAME": value}, kind="cpu")[0].status is Status.WARN
+    assert (
+        check_interfaces(NAMES, environ={"NCCL_SOCKET_IFNAME": value}, kind="cpu")[0].status
+        is Status.WARN
+    )
 
 
 def test_gloo_takes_exact_names_only() -> None:
-    assert check_interfaces(NAMES, environ={"GLOO_SOCKET_IFNAME": "eth"}, kind="cpu")[0].status is Status.WARN
-    assert check_interfaces(NAMES, environ={"GLOO_SOCKET_IFNAME": "eth0"}, kind="cpu")[0].status is Status.OK
+    assert (
+        check_interfaces(NAMES, environ={"GLOO_SOCKET_IFNAME": "eth"}, kind="cpu")[0].status
+        is Status.WARN
+    )
+    assert (
+        check_interfaces(NAMES, environ={"GLOO_SOCKET_IFNAME": "eth0"}, kind="cpu")[0].status
+        is Status.OK
+    )
 
 
 def test_a_machine_without_loopback_is_a_fail() -> None:
@@ -49,7 +68,11 @@ def test_a_proxy_that_takes_loopback_is_a_warning_without_its_password() -> None
 
 
 def test_several_faults_are_told_at_once() -> None:
-    environ = {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib0", "https_proxy": "http://proxy:3128"}
+    environ = {
+        "NCCL_SOCKET_IFNAME": "ib0",
+        "GLOO_SOCKET_IFNAME": "ib0",
+        "https_proxy": "http://proxy:3128",
+    }
     assert len(check_interfaces(NAMES[:3], environ=environ, kind="cuda")) == 4
 
 
@@ -76,9 +99,16 @@ def test_rdma_ports_are_read_with_limits_and_variables(tmp_path: Path) -> None:
     assert found.status is Status.OK and "mlx5_0:1 400 Gb/s" in found.what
     low = check_rdma(root=tmp_path, environ={}, memlock=65536)[0]
     assert (low.status, low.fix[0]) == (Status.FAIL, "ulimit -l unlimited")
-    assert check_rdma(root=tmp_path, environ={"NCCL_IB_HCA": "mlx5_9"}, memlock=-1)[0].fix == ["unset NCCL_IB_HCA"]
-    assert check_rdma(root=tmp_path, environ={"NCCL_IB_HCA": "mlx5"}, memlock=-1)[0].status is Status.OK
-    assert check_rdma(root=tmp_path, environ={"NCCL_IB_DISABLE": "1"}, memlock=-1)[0].fix == ["unset NCCL_IB_DISABLE"]
+    assert check_rdma(root=tmp_path, environ={"NCCL_IB_HCA": "mlx5_9"}, memlock=-1)[0].fix == [
+        "unset NCCL_IB_HCA"
+    ]
+    assert (
+        check_rdma(root=tmp_path, environ={"NCCL_IB_HCA": "mlx5"}, memlock=-1)[0].status
+        is Status.OK
+    )
+    assert check_rdma(root=tmp_path, environ={"NCCL_IB_DISABLE": "1"}, memlock=-1)[0].fix == [
+        "unset NCCL_IB_DISABLE"
+    ]
     _rdma(tmp_path, mlx5_2="1: DOWN")
     assert "mlx5_2:1 DOWN" in check_rdma(root=tmp_path, environ={}, memlock=-1)[0].why
 

@@ -35,7 +35,12 @@ def test_versions_as_pinned_are_ok_whatever_their_build() -> None:
     ("name", "version", "why", "fix"),
     [
         ("ray", "2.40.0", "ray is 2.40.0, wanted >=2.48", "pip install 'ray[default]>=2.48'"),
-        ("sglang", "0.5.22", "sglang is 0.5.22, wanted ==0.5.20", "pip install --no-deps sglang==0.5.20"),
+        (
+            "sglang",
+            "0.5.22",
+            "sglang is 0.5.22, wanted ==0.5.20",
+            "pip install --no-deps sglang==0.5.20",
+        ),
         ("torch", None, "torch is missing, wanted ==2.13.0", "pip install torch==2.13.0"),
     ],
 )
@@ -43,7 +48,11 @@ def test_a_wrong_or_missing_package_is_named_with_the_command_that_mends_it(
     name: str, version: str | None, why: str, fix: str
 ) -> None:
     found = _check(**{name: version})
-    assert (found.status, found.why, found.fix) == (Status.FAIL, why, [f"{sys.executable} -m {fix}"])
+    assert (found.status, found.why, found.fix) == (
+        Status.FAIL,
+        why,
+        [f"{sys.executable} -m {fix}"],
+    )
 
 
 def test_torch_for_rocm_is_the_one_of_the_rocm_images() -> None:
@@ -54,11 +63,14 @@ def test_torch_for_rocm_is_the_one_of_the_rocm_images() -> None:
 
 def test_our_own_list_is_read_and_leaves_extras_out() -> None:
     names = [line.split(";")[0] for line in requirements()]
-    assert any(name.startswith("sglang==") for name in names) and not any(name.startswith("pytest") for name in names)
+    assert any(name.startswith("sglang==") for name in names) and not any(
+        name.startswith("pytest") for name in names
+    )
 
 
 @pytest.mark.parametrize(
-    ("version", "status"), [((3, 10), Status.FAIL), ((3, 11), Status.OK), ((3, 12), Status.OK), ((3, 13), Status.FAIL)]
+    ("version", "status"),
+    [((3, 10), Status.FAIL), ((3, 11), Status.OK), ((3, 12), Status.OK), ((3, 13), Status.FAIL)],
 )
 def test_python_from_3_11_to_3_12_is_taken(version: tuple[int, int], status: Status) -> None:
     assert check_python(version=version)[0].status is status

@@ -23,7 +23,9 @@ FOUND = [
 ]
 
 
-def _doctor(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], mode: Mode, wish: Wish = NOTHING) -> tuple[int, str, str]:
+def _doctor(
+    monkeypatch: pytest.MonkeyPatch, findings: list[Finding], mode: Mode, wish: Wish = NOTHING
+) -> tuple[int, str, str]:
     checks = [Check(name=each.check, run=lambda each=each: [each]) for each in findings]  # type: ignore[misc]
     monkeypatch.setattr(module, "all_checks", lambda _: checks)
     stdout, stderr = io.StringIO(), io.StringIO()
@@ -40,7 +42,12 @@ def test_a_fail_ends_with_4_and_is_told_with_its_fix(monkeypatch: pytest.MonkeyP
         ["data", "skip"],
         ["ports", "fail"],
     ]
-    assert "ports: all taken" in stderr and "fix: ss -ltn" in stderr and "fix: reboot" in stderr and "not ready" in stderr
+    assert (
+        "ports: all taken" in stderr
+        and "fix: ss -ltn" in stderr
+        and "fix: reboot" in stderr
+        and "not ready" in stderr
+    )
 
 
 def test_warnings_and_skips_end_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +58,11 @@ def test_json_mode_tells_everything_in_one_line(monkeypatch: pytest.MonkeyPatch)
     code, stdout, _ = _doctor(monkeypatch, FOUND, Mode.JSON)
     (line,) = stdout.splitlines()
     told = json.loads(line)
-    assert code == 4 and told["kind"] == "doctor" and told["counts"] == {"ok": 1, "warn": 1, "fail": 1, "skip": 1}
+    assert (
+        code == 4
+        and told["kind"] == "doctor"
+        and told["counts"] == {"ok": 1, "warn": 1, "fail": 1, "skip": 1}
+    )
     assert told["findings"][3] == {
         "check": "ports",
         "status": "fail",
@@ -64,23 +75,36 @@ def test_json_mode_tells_everything_in_one_line(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_option_that_mends_is_told_as_a_whole_command(monkeypatch: pytest.MonkeyPatch) -> None:
     found = failed("disk", "full", why="x", fix="--set run.dir=/another")
-    assert "fix: miles launch --recipe quickstart --set run.dir=/another" in _doctor(monkeypatch, found, Mode.HUMAN)[2]
+    assert (
+        "fix: miles launch --recipe quickstart --set run.dir=/another"
+        in _doctor(monkeypatch, found, Mode.HUMAN)[2]
+    )
 
 
 def test_fixes_bear_the_arguments_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = failed("disk", "full", why="x", fix=["--set run.dir=/another", "miles doctor   # again"])
+    found = failed(
+        "disk", "full", why="x", fix=["--set run.dir=/another", "miles doctor   # again"]
+    )
     wish = Wish(recipe="quickstart", sets=["data.eval=null"])
     stderr = _doctor(monkeypatch, found, Mode.HUMAN, wish)[2]
-    assert "fix: miles launch --recipe quickstart --set data.eval=null --set run.dir=/another" in stderr
+    assert (
+        "fix: miles launch --recipe quickstart --set data.eval=null --set run.dir=/another"
+        in stderr
+    )
     assert "fix: miles doctor --recipe quickstart --set data.eval=null   # again" in stderr
 
 
 def test_a_recipe_that_cannot_be_read_is_a_fail_and_the_machine_is_looked_at_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    code, stdout, stderr = _doctor(monkeypatch, FOUND[:1], Mode.HUMAN, Wish(recipe="quickstart", sets=["data.promts=x"]))
+    code, stdout, stderr = _doctor(
+        monkeypatch, FOUND[:1], Mode.HUMAN, Wish(recipe="quickstart", sets=["data.promts=x"])
+    )
     assert code == 4
-    assert [line.split()[:2] for line in stdout.splitlines()[1:]] == [["recipe", "fail"], ["python", "ok"]]
+    assert [line.split()[:2] for line in stdout.splitlines()[1:]] == [
+        ["recipe", "fail"],
+        ["python", "ok"],
+    ]
     assert "fix: miles launch --recipe quickstart --set data.prompts=x" in stderr
 
 
@@ -102,13 +126,21 @@ def test_no_secret_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "wandb_secret_of_mine")
     monkeypatch.setenv("HF_ENDPOINT", "https://me:mirror_secret_of_mine@mirror")
     monkeypatch.setenv("NCCL_SECRET", "nccl_secret_of_mine")
-    leaky = failed("hub", "hf_secret_of_mine", why="https://me:mirror_secret_of_mine@mirror", fix="login wandb_secret_of_mine")
+    leaky = failed(
+        "hub",
+        "hf_secret_of_mine",
+        why="https://me:mirror_secret_of_mine@mirror",
+        fix="login wandb_secret_of_mine",
+    )
     for mode in (Mode.JSON, Mode.HUMAN):
         _, stdout, stderr = _doctor(monkeypatch, leaky, mode)
         assert "secret_of_mine" not in stdout + stderr and "***" in stdout
         if mode is Mode.JSON:
             told = json.loads(stdout)
-            assert told["environment"]["HF_ENDPOINT"] == "https://***@mirror" and told["versions"]["ray"]
+            assert (
+                told["environment"]["HF_ENDPOINT"] == "https://***@mirror"
+                and told["versions"]["ray"]
+            )
 
 
 @pytest.mark.engine

@@ -11,12 +11,17 @@ from milescli.doctor.settings import check_ray_version, check_variables
 from milescli.doctor.tiny_trainer import tiny_plan
 
 
-@pytest.mark.parametrize(("version", "status"), [("2.47.1", Status.FAIL), ("2.48.0", Status.OK), ("2.60.0", Status.OK)])
-def test_an_old_ray_is_a_fail_with_what_it_does_to_amd_devices(version: str, status: Status) -> None:
+@pytest.mark.parametrize(
+    ("version", "status"), [("2.47.1", Status.FAIL), ("2.48.0", Status.OK), ("2.60.0", Status.OK)]
+)
+def test_an_old_ray_is_a_fail_with_what_it_does_to_amd_devices(
+    version: str, status: Status
+) -> None:
     found = check_ray_version(kind="rocm", version_of=lambda _: version)[0]
     assert found.status is status
     assert status is Status.OK or (
-        "HIP_VISIBLE_DEVICES" in found.why and found.fix == [f"{sys.executable} -m pip install 'ray[default]>=2.48'"]
+        "HIP_VISIBLE_DEVICES" in found.why
+        and found.fix == [f"{sys.executable} -m pip install 'ray[default]>=2.48'"]
     )
 
 
@@ -28,7 +33,9 @@ def test_an_old_ray_is_a_fail_with_what_it_does_to_amd_devices(version: str, sta
         ("CUDA_LAUNCH_BLOCKING", "1", Status.WARN),
     ],
 )
-def test_a_variable_that_harms_is_found_and_its_command_mends_it(name: str, value: str, status: Status) -> None:
+def test_a_variable_that_harms_is_found_and_its_command_mends_it(
+    name: str, value: str, status: Status
+) -> None:
     found = check_variables(None, environ={name: value})[0]
     assert found.status is status and f"{name}={value}" in found.what
     assert found.fix[0].startswith(f"unset {name}")
@@ -36,6 +43,8 @@ def test_a_variable_that_harms_is_found_and_its_command_mends_it(name: str, valu
 
 
 def test_what_miles_will_replace_is_told() -> None:
-    found = check_variables(tiny_plan("rocm"), environ={"NCCL_MIN_NCHANNELS": "16", "OMP_NUM_THREADS": "99"})[0]
+    found = check_variables(
+        tiny_plan("rocm"), environ={"NCCL_MIN_NCHANNELS": "16", "OMP_NUM_THREADS": "99"}
+    )[0]
     assert found.status is Status.WARN and found.what == "NCCL_MIN_NCHANNELS=16 becomes 112"
     assert found.fix == ["unset NCCL_MIN_NCHANNELS"]

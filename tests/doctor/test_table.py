@@ -17,9 +17,24 @@ def _on(node: str, found: list[Finding]) -> list[Finding]:
 
 
 FOUND = [
-    *_on(NODES[0], ok("memory", "22.7 GiB of 23.5 GiB free") + ok("shm", "4.0 GiB free") + skip("rdma", "none")),
-    *_on(NODES[1], ok("memory", "22.6 GiB of 23.5 GiB free") + fail("shm", "64 MiB", why="y", fix="f") + skip("rdma", "none")),
-    *_on(NODES[2], ok("memory", "900.0 MiB of 1.5 GiB free") + ok("shm", "4.1 GiB free") + skip("rdma", "none")),
+    *_on(
+        NODES[0],
+        ok("memory", "22.7 GiB of 23.5 GiB free")
+        + ok("shm", "4.0 GiB free")
+        + skip("rdma", "none"),
+    ),
+    *_on(
+        NODES[1],
+        ok("memory", "22.6 GiB of 23.5 GiB free")
+        + fail("shm", "64 MiB", why="y", fix="f")
+        + skip("rdma", "none"),
+    ),
+    *_on(
+        NODES[2],
+        ok("memory", "900.0 MiB of 1.5 GiB free")
+        + ok("shm", "4.1 GiB free")
+        + skip("rdma", "none"),
+    ),
     *ok("clocks", "within 1 ms"),
 ]
 
@@ -39,12 +54,22 @@ def test_the_warning_names_the_node_and_the_counts_are_of_rows() -> None:
     stdout, stderr = io.StringIO(), io.StringIO()
     tell_people(FOUND, Output(Mode.HUMAN, stdout=stdout, stderr=stderr))
     assert stdout.getvalue().splitlines()[0].split() == ["check", "node", "status", "found"]
-    assert "warning: shm on 10.0.0.2: y" in stderr.getvalue() and "not ready: 1 failed" in stderr.getvalue()
+    assert (
+        "warning: shm on 10.0.0.2: y" in stderr.getvalue()
+        and "not ready: 1 failed" in stderr.getvalue()
+    )
 
 
 def test_many_nodes_are_named_in_part() -> None:
-    found = [each for number in range(9) for each in _on(f"10.0.0.{number}", fail("shm", "small", why="y", fix="f"))]
-    assert fold([*found, *_on("10.0.1.1", ok("shm", "fine"))])[0].where == "10.0.0.0, 10.0.0.1, 10.0.0.2, 10.0.0.3 and 5 more"
+    found = [
+        each
+        for number in range(9)
+        for each in _on(f"10.0.0.{number}", fail("shm", "small", why="y", fix="f"))
+    ]
+    assert (
+        fold([*found, *_on("10.0.1.1", ok("shm", "fine"))])[0].where
+        == "10.0.0.0, 10.0.0.1, 10.0.0.2, 10.0.0.3 and 5 more"
+    )
 
 
 def test_one_machine_alone_has_no_column_of_nodes() -> None:

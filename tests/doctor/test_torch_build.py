@@ -1,4 +1,5 @@
-"""Tests of torch against the vendors' tools. What torch says is written by hand here, but for this machine's own."""
+"""Tests of torch against the vendors' tools. What torch says is written by hand here, but for this
+machine's own."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ ROCM = replace(parse_machine("2xMI300X"), driver_version="6.12.12", runtime_vers
 
 
 def _seen(machine: Machine, **changes: Any) -> dict[str, Any]:
-    devices = [{"name": d.name, "arch": d.arch, "memory_bytes": d.memory_bytes} for d in machine.nodes[0].devices]
+    devices = [
+        {"name": d.name, "arch": d.arch, "memory_bytes": d.memory_bytes}
+        for d in machine.nodes[0].devices
+    ]
     own = {"cuda": "13.0", "hip": None, "archs": ["sm_80", "sm_90", "sm_100"]}
     if machine.kind == "rocm":
         own = {"cuda": None, "hip": "7.2.26015", "archs": ["gfx90a", "gfx942", "gfx950"]}
@@ -26,7 +30,10 @@ def _seen(machine: Machine, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("machine", [CUDA, ROCM])
 def test_torch_that_agrees_is_ok(machine: Machine) -> None:
     found = judge_torch(_seen(machine), machine)
-    assert [(each.check, each.status) for each in found] == [("torch", Status.OK), ("driver", Status.OK)], found
+    assert [(each.check, each.status) for each in found] == [
+        ("torch", Status.OK),
+        ("driver", Status.OK),
+    ], found
 
 
 @pytest.mark.parametrize(
@@ -38,10 +45,13 @@ def test_torch_that_agrees_is_ok(machine: Machine) -> None:
         (CUDA, {"problem": "CUDA error: ECC"}, "CUDA error: ECC", "ls -l /dev/nvidia*"),
         (CUDA, {"archs": ["sm_100"]}, "the devices are sm_90", "docker/install.sh .venv cuda"),
         (ROCM, {"archs": ["gfx90a"]}, "the devices are gfx942", "docker/install.sh .venv rocm"),
-        (CUDA, {"devices": [{"name": "x", "arch": "sm_80", "memory_bytes": 2**40}] * 2}, "numbered differently", "export CUDA_DEVICE_ORDER"),
+        (CUDA, {"devices": [{"name": "x", "arch": "sm_80", "memory_bytes": 2**40}] * 2}, "numbered "
+                                                                                         "differently", "export CUDA_DEVICE_ORDER"),
     ],
 )  # fmt: skip
-def test_torch_that_disagrees_is_a_fail(machine: Machine, changes: dict[str, Any], why: str, fix: str) -> None:
+def test_torch_that_disagrees_is_a_fail(
+    machine: Machine, changes: dict[str, Any], why: str, fix: str
+) -> None:
     found = judge_torch(_seen(machine, **changes), machine)[0]
     assert (found.check, found.status) == ("torch", Status.FAIL)
     assert why in found.why and found.fix[0].startswith(fix)
@@ -70,7 +80,9 @@ def test_code_of_an_older_minor_version_and_ptx_run_on_a_newer_device() -> None:
         (replace(ROCM, runtime_version=""), {}, Status.OK),
     ],
 )
-def test_a_driver_that_is_too_old_is_found(machine: Machine, changes: dict[str, Any], status: Status) -> None:
+def test_a_driver_that_is_too_old_is_found(
+    machine: Machine, changes: dict[str, Any], status: Status
+) -> None:
     found = judge_torch(_seen(machine, **changes), machine)[-1]
     assert (found.check, found.status) == ("driver", status)
 

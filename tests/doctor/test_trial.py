@@ -1,4 +1,5 @@
-"""Tests of running a trial in a process of its own: faults of the process, and that nothing is left behind."""
+"""Tests of running a trial in a process of its own: faults of the process, and that nothing is left
+behind."""
 
 from __future__ import annotations
 
@@ -24,9 +25,21 @@ def test_a_trial_that_says_nothing_is_a_fail_with_its_last_words() -> None:
 
 def test_a_trial_that_hangs_is_a_fail_and_what_it_started_is_ended(tmp_path: Path) -> None:
     note = tmp_path / "pid"
-    code = f"import subprocess, time; p = subprocess.Popen(['sleep', '600']); open({str(note)!r}, 'w').write(str(p.pid)); time.sleep(600)"
-    found = run_trial("engine", device_kind="cpu", timeout_s=2.0, command=_python(code), names=("engine", "weights"))
-    assert [(each.check, each.status) for each in found] == [("engine", Status.FAIL), ("weights", Status.SKIP)]
+    code = (
+        f"import subprocess, time; p = subprocess.Popen(['sleep', '600']); open({str(note)!r}, "
+        "'w').write(str(p.pid)); time.sleep(600)"
+    )
+    found = run_trial(
+        "engine",
+        device_kind="cpu",
+        timeout_s=2.0,
+        command=_python(code),
+        names=("engine", "weights"),
+    )
+    assert [(each.check, each.status) for each in found] == [
+        ("engine", Status.FAIL),
+        ("weights", Status.SKIP),
+    ]
     assert "did not end within 2 s" in found[0].why
     assert not _is_alive(int(note.read_text()))
 
@@ -34,8 +47,13 @@ def test_a_trial_that_hangs_is_a_fail_and_what_it_started_is_ended(tmp_path: Pat
 def test_findings_of_a_trial_are_read_and_what_it_left_out_is_a_fail() -> None:
     line = '{"check": "engine", "status": "ok", "what": "fine", "why": "", "fix": []}'
     command = _python(f"print('noise'); print({line!r})")
-    found = run_trial("engine", device_kind="cpu", timeout_s=30.0, command=command, names=("engine", "weights"))
-    assert [(each.check, each.status) for each in found] == [("engine", Status.OK), ("weights", Status.FAIL)]
+    found = run_trial(
+        "engine", device_kind="cpu", timeout_s=30.0, command=command, names=("engine", "weights")
+    )
+    assert [(each.check, each.status) for each in found] == [
+        ("engine", Status.OK),
+        ("weights", Status.FAIL),
+    ]
 
 
 def test_the_collective_works_on_this_machine() -> None:

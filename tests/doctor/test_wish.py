@@ -30,7 +30,9 @@ SMALL = {
 
 
 def _recipe(data: dict[str, object] | None = None, **sections: object) -> Recipe:
-    return Recipe.model_validate({"model": {"scratch": SMALL}, "data": {"prompts": "task:sums", **(data or {})}, **sections})
+    return Recipe.model_validate(
+        {"model": {"scratch": SMALL}, "data": {"prompts": "task:sums", **(data or {})}, **sections}
+    )
 
 
 def _checked(recipe: Recipe) -> dict[str, Finding]:
@@ -47,7 +49,9 @@ def test_a_good_recipe_is_ok_in_all_parts() -> None:
     assert "8192 prompts" in found["data"].what and "columns prompt and label" in found["data"].what
 
 
-def test_a_reward_that_cannot_be_imported_is_a_fail_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reward_that_cannot_be_imported_is_a_fail_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "broken_rewards.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     recipe = _recipe(rollout={"reward": "broken_rewards:strict"})
@@ -67,17 +71,27 @@ def test_data_that_cannot_be_read_is_a_fail_that_names_the_line(tmp_path: Path) 
 
 def test_many_dropped_prompts_are_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps({"prompt": "7" * length, "label": "1"}) + "\n" for length in (3, 500)))
+    path.write_text(
+        "".join(json.dumps({"prompt": "7" * length, "label": "1"}) + "\n" for length in (3, 500))
+    )
     found = check_material(_recipe({"prompts": str(path)}))[0]
     assert found.status is Status.WARN and found.fix[0].startswith("--set data.max_prompt_tokens=")
 
 
-def test_a_model_on_the_hub_is_judged_by_config_and_tokenizer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_scratch_tokenizer([str(number) for number in range(99)], 300, tmp_path / "tokenizer")
+def test_a_model_on_the_hub_is_judged_by_config_and_tokenizer_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_scratch_tokenizer(
+        [str(number) for number in range(99)], 300, tmp_path / "tokenizer"
+    )
     config = json.dumps(config_of(ScratchModel.model_validate(SMALL))).encode()
     with loopback_hub() as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         hub.files["models/org/tiny"] = {
@@ -85,7 +99,9 @@ def test_a_model_on_the_hub_is_judged_by_config_and_tokenizer_alone(tmp_path: Pa
             "config.json": config,
             "model.safetensors": b"x" * 4096,
         }
-        recipe = Recipe.model_validate({"model": {"path": "org/tiny"}, "data": {"prompts": "task:sums"}})
+        recipe = Recipe.model_validate(
+            {"model": {"path": "org/tiny"}, "data": {"prompts": "task:sums"}}
+        )
         found = check_material(recipe)[0]
         assert found.status is Status.OK and "8192 prompts" in found.what
         assert check_model(recipe, parse_machine("cpu"))[0].status is Status.OK
@@ -99,10 +115,14 @@ def test_a_family_that_cannot_be_served_on_this_machine_is_a_fail_with_its_reaso
     assert found.status is Status.FAIL and "tied" in found.why
 
 
-def test_a_model_that_cannot_be_had_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_had_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    recipe = Recipe.model_validate({"model": {"path": "org/tiny"}, "data": {"prompts": "task:sums"}})
+    recipe = Recipe.model_validate(
+        {"model": {"path": "org/tiny"}, "data": {"prompts": "task:sums"}}
+    )
     found = _checked(recipe)
     assert found["model"].status is Status.FAIL and "org/tiny" in found["model"].what
     assert {found[name].status for name in ("checkpoints", "plan")} == {Status.SKIP}

@@ -1,4 +1,5 @@
-"""One folder for all end-to-end tests of a session, so that a run that one test made can be used by the next."""
+"""One folder for all end-to-end tests of a session, so that a run that one test made can be used by
+the next."""
 
 from __future__ import annotations
 

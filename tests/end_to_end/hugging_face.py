@@ -18,6 +18,8 @@ def greedy(folder: Path, prompts: list[list[int]], *, max_new_tokens: int) -> li
     answers = []
     for prompt in prompts:
         with torch.inference_mode():
-            out = model.generate(torch.tensor([prompt]), max_new_tokens=max_new_tokens, do_sample=False)
+            out = model.generate(
+                torch.tensor([prompt]), max_new_tokens=max_new_tokens, do_sample=False
+            )
         answers.append(out[0, len(prompt) :].tolist())
     return answers

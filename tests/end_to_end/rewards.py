@@ -1,4 +1,5 @@
-"""A reward that a random model already earns now and then, so that every step of a small test changes the weights."""
+"""A reward that a random model already earns now and then, so that every step of a small test
+changes the weights."""
 
 from __future__ import annotations
 

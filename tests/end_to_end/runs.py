@@ -1,4 +1,5 @@
-"""Drives the real `miles` binary in real processes, and reads what it left behind. Shared by the tests of this folder."""
+"""Drives the real `miles` binary in real processes, and reads what it left behind. Shared by the
+tests of this folder."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ checkpoint: {every: 3, keep: 4}
 run: {tensorboard: false}
 machine: {cpu_threads: 1, start_timeout_s: 240, step_timeout_s: 120}
 """
-"""`cpu_threads: 1`: sums over threads have a fixed order, and parallel tests of a small machine do not starve each other."""
+"""`cpu_threads: 1`: sums over threads have a fixed order, and parallel tests of a small machine do
+not starve each other."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,12 @@ class Workplace:
 
     def __post_init__(self) -> None:
         (self.folder / "tiny.yaml").write_text(TINY)
-        self.environment = {**os.environ, "HOME": str(self.folder), "COLUMNS": "120", "PYTHONPATH": str(ROOT)}
+        self.environment = {
+            **os.environ,
+            "HOME": str(self.folder),
+            "COLUMNS": "120",
+            "PYTHONPATH": str(ROOT),
+        }
         self.environment.pop(guardian.TOKEN_VARIABLE, None)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
@@ -84,7 +91,9 @@ class Workplace:
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             out, err = process.communicate()
-            raise AssertionError(f"not finished after {timeout_s} s\n{Finished(process.returncode, out, err)}") from None
+            raise AssertionError(
+                f"not finished after {timeout_s} s\n{Finished(process.returncode, out, err)}"
+            ) from None
         return Finished(process.returncode, out, err)
 
     def run(self, name: str) -> Path:
@@ -106,7 +115,8 @@ class Workplace:
         after: int = 0,
         seconds: float = 240.0,
     ) -> dict:
-        """Wait for an event of a run behind the first `after`; fails where its process ends before."""
+        """Wait for an event of a run behind the first `after`; fails where its process ends
+        before."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for event in self.events(name)[after:]:
@@ -116,7 +126,9 @@ class Workplace:
                 raise AssertionError(f"ended before the event\n{self.finish(process)}")
             time.sleep(0.05)
         process.kill()
-        raise AssertionError(f"no such event within {seconds} s; the last were {self.events(name)[-3:]}")
+        raise AssertionError(
+            f"no such event within {seconds} s; the last were {self.events(name)[-3:]}"
+        )
 
 
 def step_done(step: int) -> Callable[[dict], bool]:
@@ -151,7 +163,11 @@ def listening_beyond_loopback(processes: list[psutil.Process]) -> list[str]:
     """`name address` of every socket of the processes that others could reach."""
     pids, found = {process.pid for process in processes}, []
     for each in psutil.net_connections(kind="inet"):
-        if each.status == psutil.CONN_LISTEN and each.pid in pids and not _is_loopback(each.laddr.ip):
+        if (
+            each.status == psutil.CONN_LISTEN
+            and each.pid in pids
+            and not _is_loopback(each.laddr.ip)
+        ):
             found.append(f"{psutil.Process(each.pid).name()} {each.laddr.ip}:{each.laddr.port}")
     return found
 

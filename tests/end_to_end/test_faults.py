@@ -1,4 +1,5 @@
-"""What dies is named, what is left is ended, and what was saved goes on. Real processes are killed at work."""
+"""What dies is named, what is left is ended, and what was saved goes on. Real processes are killed
+at work."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.runs import Workplace, listening_beyond_loopback, processes_of_run, saved, step_done, wait_until_gone
+from tests.end_to_end.runs import (
+    Workplace,
+    listening_beyond_loopback,
+    processes_of_run,
+    saved,
+    step_done,
+    wait_until_gone,
+)
 from tests.shared_memory import forgotten
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -27,7 +35,9 @@ def _assert_clean(ours, shared_memory: set[str]) -> None:
     assert not forgotten(shared_memory)
 
 
-def test_a_killed_engine_is_named_as_the_cause(workplace: Workplace, shared_memory: set[str]) -> None:
+def test_a_killed_engine_is_named_as_the_cause(
+    workplace: Workplace, shared_memory: set[str]
+) -> None:
     process = workplace.start("launch", "--recipe", "tiny.yaml", "--name", "faults", *LONG)
     workplace.wait_for("faults", saved(2), process)
     ours = processes_of_run(process.pid)
@@ -36,12 +46,21 @@ def test_a_killed_engine_is_named_as_the_cause(workplace: Workplace, shared_memo
     finished = workplace.finish(process, timeout_s=90)
     assert finished.code == 1, finished
     assert "engine 0" in finished.err and "Traceback (most recent call last)" not in finished.err
-    assert re.search(r"or: miles resume runs/faults   # goes on from step \d+\n", finished.err), finished
-    assert json.loads((workplace.run("faults") / "logs" / "latest" / "verdict.json").read_text())["outcome"] == "failed"
+    assert re.search(r"or: miles resume runs/faults   # goes on from step \d+\n", finished.err), (
+        finished
+    )
+    assert (
+        json.loads((workplace.run("faults") / "logs" / "latest" / "verdict.json").read_text())[
+            "outcome"
+        ]
+        == "failed"
+    )
     _assert_clean(ours, shared_memory)
 
 
-def test_after_it_a_killed_trainer_rank_is_named_as_the_cause(workplace: Workplace, shared_memory: set[str]) -> None:
+def test_after_it_a_killed_trainer_rank_is_named_as_the_cause(
+    workplace: Workplace, shared_memory: set[str]
+) -> None:
     """Goes on with the run of the test before: resuming is part of what is tested."""
     before = workplace.events("faults")
     reached = max(event["step"] for event in before if event["event"] == "CheckpointSaved")
@@ -49,7 +68,9 @@ def test_after_it_a_killed_trainer_rank_is_named_as_the_cause(workplace: Workpla
     workplace.wait_for("faults", step_done(reached + 1), process, after=len(before))
     ours = processes_of_run(process.pid)
     rank = (workplace.run("faults") / "logs" / "latest" / "trainer-rank-0.log").resolve()
-    victim = next(each for each in ours if any(Path(file.path) == rank for file in each.open_files()))
+    victim = next(
+        each for each in ours if any(Path(file.path) == rank for file in each.open_files())
+    )
     victim.send_signal(signal.SIGKILL)
     finished = workplace.finish(process, timeout_s=90)
     assert finished.code == 1, finished
@@ -68,7 +89,9 @@ def _press_ctrl_c(driver: int) -> None:
 
 
 @pytest.mark.parametrize("stop", [_terminate, _press_ctrl_c])
-def test_a_signal_saves_and_says_how_to_go_on(workplace: Workplace, shared_memory: set[str], stop) -> None:
+def test_a_signal_saves_and_says_how_to_go_on(
+    workplace: Workplace, shared_memory: set[str], stop
+) -> None:
     before = workplace.events("faults")
     reached = max(event["step"] for event in before if event["event"] == "CheckpointSaved")
     process = workplace.start("resume", "faults")
@@ -78,6 +101,8 @@ def test_a_signal_saves_and_says_how_to_go_on(workplace: Workplace, shared_memor
     finished = workplace.finish(process, timeout_s=90)
     assert finished.code == 75, finished
     assert "miles resume" in finished.err
-    newest = max(event["step"] for event in workplace.events("faults") if event["event"] == "CheckpointSaved")
+    newest = max(
+        event["step"] for event in workplace.events("faults") if event["event"] == "CheckpointSaved"
+    )
     assert newest >= reached + 1
     _assert_clean(ours, shared_memory)

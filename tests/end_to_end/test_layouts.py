@@ -1,4 +1,5 @@
-"""Other plans, same program: split devices with staleness, tensor and pipeline parallel trainers, experts with routing replay."""
+"""Other plans, same program: split devices with staleness, tensor and pipeline parallel trainers,
+experts with routing replay."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def _steps(workplace: Workplace, name: str) -> list[dict]:
     return [event for event in workplace.events(name) if event["event"] == "StepDone"]
 
 
-def test_rollout_runs_ahead_by_no_more_than_the_bound_and_weights_arrive_bit_for_bit(workplace: Workplace) -> None:
+def test_rollout_runs_ahead_by_no_more_than_the_bound_and_weights_arrive_bit_for_bit(
+    workplace: Workplace,
+) -> None:
     finished = workplace.miles(
         "launch", "--recipe", "tiny.yaml", "--name", "stale", *_sets(
             "rollout.max_staleness=2", "engines.placement=split", "weights.channel=distributed", "weights.verify=true", "train.steps=5",
@@ -36,10 +39,14 @@ def test_rollout_runs_ahead_by_no_more_than_the_bound_and_weights_arrive_bit_for
     measured = [event["rollout"]["staleness_max"] for event in _steps(workplace, "stale")]
     assert max(measured) in (1, 2), measured
     assert measured[0] == 0
-    assert json.loads((workplace.run("stale") / "plan.json").read_text())["channel"] == "distributed"
+    assert (
+        json.loads((workplace.run("stale") / "plan.json").read_text())["channel"] == "distributed"
+    )
 
 
-def test_experts_with_replayed_routing_live_the_whole_life_and_go_on_under_another_layout(workplace: Workplace) -> None:
+def test_experts_with_replayed_routing_live_the_whole_life_and_go_on_under_another_layout(
+    workplace: Workplace,
+) -> None:
     finished = workplace.miles(
         "launch", "--recipe", "tiny.yaml", "--name", "moe", *_sets(
             *MOE, "parallel.tp=2", "parallel.ep=2", "train.routing_replay=true", "train.steps=2",
@@ -47,7 +54,9 @@ def test_experts_with_replayed_routing_live_the_whole_life_and_go_on_under_anoth
     )  # fmt: skip
     assert finished.code == 0, finished
     assert _layout(workplace, "moe") == {"tp": 2, "ep": 2, "pp": 1}
-    resumed = workplace.miles("resume", "moe", "--steps", "4", *_sets("parallel.tp=1", "parallel.ep=1", "parallel.pp=2"))
+    resumed = workplace.miles(
+        "resume", "moe", "--steps", "4", *_sets("parallel.tp=1", "parallel.ep=1", "parallel.pp=2")
+    )
     assert resumed.code == 0, resumed
     assert _layout(workplace, "moe") == {"tp": 1, "ep": 1, "pp": 2}
     reports = [event["report"] for event in _steps(workplace, "moe")]
@@ -58,8 +67,13 @@ def test_experts_with_replayed_routing_live_the_whole_life_and_go_on_under_anoth
     assert workplace.miles("export", "moe", "--to", str(folder)).code == 0
     from tests.end_to_end.hugging_face import greedy
 
-    rows = [json.loads(line) for line in (workplace.run("moe") / "eval" / "step_4.jsonl").read_text().splitlines()]
-    assert greedy(folder, [row["prompt_ids"] for row in rows], max_new_tokens=16) == [row["response_ids"] for row in rows]
+    rows = [
+        json.loads(line)
+        for line in (workplace.run("moe") / "eval" / "step_4.jsonl").read_text().splitlines()
+    ]
+    assert greedy(folder, [row["prompt_ids"] for row in rows], max_new_tokens=16) == [
+        row["response_ids"] for row in rows
+    ]
 
 
 def _layout(workplace: Workplace, name: str) -> dict[str, int]:

@@ -1,4 +1,5 @@
-"""launch -> kill -> resume -> eval -> export, with real Ray, SGLang and Megatron-Core on the CPU. The tests build on each other, in order."""
+"""launch -> kill -> resume -> eval -> export, with real Ray, SGLang and Megatron-Core on the CPU.
+The tests build on each other, in order."""
 
 from __future__ import annotations
 
@@ -45,19 +46,31 @@ def test_a_run_says_what_was_reached_and_what_comes_next(workplace: Workplace, w
     run = workplace.run("whole")
     for name in ("recipe.yaml", "plan.json", "manifest.json", "events.jsonl", "metrics.jsonl"):
         assert (run / name).exists(), name
-    assert {path.name for path in (run / "logs" / "latest").iterdir()} >= {"trainer-rank-0.log", "engine-0.log", "router.log"}
-    assert [event["step"] for event in workplace.events("whole") if event["event"] == "StepDone"] == [1, 2, 3, 4, 5, 6]
+    assert {path.name for path in (run / "logs" / "latest").iterdir()} >= {
+        "trainer-rank-0.log",
+        "engine-0.log",
+        "router.log",
+    }
+    assert [
+        event["step"] for event in workplace.events("whole") if event["event"] == "StepDone"
+    ] == [1, 2, 3, 4, 5, 6]
 
 
 def test_engine_and_trainer_agree_over_the_whole_run(workplace: Workplace, whole) -> None:
-    reports = [event["report"] for event in workplace.events("whole") if event["event"] == "StepDone"]
+    reports = [
+        event["report"] for event in workplace.events("whole") if event["event"] == "StepDone"
+    ]
     assert max(report["logprob_diff_max"] for report in reports) <= 1e-4
     assert max(report["logprob_diff_mean"] for report in reports) <= 1e-5
     assert all(report["ratio_mean"] == pytest.approx(1.0, abs=1e-6) for report in reports)
 
 
-def test_a_run_that_was_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(workplace: Workplace, whole, broken) -> None:
-    ours, theirs = (_weights(workplace, name, workplace.folder / f"{name}-6") for name in ("whole", "broken"))
+def test_a_run_that_was_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
+    workplace: Workplace, whole, broken
+) -> None:
+    ours, theirs = (
+        _weights(workplace, name, workplace.folder / f"{name}-6") for name in ("whole", "broken")
+    )
     assert ours.keys() == theirs.keys()
     different = [name for name in ours if not torch.equal(ours[name], theirs[name])]
     assert not different
@@ -69,7 +82,9 @@ def test_a_run_that_was_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(w
 
 def test_equal_seeds_give_equal_tokens_in_every_step(workplace: Workplace, whole, broken) -> None:
     for step in range(1, 7):
-        ours, theirs = (workplace.run(name) / "rollouts" / f"step_{step}.jsonl" for name in ("whole", "broken"))
+        ours, theirs = (
+            workplace.run(name) / "rollouts" / f"step_{step}.jsonl" for name in ("whole", "broken")
+        )
         assert _tokens(ours) == _tokens(theirs), f"step {step}"
 
 
@@ -83,17 +98,26 @@ def test_eval_of_a_checkpoint_gives_the_answers_of_the_run(workplace: Workplace,
     assert _tokens(file) == before
 
 
-def test_an_exported_folder_loads_in_transformers_and_gives_the_greedy_answers_of_the_run(workplace: Workplace, whole) -> None:
+def test_an_exported_folder_loads_in_transformers_and_gives_the_greedy_answers_of_the_run(
+    workplace: Workplace, whole
+) -> None:
     folder = workplace.folder / "whole-6"
     if not folder.exists():
         _weights(workplace, "whole", folder)
-    rows = [json.loads(line) for line in (workplace.run("whole") / "eval" / "step_6.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (workplace.run("whole") / "eval" / "step_6.jsonl").read_text().splitlines()
+    ]
     from tests.end_to_end.hugging_face import greedy
 
-    assert greedy(folder, [row["prompt_ids"] for row in rows], max_new_tokens=16) == [row["response_ids"] for row in rows]
+    assert greedy(folder, [row["prompt_ids"] for row in rows], max_new_tokens=16) == [
+        row["response_ids"] for row in rows
+    ]
 
 
-def test_resume_refuses_a_run_that_is_done_and_goes_on_with_more_steps(workplace: Workplace, whole) -> None:
+def test_resume_refuses_a_run_that_is_done_and_goes_on_with_more_steps(
+    workplace: Workplace, whole
+) -> None:
     refused = workplace.miles("resume", "whole")
     assert refused.code == 3
     assert "--steps" in refused.err and "Traceback" not in refused.err
@@ -111,7 +135,9 @@ def test_resume_refuses_changed_prompts(workplace: Workplace, broken) -> None:
     assert file.exists()
 
 
-def _weights(workplace: Workplace, name: str, folder: Path, step: int | None = None) -> dict[str, torch.Tensor]:
+def _weights(
+    workplace: Workplace, name: str, folder: Path, step: int | None = None
+) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     arguments = ["--step", str(step)] if step else []

@@ -1,4 +1,5 @@
-"""GSM8K, whole: a tiny model solves none of it, but every part of the path is real and its numbers must be right."""
+"""GSM8K, whole: a tiny model solves none of it, but every part of the path is real and its numbers
+must be right."""
 
 from __future__ import annotations
 
@@ -18,11 +19,26 @@ pytestmark = [
 MAX_PROMPT_TOKENS = 160
 
 
-def test_gsm8k_goes_through_template_length_policy_grader_and_truncation(workplace: Workplace) -> None:
-    sets = (f"data.prompts={GSM8K / 'train.jsonl'}", f"data.eval={GSM8K / 'test.jsonl'}", "rollout.reward=gsm8k", "train.steps=2",
-            f"data.max_prompt_tokens={MAX_PROMPT_TOKENS}", "rollout.max_response_tokens=24", "data.system_prompt=End with #### and the answer.")  # fmt: skip
+def test_gsm8k_goes_through_template_length_policy_grader_and_truncation(
+    workplace: Workplace,
+) -> None:
+    sets = (
+        f"data.prompts={GSM8K / 'train.jsonl'}",
+        f"data.eval={GSM8K / 'test.jsonl'}",
+        "rollout.reward=gsm8k",
+        "train.steps=2",
+        # fmt: skip
+        f"data.max_prompt_tokens={MAX_PROMPT_TOKENS}",
+        "rollout.max_response_tokens=24",
+        "data.system_prompt=End with #### and the answer.",
+    )
     finished = workplace.miles(
-        "launch", "--recipe", "tiny.yaml", "--name", "gsm8k", *(word for each in sets for word in ("--set", each))
+        "launch",
+        "--recipe",
+        "tiny.yaml",
+        "--name",
+        "gsm8k",
+        *(word for each in sets for word in ("--set", each)),
     )
     assert finished.code == 0, finished
     run = workplace.run("gsm8k")
@@ -34,11 +50,16 @@ def test_gsm8k_goes_through_template_length_policy_grader_and_truncation(workpla
     steps = [event for event in workplace.events("gsm8k") if event["event"] == "StepDone"]
     assert len(steps) == 2
     for step in steps:
-        answers = [json.loads(line) for line in (run / "rollouts" / f"step_{step['step']}.jsonl").read_text().splitlines()]
+        answers = [
+            json.loads(line)
+            for line in (run / "rollouts" / f"step_{step['step']}.jsonl").read_text().splitlines()
+        ]
         truncated = sum(answer["stop_reason"] == "length" for answer in answers)
         assert step["rollout"]["truncated_fraction"] == pytest.approx(truncated / len(answers))
         assert step["rollout"]["response_tokens_max"] <= 24
-        assert step["rollout"]["reward_mean"] == sum(answer["reward"] for answer in answers) / len(answers)
+        assert step["rollout"]["reward_mean"] == sum(answer["reward"] for answer in answers) / len(
+            answers
+        )
 
 
 def _prompt_lengths(tokenizer_dir: Path) -> list[int]:
@@ -47,6 +68,13 @@ def _prompt_lengths(tokenizer_dir: Path) -> list[int]:
 
     tokenizer = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
     system = "<|im_start|>system\nEnd with #### and the answer.<|im_end|>\n"
-    questions = [json.loads(line)["question"] for line in (GSM8K / "train.jsonl").read_text().splitlines()]
-    texts = [f"{system}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" for question in questions]
-    return [len(encoding.ids) for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    questions = [
+        json.loads(line)["question"] for line in (GSM8K / "train.jsonl").read_text().splitlines()
+    ]
+    texts = [
+        f"{system}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        for question in questions
+    ]
+    return [
+        len(encoding.ids) for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)
+    ]

@@ -1,4 +1,5 @@
-"""Small models for the tests of export: their config.json, their folder with random weights, and a way to read it as the exporter does."""
+"""Small models for the tests of export: their config.json, their folder with random weights, and a
+way to read it as the exporter does."""
 
 from __future__ import annotations
 
@@ -116,7 +117,8 @@ def tensors_of(lines: WeightTable, *, seed: int = 0) -> dict[str, torch.Tensor]:
 def make_base(
     folder: Path, config: dict[str, object], *, extra: dict[str, torch.Tensor] | None = None
 ) -> dict[str, torch.Tensor]:
-    """A Hugging Face folder with random weights, a tokenizer that nobody reads, and a card with a license. Returns its tensors."""
+    """A Hugging Face folder with random weights, a tokenizer that nobody reads, and a card with a
+    license. Returns its tensors."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {**tensors_of(lines_of(config)), **(extra or {})}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -132,10 +134,13 @@ def trained(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def reader_of(tensors: dict[str, torch.Tensor]):
-    """`read` of write_folder: what a checkpoint of the run would give, without the MTP layers, which it does not train."""
+    """`read` of write_folder: what a checkpoint of the run would give, without the MTP layers,
+    which it does not train."""
 
     def read(lines: WeightTable) -> Iterator[tuple[str, torch.Tensor]]:
-        for name in dict.fromkeys(name for entry in lines.entries if entry.mtp is None for name in entry.hf):
+        for name in dict.fromkeys(
+            name for entry in lines.entries if entry.mtp is None for name in entry.hf
+        ):
             yield name, tensors[name]
 
     return read

@@ -12,7 +12,15 @@ from safetensors.torch import load_file, save_file
 
 from milescli.backends.transformers.logits import declare_torchvision_operators
 from milescli.core.errors import CheckpointError
-from milescli.export.adapter import CONFIG_FILE, WEIGHTS_FILE, Adapter, merge_into, merged, read_adapter, write_adapter
+from milescli.export.adapter import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    Adapter,
+    merge_into,
+    merged,
+    read_adapter,
+    write_adapter,
+)
 from milescli.export.adapter_folder import write_adapter_folder
 
 declare_torchvision_operators()
@@ -24,7 +32,10 @@ def adapter(*, rank: int = 4, alpha: float = 8, **settings: object) -> Adapter:
     """With two modules."""
     generator = torch.Generator().manual_seed(0)
     pairs = {
-        name: (torch.randn(rank, IN, generator=generator), torch.randn(OUT, rank, generator=generator))
+        name: (
+            torch.randn(rank, IN, generator=generator),
+            torch.randn(OUT, rank, generator=generator),
+        )
         for name in (MODULE, "model.layers.1.mlp.up_proj")
     }
     return Adapter(pairs=pairs, alpha=alpha, rank=rank, base_model="Qwen/Qwen3-0.6B", **settings)
@@ -35,9 +46,17 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     write_adapter(tmp_path, written)
     found = read_adapter(tmp_path)
     assert found.pairs.keys() == written.pairs.keys() and found.base_model == "Qwen/Qwen3-0.6B"
-    assert all(torch.equal(a, b) for name in written.pairs for a, b in zip(found.pairs[name], written.pairs[name], strict=True))
-    assert found.scaling(MODULE) == 2.0 and torch.equal(found.saved["lm_head.weight"], written.saved["lm_head.weight"])
-    assert set(load_file(tmp_path / WEIGHTS_FILE)) >= {f"base_model.model.{MODULE}.lora_{half}.weight" for half in "AB"}
+    assert all(
+        torch.equal(a, b)
+        for name in written.pairs
+        for a, b in zip(found.pairs[name], written.pairs[name], strict=True)
+    )
+    assert found.scaling(MODULE) == 2.0 and torch.equal(
+        found.saved["lm_head.weight"], written.saved["lm_head.weight"]
+    )
+    assert set(load_file(tmp_path / WEIGHTS_FILE)) >= {
+        f"base_model.model.{MODULE}.lora_{half}.weight" for half in "AB"
+    }
 
 
 @pytest.mark.parametrize("use_rslora", [False, True])
@@ -58,7 +77,13 @@ def test_the_merge_is_that_of_peft(tmp_path: Path, use_rslora: bool) -> None:
     torch.manual_seed(0)
     base = Small()
     plain = base.up_proj.weight.detach().clone()
-    config = peft.LoraConfig(r=4, lora_alpha=6, target_modules=["up_proj"], use_rslora=use_rslora, init_lora_weights=False)
+    config = peft.LoraConfig(
+        r=4,
+        lora_alpha=6,
+        target_modules=["up_proj"],
+        use_rslora=use_rslora,
+        init_lora_weights=False,
+    )
     model = peft.get_peft_model(base, config)
     model.save_pretrained(tmp_path / "theirs", safe_serialization=True)
     read = read_adapter(tmp_path / "theirs")
@@ -75,7 +100,8 @@ def test_the_merge_is_that_of_peft(tmp_path: Path, use_rslora: bool) -> None:
 
 
 def test_the_scaling_is_written_so_that_sglang_reads_it(tmp_path: Path) -> None:
-    """SGLang 0.5.20 (lora/lora.py) takes lora_alpha / r, whatever use_rslora and alpha_pattern say."""
+    """SGLang 0.5.20 (lora/lora.py) takes lora_alpha / r, whatever use_rslora and alpha_pattern
+    say."""
     write_adapter(tmp_path, adapter(rank=16, alpha=4, use_rslora=True, alphas={MODULE: 8.0}))
     config = json.loads((tmp_path / CONFIG_FILE).read_text())
     tensors = load_file(tmp_path / WEIGHTS_FILE)
@@ -83,7 +109,9 @@ def test_the_scaling_is_written_so_that_sglang_reads_it(tmp_path: Path) -> None:
         first, second = (tensors[f"base_model.model.{module}.lora_{half}.weight"] for half in "AB")
         served = config["lora_alpha"] / config["r"] * (second @ first)
         own_first, own_second = adapter(rank=16).pairs[module]
-        assert torch.allclose(served, alpha / math.sqrt(16) * (own_second @ own_first), rtol=1e-5, atol=1e-5)
+        assert torch.allclose(
+            served, alpha / math.sqrt(16) * (own_second @ own_first), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_a_bfloat16_weight_is_rounded_once() -> None:
@@ -135,11 +163,16 @@ def test_folders_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
             read_adapter(tmp_path)
         return caught.value.why
 
-    save_file({name: tensor for name, tensor in tensors.items() if name != half}, tmp_path / WEIGHTS_FILE)
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if name != half}, tmp_path / WEIGHTS_FILE
+    )
     assert "only one of lora_A and lora_B" in why()
     save_file({**tensors, half: torch.zeros(OUT, 5)}, tmp_path / WEIGHTS_FILE)
     assert "B [12, 5]" in why()
-    save_file({**tensors, f"base_model.model.{MODULE}.lora_magnitude_vector": torch.zeros(OUT)}, tmp_path / WEIGHTS_FILE)
+    save_file(
+        {**tensors, f"base_model.model.{MODULE}.lora_magnitude_vector": torch.zeros(OUT)},
+        tmp_path / WEIGHTS_FILE,
+    )
     assert "magnitude" in why()
     (tmp_path / WEIGHTS_FILE).rename(tmp_path / "adapter_model.bin")
     assert "pickle" in why()
@@ -149,6 +182,14 @@ def test_folders_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 
 def test_a_clean_copy_has_a_card_and_nothing_else(tmp_path: Path) -> None:
     notes = write_adapter_folder(tmp_path / "out", adapter(use_rslora=True))
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {CONFIG_FILE, WEIGHTS_FILE, "README.md"}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        CONFIG_FILE,
+        WEIGHTS_FILE,
+        "README.md",
+    }
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "base_model: Qwen/Qwen3-0.6B" in card and "--lora-paths" in card and any("use_rslora" in note for note in notes)
+    assert (
+        "base_model: Qwen/Qwen3-0.6B" in card
+        and "--lora-paths" in card
+        and any("use_rslora" in note for note in notes)
+    )

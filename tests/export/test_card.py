@@ -21,7 +21,13 @@ from milescli.recipe.schema import Data, Model, Recipe, Rollout, ScratchModel
 from tests.console.fake_run import events
 from tests.export.models import QWEN3_MOE, lines_of, make_base
 
-MEASURED = Measured(num_plain=12, num_quantised=30, worst_share_of_bound=0.998, squared_difference=0.0009, squared_weight=1.0)
+MEASURED = Measured(
+    num_plain=12,
+    num_quantised=30,
+    worst_share_of_bound=0.998,
+    squared_difference=0.0009,
+    squared_weight=1.0,
+)
 
 
 def recipe(tmp_path: Path, **model: object) -> Recipe:
@@ -40,22 +46,37 @@ def story(tmp_path: Path, *, step: int = 40, **model: object) -> Story:
     told = {
         "miles": "0.1.0",
         "packages": {"torch": "2.13.0", "sglang": "0.5.20"},
-        "data": {"prompts": {"path": str(tmp_path / "train.jsonl"), "num_rows": 7473, "sha256": "ab" * 32}},
+        "data": {
+            "prompts": {
+                "path": str(tmp_path / "train.jsonl"),
+                "num_rows": 7473,
+                "sha256": "ab" * 32,
+            }
+        },
         "created": "2026-11-21T09:46:14Z",
     }
     (tmp_path / "manifest.json").write_text(json.dumps(told))
     lines = [json.dumps({"time": "now", **to_record(event)}) for event in events()]
     (tmp_path / "events.jsonl").write_text("\n".join([*lines, '{"event": "StepDone", "step": 4']))
     return read_story(
-        recipe=recipe(tmp_path, **model), step=step, manifest=tmp_path / "manifest.json", events=tmp_path / "events.jsonl"
+        recipe=recipe(tmp_path, **model),
+        step=step,
+        manifest=tmp_path / "manifest.json",
+        events=tmp_path / "events.jsonl",
     )
 
 
-def card(tmp_path: Path, told: Story | None, *, format: str = "fp8", **fields: object) -> dict[str, str]:
+def card(
+    tmp_path: Path, told: Story | None, *, format: str = "fp8", **fields: object
+) -> dict[str, str]:
     """Of a folder that was measured."""
     make_base(tmp_path / "base", QWEN3_MOE)
-    done = Folder(path=tmp_path / "out", format=format, size_bytes=2**30, measured=MEASURED, **fields)
-    return model_card(done, table=lines_of(QWEN3_MOE), base=tmp_path / "base", name="my-model", story=told)
+    done = Folder(
+        path=tmp_path / "out", format=format, size_bytes=2**30, measured=MEASURED, **fields
+    )
+    return model_card(
+        done, table=lines_of(QWEN3_MOE), base=tmp_path / "base", name="my-model", story=told
+    )
 
 
 def test_a_card_tells_what_was_trained_and_measured(tmp_path: Path) -> None:
@@ -80,7 +101,12 @@ def test_a_card_tells_what_was_trained_and_measured(tmp_path: Path) -> None:
         "torch 2.13.0",
     ):
         assert word in text, word
-    for word in ("visual (2 tensors)", "- something to know", "sglang.launch_server --model-path my-model", f"]({CURVE_NAME})"):
+    for word in (
+        "visual (2 tensors)",
+        "- something to know",
+        "sglang.launch_server --model-path my-model",
+        f"]({CURVE_NAME})",
+    ):
         assert word in text, word
     assert files[CURVE_NAME].count("<circle") == len(told.evals) == 5
 
@@ -91,11 +117,15 @@ def test_a_card_tells_the_steps_up_to_its_own_and_the_last_word_on_each(tmp_path
     again = json.dumps({"event": "StepDone", "step": 20, "rollout": {"reward_mean": 0.125}})
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write("\n" + again + "\n")
-    resumed = read_story(recipe=told.recipe, step=20, manifest=tmp_path / "nothing", events=tmp_path / "events.jsonl")
+    resumed = read_story(
+        recipe=told.recipe, step=20, manifest=tmp_path / "nothing", events=tmp_path / "events.jsonl"
+    )
     assert resumed.rewards[-1] == (20, 0.125) and resumed.versions == {}
 
 
-def test_a_card_tells_no_place_of_the_machine_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_tells_no_place_of_the_machine_and_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_" + "a" * 30)
     (tmp_path / "model").mkdir()
     told = story(tmp_path, path=str(tmp_path / "model"))
@@ -107,13 +137,19 @@ def test_a_card_tells_no_place_of_the_machine_and_no_secret(tmp_path: Path, monk
 
 
 def test_private_words_are_taken_out() -> None:
-    said = without_private(f"{Path.home()}/x and hf_{'c' * 20} and sk-{'d' * 20} and ghp_{'e' * 30}")
+    said = without_private(
+        f"{Path.home()}/x and hf_{'c' * 20} and sk-{'d' * 20} and ghp_{'e' * 30}"
+    )
     assert said == "~/x and [removed] and [removed] and [removed]"
 
 
 def test_a_card_without_a_run_tells_of_the_weights_alone(tmp_path: Path) -> None:
     files = card(tmp_path, None, format="bf16")
-    assert set(files) == {CARD_NAME} and "## Training" not in files[CARD_NAME] and "## Weights" in files[CARD_NAME]
+    assert (
+        set(files) == {CARD_NAME}
+        and "## Training" not in files[CARD_NAME]
+        and "## Weights" in files[CARD_NAME]
+    )
 
 
 def test_a_model_made_from_a_seed_has_no_base(tmp_path: Path) -> None:
@@ -122,10 +158,16 @@ def test_a_model_made_from_a_seed_has_no_base(tmp_path: Path) -> None:
 
 
 def test_a_curve_is_well_formed_and_stays_within_its_frame() -> None:
-    svg = ET.fromstring(reward_curve([(1, 0.1), (2, float("nan")), (30, 0.9)], [(0, 0.2), (30, 1.0)], title="a <b> & c"))
+    svg = ET.fromstring(
+        reward_curve(
+            [(1, 0.1), (2, float("nan")), (30, 0.9)], [(0, 0.2), (30, 1.0)], title="a <b> & c"
+        )
+    )
     space = "{http://www.w3.org/2000/svg}"
     points = [pair.split(",") for pair in svg.find(f"{space}polyline").attrib["points"].split()]
-    assert len(points) == 2 and all(0 <= float(x) <= 720 and 0 <= float(y) <= 300 for x, y in points)
+    assert len(points) == 2 and all(
+        0 <= float(x) <= 720 and 0 <= float(y) <= 300 for x, y in points
+    )
     assert len(svg.findall(f"{space}circle")) == 2
     assert float(points[0][1]) > float(points[1][1]), "more reward is higher up"
     assert not [element for element in svg.iter() if "href" in "".join(element.attrib)]

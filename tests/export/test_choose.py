@@ -1,4 +1,5 @@
-"""Which tensors are quantised: what is never, what each format keeps, and what engines hold together."""
+"""Which tensors are quantised: what is never, what each format keeps, and what engines hold
+together."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import CheckpointError
-from milescli.export.choose import choose, modules_left_plain, refused_by_sglang, with_single_experts
+from milescli.export.choose import (
+    choose,
+    modules_left_plain,
+    refused_by_sglang,
+    with_single_experts,
+)
 from milescli.models import parse_facts, table
 from tests.export.models import DEEPSEEK_V3, GPT_OSS, QWEN3, QWEN3_MOE, lines_of
 
@@ -28,7 +34,9 @@ NEVER = (
 
 def quantised(config: dict[str, object], form: str) -> set[str]:
     """Names without layer and expert numbers."""
-    choices = choose(with_single_experts(lines_of(config)) if form != "mxfp4" else lines_of(config), form)
+    choices = choose(
+        with_single_experts(lines_of(config)) if form != "mxfp4" else lines_of(config), form
+    )
     return {
         choice.name.split(".", 3)[-1] if ".experts." not in choice.name else "experts"
         for choice in choices.values()
@@ -41,7 +49,10 @@ def test_fp8_takes_every_linear_layer_and_nothing_else() -> None:
     mlp = {f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
     assert quantised(QWEN3, "fp8") == attention | mlp
     assert quantised(QWEN3_MOE, "fp8") == attention | mlp | {"experts"}
-    latent = {f"self_attn.{name}.weight" for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")}
+    latent = {
+        f"self_attn.{name}.weight"
+        for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+    }
     shared = {f"mlp.shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")}
     assert quantised(DEEPSEEK_V3, "fp8") == latent | mlp | shared | {"experts"}
 
@@ -60,7 +71,11 @@ def test_nvfp4_keeps_latent_attention() -> None:
 def test_mxfp4_is_for_the_stacked_experts_of_gpt_oss() -> None:
     choices = choose(lines_of(GPT_OSS), "mxfp4")
     found = {choice.name for choice in choices.values() if choice.scheme}
-    assert found == {f"model.layers.{layer}.mlp.experts.{name}_proj" for layer in (0, 1) for name in ("gate_up", "down")}
+    assert found == {
+        f"model.layers.{layer}.mlp.experts.{name}_proj"
+        for layer in (0, 1)
+        for name in ("gate_up", "down")
+    }
     with pytest.raises(CheckpointError, match="can be stored as MXFP4"):
         choose(lines_of(QWEN3_MOE), "mxfp4")
 
@@ -76,38 +91,62 @@ def test_uneven_matrices_stay_plain_with_all_that_is_fused_with_them() -> None:
     choices = choose(lines_of({**QWEN3, "num_attention_heads": 5, "head_dim": 40}), "fp8")
     layer = "model.layers.0.self_attn."
     assert "200 is no multiple of 128" in choices[layer + "q_proj.weight"].reason
-    assert "q_proj" in choices[layer + "k_proj.weight"].reason and choices[layer + "k_proj.weight"].scheme is None
+    assert (
+        "q_proj" in choices[layer + "k_proj.weight"].reason
+        and choices[layer + "k_proj.weight"].scheme is None
+    )
     assert choices["model.layers.0.mlp.up_proj.weight"].scheme is not None
 
 
 def test_experts_of_a_layer_are_quantised_all_or_not_at_all() -> None:
     with pytest.raises(CheckpointError, match="no weight") as caught:
         choose(lines_of({**QWEN3_MOE, "moe_intermediate_size": 40}), "int4")
-    assert "no multiple of 32" in caught.value.why or "engines hold in one tensor" in caught.value.why
+    assert (
+        "no multiple of 32" in caught.value.why or "engines hold in one tensor" in caught.value.why
+    )
 
 
 def test_a_model_without_a_fitting_matrix_is_refused() -> None:
     with pytest.raises(CheckpointError) as caught:
-        choose(lines_of({**QWEN3, "hidden_size": 36, "intermediate_size": 20, "head_dim": 9, "num_attention_heads": 4}), "int4")
+        choose(
+            lines_of(
+                {
+                    **QWEN3,
+                    "hidden_size": 36,
+                    "intermediate_size": 20,
+                    "head_dim": 9,
+                    "num_attention_heads": 4,
+                }
+            ),
+            "int4",
+        )
     assert "no multiple of 32" in caught.value.why and caught.value.fixes == ["--format bf16"]
 
 
 def test_the_configs_list_names_modules_once() -> None:
     plain = modules_left_plain(choose(lines_of(DEEPSEEK_V3), "int4"), lines_of(DEEPSEEK_V3).facts)
-    assert "lm_head" in plain and "model.layers.1.mlp.gate" in plain and len(plain) == len(set(plain))
+    assert (
+        "lm_head" in plain and "model.layers.1.mlp.gate" in plain and len(plain) == len(set(plain))
+    )
     assert not any("experts.0" in name or name.endswith("norm") for name in plain)
     tied = lines_of(QWEN3)
-    assert "lm_head" in modules_left_plain(choose(tied, "fp8"), tied.facts), "readers make a module of a tied output layer too"
+    assert "lm_head" in modules_left_plain(choose(tied, "fp8"), tied.facts), (
+        "readers make a module of a tied output layer too"
+    )
 
 
 def test_what_sglang_refuses_is_named() -> None:
     """It fuses q, k and v; k has 32 rows."""
-    assert "model.layers.0.self_attn.k_proj.weight" in refused_by_sglang(choose(lines_of(QWEN3), "fp8"))
+    assert "model.layers.0.self_attn.k_proj.weight" in refused_by_sglang(
+        choose(lines_of(QWEN3), "fp8")
+    )
     whole = {**QWEN3, "num_key_value_heads": 4, "intermediate_size": 128}
     assert refused_by_sglang(choose(lines_of(whole), "fp8")) == []
 
 
-@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published configs are not beside the repository")
+@pytest.mark.skipif(
+    not PUBLISHED.is_dir(), reason="the published configs are not beside the repository"
+)
 @pytest.mark.parametrize("form", ["fp8", "mxfp8", "int4", "nvfp4"])
 def test_published_models_never_lose_what_releases_keep(form: str) -> None:
     """One model of each family, cut to its first layers."""
@@ -120,12 +159,18 @@ def test_published_models_never_lose_what_releases_keep(form: str) -> None:
         if facts.family in seen or facts.family in ("gpt_oss", "deepseek_v4"):
             continue
         few = min(facts.num_layers, 8)
-        facts = replace(facts, num_layers=few, layers=facts.layers[:few], num_experts=min(facts.num_experts, 4))
+        facts = replace(
+            facts, num_layers=few, layers=facts.layers[:few], num_experts=min(facts.num_experts, 4)
+        )
         seen.add(facts.family)
         if facts.family == "gemma4" and form == "int4":
             continue  # its experts lie stacked
         choices = choose(with_single_experts(table(facts)), form)
-        lost = [name for name, choice in choices.items() if choice.scheme and (name.endswith(NEVER) or len(choice.shape) != 2)]
+        lost = [
+            name
+            for name, choice in choices.items()
+            if choice.scheme and (name.endswith(NEVER) or len(choice.shape) != 2)
+        ]
         assert not lost, (facts.family, lost[:3])
         assert any(choice.scheme for choice in choices.values()), facts.family
     assert len(seen) > 8

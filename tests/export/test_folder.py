@@ -1,4 +1,5 @@
-"""Exported folders: every format and several families, read back; what is copied, carried over and told; and what is refused."""
+"""Exported folders: every format and several families, read back; what is copied, carried over and
+told; and what is refused."""
 
 from __future__ import annotations
 
@@ -16,13 +17,35 @@ from milescli.checkpoint.source import QuantisedReader, open_source
 from milescli.core.errors import CheckpointError
 from milescli.export import folder as exporting
 from milescli.export.folder import Folder, write_folder
-from tests.export.models import DEEPSEEK_V3, GPT_OSS, QWEN3, QWEN3_MOE, lines_of, make_base, reader_of, trained
+from tests.export.models import (
+    DEEPSEEK_V3,
+    GPT_OSS,
+    QWEN3,
+    QWEN3_MOE,
+    lines_of,
+    make_base,
+    reader_of,
+    trained,
+)
 
-CODECS = {"fp8": fp8_block.codec(), "mxfp8": mxfp8.CODEC, "int4": int4.codec(32), "nvfp4": fp4.NVFP4, "mxfp4": fp4.MXFP4}
+CODECS = {
+    "fp8": fp8_block.codec(),
+    "mxfp8": mxfp8.CODEC,
+    "int4": int4.codec(32),
+    "nvfp4": fp4.NVFP4,
+    "mxfp4": fp4.MXFP4,
+}
 MODELS = {"qwen3": QWEN3, "qwen3_moe": QWEN3_MOE, "deepseek_v3": DEEPSEEK_V3, "gpt_oss": GPT_OSS}
 
 
-def export(tmp_path: Path, config: dict, format: str, *, base: Path | None = None, weights: dict | None = None) -> Folder:
+def export(
+    tmp_path: Path,
+    config: dict,
+    format: str,
+    *,
+    base: Path | None = None,
+    weights: dict | None = None,
+) -> Folder:
     """Export other weights than the base's, with a card that says nothing."""
     folder = base or tmp_path / "base"
     held = weights or trained(make_base(folder, config))
@@ -38,23 +61,31 @@ def export(tmp_path: Path, config: dict, format: str, *, base: Path | None = Non
 
 @pytest.mark.parametrize("format", ["fp8", "mxfp8", "int4", "nvfp4"])
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_moe", "deepseek_v3"])
-def test_a_quantised_folder_reads_back_as_its_weights(tmp_path: Path, name: str, format: str) -> None:
+def test_a_quantised_folder_reads_back_as_its_weights(
+    tmp_path: Path, name: str, format: str
+) -> None:
     base = make_base(tmp_path / "base", MODELS[name])
     weights = trained(base)
     done = export(tmp_path, MODELS[name], format, base=tmp_path / "base", weights=weights)
-    mtp = {hf for entry in lines_of(MODELS[name]).entries if entry.mtp is not None for hf in entry.hf}
+    mtp = {
+        hf for entry in lines_of(MODELS[name]).entries if entry.mtp is not None for hf in entry.hf
+    }
     with open_source(tmp_path / "out") as source:
         assert isinstance(source, QuantisedReader) and set(source.names()) == set(weights)
         assert done.measured.num_quantised == len(source.quantised_names()) > 0
         for plain in source.names():
             wanted = base[plain] if plain in mtp else weights[plain]
             if plain not in source.quantised_names():
-                assert source.read(plain).dtype == wanted.dtype and torch.equal(source.read(plain), wanted), plain
+                assert source.read(plain).dtype == wanted.dtype and torch.equal(
+                    source.read(plain), wanted
+                ), plain
                 continue
             parts = source.parts(plain)
             difference = (source.read_float(plain) - wanted.float()).abs()
             assert bool((difference <= CODECS[format].bound(wanted, parts)).all()), plain
-    assert 0.01 < done.measured.relative_error < 0.15 and 0.5 < done.measured.worst_share_of_bound <= 1
+    assert (
+        0.01 < done.measured.relative_error < 0.15 and 0.5 < done.measured.worst_share_of_bound <= 1
+    )
 
 
 def test_gpt_oss_goes_back_to_mxfp4(tmp_path: Path) -> None:
@@ -67,11 +98,18 @@ def test_gpt_oss_goes_back_to_mxfp4(tmp_path: Path) -> None:
     with open_source(tmp_path / "out") as source:
         assert source.shape(name) == tuple(weights[name].shape)
         parts = CODECS["mxfp4"].quantise(weights[name].transpose(1, 2), None)
-        assert torch.equal(source.read(name), CODECS["mxfp4"].dequantise(parts).transpose(1, 2).to(torch.bfloat16))
+        assert torch.equal(
+            source.read(name), CODECS["mxfp4"].dequantise(parts).transpose(1, 2).to(torch.bfloat16)
+        )
 
 
-@pytest.mark.parametrize(("format", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32), ("fp16", torch.float16)])
-def test_plain_folders_hold_the_weights_to_the_bit(tmp_path: Path, format: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("format", "dtype"),
+    [("bf16", torch.bfloat16), ("fp32", torch.float32), ("fp16", torch.float16)],
+)
+def test_plain_folders_hold_the_weights_to_the_bit(
+    tmp_path: Path, format: str, dtype: torch.dtype
+) -> None:
     weights = trained(make_base(tmp_path / "base", DEEPSEEK_V3))
     done = export(tmp_path, DEEPSEEK_V3, format, base=tmp_path / "base", weights=weights)
     tensors = load_file(tmp_path / "out" / "model.safetensors")
@@ -82,7 +120,9 @@ def test_plain_folders_hold_the_weights_to_the_bit(tmp_path: Path, format: str, 
     name = "model.layers.1.mlp.experts.2.up_proj.weight"
     assert torch.equal(tensors[name], weights[name].to(dtype))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["torch_dtype"] == {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}[format]
+    assert (
+        config["torch_dtype"] == {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}[format]
+    )
     assert "quantization_config" not in config and done.measured.num_quantised == 0
 
 
@@ -90,9 +130,12 @@ def test_what_was_not_trained_is_copied_and_told_of(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", DEEPSEEK_V3)
     done = export(tmp_path, DEEPSEEK_V3, "bf16", base=tmp_path / "base", weights=trained(base))
     tensors = load_file(tmp_path / "out" / "model.safetensors")
-    assert torch.equal(tensors["model.layers.2.eh_proj.weight"], base["model.layers.2.eh_proj.weight"])
+    assert torch.equal(
+        tensors["model.layers.2.eh_proj.weight"], base["model.layers.2.eh_proj.weight"]
+    )
     assert done.copied == (
-        f"multi-token-prediction layers ({sum(name.startswith('model.layers.2.') for name in base)} tensors)",
+        "multi-token-prediction layers "
+        f"({sum(name.startswith('model.layers.2.') for name in base)} tensors)",
     )
 
 
@@ -114,16 +157,28 @@ def test_towers_pass_through_untouched(tmp_path: Path) -> None:
             "mlp_only_layers": [],
         },
     }
-    tower = {"model.visual.blocks.0.attn.qkv.weight": torch.randn(6, 4), "model.visual.norm.weight": torch.ones(4)}
+    tower = {
+        "model.visual.blocks.0.attn.qkv.weight": torch.randn(6, 4),
+        "model.visual.norm.weight": torch.ones(4),
+    }
     weights = trained(make_base(tmp_path / "base", config, extra=tower))
     lines = lines_of(config)
     single = {name: 0.08 * torch.randn(shape) for name, shape in _single(lines).hf_shapes().items()}
     done = export(tmp_path, config, "fp8", base=tmp_path / "base", weights={**single, **weights})
     with open_source(tmp_path / "out") as source:
         assert all(torch.equal(source.read(name), tensor) for name, tensor in tower.items())
-        assert "model.language_model.layers.0.mlp.experts.2.down_proj.weight" in source.quantised_names(), "experts are single"
-        assert "model.language_model.layers.0.linear_attn.in_proj_qkv.weight" in source.quantised_names()
-        assert "model.language_model.layers.0.linear_attn.in_proj_a.weight" not in source.quantised_names()
+        assert (
+            "model.language_model.layers.0.mlp.experts.2.down_proj.weight"
+            in source.quantised_names()
+        ), "experts are single"
+        assert (
+            "model.language_model.layers.0.linear_attn.in_proj_qkv.weight"
+            in source.quantised_names()
+        )
+        assert (
+            "model.language_model.layers.0.linear_attn.in_proj_a.weight"
+            not in source.quantised_names()
+        )
     quantised = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert "model.visual" in quantised["modules_to_not_convert"]
     assert done.copied == ("visual (2 tensors)",)
@@ -160,7 +215,10 @@ def test_a_base_that_is_quantised_itself_becomes_plain(tmp_path: Path) -> None:
     done = export(tmp_path, QWEN3, "bf16", base=tmp_path / "base", weights=weights)
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
     assert any("stored as fp8" in note for note in done.notes)
-    assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["model.norm.weight"], weights["model.norm.weight"])
+    assert torch.equal(
+        load_file(tmp_path / "out" / "model.safetensors")["model.norm.weight"],
+        weights["model.norm.weight"],
+    )
 
 
 def test_scales_of_deepseek_v32_stay_powers_of_two(tmp_path: Path) -> None:
@@ -169,11 +227,23 @@ def test_scales_of_deepseek_v32_stay_powers_of_two(tmp_path: Path) -> None:
     quantised = {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
     name = "model.layers.0.self_attn.o_proj.weight"
     parts = fp8_block.codec(powers=True).quantise(plain[name], None)
-    save_file({**plain, name: parts["values"], name + "_scale_inv": parts["scale"]}, tmp_path / "base" / "model.safetensors")
-    (tmp_path / "base" / "config.json").write_text(json.dumps({**QWEN3, "quantization_config": quantised}))
+    save_file(
+        {**plain, name: parts["values"], name + "_scale_inv": parts["scale"]},
+        tmp_path / "base" / "model.safetensors",
+    )
+    (tmp_path / "base" / "config.json").write_text(
+        json.dumps({**QWEN3, "quantization_config": quantised})
+    )
     export(tmp_path, QWEN3, "fp8", base=tmp_path / "base", weights=trained(plain))
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["scale_fmt"] == "ue8m0"
-    scale = load_file(tmp_path / "out" / "model.safetensors")["model.layers.1.mlp.up_proj.weight_scale_inv"]
+    assert (
+        json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"][
+            "scale_fmt"
+        ]
+        == "ue8m0"
+    )
+    scale = load_file(tmp_path / "out" / "model.safetensors")[
+        "model.layers.1.mlp.up_proj.weight_scale_inv"
+    ]
     assert bool((torch.frexp(scale)[0] == 0.5).all())
 
 
@@ -185,7 +255,9 @@ def test_what_the_disk_spoils_is_named_and_nothing_is_left(
     def spoil(part: Path, job: object, **options: object) -> int:
         size = plain(part, job, **options)
         tensors = load_file(part / "model.safetensors")
-        on_disk = next(key for key in (name, name.replace(".weight", ".weight_packed")) if key in tensors)
+        on_disk = next(
+            key for key in (name, name.replace(".weight", ".weight_packed")) if key in tensors
+        )
         flat = tensors[on_disk].view(torch.uint8).reshape(-1)
         flat[len(flat) // 2] ^= 0x48
         save_file(tensors, part / "model.safetensors")
@@ -199,7 +271,9 @@ def test_what_the_disk_spoils_is_named_and_nothing_is_left(
     assert {path.name for path in tmp_path.iterdir()} == {"base"}
 
 
-def test_a_scale_that_is_off_by_little_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scale_that_is_off_by_little_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def spoil(part: Path, job: object, **options: object) -> int:
         size = plain(part, job, **options)
         tensors = load_file(part / "model.safetensors")
@@ -230,13 +304,17 @@ def test_numbers_that_float16_cannot_hold_are_refused(tmp_path: Path) -> None:
         export(tmp_path, QWEN3, "fp16", base=tmp_path / "base", weights=weights)
 
 
-def test_a_target_that_is_used_and_a_disk_that_is_small_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_that_is_used_and_a_disk_that_is_small_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("x")
     with pytest.raises(CheckpointError, match="in use"):
         export(tmp_path, QWEN3, "bf16")
     shutil.rmtree(tmp_path / "out")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("Usage", "total used free")(10, 9, 1))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: namedtuple("Usage", "total used free")(10, 9, 1)
+    )
     with pytest.raises(CheckpointError, match="too small"):
         export(tmp_path, QWEN3, "bf16", base=tmp_path / "base")
     assert {path.name for path in tmp_path.iterdir()} == {"base"}
@@ -267,5 +345,9 @@ def test_shards_are_read_back_too(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert config["quant_algo"] == "W4A16_NVFP4" and "lm_head" in config["ignore"]
     with open_source(tmp_path / "out") as source:
-        gate, up = (source.parts(f"model.layers.0.mlp.{name}_proj.weight") for name in ("gate", "up"))
-        assert torch.equal(gate["global_scale"], up["global_scale"]), "engines hold them in one tensor with one scale"
+        gate, up = (
+            source.parts(f"model.layers.0.mlp.{name}_proj.weight") for name in ("gate", "up")
+        )
+        assert torch.equal(gate["global_scale"], up["global_scale"]), (
+            "engines hold them in one tensor with one scale"
+        )

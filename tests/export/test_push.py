@@ -41,7 +41,9 @@ def folder(tmp_path: Path) -> Path:
 
 def test_what_is_pushed_arrives(hub: LoopbackHub, folder: Path) -> None:
     known = push.Hub(REPO, endpoint=hub.url)
-    assert known.user == "somebody" and hub.made == {}, "asked before the work begins, and nothing made"
+    assert known.user == "somebody" and hub.made == {}, (
+        "asked before the work begins, and nothing made"
+    )
     url = known.push(folder, private=True, message="Exported by miles as fp8")
     assert url == f"{hub.url}/{REPO}" and hub.made[REPO] == "private"
     assert hub.files[f"models/{REPO}"] == {
@@ -55,13 +57,17 @@ def test_a_public_repository_is_made_on_request(hub: LoopbackHub, folder: Path) 
     assert hub.made[REPO] == "public"
 
 
-def test_the_token_is_in_no_address(hub: LoopbackHub, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_token_is_in_no_address(
+    hub: LoopbackHub, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     push.Hub(REPO, endpoint=hub.url).push(folder, private=True, message="x")
     said = capfd.readouterr()
     assert not any(WRITE_TOKEN in text for text in (*hub.asked, said.out, said.err))
 
 
-def test_without_a_token_nothing_is_asked(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_token_nothing_is_asked(
+    hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(MachineError) as caught:
         push.Hub(REPO, endpoint=hub.url)
@@ -77,7 +83,11 @@ def test_a_token_that_is_not_accepted(hub: LoopbackHub, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("path", "status", "kind", "code"),
-    [("/repos/create", 403, MachineError, 4), ("/preupload/", 404, CheckpointError, 6), ("/commit/", 403, MachineError, 4)],
+    [
+        ("/repos/create", 403, MachineError, 4),
+        ("/preupload/", 404, CheckpointError, 6),
+        ("/commit/", 403, MachineError, 4),
+    ],
 )
 def test_refusals_say_how_to_go_on_with_the_folder(
     hub: LoopbackHub, folder: Path, path: str, status: int, kind: type[MilesError], code: int
@@ -99,8 +109,12 @@ def test_a_hub_that_is_not_there(hub: LoopbackHub) -> None:
     assert caught.value.exit_code == 1 and "cannot be reached" in caught.value.what
 
 
-@pytest.mark.parametrize("name", ["my-model", "a/b/c", "../x", "org/", "org/a b", "org/a--b", "org/a..b"])
-def test_names_that_cannot_be_are_refused_before_anything_is_asked(hub: LoopbackHub, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["my-model", "a/b/c", "../x", "org/", "org/a b", "org/a--b", "org/a..b"]
+)
+def test_names_that_cannot_be_are_refused_before_anything_is_asked(
+    hub: LoopbackHub, name: str
+) -> None:
     with pytest.raises(RecipeError):
         push.Hub(name, endpoint=hub.url)
     assert hub.asked == []

@@ -1,5 +1,5 @@
-"""Tiny models of every family, with odd shapes, as config.json has them; and what must be true of each. One module per group of families
-holds its CASES; `ALL` is all of them."""
+"""Tiny models of every family, with odd shapes, as config.json has them; and what must be true of
+each. One module per group of families holds its CASES; `ALL` is all of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import importlib
 GROUPS = ("qwen3", "plain", "latent", "hybrid", "windowed", "mamba")
 """Modules `tests.families.<group>_cases`."""
 
-ROWS = [[5, 9, 100, 3, 77, 42, 8], [1, 2], [17, 4, 4, 90, 12, 60, 61, 62, 63, 64, 65, 2, 33, 34, 35, 36, 37, 38, 39, 40]]
+ROWS = [
+    [5, 9, 100, 3, 77, 42, 8],
+    [1, 2],
+    [17, 4, 4, 90, 12, 60, 61, 62, 63, 64, 65, 2, 33, 34, 35, 36, 37, 38, 39, 40],
+]
 """Token ids; every vocabulary has more than 101."""
 
 
@@ -24,10 +28,11 @@ class Case:
         made_by_transformers: bool = True,
         why: str = "",
     ) -> None:
-        """`config`: config.json. `layouts`: of two ranks, under which every tensor must come out bit for bit as it went in.
-        `logits`: Megatron's are compared with transformers'; else `why` they cannot be. `made_by_transformers`: the folder is
-        saved by transformers' own class, so that the names are its own; else from the table (a family that it lacks, or a form of
-        the names that it does not write)."""
+        """`config`: config.json. `layouts`: of two ranks, under which every tensor must come out
+        bit for bit as it went in. `logits`: Megatron's are compared with transformers'; else `why`
+        they cannot be. `made_by_transformers`: the folder is saved by transformers' own class, so
+        that the names are its own; else from the table (a family that it lacks, or a form of the
+        names that it does not write)."""
         self.config, self.layouts, self.logits = config, layouts, logits
         self.made_by_transformers, self.why = made_by_transformers, why
 

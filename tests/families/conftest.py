@@ -1,4 +1,5 @@
-"""All tiny models, made once; Megatron's logits of all, computed once; all layouts, run once per size of world."""
+"""All tiny models, made once; Megatron's logits of all, computed once; all layouts, run once per
+size of world."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ _BOUND_S = 480
 
 
 def wanted() -> list[str]:
-    """All cases, or those that MILES_FAMILIES names (comma-separated beginnings), for work on one family."""
+    """All cases, or those that MILES_FAMILIES names (comma-separated beginnings), for work on one
+    family."""
     chosen = os.environ.get("MILES_FAMILIES", "").split(",")
     return [name for name in ALL if any(name.startswith(start) for start in chosen)]
 
@@ -67,13 +69,24 @@ class Families:
     def logits_of_megatron(self, name: str) -> dict:
         """By number of the row."""
         if self._megatron is None:
-            self._megatron = {case: self.root / f"{case}.safetensors" for case in wanted() if ALL[case].logits}
+            self._megatron = {
+                case: self.root / f"{case}.safetensors" for case in wanted() if ALL[case].logits
+            }
             jobs = [
-                {"folder": str(self.folder(case)), "rows": ROWS, "dtype": "float32", "out": str(out)}
+                {
+                    "folder": str(self.folder(case)),
+                    "rows": ROWS,
+                    "dtype": "float32",
+                    "out": str(out),
+                }
                 for case, out in self._megatron.items()
             ]
             jobs += [
-                {**job, "checkpoint": str(self.converted(case) / "release"), "out": str(self._loaded(case))}
+                {
+                    **job,
+                    "checkpoint": str(self.converted(case) / "release"),
+                    "out": str(self._loaded(case)),
+                }
                 for case, job in zip(self._megatron, jobs, strict=True)
             ]
             (self.root / "request.json").write_text(json.dumps({"threads": 1, "jobs": jobs}))
@@ -81,7 +94,8 @@ class Families:
         return load_file(self._megatron[name])
 
     def logits_of_converted(self, name: str) -> dict:
-        """By number of the row: Megatron's, of weights that stock dist_checkpointing loaded from the converted checkpoint."""
+        """By number of the row: Megatron's, of weights that stock dist_checkpointing loaded from
+        the converted checkpoint."""
         self.logits_of_megatron(name)
         return load_file(self._loaded(name))
 
@@ -106,7 +120,12 @@ class Families:
     def converted_back(self, name: str) -> Path:
         """What `miles convert megatron-to-hf` made of that."""
         target = self.root / "back" / name
-        convert_to_hf(self.converted(name), target, options=OutletOptions(verify=Verify.TENSORS), output=self._output)
+        convert_to_hf(
+            self.converted(name),
+            target,
+            options=OutletOptions(verify=Verify.TENSORS),
+            output=self._output,
+        )
         return target
 
     @property
@@ -114,10 +133,16 @@ class Families:
         return Output(Mode.QUIET, stdout=io.StringIO(), stderr=io.StringIO())
 
     def came_back(self, name: str, number: int) -> list[str]:
-        """Names of tensors that came out of layout `number` of the case otherwise than they went in."""
+        """Names of tensors that came out of layout `number` of the case otherwise than they went
+        in."""
         if self._layouts is None:
             cases = [
-                {"name": f"{case} {index}", "call": "published_differs", "model": str(self.folder(case)), "layout": layout}
+                {
+                    "name": f"{case} {index}",
+                    "call": "published_differs",
+                    "model": str(self.folder(case)),
+                    "layout": layout,
+                }
                 for case in wanted()
                 for index, layout in enumerate(ALL[case].layouts)
             ]
@@ -127,7 +152,8 @@ class Families:
 
 @pytest.fixture(scope="session")
 def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Families]:
-    """Shared by all tests of this folder. Where MILES_EVIDENCE is set, what they saw is recorded at the end."""
+    """Shared by all tests of this folder. Where MILES_EVIDENCE is set, what they saw is recorded at
+    the end."""
     made = Families(tmp_path_factory.mktemp("families"))
     yield made
     if os.environ.get("MILES_EVIDENCE"):

@@ -42,7 +42,13 @@ _YARN = {
     "mscale_all_dim": 0.7,
 }
 _FROM_TABLE = {"made_by_transformers": False}
-_KIMI = {**_V3, "model_type": "kimi_k2", "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0}
+_KIMI = {
+    **_V3,
+    "model_type": "kimi_k2",
+    "n_group": 1,
+    "topk_group": 1,
+    "num_nextn_predict_layers": 0,
+}
 _LITE = {
     **_V3,
     "model_type": "glm4_moe_lite",
@@ -52,30 +58,58 @@ _LITE = {
     "topk_group": 1,
     "mlp_layer_types": ["dense", "sparse", "dense"],
 }
-_V32 = {**_V3, "model_type": "deepseek_v32", "num_experts": 12, "index_n_heads": 3, "index_head_dim": 10, "index_topk": 6}
+_V32 = {
+    **_V3,
+    "model_type": "deepseek_v32",
+    "num_experts": 12,
+    "index_n_heads": 3,
+    "index_head_dim": 10,
+    "index_topk": 6,
+}
 _GLM5 = {**_V32, "model_type": "glm_moe_dsa", "n_group": 1, "topk_group": 1}
 _TP, _PP, _EP = {"tp": 2, "etp": 2, "sequence_parallel": True}, {"pp": 2}, {"ep": 2, "dp": 2}
 CASES = {
     "deepseek-v3": Case(_V3, layouts=(_TP, _PP, _EP)),
     "deepseek-v3-dense": Case({**_V3, "first_k_dense_replace": 3}, layouts=()),
-    "deepseek-v3-yarn": Case({**_V3, "rope_parameters": _YARN, "tie_word_embeddings": True}, layouts=(_PP,)),
+    "deepseek-v3-yarn": Case(
+        {**_V3, "rope_parameters": _YARN, "tie_word_embeddings": True}, layouts=(_PP,)
+    ),
     # Moonlight: no latent of the queries
     "deepseek-v3-direct": Case(
-        {**_V3, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "rope_interleave": False},
+        {
+            **_V3,
+            "q_lora_rank": None,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+        },
         layouts=(_TP,),
     ),
     "deepseek-v3-nextn": Case({**_V3, "num_nextn_predict_layers": 1}, layouts=(), **_FROM_TABLE),
     "deepseek-v3-one-head": Case(
-        {**_V3, "num_attention_heads": 1, "num_key_value_heads": 1, "v_head_dim": 18, "moe_intermediate_size": 22},
+        {
+            **_V3,
+            "num_attention_heads": 1,
+            "num_key_value_heads": 1,
+            "v_head_dim": 18,
+            "moe_intermediate_size": 22,
+        },
         layouts=(_PP,),
     ),
     "kimi-k2": Case(_KIMI, layouts=(_EP,), **_FROM_TABLE),
-    "kimi-k25": Case({"model_type": "kimi_k25", "text_config": _KIMI, "vision_config": {}}, layouts=(_TP,), **_FROM_TABLE),
+    "kimi-k25": Case(
+        {"model_type": "kimi_k25", "text_config": _KIMI, "vision_config": {}},
+        layouts=(_TP,),
+        **_FROM_TABLE,
+    ),
     "glm4-moe-lite": Case(_LITE, layouts=(_PP,)),
     "deepseek-v32": Case(_V32, layouts=(_TP, _PP)),
     "deepseek-v32-yarn": Case({**_V32, "rope_parameters": _YARN, "index_topk": 3}, layouts=()),
     "glm-moe-dsa": Case(_GLM5, layouts=(_PP,)),
     "glm-moe-dsa-pairs": Case({**_GLM5, "indexer_rope_interleave": True}, layouts=()),
-    "glm-moe-dsa-shared": Case({**_GLM5, "indexer_types": ["full", "shared", "full"]}, layouts=(_TP,)),
+    "glm-moe-dsa-shared": Case(
+        {**_GLM5, "indexer_types": ["full", "shared", "full"]}, layouts=(_TP,)
+    ),
     "glm-moe-dsa-nextn": Case({**_GLM5, "num_nextn_predict_layers": 1}, layouts=(), **_FROM_TABLE),
 }

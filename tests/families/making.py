@@ -1,4 +1,5 @@
-"""Makes tiny models with transformers and writes their logits, in a process of its own. `python -m tests.families.making ROOT NAME...`"""
+"""Makes tiny models with transformers and writes their logits, in a process of its own. `python -m
+tests.families.making ROOT NAME...`"""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from tests.families.cases import ALL, ROWS, Case
 
 
 def randomise(named: list[tuple[str, torch.Tensor]], *, seed: int = 0) -> None:
-    """Weights with which every part of the model matters: norms away from 1, routers that choose, biases that are not 0."""
+    """Weights with which every part of the model matters: norms away from 1, routers that choose,
+    biases that are not 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in named:
         if not tensor.is_floating_point():
@@ -37,7 +39,10 @@ def make(folder: Path, case: Case) -> dict[str, object]:
     if not case.made_by_transformers:
         (folder / "config.json").write_text(json.dumps(case.config))
         shapes = table(parse_facts(case.config)).hf_shapes()
-        tensors = {name: (torch.ones if "norm" in name else torch.zeros)(shape) for name, shape in shapes.items()}
+        tensors = {
+            name: (torch.ones if "norm" in name else torch.zeros)(shape)
+            for name, shape in shapes.items()
+        }
         randomise(list(tensors.items()))
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return {"num_parameters": None}
@@ -48,10 +53,20 @@ def make(folder: Path, case: Case) -> dict[str, object]:
     model = made_by.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
     # persistent buffers too: the router's bias is one
     saved = model.state_dict()
-    randomise([(name, tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers()) if name in saved])
+    randomise(
+        [
+            (name, tensor)
+            for name, tensor in (*model.named_parameters(), *model.named_buffers())
+            if name in saved
+        ]
+    )
     model.save_pretrained(folder)
     beside = table(parse_facts(case.config)).is_passthrough
-    return {"num_parameters": sum(parameter.numel() for name, parameter in model.named_parameters() if not beside(name))}
+    return {
+        "num_parameters": sum(
+            parameter.numel() for name, parameter in model.named_parameters() if not beside(name)
+        )
+    }
 
 
 def main() -> None:
@@ -66,7 +81,10 @@ def main() -> None:
         told[name] = make(root / name, case)
         if case.logits:
             found = logits(root / name, ROWS, dtype=torch.float32)
-            save_file({str(number): row.contiguous() for number, row in enumerate(found)}, root / name / "logits.witness")
+            save_file(
+                {str(number): row.contiguous() for number, row in enumerate(found)},
+                root / name / "logits.witness",
+            )
     (root / "told.json").write_text(json.dumps(told))
 
 

@@ -1,4 +1,5 @@
-"""Nemotron-H: Mamba-2, attention without positions, MLP and experts in the order of a pattern. DeepSeek-V4: names and bits."""
+"""Nemotron-H: Mamba-2, attention without positions, MLP and experts in the order of a pattern.
+DeepSeek-V4: names and bits."""
 
 from __future__ import annotations
 
@@ -64,7 +65,14 @@ _ETP = {"tp": 2, "etp": 2, "sequence_parallel": True}
 CASES = {
     "nemotron-h": Case(_DENSE),
     "nemotron-h-one-of-each": Case(
-        {**_DENSE, "num_key_value_heads": 1, "n_groups": 1, "mamba_num_heads": 5, "use_conv_bias": False}, layouts=({"pp": 2},)
+        {
+            **_DENSE,
+            "num_key_value_heads": 1,
+            "n_groups": 1,
+            "mamba_num_heads": 5,
+            "use_conv_bias": False,
+        },
+        layouts=({"pp": 2},),
     ),
     "nemotron-h-moe": Case(_MOE, layouts=(_EP, _ETP)),
     "nemotron-h-latent-mtp": Case(
@@ -73,5 +81,7 @@ CASES = {
         made_by_transformers=False,
     ),
     "deepseek-v4": Case(_V4, layouts=(), logits=False, why=_NO_MEGATRON),
-    "deepseek-v4-released": Case(_V4, layouts=(), logits=False, why=_NO_MEGATRON, made_by_transformers=False),
+    "deepseek-v4-released": Case(
+        _V4, layouts=(), logits=False, why=_NO_MEGATRON, made_by_transformers=False
+    ),
 }

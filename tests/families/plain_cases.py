@@ -25,7 +25,12 @@ _LLAMA = {
         "original_max_position_embeddings": 16,
     },
 }
-_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 _QWEN2 = {
     **{key: value for key, value in _LLAMA.items() if key not in ("head_dim", "rope_parameters")},
     "model_type": "qwen2",
@@ -34,13 +39,22 @@ _QWEN2 = {
     "tie_word_embeddings": True,
     "rope_theta": 5000.0,
 }
-_MISTRAL = {**_LLAMA, "model_type": "mistral", "sliding_window": None, "rope_parameters": {**_YARN, "truncate": False}}
+_MISTRAL = {
+    **_LLAMA,
+    "model_type": "mistral",
+    "sliding_window": None,
+    "rope_parameters": {**_YARN, "truncate": False},
+}
 _GLM4 = {
     **_LLAMA,
     "model_type": "glm4",
     "head_dim": 12,
     "attention_bias": True,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+    },
     "pad_token_id": 0,
     "eos_token_id": [1, 2],
 }
@@ -59,7 +73,13 @@ _GLM4_MOE = {
     "routed_scaling_factor": 2.5,
     "use_qk_norm": True,
 }
-_MIMO = {**_QWEN2, "model_type": "mimo", "tie_word_embeddings": False, "attention_bias": True, "num_nextn_predict_layers": 2}
+_MIMO = {
+    **_QWEN2,
+    "model_type": "mimo",
+    "tie_word_embeddings": False,
+    "attention_bias": True,
+    "num_nextn_predict_layers": 2,
+}
 _SP = {"tp": 2, "sequence_parallel": True}
 _EP = {"ep": 2, "dp": 2}
 _PP = {"pp": 2}
@@ -67,7 +87,13 @@ _ONE_KV_HEAD = (_PP, {"dp": 2})
 CASES = {
     "llama": Case(_LLAMA),
     "llama-tied-biased-yarn": Case(
-        {**_LLAMA, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "rope_parameters": _YARN}
+        {
+            **_LLAMA,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": _YARN,
+        }
     ),
     "qwen2-one-kv-head": Case(_QWEN2, layouts=_ONE_KV_HEAD),
     "qwen2-windows": Case(
@@ -86,7 +112,8 @@ CASES = {
     "mimo": Case(_MIMO, layouts=_ONE_KV_HEAD, made_by_transformers=False),
     "glm4": Case(_GLM4),
     "glm4-unbiased": Case(
-        {**_GLM4, "attention_bias": False, "tie_word_embeddings": True, "num_key_value_heads": 3}, layouts=(_PP,)
+        {**_GLM4, "attention_bias": False, "tie_word_embeddings": True, "num_key_value_heads": 3},
+        layouts=(_PP,),
     ),
     "glm4-moe": Case(_GLM4_MOE, layouts=(_SP, _EP, _PP)),
     "glm4-moe-plain": Case(
@@ -104,5 +131,7 @@ CASES = {
         },
         layouts=(_PP,),
     ),
-    "glm4-moe-mtp": Case({**_GLM4_MOE, "num_nextn_predict_layers": 1}, layouts=(_PP,), made_by_transformers=False),
+    "glm4-moe-mtp": Case(
+        {**_GLM4_MOE, "num_nextn_predict_layers": 1}, layouts=(_PP,), made_by_transformers=False
+    ),
 }

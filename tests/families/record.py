@@ -1,4 +1,5 @@
-"""Writes what the tests of the families saw: milescli/models/evidence.json, and docs/models.md for people.
+"""Writes what the tests of the families saw: milescli/models/evidence.json, and docs/models.md for
+people.
 
 MILES_EVIDENCE=1 python -m pytest -q tests/families
 """
@@ -32,10 +33,13 @@ def write(notes: dict[str, dict]) -> None:
         found[family] = {
             "cases": sorted(names),
             "logits": max(seen) if seen else None,
-            "logits_why": "" if seen else next((ALL[name].why for name in names if ALL[name].why), "not compared"),
+            "logits_why": ""
+            if seen
+            else next((ALL[name].why for name in names if ALL[name].why), "not compared"),
             "layouts": sorted(layouts),
             "converted": all(notes[name].get("converted", False) for name in names),
-            "when": f"{datetime.date.today()}, CPU, megatron-core {version('megatron-core')}, transformers {version('transformers')}",
+            "when": f"{datetime.date.today()}, CPU, megatron-core {version('megatron-core')}, "
+            f"transformers {version('transformers')}",
         }
     EVIDENCE.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
@@ -47,7 +51,11 @@ def _family(name: str) -> str:
 
 
 def _spell(layout: dict) -> str:
-    sizes = [f"{axis}{layout[axis]}" for axis in ("tp", "pp", "cp", "ep", "etp", "dp") if layout.get(axis, 1) > 1]
+    sizes = [
+        f"{axis}{layout[axis]}"
+        for axis in ("tp", "pp", "cp", "ep", "etp", "dp")
+        if layout.get(axis, 1) > 1
+    ]
     if layout.get("ep", 1) > 1:
         sizes = [size for size in sizes if not size.startswith("dp")]
     return "+".join([*sizes, *(["sp"] if layout.get("sequence_parallel") else [])])
@@ -59,7 +67,15 @@ def page() -> str:
     rows = [_row(family, known.get(family)) for family in STANDS_FOR]
     remarks = [f"- `{family}`: {remark}" for family, remark in (MEGATRON_LACKS | UNPROVEN).items()]
     when = sorted({found.when for found in known.values()})
-    return _HEAD + "\n".join(rows) + "\n\n" + "\n".join(remarks) + "\n" + _TAIL + f"\nMeasured: {'; '.join(when)}.\n"
+    return (
+        _HEAD
+        + "\n".join(rows)
+        + "\n\n"
+        + "\n".join(remarks)
+        + "\n"
+        + _TAIL
+        + f"\nMeasured: {'; '.join(when)}.\n"
+    )
 
 
 def _row(family: str, found: Evidence | None) -> str:
@@ -67,7 +83,14 @@ def _row(family: str, found: Evidence | None) -> str:
         return f"| `{family}` | {STANDS_FOR[family]} | not run | | | | |"
     logits = f"{found.logits:.1e}" if found.logits is not None else "not compared"
     served = "yes" if family in CPU_FAMILIES else "no"
-    cells = [f"`{family}`", STANDS_FOR[family], logits, ", ".join(found.layouts), "yes" if found.converted else "no", served]
+    cells = [
+        f"`{family}`",
+        STANDS_FOR[family],
+        logits,
+        ", ".join(found.layouts),
+        "yes" if found.converted else "no",
+        served,
+    ]
     return "| " + " | ".join([*cells, str(len(found.cases))]) + " |"
 
 

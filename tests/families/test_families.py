@@ -1,4 +1,5 @@
-"""Every family: names and counts against transformers' own, weights bit for bit through Megatron under several layouts, and logits."""
+"""Every family: names and counts against transformers' own, weights bit for bit through Megatron
+under several layouts, and logits."""
 
 from __future__ import annotations
 
@@ -20,14 +21,19 @@ def test_the_table_names_every_tensor_of_the_folder_once(families: Families, nam
     with HfReader(families.folder(name)) as reader:
         on_disk = lines.as_on_disk(reader.names())
         there = {
-            key: reader.shape(key) for key in reader.names() if not lines.is_passthrough(key) and not lines.is_ignored(key)
+            key: reader.shape(key)
+            for key in reader.names()
+            if not lines.is_passthrough(key) and not lines.is_ignored(key)
         }
     assert on_disk.hf_shapes() == there
 
 
 @pytest.mark.parametrize("name", [name for name in wanted() if ALL[name].made_by_transformers])
 def test_parameters_are_counted_as_transformers_counts_them(families: Families, name: str) -> None:
-    assert table(load_facts(families.folder(name))).num_parameters == families.told[name]["num_parameters"]
+    assert (
+        table(load_facts(families.folder(name))).num_parameters
+        == families.told[name]["num_parameters"]
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in wanted() if ALL[name].logits])
@@ -42,8 +48,13 @@ def test_logits_equal_those_of_transformers(families: Families, name: str) -> No
     assert difference <= LARGEST * largest
 
 
-@pytest.mark.parametrize(("name", "number"), [(name, number) for name in wanted() for number in range(len(ALL[name].layouts))])
-def test_weights_come_out_of_megatron_bit_for_bit(families: Families, name: str, number: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [(name, number) for name in wanted() for number in range(len(ALL[name].layouts))],
+)
+def test_weights_come_out_of_megatron_bit_for_bit(
+    families: Families, name: str, number: int
+) -> None:
     assert families.came_back(name, number) == []
     families.notes[name].setdefault("layouts", []).append(ALL[name].layouts[number])
 
@@ -53,12 +64,16 @@ def test_a_folder_is_converted_and_comes_back_byte_for_byte(families: Families, 
     folder, back = families.folder(name), families.converted_back(name)
     weights = sorted(path.name for path in folder.glob("*.safetensors"))
     assert weights == sorted(path.name for path in back.glob("*.safetensors"))
-    assert [file for file in weights if (folder / file).read_bytes() != (back / file).read_bytes()] == []
+    assert [
+        file for file in weights if (folder / file).read_bytes() != (back / file).read_bytes()
+    ] == []
     assert (folder / "config.json").read_bytes() == (back / "config.json").read_bytes()
     families.notes[name]["converted"] = True
 
 
 @pytest.mark.parametrize("name", [name for name in wanted() if ALL[name].logits])
-def test_stock_loading_of_the_converted_checkpoint_gives_the_same_logits(families: Families, name: str) -> None:
+def test_stock_loading_of_the_converted_checkpoint_gives_the_same_logits(
+    families: Families, name: str
+) -> None:
     loaded, direct = families.logits_of_converted(name), families.logits_of_megatron(name)
     assert all(torch.equal(loaded[key], direct[key]) for key in direct)

@@ -77,7 +77,13 @@ _GEMMA4 = {
     "vocab_size": 131,
     "hidden_size_per_layer_input": 0,
     "sliding_window": 6,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "layer_types": [
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention",
+        "full_attention",
+    ],
     "final_logit_softcapping": 1.5,
     "max_position_embeddings": 512,
 }
@@ -117,7 +123,13 @@ _EXPERTS_CUT = {"tp": 2, "etp": 2, "sequence_parallel": True}
 CASES = {
     "gpt-oss": Case(_OSS, layouts=(_EXPERTS_CUT, {"pp": 2})),
     "gpt-oss-one-kv-head": Case(
-        {**_OSS, "num_attention_heads": 3, "num_key_value_heads": 1, "num_local_experts": 6, "tie_word_embeddings": True},
+        {
+            **_OSS,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "num_local_experts": 6,
+            "tie_word_embeddings": True,
+        },
         layouts=({"ep": 2, "dp": 2},),
     ),
     "gemma3": Case(_GEMMA3),
@@ -127,6 +139,7 @@ CASES = {
     "gemma4-experts": Case(_GEMMA4_EXPERTS, layouts=(_EXPERTS_CUT, {"ep": 2, "dp": 2})),
     "gemma4-beside-towers": Case(_GEMMA4_BESIDE_TOWERS, layouts=({"pp": 2},)),
     "gemma4-separate-values": Case(
-        {**_GEMMA4, "attention_k_eq_v": False, "layer_types": None, "num_hidden_layers": 7}, layouts=({"pp": 2},)
+        {**_GEMMA4, "attention_k_eq_v": False, "layer_types": None, "num_hidden_layers": 7},
+        layouts=({"pp": 2},),
     ),
 }

@@ -1,4 +1,5 @@
-"""DeepSeek-V4: what a release holds, and every tensor by name and bits against transformers' own model."""
+"""DeepSeek-V4: what a release holds, and every tensor by name and bits against transformers' own
+model."""
 
 from __future__ import annotations
 
@@ -16,7 +17,18 @@ from tests.families.cases import ALL
 
 ROOT = Path(__file__).resolve().parents[2]
 FLASH = ROOT.parent / "shared" / "configs" / "deepseek-ai--DeepSeek-V4-Flash.json"
-QUANTISED = (".wq_a.", ".wq_b.", "attn.wkv.", ".wo_a.", ".wo_b.", ".w1.", ".w2.", ".w3.", ".e_proj.", ".h_proj.")
+QUANTISED = (
+    ".wq_a.",
+    ".wq_b.",
+    "attn.wkv.",
+    ".wo_a.",
+    ".wo_b.",
+    ".w1.",
+    ".w2.",
+    ".w3.",
+    ".e_proj.",
+    ".h_proj.",
+)
 """Weights that the release holds in FP8 or FP4, with a tensor of scales beside each."""
 
 WITNESS = """
@@ -67,9 +79,19 @@ def test_the_flash_release_is_named_to_the_last_tensor() -> None:
     assert lines.hf_shapes()["mtp.0.hc_head_fn"] == (4, 16_384)
 
 
-def test_transformers_reads_the_same_bits_from_a_folder_with_the_names_of_the_releases(tmp_path: Path) -> None:
+def test_transformers_reads_the_same_bits_from_a_folder_with_the_names_of_the_releases(
+    tmp_path: Path,
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WITNESS, str(tmp_path), json.dumps(ALL["deepseek-v4"].config)],
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-c",
+            WITNESS,
+            str(tmp_path),
+            json.dumps(ALL["deepseek-v4"].config),
+        ],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -80,11 +102,17 @@ def test_transformers_reads_the_same_bits_from_a_folder_with_the_names_of_the_re
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["tensors"] > 100
     assert (told["different"], told["missing"]) == ([], [])
-    assert {"embed.weight", "layers.0.ffn.gate.tid2eid", "layers.1.attn.indexer.compressor.ape"} <= set(told["names"])
+    assert {
+        "embed.weight",
+        "layers.0.ffn.gate.tid2eid",
+        "layers.1.attn.indexer.compressor.ape",
+    } <= set(told["names"])
 
 
 def test_training_is_refused_by_name() -> None:
     facts = models.parse_facts(ALL["deepseek-v4"].config)
-    with pytest.raises(CheckpointError, match=r"deepseek_v4.*compressed attention.*hyper-connections"):
+    with pytest.raises(
+        CheckpointError, match=r"deepseek_v4.*compressed attention.*hyper-connections"
+    ):
         facts.require_trainable()
     models.parse_facts(ALL["nemotron-h"].config).require_trainable()

@@ -1,4 +1,5 @@
-"""Qwen3-Next and Qwen3.5: what their configs mean, under which names disks hold them, and what is refused."""
+"""Qwen3-Next and Qwen3.5: what their configs mean, under which names disks hold them, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ TEXT = {
     "linear_key_head_dim": 5,
     "linear_value_head_dim": 7,
 }
-EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 12}
+EXPERTS = {
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 12,
+}
 MOE = {**TEXT, **EXPERTS, "model_type": "qwen3_5_moe_text"}
 NEXT = {**TEXT, **EXPERTS, "model_type": "qwen3_next"}
 
@@ -45,14 +51,20 @@ def test_full_attention_comes_every_fourth_layer_unless_the_config_lists_them() 
         ({"partial_rotary_factor": 0.25, "rope_parameters": {"partial_rotary_factor": 0.5}}, 0.5),
     ],
 )
-def test_a_quarter_of_each_head_is_rotated_unless_the_config_says_otherwise(said: dict, share: float) -> None:
+def test_a_quarter_of_each_head_is_rotated_unless_the_config_says_otherwise(
+    said: dict, share: float
+) -> None:
     rope = models.parse_facts({**TEXT, **said}).rope
     assert rope is not None
     assert rope.share == share
 
 
 def test_a_multimodal_release_is_its_text_model_with_the_outer_flag_for_tied_embeddings() -> None:
-    outer = {"model_type": "qwen3_5", "text_config": {**TEXT, "tie_word_embeddings": False}, "tie_word_embeddings": True}
+    outer = {
+        "model_type": "qwen3_5",
+        "text_config": {**TEXT, "tie_word_embeddings": False},
+        "tie_word_embeddings": True,
+    }
     facts = models.parse_facts(outer)
     assert (facts.family, facts.multimodal, facts.tied_embeddings) == ("qwen3_5", True, True)
     table = models.table(facts)
@@ -63,13 +75,23 @@ def test_a_multimodal_release_is_its_text_model_with_the_outer_flag_for_tied_emb
 
 @pytest.mark.parametrize("beside_vision", [False, True])
 @pytest.mark.parametrize("stacked", [False, True])
-def test_either_prefix_and_either_form_of_experts_is_found_on_disk(beside_vision: bool, stacked: bool) -> None:
+def test_either_prefix_and_either_form_of_experts_is_found_on_disk(
+    beside_vision: bool, stacked: bool
+) -> None:
     table = models.table(models.parse_facts(MOE))
     prefix = "model.language_model." if beside_vision else "model."
     experts = ["gate_up_proj"] if stacked else ["0.gate_proj.weight", "0.up_proj.weight"]
     down = ["down_proj"] if stacked else ["0.down_proj.weight"]
-    there = {name.replace("model.", prefix, 1) for name in table.hf_shapes() if ".mlp.experts." not in name}
-    there |= {f"{prefix}layers.{layer}.mlp.experts.{name}" for layer in range(4) for name in (*experts, *down)}
+    there = {
+        name.replace("model.", prefix, 1)
+        for name in table.hf_shapes()
+        if ".mlp.experts." not in name
+    }
+    there |= {
+        f"{prefix}layers.{layer}.mlp.experts.{name}"
+        for layer in range(4)
+        for name in (*experts, *down)
+    }
     found = {name.replace(".0.", ".E.") for name in table.as_on_disk(there).hf_shapes()}
     assert {name.replace(".0.", ".E.") for name in there} <= found
     assert all(name.startswith((prefix, "lm_head")) for name in found)
@@ -78,7 +100,11 @@ def test_either_prefix_and_either_form_of_experts_is_found_on_disk(beside_vision
 def test_the_mtp_layer_that_qwen3_next_does_not_tell_of_is_taken_where_it_is_there() -> None:
     table = models.table(models.parse_facts(NEXT))
     names = set(table.hf_shapes())
-    assert {"mtp.fc.weight", "mtp.norm.weight", "mtp.layers.0.mlp.shared_expert_gate.weight"} <= names
+    assert {
+        "mtp.fc.weight",
+        "mtp.norm.weight",
+        "mtp.layers.0.mlp.shared_expert_gate.weight",
+    } <= names
     assert table.by_megatron["mtp.layers.0.eh_proj.weight"].hf == ("mtp.fc.weight",)
     without = {name for name in names if not name.startswith("mtp.")}
     assert set(table.as_on_disk(without).hf_shapes()) == without
@@ -88,7 +114,11 @@ def test_the_mtp_layer_that_qwen3_next_does_not_tell_of_is_taken_where_it_is_the
 def test_decay_and_norm_stay_in_float32_where_the_release_says_so() -> None:
     for said, expected in ({"mamba_ssm_dtype": "float32"}, {"A_log", "norm"}), ({}, set()):
         entries = models.table(models.parse_facts({**TEXT, **said})).entries
-        wide = {entry.hf[0].removesuffix(".weight").rpartition(".")[2] for entry in entries if entry.rule.float32}
+        wide = {
+            entry.hf[0].removesuffix(".weight").rpartition(".")[2]
+            for entry in entries
+            if entry.rule.float32
+        }
         assert wide == expected
 
 
@@ -100,8 +130,14 @@ def test_projections_come_apart_and_together_bit_for_bit_whole_and_cut(config: d
         disk = [torch.randn(shape) for shape in entry.shapes]
         parts = entry.rule.to_parts(disk, entry.facts)
         assert len(parts) == len(entry.rule.suffixes)
-        cut = [entry.rule.fuse([part.chunk(2)[rank] for part in parts], entry.facts) for rank in range(2)]
-        again = [torch.cat(pair) for pair in zip(*(entry.rule.split(each, entry.facts) for each in cut), strict=True)]
+        cut = [
+            entry.rule.fuse([part.chunk(2)[rank] for part in parts], entry.facts)
+            for rank in range(2)
+        ]
+        again = [
+            torch.cat(pair)
+            for pair in zip(*(entry.rule.split(each, entry.facts) for each in cut), strict=True)
+        ]
         back = entry.rule.to_disk(again, entry.facts)
         assert all(torch.equal(one, other) for one, other in zip(back, disk, strict=True))
 

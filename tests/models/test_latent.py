@@ -16,23 +16,36 @@ def _table(name: str, **changes: object) -> WeightTable:
 def test_the_towers_of_kimi_k25_are_passed_through_and_its_text_is_not() -> None:
     lines = _table("kimi-k25")
     names = lines.hf_shapes()
-    assert {"language_model.lm_head.weight", "language_model.model.layers.2.mlp.gate.weight"} <= names.keys()
-    assert all(map(lines.is_passthrough, ("vision_tower.patch_embed.proj.weight", "mm_projector.linear_1.weight")))
+    assert {
+        "language_model.lm_head.weight",
+        "language_model.model.layers.2.mlp.gate.weight",
+    } <= names.keys()
+    assert all(
+        map(
+            lines.is_passthrough,
+            ("vision_tower.patch_embed.proj.weight", "mm_projector.linear_1.weight"),
+        )
+    )
     assert not any(map(lines.is_passthrough, names))
 
 
 @pytest.mark.parametrize("copies", [True, False])
-def test_a_layer_that_predicts_further_tokens_may_hold_copies_of_embedding_and_output_layer(copies: bool) -> None:
+def test_a_layer_that_predicts_further_tokens_may_hold_copies_of_embedding_and_output_layer(
+    copies: bool,
+) -> None:
     lines = _table("deepseek-v3-nextn")
     names = {
-        name for name in lines.hf_shapes() if copies or not name.endswith(("3.embed_tokens.weight", "shared_head.head.weight"))
+        name
+        for name in lines.hf_shapes()
+        if copies or not name.endswith(("3.embed_tokens.weight", "shared_head.head.weight"))
     }
     found = lines.as_on_disk(names)
     assert found.hf_shapes().keys() == names
     assert ("mtp.layers.0.embedding.word_embeddings.weight" in found.by_megatron) is copies
-    assert {"mtp.layers.0.enorm.weight", "mtp.layers.0.transformer_layer.self_attention.linear_kv_down_proj.weight"} <= (
-        found.by_megatron.keys()
-    )
+    assert {
+        "mtp.layers.0.enorm.weight",
+        "mtp.layers.0.transformer_layer.self_attention.linear_kv_down_proj.weight",
+    } <= (found.by_megatron.keys())
 
 
 def test_frequencies_that_old_releases_hold_are_ignored() -> None:
@@ -47,12 +60,22 @@ def test_experts_that_transformers_makes_beyond_the_routers_reach_are_passed_thr
 
 def test_layers_that_share_a_choice_have_no_indexer() -> None:
     names = _table("glm-moe-dsa-shared").hf_shapes()
-    assert [f"model.layers.{layer}.self_attn.indexer.wk.weight" in names for layer in range(3)] == [True, False, True]
+    assert [f"model.layers.{layer}.self_attn.indexer.wk.weight" in names for layer in range(3)] == [
+        True,
+        False,
+        True,
+    ]
 
 
-@pytest.mark.parametrize(("freq", "expected"), [(1, [False] * 7), (3, [False, False, True, True, False, True, True])])
-def test_the_step_between_choices_counts_from_the_second_layer(freq: int, expected: list[bool]) -> None:
-    facts = parse_facts({**ALL["glm-moe-dsa"].config, "num_hidden_layers": 7, "index_topk_freq": freq})
+@pytest.mark.parametrize(
+    ("freq", "expected"), [(1, [False] * 7), (3, [False, False, True, True, False, True, True])]
+)
+def test_the_step_between_choices_counts_from_the_second_layer(
+    freq: int, expected: list[bool]
+) -> None:
+    facts = parse_facts(
+        {**ALL["glm-moe-dsa"].config, "num_hidden_layers": 7, "index_topk_freq": freq}
+    )
     assert [layer.shares_choice for layer in facts.layers] == expected
 
 
@@ -65,7 +88,11 @@ def test_the_step_between_choices_counts_from_the_second_layer(freq: int, expect
         ("deepseek-v3", {"n_group": 5}, "n_group"),
         ("deepseek-v3", {"topk_group": 4}, "topk_group"),
         ("deepseek-v3", {"num_experts_per_tok": 9}, "num_experts_per_tok"),
-        ("deepseek-v3", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        (
+            "deepseek-v3",
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor",
+        ),
         ("glm4-moe-lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
         ("deepseek-v32", {"q_lora_rank": None}, "q_lora_rank"),
         ("deepseek-v32", {"rope_interleave": False}, "rope_interleave"),

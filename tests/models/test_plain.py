@@ -1,4 +1,5 @@
-"""The families of plain attention: what their configs mean, which tensors their releases have, and what is refused."""
+"""The families of plain attention: what their configs mean, which tensors their releases have, and
+what is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +30,12 @@ COPIES = {"model.layers.4.embed_tokens.weight", "model.layers.4.shared_head.head
 
 
 def test_windows_of_qwen2_begin_where_the_config_says() -> None:
-    windows = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3}
+    windows = {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 7,
+        "max_window_layers": 3,
+    }
     facts = models.parse_facts({**SIZES, **windows})
     assert [layer.mixer for layer in facts.layers] == ["full", "full", "full", "sliding"]
     assert facts.sliding_window == 7
@@ -85,7 +91,10 @@ def test_the_correction_of_the_router_is_no_parameter_and_stays_in_float32() -> 
     table = models.table(models.parse_facts({**GLM, "num_nextn_predict_layers": 0}))
     entry = table.by_megatron["decoder.layers.3.mlp.router.expert_bias"]
     assert entry.rule.float32
-    assert table.num_parameters == sum(torch.Size(shape).numel() for shape in table.hf_shapes().values()) - 6
+    assert (
+        table.num_parameters
+        == sum(torch.Size(shape).numel() for shape in table.hf_shapes().values()) - 6
+    )
 
 
 def test_mimo_lays_hidden_state_and_embedding_the_other_way_round_than_megatron() -> None:

@@ -1,5 +1,6 @@
-"""The published config.json of real models: each is read, and counts the parameters that transformers' own model has (text part, tied
-head once, without MTP layers and vision) and that its vendor states."""
+"""The published config.json of real models: each is read, and counts the parameters that
+transformers' own model has (text part, tied head once, without MTP layers and vision) and that its
+vendor states."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ BILLIONS: dict[str, tuple[float, float | None]] = {
     "zai-org--GLM-5": (743.9, 41.79),
     "zai-org--GLM-5.1": (743.9, 41.79),
 }
-"""Total and active parameters, in 1e9, rounded as written; counted on transformers 5.12.1's model on the meta device."""
+"""Total and active parameters, in 1e9, rounded as written; counted on transformers 5.12.1's model
+on the meta device."""
 
 
 def _close(count: int, billions: float) -> bool:
@@ -79,7 +81,10 @@ def test_published_models_are_read_and_counted(name: str) -> None:
     assert _close(table.num_parameters, total), table.num_parameters / 1e9
     assert _close(table.num_active_parameters, active or total), table.num_active_parameters / 1e9
     flops = costs.token_flops(table)
-    assert 0.8 * 2 * table.num_active_parameters < flops.matmul < 2.2 * table.num_active_parameters or facts.tied_embeddings
+    assert (
+        0.8 * 2 * table.num_active_parameters < flops.matmul < 2.2 * table.num_active_parameters
+        or facts.tied_embeddings
+    )
     assert costs.cache_cost(facts).bytes_of(4096) > 0
 
 

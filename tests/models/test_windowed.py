@@ -20,8 +20,20 @@ def test_a_release_of_gemma_3_says_little_and_leaves_the_rest_to_the_class() -> 
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "sliding_window": 1024,
     }
-    facts = parse_facts({"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": text, "torch_dtype": "bfloat16"})
-    assert (facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.vocab_size) == (8, 4, 256, 262_208)
+    facts = parse_facts(
+        {
+            "model_type": "gemma3",
+            "eos_token_id": [1, 106],
+            "text_config": text,
+            "torch_dtype": "bfloat16",
+        }
+    )
+    assert (facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.vocab_size) == (
+        8,
+        4,
+        256,
+        262_208,
+    )
     assert facts.tied_embeddings
     assert [layer.mixer for layer in facts.layers[:7]] == ["sliding"] * 5 + ["full", "sliding"]
     scaling = RopeScaling(kind="linear", factor=8.0, original_max_positions=131_072)
@@ -32,12 +44,19 @@ def test_a_release_of_gemma_3_says_little_and_leaves_the_rest_to_the_class() -> 
 
 
 def test_the_base_of_sliding_layers_stands_by_itself_in_old_configs() -> None:
-    facts = parse_facts({"model_type": "gemma3_text", "rope_theta": 500_000.0, "rope_local_base_freq": 20_000.0})
+    facts = parse_facts(
+        {"model_type": "gemma3_text", "rope_theta": 500_000.0, "rope_local_base_freq": 20_000.0}
+    )
     assert (facts.rope, facts.rope_sliding) == (Rope(theta=500_000.0), Rope(theta=20_000.0))
 
 
 def test_global_layers_of_gemma_4_have_heads_of_their_own() -> None:
-    config = {**_GEMMA4, "num_hidden_layers": 6, "attention_k_eq_v": True, "num_global_key_value_heads": 2}
+    config = {
+        **_GEMMA4,
+        "num_hidden_layers": 6,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 2,
+    }
     facts = parse_facts(config)
     sliding, full = facts.at(0), facts.at(5)
     assert (sliding.head_dim, sliding.num_kv_heads, facts.layers[0].key_is_value) == (256, 4, False)
@@ -55,12 +74,17 @@ def test_global_layers_of_gemma_4_have_heads_of_their_own() -> None:
         ({**_GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 5, "moe_intermediate_size": 8}, "5 of 4 experts"),
         ({**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 3}, "8 query heads"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention: True"),
-        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping: "
+                                                                        "50.0"),
         ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "groups of 0"),
-        ({"model_type": "gemma3", "text_config": {"final_logit_softcapping": 30.0}}, "where the text model stands by itself"),
+        ({"model_type": "gemma3", "text_config": {"final_logit_softcapping": 30.0}}, "where the "
+                                                                                     "text model "
+                                                                                     "stands by "
+                                                                                     "itself"),
         ({"model_type": "gpt_oss", "swiglu_limit": 10.0}, "swiglu_limit: 10.0"),
         ({"model_type": "gpt_oss", "attention_bias": False}, "attention_bias: False"),
-        ({"model_type": "gpt_oss", "num_hidden_layers": 2, "layer_types": ["full_attention"]}, "2 layers need as many types"),
+        ({"model_type": "gpt_oss", "num_hidden_layers": 2, "layer_types": ["full_attention"]}, "2 "
+                                                                                               "layers need as many types"),
         ({"model_type": "gpt_oss", "num_hidden_layers": 1, "layer_types": ["chunked_attention"]}, "chunked_attention"),
     ],
 )  # fmt: skip

@@ -1,9 +1,11 @@
-"""Layouts that the field runs, as its public recipes have them: what the planner must find legal, and able to fit. Facts, with no text of theirs.
+"""Layouts that the field runs, as its public recipes have them: what the planner must find legal,
+and able to fit. Facts, with no text of theirs.
 
-mt: tokens of a microbatch on one rank; engine: devices of one; `mem`: their memory fraction; off: Adam on the host. Where a recipe names no
-hardware, it is taken to be H100 with 80 GB, or H200 where one engine's weights alone, or gradients and weights alone, are more than that. Rows
-whose model has no published config here (GLM-5.2, Inkling, JoyAI, Qwen3.8, Nemotron-3-Ultra), LoRA, FSDP and cut-down models are left out, and
-DeepSeek-V4, which this house does not train."""
+mt: tokens of a microbatch on one rank; engine: devices of one; `mem`: their memory fraction; off:
+Adam on the host. Where a recipe names no hardware, it is taken to be H100 with 80 GB, or H200 where
+one engine's weights alone, or gradients and weights alone, are more than that. Rows whose model has
+no published config here (GLM-5.2, Inkling, JoyAI, Qwen3.8, Nemotron-3-Ultra), LoRA, FSDP and
+cut-down models are left out, and DeepSeek-V4, which this house does not train."""
 
 from __future__ import annotations
 
@@ -40,14 +42,26 @@ class Row:
     @property
     def name(self) -> str:
         """For test ids."""
-        return f"{self.model.partition('--')[2]} {self.tp}/{self.pp}/{self.cp}/{self.ep} on {self.machine}"
+        return (
+            f"{self.model.partition('--')[2]} {self.tp}/{self.pp}/{self.cp}/{self.ep} on "
+            f"{self.machine}"
+        )
 
 
-_KV = "tp exceeds the model's key/value heads, which Megatron-Core would repeat; the modules of this house cut whole heads"
+_KV = (
+    "tp exceeds the model's key/value heads, which Megatron-Core would repeat; the modules of "
+    "this house cut whole heads"
+)
 _FP8 = "it is served in FP8 or INT4, and this house serves bfloat16: engines must be larger"
-_DSA = "sparse attention chooses among the positions of one rank: context parallelism is not there yet"
+_DSA = (
+    "sparse attention chooses among the positions of one rank: context parallelism is not there yet"
+)
 
-CAUSES = {_KV: "exceeds the model's 2 key/value heads", _FP8: "an engine's weights are", _DSA: "sparse attention chooses among"}
+CAUSES = {
+    _KV: "exceeds the model's 2 key/value heads",
+    _FP8: "an engine's weights are",
+    _DSA: "sparse attention chooses among",
+}
 """Exception -> what the refusal says."""
 
 ROWS = [

@@ -1,4 +1,5 @@
-"""Devices: every machine that can be named has its figures, and a device that is not known is taken for the weakest of its kind."""
+"""Devices: every machine that can be named has its figures, and a device that is not known is taken
+for the weakest of its kind."""
 
 from __future__ import annotations
 
@@ -34,29 +35,37 @@ UNITS = {
     "MI350X": (256, 2.2e9, 4096),
     "MI355X": (256, 2.4e9, 4096),
 }
-"""Multiprocessors or compute units, their highest clock, and dense bf16 operations of one in a clock: NVIDIA's A100 and H100 whitepapers,
-AMD's CDNA 3 and 4 whitepapers."""
+"""Multiprocessors or compute units, their highest clock, and dense bf16 operations of one in a
+clock: NVIDIA's A100 and H100 whitepapers, AMD's CDNA 3 and 4 whitepapers."""
 
 
 @pytest.mark.parametrize("name", UNITS)
 def test_the_peak_is_what_the_units_do_at_their_clock(name: str) -> None:
     units, clock_hz, operations = UNITS[name]
     assert DEVICES[name].bf16_flops == pytest.approx(units * clock_hz * operations, rel=0.002)
-    assert DEVICES[name].fp8_flops == pytest.approx((1 if name == "A100" else 2) * DEVICES[name].bf16_flops, rel=0.001)
+    assert DEVICES[name].fp8_flops == pytest.approx(
+        (1 if name == "A100" else 2) * DEVICES[name].bf16_flops, rel=0.001
+    )
 
 
 @pytest.mark.parametrize(("links", "both_ways", "names"), [
     (12, 50e9, ("A100", "A100-40GB")), (18, 50e9, ("H100", "H200")), (18, 100e9, ("B200", "B300", "GB200", "GB300")),
     (7, 128e9, ("MI300X", "MI325X")), (7, 153.6e9, ("MI350X", "MI355X")),
 ])  # fmt: skip
-def test_a_device_sends_over_all_its_links_one_way(links: int, both_ways: float, names: tuple[str, ...]) -> None:
-    assert [DEVICES[name].link_bandwidth for name in names] == pytest.approx([links * both_ways / 2] * len(names))
+def test_a_device_sends_over_all_its_links_one_way(
+    links: int, both_ways: float, names: tuple[str, ...]
+) -> None:
+    assert [DEVICES[name].link_bandwidth for name in names] == pytest.approx(
+        [links * both_ways / 2] * len(names)
+    )
 
 
 def test_of_several_models_the_slowest_counts() -> None:
     machine = parse_machine("2xH100")
     slow = parse_machine("A100").nodes[0].devices
-    mixed = replace(machine, nodes=[replace(machine.nodes[0], devices=[*machine.nodes[0].devices, *slow])])
+    mixed = replace(
+        machine, nodes=[replace(machine.nodes[0], devices=[*machine.nodes[0].devices, *slow])]
+    )
     assert spec_of(mixed) == (DEVICES["A100"], True)
 
 

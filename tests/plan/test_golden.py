@@ -1,4 +1,5 @@
-"""Plans of recipes that ship on real machines, written down, one line per decision: a change of the planner shows itself here.
+"""Plans of recipes that ship on real machines, written down, one line per decision: a change of the
+planner shows itself here.
 
 MILES_UPDATE_GOLDEN=1 python -m pytest tests/plan/test_golden.py      # writes them anew
 """
@@ -50,10 +51,15 @@ def compact(plan: Plan) -> list[str]:
         f"{phase}: " + " + ".join(f"{part.name} {part.size_bytes / GIB:.1f}" for part in listed)
         for phase, listed in (("training", forecast.training), ("rollout", forecast.rollout))
     ]
-    seconds = f"rollout {forecast.rollout_s:.0f}, train {forecast.train_s:.0f}, sync {forecast.sync_s:.0f}, step {forecast.step_s:.0f}"
+    seconds = (
+        f"rollout {forecast.rollout_s:.0f}, train {forecast.train_s:.0f}, sync "
+        f"{forecast.sync_s:.0f}, step {forecast.step_s:.0f}"
+    )
     return [
-        f"trainer: {summary(plan.trainer)}; {plan.batch.max_tokens_per_microbatch} tokens a microbatch",
-        f"engines: {engines.num} x tp {engines.tp}, ep {engines.ep}, attention dp {engines.attention_dp}, "
+        f"trainer: {summary(plan.trainer)}; {plan.batch.max_tokens_per_microbatch} tokens a "
+        "microbatch",
+        f"engines: {engines.num} x tp {engines.tp}, ep {engines.ep}, attention dp "
+        f"{engines.attention_dp}, "
         f"{engines.memory_fraction:.2f} of memory, {engines.max_running_requests} requests",
         *parts,
         f"seconds: {seconds}",
@@ -66,11 +72,17 @@ def told(recipe: str, machine: str) -> list[str]:
     wish, place = load(recipe, environ={}, cwd=GOLDEN, home=GOLDEN).recipe, parse_machine(machine)
     shape = shipped_shape(str(wish.model.path))
     assert shape is not None, recipe
-    sized = wish.model_copy(update={"machine": wish.machine.model_copy(update={"nodes": len(place.nodes)})})
+    sized = wish.model_copy(
+        update={"machine": wish.machine.model_copy(update={"nodes": len(place.nodes)})}
+    )
     try:
         return compact(make_plan(sized, place, models.parse_facts(shape)))
     except FitError as error:
-        return [f"refused: {error.what}", f"why: {error.why}", *(f"fix: {fix}" for fix in error.fixes)]
+        return [
+            f"refused: {error.what}",
+            f"why: {error.why}",
+            *(f"fix: {fix}" for fix in error.fixes),
+        ]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

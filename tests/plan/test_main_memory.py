@@ -1,4 +1,5 @@
-"""What a CPU can hold: refused with the sum, or made to fit by smaller microbatches, recompute and smaller caches, in that order."""
+"""What a CPU can hold: refused with the sum, or made to fit by smaller microbatches, recompute and
+smaller caches, in that order."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from milescli.runtime.material import facts_of_recipe
 
 
 def _plan(name: str, *sets: str, memory_gib: float) -> Plan:
-    recipe = load(name, sets=["machine.gpus=0", *sets], environ={}, cwd=Path("/"), home=Path("/")).recipe
+    recipe = load(
+        name, sets=["machine.gpus=0", *sets], environ={}, cwd=Path("/"), home=Path("/")
+    ).recipe
     machine: Machine = parse_machine("1xH100")
     nodes = [replace(machine.nodes[0], memory_bytes=int(memory_gib * GIB))] * recipe.machine.nodes
     return make_plan(recipe, replace(machine, nodes=nodes), facts_of_recipe(recipe.model))
@@ -29,16 +32,24 @@ def _told(plan: Plan, key: str) -> tuple[str, str]:
 
 
 def test_a_model_that_outgrows_main_memory_is_refused_with_the_sum() -> None:
-    with pytest.raises(FitError, match="does not fit into the main memory of a CPU with 24 GiB") as caught:
+    with pytest.raises(
+        FitError, match="does not fit into the main memory of a CPU with 24 GiB"
+    ) as caught:
         _plan("qwen3.6", memory_gib=24)
     assert caught.value.exit_code is ExitCode.DOES_NOT_FIT
-    assert "weights 129.1 + gradients 129.1 + optimizer 258.2" in caught.value.why, "34.7B numbers of 4, 4 and 8 bytes"
+    assert "weights 129.1 + gradients 129.1 + optimizer 258.2" in caught.value.why, (
+        "34.7B numbers of 4, 4 and 8 bytes"
+    )
 
 
 def test_what_fits_is_told_part_by_part() -> None:
     plan = _plan("quickstart", memory_gib=8)
     value, reason = _told(plan, "memory")
-    assert value.endswith("GiB") and "1 trainer rank: weights 0.0" in reason and "an estimate" in reason
+    assert (
+        value.endswith("GiB")
+        and "1 trainer rank: weights 0.0" in reason
+        and "an estimate" in reason
+    )
     assert plan.engines.max_total_tokens == 256 * 544 * 1.25
     assert plan.trainer.recompute == "none"
 
@@ -60,11 +71,15 @@ def test_less_memory_means_smaller_microbatches_then_recompute_then_a_smaller_ca
 
 
 def test_a_pin_is_kept_or_refused() -> None:
-    pinned = _plan("qwen3-0.6b", "train.max_tokens_per_microbatch=4096", "train.recompute=full", memory_gib=24)
+    pinned = _plan(
+        "qwen3-0.6b", "train.max_tokens_per_microbatch=4096", "train.recompute=full", memory_gib=24
+    )
     assert (pinned.batch.max_tokens_per_microbatch, pinned.trainer.recompute) == (4096, "full")
     with pytest.raises(FitError, match="main memory") as caught:
         _plan("qwen3-0.6b", "train.max_tokens_per_microbatch=65536", memory_gib=24)
-    assert any("train.max_tokens_per_microbatch=null" in fix for fix in caught.value.fixes), caught.value.fixes
+    assert any("train.max_tokens_per_microbatch=null" in fix for fix in caught.value.fixes), (
+        caught.value.fixes
+    )
 
 
 def test_ranks_that_share_a_node_are_summed_and_those_of_others_are_not() -> None:
@@ -73,4 +88,7 @@ def test_ranks_that_share_a_node_are_summed_and_those_of_others_are_not() -> Non
     apart = _plan("qwen3-0.6b", "parallel.dp=2", "engines.num=2", "machine.nodes=2", memory_gib=64)
     assert "1 trainer rank:" in _told(alone, "memory")[1]
     assert "2 trainer ranks:" in _told(together, "memory")[1]
-    assert "1 trainer rank:" in _told(apart, "memory")[1] and "1 engine rank:" in _told(apart, "memory")[1]
+    assert (
+        "1 trainer rank:" in _told(apart, "memory")[1]
+        and "1 engine rank:" in _told(apart, "memory")[1]
+    )

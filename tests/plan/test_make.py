@@ -1,4 +1,5 @@
-"""The plan: legal layouts, each choice with its reason, equal inputs give equal bytes, and pins that cannot be honoured are refused."""
+"""The plan: legal layouts, each choice with its reason, equal inputs give equal bytes, and pins
+that cannot be honoured are refused."""
 
 from __future__ import annotations
 
@@ -65,12 +66,20 @@ def test_staleness_splits_the_devices_and_asks_the_engine_for_the_old_policy() -
 
 
 def test_a_cpu_takes_microbatches_as_long_as_the_longest_sequence() -> None:
-    assert _plan(_recipe(rollout={"max_response_tokens": 9000})).batch.max_tokens_per_microbatch == 9000 + 256
+    assert (
+        _plan(_recipe(rollout={"max_response_tokens": 9000})).batch.max_tokens_per_microbatch
+        == 9000 + 256
+    )
 
 
 def test_eight_gpus_hold_trainer_and_engines_on_the_same_devices() -> None:
     plan = _plan(_recipe(parallel={"tp": 2}, engines={"tp": 2}), H200)
-    assert (plan.trainer.world_size, plan.trainer.dp, plan.engines.num, plan.precision) == (8, 4, 4, "bf16")
+    assert (plan.trainer.world_size, plan.trainer.dp, plan.engines.num, plan.precision) == (
+        8,
+        4,
+        4,
+        "bf16",
+    )
     assert [slot.trainer_rank for slot in plan.slots] == list(range(8))
     assert [slot.engine for slot in plan.slots] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert [slot.engine_rank for slot in plan.slots] == [0, 1] * 4
@@ -99,13 +108,16 @@ def test_experts_on_two_cpu_ranks_make_two_ranks() -> None:
         ({"machine": {"gpus": 16}}, H200, "8 are visible"),
         ({"parallel": {"pp": 3}}, H200, "does not divide 8 devices"),
         ({"engines": {"placement": "split", "num": 8}}, H200, "leaves 0 devices for the trainer"),
-        ({"train": {"max_tokens_per_microbatch": 100}}, CPU, "> train.max_tokens_per_microbatch 100"),
+        ({"train": {"max_tokens_per_microbatch": 100}}, CPU, "> train.max_tokens_per_microbatch "
+                                                             "100"),
         ({"rollout": {"prompts_per_step": 1, "samples_per_prompt": 2}, "parallel": {"dp": 4}}, CPU, "are too few for 4"),
         ({"model": {"scratch": {"family": "qwen3_moe", "num_experts": 6, "tie_embeddings": False}}, "parallel": {"ep": 4}}, CPU, "6 experts / 4"),
         ({"model": {"scratch": {"family": "qwen3_moe", "num_experts": 4, "tie_embeddings": False}}, "parallel": {"tp": 2, "etp": 1}}, CPU, "etp is tp"),
     ],
 )  # fmt: skip
-def test_a_pin_that_cannot_be_honoured_is_refused_with_its_equation(sections, machine, told: str) -> None:
+def test_a_pin_that_cannot_be_honoured_is_refused_with_its_equation(
+    sections, machine, told: str
+) -> None:
     with pytest.raises(FitError) as caught:
         _plan(_recipe(**sections), machine)
     assert told in f"{caught.value.what} {caught.value.why}"
@@ -122,7 +134,9 @@ def test_a_pin_that_cannot_be_honoured_is_refused_with_its_equation(sections, ma
     staleness=st.integers(0, 2),
     gpus=st.sampled_from([0, 1, 2, 4, 8]),
 )
-def test_every_plan_gives_each_rank_and_each_engine_shard_one_device(tp, pp, cp, engine_tp, staleness, gpus) -> None:
+def test_every_plan_gives_each_rank_and_each_engine_shard_one_device(
+    tp, pp, cp, engine_tp, staleness, gpus
+) -> None:
     recipe = _recipe(
         parallel={"tp": tp, "pp": pp, "cp": cp},
         engines={"tp": engine_tp},
@@ -136,6 +150,10 @@ def test_every_plan_gives_each_rank_and_each_engine_shard_one_device(tp, pp, cp,
     ranks = [slot.trainer_rank for slot in plan.slots if slot.trainer_rank is not None]
     shards = [(slot.engine, slot.engine_rank) for slot in plan.slots if slot.engine is not None]
     assert ranks == list(range(plan.trainer.world_size))
-    assert sorted(shards) == [(engine, rank) for engine in range(plan.engines.num) for rank in range(plan.engines.tp)]
+    assert sorted(shards) == [
+        (engine, rank) for engine in range(plan.engines.num) for rank in range(plan.engines.tp)
+    ]
     assert gpus == 0 or len(plan.slots) <= gpus
-    assert plan.colocated or all(slot.trainer_rank is None or slot.engine is None for slot in plan.slots)
+    assert plan.colocated or all(
+        slot.trainer_rank is None or slot.engine is None for slot in plan.slots
+    )

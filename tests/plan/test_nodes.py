@@ -16,7 +16,10 @@ from milescli.runtime.material import facts_of_recipe
 
 
 def _plan(nodes: int, **sections: dict[str, object]) -> Plan:
-    base = {"model": {"scratch": {"num_heads": 8, "num_kv_heads": 4, "num_layers": 4}}, "data": {"prompts": "task:sums"}}
+    base = {
+        "model": {"scratch": {"num_heads": 8, "num_kv_heads": 4, "num_layers": 4}},
+        "data": {"prompts": "task:sums"},
+    }
     recipe = Recipe.model_validate({**base, "machine": {"nodes": nodes}, **sections})
     return make_plan(recipe, parse_machine("cpu"), facts_of_recipe(recipe.model))
 
@@ -29,15 +32,21 @@ def _plan(nodes: int, **sections: dict[str, object]) -> Plan:
     num=st.sampled_from([None, 1, 2, 3]),
     placement=st.sampled_from(["colocated", "split"]),
 )
-def test_slots_fill_the_nodes_in_order(nodes: int, tp: int | None, dp: int | None, num: int | None, placement: str) -> None:
+def test_slots_fill_the_nodes_in_order(
+    nodes: int, tp: int | None, dp: int | None, num: int | None, placement: str
+) -> None:
     try:
-        plan = _plan(nodes, parallel={"tp": tp, "dp": dp}, engines={"num": num, "placement": placement})
+        plan = _plan(
+            nodes, parallel={"tp": tp, "dp": dp}, engines={"num": num, "placement": placement}
+        )
     except FitError as error:
         assume("slot" not in error.what)
         raise
     places = [(slot.node, slot.device) for slot in plan.slots]
     assert places == sorted(set(places)) and places[0] == (0, 0)
-    assert {node for node, _ in places} == set(range(places[-1][0] + 1)), "a node is left out in the middle"
+    assert {node for node, _ in places} == set(range(places[-1][0] + 1)), (
+        "a node is left out in the middle"
+    )
     assert places[-1][0] < nodes
     if plan.channel == "tensor":
         with_trainer = {slot.node for slot in plan.slots if slot.trainer_rank is not None}
@@ -46,7 +55,10 @@ def test_slots_fill_the_nodes_in_order(nodes: int, tp: int | None, dp: int | Non
 
 def test_each_node_gets_a_trainer_rank_and_an_engine_unless_pinned() -> None:
     plan = _plan(2)
-    assert [(slot.node, slot.device, slot.trainer_rank, slot.engine) for slot in plan.slots] == [(0, 0, 0, 0), (1, 0, 1, 1)]
+    assert [(slot.node, slot.device, slot.trainer_rank, slot.engine) for slot in plan.slots] == [
+        (0, 0, 0, 0),
+        (1, 0, 1, 1),
+    ]
     assert (plan.trainer.dp, plan.channel, plan.cpu_threads) == (2, "tensor", _plan(1).cpu_threads)
 
 

@@ -1,4 +1,5 @@
-"""Layouts that are known to run are legal here and fit on their hardware; each exception says why."""
+"""Layouts that are known to run are legal here and fit on their hardware; each exception says
+why."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ from milescli.platform.machine import parse_machine
 from milescli.recipe.schema import Recipe
 from tests.plan.published import CAUSES, ROWS, Row
 
-CONFIGS = Path(os.environ.get("MILES_PUBLISHED_CONFIGS", Path(__file__).resolve().parents[3] / "shared" / "configs"))
+CONFIGS = Path(
+    os.environ.get(
+        "MILES_PUBLISHED_CONFIGS", Path(__file__).resolve().parents[3] / "shared" / "configs"
+    )
+)
 PROMPT = 256
 
 pytestmark = pytest.mark.skipif(
@@ -46,14 +51,19 @@ def recipe_of(row: Row) -> Recipe:
             "model": {"path": "x"},
             "data": {
                 "prompts": "x.jsonl",
-                "max_prompt_tokens": min(PROMPT, row.mt * row.cp - row.answer if row.mt < 2048 else 10**6),
+                "max_prompt_tokens": min(
+                    PROMPT, row.mt * row.cp - row.answer if row.mt < 2048 else 10**6
+                ),
             },
             "rollout": {
                 "max_response_tokens": min(row.answer, row.mt * row.cp - PROMPT),
                 "prompts_per_step": row.prompts[0],
                 "samples_per_prompt": row.prompts[1],
             },
-            "train": {"max_tokens_per_microbatch": row.mt, "optimizer": {"offload": True if row.off else None}},
+            "train": {
+                "max_tokens_per_microbatch": row.mt,
+                "optimizer": {"offload": True if row.off else None},
+            },
             "parallel": {key: value for key, value in pins.items() if value is not None},
             "engines": engines,
             "machine": {"nodes": len(machine.nodes)},
@@ -71,5 +81,10 @@ def test_what_is_known_to_run_fits(row: Row) -> None:
             return
         row = replace(row, engine=row.instead)
     plan = make_plan(recipe_of(row), parse_machine(row.machine), facts)
-    assert (plan.trainer.tp, plan.trainer.pp, plan.trainer.cp, plan.trainer.ep) == (row.tp, row.pp, row.cp, row.ep)
+    assert (plan.trainer.tp, plan.trainer.pp, plan.trainer.cp, plan.trainer.ep) == (
+        row.tp,
+        row.pp,
+        row.cp,
+        row.ep,
+    )
     assert plan.forecast is not None

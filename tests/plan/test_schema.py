@@ -1,4 +1,5 @@
-"""The JSON of a plan is an interface: its shape is written down for each version, real plans keep to it, and a change of shape is a new version.
+"""The JSON of a plan is an interface: its shape is written down for each version, real plans keep
+to it, and a change of shape is a new version.
 
 MILES_UPDATE_GOLDEN=1 python -m pytest tests/plan/test_schema.py      # after PLAN_SCHEMA has risen
 """
@@ -27,7 +28,11 @@ def _schema() -> dict[str, object]:
 
     def bare(node: object) -> object:
         if isinstance(node, dict):
-            return {key: bare(value) for key, value in sorted(node.items()) if key not in ("description", "title")}
+            return {
+                key: bare(value)
+                for key, value in sorted(node.items())
+                if key not in ("description", "title")
+            }
         return [bare(each) for each in node] if isinstance(node, list) else node
 
     found = bare(TypeAdapter(Plan).json_schema(mode="serialization"))
@@ -39,7 +44,9 @@ def test_a_change_of_shape_is_a_new_version() -> None:
     text = json.dumps(_schema(), indent=1, sort_keys=True) + "\n"
     if os.environ.get("MILES_UPDATE_GOLDEN"):
         WRITTEN.write_text(text, encoding="utf-8")
-    assert text == WRITTEN.read_text(encoding="utf-8"), f"raise PLAN_SCHEMA above {PLAN_SCHEMA}, then write the new shape down"
+    assert text == WRITTEN.read_text(encoding="utf-8"), (
+        f"raise PLAN_SCHEMA above {PLAN_SCHEMA}, then write the new shape down"
+    )
 
 
 @pytest.mark.parametrize("machine", ["cpu", "8xH200", "2x8xMI300X"])
@@ -57,7 +64,9 @@ def test_plans_of_the_version_before_are_read() -> None:
     """Runs that began under version 1 are resumed."""
     shape = shipped_shape("Qwen/Qwen3-0.6B")
     assert shape is not None
-    raw = json.loads(make_plan(make_recipe("cpu"), parse_machine("cpu"), models.parse_facts(shape)).to_json())
+    raw = json.loads(
+        make_plan(make_recipe("cpu"), parse_machine("cpu"), models.parse_facts(shape)).to_json()
+    )
     for new in ("first_stage_layers", "last_stage_layers", "recompute", "offload_optimizer"):
         del raw["trainer"][new]
     for new in ("ep", "attention_dp"):

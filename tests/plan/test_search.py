@@ -1,4 +1,5 @@
-"""The search: only legal layouts, the same answer each time, quick for thousands of devices; pins are kept, and refusals bear true fixes."""
+"""The search: only legal layouts, the same answer each time, quick for thousands of devices; pins
+are kept, and refusals bear true fixes."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ from milescli.recipe.schema import Recipe
 from tests.plan.test_golden import make_recipe
 
 
-def _facts(*, layers: int = 94, experts: int = 0, heads: int = 64, kv_heads: int = 4, hidden: int = 4096) -> ModelFacts:
+def _facts(
+    *, layers: int = 94, experts: int = 0, heads: int = 64, kv_heads: int = 4, hidden: int = 4096
+) -> ModelFacts:
     dense = 2 if experts else 0
     return ModelFacts(
         family="qwen3_moe" if experts else "qwen3",
@@ -40,7 +43,9 @@ def _facts(*, layers: int = 94, experts: int = 0, heads: int = 64, kv_heads: int
         max_position_embeddings=40960,
         qk_norm=True,
         qkv_bias=False,
-        layers=plain_layers(layers, moe=(False,) * dense + (True,) * (layers - dense)) if experts else (Layer(),) * layers,
+        layers=plain_layers(layers, moe=(False,) * dense + (True,) * (layers - dense))
+        if experts
+        else (Layer(),) * layers,
         num_experts=experts,
         topk=min(8, experts // 2),
         moe_ffn_hidden_size=1536 if experts else 0,
@@ -56,11 +61,15 @@ def _plan(machine: str, facts: ModelFacts, **sections: dict[str, object]) -> Pla
     layers=st.integers(1, 40),
     experts=st.sampled_from([0, 6, 8, 160]),
     kv_heads=st.sampled_from([1, 2, 6, 8]),
-    machine=st.sampled_from(["1xH200", "3xA100", "8xMI300X", "4xL40S", "2x8xH100", "3x8xB200", "6x4xGB300"]),
+    machine=st.sampled_from(
+        ["1xH200", "3xA100", "8xMI300X", "4xL40S", "2x8xH100", "3x8xB200", "6x4xGB300"]
+    ),
     split=st.booleans(),
 )
 def test_whatever_is_chosen_is_legal_and_fits(layers, experts, kv_heads, machine, split) -> None:
-    facts = _facts(layers=layers, experts=experts, kv_heads=kv_heads, heads=kv_heads * 8, hidden=1024)
+    facts = _facts(
+        layers=layers, experts=experts, kv_heads=kv_heads, heads=kv_heads * 8, hidden=1024
+    )
     try:
         plan = _plan(machine, facts, engines={"placement": "split" if split else "auto"})
     except FitError as error:
@@ -68,7 +77,9 @@ def test_whatever_is_chosen_is_legal_and_fits(layers, experts, kv_heads, machine
         return
     layout, engines, forecast = plan.trainer, plan.engines, plan.forecast
     assert not [*faults(layout, facts), *training_faults(layout, facts)]
-    assert not [*engine_faults(facts, tp=engines.tp, ep=engines.ep, attention_dp=engines.attention_dp)]
+    assert not [
+        *engine_faults(facts, tp=engines.tp, ep=engines.ep, attention_dp=engines.attention_dp)
+    ]
     assert forecast is not None
     for parts in (forecast.training, forecast.rollout):
         assert sum(part.size_bytes for part in parts) == forecast.memory_bytes
@@ -99,11 +110,31 @@ def test_four_thousand_devices_are_planned_within_a_second(experts: int) -> None
 
 def test_pins_are_kept_and_told() -> None:
     pins = {"tp": 4, "pp": 4, "cp": 2, "ep": 16, "last_stage_layers": 22}
-    recompute = {"recompute": "full", "max_tokens_per_microbatch": 16384, "optimizer": {"offload": True}}
-    plan = _plan("8x8xH200", _facts(experts=128), parallel=pins, train=recompute, engines={"tp": 8, "memory_fraction": 0.7})
+    recompute = {
+        "recompute": "full",
+        "max_tokens_per_microbatch": 16384,
+        "optimizer": {"offload": True},
+    }
+    plan = _plan(
+        "8x8xH200",
+        _facts(experts=128),
+        parallel=pins,
+        train=recompute,
+        engines={"tp": 8, "memory_fraction": 0.7},
+    )
     layout = plan.trainer
-    assert (layout.tp, layout.pp, layout.cp, layout.ep, layout.last_stage_layers) == (4, 4, 2, 16, 22)
-    assert (layout.recompute, layout.offload_optimizer, plan.batch.max_tokens_per_microbatch) == ("full", True, 16384)
+    assert (layout.tp, layout.pp, layout.cp, layout.ep, layout.last_stage_layers) == (
+        4,
+        4,
+        2,
+        16,
+        22,
+    )
+    assert (layout.recompute, layout.offload_optimizer, plan.batch.max_tokens_per_microbatch) == (
+        "full",
+        True,
+        16384,
+    )
     assert (plan.engines.tp, plan.engines.memory_fraction) == (8, 0.7)
     reasons = {decision.key: decision.reason for decision in plan.decisions}
     assert reasons["trainer.tp"] == "pinned by `parallel.tp`"
@@ -125,20 +156,29 @@ def test_what_does_not_fit_is_refused_with_its_equation_and_a_fix_that_holds() -
     with pytest.raises(FitError) as caught:
         _plan("8xH100", facts)
     assert caught.value.exit_code is ExitCode.DOES_NOT_FIT
-    parts = re.search(r"weights ([\d.]+) \+ gradients ([\d.]+) \+ optimizer ([\d.]+) \+ activations ([\d.]+) \+ logits ([\d.]+) "
-                      r"\+ workspace ([\d.]+) = ([\d.]+) GiB > ([\d.]+)", caught.value.why)  # fmt: skip
+    parts = re.search(
+        r"weights ([\d.]+) \+ gradients ([\d.]+) \+ optimizer ([\d.]+) \+ "
+        r"activations ([\d.]+) \+ logits ([\d.]+) "
+        # fmt: skip
+        r"\+ workspace ([\d.]+) = ([\d.]+) GiB > ([\d.]+)",
+        caught.value.why,
+    )
     assert parts, caught.value.why
     *terms, total, budget = (float(part) for part in parts.groups())
     assert abs(sum(terms) - total) < 0.4
     assert total > budget
-    (nodes,) = [int(found[1]) for fix in caught.value.fixes if (found := re.search(r"--nodes (\d+)", fix))]
+    (nodes,) = [
+        int(found[1]) for fix in caught.value.fixes if (found := re.search(r"--nodes (\d+)", fix))
+    ]
     assert _plan(f"{nodes}x8xH100", facts).forecast is not None
 
 
 def test_a_pin_that_does_not_fit_names_the_layout_without_it() -> None:
     with pytest.raises(FitError) as caught:
         _plan("8x8xH100", _facts(experts=128), parallel={"tp": 1, "pp": 1, "ep": 1})
-    assert any("--set parallel.tp=null" in fix and "fits" in fix for fix in caught.value.fixes), caught.value.fixes
+    assert any("--set parallel.tp=null" in fix and "fits" in fix for fix in caught.value.fixes), (
+        caught.value.fixes
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,7 +212,10 @@ def test_staleness_shares_the_devices_out_between_trainer_and_engines() -> None:
     assert not plan.colocated
     assert plan.trainer.world_size + plan.engines.num * plan.engines.tp <= 32
     assert plan.forecast is not None
-    assert plan.forecast.step_s < plan.forecast.rollout_s + plan.forecast.train_s + plan.forecast.sync_s
+    assert (
+        plan.forecast.step_s
+        < plan.forecast.rollout_s + plan.forecast.train_s + plan.forecast.sync_s
+    )
 
 
 def test_a_split_gives_more_devices_to_what_takes_longer() -> None:
@@ -200,12 +243,18 @@ def test_memory_is_planned_for_as_uneven_experts_as_the_recipe_says() -> None:
     plans = [_plan("4x8xH200", _facts(layers=24, experts=64), train={"expert_imbalance": wanted}, parallel={"ep": 8, "tp": 1, "pp": 1, "cp": 1})
              for wanted in (1.0, 6.0)]  # fmt: skip
     forecasts = [plan.forecast for plan in plans if plan.forecast is not None]
-    even, uneven = ({part.name: part.size_bytes for part in forecast.training} for forecast in forecasts)
+    even, uneven = (
+        {part.name: part.size_bytes for part in forecast.training} for forecast in forecasts
+    )
     per_token = [
-        parts["activations"] / plan.batch.max_tokens_per_microbatch for parts, plan in zip((even, uneven), plans, strict=True)
+        parts["activations"] / plan.batch.max_tokens_per_microbatch
+        for parts, plan in zip((even, uneven), plans, strict=True)
     ]
     assert per_token[1] > per_token[0] or plans[1].trainer.recompute == "full"
-    assert any("train.expert_imbalance" in text and "at worst it gets 8.0 times" in text for text in forecasts[0].assumptions)
+    assert any(
+        "train.expert_imbalance" in text and "at worst it gets 8.0 times" in text
+        for text in forecasts[0].assumptions
+    )
 
 
 def test_a_recipe_says_what_is_pinned() -> None:

@@ -1,4 +1,5 @@
-"""Layers on stages: all of them, early stages first; microbatches in flight as the schedules have them."""
+"""Layers on stages: all of them, early stages first; microbatches in flight as the schedules have
+them."""
 
 from __future__ import annotations
 
@@ -6,12 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.plan.stages import is_even, microbatches_in_flight, split_layers, stage_ends, stage_sizes
+from milescli.plan.stages import (
+    is_even,
+    microbatches_in_flight,
+    split_layers,
+    stage_ends,
+    stage_sizes,
+)
 from milescli.plan.types import TrainerLayout
 
 
 @given(layers=st.integers(1, 200), stages=st.integers(1, 64))
-def test_every_layer_lies_on_one_stage_and_early_ones_take_the_odd(layers: int, stages: int) -> None:
+def test_every_layer_lies_on_one_stage_and_early_ones_take_the_odd(
+    layers: int, stages: int
+) -> None:
     sizes = split_layers(layers, stages)
     assert sum(sizes) == layers
     assert list(sizes) == sorted(sizes, reverse=True)

@@ -1,4 +1,5 @@
-"""The time model beside what the field tells. The bounds say how far it is off: rooflines with guessed shares are no better."""
+"""The time model beside what the field tells. The bounds say how far it is off: rooflines with
+guessed shares are no better."""
 
 from __future__ import annotations
 
@@ -14,14 +15,21 @@ from milescli.platform.machine import DEVICE_MODELS
 from milescli.recipe.templates import shipped_shape
 from tests.plan.told import PUBLICATIONS, STEP, Publication
 
-TRAINER = TrainerLayout(tp=4, dp=2, sequence_parallel=True, recompute="full", offload_optimizer=True)
+TRAINER = TrainerLayout(
+    tp=4, dp=2, sequence_parallel=True, recompute="full", offload_optimizer=True
+)
 
 
 def _model(name: str, device: str) -> TimeModel:
     shape = shipped_shape(name)
     assert shape is not None, name
     facts = models.parse_facts(shape)
-    return TimeModel(table=models.table(facts), memory=memory_model(facts), device=DEVICES[device], devices_per_node=8)
+    return TimeModel(
+        table=models.table(facts),
+        memory=memory_model(facts),
+        device=DEVICES[device],
+        devices_per_node=8,
+    )
 
 
 def _work(*, answer: float = 4000, extra_forwards: int = 0) -> Work:
@@ -39,15 +47,22 @@ def test_publications_take_what_is_told_within_a_factor_of_two(told: Publication
 
 
 @pytest.mark.parametrize(("fraction", "tokens"), STEP.cache_tokens)
-def test_an_engine_of_a_hybrid_model_holds_as_many_tokens_as_told(fraction: float, tokens: int) -> None:
+def test_an_engine_of_a_hybrid_model_holds_as_many_tokens_as_told(
+    fraction: float, tokens: int
+) -> None:
     model = _model(STEP.model, "H200")
     layout = EngineLayout(num=8, tp=1, memory_fraction=fraction)
-    cache = model.memory.engine(layout, memory_bytes=DEVICE_MODELS["H200"].memory_gib * GIB, size=2, longest=16384).cache
-    assert model.memory.cache_tokens(layout, cache_bytes=cache, size=2) == pytest.approx(tokens, rel=0.12)
+    cache = model.memory.engine(
+        layout, memory_bytes=DEVICE_MODELS["H200"].memory_gib * GIB, size=2, longest=16384
+    ).cache
+    assert model.memory.cache_tokens(layout, cache_bytes=cache, size=2) == pytest.approx(
+        tokens, rel=0.12
+    )
 
 
 def _answer_tokens(model: TimeModel) -> float:
-    """Mean length of the answers, from the time that scoring them took: one forward pass over all tokens."""
+    """Mean length of the answers, from the time that scoring them took: one forward pass over all
+    tokens."""
     answer = 4000.0
     for _ in range(20):
         seconds = model.train(TRAINER, _work(answer=answer, extra_forwards=1), cap=8192).compute / 5
@@ -62,7 +77,9 @@ def test_a_step_takes_what_is_told_once_its_answers_are_as_long() -> None:
     train = model.train(TRAINER, _work(answer=answer, extra_forwards=2), cap=8192)
     assert 0.6 < train.total / (STEP.train_s - fetching_s) < 1.4, (answer, train)
     layout = EngineLayout(num=8, tp=1, memory_fraction=0.8, max_running_requests=512)
-    cache = model.memory.engine(layout, memory_bytes=DEVICE_MODELS["H200"].memory_gib * GIB, size=2, longest=16384).cache
+    cache = model.memory.engine(
+        layout, memory_bytes=DEVICE_MODELS["H200"].memory_gib * GIB, size=2, longest=16384
+    ).cache
     rollout = model.rollout(layout, _work(answer=answer), cache_bytes=cache)
     assert 0.6 < rollout.total / STEP.rollout_s < 1.6, (answer, rollout)
     rate = STEP.samples / 8 * answer / rollout.total

@@ -1,5 +1,6 @@
-"""Plans for what nobody looked at: recipes that ship on machines of any size, and models made up from published ones with odd heads, experts,
-layers and vocabularies. Whatever is planned can run, uses what there is, and whatever is refused is refused with fixes that hold."""
+"""Plans for what nobody looked at: recipes that ship on machines of any size, and models made up
+from published ones with odd heads, experts, layers and vocabularies. Whatever is planned can run,
+uses what there is, and whatever is refused is refused with fixes that hold."""
 
 from __future__ import annotations
 
@@ -27,7 +28,19 @@ from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape, template_names
 from tests.plan.test_golden import make_recipe
 
-DEVICES = ("A100", "H100", "H200", "B200", "B300", "GB200", "GB300", "MI300X", "MI325X", "MI350X", "MI355X")
+DEVICES = (
+    "A100",
+    "H100",
+    "H200",
+    "B200",
+    "B300",
+    "GB200",
+    "GB300",
+    "MI300X",
+    "MI325X",
+    "MI350X",
+    "MI355X",
+)
 MACHINES = st.builds(
     lambda nodes, devices, name: f"{nodes}x{devices}x{name}",
     st.sampled_from([1, 1, 2, 3, 4, 8, 16]),
@@ -36,16 +49,30 @@ MACHINES = st.builds(
 )
 MADE_FROM = {
     "Qwen/Qwen3-8B": ("num_hidden_layers", "heads", "vocab_size", "tie_word_embeddings"),
-    "Qwen/Qwen3-30B-A3B": ("num_hidden_layers", "heads", "vocab_size", "num_experts", "moe_intermediate_size"),
+    "Qwen/Qwen3-30B-A3B": (
+        "num_hidden_layers",
+        "heads",
+        "vocab_size",
+        "num_experts",
+        "moe_intermediate_size",
+    ),
     "zai-org/GLM-4.5-Air": ("num_hidden_layers", "heads", "vocab_size", "n_routed_experts"),
-    "moonshotai/Moonlight-16B-A3B-Instruct": ("num_hidden_layers", "latent heads", "vocab_size", "n_routed_experts"),
+    "moonshotai/Moonlight-16B-A3B-Instruct": (
+        "num_hidden_layers",
+        "latent heads",
+        "vocab_size",
+        "n_routed_experts",
+    ),
 }
 """Published models, and which of their fields are made up."""
 QUICK = settings(
     max_examples=14,
     deadline=None,
     derandomize=True,
-    phases=[Phase.explicit, Phase.generate],  # a case is told as it is: to make it smaller takes minutes
+    phases=[
+        Phase.explicit,
+        Phase.generate,
+    ],  # a case is told as it is: to make it smaller takes minutes
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )
 FIX = re.compile(r"--(?:set ([a-z_.]+)=(\S+)|(gpus|nodes) (\d+))")
@@ -61,7 +88,9 @@ def _shipped(name: str) -> tuple[Recipe, ModelFacts] | None:
 
 
 def _on(recipe: Recipe, machine: Machine) -> Recipe:
-    return recipe.model_copy(update={"machine": recipe.machine.model_copy(update={"nodes": len(machine.nodes)})})
+    return recipe.model_copy(
+        update={"machine": recipe.machine.model_copy(update={"nodes": len(machine.nodes)})}
+    )
 
 
 def with_options(recipe: Recipe, text: str) -> Recipe:
@@ -82,25 +111,47 @@ def check_plan(plan: Plan, recipe: Recipe, machine: Machine, facts: ModelFacts) 
     per_node = len(machine.nodes[0].devices)
     assert forecast is not None
     assert not [*faults(layout, facts), *training_faults(layout, facts)]
-    assert not [*engine_faults(facts, tp=engines.tp, ep=engines.ep, attention_dp=engines.attention_dp)]
+    assert not [
+        *engine_faults(facts, tp=engines.tp, ep=engines.ep, attention_dp=engines.attention_dp)
+    ]
     for parts in (forecast.training, forecast.rollout):
         assert sum(part.size_bytes for part in parts) == forecast.memory_bytes
         assert all(part.size_bytes >= 0 for part in parts), parts
-    assert per_node % layout.tp == 0 or layout.world_size <= per_node, "tensor parallelism over a node's border"
+    assert per_node % layout.tp == 0 or layout.world_size <= per_node, (
+        "tensor parallelism over a node's border"
+    )
     assert layout.dp * plan.batch.updates_per_step <= plan.batch.num_samples
     assert layout.cp == 1 or plan.batch.max_sequence_tokens >= layout.cp * LEAST_CP_TOKENS
     assert engines.max_running_requests >= engines.attention_dp
-    assert engines.max_running_requests % engines.attention_dp == 0 or recipe.engines.max_running_requests
+    assert (
+        engines.max_running_requests % engines.attention_dp == 0
+        or recipe.engines.max_running_requests
+    )
     for engine in range(engines.num):
         nodes = [slot.node for slot in plan.slots if slot.engine == engine]
-        assert len(set(nodes)) == math.ceil(engines.tp / per_node), f"engine {engine} lies across {sorted(set(nodes))}"
+        assert len(set(nodes)) == math.ceil(engines.tp / per_node), (
+            f"engine {engine} lies across {sorted(set(nodes))}"
+        )
     used = sum(slot.trainer_rank is not None or slot.engine is not None for slot in plan.slots)
     keys = {decision.key for decision in plan.decisions}
     assert used == per_node * len(machine.nodes) or "idle devices" in keys
-    seconds = [forecast.rollout_s, forecast.train_s, forecast.step_s, *forecast.train_parts_s.values()]
+    seconds = [
+        forecast.rollout_s,
+        forecast.train_s,
+        forecast.step_s,
+        *forecast.train_parts_s.values(),
+    ]
     assert all(math.isfinite(each) and each >= 0 for each in seconds), seconds
     assert abs(sum(forecast.train_parts_s.values()) - forecast.train_s) < 0.01
-    assert {"device", "placement", "trainer.tp", "trainer.pp", "trainer.dp", "engines.tp", "engines.num"} <= keys
+    assert {
+        "device",
+        "placement",
+        "trainer.tp",
+        "trainer.pp",
+        "trainer.dp",
+        "engines.tp",
+        "engines.num",
+    } <= keys
     assert all(decision.reason for decision in plan.decisions)
     assert Plan.from_json(plan.to_json()) == plan
 
@@ -120,8 +171,12 @@ def plan_or_refusal(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan
 
 
 @QUICK
-@given(name=st.sampled_from(template_names()), machine=MACHINES, staleness=st.sampled_from([0, 0, 2]))
-def test_recipes_that_ship_are_planned_well_on_any_machine(name: str, machine: str, staleness: int) -> None:
+@given(
+    name=st.sampled_from(template_names()), machine=MACHINES, staleness=st.sampled_from([0, 0, 2])
+)
+def test_recipes_that_ship_are_planned_well_on_any_machine(
+    name: str, machine: str, staleness: int
+) -> None:
     found, place = _shipped(name), parse_machine(machine)
     assume(found is not None)
     recipe, facts = found
@@ -141,7 +196,9 @@ def test_recipes_that_ship_are_planned_well_on_any_machine(name: str, machine: s
     answer=st.sampled_from([128, 2000, 8192, 60000]),
     samples=st.sampled_from([(1, 2), (3, 5), (32, 8), (256, 16)]),
 )
-def test_made_up_models_are_planned_well(model, layers, heads, experts, width, vocab, machine, answer, samples) -> None:
+def test_made_up_models_are_planned_well(
+    model, layers, heads, experts, width, vocab, machine, answer, samples
+) -> None:
     shape, fields = dict(shipped_shape(model) or {}), MADE_FROM[model]
     made = {
         "num_hidden_layers": layers, "vocab_size": vocab, "tie_word_embeddings": layers % 2 == 0, "num_experts": experts,
@@ -157,22 +214,42 @@ def test_made_up_models_are_planned_well(model, layers, heads, experts, width, v
     except CheckpointError:
         assume(False)
     place = parse_machine(machine)
-    rollout = {"max_response_tokens": answer, "prompts_per_step": samples[0], "samples_per_prompt": samples[1]}
+    rollout = {
+        "max_response_tokens": answer,
+        "prompts_per_step": samples[0],
+        "samples_per_prompt": samples[1],
+    }
     plan_or_refusal(make_recipe(machine, rollout=rollout), place, facts)
 
 
 @settings(QUICK, max_examples=25)
 @given(
     pins=st.dictionaries(
-        st.sampled_from(["tp", "pp", "cp", "ep", "etp", "dp", "sequence_parallel", "first_stage_layers", "last_stage_layers"]),
+        st.sampled_from(
+            [
+                "tp",
+                "pp",
+                "cp",
+                "ep",
+                "etp",
+                "dp",
+                "sequence_parallel",
+                "first_stage_layers",
+                "last_stage_layers",
+            ]
+        ),
         st.sampled_from([1, 2, 3, 4, 8, 16, 64]),
         min_size=1,
         max_size=2,
     ),
     engines=st.dictionaries(
-        st.sampled_from(["tp", "num", "ep", "attention_dp"]), st.sampled_from([1, 2, 3, 8, 16]), max_size=1
+        st.sampled_from(["tp", "num", "ep", "attention_dp"]),
+        st.sampled_from([1, 2, 3, 8, 16]),
+        max_size=1,
     ),
-    name=st.sampled_from(["qwen3-8b", "qwen3-30b-a3b", "qwen3.6-35b-a3b", "glm-4.7-flash", "gpt-oss-20b"]),
+    name=st.sampled_from(
+        ["qwen3-8b", "qwen3-30b-a3b", "qwen3.6-35b-a3b", "glm-4.7-flash", "gpt-oss-20b"]
+    ),
     machine=st.sampled_from(["1xH200", "8xH100", "2x8xH200", "16x4xGB300"]),
 )
 def test_pins_are_kept_or_refused_with_fixes_that_hold(
@@ -181,7 +258,9 @@ def test_pins_are_kept_or_refused_with_fixes_that_hold(
     found, place = _shipped(name), parse_machine(machine)
     assert found is not None
     recipe, facts = found
-    wanted: dict[str, object] = {key: bool(value % 2) if key == "sequence_parallel" else value for key, value in pins.items()}
+    wanted: dict[str, object] = {
+        key: bool(value % 2) if key == "sequence_parallel" else value for key, value in pins.items()
+    }
     raw = _on(recipe, place).model_dump()
     raw["parallel"] |= wanted
     raw["engines"] |= engines
@@ -226,4 +305,8 @@ def test_longer_answers_and_larger_models_cost_more() -> None:
     for name in ("qwen3-4b", "qwen3-8b", "qwen3-32b"):
         assert found[name, 2048] < found[name, 8192] < found[name, 16384]
     for tokens in (2048, 8192, 16384):
-        assert found["qwen3-4b", tokens][0] < found["qwen3-8b", tokens][0] < found["qwen3-32b", tokens][0]
+        assert (
+            found["qwen3-4b", tokens][0]
+            < found["qwen3-8b", tokens][0]
+            < found["qwen3-32b", tokens][0]
+        )

@@ -1,5 +1,6 @@
-"""Seconds and tokens that the field tells of its own runs: what the time model is held against. Facts, with no text of theirs; none was measured
-here. Where answers' lengths are not told, they are found from another figure of the same run."""
+"""Seconds and tokens that the field tells of its own runs: what the time model is held against.
+Facts, with no text of theirs; none was measured here. Where answers' lengths are not told, they are
+found from another figure of the same run."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ PUBLICATIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A 27B dense model with linear attention on 8 H200s that take turns: 32 prompts x 8 answers, tp 4, Adam on the host, with a reference."""
+    """A 27B dense model with linear attention on 8 H200s that take turns: 32 prompts x 8 answers,
+    tp 4, Adam on the host, with a reference."""
 
     model: str = "Qwen/Qwen3.6-27B"
     """Of the same shape."""

@@ -22,11 +22,22 @@ def _computer(root: Path, *, num_cpus: int = 8) -> Path:
     (root / "dev/shm").mkdir(parents=True)
     for cpu in range(num_cpus):
         siblings = sorted({cpu % 4, cpu % 4 + 4})
-        _plant(root, **{f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list": ",".join(map(str, siblings))})
+        _plant(
+            root,
+            **{
+                f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list": ",".join(
+                    map(str, siblings)
+                )
+            },
+        )
     for node in range(2):
         _plant(root, **{f"sys/devices/system/node/node{node}/cpulist": "0-3"})
     return _plant(
-        root, **{"proc/meminfo": "MemTotal:       16777216 kB\nMemFree: 1 kB\n", "proc/self/cgroup": "0::/box/inner\n"}
+        root,
+        **{
+            "proc/meminfo": "MemTotal:       16777216 kB\nMemFree: 1 kB\n",
+            "proc/self/cgroup": "0::/box/inner\n",
+        },
     )
 
 
@@ -44,21 +55,34 @@ def test_affinity_is_taken_off(tmp_path: Path) -> None:
     assert _read(_computer(tmp_path), {1, 5, 2}).cpu_cores == 2
 
 
-@pytest.mark.parametrize(("where", "quota"), [("box/inner", "200000 100000"), ("box", "250000 100000")])
-def test_a_quota_of_ours_or_of_a_group_around_us_is_taken_off(tmp_path: Path, where: str, quota: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "quota"), [("box/inner", "200000 100000"), ("box", "250000 100000")]
+)
+def test_a_quota_of_ours_or_of_a_group_around_us_is_taken_off(
+    tmp_path: Path, where: str, quota: str
+) -> None:
     root = _plant(
-        _computer(tmp_path), **{f"sys/fs/cgroup/{where}/cpu.max": quota, "sys/fs/cgroup/box/memory.max": str(1024**3)}
+        _computer(tmp_path),
+        **{f"sys/fs/cgroup/{where}/cpu.max": quota, "sys/fs/cgroup/box/memory.max": str(1024**3)},
     )
     assert (_read(root).cpu_cores, _read(root).memory_bytes) == (2, 1024**3)
 
 
 def test_no_limit_is_no_limit(tmp_path: Path) -> None:
-    root = _plant(_computer(tmp_path), **{"sys/fs/cgroup/box/cpu.max": "max 100000", "sys/fs/cgroup/box/memory.max": "max"})
+    root = _plant(
+        _computer(tmp_path),
+        **{"sys/fs/cgroup/box/cpu.max": "max 100000", "sys/fs/cgroup/box/memory.max": "max"},
+    )
     assert (_read(root).cpu_cores, _read(root).memory_bytes) == (4, 16 * 1024**3)
 
 
 def test_less_than_one_cpu_is_still_one_core(tmp_path: Path) -> None:
-    assert _read(_plant(_computer(tmp_path), **{"sys/fs/cgroup/box/cpu.max": "50000 100000"})).cpu_cores == 1
+    assert (
+        _read(
+            _plant(_computer(tmp_path), **{"sys/fs/cgroup/box/cpu.max": "50000 100000"})
+        ).cpu_cores
+        == 1
+    )
 
 
 def test_limits_of_cgroups_version_1_are_taken_off(tmp_path: Path) -> None:

@@ -38,16 +38,31 @@ def test_what_is_no_device_is_none(said: str) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("2, [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], 580.126.09, [GPU is lost]", "[GPU is lost]"),
-        ("2, NVIDIA H100 80GB HBM3, GPU-1, [GPU requires reset], 9.0, 580.126.09, Disabled", "[GPU requires reset]"),
-        ("2, NVIDIA H100 80GB HBM3, GPU-1, [Unknown Error], [Unknown Error], 580.126.09, [N/A]", "[Unknown Error]"),
+        (
+            "2, [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], 580.126.09, [GPU is "
+            "lost]",
+            "[GPU is lost]",
+        ),
+        (
+            "2, NVIDIA H100 80GB HBM3, GPU-1, [GPU requires reset], 9.0, 580.126.09, Disabled",
+            "[GPU requires reset]",
+        ),
+        (
+            "2, NVIDIA H100 80GB HBM3, GPU-1, [Unknown Error], [Unknown Error], 580.126.09, [N/A]",
+            "[Unknown Error]",
+        ),
         ("2, ERR!, GPU-1, 81559, 9.0, 580.126.09, Disabled", "ERR!"),
-        ("2, NVIDIA H100 80GB HBM3, GPU-????????-????, 81559, 9.0, 580.126.09, Disabled", "GPU-????????-????"),
+        (
+            "2, NVIDIA H100 80GB HBM3, GPU-????????-????, 81559, 9.0, 580.126.09, Disabled",
+            "GPU-????????-????",
+        ),
     ],
 )
 def test_a_device_that_is_gone_is_none_and_is_told(row: str, said: str) -> None:
     assert parse_devices(row) == ([], "") and parse_gone(row) == {2: said}
-    assert parse_gone(text("nvidia_query.txt") + text("gb200_query.txt") + text("mig_query.txt")) == {}
+    assert (
+        parse_gone(text("nvidia_query.txt") + text("gb200_query.txt") + text("mig_query.txt")) == {}
+    )
 
 
 def test_memory_that_is_not_told_is_zero_and_not_a_crash() -> None:

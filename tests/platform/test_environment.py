@@ -7,7 +7,13 @@ from typing import Literal
 
 import pytest
 
-from milescli.platform.environment import ROLES, engine_environment, environment_rows, settings, trainer_environment
+from milescli.platform.environment import (
+    ROLES,
+    engine_environment,
+    environment_rows,
+    settings,
+    trainer_environment,
+)
 from milescli.platform.machine import Kind
 
 
@@ -27,7 +33,9 @@ class _Plan:
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "rocm"])
 @pytest.mark.parametrize("role", ["trainer", "engine"])
 @pytest.mark.parametrize("channel", ["tensor", "distributed"])
-def test_every_variable_is_set_once_as_text_and_with_a_reason(kind: Kind, role: str, channel: str) -> None:
+def test_every_variable_is_set_once_as_text_and_with_a_reason(
+    kind: Kind, role: str, channel: str
+) -> None:
     chosen = settings(_Plan(device_kind=kind, channel=channel), role)  # type: ignore[arg-type]
     assert len({each.name for each in chosen}) == len(chosen)
     assert all(isinstance(each.value, str) and each.reason for each in chosen)
@@ -41,11 +49,17 @@ def test_a_run_on_the_cpu_hides_the_gpus_and_shares_the_cores() -> None:
 
 def test_devices_that_the_plan_does_not_name_are_left_to_ray() -> None:
     for kind in ("cuda", "rocm"):
-        assert not {name for name in trainer_environment(_Plan(device_kind=kind)) if name.endswith("VISIBLE_DEVICES")}
+        assert not {
+            name
+            for name in trainer_environment(_Plan(device_kind=kind))
+            if name.endswith("VISIBLE_DEVICES")
+        }
 
 
 @pytest.mark.parametrize(("kind", "variables"), [("cuda", ["CUDA"]), ("rocm", ["HIP", "CUDA"])])
-def test_trainer_and_engine_of_a_slot_see_its_device_and_ray_does_not_change_it(kind: Kind, variables: list[str]) -> None:
+def test_trainer_and_engine_of_a_slot_see_its_device_and_ray_does_not_change_it(
+    kind: Kind, variables: list[str]
+) -> None:
     plan = _Plan(device_kind=kind)
     for environment in (trainer_environment(plan, ["6"]), engine_environment(plan, ["6"])):
         for name in variables:
@@ -88,7 +102,9 @@ def test_the_users_own_value_stands_where_it_is_about_speed_and_nowhere_else(
             assert not before.yields or f"yours; miles would set {before.value}: " in now.reason
     yielding = {each.name for role in ROLES for each in ours[role] if each.yields}
     must = {
-        name for name in yielding if "VISIBLE" in name or "ALLOC_CONF" in name or name.startswith(("RAY_", "GLOO_", "OMP_"))
+        name
+        for name in yielding
+        if "VISIBLE" in name or "ALLOC_CONF" in name or name.startswith(("RAY_", "GLOO_", "OMP_"))
     }
     assert not must and bool(yielding) == (kind != "cpu")
 
@@ -96,7 +112,11 @@ def test_the_users_own_value_stands_where_it_is_about_speed_and_nowhere_else(
 def test_trainers_and_engines_agree_on_how_their_groups_take_memory() -> None:
     for slots, value in (([_Slot(0)], "0"), ([_Slot(0), _Slot(1)], "1")):
         plan = _Plan(device_kind="cuda", slots=slots)
-        assert trainer_environment(plan)["NCCL_CUMEM_ENABLE"] == engine_environment(plan)["NCCL_CUMEM_ENABLE"] == value
+        assert (
+            trainer_environment(plan)["NCCL_CUMEM_ENABLE"]
+            == engine_environment(plan)["NCCL_CUMEM_ENABLE"]
+            == value
+        )
 
 
 def test_loopback_is_pinned_unless_other_nodes_must_reach_the_actor() -> None:
@@ -116,5 +136,7 @@ def test_expandable_segments_are_not_used_where_memory_is_shared_by_handle() -> 
 def test_what_only_amd_needs_is_set_on_amd_only() -> None:
     assert "HSA_ENABLE_IPC_MODE_LEGACY" in engine_environment(_Plan(device_kind="rocm"))
     assert not {
-        name for name in engine_environment(_Plan(device_kind="cuda")) if name.startswith(("HSA_", "HIP_", "SGLANG_USE_AITER"))
+        name
+        for name in engine_environment(_Plan(device_kind="cuda"))
+        if name.startswith(("HSA_", "HIP_", "SGLANG_USE_AITER"))
     }

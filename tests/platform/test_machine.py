@@ -11,14 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milescli.core.errors import MachineError, RecipeError
-from milescli.platform.machine import DEVICE_MODELS, Device, Machine, model_of, parse_machine, read_machine
+from milescli.platform.machine import (
+    DEVICE_MODELS,
+    Device,
+    Machine,
+    model_of,
+    parse_machine,
+    read_machine,
+)
 
 
 @settings(deadline=None)
 @given(st.sampled_from(sorted(DEVICE_MODELS)), st.integers(1, 4), st.integers(1, 16))
-def test_a_named_machine_survives_json_and_yaml(model: str, num_nodes: int, num_devices: int) -> None:
+def test_a_named_machine_survives_json_and_yaml(
+    model: str, num_nodes: int, num_devices: int
+) -> None:
     machine = parse_machine(f"{num_nodes}x{num_devices}x{model}")
-    assert len(machine.nodes) == num_nodes and {len(node.devices) for node in machine.nodes} == {num_devices}
+    assert len(machine.nodes) == num_nodes and {len(node.devices) for node in machine.nodes} == {
+        num_devices
+    }
     assert Machine.from_text(machine.to_json(), origin="test") == machine
     assert Machine.from_text(yaml.safe_dump(asdict(machine)), origin="test") == machine
 
@@ -68,7 +79,9 @@ def test_a_name_that_is_not_known_is_answered_with_the_nearest(text: str, fixes:
         ("1x16xH100", 1, 16, "NVIDIA H100 80GB HBM3"),
     ],
 )
-def test_a_machine_is_named_as_people_write_it(text: str, nodes: int, devices: int, name: str) -> None:
+def test_a_machine_is_named_as_people_write_it(
+    text: str, nodes: int, devices: int, name: str
+) -> None:
     machine = parse_machine(text)
     assert [len(node.devices) for node in machine.nodes] == [devices] * nodes
     assert {device.name for node in machine.nodes for device in node.devices} == {name}
@@ -91,14 +104,18 @@ def test_a_machine_is_named_as_people_write_it(text: str, nodes: int, devices: i
         ("", 0, None),
     ],
 )
-def test_a_device_is_known_by_the_words_of_its_name(name: str, memory_gib: int, model: str | None) -> None:
+def test_a_device_is_known_by_the_words_of_its_name(
+    name: str, memory_gib: int, model: str | None
+) -> None:
     assert model_of(Device(index=0, name=name, memory_bytes=memory_gib * 2**30, arch="")) == model
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "kind: cuda", "{kind: cpu, nodes: []}", "{kind: tpu, nodes: [{cpu_cores: 1, memory_bytes: 1, shm_bytes: 1}]}",
-     "{kind: cuda, nodes: [{cpu_cores: 1, memory_bytes: 1, shm_bytes: 1}]}", "{kind: cpu, nodes: [{cpu_cores: 1}]}",
+    ["", "[]", "kind: cuda", "{kind: cpu, nodes: []}", "{kind: tpu, nodes: [{cpu_cores: 1, "
+                                                       "memory_bytes: 1, shm_bytes: 1}]}",
+     "{kind: cuda, nodes: [{cpu_cores: 1, memory_bytes: 1, shm_bytes: 1}]}", "{kind: cpu, nodes: "
+                                                                             "[{cpu_cores: 1}]}",
      "{kind: cpu, nodse: []}", "a: [", "{kind: cpu, nodes: [{cpu_core: 1}]}",
      "{kind: cpu, nodes: [{cpu_cores: 8, memory_bytes: 64GB, shm_bytes: 1}]}",
      "{kind: cpu, nodes: [{cpu_cores: true, memory_bytes: 1, shm_bytes: 1}]}",

@@ -1,4 +1,5 @@
-"""Tests of reading devices from the kernel. The trees are written by hand after the kernel's formats; none was recorded."""
+"""Tests of reading devices from the kernel. The trees are written by hand after the kernel's
+formats; none was recorded."""
 
 from __future__ import annotations
 
@@ -15,9 +16,17 @@ from tests.platform.tools_on_paper import plant, plant_amd, replay
 def test_amd_devices_are_read_from_the_topology_of_kfd(tmp_path: Path) -> None:
     view = find_amd(plant_amd(tmp_path))
     assert view.devices[0] == Device(
-        index=0, name="AMD Instinct MI300X", memory_bytes=206141652992, arch="gfx942", uuid="GPU-0000000000001001"
+        index=0,
+        name="AMD Instinct MI300X",
+        memory_bytes=206141652992,
+        arch="gfx942",
+        uuid="GPU-0000000000001001",
     )
-    assert [each.index for each in view.devices] == [0, 1] and view.links == {(0, 1): "XGMI"} and view.num_absent == 0
+    assert (
+        [each.index for each in view.devices] == [0, 1]
+        and view.links == {(0, 1): "XGMI"}
+        and view.num_absent == 0
+    )
 
 
 def test_devices_of_another_container_do_not_count(tmp_path: Path) -> None:
@@ -30,13 +39,18 @@ def test_devices_of_another_container_do_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("link_type", "interconnect"), [(11, "xgmi"), (2, "pcie")])
-def test_a_machine_without_the_tools_is_found_and_says_so(tmp_path: Path, link_type: int, interconnect: str) -> None:
+def test_a_machine_without_the_tools_is_found_and_says_so(
+    tmp_path: Path, link_type: int, interconnect: str
+) -> None:
     found = find_accelerators(replay({}), root=plant_amd(tmp_path, link_type=link_type))
     assert (found.kind, len(found.devices), found.interconnect) == ("rocm", 2, interconnect)
     assert "as the kernel tells" in found.notes[0] and found.faults == []
 
 
-@pytest.mark.parametrize(("version", "name"), [(90402, "gfx942"), (90500, "gfx950"), (90010, "gfx90a"), (110000, "gfx1100")])
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [(90402, "gfx942"), (90500, "gfx950"), (90010, "gfx90a"), (110000, "gfx1100")],
+)
 def test_versions_become_names(version: int, name: str) -> None:
     assert gfx_name(version) == name
 
@@ -47,15 +61,22 @@ def _nvidia(root: Path, *models: str) -> Path:
     for number, model in enumerate(models):
         bus = f"proc/driver/nvidia/gpus/0000:{number:02x}:00.0/information"
         told = (
-            f"Model: \t\t {model}\nIRQ:   \t 24\nGPU UUID: \t GPU-{number}c2f\nBus Type: \t PCIe\nDevice Minor: \t {number}\n"
+            f"Model: \t\t {model}\nIRQ:   \t 24\nGPU UUID: \t GPU-{number}c2f\nBus Type: \t "
+            f"PCIe\nDevice Minor: \t {number}\n"
         )
         plant(root, {bus: told, f"dev/nvidia{number}": "", "dev/nvidiactl": ""})
     return root
 
 
 def test_nvidia_devices_are_read_from_proc(tmp_path: Path) -> None:
-    devices, gone, driver = find_nvidia(_nvidia(tmp_path, "NVIDIA H200", "NVIDIA Some Card", "Unknown"))
-    assert (devices[0].arch, devices[0].memory_bytes // 2**30, devices[0].uuid) == ("sm_90", 140, "GPU-0c2f")
+    devices, gone, driver = find_nvidia(
+        _nvidia(tmp_path, "NVIDIA H200", "NVIDIA Some Card", "Unknown")
+    )
+    assert (devices[0].arch, devices[0].memory_bytes // 2**30, devices[0].uuid) == (
+        "sm_90",
+        140,
+        "GPU-0c2f",
+    )
     assert (devices[1].arch, devices[1].memory_bytes) == ("", 0) and driver == "570.124.06"
     assert gone == {2: "Model: Unknown"}
 

@@ -37,16 +37,34 @@ def test_a_build_serves_its_own_devices_and_every_cpu(version: str, kind: Kind) 
     assert version in error.value.why and error.value.fixes[0] == f"docker/install.sh .venv {kind}"
 
 
-@pytest.mark.skipif(built_for(importlib.metadata.version("torch")) == "cuda", reason="this torch is built for CUDA")
+@pytest.mark.skipif(
+    built_for(importlib.metadata.version("torch")) == "cuda", reason="this torch is built for CUDA"
+)
 def test_a_launch_refuses_it_before_anything_is_made(tmp_path: Path) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text(
-        f"#!/bin/sh\ncase $1 in --query*) cat {FOLDER}/nvidia_query.txt;; topo) cat {FOLDER}/nvidia_topo.txt;; esac\n"
+        f"#!/bin/sh\ncase $1 in --query*) cat {FOLDER}/nvidia_query.txt;; topo) cat "
+        f"{FOLDER}/nvidia_topo.txt;; esac\n"
     )
     tool.chmod(0o755)
-    environ = {key: value for key, value in os.environ.items() if not key.endswith("VISIBLE_DEVICES")}
+    environ = {
+        key: value for key, value in os.environ.items() if not key.endswith("VISIBLE_DEVICES")
+    }
     environ["PATH"] = f"{tmp_path}{os.pathsep}{environ['PATH']}"
-    command = [sys.executable, "-m", "milescli", "launch", "--recipe", "quickstart", "--set", f"run.dir={tmp_path}/runs"]
-    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 4 and "this torch is not built for NVIDIA GPUs" in done.stderr, done.stderr
+    command = [
+        sys.executable,
+        "-m",
+        "milescli",
+        "launch",
+        "--recipe",
+        "quickstart",
+        "--set",
+        f"run.dir={tmp_path}/runs",
+    ]
+    done = subprocess.run(
+        command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 4 and "this torch is not built for NVIDIA GPUs" in done.stderr, (
+        done.stderr
+    )
     assert not (tmp_path / "runs").exists()

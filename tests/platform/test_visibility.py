@@ -1,4 +1,5 @@
-"""Tests of the three visibility variables: what they leave, and each contradiction with the command that mends it."""
+"""Tests of the three visibility variables: what they leave, and each contradiction with the command
+that mends it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ from milescli.core.errors import MachineError
 from milescli.platform.machine import Device, Kind
 from milescli.platform.visibility import device_names, find_conflicts, visible_devices
 
-DEVICES = [Device(index=index, name="x", memory_bytes=1, arch="y", uuid=f"GPU-{index}abc") for index in range(4)]
+DEVICES = [
+    Device(index=index, name="x", memory_bytes=1, arch="y", uuid=f"GPU-{index}abc")
+    for index in range(4)
+]
 
 
 def _visible(kind: Kind, **environ: str) -> list[int]:
@@ -52,19 +56,35 @@ def test_rocm_obeys_hip_and_then_cuda(environ: dict[str, str], indices: list[int
         ("cuda", {"CUDA_VISIBLE_DEVICES": "all"}, "export CUDA_VISIBLE_DEVICES=0,1,2,3"),
         ("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-"}, "export CUDA_VISIBLE_DEVICES=0,1,2,3"),
         ("cuda", {"CUDA_VISIBLE_DEVICES": "1,1"}, "export CUDA_VISIBLE_DEVICES=0,1,2,3"),
-        ("rocm", {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, "unset CUDA_VISIBLE_DEVICES"),
-        ("rocm", {"ROCR_VISIBLE_DEVICES": "2"}, "unset ROCR_VISIBLE_DEVICES && export HIP_VISIBLE_DEVICES=2"),
-        ("rocm", {"ROCR_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "0"}, "unset ROCR_VISIBLE_DEVICES"),
+        (
+            "rocm",
+            {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"},
+            "unset CUDA_VISIBLE_DEVICES",
+        ),
+        (
+            "rocm",
+            {"ROCR_VISIBLE_DEVICES": "2"},
+            "unset ROCR_VISIBLE_DEVICES && export HIP_VISIBLE_DEVICES=2",
+        ),
+        (
+            "rocm",
+            {"ROCR_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "0"},
+            "unset ROCR_VISIBLE_DEVICES",
+        ),
     ],
 )
-def test_a_contradiction_is_refused_with_the_command_that_mends_it(kind: Kind, environ: dict[str, str], fix: str) -> None:
+def test_a_contradiction_is_refused_with_the_command_that_mends_it(
+    kind: Kind, environ: dict[str, str], fix: str
+) -> None:
     with pytest.raises(MachineError) as error:
         visible_devices(kind, DEVICES, environ)
     assert error.value.fixes == [fix]
 
 
 def test_a_cpu_has_nothing_to_contradict() -> None:
-    assert find_conflicts("cpu", [], {"CUDA_VISIBLE_DEVICES": "7", "ROCR_VISIBLE_DEVICES": "1"}) == []
+    assert (
+        find_conflicts("cpu", [], {"CUDA_VISIBLE_DEVICES": "7", "ROCR_VISIBLE_DEVICES": "1"}) == []
+    )
 
 
 @pytest.mark.parametrize(

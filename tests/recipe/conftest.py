@@ -27,7 +27,14 @@ class Place:
     def load(self, text: str = SMALL, *, sets: list[str] | None = None, **options) -> LoadedRecipe:  # type: ignore[no-untyped-def]
         """Load it under the given layers."""
         environ = options.pop("environ", {})
-        return load(self.recipe(text), sets=sets or [], environ=environ, cwd=self.cwd, home=self.home, **options)
+        return load(
+            self.recipe(text),
+            sets=sets or [],
+            environ=environ,
+            cwd=self.cwd,
+            home=self.home,
+            **options,
+        )
 
     def config(self, text: str) -> None:
         """~/.config/miles/config.yaml"""

@@ -1,9 +1,11 @@
-"""Writes `templates/shapes.json`, the fields of the models' published config.json that miles reads, and `templates/models.json`: what the
-models of the recipes are, and where the planner finds room.
+"""Writes `templates/shapes.json`, the fields of the models' published config.json that miles reads,
+and `templates/models.json`: what the models of the recipes are, and where the planner finds room.
 
-    python tests/recipe/measure_models.py FOLDER      # of files ORG--NAME.json; without FOLDER: the shapes that ship
+    python tests/recipe/measure_models.py FOLDER      # of files ORG--NAME.json; without FOLDER: the
+    shapes that ship
 
-Run it again after a change of the planner or of a recipe, and with FOLDER for a new model or a field that is newly read. Not a test.
+Run it again after a change of the planner or of a recipe, and with FOLDER for a new model or a
+field that is newly read. Not a test.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ from pathlib import Path
 
 from milescli.models import ModelFacts, parse_facts, table
 from milescli.recipe.load import load
-from milescli.recipe.templates import MODELS_FILE, SHAPES_FILE, shipped_shape, template_names, templates_dir
+from milescli.recipe.templates import (
+    MODELS_FILE,
+    SHAPES_FILE,
+    shipped_shape,
+    template_names,
+    templates_dir,
+)
 from milescli.runtime.recipe_list import NO_MACHINE, smallest_machine
 
 MEASURED_FROM = {
@@ -24,12 +32,15 @@ MEASURED_FROM = {
 }
 """The instruction-tuned release -> its base, which differs in tokens that end an answer alone."""
 ABOUT = (
-    "Written by tests/recipe/measure_models.py from published config.json files. models: parameters without multi-token-prediction layers "
-    "and vision towers, counted from miles's own weight tables. smallest_machines: the planner's estimate, not measured; none: no room on "
+    "Written by tests/recipe/measure_models.py from published config.json files. models: "
+    "parameters without multi-token-prediction layers "
+    "and vision towers, counted from miles's own weight tables. smallest_machines: the planner's "
+    "estimate, not measured; none: no room on "
     "64 x 8 H100, or the model cannot be trained."
 )
 ABOUT_SHAPES = (
-    "Written by tests/recipe/measure_models.py: of each model's published config.json the fields that miles reads, so that a run is planned "
+    "Written by tests/recipe/measure_models.py: of each model's published config.json the fields "
+    "that miles reads, so that a run is planned "
     "without the hub. A launch goes by the config.json that it fetches."
 )
 
@@ -38,7 +49,12 @@ class Watched(dict[str, object]):
     """A config that notes which of its fields are read."""
 
     def __init__(self, config: dict[str, object]) -> None:
-        super().__init__({key: Watched(value) if isinstance(value, dict) else value for key, value in config.items()})
+        super().__init__(
+            {
+                key: Watched(value) if isinstance(value, dict) else value
+                for key, value in config.items()
+            }
+        )
         self.read: set[str] = set()
 
     def get(self, key: str, default: object = None) -> object:  # type: ignore[override]
@@ -70,7 +86,10 @@ class Watched(dict[str, object]):
     def what_was_read(self) -> dict[str, object]:
         """The fields that were read, in the order of the file."""
         kept = {key: dict.__getitem__(self, key) for key in dict.keys(self) if key in self.read}
-        return {key: value.what_was_read() if isinstance(value, Watched) else value for key, value in kept.items()}
+        return {
+            key: value.what_was_read() if isinstance(value, Watched) else value
+            for key, value in kept.items()
+        }
 
 
 def shape_of(config: dict[str, object]) -> dict[str, object]:
@@ -91,7 +110,9 @@ def shapes(folder: Path | None) -> dict[str, dict[str, object]]:
             continue
         if folder is None:
             shape = shipped_shape(model)
-            assert shape is not None, f"{model} has no shape yet: name the folder with its config.json"
+            assert shape is not None, (
+                f"{model} has no shape yet: name the folder with its config.json"
+            )
         else:
             file = folder / f"{MEASURED_FROM.get(model, model).replace('/', '--')}.json"
             shape = shape_of(json.loads(file.read_text(encoding="utf-8")))
@@ -120,7 +141,10 @@ def measure(known: dict[str, ModelFacts]) -> dict[str, object]:
 
 def write_shapes(found: dict[str, dict[str, object]]) -> None:
     """One line a model."""
-    lines = ",\n".join(f"  {json.dumps(model)}: {json.dumps(shape, separators=(',', ':'))}" for model, shape in found.items())
+    lines = ",\n".join(
+        f"  {json.dumps(model)}: {json.dumps(shape, separators=(',', ':'))}"
+        for model, shape in found.items()
+    )
     text = f'{{\n "about": {json.dumps(ABOUT_SHAPES)},\n "models": {{\n{lines}\n }}\n}}\n'
     (templates_dir() / SHAPES_FILE).write_text(text, encoding="utf-8")
 
@@ -129,5 +153,7 @@ if __name__ == "__main__":
     shape_by_model = shapes(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
     write_shapes(shape_by_model)
     measured = measure({model: parse_facts(shape) for model, shape in shape_by_model.items()})
-    (templates_dir() / MODELS_FILE).write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    (templates_dir() / MODELS_FILE).write_text(
+        json.dumps(measured, indent=1) + "\n", encoding="utf-8"
+    )
     print(json.dumps(measured["smallest_machines"], indent=1))

@@ -22,8 +22,12 @@ def test_each_layer_beats_the_one_below_it(place: Place) -> None:
     steps.append((place.load(recipe), 3, "file miles.yaml:2"))
     environ = {"MILES_MACHINE__GPUS": "4"}
     steps.append((place.load(recipe, environ=environ), 4, "env MILES_MACHINE__GPUS"))
-    steps.append((place.load(recipe, environ=environ, sets=["machine.gpus=5"]), 5, "--set machine.gpus=5"))
-    steps.append((place.load(recipe, environ=environ, flags={"machine.gpus": "--gpus 6"}), 6, "--gpus 6"))
+    steps.append(
+        (place.load(recipe, environ=environ, sets=["machine.gpus=5"]), 5, "--set machine.gpus=5")
+    )
+    steps.append(
+        (place.load(recipe, environ=environ, flags={"machine.gpus": "--gpus 6"}), 6, "--gpus 6")
+    )
     for loaded, gpus, origin in steps:
         assert loaded.recipe.machine.gpus == gpus
         assert str(loaded.origins["machine.gpus"]) == origin
@@ -48,7 +52,11 @@ def test_a_recipe_without_a_name_is_called_like_its_file(place: Place) -> None:
         ("run.name=null", "run.name", None),
         ("run.name=", "run.name", None),
         ("model.scratch.tie_embeddings=false", "model.scratch.tie_embeddings", False),
-        ("data.system_prompt=Answer: yes, or [no] # always", "data.system_prompt", "Answer: yes, or [no] # always"),
+        (
+            "data.system_prompt=Answer: yes, or [no] # always",
+            "data.system_prompt",
+            "Answer: yes, or [no] # always",
+        ),
         ('data.system_prompt="a\\nb"', "data.system_prompt", "a\nb"),
         ("rollout.stop=[a, 'b c', 7]", "rollout.stop", ["a", "b c", "7"]),
         ("rollout.stop=[]", "rollout.stop", []),
@@ -59,7 +67,9 @@ def test_a_recipe_without_a_name_is_called_like_its_file(place: Place) -> None:
         ("rollout.filter=none", "rollout.filter", "none"),
     ],
 )
-def test_an_override_is_read_as_its_key_wants_it(place: Place, override_text: str, key: str, value: object) -> None:
+def test_an_override_is_read_as_its_key_wants_it(
+    place: Place, override_text: str, key: str, value: object
+) -> None:
     from milescli.recipe.load import value_at
 
     found = value_at(place.load(sets=[override_text]).recipe, key)
@@ -71,16 +81,30 @@ def test_a_section_can_be_set_to_null_and_filled_again(place: Place) -> None:
     assert loaded.recipe.model.scratch is None and loaded.recipe.model.path == "Qwen/Qwen3-0.6B"
     assert str(loaded.origins["model.scratch.hidden_size"]) == "--set model.scratch=null"
     text = "model: {scratch: null}\ndata: {prompts: task:sums}\n"
-    assert place.load(text, sets=["model.scratch.hidden_size=64"]).recipe.model.scratch.hidden_size == 64  # type: ignore[union-attr]
-    assert place.load(sets=["train.optimizer={lr: 1e-3, beta1: 0.8}"]).recipe.train.optimizer.beta1 == 0.8
+    assert (
+        place.load(text, sets=["model.scratch.hidden_size=64"]).recipe.model.scratch.hidden_size
+        == 64
+    )  # type: ignore[union-attr]
+    assert (
+        place.load(sets=["train.optimizer={lr: 1e-3, beta1: 0.8}"]).recipe.train.optimizer.beta1
+        == 0.8
+    )
 
 
 def test_a_section_whose_keys_are_all_comments_is_empty(place: Place) -> None:
-    assert place.load(SMALL + "train:\n  # steps: 3\n").recipe.train.steps == keys()["train.steps"].default
+    assert (
+        place.load(SMALL + "train:\n  # steps: 3\n").recipe.train.steps
+        == keys()["train.steps"].default
+    )
 
 
 def test_the_same_value_twice_is_no_conflict(place: Place) -> None:
-    assert place.load(sets=["train.steps=5", "train.steps=5"], flags={"train.steps": "--steps 5"}).recipe.train.steps == 5
+    assert (
+        place.load(
+            sets=["train.steps=5", "train.steps=5"], flags={"train.steps": "--steps 5"}
+        ).recipe.train.steps
+        == 5
+    )
 
 
 def test_a_recipe_called_miles_yaml_is_not_also_a_user_file(place: Place) -> None:
@@ -90,12 +114,20 @@ def test_a_recipe_called_miles_yaml_is_not_also_a_user_file(place: Place) -> Non
 
 
 def test_variables_of_others_are_left_alone(place: Place) -> None:
-    place.load(environ={"MILES_RUN_TOKEN": "x", "MILESTONE": "1", "PATH": "/bin", "MILES_RUN__NAME": ""})
+    place.load(
+        environ={"MILES_RUN_TOKEN": "x", "MILESTONE": "1", "PATH": "/bin", "MILES_RUN__NAME": ""}
+    )
 
 
 def test_odd_wishes_are_warned_of(place: Place) -> None:
-    loaded = place.load(sets=["data.eval=task:sums", "rollout.top_p=0.9", "train.optimizer.min_lr=1e-9"])
-    assert [warning.split("`")[1] for warning in loaded.warnings] == ["data.eval", "rollout.top_p", "train.optimizer.min_lr"]
+    loaded = place.load(
+        sets=["data.eval=task:sums", "rollout.top_p=0.9", "train.optimizer.min_lr=1e-9"]
+    )
+    assert [warning.split("`")[1] for warning in loaded.warnings] == [
+        "data.eval",
+        "rollout.top_p",
+        "train.optimizer.min_lr",
+    ]
     assert place.load().warnings == []
 
 
@@ -105,7 +137,12 @@ def test_staleness_with_the_trainers_logprobs_is_a_choice(place: Place) -> None:
 
 def test_override_changes_only_what_may_change(place: Place) -> None:
     loaded = place.load(sets=["train.steps=7"])
-    again = override(loaded, sets=["parallel.tp=2"], flags={"train.steps": "--steps 9"}, only=("parallel", "train.steps"))
+    again = override(
+        loaded,
+        sets=["parallel.tp=2"],
+        flags={"train.steps": "--steps 9"},
+        only=("parallel", "train.steps"),
+    )
     assert (again.recipe.parallel.tp, again.recipe.train.steps) == (2, 9)
     assert str(again.origins["train.steps"]) == "--steps 9"
     assert str(again.origins["data.prompts"]) == "recipe my.yaml:2"
@@ -117,14 +154,25 @@ def test_override_changes_only_what_may_change(place: Place) -> None:
 def test_ray_address_names_the_cluster_where_nobody_else_does(place: Place) -> None:
     ray = {"RAY_ADDRESS": "10.0.0.1:6379"}
     named = place.load(environ=ray)
-    assert (named.recipe.machine.address, str(named.origins["machine.address"])) == ("10.0.0.1:6379", "env RAY_ADDRESS")
-    assert place.load(SMALL + "machine: {address: 'h:1'}\n", environ=ray).recipe.machine.address == "h:1"
-    assert place.load(environ=ray, flags={"machine.address": "--address h:2"}).recipe.machine.address == "h:2"
+    assert (named.recipe.machine.address, str(named.origins["machine.address"])) == (
+        "10.0.0.1:6379",
+        "env RAY_ADDRESS",
+    )
+    assert (
+        place.load(SMALL + "machine: {address: 'h:1'}\n", environ=ray).recipe.machine.address
+        == "h:1"
+    )
+    assert (
+        place.load(environ=ray, flags={"machine.address": "--address h:2"}).recipe.machine.address
+        == "h:2"
+    )
     assert place.load(environ=ray, sets=["machine.address=null"]).recipe.machine.address is None
     assert place.load(environ={"RAY_ADDRESS": "local"}).recipe.machine.address is None
     with pytest.raises(RecipeError) as refusal:
         place.load(environ={"RAY_ADDRESS": "http://10.0.0.1:8265"})
-    assert "env RAY_ADDRESS" in refusal.value.why and refusal.value.fixes == ["--set machine.address=10.0.0.1:6379"]
+    assert "env RAY_ADDRESS" in refusal.value.why and refusal.value.fixes == [
+        "--set machine.address=10.0.0.1:6379"
+    ]
 
 
 def test_a_resumed_run_asks_ray_address_again_and_keeps_what_was_said(place: Place) -> None:

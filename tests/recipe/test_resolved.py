@@ -28,7 +28,12 @@ def test_every_key_stands_there_with_its_origin(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    "sets", [[], ["model.scratch=null", "model.path=a/b", "model.revision=1e5"], ["rollout.stop=[null, '#', ': ']"]]
+    "sets",
+    [
+        [],
+        ["model.scratch=null", "model.path=a/b", "model.revision=1e5"],
+        ["rollout.stop=[null, '#', ': ']"],
+    ],
 )
 def test_recipe_and_origins_survive_the_way_to_disk_and_back(place: Place, sets: list[str]) -> None:
     loaded = place.load(sets=sets)
@@ -38,17 +43,30 @@ def test_recipe_and_origins_survive_the_way_to_disk_and_back(place: Place, sets:
     assert again.origins == loaded.origins
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(prompt=TEXTS, stop=st.lists(TEXTS.filter(bool), max_size=3), lr=st.floats(min_value=1e-300, max_value=1e300))
-def test_any_text_and_any_number_survive(place: Place, prompt: str, stop: list[str], lr: float) -> None:
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    prompt=TEXTS,
+    stop=st.lists(TEXTS.filter(bool), max_size=3),
+    lr=st.floats(min_value=1e-300, max_value=1e300),
+)
+def test_any_text_and_any_number_survive(
+    place: Place, prompt: str, stop: list[str], lr: float
+) -> None:
     loaded = place.load(SMALL)
     recipe = loaded.recipe
     data = recipe.data.model_copy(update={"system_prompt": prompt})
     rollout = recipe.rollout.model_copy(update={"stop": stop})
-    train = recipe.train.model_copy(update={"optimizer": recipe.train.optimizer.model_copy(update={"lr": lr})})
+    train = recipe.train.model_copy(
+        update={"optimizer": recipe.train.optimizer.model_copy(update={"lr": lr})}
+    )
     changed = recipe.model_copy(update={"data": data, "rollout": rollout, "train": train})
     file = place.cwd / "recipe.yaml"
-    file.write_text(resolved_yaml(type(loaded)(recipe=changed, origins=loaded.origins, source="")), encoding="utf-8")
+    file.write_text(
+        resolved_yaml(type(loaded)(recipe=changed, origins=loaded.origins, source="")),
+        encoding="utf-8",
+    )
     assert load_resolved(file).recipe == changed
 
 
@@ -59,7 +77,9 @@ def test_the_resolved_recipe_is_itself_a_recipe(place: Place) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "train: [", "no_such_key: 1"])
-def test_a_missing_or_spoilt_recipe_of_a_run_is_a_checkpoint_error(tmp_path: Path, text: str | None) -> None:
+def test_a_missing_or_spoilt_recipe_of_a_run_is_a_checkpoint_error(
+    tmp_path: Path, text: str | None
+) -> None:
     file = tmp_path / "recipe.yaml"
     if text is not None:
         file.write_text(text)

@@ -81,7 +81,9 @@ def test_a_template_is_short_and_repeats_no_default(name: str) -> None:
     text = (templates_dir() / f"{name}.yaml").read_text()
     assert len(text.splitlines()) <= MAX_LINES
     table = layers.from_yaml(text, source=name, layer=Layer.RECIPE)
-    repeated = [key for key, entry in table.items() if key in keys() and entry.value == keys()[key].default]
+    repeated = [
+        key for key, entry in table.items() if key in keys() and entry.value == keys()[key].default
+    ]
     assert not repeated, f"these are the defaults anyway: {repeated}"
 
 
@@ -108,7 +110,11 @@ def test_a_short_name_is_the_recipe_it_stands_for(alias: str, meant: str, tmp_pa
 
 def test_a_dotted_name_is_no_path_and_a_slip_is_told_the_nearest(tmp_path: Path) -> None:
     assert find_recipe("qwen3.6", cwd=tmp_path).name == "qwen3.6-35b-a3b.yaml"
-    for slip, meant in {"qwen3.6-35b-a3": "qwen3.6-35b-a3b", "deepseek-v32": "deepseek-v3.2", "glm4.5": "glm-4.5"}.items():
+    for slip, meant in {
+        "qwen3.6-35b-a3": "qwen3.6-35b-a3b",
+        "deepseek-v32": "deepseek-v3.2",
+        "glm4.5": "glm-4.5",
+    }.items():
         with pytest.raises(RecipeError) as caught:
             find_recipe(slip, cwd=tmp_path)
         assert f"miles launch --recipe {meant}" in caught.value.fixes

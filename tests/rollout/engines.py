@@ -1,4 +1,5 @@
-"""An engine in memory that fails, waits and reorders on demand, which a real one cannot; all else is tested on real ones."""
+"""An engine in memory that fails, waits and reorders on demand, which a real one cannot; all else
+is tested on real ones."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from milescli.rollout.source import FilePrompts
 
 
 class ScriptedEngine:
-    """Answers with the seed's last digit; `delay` says how many turns of the event loop a request takes."""
+    """Answers with the seed's last digit; `delay` says how many turns of the event loop a request
+    takes."""
 
     def __init__(self, *, delay: Callable[[GenerateRequest], int] = lambda _: 0) -> None:
         self.version = WeightVersion(0)
@@ -51,7 +53,10 @@ def decode(ids: Iterable[int]) -> str:
 
 def make_source(num_prompts: int = 10) -> FilePrompts:
     """Prompts 0, 1, 2, ... in file order."""
-    prompts = [Prompt(index=index, token_ids=[index], text=str(index), label="0") for index in range(num_prompts)]
+    prompts = [
+        Prompt(index=index, token_ids=[index], text=str(index), label="0")
+        for index in range(num_prompts)
+    ]
     return FilePrompts(prompts, seed=0, shuffle=False)
 
 
@@ -68,5 +73,8 @@ def make_scorer(reward: Callable[..., object] = digit_reward) -> Scorer:
 def make_recipe(*, timeout_s: float = 60.0, **rollout: object) -> Recipe:
     """Four prompts of three samples a step, unless told otherwise."""
     return Recipe.model_validate(
-        {"rollout": {"prompts_per_step": 4, "samples_per_prompt": 3, **rollout}, "machine": {"step_timeout_s": timeout_s}}
+        {
+            "rollout": {"prompts_per_step": 4, "samples_per_prompt": 3, **rollout},
+            "machine": {"step_timeout_s": timeout_s},
+        }
     )

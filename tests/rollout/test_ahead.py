@@ -1,4 +1,5 @@
-"""Tests of running ahead: the staleness bound is kept and used, order and position survive, nothing is left behind."""
+"""Tests of running ahead: the staleness bound is kept and used, order and position survive, nothing
+is left behind."""
 
 from __future__ import annotations
 
@@ -22,16 +23,26 @@ from tests.rollout.engines import ScriptedEngine, decode, make_recipe, make_scor
 class Trainer:
     """The loop's other half: takes, works for a while, publishes."""
 
-    def __init__(self, *, max_staleness: int, delay: Callable[[GenerateRequest], int] = lambda _: 3, **rollout: object) -> None:
+    def __init__(
+        self,
+        *,
+        max_staleness: int,
+        delay: Callable[[GenerateRequest], int] = lambda _: 3,
+        **rollout: object,
+    ) -> None:
         self.engine = ScriptedEngine(delay=delay)
         self.source: FilePrompts = make_source()
         recipe = make_recipe(max_staleness=max_staleness, **rollout)
-        self.collector = open_collector(self.source, self.engine, make_scorer(), recipe=recipe, decode=decode)
+        self.collector = open_collector(
+            self.source, self.engine, make_scorer(), recipe=recipe, decode=decode
+        )
         self.prompts: list[int] = []
         self.staleness: list[int] = []
         self.positions: list[int] = []
 
-    async def run(self, steps: int, *, work: Callable[[], int] = lambda: 20, first_step: int = 1) -> None:
+    async def run(
+        self, steps: int, *, work: Callable[[], int] = lambda: 20, first_step: int = 1
+    ) -> None:
         """`work`: turns of the event loop that a training step takes."""
         version = self.engine.version = WeightVersion(first_step - 1)
         last = first_step + steps - 1
@@ -50,8 +61,12 @@ class Trainer:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 4), st.randoms(use_true_random=False), st.sampled_from(["none", "zero_variance"]))
-def test_no_group_is_ever_older_than_the_bound(max_staleness: int, rng: random.Random, kind: str) -> None:
+@given(
+    st.integers(0, 4), st.randoms(use_true_random=False), st.sampled_from(["none", "zero_variance"])
+)
+def test_no_group_is_ever_older_than_the_bound(
+    max_staleness: int, rng: random.Random, kind: str
+) -> None:
     trainer = Trainer(max_staleness=max_staleness, delay=lambda _: rng.randrange(30), filter=kind)
     asyncio.run(trainer.run(8, work=lambda: rng.randrange(40)))
     assert len(trainer.staleness) == 8 and max(trainer.staleness) <= max_staleness
@@ -72,7 +87,9 @@ def test_the_strict_loop_is_fresh_at_every_step() -> None:
 
 def test_a_bound_of_zero_makes_the_ahead_collector_strict_too() -> None:
     trainer = Trainer(max_staleness=0)
-    trainer.collector = AheadCollector(trainer.collector, trainer.source, max_staleness=0, overlap=True)  # type: ignore[arg-type]
+    trainer.collector = AheadCollector(
+        trainer.collector, trainer.source, max_staleness=0, overlap=True
+    )  # type: ignore[arg-type]
     asyncio.run(trainer.run(5))
     assert trainer.staleness == [0] * 5
 
@@ -93,10 +110,14 @@ def test_the_position_is_that_of_the_oldest_prompt_not_trained_on(max_staleness:
 
 def test_stop_cancels_what_runs_and_goes_back_to_what_was_not_taken() -> None:
     async def run() -> None:
-        trainer = Trainer(max_staleness=2, delay=lambda request: 0 if request.prompt_ids[0] < 4 else 10**9)
+        trainer = Trainer(
+            max_staleness=2, delay=lambda request: 0 if request.prompt_ids[0] < 4 else 10**9
+        )
         trainer.collector.start(version=WeightVersion(0), first_step=1, last_step=9)
         await trainer.collector.take(1, version=WeightVersion(0))
-        assert trainer.engine.num_running == 18  # prompts 4 to 9; 0 and 1 have come again and are answered
+        assert (
+            trainer.engine.num_running == 18
+        )  # prompts 4 to 9; 0 and 1 have come again and are answered
         await trainer.collector.stop()
         assert trainer.engine.num_running == 0 and trainer.source.position == 4
         assert len(asyncio.all_tasks()) == 1
@@ -111,7 +132,11 @@ def test_an_error_behind_the_trainers_back_is_raised_at_its_own_step() -> None:
         trainer.engine.fail_on = lambda request: error if request.prompt_ids == [5] else None
         with pytest.raises(WorkerDied) as raised:
             await trainer.run(3)
-        assert raised.value is error and trainer.prompts == [0, 1, 2, 3] and trainer.collector.position == 4
+        assert (
+            raised.value is error
+            and trainer.prompts == [0, 1, 2, 3]
+            and trainer.collector.position == 4
+        )
         await trainer.collector.stop()
         assert trainer.engine.num_running == 0
 

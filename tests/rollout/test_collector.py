@@ -1,4 +1,5 @@
-"""Tests of one step's collecting: order, seeds, filter rounds, first error, bounds, resume. The engine fails on demand."""
+"""Tests of one step's collecting: order, seeds, filter rounds, first error, bounds, resume. The
+engine fails on demand."""
 
 from __future__ import annotations
 
@@ -44,12 +45,32 @@ def _failing(collector: Collector, kind: type[Exception]) -> Exception:
 
 def test_groups_do_not_depend_on_the_order_in_which_answers_arrive() -> None:
     rng = random.Random(0)
-    slow_first = _take(_collector(ScriptedEngine(delay=lambda request: 50 - 10 * request.prompt_ids[0] % 50)), steps=3)
+    slow_first = _take(
+        _collector(ScriptedEngine(delay=lambda request: 50 - 10 * request.prompt_ids[0] % 50)),
+        steps=3,
+    )
     shuffled = _take(_collector(ScriptedEngine(delay=lambda _: rng.randrange(40))), steps=3)
     assert slow_first == shuffled
-    assert [group.prompt.index for step in shuffled for group in step] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+    assert [group.prompt.index for step in shuffled for group in step] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+        0,
+        1,
+    ]
     assert [group.epoch for group in shuffled[2]] == [0, 0, 1, 1]
-    assert all([sample.sample_index for sample in group.samples] == [0, 1, 2] for step in shuffled for group in step)
+    assert all(
+        [sample.sample_index for sample in group.samples] == [0, 1, 2]
+        for step in shuffled
+        for group in step
+    )
 
 
 def test_all_answers_of_a_step_are_asked_for_before_the_first_is_there() -> None:
@@ -61,7 +82,12 @@ def test_all_answers_of_a_step_are_asked_for_before_the_first_is_there() -> None
 
 
 def test_seeds_are_fixed_by_run_position_and_sample_and_never_repeat() -> None:
-    seeds = {sampling_seed(run, position, sample) for run in range(3) for position in range(100) for sample in range(8)}
+    seeds = {
+        sampling_seed(run, position, sample)
+        for run in range(3)
+        for position in range(100)
+        for sample in range(8)
+    }
     assert len(seeds) == 2400 and max(seeds) < 2**31
     assert sampling_seed(0, 0, 0) == 1_159_696_137  # on every machine
 
@@ -79,7 +105,9 @@ def test_a_resumed_collector_goes_on_with_the_same_groups() -> None:
     assert _take(_collector(ScriptedEngine(), source=source))[0] == straight[2]
 
 
-@pytest.mark.parametrize("error", [WorkerDied("engine 0 died", why="signal 9", fix="resume"), KeyError("bug")])
+@pytest.mark.parametrize(
+    "error", [WorkerDied("engine 0 died", why="signal 9", fix="resume"), KeyError("bug")]
+)
 def test_the_first_error_wins_and_everything_else_is_cancelled(error: Exception) -> None:
     engine = ScriptedEngine(delay=lambda request: 5 if request.prompt_ids == [2] else 10_000)
     engine.fail_on = lambda request: error
@@ -93,7 +121,9 @@ def test_a_reward_that_raises_stops_the_step() -> None:
     async def broken(*, prompt: str, response: str, label: str | None) -> float:
         raise ZeroDivisionError
 
-    assert "ZeroDivisionError" in str(_failing(_collector(ScriptedEngine(), scorer=make_scorer(broken)), RewardError))
+    assert "ZeroDivisionError" in str(
+        _failing(_collector(ScriptedEngine(), scorer=make_scorer(broken)), RewardError)
+    )
 
 
 def test_an_engine_that_never_answers_is_given_up_and_the_wait_is_named() -> None:
@@ -125,7 +155,9 @@ def _flat_for(*flat: int) -> Callable[..., object]:
 
 
 def test_groups_of_equal_rewards_are_replaced_by_further_prompts() -> None:
-    collector = _collector(ScriptedEngine(), scorer=make_scorer(_flat_for(0, 2, 4)), filter="zero_variance")
+    collector = _collector(
+        ScriptedEngine(), scorer=make_scorer(_flat_for(0, 2, 4)), filter="zero_variance"
+    )
     groups = _take(collector)[0]
     assert [group.prompt.index for group in groups] == [1, 3, 5, 6]
     assert collector.stats.dropped_groups == 3
@@ -136,7 +168,10 @@ def test_groups_of_equal_rewards_are_replaced_by_further_prompts() -> None:
 
 def test_filtering_is_bounded_and_says_so() -> None:
     collector = _collector(
-        ScriptedEngine(), scorer=make_scorer(_flat_for(*range(10))), filter="zero_variance", max_filter_rounds=3
+        ScriptedEngine(),
+        scorer=make_scorer(_flat_for(*range(10))),
+        filter="zero_variance",
+        max_filter_rounds=3,
     )
     error = _failing(collector, MilesError)
     assert "0 of 4 after 3 rounds, 12 refused; mean reward 1.000" in str(error)

@@ -10,7 +10,11 @@ from milescli.core.errors import DataError, RecipeError
 from milescli.recipe.hub_name import HubData, parse_hub
 from milescli.rollout.hub_files import choose_files, join_files
 
-GSM8K = [f"{subset}/{split}-00000-of-00001.parquet" for subset in ("main", "socratic") for split in ("train", "test")]
+GSM8K = [
+    f"{subset}/{split}-00000-of-00001.parquet"
+    for subset in ("main", "socratic")
+    for split in ("train", "test")
+]
 CARD = "---\nconfigs:\n- config_name: easy\n  data_files: {files}\n---\ntext\n"
 
 
@@ -21,7 +25,10 @@ def _choose(spelling: str, paths: list[str], card: str = "") -> list[str]:
 @pytest.mark.parametrize(
     ("spelling", "wish"),
     [
-        ("hf:openai/gsm8k:main:train", HubData(name="openai/gsm8k", revision=None, subset="main", split="train")),
+        (
+            "hf:openai/gsm8k:main:train",
+            HubData(name="openai/gsm8k", revision=None, subset="main", split="train"),
+        ),
         (
             "hf:a/b-c.d@refs/convert/parquet:test",
             HubData(name="a/b-c.d", revision="refs/convert/parquet", subset=None, split="test"),
@@ -29,12 +36,17 @@ def _choose(spelling: str, paths: list[str], card: str = "") -> list[str]:
         ("hf:squad", HubData(name="squad", revision=None, subset=None, split=None)),
     ],
 )
-def test_a_spelling_says_name_revision_subset_and_split_and_is_written_back(spelling: str, wish: HubData) -> None:
+def test_a_spelling_says_name_revision_subset_and_split_and_is_written_back(
+    spelling: str, wish: HubData
+) -> None:
     assert parse_hub(spelling, key="data.prompts") == wish
     assert wish.spelled() == spelling
 
 
-@pytest.mark.parametrize("spelling", ["hf:", "hf:a/b/c", "hf:a/b:x:y:z", "hf://datasets/a/b", "hf:a b", "hf:../up", "hf:a/b:"])
+@pytest.mark.parametrize(
+    "spelling",
+    ["hf:", "hf:a/b/c", "hf:a/b:x:y:z", "hf://datasets/a/b", "hf:a b", "hf:../up", "hf:a/b:"],
+)
 def test_another_spelling_is_refused_by_the_recipes_key(spelling: str) -> None:
     with pytest.raises(RecipeError, match=r"`data\.eval` cannot be"):
         parse_hub(spelling, key="data.eval")
@@ -57,13 +69,24 @@ def test_names_of_files_tell_the_split(spelling: str, paths: list[str], chosen: 
 
 
 @pytest.mark.parametrize(
-    "files", ['"a/*.jsonl"', '["a/*.jsonl"]', "[{split: train, path: a/*.jsonl}]", "[{split: train, path: [a/*]}]"]
+    "files",
+    [
+        '"a/*.jsonl"',
+        '["a/*.jsonl"]',
+        "[{split: train, path: a/*.jsonl}]",
+        "[{split: train, path: [a/*]}]",
+    ],
 )
 def test_the_card_counts_more_than_names(files: str) -> None:
-    assert _choose("hf:o/n", ["a/test.jsonl", "b/train.jsonl"], CARD.format(files=files)) == ["a/test.jsonl"]
+    assert _choose("hf:o/n", ["a/test.jsonl", "b/train.jsonl"], CARD.format(files=files)) == [
+        "a/test.jsonl"
+    ]
 
 
-@pytest.mark.parametrize("card", ["---\n: {\n---\n", "---\nconfigs: 3\n---\n", "---\nconfigs: [3]\n---\n", "no front matter"])
+@pytest.mark.parametrize(
+    "card",
+    ["---\n: {\n---\n", "---\nconfigs: 3\n---\n", "---\nconfigs: [3]\n---\n", "no front matter"],
+)
 def test_a_spoilt_card_is_passed_over(card: str) -> None:
     assert _choose("hf:o/n", ["train.jsonl"], card) == ["train.jsonl"]
 

@@ -34,7 +34,10 @@ def _read(path: Path, **changes: object) -> tuple[Columns, list[Row]]:
         (b'{"prompt": "a"}', "`label` is missing"),
         (b'{"label": "1"}', "`prompt` is missing"),
         (b'{"prompt": null, "label": "1"}', "`prompt` is null"),
-        (b'{"prompt": 3, "label": "1"}', "`prompt` must be text or a list of messages, not a number"),
+        (
+            b'{"prompt": 3, "label": "1"}',
+            "`prompt` must be text or a list of messages, not a number",
+        ),
         (b'{"prompt": "  ", "label": "1"}', "`prompt` is empty"),
         (b'{"prompt": "a", "label": NaN}', "`label` is nan"),
         (b'{"prompt": "a", "label": ""}', "`label` is empty"),
@@ -43,10 +46,15 @@ def _read(path: Path, **changes: object) -> tuple[Columns, list[Row]]:
         (b'{"prompt": "\\ud800", "label": "1"}', "surrogate"),
         (b'{"prompt": [], "label": "1"}', "an empty list"),
         (b'{"prompt": [{"role": "user"}], "label": "1"}', r"`prompt\[0\]` must be a message"),
-        (b'{"prompt": [{"role": "assistant", "content": "x"}], "label": "1"}', "ends with the assistant's answer"),
+        (
+            b'{"prompt": [{"role": "assistant", "content": "x"}], "label": "1"}',
+            "ends with the assistant's answer",
+        ),
     ],
 )
-def test_a_bad_row_is_named_by_its_line_and_reason(jsonl: Callable[..., Path], fault: bytes, told: str) -> None:
+def test_a_bad_row_is_named_by_its_line_and_reason(
+    jsonl: Callable[..., Path], fault: bytes, told: str
+) -> None:
     with pytest.raises(DataError, match=f"line 2: .*{told}"):
         _read(jsonl(GOOD, fault, GOOD))
 
@@ -55,7 +63,11 @@ def test_many_bad_rows_are_counted_and_the_first_five_named(jsonl: Callable[...,
     with pytest.raises(DataError) as error:
         _read(jsonl(GOOD, *[b"{"] * 8))
     assert error.value.what.startswith("8 of 9 rows")
-    assert "line 6" in error.value.why and "line 7" not in error.value.why and error.value.why.endswith("and 3 more")
+    assert (
+        "line 6" in error.value.why
+        and "line 7" not in error.value.why
+        and error.value.why.endswith("and 3 more")
+    )
     assert error.value.fixes[0].startswith("sed -n 2p ")
 
 
@@ -97,7 +109,9 @@ def test_a_reward_without_labels_needs_no_label_column(jsonl: Callable[..., Path
     assert _read(jsonl({"prompt": "a"}), needs_label=False)[1][0].label is None
 
 
-def test_messages_end_with_the_user_and_a_demonstration_with_the_assistant(jsonl: Callable[..., Path]) -> None:
+def test_messages_end_with_the_user_and_a_demonstration_with_the_assistant(
+    jsonl: Callable[..., Path],
+) -> None:
     user, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
     _, rows = _read(jsonl({"messages": [user, answer]}), field="demonstrations", needs_label=False)
     assert rows[0].messages == [user]

@@ -17,7 +17,9 @@ TEXTS = ["Tom has 345 apples and buys 278 more."] * 3
 
 def test_equal_texts_give_equal_files(tmp_path: Path) -> None:
     first, second = (make_scratch_tokenizer(TEXTS, 300, tmp_path / name) for name in "ab")
-    assert {f.name: f.read_bytes() for f in first.iterdir()} == {f.name: f.read_bytes() for f in second.iterdir()}
+    assert {f.name: f.read_bytes() for f in first.iterdir()} == {
+        f.name: f.read_bytes() for f in second.iterdir()
+    }
 
 
 def test_a_vocabulary_without_room_for_all_bytes_is_refused(tmp_path: Path) -> None:
@@ -41,7 +43,8 @@ def test_digits_are_tokens_of_their_own(tokenizer: ChatTokenizer) -> None:
 def test_the_chat_template_opens_the_turn_of_the_assistant(tokenizer: ChatTokenizer) -> None:
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
     assert tokenizer.render(chat) == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + "
+        "2?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert tokenizer.encode_chat(chat)[0] == 1
 

@@ -1,4 +1,5 @@
-"""Tests of order, position, lengths and files of the prompt source; rows are tested in test_rows.py."""
+"""Tests of order, position, lengths and files of the prompt source; rows are tested in
+test_rows.py."""
 
 from __future__ import annotations
 
@@ -26,18 +27,28 @@ ORDER_OF_SEED_0 = [7, 3, 5, 2, 4, 1, 0, 6]
 @pytest.fixture
 def load(tokenizer: ChatTokenizer, tmp_path: Path) -> Load:
     def call(path: str | Path, **data: object) -> tuple[FilePrompts, SourceReport]:
-        return load_source(Data(prompts=str(path), **data), "prompts", tokenizer=tokenizer, seed=0, base_dir=tmp_path)  # type: ignore[arg-type]
+        return load_source(
+            Data(prompts=str(path), **data),
+            "prompts",
+            tokenizer=tokenizer,
+            seed=0,
+            base_dir=tmp_path,
+        )  # type: ignore[arg-type]
 
     return call
 
 
 def _source(num_prompts: int, *, seed: int = 0, shuffle: bool = True) -> FilePrompts:
-    prompts = [Prompt(index=index, token_ids=[index], text=str(index)) for index in range(num_prompts)]
+    prompts = [
+        Prompt(index=index, token_ids=[index], text=str(index)) for index in range(num_prompts)
+    ]
     return FilePrompts(prompts, seed=seed, shuffle=shuffle)
 
 
 @given(st.integers(1, 20), st.lists(st.integers(1, 50), min_size=1, max_size=8))
-def test_every_epoch_holds_each_prompt_once_whatever_the_step_size(num_prompts: int, counts: list[int]) -> None:
+def test_every_epoch_holds_each_prompt_once_whatever_the_step_size(
+    num_prompts: int, counts: list[int]
+) -> None:
     source = _source(num_prompts)
     taken = [pair for count in counts for pair in source.take(count)]
     for epoch in range(len(taken) // num_prompts):
@@ -47,7 +58,9 @@ def test_every_epoch_holds_each_prompt_once_whatever_the_step_size(num_prompts: 
 
 
 @given(st.integers(1, 20), st.integers(0, 60), st.integers(1, 30))
-def test_seek_continues_as_if_nothing_had_happened(num_prompts: int, position: int, count: int) -> None:
+def test_seek_continues_as_if_nothing_had_happened(
+    num_prompts: int, position: int, count: int
+) -> None:
     straight, resumed = _source(num_prompts), _source(num_prompts)
     straight.take(position)
     resumed.seek(position)
@@ -66,32 +79,44 @@ def test_without_shuffle_each_epoch_is_in_file_order() -> None:
 
 
 def test_long_prompts_are_dropped_and_counted(load: Load, jsonl: Callable[..., Path]) -> None:
-    path = jsonl({"prompt": "a", "label": "1"}, {"prompt": "7" * 200, "label": "1"}, {"prompt": "b", "label": "1"})
+    path = jsonl(
+        {"prompt": "a", "label": "1"},
+        {"prompt": "7" * 200, "label": "1"},
+        {"prompt": "b", "label": "1"},
+    )
     source, report = load(path, max_prompt_tokens=100)
     assert (len(source), report.num_rows, report.num_dropped) == (2, 3, 1)
     assert [prompt.index for prompt in source.prompts] == [0, 2]
     assert report.prompt_tokens_max > 200 > report.prompt_tokens_p50
 
 
-def test_long_prompts_refuse_the_run_where_the_recipe_says_so(load: Load, jsonl: Callable[..., Path]) -> None:
+def test_long_prompts_refuse_the_run_where_the_recipe_says_so(
+    load: Load, jsonl: Callable[..., Path]
+) -> None:
     path = jsonl({"prompt": "a", "label": "1"}, {"prompt": "7" * 200, "label": "1"})
     with pytest.raises(DataError, match=r"1 of 2 prompts .* row 2"):
         load(path, max_prompt_tokens=100, long_prompts="error")
 
 
-def test_a_file_of_nothing_but_long_prompts_is_refused(load: Load, jsonl: Callable[..., Path]) -> None:
+def test_a_file_of_nothing_but_long_prompts_is_refused(
+    load: Load, jsonl: Callable[..., Path]
+) -> None:
     with pytest.raises(DataError, match="longer than 10 tokens"):
         load(jsonl({"prompt": "7" * 200, "label": "1"}), max_prompt_tokens=10)
 
 
-def test_a_missing_file_is_answered_with_the_nearest_name(load: Load, jsonl: Callable[..., Path]) -> None:
+def test_a_missing_file_is_answered_with_the_nearest_name(
+    load: Load, jsonl: Callable[..., Path]
+) -> None:
     path = jsonl({"prompt": "a", "label": "1"}, name="train.jsonl")
     with pytest.raises(DataError) as error:
         load("trian.jsonl")
     assert error.value.fixes == [f"--set data.prompts={path}"]
 
 
-def test_files_of_another_kind_are_refused_with_the_command_that_mends_them(load: Load, tmp_path: Path) -> None:
+def test_files_of_another_kind_are_refused_with_the_command_that_mends_them(
+    load: Load, tmp_path: Path
+) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"{}"))
     (tmp_path / "a.json").write_text("[]")
     (tmp_path / "b.jsonl").write_bytes(b"PAR1....")
@@ -114,7 +139,9 @@ def test_an_empty_file_is_refused(load: Load, tmp_path: Path) -> None:
         load("empty.jsonl")
 
 
-def test_parquet_and_jsonl_give_the_same_prompts(load: Load, jsonl: Callable[..., Path], tmp_path: Path) -> None:
+def test_parquet_and_jsonl_give_the_same_prompts(
+    load: Load, jsonl: Callable[..., Path], tmp_path: Path
+) -> None:
     rows = [{"question": f"{n} + 1?", "answer": n + 1} for n in range(5)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data.parquet")
     assert load("data.parquet")[0].prompts == load(jsonl(*rows))[0].prompts
@@ -136,10 +163,15 @@ def test_the_system_prompt_goes_before_the_user_and_not_into_the_text(
 
 
 def test_a_chat_template_that_refuses_names_the_row(
-    load: Load, jsonl: Callable[..., Path], tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+    load: Load,
+    jsonl: Callable[..., Path],
+    tokenizer: ChatTokenizer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     strict = "{% if messages[0]['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}x"
     monkeypatch.setattr(tokenizer._inner, "chat_template", strict)
-    path = jsonl({"prompt": "a", "label": "1"}, {"prompt": [{"role": "tool", "content": "x"}], "label": "1"})
+    path = jsonl(
+        {"prompt": "a", "label": "1"}, {"prompt": [{"role": "tool", "content": "x"}], "label": "1"}
+    )
     with pytest.raises(DataError, match=r"row 2 .*no tools"):
         load(path)

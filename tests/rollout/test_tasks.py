@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
-from milescli.rollout.tasks import ESTIMATED_SHARE, TASKS, is_heldout, make_rows, work_out_sum, write_task
+from milescli.rollout.tasks import (
+    ESTIMATED_SHARE,
+    TASKS,
+    is_heldout,
+    make_rows,
+    work_out_sum,
+    write_task,
+)
 
 
 def _numbers(prompt: str) -> tuple[int, ...]:

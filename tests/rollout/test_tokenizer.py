@@ -21,7 +21,9 @@ def _without(tokenizer: ChatTokenizer, folder: Path, key: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("key", "told"), [("chat_template", "chat template"), ("eos_token", "end-of-sequence")])
+@pytest.mark.parametrize(
+    ("key", "told"), [("chat_template", "chat template"), ("eos_token", "end-of-sequence")]
+)
 def test_a_tokenizer_that_lacks_something_says_what_and_the_file_to_mend(
     tokenizer: ChatTokenizer, tmp_path: Path, key: str, told: str
 ) -> None:
@@ -42,11 +44,17 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "absent")
 
 
-def test_a_folder_of_a_known_model_type_keeps_its_own_tokenizer(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+def test_a_folder_of_a_known_model_type_keeps_its_own_tokenizer(
+    tokenizer: ChatTokenizer, tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tokenizer.folder, folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}))
-    assert load_tokenizer(folder).encode_answer("a 12  b\n345") == tokenizer.encode_answer("a 12  b\n345")
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})
+    )
+    assert load_tokenizer(folder).encode_answer("a 12  b\n345") == tokenizer.encode_answer(
+        "a 12  b\n345"
+    )
 
 
 def test_special_tokens_are_not_decoded(tokenizer: ChatTokenizer) -> None:

@@ -1,5 +1,6 @@
-"""The fields of KubeRay's RayJob (ray.io/v1, release 1.6) and of the pods in it that a job may use, with their types: an unknown or misspelt one
-would be dropped in silence by the cluster. From KubeRay's API reference and Kubernetes' core/v1."""
+"""The fields of KubeRay's RayJob (ray.io/v1, release 1.6) and of the pods in it that a job may use,
+with their types: an unknown or misspelt one would be dropped in silence by the cluster. From
+KubeRay's API reference and Kubernetes' core/v1."""
 
 from __future__ import annotations
 
@@ -47,15 +48,19 @@ JOB = {
             "rayVersion": str,
             "authOptions": {"mode": ("disabled", "token")},
             "headGroupSpec": GROUP,
-            "workerGroupSpecs": [{"groupName": str, "replicas": int, "minReplicas": int, "maxReplicas": int, **GROUP}],
+            "workerGroupSpecs": [
+                {"groupName": str, "replicas": int, "minReplicas": int, "maxReplicas": int, **GROUP}
+            ],
         },
     },
 }
-"""A `?` marks what may be left out; a tuple of types or values: one of these; `{str: ...}`: any names."""
+"""A `?` marks what may be left out; a tuple of types or values: one of these; `{str: ...}`: any
+names."""
 
 
 def check(value: object, wanted: Any = JOB, at: str = "RayJob") -> None:
-    """Raises AssertionError with the path of the first field that does not belong, is missing, or has another type."""
+    """Raises AssertionError with the path of the first field that does not belong, is missing, or
+    has another type."""
     if isinstance(wanted, list):
         assert isinstance(value, list), at
         for index, item in enumerate(value):

@@ -1,5 +1,6 @@
-"""Megatron-Core as it comes, on a CPU: loads a converted checkpoint under a layout and writes logits. Uses nothing of miles but the shim without which
-Megatron does not run here: model, config and loading are stock. Each rank is `python tests/runtime/stock.py REQUEST.json RANK WORLD`."""
+"""Megatron-Core as it comes, on a CPU: loads a converted checkpoint under a layout and writes
+logits. Uses nothing of miles but the shim without which Megatron does not run here: model, config
+and loading are stock. Each rank is `python tests/runtime/stock.py REQUEST.json RANK WORLD`."""
 
 from __future__ import annotations
 
@@ -116,7 +117,10 @@ def logits(job: dict) -> dict[str, torch.Tensor]:
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     raw = json.loads((Path(job["model"]) / "config.json").read_text())
     config = config_of(raw, job)
-    chunks = [build(config, raw, chunk=chunk) for chunk in (range(layout["vpp"]) if "vpp" in layout else [None])]
+    chunks = [
+        build(config, raw, chunk=chunk)
+        for chunk in (range(layout["vpp"]) if "vpp" in layout else [None])
+    ]
     wanted = {
         f"model{number}": chunk.sharded_state_dict(prefix="", metadata=job.get("metadata"))
         for number, chunk in enumerate(chunks)
@@ -131,12 +135,16 @@ def logits(job: dict) -> dict[str, torch.Tensor]:
 
         def step(source, model, tokens=tokens, mask=mask):
             next(source)
-            return model(tokens, torch.arange(tokens.shape[1])[None], mask), lambda out, non_loss_data: out
+            return model(
+                tokens, torch.arange(tokens.shape[1])[None], mask
+            ), lambda out, non_loss_data: out
 
         repeats = layout.get("pp", 1)
         outs = get_forward_backward_func()(
             forward_step_func=step,
-            data_iterator=[iter(range(repeats)) for _ in chunks] if len(chunks) > 1 else iter(range(repeats)),
+            data_iterator=[iter(range(repeats)) for _ in chunks]
+            if len(chunks) > 1
+            else iter(range(repeats)),
             model=chunks if len(chunks) > 1 else chunks[0],
             num_microbatches=repeats,
             seq_length=len(row),
@@ -152,7 +160,11 @@ def logits(job: dict) -> dict[str, torch.Tensor]:
 
 def main() -> None:
     """All jobs, one after the other."""
-    request, rank, world = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]), int(sys.argv[3])
+    request, rank, world = (
+        json.loads(Path(sys.argv[1]).read_text()),
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+    )
     torch.set_num_threads(1)
     store = dist.FileStore(request["store"], world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)

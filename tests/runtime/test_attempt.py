@@ -1,4 +1,5 @@
-"""How an attempt ends where the user asks for it. The run itself is tested in end_to_end; here, what a CPU cannot show: whose turn it is."""
+"""How an attempt ends where the user asks for it. The run itself is tested in end_to_end; here,
+what a CPU cannot show: whose turn it is."""
 
 from __future__ import annotations
 
@@ -34,8 +35,12 @@ def _stop(tmp_path, *, step: int, newest_step: int) -> list[str]:
     told: list[str] = []
     session = SimpleNamespace(run=SimpleNamespace(checkpoints=tmp_path, shown="runs/x"))
     recipe = load("quickstart", environ={}, cwd=tmp_path, home=tmp_path).recipe
-    attempt = Attempt(session=session, recipe=recipe, plan=PLAN, material=None, checkpoint=None, bus=EventBus())  # type: ignore[arg-type]
-    devices = Devices(colocated=True, trainer=_Recorder("trainer", told), engines=_Recorder("engines", told))
+    attempt = Attempt(
+        session=session, recipe=recipe, plan=PLAN, material=None, checkpoint=None, bus=EventBus()
+    )  # type: ignore[arg-type]
+    devices = Devices(
+        colocated=True, trainer=_Recorder("trainer", told), engines=_Recorder("engines", told)
+    )
     attempt.run = SimpleNamespace(step=step, devices=devices)  # type: ignore[assignment]
     attempt.saver = _Saver(told, newest_step)  # type: ignore[assignment]
 
@@ -49,7 +54,13 @@ def _stop(tmp_path, *, step: int, newest_step: int) -> list[str]:
 
 
 def test_a_stop_after_a_publish_wakes_the_trainer_before_it_saves(tmp_path) -> None:
-    assert _stop(tmp_path, step=3, newest_step=2) == ["settle", "engines.sleep", "trainer.wake", "save 3", "settle"]
+    assert _stop(tmp_path, step=3, newest_step=2) == [
+        "settle",
+        "engines.sleep",
+        "trainer.wake",
+        "save 3",
+        "settle",
+    ]
 
 
 def test_a_stop_with_nothing_new_disturbs_nobody(tmp_path) -> None:

@@ -1,4 +1,5 @@
-"""Conversions both ways: what comes out, what is refused and how, what an interruption leaves, what stock Megatron-Core makes of it."""
+"""Conversions both ways: what comes out, what is refused and how, what an interruption leaves, what
+stock Megatron-Core makes of it."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def quiet() -> Output:
     return Output(Mode.QUIET, stdout=io.StringIO(), stderr=io.StringIO())
 
 
-def make(folder: Path, case: str = "qwen3", *, dtype: torch.dtype = torch.float32, **changes: object) -> Path:
+def make(
+    folder: Path, case: str = "qwen3", *, dtype: torch.dtype = torch.float32, **changes: object
+) -> Path:
     """A tiny model from the table, without transformers."""
     config = {**ALL[case].config, **changes}
     folder.mkdir(parents=True)
@@ -48,7 +51,10 @@ def make(folder: Path, case: str = "qwen3", *, dtype: torch.dtype = torch.float3
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     generator = torch.Generator().manual_seed(0)
     shapes = table(parse_facts(config)).hf_shapes()
-    tensors = {name: (0.1 * torch.randn(shape, generator=generator)).to(dtype) for name, shape in shapes.items()}
+    tensors = {
+        name: (0.1 * torch.randn(shape, generator=generator)).to(dtype)
+        for name, shape in shapes.items()
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -66,7 +72,9 @@ def to_megatron(source: Path, target: Path, **wish: object):
 
 
 def to_hf(source: Path, target: Path, **wish: object):
-    return convert_to_hf(source, target, options=OutletOptions(**{"verify": Verify.TENSORS, **wish}), output=quiet())
+    return convert_to_hf(
+        source, target, options=OutletOptions(**{"verify": Verify.TENSORS, **wish}), output=quiet()
+    )
 
 
 def nothing_but(folder: Path, *names: str) -> None:
@@ -90,12 +98,16 @@ def test_every_tensor_keeps_its_own_dtype(tmp_path: Path) -> None:
     def widen(tensors: dict[str, torch.Tensor]) -> None:
         for name in ("model.norm.weight", "model.layers.0.self_attn.k_proj.weight"):
             tensors[name] = tensors[name].float() + 1e-6
-        tensors["model.layers.1.input_layernorm.weight"] = tensors["model.layers.1.input_layernorm.weight"].half()
+        tensors["model.layers.1.input_layernorm.weight"] = tensors[
+            "model.layers.1.input_layernorm.weight"
+        ].half()
 
     change(source, widen)
     to_megatron(source, tmp_path / "megatron")
     to_hf(tmp_path / "megatron", tmp_path / "back")
-    assert (source / "model.safetensors").read_bytes() == (tmp_path / "back" / "model.safetensors").read_bytes()
+    assert (source / "model.safetensors").read_bytes() == (
+        tmp_path / "back" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_shards_are_as_large_as_asked_and_are_listed(tmp_path: Path) -> None:
@@ -110,7 +122,9 @@ def test_shards_are_as_large_as_asked_and_are_listed(tmp_path: Path) -> None:
         tensors = load_file(path)
         assert all(index["weight_map"][name] == path.name for name in tensors)
         found |= tensors
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    assert found.keys() == expected.keys() and all(
+        torch.equal(found[name], expected[name]) for name in found
+    )
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in expected.values())
 
 
@@ -120,17 +134,29 @@ def test_another_dtype_is_written_and_said_in_the_config(tmp_path: Path) -> None
     done = to_hf(tmp_path / "megatron", tmp_path / "back", dtype="bf16")
     assert json.loads((tmp_path / "back" / "config.json").read_text())["dtype"] == "bfloat16"
     assert any("rounded from F32 to BF16" in note for note in done.notes)
-    expected, found = load_file(source / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors")
+    expected, found = (
+        load_file(source / "model.safetensors"),
+        load_file(tmp_path / "back" / "model.safetensors"),
+    )
     assert all(torch.equal(found[name], expected[name].bfloat16()) for name in expected)
 
 
-def test_an_output_layer_that_repeats_the_tied_embedding_is_used_once_and_comes_back(tmp_path: Path) -> None:
+def test_an_output_layer_that_repeats_the_tied_embedding_is_used_once_and_comes_back(
+    tmp_path: Path,
+) -> None:
     source = make(tmp_path / "hf", "qwen3-tied")
-    change(source, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
+    change(
+        source,
+        lambda tensors: tensors.update(
+            {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+        ),
+    )
     done = to_megatron(source, tmp_path / "megatron")
     assert any("lm_head.weight" in note and "once" in note for note in done.notes)
     to_hf(tmp_path / "megatron", tmp_path / "back")
-    assert (source / "model.safetensors").read_bytes() == (tmp_path / "back" / "model.safetensors").read_bytes()
+    assert (source / "model.safetensors").read_bytes() == (
+        tmp_path / "back" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_a_folder_of_megatrons_own_needs_the_model_and_takes_it(tmp_path: Path) -> None:
@@ -145,10 +171,19 @@ def test_a_folder_of_megatrons_own_needs_the_model_and_takes_it(tmp_path: Path) 
     config.mkdir()
     shutil.copy(source / "config.json", config)
     to_hf(tmp_path / "plain", tmp_path / "back", model=str(config))
-    expected, found = load_file(source / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors")
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    expected, found = (
+        load_file(source / "model.safetensors"),
+        load_file(tmp_path / "back" / "model.safetensors"),
+    )
+    assert found.keys() == expected.keys() and all(
+        torch.equal(found[name], expected[name]) for name in found
+    )
     with pytest.raises(CheckpointError, match="another model"):
-        to_hf(tmp_path / "plain" / "iter_0000100", tmp_path / "wrong", model=str(make(tmp_path / "other", num_hidden_layers=2)))
+        to_hf(
+            tmp_path / "plain" / "iter_0000100",
+            tmp_path / "wrong",
+            model=str(make(tmp_path / "other", num_hidden_layers=2)),
+        )
     with pytest.raises(CheckpointError, match="no checkpoint `7`"):
         to_hf(tmp_path / "plain", tmp_path / "wrong", model=str(config), step=7)
 
@@ -166,11 +201,19 @@ def _misshapen(source: Path) -> None:
 
 
 def _nan(source: Path) -> None:
-    change(source, lambda tensors: tensors["model.layers.2.self_attn.o_proj.weight"].__setitem__((3, 5), float("nan")))
+    change(
+        source,
+        lambda tensors: tensors["model.layers.2.self_attn.o_proj.weight"].__setitem__(
+            (3, 5), float("nan")
+        ),
+    )
 
 
 def _infinity(source: Path) -> None:
-    change(source, lambda tensors: tensors["model.embed_tokens.weight"].__setitem__((130, 0), float("-inf")))
+    change(
+        source,
+        lambda tensors: tensors["model.embed_tokens.weight"].__setitem__((130, 0), float("-inf")),
+    )
 
 
 def _truncated(source: Path) -> None:
@@ -179,7 +222,10 @@ def _truncated(source: Path) -> None:
 
 
 def _absent_shard(source: Path) -> None:
-    index = {"metadata": {}, "weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    index = {
+        "metadata": {},
+        "weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"},
+    }
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
@@ -220,7 +266,9 @@ def _config(**fields: object) -> Callable[[Path], None]:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_bad_sources_are_refused_by_name_and_nothing_is_left(tmp_path: Path, spoil: Callable, words: list[str]) -> None:
+def test_bad_sources_are_refused_by_name_and_nothing_is_left(
+    tmp_path: Path, spoil: Callable, words: list[str]
+) -> None:
     source = make(tmp_path / "hf")
     spoil(source)
     with pytest.raises(CheckpointError) as caught:
@@ -245,7 +293,9 @@ def test_a_target_that_is_there_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nowhere/at/all", "./nowhere", "notes.txt"])
-def test_sources_that_are_nothing_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_sources_that_are_nothing_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(CheckpointError, match="not a model folder"):
@@ -324,7 +374,9 @@ def test_a_killed_conversion_goes_on_where_it_stopped(tmp_path: Path) -> None:
     lines = (part / "journal.jsonl").read_text().splitlines()
     finished = {json.loads(line)["name"] for line in lines[1:]}
     assert len(finished) == 3
-    (part / "journal.jsonl").write_text("\n".join(lines) + '\n{"name": "release/__0_9')  # torn by the kill
+    (part / "journal.jsonl").write_text(
+        "\n".join(lines) + '\n{"name": "release/__0_9'
+    )  # torn by the kill
     resumed = to_megatron(source, target)
     assert resumed.resumed_bytes == sum((target / name).stat().st_size for name in finished)
     assert all((target / name).stat().st_mtime_ns == kept[Path(name).name] for name in finished)
@@ -334,7 +386,9 @@ def test_a_killed_conversion_goes_on_where_it_stopped(tmp_path: Path) -> None:
     nothing_but(tmp_path, "hf", "megatron", "at-once")
 
 
-def test_another_source_or_other_options_start_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_source_or_other_options_start_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, target = make(tmp_path / "hf"), tmp_path / "megatron"
     _interrupt(source, target, monkeypatch)
     said = io.StringIO()
@@ -368,7 +422,9 @@ def _interrupt(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> S
     return caught.value
 
 
-def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, target = make(tmp_path / "hf"), tmp_path / "megatron"
     error = _interrupt(source, target, monkeypatch)
     assert error.exit_code == 75 and "miles convert hf-to-megatron" in error.fixes[0]
@@ -390,10 +446,15 @@ except CheckpointError as error:
 
 
 def test_a_full_disk_half_way_keeps_what_is_finished(tmp_path: Path) -> None:
-    # one tensor (131 x 300 floats) is larger than the largest file that this process may write; those before it are not
+    # one tensor (131 x 300 floats) is larger than the largest file that this process may write;
+    # those before it are not
     source, target = make(tmp_path / "hf", intermediate_size=300), tmp_path / "megatron"
     done = subprocess.run(
-        [sys.executable, "-c", _FULL, str(source), str(target)], cwd=ROOT, timeout=120, capture_output=True, text=True
+        [sys.executable, "-c", _FULL, str(source), str(target)],
+        cwd=ROOT,
+        timeout=120,
+        capture_output=True,
+        text=True,
     )
     assert "the disk is full" in done.stdout and "kept in" in done.stdout, done.stdout + done.stderr
     assert "goes on" in done.stdout and not target.exists()
@@ -412,10 +473,14 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_a_file_system_that_runs_full_says_how_much_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_runs_full_says_how_much_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, disk = make(tmp_path / "hf"), tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("no file system can be mounted here")
     try:
@@ -434,23 +499,35 @@ def test_two_at_once_do_not_write_one_target(tmp_path: Path) -> None:
     from milescli.checkpoint.journal import PartFolder
 
     source = make(tmp_path / "hf")
-    with PartFolder(tmp_path / "megatron", fingerprint="other"), pytest.raises(CheckpointError, match="another process"):
+    with (
+        PartFolder(tmp_path / "megatron", fingerprint="other"),
+        pytest.raises(CheckpointError, match="another process"),
+    ):
         to_megatron(source, tmp_path / "megatron")
 
 
 def test_a_preview_shows_mapping_room_and_time_and_leaves_nothing(tmp_path: Path) -> None:
     source = make(tmp_path / "hf", "qwen3-moe")
     options = IntakeOptions()
-    preview = preview_to_megatron(str(source), tmp_path / "megatron", options=options, output=quiet())
+    preview = preview_to_megatron(
+        str(source), tmp_path / "megatron", options=options, output=quiet()
+    )
     lines = {(left, right): count for left, right, _, count in preview.mapping}
-    experts = ("model.layers.*.mlp.experts.*.gate_proj.weight", "decoder.layers.*.mlp.experts.experts.linear_fc1.weight")
+    experts = (
+        "model.layers.*.mlp.experts.*.gate_proj.weight",
+        "decoder.layers.*.mlp.experts.experts.linear_fc1.weight",
+    )
     assert lines[experts] == 2 * 6  # layers x experts
     assert sum(lines.values()) == len(load_file(source / "model.safetensors"))
     nothing_but(tmp_path, "hf")
     to_megatron(source, tmp_path / "megatron", file_bytes=options.file_bytes)
-    written = sum(path.stat().st_size for path in (tmp_path / "megatron" / "release").glob("__0_0.distcp"))
+    written = sum(
+        path.stat().st_size for path in (tmp_path / "megatron" / "release").glob("__0_0.distcp")
+    )
     assert preview.size_bytes == written and preview.seconds > 0 and preview.disk_bytes_per_s > 0
-    back = preview_to_hf(tmp_path / "megatron", tmp_path / "back", options=OutletOptions(), output=quiet())
+    back = preview_to_hf(
+        tmp_path / "megatron", tmp_path / "back", options=OutletOptions(), output=quiet()
+    )
     assert back.size_bytes == (source / "model.safetensors").stat().st_size
     nothing_but(tmp_path, "hf", "megatron")
 
@@ -460,7 +537,11 @@ def test_the_manifest_says_what_was_shown_and_lists_every_file(tmp_path: Path) -
 
     to_megatron(make(tmp_path / "hf"), tmp_path / "megatron")
     manifest = json.loads((tmp_path / "megatron" / "manifest.json").read_text())
-    files = {str(path.relative_to(tmp_path / "megatron")) for path in (tmp_path / "megatron").rglob("*") if path.is_file()}
+    files = {
+        str(path.relative_to(tmp_path / "megatron"))
+        for path in (tmp_path / "megatron").rglob("*")
+        if path.is_file()
+    }
     assert files == {*manifest["files"], "manifest.json"}
     for name, told in manifest["files"].items():
         assert f"{crc32_of_file(tmp_path / 'megatron' / name):08x}" == told["crc32"]
@@ -468,22 +549,43 @@ def test_the_manifest_says_what_was_shown_and_lists_every_file(tmp_path: Path) -
 
 
 def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
-    """A model of 500 MiB in small tensors: what its process takes beyond its imports stays far below."""
-    source = make(tmp_path / "hf", num_hidden_layers=48, hidden_size=512, intermediate_size=1800, dtype=torch.float32)
+    """A model of 500 MiB in small tensors: what its process takes beyond its imports stays far
+    below."""
+    source = make(
+        tmp_path / "hf",
+        num_hidden_layers=48,
+        hidden_size=512,
+        intermediate_size=1800,
+        dtype=torch.float32,
+    )
     assert (source / "model.safetensors").stat().st_size > 500 * 2**20
     script = (
         "import resource, sys; from pathlib import Path; import tests.runtime.test_convert as t;"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
-        "t.to_megatron(Path(sys.argv[1]), Path(sys.argv[2]), file_bytes=2**26); t.to_hf(Path(sys.argv[2]), Path(sys.argv[3]));"
+        "t.to_megatron(Path(sys.argv[1]), Path(sys.argv[2]), file_bytes=2**26); "
+        "t.to_hf(Path(sys.argv[2]), Path(sys.argv[3]));"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
-    command = [sys.executable, "-c", script, str(source), str(tmp_path / "megatron"), str(tmp_path / "back")]
-    done = subprocess.run(command, cwd=ROOT, timeout=200, capture_output=True, text=True, check=True)
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        str(source),
+        str(tmp_path / "megatron"),
+        str(tmp_path / "back"),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, timeout=200, capture_output=True, text=True, check=True
+    )
     assert int(done.stdout) * 1024 < 400 * 2**20, f"{int(done.stdout) / 1024:.0f} MiB"
-    assert (source / "model.safetensors").read_bytes() == (tmp_path / "back" / "model.safetensors").read_bytes()
+    assert (source / "model.safetensors").read_bytes() == (
+        tmp_path / "back" / "model.safetensors"
+    ).read_bytes()
 
 
-def test_logits_that_differ_leave_no_target_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_that_differ_leave_no_target_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def answer(module: str, job: dict, scratch: Path) -> Path:
         out = scratch.with_suffix(".safetensors")
         wrong = 0.01 if "megatron" in module else 0.0
@@ -498,10 +600,16 @@ def test_logits_that_differ_leave_no_target_behind(tmp_path: Path, monkeypatch: 
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
-    """Name -> (logits that stock Megatron-Core computed, model folder with those of transformers); all jobs of two ranks in one world."""
+    """Name -> (logits that stock Megatron-Core computed, model folder with those of transformers);
+    all jobs of two ranks in one world."""
     root = tmp_path_factory.mktemp("stock")
     names = ("qwen3", "qwen3-tied", "qwen3-moe")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore",
+    }
     subprocess.run(
         [sys.executable, "-m", "tests.families.making", str(root / "hf"), *names],
         cwd=ROOT,
@@ -524,10 +632,15 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pat
         for name, (model, rest) in STOCK.items()
     ]
     (root / "request.json").write_text(json.dumps({"store": str(root / "store"), "jobs": jobs}))
-    command = [sys.executable, str(ROOT / "tests" / "runtime" / "stock.py"), str(root / "request.json")]
+    command = [
+        sys.executable,
+        str(ROOT / "tests" / "runtime" / "stock.py"),
+        str(root / "request.json"),
+    ]
     logs = [(root / f"rank{rank}.log").open("wb") for rank in range(2)]
     ranks = [
-        subprocess.Popen([*command, str(rank), "2"], env=environment, stdout=log, stderr=log) for rank, log in enumerate(logs)
+        subprocess.Popen([*command, str(rank), "2"], env=environment, stdout=log, stderr=log)
+        for rank, log in enumerate(logs)
     ]
     codes = []
     try:
@@ -536,8 +649,13 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pat
         for rank in ranks:
             if rank.poll() is None:
                 rank.kill()
-    assert codes == [0, 0], (root / "rank0.log").read_text()[-3000:] + (root / "rank1.log").read_text()[-3000:]
-    return {name: (root / f"{name}.safetensors", root / "hf" / model) for name, (model, _) in STOCK.items()}
+    assert codes == [0, 0], (root / "rank0.log").read_text()[-3000:] + (
+        root / "rank1.log"
+    ).read_text()[-3000:]
+    return {
+        name: (root / f"{name}.safetensors", root / "hf" / model)
+        for name, (model, _) in STOCK.items()
+    }
 
 
 STOCK: dict[str, tuple[str, dict]] = {
@@ -579,14 +697,25 @@ def test_a_run_gives_its_newest_checkpoint_or_the_step_that_is_asked_for(tmp_pat
     for step, factor in ((3, 1.0), (5, 2.0)):
         other = tmp_path / f"weights{step}"
         shutil.copytree(source, other)
-        change(other, lambda tensors, factor=factor: [tensor.mul_(factor) for tensor in tensors.values()])
+        change(
+            other,
+            lambda tensors, factor=factor: [tensor.mul_(factor) for tensor in tensors.values()],
+        )
         to_megatron(other, tmp_path / f"megatron{step}")
-        shutil.copytree(tmp_path / f"megatron{step}" / "release", store.begin(step), dirs_exist_ok=True)
+        shutil.copytree(
+            tmp_path / f"megatron{step}" / "release", store.begin(step), dirs_exist_ok=True
+        )
         store.complete(step, _manifest(step))
-    for name, wish, folder in (("run", {}, 5), ("run", {"step": 3}, 3), ("run/checkpoints/step_3", {}, 3)):
+    for name, wish, folder in (
+        ("run", {}, 5),
+        ("run", {"step": 3}, 3),
+        ("run/checkpoints/step_3", {}, 3),
+    ):
         out = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
         to_hf(tmp_path / name, out, **wish)
-        assert (out / "model.safetensors").read_bytes() == (tmp_path / f"weights{folder}" / "model.safetensors").read_bytes()
+        assert (out / "model.safetensors").read_bytes() == (
+            tmp_path / f"weights{folder}" / "model.safetensors"
+        ).read_bytes()
         assert (out / "tokenizer.json").exists()
 
 
@@ -603,11 +732,15 @@ def test_a_recipe_may_begin_from_a_converted_model(tmp_path: Path) -> None:
     run.path.mkdir()
     folder = model_dir_of(model, run)
     assert run.path in folder.parents and folder == model_dir_of(model, run)
-    assert (folder / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == (
+        source / "model.safetensors"
+    ).read_bytes()
     assert (folder / "tokenizer.json").exists()
 
 
-def test_a_quantised_source_becomes_bfloat16_and_its_config_says_so_no_longer(tmp_path: Path) -> None:
+def test_a_quantised_source_becomes_bfloat16_and_its_config_says_so_no_longer(
+    tmp_path: Path,
+) -> None:
     from milescli.checkpoint.formats import fp8_block
     from milescli.checkpoint.source import open_source
 
@@ -617,10 +750,18 @@ def test_a_quantised_source_becomes_bfloat16_and_its_config_says_so_no_longer(tm
     def quantise(tensors: dict[str, torch.Tensor]) -> None:
         for name in [name for name in tensors if "proj.weight" in name]:
             parts = codec.quantise(tensors.pop(name).float(), None)
-            tensors |= {name: parts["values"], name.replace(".weight", ".weight_scale_inv"): parts["scale"]}
+            tensors |= {
+                name: parts["values"],
+                name.replace(".weight", ".weight_scale_inv"): parts["scale"],
+            }
 
     change(source, quantise)
-    method = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    method = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "weight_block_size": [128, 128],
+        "activation_scheme": "dynamic",
+    }
     _config(quantization_config=method, dtype="bfloat16")(source)
     with open_source(source) as opened:
         plain = {name: opened.read(name) for name in opened.names()}
@@ -629,12 +770,17 @@ def test_a_quantised_source_becomes_bfloat16_and_its_config_says_so_no_longer(tm
     to_hf(tmp_path / "megatron", tmp_path / "back")
     found = load_file(tmp_path / "back" / "model.safetensors")
     assert found.keys() == plain.keys()
-    assert all(found[name].dtype is torch.bfloat16 and torch.equal(found[name], plain[name]) for name in plain)
+    assert all(
+        found[name].dtype is torch.bfloat16 and torch.equal(found[name], plain[name])
+        for name in plain
+    )
     config = json.loads((tmp_path / "back" / "config.json").read_text())
     assert "quantization_config" not in config and config["dtype"] == "bfloat16"
 
 
-def test_mtp_layers_that_a_checkpoint_lacks_come_from_the_model_and_are_told_of(tmp_path: Path) -> None:
+def test_mtp_layers_that_a_checkpoint_lacks_come_from_the_model_and_are_told_of(
+    tmp_path: Path,
+) -> None:
     source = make(tmp_path / "hf", "glm4-moe-mtp")
     trained = make(tmp_path / "trained", "glm4-moe-mtp", num_nextn_predict_layers=0)
     change(trained, lambda tensors: [tensor.mul_(2) for tensor in tensors.values()])
@@ -644,13 +790,18 @@ def test_mtp_layers_that_a_checkpoint_lacks_come_from_the_model_and_are_told_of(
     expected = load_file(source / "model.safetensors")
     expected |= load_file(trained / "model.safetensors")
     found = load_file(tmp_path / "back" / "model.safetensors")
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    assert found.keys() == expected.keys() and all(
+        torch.equal(found[name], expected[name]) for name in found
+    )
     bare = tmp_path / "bare"
     bare.mkdir()
     shutil.copy(source / "config.json", bare)
     done = to_hf(tmp_path / "megatron" / "release", tmp_path / "without", model=str(bare))
     assert any("written without" in note for note in done.notes)
-    assert load_file(tmp_path / "without" / "model.safetensors").keys() == load_file(trained / "model.safetensors").keys()
+    assert (
+        load_file(tmp_path / "without" / "model.safetensors").keys()
+        == load_file(trained / "model.safetensors").keys()
+    )
 
 
 def test_mtp_layers_that_only_the_config_names_are_told_of(tmp_path: Path) -> None:
@@ -659,4 +810,6 @@ def test_mtp_layers_that_only_the_config_names_are_told_of(tmp_path: Path) -> No
     done = to_megatron(source, tmp_path / "megatron")
     assert any("names 1 MTP layer" in note for note in done.notes)
     to_hf(tmp_path / "megatron", tmp_path / "back")
-    assert (source / "model.safetensors").read_bytes() == (tmp_path / "back" / "model.safetensors").read_bytes()
+    assert (source / "model.safetensors").read_bytes() == (
+        tmp_path / "back" / "model.safetensors"
+    ).read_bytes()

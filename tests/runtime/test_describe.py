@@ -37,7 +37,15 @@ def test_a_model_in_numbers(tmp_path: Path) -> None:
         "num_key_value_heads": 2,
     }
     file.write_text(
-        json.dumps(config | {"head_dim": 8, "intermediate_size": 48, "vocab_size": 101, "tie_word_embeddings": True})
+        json.dumps(
+            config
+            | {
+                "head_dim": 8,
+                "intermediate_size": 48,
+                "vocab_size": 101,
+                "tie_word_embeddings": True,
+            }
+        )
     )
     found = numbers(str(file))
     attention, mlp, norms = 32 * 8 * (4 + 2 + 2) + 32 * 32, 3 * 32 * 48, 2 * 32 + 2 * 8

@@ -23,7 +23,9 @@ class _Recorder:
 
 def _step(*, colocated: bool) -> list[str]:
     told: list[str] = []
-    devices = Devices(colocated=colocated, trainer=_Recorder("trainer", told), engines=_Recorder("engines", told))
+    devices = Devices(
+        colocated=colocated, trainer=_Recorder("trainer", told), engines=_Recorder("engines", told)
+    )
 
     async def work() -> None:
         async with devices.training():
@@ -53,12 +55,25 @@ def test_on_shared_devices_the_trainer_keeps_only_weights_while_it_publishes() -
 def test_weights_are_verified_before_the_trainer_sleeps_and_anyone_asks_the_engines() -> None:
     told: list[str] = []
     devices = Devices(
-        colocated=True, trainer=_Recorder("trainer", told), engines=_Recorder("engines", told), engines_asleep=True
+        colocated=True,
+        trainer=_Recorder("trainer", told),
+        engines=_Recorder("engines", told),
+        engines_asleep=True,
     )
     asyncio.run(devices.publish(WeightVersion(1), verify=True))
-    assert told[told.index("trainer.publish") :][:3] == ["trainer.publish", "trainer.verify", "trainer.sleep"]
+    assert told[told.index("trainer.publish") :][:3] == [
+        "trainer.publish",
+        "trainer.verify",
+        "trainer.sleep",
+    ]
     assert told[-1] == "engines.resume"
 
 
 def test_on_devices_of_their_own_nobody_sleeps() -> None:
-    assert _step(colocated=False) == ["step", "engines.pause", "trainer.publish", "engines.set_version", "engines.resume"]
+    assert _step(colocated=False) == [
+        "step",
+        "engines.pause",
+        "trainer.publish",
+        "engines.set_version",
+        "engines.resume",
+    ]

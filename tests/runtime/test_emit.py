@@ -1,4 +1,5 @@
-"""Job scripts: what they say, that shells and YAML read it as it was meant, and how they behave when a node, a driver or the time fails them."""
+"""Job scripts: what they say, that shells and YAML read it as it was meant, and how they behave
+when a node, a driver or the time fails them."""
 
 from __future__ import annotations
 
@@ -29,13 +30,24 @@ SHELL: tuple[Form, ...] = ("slurm", "ssh")
 
 
 def job(
-    *sets: str, recipe: str = "quickstart", machine: str = "2x8xH200", environ: dict[str, str] | None = None, **flags: str
+    *sets: str,
+    recipe: str = "quickstart",
+    machine: str = "2x8xH200",
+    environ: dict[str, str] | None = None,
+    **flags: str,
 ) -> Job:
     """Planned for a machine that is only named; flags as `machine__gpus="--gpus 4"`."""
     named = read_machine(machine)
-    told = {"machine.nodes": f"--nodes {len(named.nodes)}", **{key.replace("__", "."): text for key, text in flags.items()}}
-    loaded = load(recipe, sets=sets, flags=told, environ=environ or {}, cwd=Path.cwd(), home=Path("/nowhere"))
-    return job_of(loaded, machine=named, folder=Path("/shared/my work"), bin_dir=Path("/opt/a b/bin"))
+    told = {
+        "machine.nodes": f"--nodes {len(named.nodes)}",
+        **{key.replace("__", "."): text for key, text in flags.items()},
+    }
+    loaded = load(
+        recipe, sets=sets, flags=told, environ=environ or {}, cwd=Path.cwd(), home=Path("/nowhere")
+    )
+    return job_of(
+        loaded, machine=named, folder=Path("/shared/my work"), bin_dir=Path("/opt/a b/bin")
+    )
 
 
 def parts(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -49,7 +61,10 @@ def words_of(text: str) -> list[str]:
     start = text.index("launch=(")
     head = text[start : text.index("\nrun=" if "\nrun=" in text else "\n[ !", start)]
     done = subprocess.run(
-        ["bash", "-c", head + "\nprintf '%s\\0' \"${launch[@]}\""], capture_output=True, timeout=30, check=True
+        ["bash", "-c", head + "\nprintf '%s\\0' \"${launch[@]}\""],
+        capture_output=True,
+        timeout=30,
+        check=True,
     )
     return done.stdout.decode().split("\0")[:-1]
 
@@ -73,14 +88,28 @@ def test_every_form_is_filled_for_every_kind_of_machine(form: Form, machine: str
 @pytest.mark.parametrize("form", SHELL)
 def test_shellcheck_finds_nothing(form: Form) -> None:
     text = script(job("data.system_prompt=be brief & kind"), form)
-    done = subprocess.run([tool("shellcheck"), "-s", "bash", "-"], input=text, text=True, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [tool("shellcheck"), "-s", "bash", "-"],
+        input=text,
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stdout
 
 
 @settings(max_examples=30, deadline=None)
-@given(prompt=st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1, max_size=40))
+@given(
+    prompt=st.text(
+        st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp")),
+        min_size=1,
+        max_size=40,
+    )
+)
 def test_the_users_words_reach_the_program_as_they_were_said(prompt: str) -> None:
-    sets = [f"data.system_prompt=be {prompt}\nand more @nodes@"]  # a text that begins with a quote would be YAML
+    sets = [
+        f"data.system_prompt=be {prompt}\nand more @nodes@"
+    ]  # a text that begins with a quote would be YAML
     made = job(*sets)
     wanted = made.launch(recipe="quickstart")
     assert wanted[wanted.index("--set") + 1] == sets[0]
@@ -91,22 +120,48 @@ def test_the_users_words_reach_the_program_as_they_were_said(prompt: str) -> Non
 def test_the_command_that_a_script_names_makes_it_again(tmp_path: Path) -> None:
     def emitted(*words: str) -> str:
         command = [sys.executable, "-m", "milescli", *words]
-        return subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=120, check=True).stdout
+        return subprocess.run(
+            command, cwd=tmp_path, text=True, capture_output=True, timeout=120, check=True
+        ).stdout
 
     text = emitted(
-        "launch", "--recipe", "quickstart", "--on", "2x8xH200", "--set", "data.system_prompt=be `brief`", "--emit", "ssh"
+        "launch",
+        "--recipe",
+        "quickstart",
+        "--on",
+        "2x8xH200",
+        "--set",
+        "data.system_prompt=be `brief`",
+        "--emit",
+        "ssh",
     )
-    (command,) = [line.removeprefix("# Made by `")[:-1] for line in text.splitlines() if line.startswith("# Made by `")]
+    (command,) = [
+        line.removeprefix("# Made by `")[:-1]
+        for line in text.splitlines()
+        if line.startswith("# Made by `")
+    ]
     assert emitted(*shlex.split(command)[1:]) == text
 
 
-def test_a_script_says_what_environment_and_files_of_this_host_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_says_what_environment_and_files_of_this_host_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("miles.yaml").write_text("run: {wandb_project: sums}\n")
-    words = job(environ={"MILES_RUN__DIR": "/data/runs", "MILES_MACHINE__GPUS": "4"}, train__steps="--steps 7").words(
-        recipe="r"
-    )
-    assert words == ["--recipe", "r", "--steps", "7", "--set", 'run.dir="/data/runs"', "--set", 'run.wandb_project="sums"']
+    words = job(
+        environ={"MILES_RUN__DIR": "/data/runs", "MILES_MACHINE__GPUS": "4"},
+        train__steps="--steps 7",
+    ).words(recipe="r")
+    assert words == [
+        "--recipe",
+        "r",
+        "--steps",
+        "7",
+        "--set",
+        'run.dir="/data/runs"',
+        "--set",
+        'run.wandb_project="sums"',
+    ]
 
 
 def test_equal_wishes_share_a_run_and_others_do_not(tmp_path: Path) -> None:
@@ -117,11 +172,18 @@ def test_equal_wishes_share_a_run_and_others_do_not(tmp_path: Path) -> None:
 
 def test_a_label_is_one_that_kubernetes_takes() -> None:
     label = job(run__name=f"--name {'Ä_long.name' * 9}").label
-    assert len(label) <= 47 and label.replace("-", "").isalnum() and label.isascii() and label == label.lower().strip("-")
+    assert (
+        len(label) <= 47
+        and label.replace("-", "").isalnum()
+        and label.isascii()
+        and label == label.lower().strip("-")
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_keys_of_the_environment_are_in_no_script(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_the_environment_are_in_no_script(
+    form: Form, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
     monkeypatch.setenv("WANDB_API_KEY", "verysecret")
     text = script(job(environ=dict(os.environ)), form)
@@ -138,7 +200,11 @@ def test_slurm_gets_whole_nodes_or_the_share_that_is_used() -> None:
 
 def test_slurm_gets_twice_the_forecast_and_half_an_hour_but_no_more_than_a_day() -> None:
     def minutes(made: Job) -> int:
-        (line,) = [line for line in script(made, "slurm").splitlines() if line.startswith("#SBATCH --time=")]
+        (line,) = [
+            line
+            for line in script(made, "slurm").splitlines()
+            if line.startswith("#SBATCH --time=")
+        ]
         hours, minute, _ = line.partition("=")[2].split(":")
         return 60 * int(hours) + int(minute)
 
@@ -157,7 +223,10 @@ def test_kuberay_gets_one_pod_a_node_alike_and_what_each_may_use() -> None:
     (container,) = workers["template"]["spec"]["containers"]
     assert container["image"] == "miles:rocm"
     assert container["resources"]["limits"]["amd.com/gpu"] == "8"
-    assert spec["rayVersion"] == pin("ray") and spec["headGroupSpec"]["rayStartParams"]["num-gpus"] == "8"
+    assert (
+        spec["rayVersion"] == pin("ray")
+        and spec["headGroupSpec"]["rayStartParams"]["num-gpus"] == "8"
+    )
 
 
 def test_kuberay_carries_a_recipe_of_the_users_own_along(tmp_path: Path) -> None:
@@ -166,7 +235,12 @@ def test_kuberay_carries_a_recipe_of_the_users_own_along(tmp_path: Path) -> None
     text = script(job(recipe=str(recipe)), "kuberay")
     config, _ = parts(text)
     assert config["data"]["my-recipe.yaml"].strip() == recipe.read_text().strip()
-    assert words_of(config["data"]["run.sh"])[:4] == ["miles", "launch", "--recipe", "/etc/miles/my-recipe.yaml"]
+    assert words_of(config["data"]["run.sh"])[:4] == [
+        "miles",
+        "launch",
+        "--recipe",
+        "/etc/miles/my-recipe.yaml",
+    ]
 
 
 def test_kuberay_tells_of_files_that_pods_will_not_see(tmp_path: Path) -> None:
@@ -177,16 +251,28 @@ def test_kuberay_tells_of_files_that_pods_will_not_see(tmp_path: Path) -> None:
     assert not any("data.prompts" in note for note in notes(made, "slurm"))
 
 
-def test_a_host_without_the_gpus_that_are_wanted_is_told_how_to_name_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_the_gpus_that_are_wanted_is_told_how_to_name_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(emit, "probe", lambda: read_machine("cpu"))
-    loaded = load("quickstart", flags={"machine.gpus": "--gpus 8"}, environ={}, cwd=Path.cwd(), home=Path("/nowhere"))
-    with pytest.raises(MachineError, match="8 GPUs per node are wanted, and this host has 0") as caught:
+    loaded = load(
+        "quickstart",
+        flags={"machine.gpus": "--gpus 8"},
+        environ={},
+        cwd=Path.cwd(),
+        home=Path("/nowhere"),
+    )
+    with pytest.raises(
+        MachineError, match="8 GPUs per node are wanted, and this host has 0"
+    ) as caught:
         job_of(loaded, machine=None, folder=Path.cwd(), bin_dir=Path("/opt"))
     assert caught.value.fixes[0] == "--on 1x8xH200"
 
 
 @pytest.mark.parametrize("values", [{"a": "1"}, {"a": "1", "b": "2", "c": "3"}])
-def test_a_place_without_a_value_or_a_value_without_a_place_is_our_mistake(values: dict[str, str]) -> None:
+def test_a_place_without_a_value_or_a_value_without_a_place_is_our_mistake(
+    values: dict[str, str],
+) -> None:
     with pytest.raises(AssertionError):
         fill("@a@ and @b@", values)
     assert fill("@a@ and @b@", {"a": "@b@", "b": "2"}) == "@b@ and 2"

@@ -1,4 +1,5 @@
-"""How the scripts for SLURM and ssh behave: with stand-ins for srun, ssh, Ray and miles, since no cluster is at hand that fails on demand."""
+"""How the scripts for SLURM and ssh behave: with stand-ins for srun, ssh, Ray and miles, since no
+cluster is at hand that fails on demand."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ while [ "$1" != bash ]; do
 done
 exec "$@" >"${log/\\%N/$node}" 2>&1""",
     "ssh": 'while [ "$1" != bash ]; do shift; done; exec "$@"',
-    "scontrol": 'if [ "$2" = hostnames ]; then printf "n1\\nn2\\n"; else echo "$@" >>scontrol.log; fi',
+    "scontrol": 'if [ "$2" = hostnames ]; then printf "n1\\nn2\\n"; else echo "$@" >>scontrol.log; '
+    "fi",
     "ray": 'echo "$*" >>ray.log; echo $$ >>ray.pids; exec sleep 60',
     "python": 'head -n "$(wc -l 2>/dev/null <ray.log)" present',
     "miles": """
@@ -32,7 +34,8 @@ trap "kill %1; exit 75" TERM
 echo "$*" >>miles.log; echo $$ >miles.pid; touch started
 [ -f finish ] || { sleep 60 & wait; }""",
 }
-"""Name -> what it does. `present`: the hosts that Ray runs on, in the order in which it is started; `finish`: miles is done at once."""
+"""Name -> what it does. `present`: the hosts that Ray runs on, in the order in which it is started;
+`finish`: miles is done at once."""
 WAIT_S = 120
 """For what takes a moment."""
 
@@ -53,7 +56,12 @@ class Stage:
     file: Path
 
     def start(self) -> subprocess.Popen[str]:
-        environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "HOSTS": "127.0.0.1 127.0.0.2"}
+        environment = {
+            **os.environ,
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NODELIST": "n[1-2]",
+            "HOSTS": "127.0.0.1 127.0.0.2",
+        }
         return subprocess.Popen(
             ["bash", str(self.file)],
             cwd=self.folder,
@@ -86,7 +94,9 @@ def stage(folder: Path, form: Form, *, present: str, start_timeout_s: float = 60
     machine, tools = read_machine("2xcpu"), folder / "tools"
     flags = {"machine.nodes": "--nodes 2", "run.name": "--name mine"}
     sets = [f"machine.start_timeout_s={start_timeout_s}"]
-    loaded = load("quickstart", sets=sets, flags=flags, environ={}, cwd=Path.cwd(), home=Path("/nowhere"))
+    loaded = load(
+        "quickstart", sets=sets, flags=flags, environ={}, cwd=Path.cwd(), home=Path("/nowhere")
+    )
     text = script(job_of(loaded, machine=machine, folder=folder, bin_dir=tools), form)
     tools.mkdir()
     for name, body in STAND_INS.items():
@@ -101,7 +111,9 @@ ALL: dict[Form, str] = {"slurm": "n1\nn2\n", "ssh": "127.0.0.1\n127.0.0.2\n"}
 
 
 @pytest.mark.parametrize("form", ALL)
-def test_ray_is_started_everywhere_then_miles_on_its_address_and_all_is_ended(form: Form, tmp_path: Path) -> None:
+def test_ray_is_started_everywhere_then_miles_on_its_address_and_all_is_ended(
+    form: Form, tmp_path: Path
+) -> None:
     at = stage(tmp_path, form, present=ALL[form])
     (tmp_path / "finish").touch()
     process = at.start()
@@ -113,7 +125,9 @@ def test_ray_is_started_everywhere_then_miles_on_its_address_and_all_is_ended(fo
     (said,) = at.log("miles")
     address = said.rpartition("--address ")[2]
     assert f"--address={address}" in worker and address.endswith(f":{port}")
-    assert said.startswith("launch --recipe quickstart") and "--nodes 2 --gpus 0 --name mine" in said
+    assert (
+        said.startswith("launch --recipe quickstart") and "--nodes 2 --gpus 0 --name mine" in said
+    )
     at.assert_clean()
 
 
@@ -127,8 +141,12 @@ def test_a_run_that_is_there_already_is_gone_on_with(form: Form, tmp_path: Path)
     assert [line.partition(" --address")[0] for line in at.log("miles")] == ["resume runs/mine"]
 
 
-@pytest.mark.parametrize(("number", "requeues"), [(signal.SIGUSR1, ["requeue 7"]), (signal.SIGTERM, [])])
-def test_only_a_time_limit_queues_a_job_again(number: signal.Signals, requeues: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "requeues"), [(signal.SIGUSR1, ["requeue 7"]), (signal.SIGTERM, [])]
+)
+def test_only_a_time_limit_queues_a_job_again(
+    number: signal.Signals, requeues: list[str], tmp_path: Path
+) -> None:
     at = stage(tmp_path, "slurm", present=ALL["slurm"])
     process = at.start()
     at.until("miles starts", (tmp_path / "started").exists)
@@ -144,12 +162,20 @@ def test_a_time_limit_before_the_start_is_a_failure_that_is_not_repeated(tmp_pat
     at.until("Ray starts on both nodes", lambda: len(at.log("ray")) == 2)
     process.send_signal(signal.SIGUSR1)
     _, err = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 4 and "error: the time limit is near" in err and not at.log("scontrol")
+    assert (
+        process.returncode == 4
+        and "error: the time limit is near" in err
+        and not at.log("scontrol")
+    )
     at.assert_clean()
 
 
-@pytest.mark.parametrize(("form", "present", "missing"), [("slurm", "n1\n", "n2"), ("ssh", "127.0.0.1\n", "127.0.0.2")])
-def test_a_node_that_does_not_come_is_named(form: Form, present: str, missing: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("form", "present", "missing"), [("slurm", "n1\n", "n2"), ("ssh", "127.0.0.1\n", "127.0.0.2")]
+)
+def test_a_node_that_does_not_come_is_named(
+    form: Form, present: str, missing: str, tmp_path: Path
+) -> None:
     at = stage(tmp_path, form, present=present, start_timeout_s=1.0)
     process = at.start()
     _, err = process.communicate(timeout=WAIT_S)
@@ -161,7 +187,9 @@ def test_a_node_that_does_not_come_is_named(form: Form, present: str, missing: s
 @pytest.mark.parametrize("form", ALL)
 def test_a_ray_that_ends_is_not_waited_for(form: Form, tmp_path: Path) -> None:
     at = stage(tmp_path, form, present="")
-    (tmp_path / "tools/ray").write_text("#!/bin/bash\necho $$ >>ray.pids; echo out of memory; exit 1\n")
+    (tmp_path / "tools/ray").write_text(
+        "#!/bin/bash\necho $$ >>ray.pids; echo out of memory; exit 1\n"
+    )
     process = at.start()
     _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 4 and "error: Ray ended on" in err and "out of memory" in err
@@ -182,12 +210,22 @@ def test_ray_on_other_hosts_ends_with_the_script_however_that_ends(tmp_path: Pat
 def test_ssh_wants_as_many_hosts_as_were_planned_for(tmp_path: Path) -> None:
     at = stage(tmp_path, "ssh", present="")
     done = subprocess.run(
-        ["bash", str(at.file)], env={**os.environ, "HOSTS": "one"}, capture_output=True, text=True, timeout=WAIT_S
+        ["bash", str(at.file)],
+        env={**os.environ, "HOSTS": "one"},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
     )
-    assert done.returncode == 4 and "2 hosts are needed" in done.stderr and "HOSTS names 1" in done.stderr
+    assert (
+        done.returncode == 4
+        and "2 hosts are needed" in done.stderr
+        and "HOSTS names 1" in done.stderr
+    )
 
 
-def test_no_key_and_no_token_is_in_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_and_no_token_is_in_a_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
     at = stage(tmp_path, "ssh", present=ALL["ssh"])
     (tmp_path / "tools/ssh").write_text(f'#!/bin/bash\necho "$*" >>ssh.log\n{STAND_INS["ssh"]}\n')
@@ -195,7 +233,10 @@ def test_no_key_and_no_token_is_in_a_command_line(tmp_path: Path, monkeypatch: p
         f"#!/bin/bash\necho $HF_TOKEN $(cat $RAY_AUTH_TOKEN_PATH) >>seen.log\n{STAND_INS['ray']}\n"
     )
     process = at.start()
-    at.until("both hosts start Ray, and miles", lambda: len(at.log("seen")) == 2 and bool(at.log("miles")))
+    at.until(
+        "both hosts start Ray, and miles",
+        lambda: len(at.log("seen")) == 2 and bool(at.log("miles")),
+    )
     process.terminate()
     process.communicate(timeout=WAIT_S)
     (seen,) = set(at.log("seen"))

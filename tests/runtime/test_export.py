@@ -1,4 +1,5 @@
-"""What can be exported: a run, one of its checkpoints, a converted model, a Hugging Face folder, an adapter; and what the door says of it."""
+"""What can be exported: a run, one of its checkpoints, a converted model, a Hugging Face folder, an
+adapter; and what the door says of it."""
 
 from __future__ import annotations
 
@@ -40,7 +41,14 @@ SERVED = (
 
 def export(source: Path, to: Path, **options: object) -> ExportSummary:
     """With the command's defaults."""
-    defaults = {"format": None, "step": None, "base": None, "merge": False, "push": None, "private": True}
+    defaults = {
+        "format": None,
+        "step": None,
+        "base": None,
+        "merge": False,
+        "push": None,
+        "private": True,
+    }
     return export_weights(source, to=to, output=Output(Mode.QUIET), **{**defaults, **options})
 
 
@@ -55,7 +63,9 @@ def base(tmp_path: Path) -> Path:
 def converted(base: Path, tmp_path: Path) -> Path:
     """As `miles convert` leaves it."""
     options = IntakeOptions(verify=Verify.NONE)
-    convert_to_megatron(str(base), tmp_path / "converted", options=options, output=Output(Mode.QUIET))
+    convert_to_megatron(
+        str(base), tmp_path / "converted", options=options, output=Output(Mode.QUIET)
+    )
     return tmp_path / "converted"
 
 
@@ -64,34 +74,53 @@ def run(base: Path, converted: Path, tmp_path: Path) -> Path:
     """A run with a checkpoint of 2 steps: of the base's weights, which is as good as any."""
     path = tmp_path / "runs" / "mine"
     path.mkdir(parents=True)
-    loaded = load("quickstart", sets=["model.scratch=null", f"model.path={base}"], environ={}, cwd=tmp_path, home=tmp_path)
+    loaded = load(
+        "quickstart",
+        sets=["model.scratch=null", f"model.path={base}"],
+        environ={},
+        cwd=tmp_path,
+        home=tmp_path,
+    )
     (path / "recipe.yaml").write_text(resolved_yaml(loaded))
     (path / "manifest.json").write_text(json.dumps({"miles": "0.1.0", "packages": {}}))
-    steps = [{"event": "StepDone", "step": step, "rollout": {"reward_mean": step / 4}} for step in (1, 2, 3)]
+    steps = [
+        {"event": "StepDone", "step": step, "rollout": {"reward_mean": step / 4}}
+        for step in (1, 2, 3)
+    ]
     (path / "events.jsonl").write_text("\n".join(json.dumps(step) for step in steps))
     store = CheckpointStore(path / "checkpoints")
     folder = store.begin(2)
     shutil.copytree(converted / "release", folder, dirs_exist_ok=True)
-    words = dict.fromkeys(("plan_fingerprint", "recipe_sha256", "data_sha256", "created", "miles_version"), "x")
+    words = dict.fromkeys(
+        ("plan_fingerprint", "recipe_sha256", "data_sha256", "created", "miles_version"), "x"
+    )
     numbers = dict.fromkeys(("version", "prompt_position", "seed", "size_bytes"), 0)
-    store.complete(2, CheckpointManifest(format="torch_dist", step=2, layout={}, files={}, **words, **numbers))
+    store.complete(
+        2, CheckpointManifest(format="torch_dist", step=2, layout={}, files={}, **words, **numbers)
+    )
     return path
 
 
-def test_a_run_and_its_checkpoint_are_one_and_the_same(run: Path, base: Path, tmp_path: Path) -> None:
+def test_a_run_and_its_checkpoint_are_one_and_the_same(
+    run: Path, base: Path, tmp_path: Path
+) -> None:
     whole = export(run, tmp_path / "a")
     step = export(run / "checkpoints" / "step_2", tmp_path / "b")
     assert whole.step == step.step == 2 and whole.format == "bf16" and whole.num_quantised is None
     weights = load_file(base / "model.safetensors")
     for folder in ("a", "b"):
         found = load_file(tmp_path / folder / "model.safetensors")
-        assert found.keys() == weights.keys() and all(torch.equal(found[name], weights[name]) for name in weights)
+        assert found.keys() == weights.keys() and all(
+            torch.equal(found[name], weights[name]) for name in weights
+        )
     card = (tmp_path / "a" / "README.md").read_text()
     assert "`quickstart`" in card and "2 of 32 prompts" in card and str(tmp_path) not in card
     assert (tmp_path / "a" / "reward.svg").read_text().count(",") >= 2
 
 
-def test_a_converted_model_is_exported_with_its_mtp_layer(converted: Path, base: Path, tmp_path: Path) -> None:
+def test_a_converted_model_is_exported_with_its_mtp_layer(
+    converted: Path, base: Path, tmp_path: Path
+) -> None:
     shutil.rmtree(base)
     done = export(converted, tmp_path / "out", format="fp8")
     assert done.step is None and done.copied == [] and done.relative_error < 0.05
@@ -108,7 +137,9 @@ def test_a_hugging_face_folder_is_quantised(base: Path, tmp_path: Path) -> None:
         "experts of one layer and of the MTP layer"
     )
     again = export(tmp_path / "out", tmp_path / "again", format="int4")
-    assert again.num_quantised == done.num_quantised and again.relative_error < 0.02, "most groups return to their grid"
+    assert again.num_quantised == done.num_quantised and again.relative_error < 0.02, (
+        "most groups return to their grid"
+    )
 
 
 def test_an_adapter_is_merged_or_copied(tmp_path: Path) -> None:
@@ -116,7 +147,10 @@ def test_an_adapter_is_merged_or_copied(tmp_path: Path) -> None:
     module = "model.layers.1.mlp.down_proj"
     first, second = torch.randn(2, 96), torch.randn(128, 2)
     write_adapter(
-        tmp_path / "adapter", Adapter(pairs={module: (first, second)}, alpha=4, rank=2, base_model=str(tmp_path / "base"))
+        tmp_path / "adapter",
+        Adapter(
+            pairs={module: (first, second)}, alpha=4, rank=2, base_model=str(tmp_path / "base")
+        ),
     )
     done = export(tmp_path / "adapter", tmp_path / "merged", merge=True)
     assert done.format == "bf16"
@@ -125,7 +159,9 @@ def test_an_adapter_is_merged_or_copied(tmp_path: Path) -> None:
     assert torch.equal(found.pop(f"{module}.weight"), expected)
     assert all(torch.equal(found[name], weights[name]) for name in found)
     copied = export(tmp_path / "adapter", tmp_path / "copy")
-    assert copied.format == "adapter" and any("folder of this machine" in note for note in copied.notes)
+    assert copied.format == "adapter" and any(
+        "folder of this machine" in note for note in copied.notes
+    )
     with pytest.raises(CheckpointError, match="no adapter"):
         export(tmp_path / "base", tmp_path / "x", merge=True)
     with pytest.raises(CheckpointError) as caught:
@@ -164,7 +200,9 @@ def test_a_push_is_refused_before_the_work_and_done_after_it(
         assert done.pushed == f"{hub.url}/my-org/my-model"
         pushed = hub.files["models/my-org/my-model"]
         assert set(pushed) == {file.name for file in (tmp_path / "out").iterdir()}
-        assert yaml.safe_load(pushed["README.md"].decode().split("---")[1])["license"] == "apache-2.0"
+        assert (
+            yaml.safe_load(pushed["README.md"].decode().split("---")[1])["license"] == "apache-2.0"
+        )
         hub.fails["/commit/"] = 500
         monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
         with pytest.raises(MilesError):
@@ -173,12 +211,16 @@ def test_a_push_is_refused_before_the_work_and_done_after_it(
 
 
 def test_transformers_reads_exported_folders_as_we_do(tmp_path: Path) -> None:
-    """Logits of the folder as transformers loads it (on a CPU it dequantises), and of the plain folder that our reader makes of it."""
+    """Logits of the folder as transformers loads it (on a CPU it dequantises), and of the plain
+    folder that our reader makes of it."""
     jobs, told = [], {}
     for name, format in SERVED:
         config = {"qwen3": QWEN3, "qwen3_moe": QWEN3_MOE, "deepseek_v3": DEEPSEEK_V3}[name]
         place = tmp_path / f"{name}-{format}"
-        make_base(place / "base", {**config, "num_nextn_predict_layers": 0} if name == "deepseek_v3" else config)
+        make_base(
+            place / "base",
+            {**config, "num_nextn_predict_layers": 0} if name == "deepseek_v3" else config,
+        )
         export(place / "base", place / "out", format=format)
         export(place / "out", place / "plain", format="bf16")
         told[name, format] = place
@@ -188,16 +230,32 @@ def test_transformers_reads_exported_folders_as_we_do(tmp_path: Path) -> None:
     export(place / "out", place / "plain", format="bf16")
     for place in told.values():
         for kind in ("base", "out", "plain"):
-            jobs.append({"folder": str(place / kind), "rows": ROWS, "dtype": "bfloat16", "out": str(place / f"{kind}.logits")})
+            jobs.append(
+                {
+                    "folder": str(place / kind),
+                    "rows": ROWS,
+                    "dtype": "bfloat16",
+                    "out": str(place / f"{kind}.logits"),
+                }
+            )
     (tmp_path / "request.json").write_text(json.dumps({"threads": 1, "jobs": jobs}))
-    worker = [sys.executable, "-m", "milescli.backends.transformers.logits", str(tmp_path / "request.json")]
+    worker = [
+        sys.executable,
+        "-m",
+        "milescli.backends.transformers.logits",
+        str(tmp_path / "request.json"),
+    ]
     done = subprocess.run(worker, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     for (name, format), place in told.items():
-        base, out, plain = (load_file(place / f"{kind}.logits") for kind in ("base", "out", "plain"))
+        base, out, plain = (
+            load_file(place / f"{kind}.logits") for kind in ("base", "out", "plain")
+        )
         largest = max(float(row.abs().max()) for row in base.values())
         apart = max(float((out[key] - plain[key]).abs().max()) for key in out) / largest
         rounded = max(float((out[key] - base[key]).abs().max()) for key in out) / largest
-        print(f"{name} {format}: {apart:.1e} from ours, {rounded:.1e} from bfloat16, of {largest:.2f}")
+        print(
+            f"{name} {format}: {apart:.1e} from ours, {rounded:.1e} from bfloat16, of {largest:.2f}"
+        )
         assert apart == 0.0, (name, format, apart)
         assert (rounded == 0.0) is (format == "bf16") and rounded < 0.5, (name, format, rounded)

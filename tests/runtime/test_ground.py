@@ -11,12 +11,20 @@ from milescli.runtime.sites import Sites
 from tests.backends.ray.test_cluster import PLAN
 
 
-def test_no_port_is_promised_twice_although_nobody_listens_on_it_yet(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_port_is_promised_twice_although_nobody_listens_on_it_yet(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = iter([[20_001], [20_001], [20_002], [20_001, 20_003], [20_004]])
     monkeypatch.setattr("milescli.runtime.ground.free_ports", lambda count, *, host: next(answers))
-    ground = Ground(plan=PLAN, sites=Sites(machine=None), cluster=None, token="t", temp_dir=tmp_path)  # type: ignore[arg-type]
+    ground = Ground(
+        plan=PLAN, sites=Sites(machine=None), cluster=None, token="t", temp_dir=tmp_path
+    )  # type: ignore[arg-type]
 
     async def ask() -> list[list[int]]:
-        return [await ground.free_ports(1, node=0), await ground.free_ports(1, node=0), await ground.free_ports(2, node=0)]
+        return [
+            await ground.free_ports(1, node=0),
+            await ground.free_ports(1, node=0),
+            await ground.free_ports(2, node=0),
+        ]
 
     assert asyncio.run(ask()) == [[20_001], [20_002], [20_003, 20_004]]

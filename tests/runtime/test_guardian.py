@@ -58,13 +58,17 @@ def bystander():
     process.wait()
 
 
-def test_a_killed_driver_leaves_nothing_of_its_own_and_everything_of_others(tmp_path: Path, bystander) -> None:
+def test_a_killed_driver_leaves_nothing_of_its_own_and_everything_of_others(
+    tmp_path: Path, bystander
+) -> None:
     scratch, verdict = tmp_path / "scratch", tmp_path / "verdict.json"
     scratch.mkdir()
     (scratch / "file").write_text("x")
     token = f"test-{os.getpid()}-{time.monotonic_ns()}"
     driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, token, str(scratch), str(verdict)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", DRIVER, token, str(scratch), str(verdict)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert driver.stdout is not None
     child = int(driver.stdout.readline())
@@ -73,7 +77,9 @@ def test_a_killed_driver_leaves_nothing_of_its_own_and_everything_of_others(tmp_
     leftover.write_bytes(b"x")
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    assert _wait_until(lambda: not _lives(child)), "a child that ignores SIGTERM outlived the driver"
+    assert _wait_until(lambda: not _lives(child)), (
+        "a child that ignores SIGTERM outlived the driver"
+    )
     assert _wait_until(lambda: not scratch.exists() and verdict.exists())
     assert json.loads(verdict.read_text())["outcome"] == "killed"
     assert not leftover.exists()
@@ -86,9 +92,12 @@ def test_release_waits_for_the_clean_up_and_keeps_the_drivers_own_verdict(tmp_pa
     token = f"test-{os.getpid()}-{time.monotonic_ns()}"
     watchdog = guardian.start(token=token, scratch_dirs=[], verdict=verdict)
     own = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
-    assert not any("milescli.runtime.guardian" in line for line in own), "whoever kills our children would kill the watchdog"
+    assert not any("milescli.runtime.guardian" in line for line in own), (
+        "whoever kills our children would kill the watchdog"
+    )
     child = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, guardian.TOKEN_VARIABLE: token}
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        env={**os.environ, guardian.TOKEN_VARIABLE: token},
     )
     assert _wait_until(lambda: child.pid in set(guardian.processes_of(token)))
     watchdog.release()
@@ -98,7 +107,8 @@ def test_release_waits_for_the_clean_up_and_keeps_the_drivers_own_verdict(tmp_pa
 
 def test_another_runs_token_is_not_ours() -> None:
     child = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, guardian.TOKEN_VARIABLE: "abc-longer"}
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        env={**os.environ, guardian.TOKEN_VARIABLE: "abc-longer"},
     )
     try:
         assert _wait_until(lambda: child.pid in set(guardian.processes_of("abc-longer")))

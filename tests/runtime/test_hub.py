@@ -1,4 +1,5 @@
-"""What is on the hub is fetched, told, checked and kept; by the real client against a hub on loopback."""
+"""What is on the hub is fetched, told, checked and kept; by the real client against a hub on
+loopback."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ configs:
 
 def _parquet(*questions: str) -> bytes:
     buffer = io.BytesIO()
-    pq.write_table(pa.table({"question": list(questions), "answer": ["#### 1"] * len(questions)}), buffer)
+    pq.write_table(
+        pa.table({"question": list(questions), "answer": ["#### 1"] * len(questions)}), buffer
+    )
     return buffer.getvalue()
 
 
@@ -51,7 +54,11 @@ def _parquet(*questions: str) -> bytes:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
     with loopback_hub() as served:
         monkeypatch.setattr(constants, "ENDPOINT", served.url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", served.url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            served.url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
@@ -83,7 +90,10 @@ def test_a_split_is_fetched_said_first_and_taken_from_the_cache_without_the_hub(
     files = _fetch("hf:org/sums:main:test", Output(stdout=io.StringIO(), stderr=told))
     assert [pq.read_table(file).column("question").to_pylist() for file in files] == [["1*1?"]]
     size = len(hub.files["datasets/org/sums"]["main/test-00000-of-00001.parquet"])
-    assert f"fetching the data set `org/sums` (main, commit {COMMIT[:12]}) from the hub: {size} B in 1 file" in told.getvalue()
+    assert (
+        f"fetching the data set `org/sums` (main, commit {COMMIT[:12]}) from the hub: {size} B in "
+        "1 file" in told.getvalue()
+    )
     assert sorted(hub.fetched) == ["README.md", "main/test-00000-of-00001.parquet"]
 
     hub.fetched.clear()
@@ -99,7 +109,9 @@ def test_a_split_is_fetched_said_first_and_taken_from_the_cache_without_the_hub(
 
 def test_the_parts_of_a_split_become_one_file_of_the_run(hub: LoopbackHub, tmp_path: Path) -> None:
     run = RunDir(path=tmp_path / "run")
-    data = _absolute(Data(prompts="hf:org/sums:main:train", eval="hf:org/sums:main:test"), run, 0, output=None)
+    data = _absolute(
+        Data(prompts="hf:org/sums:main:train", eval="hf:org/sums:main:test"), run, 0, output=None
+    )
     assert pq.read_table(data.prompts).column("question").to_pylist() == ["1+0?", "0+1?", "2-1?"]
     assert Path(data.prompts or "").parent == run.data_dir
     assert data.eval is not None
@@ -120,7 +132,9 @@ def test_content_that_is_not_what_the_hub_tells_is_refused(hub: LoopbackHub) -> 
 
 def test_a_model_is_fetched_once_without_what_other_frameworks_need(hub: LoopbackHub) -> None:
     lines = io.StringIO()
-    folder = fetch_model("org/tiny", revision=None, output=Output(Mode.JSON, stdout=lines, stderr=io.StringIO()))
+    folder = fetch_model(
+        "org/tiny", revision=None, output=Output(Mode.JSON, stdout=lines, stderr=io.StringIO())
+    )
     assert sorted(hub.fetched) == ["config.json", "model.safetensors"]
     assert (folder / "model.safetensors").read_bytes() == b"x" * 4096
     last = json.loads(lines.getvalue().splitlines()[-1])
@@ -131,7 +145,9 @@ def test_a_model_is_fetched_once_without_what_other_frameworks_need(hub: Loopbac
 def test_what_the_disk_has_no_room_for_is_refused_before_a_byte_comes(
     hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6 - 100, 100))
+    monkeypatch.setattr(
+        hub_module.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6 - 100, 100)
+    )
     with pytest.raises(MachineError, match="does not fit on the disk") as caught:
         fetch_model("org/tiny", revision=None)
     assert caught.value.exit_code is ExitCode.NOT_READY
@@ -144,7 +160,11 @@ def test_a_hub_that_is_gone_is_no_hindrance_for_what_was_fetched_and_is_named_at
 ) -> None:
     files, config = _fetch("hf:org/sums:main:test"), fetch_config("org/tiny", revision="main")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}",
+    )
     assert _fetch("hf:org/sums:main:test") == files
     assert fetch_config("org/tiny", revision="main") == config
     began = time.monotonic()
@@ -157,7 +177,9 @@ def test_a_hub_that_is_gone_is_no_hindrance_for_what_was_fetched_and_is_named_at
 
 
 def test_what_the_hub_does_not_have_is_refused_in_three_parts(hub: LoopbackHub) -> None:
-    with pytest.raises(CheckpointError, match="neither a folder nor to be had from the hub") as caught:
+    with pytest.raises(
+        CheckpointError, match="neither a folder nor to be had from the hub"
+    ) as caught:
         fetch_model("org/none", revision=None)
     assert "--set model.path=/path/to/a/copy" in caught.value.fixes
     with pytest.raises(DataError, match="neither a file nor to be had from the hub"):
@@ -165,10 +187,21 @@ def test_what_the_hub_does_not_have_is_refused_in_three_parts(hub: LoopbackHub) 
 
 
 def test_a_run_takes_model_and_data_from_the_hub(hub: LoopbackHub, tmp_path: Path) -> None:
-    sums = {"data": {"prompts": "task:sums"}, "model": {"scratch": {"num_layers": 1, "hidden_size": 32, "ffn_hidden_size": 32}}}
-    made = prepare(Recipe.model_validate(sums | {"rollout": {"reward": "gsm8k"}}), RunDir(path=tmp_path / "made"))
-    hub.files["models/org/tiny"] = {file.name: file.read_bytes() for file in made.model_dir.iterdir()}
-    wish = {"model": {"path": "org/tiny"}, "data": {"prompts": "hf:org/sums:main:train", "eval": "hf:org/sums:main:test"}}
+    sums = {
+        "data": {"prompts": "task:sums"},
+        "model": {"scratch": {"num_layers": 1, "hidden_size": 32, "ffn_hidden_size": 32}},
+    }
+    made = prepare(
+        Recipe.model_validate(sums | {"rollout": {"reward": "gsm8k"}}),
+        RunDir(path=tmp_path / "made"),
+    )
+    hub.files["models/org/tiny"] = {
+        file.name: file.read_bytes() for file in made.model_dir.iterdir()
+    }
+    wish = {
+        "model": {"path": "org/tiny"},
+        "data": {"prompts": "hf:org/sums:main:train", "eval": "hf:org/sums:main:test"},
+    }
     recipe = Recipe.model_validate(wish | {"rollout": {"reward": "gsm8k"}})
     assert facts_of_recipe(recipe.model).num_layers == 1
     assert hub.fetched == ["config.json"]

@@ -20,10 +20,14 @@ from milescli.runtime.material import facts_of_recipe
 def test_several_nodes_without_a_cluster_are_refused_and_no_run_is_made(tmp_path: Path) -> None:
     sets = ["machine.nodes=2", f"run.dir={tmp_path / 'runs'}"]
     loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
-    with pytest.raises(MachineError, match="2 nodes are wanted, and no Ray cluster is named") as caught:
+    with pytest.raises(
+        MachineError, match="2 nodes are wanted, and no Ray cluster is named"
+    ) as caught:
         launch(loaded, output=None)  # type: ignore[arg-type]  (refused before anything is said)
     assert caught.value.exit_code is ExitCode.NOT_READY
-    assert any("--address" in fix for fix in caught.value.fixes) and any("--emit" in fix for fix in caught.value.fixes)
+    assert any("--address" in fix for fix in caught.value.fixes) and any(
+        "--emit" in fix for fix in caught.value.fixes
+    )
     assert not (tmp_path / "runs").exists()
 
 
@@ -35,21 +39,27 @@ def test_a_family_that_transformers_lacks_is_trained_on_the_users_word_only(tmp_
         "num_key_value_heads": 2,
         "intermediate_size": 48,
     }
-    facts = parse_facts({"model_type": "mimo", "vocab_size": 101, "num_nextn_predict_layers": 1, **sizes})
+    facts = parse_facts(
+        {"model_type": "mimo", "vocab_size": 101, "num_nextn_predict_layers": 1, **sizes}
+    )
     said = {"environ": {}, "cwd": tmp_path, "home": tmp_path}
     with pytest.raises(CheckpointError, match="without your word"):
         refuse_unproven(load("quickstart", sets=[], **said).recipe, facts)
     refuse_unproven(load("quickstart", sets=["model.allow_unproven=true"], **said).recipe, facts)
 
 
-def test_a_model_that_outgrew_the_shape_that_ships_is_planned_again_and_says_so(tmp_path: Path, capsys) -> None:
+def test_a_model_that_outgrew_the_shape_that_ships_is_planned_again_and_says_so(
+    tmp_path: Path, capsys
+) -> None:
     loaded = load("qwen3.6", sets=[], environ={}, cwd=tmp_path, home=tmp_path)
     machine = parse_machine("8xH200")
     shipped = facts_of_recipe(loaded.recipe.model)
     plan, output = make_plan(loaded.recipe, machine, shipped), Output()
     assert as_fetched(plan, loaded, machine, shipped, output=output) is plan
     assert not capsys.readouterr().err
-    grown = as_fetched(plan, loaded, machine, replace(shipped, layers=shipped.layers * 2), output=output)
+    grown = as_fetched(
+        plan, loaded, machine, replace(shipped, layers=shipped.layers * 2), output=output
+    )
     assert grown.fingerprint != plan.fingerprint
     assert "planned again" in capsys.readouterr().err
 

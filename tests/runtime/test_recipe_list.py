@@ -17,7 +17,9 @@ from milescli.runtime.material import facts_of_recipe
 from milescli.runtime.recipe_list import recipe_rows, smallest_machine
 from tests.recipe.measure_models import shapes
 
-CONFIGS = Path(os.environ.get("MILES_CONFIGS", Path(__file__).resolve().parents[3] / "shared" / "configs"))
+CONFIGS = Path(
+    os.environ.get("MILES_CONFIGS", Path(__file__).resolve().parents[3] / "shared" / "configs")
+)
 
 
 def test_every_recipe_has_a_size_a_known_family_and_data() -> None:
@@ -41,7 +43,9 @@ def test_the_table_of_models_holds_what_recipes_name_and_nothing_else() -> None:
 def test_every_recipe_is_planned_without_the_hub_by_the_shape_that_ships(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("milescli.runtime.material.fetch_config", lambda *a, **k: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(
+        "milescli.runtime.material.fetch_config", lambda *a, **k: pytest.fail("the hub was asked")
+    )
     known = json.loads((templates_dir() / MODELS_FILE).read_text())["models"]
     for name in template_names():
         model = load(name, environ={}, cwd=tmp_path, home=tmp_path).recipe.model
@@ -65,7 +69,10 @@ def test_another_revision_is_asked_for_on_the_hub(monkeypatch: pytest.MonkeyPatc
     assert asked == [("Qwen/Qwen3-8B", "abc"), ("Qwen/Unknown-8B", None)]
 
 
-@pytest.mark.skipif(not CONFIGS.is_dir(), reason="published config.json files are not in the repository: set MILES_CONFIGS")
+@pytest.mark.skipif(
+    not CONFIGS.is_dir(),
+    reason="published config.json files are not in the repository: set MILES_CONFIGS",
+)
 def test_the_shapes_that_ship_are_what_the_published_configs_say() -> None:
     assert shapes(CONFIGS) == shapes(None)
 
@@ -82,6 +89,11 @@ def test_a_model_that_outgrows_one_gpu_gets_a_larger_machine(tmp_path: Path) -> 
         "rope_theta": 1e6, "max_position_embeddings": 40960, "hidden_act": "silu",
     }  # fmt: skip
     recipe = load("qwen3-8b", environ={}, cwd=tmp_path, home=tmp_path).recipe
-    small = parse_facts(config | {"num_hidden_layers": 4, "hidden_size": 1024, "tie_word_embeddings": True})
+    small = parse_facts(
+        config | {"num_hidden_layers": 4, "hidden_size": 1024, "tie_word_embeddings": True}
+    )
     assert smallest_machine(recipe, small) == "1xH100"
-    assert smallest_machine(recipe, parse_facts(config | {"num_hidden_layers": 160})) not in (None, "1xH100")
+    assert smallest_machine(recipe, parse_facts(config | {"num_hidden_layers": 160})) not in (
+        None,
+        "1xH100",
+    )

@@ -43,7 +43,11 @@ def test_logs_latest_points_to_the_newest_attempt(tmp_path: Path) -> None:
 
 def test_a_second_driver_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:
     run = create(base=tmp_path, recipe_name="r", name=None)
-    with lock(run), pytest.raises(MilesError, match=re.escape(f"run `{run.name}` is in use")), lock(run):
+    with (
+        lock(run),
+        pytest.raises(MilesError, match=re.escape(f"run `{run.name}` is in use")),
+        lock(run),
+    ):
         pass
     with lock(run):
         pass

@@ -1,4 +1,5 @@
-"""Which nodes of a cluster a run takes, and why it refuses some: unlike in software or devices, too few, too small."""
+"""Which nodes of a cluster a run takes, and why it refuses some: unlike in software or devices, too
+few, too small."""
 
 from __future__ import annotations
 
@@ -18,22 +19,37 @@ from milescli.runtime.site import SiteReport, report
 Cluster = Callable[..., None]
 
 
-def _answer(number: int, machine: str, *, is_driver: bool = False, num_gpus: int | None = None, **versions: str) -> NodeAnswer:
+def _answer(
+    number: int,
+    machine: str,
+    *,
+    is_driver: bool = False,
+    num_gpus: int | None = None,
+    **versions: str,
+) -> NodeAnswer:
     own = report()
     found = parse_machine(machine)
     gpus = len(found.nodes[0].devices) if num_gpus is None else num_gpus
     node = ClusterNode(
-        node_id=f"id{number}", address=f"10.0.0.{number}", host_name=f"host-{number}", is_driver=is_driver, num_gpus=gpus
+        node_id=f"id{number}",
+        address=f"10.0.0.{number}",
+        host_name=f"host-{number}",
+        is_driver=is_driver,
+        num_gpus=gpus,
     )
     told = SiteReport(
-        machine=found, versions=own.versions | versions, interfaces={f"10.0.0.{number}": f"eth{number}"}, variables={}
+        machine=found,
+        versions=own.versions | versions,
+        interfaces={f"10.0.0.{number}": f"eth{number}"},
+        variables={},
     )
     return NodeAnswer(node=node, result=told)
 
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Plant what the nodes of a cluster answer, and what is free on them by their id (all, where nothing is said)."""
+    """Plant what the nodes of a cluster answer, and what is free on them by their id (all, where
+    nothing is said)."""
 
     def plant(*given: NodeAnswer, free: dict[str, float] | None = None) -> None:
         from contextlib import nullcontext
@@ -42,7 +58,9 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Cluster:
         monkeypatch.setattr(module, "joined", lambda address: nullcontext())
         monkeypatch.setattr(module, "each_node", lambda *_, **__: list(given))
         monkeypatch.setattr(
-            module, "free_resources", lambda: {name: {"GPU": count} for name, count in (all_free | (free or {})).items()}
+            module,
+            "free_resources",
+            lambda: {name: {"GPU": count} for name, count in (all_free | (free or {})).items()},
         )
 
     return plant
@@ -54,7 +72,11 @@ def _found(**wish: object) -> module.Sites:
 
 def test_the_wished_nodes_are_taken_in_order_and_the_plan_is_made_for_the_weakest(answers) -> None:
     weak = _answer(2, "8xH200")
-    weak = replace(weak, result=replace(weak.result, machine=parse_machine("4xH200")), node=replace(weak.node, num_gpus=4))
+    weak = replace(
+        weak,
+        result=replace(weak.result, machine=parse_machine("4xH200")),
+        node=replace(weak.node, num_gpus=4),
+    )
     answers(_answer(1, "8xH200", is_driver=True), weak, _answer(3, "8xH200"))
     found = _found(nodes=2)
     assert [site.node.address for site in found.chosen] == ["10.0.0.1", "10.0.0.2"]
@@ -64,26 +86,38 @@ def test_the_wished_nodes_are_taken_in_order_and_the_plan_is_made_for_the_weakes
 
 def test_a_head_without_devices_and_nodes_that_are_taken_are_passed_over(answers) -> None:
     answers(
-        _answer(1, "cpu", is_driver=True), _answer(2, "8xH200"), _answer(3, "8xH200"), _answer(4, "8xH200"), free={"id2": 3.0}
+        _answer(1, "cpu", is_driver=True),
+        _answer(2, "8xH200"),
+        _answer(3, "8xH200"),
+        _answer(4, "8xH200"),
+        free={"id2": 3.0},
     )
     assert [site.node.address for site in _found(nodes=2).chosen] == ["10.0.0.3", "10.0.0.4"]
-    assert [site.node.address for site in _found(nodes=2, gpus=0).chosen] == ["10.0.0.1", "10.0.0.2"]
+    assert [site.node.address for site in _found(nodes=2, gpus=0).chosen] == [
+        "10.0.0.1",
+        "10.0.0.2",
+    ]
 
 
 def test_what_ray_was_not_told_of_is_not_there(answers) -> None:
     answers(_answer(1, "8xH200", is_driver=True, num_gpus=2))
     assert len(_found().machine.nodes[0].devices) == 2
-    with pytest.raises(FitError, match=r"4 GPUs per node are wanted and node 10.0.0.1 \(host-1\) has 2") as caught:
+    with pytest.raises(
+        FitError, match=r"4 GPUs per node are wanted and node 10.0.0.1 \(host-1\) has 2"
+    ) as caught:
         _found(gpus=4)
     assert "--gpus 2" in caught.value.fixes
 
 
 def test_too_few_nodes_are_told_with_those_that_did_not_answer(answers) -> None:
     late = NodeAnswer(
-        node=_answer(2, "cpu").node, error=WaitTimeout("node 10.0.0.2 did not answer", why="hung", fix="ray status")
+        node=_answer(2, "cpu").node,
+        error=WaitTimeout("node 10.0.0.2 did not answer", why="hung", fix="ray status"),
     )
     answers(_answer(1, "cpu", is_driver=True), late)
-    with pytest.raises(MachineError, match=r"2 nodes are wanted, and the Ray cluster at 10\.0\.0\.1:6379 has 1") as caught:
+    with pytest.raises(
+        MachineError, match=r"2 nodes are wanted, and the Ray cluster at 10\.0\.0\.1:6379 has 1"
+    ) as caught:
         _found(nodes=2)
     assert "node 10.0.0.2 did not answer" in caught.value.why
 
@@ -91,10 +125,14 @@ def test_too_few_nodes_are_told_with_those_that_did_not_answer(answers) -> None:
 @pytest.mark.parametrize("package", ["miles", "torch", "sglang", "megatron-core", "ray", "python"])
 def test_another_version_on_a_node_is_named(answers, package: str) -> None:
     answers(_answer(1, "cpu", is_driver=True), _answer(2, "cpu", **{package: "0.0.1"}))
-    with pytest.raises(MachineError, match=r"node 10.0.0.2 \(host-2\) runs other software") as caught:
+    with pytest.raises(
+        MachineError, match=r"node 10.0.0.2 \(host-2\) runs other software"
+    ) as caught:
         _found(nodes=2)
     assert f"{package} is 0.0.1 there and {report().versions[package]} here" in caught.value.why
-    assert [site.node.address for site in _found().chosen] == ["10.0.0.1"], "a node that is not taken does not matter"
+    assert [site.node.address for site in _found().chosen] == ["10.0.0.1"], (
+        "a node that is not taken does not matter"
+    )
 
 
 def test_unlike_devices_are_refused(answers) -> None:

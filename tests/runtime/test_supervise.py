@@ -13,7 +13,9 @@ from milescli.runtime.supervise import StopSignals, run_watched
 
 
 def _run(work, probes=(), on_stop=lambda: False) -> None:
-    asyncio.run(run_watched(work, list(probes), StopSignals(on_stop=on_stop, again="miles resume it")))
+    asyncio.run(
+        run_watched(work, list(probes), StopSignals(on_stop=on_stop, again="miles resume it"))
+    )
 
 
 async def _dead_engine() -> None:
@@ -46,7 +48,9 @@ def test_an_error_of_the_users_making_is_told_at_once() -> None:
         _run(bad_row())
 
 
-@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, Interrupted), (signal.SIGTERM, Terminated)])
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGINT, Interrupted), (signal.SIGTERM, Terminated)]
+)
 def test_a_signal_with_nothing_to_save_ends_at_once(number: int, kind: type[Exception]) -> None:
     async def work() -> None:
         os.kill(os.getpid(), number)

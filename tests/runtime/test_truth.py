@@ -1,4 +1,5 @@
-"""The check of engine against trainer. A real engine that computes wrongly cannot be had on demand: here it is a function with a fault."""
+"""The check of engine against trainer. A real engine that computes wrongly cannot be had on demand:
+here it is a function with a fault."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ NUM_LAYERS = 6
 
 @dataclass
 class Pair:
-    """Engine and trainer whose log-prob of every token is a sum over layers; the engine's layer `faulty` adds too much."""
+    """Engine and trainer whose log-prob of every token is a sum over layers; the engine's layer
+    `faulty` adds too much."""
 
     faulty: int | None
     error: float = 0.01
@@ -47,7 +49,9 @@ class Pair:
 
     async def logprobs(self, batch) -> list[array]:
         assert self.holder == "trainer"
-        sizes = [end - start for start, end in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False)]
+        sizes = [
+            end - start for start, end in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False)
+        ]
         return [array("f", [-1.0 - 0.1 * self.layers] * size) for size in sizes]
 
     async def verify(self) -> None:
@@ -92,7 +96,9 @@ async def _run(pair: Pair, *, colocated: bool):
         seed=0,
         routing_replay=False,
     )
-    checked = await check.run([Prompt(index=index, token_ids=[1, 2, 3, 4], text="?") for index in range(3)])
+    checked = await check.run(
+        [Prompt(index=index, token_ids=[1, 2, 3, 4], text="?") for index in range(3)]
+    )
     assert not devices.engines_asleep
     return checked
 

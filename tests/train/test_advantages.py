@@ -33,7 +33,9 @@ def _group(rewards: list[float]) -> Group:
 
 
 def _compute(rewards: list[list[float]], normalize_std: str) -> list[list[float]]:
-    return advantages.compute([_group(row) for row in rewards], algorithm="grpo", normalize_std=normalize_std)
+    return advantages.compute(
+        [_group(row) for row in rewards], algorithm="grpo", normalize_std=normalize_std
+    )
 
 
 def test_without_std_they_are_the_centred_rewards() -> None:

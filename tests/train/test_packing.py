@@ -15,7 +15,9 @@ from milescli.train import packing
 from milescli.train.base import LossKind, TrainBatch
 
 
-def _sample(prompt: list[int], response: list[int], mask: list[bool], routed: RoutedExperts | None = None) -> Sample:
+def _sample(
+    prompt: list[int], response: list[int], mask: list[bool], routed: RoutedExperts | None = None
+) -> Sample:
     return Sample(
         sample_index=0,
         seed=0,
@@ -36,7 +38,12 @@ def _group(samples: list[Sample]) -> Group:
 
 
 def _pack(
-    samples: list[Sample], *, dp: int = 1, cap: int = 64, updates: int = 1, aggregation: str = "token_mean"
+    samples: list[Sample],
+    *,
+    dp: int = 1,
+    cap: int = 64,
+    updates: int = 1,
+    aggregation: str = "token_mean",
 ) -> TrainBatch:
     return packing.pack_policy(
         [_group(samples)],
@@ -68,23 +75,40 @@ def test_tokens_that_are_not_trained_on_carry_nothing() -> None:
 
 
 def test_sequence_mean_gives_each_answer_an_equal_share() -> None:
-    batch = _pack([_sample([1], [2], [True]), _sample([1], [2, 3, 4, 5], [True] * 4)], aggregation="sequence_mean")
+    batch = _pack(
+        [_sample([1], [2], [True]), _sample([1], [2, 3, 4, 5], [True] * 4)],
+        aggregation="sequence_mean",
+    )
     assert batch.loss_weights.tolist() == [0.5, 0.125, 0.125, 0.125, 0.125]
 
 
-samples = st.lists(st.tuples(st.integers(1, 6), st.lists(st.booleans(), min_size=1, max_size=30)), min_size=1, max_size=24).map(
-    lambda rows: [_sample([1] * prompt, [2] * len(mask), mask) for prompt, mask in rows]
-)
+samples = st.lists(
+    st.tuples(st.integers(1, 6), st.lists(st.booleans(), min_size=1, max_size=30)),
+    min_size=1,
+    max_size=24,
+).map(lambda rows: [_sample([1] * prompt, [2] * len(mask), mask) for prompt, mask in rows])
 
 
 @settings(max_examples=80, deadline=None)
-@given(samples, st.integers(1, 4), st.integers(8, 80), st.integers(1, 4), st.sampled_from(["token_mean", "sequence_mean"]))
+@given(
+    samples,
+    st.integers(1, 4),
+    st.integers(8, 80),
+    st.integers(1, 4),
+    st.sampled_from(["token_mean", "sequence_mean"]),
+)
 def test_every_sequence_is_there_once_and_the_contract_holds(
     rows: list[Sample], dp: int, cap: int, updates: int, aggregation: str
 ) -> None:
     batch = _pack(rows, dp=dp, cap=cap, updates=updates, aggregation=aggregation)
     lengths = np.diff(batch.cu_seqlens)
-    flat = [index for update in batch.updates for rank in update for microbatch in rank for index in microbatch]
+    flat = [
+        index
+        for update in batch.updates
+        for rank in update
+        for microbatch in rank
+        for index in microbatch
+    ]
     assert sorted(flat) == list(range(len(rows)))
     assert len(batch.updates) == min(updates, len(rows))
     for update in batch.updates:
@@ -93,7 +117,10 @@ def test_every_sequence_is_there_once_and_the_contract_holds(
         for microbatch in (each for rank in update for each in rank):
             assert len(microbatch) <= 1 or sum(lengths[index] for index in microbatch) <= cap
         members = [index for rank in update for microbatch in rank for index in microbatch]
-        total = sum(float(batch.loss_weights[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]].sum()) for i in members)
+        total = sum(
+            float(batch.loss_weights[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]].sum())
+            for i in members
+        )
         trained = any(any(rows[index].loss_mask) for index in members)
         assert total == pytest.approx(1.0 if trained else 0.0, abs=1e-5)
     assert not batch.loss_weights[~batch.loss_mask].any()
@@ -111,12 +138,17 @@ def test_ranks_get_like_amounts_of_tokens() -> None:
     rows = [_sample([1], [2] * length, [True] * length) for length in range(1, 41)]
     batch = _pack(rows, dp=4, cap=10_000)
     lengths = np.diff(batch.cu_seqlens)
-    loads = [sum(int(lengths[index]) for microbatch in rank for index in microbatch) for rank in batch.updates[0]]
+    loads = [
+        sum(int(lengths[index]) for microbatch in rank for index in microbatch)
+        for rank in batch.updates[0]
+    ]
     assert max(loads) - min(loads) <= 4
 
 
 def test_demonstrations_train_on_the_whole_answer() -> None:
-    batch = packing.pack_supervised([([1, 2], [3, 4]), ([5], [6])], dp=1, max_tokens_per_microbatch=64)
+    batch = packing.pack_supervised(
+        [([1, 2], [3, 4]), ([5], [6])], dp=1, max_tokens_per_microbatch=64
+    )
     assert batch.kind is LossKind.SUPERVISED
     assert batch.input_ids.tolist() == [1, 2, 3, 5]
     assert batch.target_ids.tolist() == [2, 3, 4, 6]
@@ -126,9 +158,17 @@ def test_demonstrations_train_on_the_whole_answer() -> None:
 
 def test_expert_choices_lie_beside_their_tokens() -> None:
     def routed(first: int) -> RoutedExperts:
-        return RoutedExperts(indices=np.arange(first, first + 12, dtype=np.int32).tobytes(), num_tokens=3, num_layers=2, topk=2)
+        return RoutedExperts(
+            indices=np.arange(first, first + 12, dtype=np.int32).tobytes(),
+            num_tokens=3,
+            num_layers=2,
+            topk=2,
+        )
 
-    rows = [_sample([1, 2], [3, 4], [True, True], routed(0)), _sample([1, 2], [3, 4], [True, True], routed(100))]
+    rows = [
+        _sample([1, 2], [3, 4], [True, True], routed(0)),
+        _sample([1, 2], [3, 4], [True, True], routed(100)),
+    ]
     batch = packing.pack_policy(
         [_group(rows)],
         [[0.0, 0.0]],

@@ -30,8 +30,15 @@ def test_cosine_is_half_way_in_the_middle() -> None:
     assert curve == pytest.approx([1.0, 0.85355, 0.5, 0.14645, 0.0], abs=1e-5)
 
 
-@given(st.integers(1, 60), st.integers(0, 70), st.sampled_from(["constant", "linear", "cosine"]), st.floats(0, 1))
-def test_after_the_warm_up_it_never_rises_nor_leaves_its_bounds(steps: int, warmup: int, schedule: str, least: float) -> None:
+@given(
+    st.integers(1, 60),
+    st.integers(0, 70),
+    st.sampled_from(["constant", "linear", "cosine"]),
+    st.floats(0, 1),
+)
+def test_after_the_warm_up_it_never_rises_nor_leaves_its_bounds(
+    steps: int, warmup: int, schedule: str, least: float
+) -> None:
     curve = _curve(steps, warmup_steps=warmup, schedule=schedule, min_lr=least)
     assert all(0 < value <= 1 + 1e-12 for value in curve[: min(warmup, steps)])
     fall = curve[warmup:]

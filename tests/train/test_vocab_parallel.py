@@ -13,28 +13,43 @@ from milescli.train import vocab_parallel
 from milescli.train.vocab_parallel import VocabShard, target_logprobs
 
 
-def _plain(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _plain(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     logprobs = (logits.float() / temperature).log_softmax(-1)
     return logprobs.gather(1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
 
-def _inputs(tokens: int, vocab: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _inputs(
+    tokens: int, vocab: int, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(tokens, vocab, generator=generator)
     targets = torch.randint(0, vocab, (tokens,), generator=generator)
-    return logits, targets, torch.randn(tokens, generator=generator), torch.randn(tokens, generator=generator)
+    return (
+        logits,
+        targets,
+        torch.randn(tokens, generator=generator),
+        torch.randn(tokens, generator=generator),
+    )
 
 
-@pytest.mark.parametrize(("tokens", "vocab", "temperature"), [(1, 2, 1.0), (7, 50, 0.7), (33, 129, 1.5)])
+@pytest.mark.parametrize(
+    ("tokens", "vocab", "temperature"), [(1, 2, 1.0), (7, 50, 0.7), (33, 129, 1.5)]
+)
 @pytest.mark.parametrize("use", ["both", "logprob", "entropy"])
-def test_values_and_gradients_are_those_of_log_softmax(tokens: int, vocab: int, temperature: float, use: str) -> None:
+def test_values_and_gradients_are_those_of_log_softmax(
+    tokens: int, vocab: int, temperature: float, use: str
+) -> None:
     logits, targets, grad_logprob, grad_entropy = _inputs(tokens, vocab)
     weights = (grad_logprob * (use != "entropy"), grad_entropy * (use != "logprob"))
     expected_in = logits.clone().requires_grad_()
     expected = _plain(expected_in, targets, temperature)
     sum((value * weight).sum() for value, weight in zip(expected, weights, strict=True)).backward()
     leaf = logits.clone().requires_grad_()
-    found = target_logprobs(leaf * 1.0, targets, shard=VocabShard(size=vocab), temperature=temperature)
+    found = target_logprobs(
+        leaf * 1.0, targets, shard=VocabShard(size=vocab), temperature=temperature
+    )
     used = [(value * weight).sum() for value, weight in zip(found, weights, strict=True)]
     {"both": used[0] + used[1], "logprob": used[0], "entropy": used[1]}[use].backward()
     for one, other in zip(found, expected, strict=True):
@@ -85,8 +100,14 @@ def _rank(rank: int, store: str, results) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     logits, targets, grad_logprob, grad_entropy = _inputs(17, 31)
     columns = 16
-    part = torch.nn.functional.pad(logits, (0, 1))[:, rank * columns : (rank + 1) * columns].clone().requires_grad_()
-    shard = VocabShard(start=rank * columns, size=min(columns, 31 - rank * columns), group=dist.group.WORLD)
+    part = (
+        torch.nn.functional.pad(logits, (0, 1))[:, rank * columns : (rank + 1) * columns]
+        .clone()
+        .requires_grad_()
+    )
+    shard = VocabShard(
+        start=rank * columns, size=min(columns, 31 - rank * columns), group=dist.group.WORLD
+    )
     found, entropy = target_logprobs(part * 1.0, targets, shard=shard, temperature=0.8)
     ((found * grad_logprob).sum() + (entropy * grad_entropy).sum()).backward()
     results.put((rank, found.detach().numpy(), entropy.detach().numpy(), part.grad.numpy()))
@@ -96,7 +117,10 @@ def _rank(rank: int, store: str, results) -> None:
 def test_a_vocabulary_spread_over_two_ranks_gives_what_one_gives(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    ranks = [context.Process(target=_rank, args=(rank, str(tmp_path / "store"), results)) for rank in range(2)]
+    ranks = [
+        context.Process(target=_rank, args=(rank, str(tmp_path / "store"), results))
+        for rank in range(2)
+    ]
     for process in ranks:
         process.start()
     found = sorted((results.get(timeout=90) for _ in ranks), key=lambda result: result[0])
@@ -107,7 +131,11 @@ def test_a_vocabulary_spread_over_two_ranks_gives_what_one_gives(tmp_path: Path)
     expected = _plain(leaf, targets, 0.8)
     ((expected[0] * grad_logprob).sum() + (expected[1] * grad_entropy).sum()).backward()
     for _, logprobs, entropy, _ in found:
-        torch.testing.assert_close(torch.from_numpy(logprobs), expected[0].detach(), atol=2e-6, rtol=1e-5)
-        torch.testing.assert_close(torch.from_numpy(entropy), expected[1].detach(), atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            torch.from_numpy(logprobs), expected[0].detach(), atol=2e-6, rtol=1e-5
+        )
+        torch.testing.assert_close(
+            torch.from_numpy(entropy), expected[1].detach(), atol=2e-6, rtol=1e-5
+        )
     merged = torch.cat([torch.from_numpy(gradient) for *_, gradient in found], dim=1)[:, :31]
     torch.testing.assert_close(merged, leaf.grad, atol=2e-6, rtol=1e-5)

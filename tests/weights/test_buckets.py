@@ -10,14 +10,17 @@ from milescli.weights.buckets import into_buckets, layout, write_flat
 
 tensors = st.lists(
     st.tuples(
-        st.sampled_from([torch.float32, torch.bfloat16, torch.int64]), st.lists(st.integers(1, 5), min_size=1, max_size=3)
+        st.sampled_from([torch.float32, torch.bfloat16, torch.int64]),
+        st.lists(st.integers(1, 5), min_size=1, max_size=3),
     ),
     max_size=12,
 )
 
 
 def named(specs) -> list[tuple[str, torch.Tensor]]:
-    return [(f"w{index}", torch.randn(*shape).to(dtype)) for index, (dtype, shape) in enumerate(specs)]
+    return [
+        (f"w{index}", torch.randn(*shape).to(dtype)) for index, (dtype, shape) in enumerate(specs)
+    ]
 
 
 @given(tensors, st.integers(1, 400))

@@ -1,5 +1,6 @@
-"""Trainer state on disk in Megatron's `torch_dist` format: weights, distributed optimizer, RNG; written in the background, read
-under any layout. The manifest beside it belongs to the checkpoint room."""
+"""Trainer state on disk in Megatron's `torch_dist` format: weights, distributed optimizer, RNG;
+written in the background, read under any layout. The manifest beside it belongs to the checkpoint
+room."""
 
 from __future__ import annotations
 
@@ -29,26 +30,35 @@ _NUM_UPDATES = "num_updates"
 class CheckpointIO:
     """Saves and loads one model and its optimizer. At most one save is in flight."""
 
-    def __init__(self, model: DistributedDataParallel, optimizer: MegatronOptimizer, *, timeout_s: float) -> None:
+    def __init__(
+        self, model: DistributedDataParallel, optimizer: MegatronOptimizer, *, timeout_s: float
+    ) -> None:
         """`timeout_s` bounds the wait of `finish`."""
         self._model, self._optimizer, self._timeout_s = model, optimizer, timeout_s
         self._device = next(model.parameters()).device
         self._pending: tuple[BackgroundSave, object, float] | None = None
 
     def start(self, folder: Path) -> None:
-        """Copy the state to host memory and begin to write it into `folder`; training may go on. Waits for a save before it."""
+        """Copy the state to host memory and begin to write it into `folder`; training may go on.
+        Waits for a save before it."""
         self.finish()
         if dist.get_rank() == 0:
             folder.mkdir(parents=True, exist_ok=True)
         dist.barrier()
         writer = BackgroundSave(timeout_s=self._timeout_s)
         state = self._sharded_state(loading=False)
-        state |= {_RNG: _rng_of_rank_zero(), _NUM_UPDATES: _largest(num_updates(self._optimizer), self._device)}
-        request = dist_checkpointing.save(state, str(folder), sharded_strategy=writer, async_sharded_save=True)
+        state |= {
+            _RNG: _rng_of_rank_zero(),
+            _NUM_UPDATES: _largest(num_updates(self._optimizer), self._device),
+        }
+        request = dist_checkpointing.save(
+            state, str(folder), sharded_strategy=writer, async_sharded_save=True
+        )
         self._pending = (writer, request, time.monotonic())
 
     def finish(self) -> None:
-        """Wait until the last save is on disk. Raises CheckpointError where writing failed, WaitTimeout past the bound."""
+        """Wait until the last save is on disk. Raises CheckpointError where writing failed,
+        WaitTimeout past the bound."""
         if self._pending is None:
             return
         writer, request, _ = self._pending
@@ -58,9 +68,11 @@ class CheckpointIO:
             finalize()
 
     def load(self, folder: Path, *, weights_only: bool) -> None:
-        """Take the state from `folder`, whatever layout wrote it. `weights_only`: leave optimizer and RNG alone.
+        """Take the state from `folder`, whatever layout wrote it. `weights_only`: leave optimizer
+        and RNG alone.
 
-        Raises CheckpointError for a folder that is missing, torn, of another model, or holds pickles that are not Megatron's.
+        Raises CheckpointError for a folder that is missing, torn, of another model, or holds
+        pickles that are not Megatron's.
         """
         self.finish()
         require_known_pickles(folder)
@@ -69,15 +81,24 @@ class CheckpointIO:
         state = self._sharded_state(loading=True, weights_only=weights_only)
         try:
             loaded = dist_checkpointing.load(state, str(folder))
-        except (OSError, KeyError, ValueError, RuntimeError, dist_checkpointing.core.CheckpointingException) as error:
+        except (
+            OSError,
+            KeyError,
+            ValueError,
+            RuntimeError,
+            dist_checkpointing.core.CheckpointingException,
+        ) as error:
             raise CheckpointError(
                 f"cannot load the checkpoint `{folder}`",
-                why=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no further word'}",
-                fix="resume from another checkpoint of the run, or check that model.path is the one that was trained",
+                why=f"{type(error).__name__}: "
+                f"{str(error).splitlines()[0] if str(error) else 'no further word'}",
+                fix="resume from another checkpoint of the run, or check that model.path is the "
+                "one that was trained",
             ) from error
         self._model.module.load_state_dict(loaded[_MODEL])
         if weights_only:
-            # the optimizer holds copies of bfloat16 weights, which would undo the load at the next step
+            # the optimizer holds copies of bfloat16 weights, which would undo the load at the next
+            # step
             self._optimizer.reload_model_params()
             return
         for number, inner in enumerate(inner_optimizers(self._optimizer)):
@@ -96,19 +117,25 @@ class CheckpointIO:
             "chained_optim_avoid_prefix": True,
             "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
         }
-        state: dict[str, object] = {_MODEL: self._model.module.sharded_state_dict(prefix="", metadata=metadata)}
+        state: dict[str, object] = {
+            _MODEL: self._model.module.sharded_state_dict(prefix="", metadata=metadata)
+        }
         if not weights_only:
             make_moments(self._optimizer)
-            # by parameter name, without the list of optimizers around it: that depends on the layout (experts may have their own)
+            # by parameter name, without the list of optimizers around it: that depends on the
+            # layout (experts may have their own)
             state[_OPTIMIZER] = {
-                number: inner.sharded_param_state_fully_reshardable(state[_MODEL], is_loading=loading, metadata=metadata)
+                number: inner.sharded_param_state_fully_reshardable(
+                    state[_MODEL], is_loading=loading, metadata=metadata
+                )
                 for number, inner in enumerate(inner_optimizers(self._optimizer))
             }
         return state
 
 
 def make_moments(optimizer: MegatronOptimizer) -> None:
-    """Give AdamW the state that it would make at its first step: Megatron 0.16.1 can neither save nor load without it."""
+    """Give AdamW the state that it would make at its first step: Megatron 0.16.1 can neither save
+    nor load without it."""
     for inner in inner_optimizers(optimizer):
         for group in inner.optimizer.param_groups:
             for parameter in group["params"]:
@@ -124,14 +151,19 @@ def make_moments(optimizer: MegatronOptimizer) -> None:
 
 def num_updates(optimizer: MegatronOptimizer) -> int:
     """Updates since the moments were made; equal for all parameters of all ranks."""
-    counts = {int(moments["step"]) for inner in inner_optimizers(optimizer) for moments in inner.optimizer.state.values()}
+    counts = {
+        int(moments["step"])
+        for inner in inner_optimizers(optimizer)
+        for moments in inner.optimizer.state.values()
+    }
     assert len(counts) <= 1, f"parameters have seen different numbers of updates: {counts}"
     return counts.pop() if counts else 0
 
 
 @contextmanager
 def _tolerating_step(inner: MegatronOptimizer) -> Iterator[None]:
-    """Megatron 0.16.1 copies every state of torch's AdamW from disk, `step` too, which its format does not hold: offer it its own."""
+    """Megatron 0.16.1 copies every state of torch's AdamW from disk, `step` too, which its format
+    does not hold: offer it its own."""
     plain = inner._set_main_param_and_optimizer_states
 
     def set_states(parameter: torch.nn.Parameter, tensors: dict[str, torch.Tensor]) -> None:
@@ -146,7 +178,8 @@ def _tolerating_step(inner: MegatronOptimizer) -> Iterator[None]:
 
 
 def _rng_of_rank_zero() -> torch.Tensor:
-    """Nothing in training draws on the host generator at random between ranks, so one state serves all layouts."""
+    """Nothing in training draws on the host generator at random between ranks, so one state serves
+    all layouts."""
     holder = [torch.get_rng_state()]
     dist.broadcast_object_list(holder, src=0)
     return holder[0]

@@ -1,5 +1,6 @@
-"""Lets unmodified Megatron-Core run on a machine without an accelerator, over gloo. Installed by trainer processes (and export)
-before they import megatron; it changes torch process-wide, so no other process may import it. It does nothing where CUDA is."""
+"""Lets unmodified Megatron-Core run on a machine without an accelerator, over gloo. Installed by
+trainer processes (and export) before they import megatron; it changes torch process-wide, so no
+other process may import it. It does nothing where CUDA is."""
 
 from __future__ import annotations
 
@@ -10,11 +11,24 @@ from typing import Any
 
 import torch
 
-_FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "rand", "randn", "arange", "empty_like", "zeros_like", "ones_like")
+_FACTORIES = (
+    "tensor",
+    "zeros",
+    "ones",
+    "empty",
+    "full",
+    "rand",
+    "randn",
+    "arange",
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+)
 
 
 def install() -> bool:
-    """Redirect the CUDA runtime to the host, once. Returns False, and changes nothing, where there is an accelerator."""
+    """Redirect the CUDA runtime to the host, once. Returns False, and changes nothing, where there
+    is an accelerator."""
     if torch.cuda.is_available():
         return False
     if not getattr(torch.cuda, "_miles_on_host", False):
@@ -34,7 +48,9 @@ def _redirect_runtime() -> None:
         setattr(torch.cuda, name, _forward(getattr(torch.cpu, name)))
     # fresh classes: torch._dynamo refuses one object under two names
     torch.cuda.Stream = type(
-        "Stream", (torch.cpu.Stream,), {"record_event": lambda self, event=None: event or torch.cuda.Event()}
+        "Stream",
+        (torch.cpu.Stream,),
+        {"record_event": lambda self, event=None: event or torch.cuda.Event()},
     )
     torch.cuda.Event = type("Event", (torch.cpu.Event,), {})
     only_stream = torch.cuda.Stream()
@@ -49,8 +65,12 @@ def _forward(target: Callable[..., Any]) -> Callable[..., Any]:
 
 def _redirect_generator() -> None:
     """The CUDA generator is the CPU generator."""
-    torch.cuda.get_rng_state = torch.cuda.random.get_rng_state = lambda device=None: torch.get_rng_state()
-    torch.cuda.set_rng_state = torch.cuda.random.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
+    torch.cuda.get_rng_state = torch.cuda.random.get_rng_state = lambda device=None: (
+        torch.get_rng_state()
+    )
+    torch.cuda.set_rng_state = torch.cuda.random.set_rng_state = lambda state, device=None: (
+        torch.set_rng_state(state)
+    )
     torch.cuda.manual_seed = lambda seed: torch.manual_seed(seed)
 
 
@@ -78,7 +98,11 @@ def _redirect_factories() -> None:
     to = _on_host(torch.Tensor.to)
 
     def to_host(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return to(self, *(_host(arg) if isinstance(arg, str | torch.device) else arg for arg in args), **kwargs)
+        return to(
+            self,
+            *(_host(arg) if isinstance(arg, str | torch.device) else arg for arg in args),
+            **kwargs,
+        )
 
     torch.Tensor.to = to_host
     torch.Tensor.cuda = lambda self, *args, **kwargs: self
@@ -90,14 +114,19 @@ def _rename_tensor_types() -> None:
     plain = torch.Tensor.type
 
     def named(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return plain(self, *args, **kwargs) if args or kwargs else plain(self).replace("torch.", "torch.cuda.", 1)
+        return (
+            plain(self, *args, **kwargs)
+            if args or kwargs
+            else plain(self).replace("torch.", "torch.cuda.", 1)
+        )
 
     torch.Tensor.type = named
 
 
 def _compile_nothing() -> None:
-    """torch.compile returns functions as they are. Megatron-Core decorates two dozen with it as it is imported, before its own switch
-    (`jit.disable_jit_fuser`) can be reached; that loads the whole compiler, for half of the start-up time of a rank."""
+    """torch.compile returns functions as they are. Megatron-Core decorates two dozen with it as it
+    is imported, before its own switch (`jit.disable_jit_fuser`) can be reached; that loads the
+    whole compiler, for half of the start-up time of a rank."""
     torch.compile = lambda function=None, **options: function or (lambda decorated: decorated)
 
 
@@ -105,8 +134,12 @@ def _mend_megatron() -> None:
     """What Megatron-Core 0.16.1 assumes of CUDA beyond torch."""
     from megatron.core.tensor_parallel import random
 
-    random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
-    logging.getLogger(random.__name__).addFilter(lambda record: "CPU RNG state changed" not in record.getMessage())
+    random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(
+        state
+    )
+    logging.getLogger(random.__name__).addFilter(
+        lambda record: "CPU RNG state changed" not in record.getMessage()
+    )
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
     if not hasattr(moe_utils, "te_general_gemm"):

@@ -1,4 +1,5 @@
-"""Passes of the model over microbatches through Megatron's schedules: scoring without gradient, and one update's forward and backward."""
+"""Passes of the model over microbatches through Megatron's schedules: scoring without gradient, and
+one update's forward and backward."""
 
 from __future__ import annotations
 
@@ -29,11 +30,16 @@ class Passes:
     routers: list[tuple[int, RouterReplay]]
     """Empty without routing replay."""
 
-    def score(self, microbatches: Sequence[Microbatch], *, temperature: float) -> list[torch.Tensor]:
-        """Log-prob of every target [S] per microbatch on ranks of the last stage; empty elsewhere. No gradient."""
+    def score(
+        self, microbatches: Sequence[Microbatch], *, temperature: float
+    ) -> list[torch.Tensor]:
+        """Log-prob of every target [S] per microbatch on ranks of the last stage; empty elsewhere.
+        No gradient."""
         found: list[torch.Tensor] = []
 
-        def keep(microbatch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+        def keep(
+            microbatch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor
+        ) -> torch.Tensor:
             found.append(logprobs)
             return logprobs.sum()
 
@@ -41,25 +47,44 @@ class Passes:
             self._run(microbatches, keep, temperature=temperature, forward_only=True)
         return found
 
-    def train(self, microbatches: Sequence[Microbatch], loss: TokenLoss, *, temperature: float) -> None:
-        """Gradients of the sum of all microbatches' losses, on all ranks, reduced over the data-parallel ranks."""
+    def train(
+        self, microbatches: Sequence[Microbatch], loss: TokenLoss, *, temperature: float
+    ) -> None:
+        """Gradients of the sum of all microbatches' losses, on all ranks, reduced over the
+        data-parallel ranks."""
         self._run(microbatches, loss, temperature=temperature, forward_only=False)
 
-    def _run(self, microbatches: Sequence[Microbatch], loss: TokenLoss, *, temperature: float, forward_only: bool) -> None:
+    def _run(
+        self,
+        microbatches: Sequence[Microbatch],
+        loss: TokenLoss,
+        *,
+        temperature: float,
+        forward_only: bool,
+    ) -> None:
         def forward_step(source: Iterator[Microbatch], model: torch.nn.Module):
             microbatch = next(source)
             if self.routers and microbatch.routed_experts is not None:
                 replay.prepare_forward(self.routers, microbatch.routed_experts, mesh=self.mesh)
-            output = model(microbatch.input_ids, microbatch.positions, None, packed_seq_params=microbatch.row)
+            output = model(
+                microbatch.input_ids, microbatch.positions, None, packed_seq_params=microbatch.row
+            )
             if self.routers and microbatch.routed_experts is not None:
                 replay.after_forward(self.routers)
 
             def reduce(logits: torch.Tensor):
                 logprobs, entropy = target_logprobs(
-                    logits[0], microbatch.target_ids, shard=self._vocab_shard(logits), temperature=temperature
+                    logits[0],
+                    microbatch.target_ids,
+                    shard=self._vocab_shard(logits),
+                    temperature=temperature,
                 )
                 # Megatron wants a count of tokens; the weights of the batch have divided already
-                return loss(microbatch, logprobs, entropy), torch.ones((), dtype=torch.int, device=logits.device), {}
+                return (
+                    loss(microbatch, logprobs, entropy),
+                    torch.ones((), dtype=torch.int, device=logits.device),
+                    {},
+                )
 
             return output, reduce
 
@@ -80,4 +105,6 @@ class Passes:
         columns = logits.shape[-1]
         start = columns * self.mesh.tp_rank
         size = max(min(self.vocab_size - start, columns), 0)
-        return VocabShard(start=start, size=size, group=self.mesh.tp_group if self.mesh.layout.tp > 1 else None)
+        return VocabShard(
+            start=start, size=size, group=self.mesh.tp_group if self.mesh.layout.tp > 1 else None
+        )

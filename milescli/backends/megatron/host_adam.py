@@ -1,6 +1,8 @@
-"""AdamW in host memory, for models whose optimizer does not fit on the device: moments, and float32 copies of bfloat16 weights, live and are
-stepped there. Megatron's own offload (HybridDeviceOptimizer) takes no float32 weights, needs TransformerEngine to leave nothing on the device,
-and computes nothing without CUDA, so that it could not be tested here. Used by `optimizer`."""
+"""AdamW in host memory, for models whose optimizer does not fit on the device: moments, and float32
+copies of bfloat16 weights, live and are stepped there. Megatron's own offload
+(HybridDeviceOptimizer) takes no float32 weights, needs TransformerEngine to leave nothing on the
+device, and computes nothing without CUDA, so that it could not be tested here. Used by
+`optimizer`."""
 
 from __future__ import annotations
 
@@ -13,15 +15,17 @@ _HOST = torch.device("cpu")
 
 
 class HostAdamW(torch.optim.AdamW):
-    """Its parameters are what Megatron gives an optimizer: float32 parts of the model's own memory, which stay where they are, or stand-ins for
-    float32 copies of bfloat16 weights, which have a shape and a gradient and no memory; what they stand for is in `copies`."""
+    """Its parameters are what Megatron gives an optimizer: float32 parts of the model's own memory,
+    which stay where they are, or stand-ins for float32 copies of bfloat16 weights, which have a
+    shape and a gradient and no memory; what they stand for is in `copies`."""
 
     copies: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
     """stand-in -> (float32 weights in host memory, the bfloat16 weights on the device)"""
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:
-        """One weight after the other. Decoupled weight decay (Loshchilov & Hutter, arXiv 1711.05101, algorithm 2), in float32."""
+        """One weight after the other. Decoupled weight decay (Loshchilov & Hutter, arXiv
+        1711.05101, algorithm 2), in float32."""
         assert closure is None, "Megatron gives none"
         for group in self.param_groups:
             for weight in group["params"]:
@@ -32,7 +36,9 @@ class HostAdamW(torch.optim.AdamW):
                 if device.data_ptr() != host.data_ptr():
                     device.copy_(host)
 
-    def _update(self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: dict) -> None:
+    def _update(
+        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: dict
+    ) -> None:
         beta1, beta2 = group["betas"]
         adamw(
             [weight],
@@ -63,7 +69,8 @@ class HostAdamW(torch.optim.AdamW):
 
 
 class _OnHost(DistributedOptimizer):
-    """Megatron's optimizer around it: where it looks at float32 weights, it is shown those in host memory."""
+    """Megatron's optimizer around it: where it looks at float32 weights, it is shown those in host
+    memory."""
 
     optimizer: HostAdamW
 
@@ -75,12 +82,20 @@ class _OnHost(DistributedOptimizer):
         for host, device in self.optimizer.copies.values():
             host.copy_(device)
 
-    def _get_main_param_and_optimizer_states(self, model_param: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _get_main_param_and_optimizer_states(
+        self, model_param: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         found = super()._get_main_param_and_optimizer_states(model_param)
         stand_in = found["param"]
-        return {**found, "param": self.optimizer.copies[stand_in][0]} if stand_in in self.optimizer.copies else found
+        return (
+            {**found, "param": self.optimizer.copies[stand_in][0]}
+            if stand_in in self.optimizer.copies
+            else found
+        )
 
-    def _set_main_param_and_optimizer_states(self, model_param: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
+    def _set_main_param_and_optimizer_states(
+        self, model_param: torch.Tensor, tensors: dict[str, torch.Tensor]
+    ) -> None:
         for name, own in self._get_main_param_and_optimizer_states(model_param).items():
             own.copy_(tensors[name])
 
@@ -91,11 +106,17 @@ def move_to_host(inner: MegatronOptimizer) -> None:
     assert type(inner) is DistributedOptimizer, type(inner)
     device = inner.optimizer
     host = HostAdamW([torch.nn.Parameter(torch.zeros(1))])
-    host.defaults = {**host.defaults, **{name: device.defaults[name] for name in host.defaults if name in device.defaults}}
-    # in place of a new optimizer's own check: float32 weights are views of the model's memory, which it would not take
+    host.defaults = {
+        **host.defaults,
+        **{name: device.defaults[name] for name in host.defaults if name in device.defaults},
+    }
+    # in place of a new optimizer's own check: float32 weights are views of the model's memory,
+    # which it would not take
     host.param_groups = device.param_groups
     host.copies = {}
-    for mains, weights in zip(inner.shard_fp32_from_float16_groups, inner.shard_float16_groups, strict=True):
+    for mains, weights in zip(
+        inner.shard_fp32_from_float16_groups, inner.shard_float16_groups, strict=True
+    ):
         for main, weight in zip(mains, weights, strict=True):
             host.copies[main] = (main.detach().to(_HOST, copy=True), weight)
             main.data = torch.zeros(1, dtype=main.dtype, device=main.device).expand(main.shape)

@@ -1,5 +1,6 @@
-"""Megatron's MambaModel, for models whose layers have one part each (Nemotron-H): its stack of layers with the parts of this room, any split
-into pipeline stages, and recomputation, which Megatron's own stack has not. Called by `model`."""
+"""Megatron's MambaModel, for models whose layers have one part each (Nemotron-H): its stack of
+layers with the parts of this room, any split into pipeline stages, and recomputation, which
+Megatron's own stack has not. Called by `model`."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ from milescli.backends.megatron.specs import layer_spec
 from milescli.models.facts import ModelFacts
 
 
-def build_hybrid(config: TransformerConfig, facts: ModelFacts, mesh: Mesh, *, vocab_size: int) -> MambaModel:
+def build_hybrid(
+    config: TransformerConfig, facts: ModelFacts, mesh: Mesh, *, vocab_size: int
+) -> MambaModel:
     """This rank's part, weights undefined until they are loaded. `vocab_size`: padded."""
     return MambaModel(
         config=config,
@@ -47,7 +50,11 @@ def part_spec(config: TransformerConfig, facts: ModelFacts, *, layer: int) -> Mo
     spec = layer_spec(config, facts, layer=layer, engine=False)
     parts = spec.submodules
     if kind.mixer == "none":
-        parts.input_layernorm, parts.self_attention, parts.self_attn_bda = IdentityOp, IdentityOp, IdentityFuncOp
+        parts.input_layernorm, parts.self_attention, parts.self_attn_bda = (
+            IdentityOp,
+            IdentityOp,
+            IdentityFuncOp,
+        )
     if kind.mlp == "none":
         parts.pre_mlp_layernorm, parts.mlp, parts.mlp_bda = IdentityOp, IdentityOp, IdentityFuncOp
     if kind.mlp == "moe":
@@ -62,44 +69,67 @@ class HybridStack(MambaStack):
     """The layers of this pipeline stage."""
 
     def __init__(
-        self, config: TransformerConfig, *, facts: ModelFacts, pre_process: bool, post_process: bool, pg_collection, **_: object
+        self,
+        config: TransformerConfig,
+        *,
+        facts: ModelFacts,
+        pre_process: bool,
+        post_process: bool,
+        pg_collection,
+        **_: object,
     ) -> None:
-        """Called by MambaModel. Megatron's own __init__ is passed over: it needs TransformerEngine, and stages of equal size."""
+        """Called by MambaModel. Megatron's own __init__ is passed over: it needs TransformerEngine,
+        and stages of equal size."""
         MegatronModule.__init__(self, config=config)
         self.pre_process, self.post_process = pre_process, post_process
         self.tp_group, self.pp_group = pg_collection.tp, pg_collection.pp
         self.input_tensor: torch.Tensor | None = None
         first = get_transformer_layer_offset(config)
         self.layers = torch.nn.ModuleList(
-            self._build(config, facts, layer=first + index, first=first, pg_collection=pg_collection)
+            self._build(
+                config, facts, layer=first + index, first=first, pg_collection=pg_collection
+            )
             for index in range(get_num_layers_to_build(config))
         )
         if post_process:
             self.final_norm = RmsNorm(config, config.hidden_size, eps=config.layernorm_epsilon)
 
     @staticmethod
-    def _build(config: TransformerConfig, facts: ModelFacts, *, layer: int, first: int, pg_collection) -> torch.nn.Module:
+    def _build(
+        config: TransformerConfig, facts: ModelFacts, *, layer: int, first: int, pg_collection
+    ) -> torch.nn.Module:
         is_mamba = facts.layers[layer].mixer == "mamba"
         # Megatron's other layers add the number of the stage's first one themselves
         number = layer + 1 if is_mamba else layer + 1 - first
         spec = part_spec(config, facts, layer=layer)
         return build_module(spec, config=config, layer_number=number, pg_collection=pg_collection)
 
-    def forward(self, hidden_states, attention_mask, *, packed_seq_params, **_: object) -> torch.Tensor:
-        """Called by MambaModel. hidden_states [S (/ tp), 1, hidden_size], or None after the first stage."""
+    def forward(
+        self, hidden_states, attention_mask, *, packed_seq_params, **_: object
+    ) -> torch.Tensor:
+        """Called by MambaModel. hidden_states [S (/ tp), 1, hidden_size], or None after the first
+        stage."""
         if not self.pre_process:
             hidden_states = self.input_tensor
 
         def run(layer: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-            out = layer(hidden_states=hidden, attention_mask=attention_mask, packed_seq_params=packed_seq_params)
+            out = layer(
+                hidden_states=hidden,
+                attention_mask=attention_mask,
+                packed_seq_params=packed_seq_params,
+            )
             return out[0] if isinstance(out, tuple) else out
 
         recompute = self.config.recompute_granularity == "full" and self.training
         for layer in self.layers:
             if recompute:
-                hidden_states = tensor_parallel.checkpoint(lambda hidden, layer=layer: run(layer, hidden), False, hidden_states)
+                hidden_states = tensor_parallel.checkpoint(
+                    lambda hidden, layer=layer: run(layer, hidden), False, hidden_states
+                )
             else:
                 hidden_states = run(layer, hidden_states)
         if self.post_process:
             hidden_states = self.final_norm(hidden_states)
-        return make_viewless_tensor(hidden_states, requires_grad=hidden_states.requires_grad, keep_graph=True)
+        return make_viewless_tensor(
+            hidden_states, requires_grad=hidden_states.requires_grad, keep_graph=True
+        )

@@ -1,5 +1,6 @@
-"""Logits of a model by Megatron-Core in one process, from a Hugging Face folder through the weight table, or from a checkpoint.
-`python -m milescli.backends.megatron.logits REQUEST.json`, called by convert's proof and by the tests of the families."""
+"""Logits of a model by Megatron-Core in one process, from a Hugging Face folder through the weight
+table, or from a checkpoint. `python -m milescli.backends.megatron.logits REQUEST.json`, called by
+convert's proof and by the tests of the families."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ _TIMEOUT_S = 600.0
 
 
 @torch.inference_mode()
-def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype, checkpoint: Path | None, mesh) -> list[torch.Tensor]:
-    """[tokens, vocab] float32 per row of token ids, each row a sequence of its own. `checkpoint`: a `torch_dist` folder whose
-    weights are taken instead of the folder's. `mesh`: of one rank."""
+def logits(
+    folder: Path, rows: list[list[int]], *, dtype: torch.dtype, checkpoint: Path | None, mesh
+) -> list[torch.Tensor]:
+    """[tokens, vocab] float32 per row of token ids, each row a sequence of its own. `checkpoint`: a
+    `torch_dist` folder whose weights are taken instead of the folder's. `mesh`: of one rank."""
     from megatron.core import dist_checkpointing
 
     from milescli.backends.megatron import model, weights
@@ -30,7 +33,9 @@ def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype, checkpoin
     from milescli.backends.megatron.rows import RowShape, make_row
 
     facts = load_facts(folder)
-    config = model.build_config(facts, mesh.layout, dtype=dtype, device=mesh.device, recompute="none", routing_replay=False)
+    config = model.build_config(
+        facts, mesh.layout, dtype=dtype, device=mesh.device, recompute="none", routing_replay=False
+    )
     built = model.build_model(config, facts, mesh).eval()
     if checkpoint is None:
         lines = table(facts)
@@ -41,19 +46,29 @@ def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype, checkpoin
     found = []
     for tokens in rows:
         row = pack_row(
-            make_row(_Tokens([0, len(tokens)]), [0], shape=RowShape()), shape=RowShape(), facts=facts, device=mesh.device
+            make_row(_Tokens([0, len(tokens)]), [0], shape=RowShape()),
+            shape=RowShape(),
+            facts=facts,
+            device=mesh.device,
         )
         positions = torch.arange(len(tokens), device=mesh.device)[None]
-        out = built(torch.tensor([tokens], device=mesh.device), positions, None, packed_seq_params=row)
+        out = built(
+            torch.tensor([tokens], device=mesh.device), positions, None, packed_seq_params=row
+        )
         found.append(out[0, :, : facts.vocab_size].float().cpu())
     return found
 
 
 def _metadata(checkpoint: Path) -> dict[str, bool] | None:
-    """What Megatron is told of a checkpoint whose layers are not stacked, as those of runs are; None: its own default."""
+    """What Megatron is told of a checkpoint whose layers are not stacked, as those of runs are;
+    None: its own default."""
     with TorchDistReader(checkpoint) as reader:
         layers = [name for name in reader.names() if name.startswith("decoder.layers.")]
-    return None if any(not name.split(".")[2].isdigit() for name in layers) else {"non_homogeneous_layers": True}
+    return (
+        None
+        if any(not name.split(".")[2].isdigit() for name in layers)
+        else {"non_homogeneous_layers": True}
+    )
 
 
 class _Tokens:
@@ -83,7 +98,13 @@ def main() -> None:
     )
     for job in request["jobs"]:
         checkpoint = Path(job["checkpoint"]) if job.get("checkpoint") else None
-        found = logits(Path(job["folder"]), job["rows"], dtype=getattr(torch, job["dtype"]), checkpoint=checkpoint, mesh=own)
+        found = logits(
+            Path(job["folder"]),
+            job["rows"],
+            dtype=getattr(torch, job["dtype"]),
+            checkpoint=checkpoint,
+            mesh=own,
+        )
         save_file({str(number): row.contiguous() for number, row in enumerate(found)}, job["out"])
     mesh.tear_down()
 

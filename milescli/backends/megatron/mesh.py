@@ -1,4 +1,5 @@
-"""Where this trainer rank stands: Megatron's parallel state, brought up with bounded waits, and read out as plain numbers and groups."""
+"""Where this trainer rank stands: Megatron's parallel state, brought up with bounded waits, and
+read out as plain numbers and groups."""
 
 from __future__ import annotations
 
@@ -49,12 +50,17 @@ class Mesh:
         return self.is_last_stage and self.tp_rank == 0
 
 
-def _open_store(master: tuple[str, int], *, rank: int, world_size: int, timeout: timedelta) -> dist.TCPStore:
-    """Where the ranks meet. Rank 0 opens it on the address of `master` alone; by itself torch would listen on every interface."""
+def _open_store(
+    master: tuple[str, int], *, rank: int, world_size: int, timeout: timedelta
+) -> dist.TCPStore:
+    """Where the ranks meet. Rank 0 opens it on the address of `master` alone; by itself torch would
+    listen on every interface."""
     if rank != 0:
         return dist.TCPStore(*master, world_size, is_master=False, timeout=timeout)
     listener = socket.create_server(master)
-    return dist.TCPStore(*master, world_size, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
+    return dist.TCPStore(
+        *master, world_size, is_master=True, timeout=timeout, master_listen_fd=listener.detach()
+    )
 
 
 def bring_up(
@@ -66,21 +72,29 @@ def bring_up(
     device: torch.device,
     timeouts_s: tuple[float, float],
 ) -> Mesh:
-    """Join the process group at `master` (address, port) and make Megatron's groups. `timeouts_s`: bound on the gathering of
-    all ranks, and on every later collective. Raises WaitTimeout where the ranks do not gather."""
+    """Join the process group at `master` (address, port) and make Megatron's groups. `timeouts_s`:
+    bound on the gathering of all ranks, and on every later collective. Raises WaitTimeout where the
+    ranks do not gather."""
     from megatron.core import parallel_state, tensor_parallel
 
     start_s, step_s = timeouts_s
     try:
-        store = _open_store(master, rank=rank, world_size=layout.world_size, timeout=timedelta(seconds=start_s))
+        store = _open_store(
+            master, rank=rank, world_size=layout.world_size, timeout=timedelta(seconds=start_s)
+        )
         dist.init_process_group(
-            backend, store=store, rank=rank, world_size=layout.world_size, timeout=timedelta(seconds=step_s)
+            backend,
+            store=store,
+            rank=rank,
+            world_size=layout.world_size,
+            timeout=timedelta(seconds=step_s),
         )
     except (dist.DistError, RuntimeError, OSError) as error:
         raise WaitTimeout(
             f"trainer rank {rank} did not meet the other {layout.world_size - 1} ranks",
             why=f"no rendezvous at {master[0]}:{master[1]} within {start_s:.0f} s: {error}",
-            fix="look into logs/latest for the rank that died first, or raise machine.start_timeout_s",
+            fix="look into logs/latest for the rank that died first, or raise "
+            "machine.start_timeout_s",
         ) from error
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tp,

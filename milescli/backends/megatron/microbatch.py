@@ -16,7 +16,8 @@ from milescli.train.base import TrainBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
-    """S: positions of this rank, padding included; padding has loss weight 0 and is off the mask."""
+    """S: positions of this rank, padding included; padding has loss weight 0 and is off the
+    mask."""
 
     indices: list[int]
     """Sequences of the TrainBatch, in the order of the row."""
@@ -46,10 +47,14 @@ class Microbatch:
 def row_shape(mesh: Mesh) -> RowShape:
     """What the layout asks of every row."""
     scattered = mesh.layout.sequence_parallel and mesh.layout.tp > 1
-    return RowShape(cp=mesh.layout.cp, cp_rank=mesh.cp_rank, tail_multiple=mesh.layout.tp if scattered else 1)
+    return RowShape(
+        cp=mesh.layout.cp, cp_rank=mesh.cp_rank, tail_multiple=mesh.layout.tp if scattered else 1
+    )
 
 
-def make_microbatch(batch: TrainBatch, indices: Sequence[int], *, mesh: Mesh, facts: ModelFacts) -> Microbatch:
+def make_microbatch(
+    batch: TrainBatch, indices: Sequence[int], *, mesh: Mesh, facts: ModelFacts
+) -> Microbatch:
     """Sequences `indices` of the batch as this rank computes them."""
     shape, device = row_shape(mesh), mesh.device
     row = make_row(batch, indices, shape=shape)

@@ -1,5 +1,6 @@
-"""GPTModel of Megatron-Core from ModelFacts and a layout. TransformerEngine's layers where it is installed beside an accelerator, else
-Megatron's own layers with the attention and norm of this room."""
+"""GPTModel of Megatron-Core from ModelFacts and a layout. TransformerEngine's layers where it is
+installed beside an accelerator, else Megatron's own layers with the attention and norm of this
+room."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe.router_replay import RouterReplay
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_block import (
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from milescli.backends.megatron.hybrid import build_hybrid
@@ -25,16 +29,27 @@ from milescli.plan.types import TrainerLayout
 
 def uses_engine(facts: ModelFacts, device: torch.device) -> bool:
     """Whether TransformerEngine's layers are there, and compute what this model is."""
-    return device.type != "cpu" and importlib.util.find_spec("transformer_engine") is not None and engine_knows(facts)
+    return (
+        device.type != "cpu"
+        and importlib.util.find_spec("transformer_engine") is not None
+        and engine_knows(facts)
+    )
 
 
 def padded_vocab_size(facts: ModelFacts, layout: TrainerLayout) -> int:
-    """Rows of embedding and output layer over all ranks: the vocabulary, filled up to a multiple of tp."""
+    """Rows of embedding and output layer over all ranks: the vocabulary, filled up to a multiple of
+    tp."""
     return -(-facts.vocab_size // layout.tp) * layout.tp
 
 
 def build_config(
-    facts: ModelFacts, layout: TrainerLayout, *, dtype: torch.dtype, device: torch.device, recompute: str, routing_replay: bool
+    facts: ModelFacts,
+    layout: TrainerLayout,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    recompute: str,
+    routing_replay: bool,
 ) -> TransformerConfig:
     """What Megatron needs to know. Raises CheckpointError for a model that it cannot compute."""
     facts.require_trainable()
@@ -63,16 +78,27 @@ def build_config(
         options["layernorm_zero_centered_gamma"] = True
     options |= _layout_options(facts, layout, dtype=dtype, device=device)
     if recompute == "full":
-        options |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        options |= {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
     if facts.num_experts:
-        options |= experts.options(facts, routing_replay=routing_replay, grouped=uses_engine(facts, device))
-    # Megatron refuses biases of experts under etp, as it would add them once per rank; `layers.experts` adds each rank's share
-    config = mla.config_class(facts)(**{**options, "add_bias_linear": options["add_bias_linear"] and layout.etp == 1})
+        options |= experts.options(
+            facts, routing_replay=routing_replay, grouped=uses_engine(facts, device)
+        )
+    # Megatron refuses biases of experts under etp, as it would add them once per rank;
+    # `layers.experts` adds each rank's share
+    config = mla.config_class(facts)(
+        **{**options, "add_bias_linear": options["add_bias_linear"] and layout.etp == 1}
+    )
     config.add_bias_linear = options["add_bias_linear"]
     return config
 
 
-def _layout_options(facts: ModelFacts, layout: TrainerLayout, *, dtype: torch.dtype, device: torch.device) -> dict[str, object]:
+def _layout_options(
+    facts: ModelFacts, layout: TrainerLayout, *, dtype: torch.dtype, device: torch.device
+) -> dict[str, object]:
     on_host = device.type == "cpu"
     options: dict[str, object] = {
         "tensor_model_parallel_size": layout.tp,
@@ -112,14 +138,18 @@ def _uneven_stages(sizes: tuple[int, ...]) -> list[list[str]]:
 
 def build_model(config: TransformerConfig, facts: ModelFacts, mesh: Mesh) -> GPTModel:
     """This rank's part, weights undefined until they are loaded."""
-    # replay instances register themselves in a list of the process; those of an earlier model would be filled instead
+    # replay instances register themselves in a list of the process; those of an earlier model would
+    # be filled instead
     RouterReplay.clear_global_router_replay_instances()
     if facts.mamba is not None:
         hybrid = build_hybrid(config, facts, mesh, vocab_size=padded_vocab_size(facts, mesh.layout))
         return hybrid if mesh.device.type == "cpu" else hybrid.to(mesh.device)
     engine = uses_engine(facts, mesh.device)
     first = get_transformer_layer_offset(config)
-    layers = [layer_spec(config, facts, layer=first + index, engine=engine) for index in range(get_num_layers_to_build(config))]
+    layers = [
+        layer_spec(config, facts, layer=first + index, engine=engine)
+        for index in range(get_num_layers_to_build(config))
+    ]
     spec = TransformerBlockSubmodules(layer_specs=layers, layer_norm=final_norm(engine=engine))
     gemma_like = facts.embedding_scale is not None or facts.logit_softcap is not None
     model = (partial(ScaledAndCapped, facts=facts) if gemma_like else GPTModel)(

@@ -1,12 +1,22 @@
-"""Megatron's gradient buffers and distributed AdamW around a model; the guard against values that are not finite."""
+"""Megatron's gradient buffers and distributed AdamW around a model; the guard against values that
+are not finite."""
 
 from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
 from megatron.core.models.gpt import GPTModel
-from megatron.core.optimizer import OptimizerConfig, ParamGroupOverride, get_megatron_optimizer, get_standard_config_overrides
+from megatron.core.optimizer import (
+    OptimizerConfig,
+    ParamGroupOverride,
+    get_megatron_optimizer,
+    get_standard_config_overrides,
+)
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 
@@ -16,12 +26,15 @@ from milescli.recipe.schema import Optimizer
 
 
 def wrap(model: GPTModel) -> DistributedDataParallel:
-    """Contiguous gradient memory; gradients are summed over data- and context-parallel ranks, in float32."""
-    config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=False)
+    """Contiguous gradient memory; gradients are summed over data- and context-parallel ranks, in
+    float32."""
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=False
+    )
     wrapped = DistributedDataParallel(model.config, config, model)
     # the weights of the batch have divided by the number of tokens already, so Megatron must not
-    model.config.finalize_model_grads_func = lambda models, num_tokens=None, **options: finalize_model_grads(
-        models, None, **options
+    model.config.finalize_model_grads_func = lambda models, num_tokens=None, **options: (
+        finalize_model_grads(models, None, **options)
     )
     return wrapped
 
@@ -29,8 +42,9 @@ def wrap(model: GPTModel) -> DistributedDataParallel:
 def make_optimizer(
     model: DistributedDataParallel, recipe: Optimizer, *, dtype: torch.dtype, on_host: bool = False
 ) -> MegatronOptimizer:
-    """AdamW whose states are spread over the data-parallel ranks. The model's weights must be loaded: it copies them where
-    they are bfloat16. `on_host`: Adam's moments and those copies are in host memory, and stepped there."""
+    """AdamW whose states are spread over the data-parallel ranks. The model's weights must be
+    loaded: it copies them where they are bfloat16. `on_host`: Adam's moments and those copies are
+    in host memory, and stepped there."""
     config = OptimizerConfig(
         optimizer="adam",
         lr=recipe.lr,
@@ -53,9 +67,11 @@ def make_optimizer(
 
 
 def _groups(config: OptimizerConfig) -> dict[ParamKey, ParamGroupOverride]:
-    """Megatron's own groups of parameters, but those apart that are in float32 while the model is not: it loses track of which is which
-    in a group of both."""
-    apart = ParamPredicate(name="float32", fn=lambda parameter: config.bf16 and parameter.dtype is torch.float32)
+    """Megatron's own groups of parameters, but those apart that are in float32 while the model is
+    not: it loses track of which is which in a group of both."""
+    apart = ParamPredicate(
+        name="float32", fn=lambda parameter: config.bf16 and parameter.dtype is torch.float32
+    )
     # any setting makes a group; this one is what holds in any case
     same_lr = ParamGroupOverride(max_lr=config.lr)
     return {**get_standard_config_overrides(config), ParamKey(predicate=apart): same_lr}
@@ -80,7 +96,8 @@ def forget_moments(optimizer: MegatronOptimizer) -> None:
 
 
 def require_finite_gradients(model: DistributedDataParallel, *, device: torch.device) -> None:
-    """Raises NotFiniteError on every rank, naming the first bad gradient of the lowest rank that has one. Collective."""
+    """Raises NotFiniteError on every rank, naming the first bad gradient of the lowest rank that
+    has one. Collective."""
     buffers = [*model.buffers, *model.expert_parallel_buffers]
     bad = any(not bool(torch.isfinite(buffer.grad_data.sum())) for buffer in buffers)
     flag = torch.tensor([int(bad)], device=device)
@@ -88,7 +105,12 @@ def require_finite_gradients(model: DistributedDataParallel, *, device: torch.de
     if not int(flag):
         return
     name = next(
-        (name for name, weight in model.module.named_parameters() if not bool(torch.isfinite(weight.main_grad).all())), None
+        (
+            name
+            for name, weight in model.module.named_parameters()
+            if not bool(torch.isfinite(weight.main_grad).all())
+        ),
+        None,
     )
     names: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(names, name)
@@ -99,6 +121,10 @@ def require_finite_gradients(model: DistributedDataParallel, *, device: torch.de
     model.zero_grad_buffer()
     raise NotFiniteError(
         f"the gradient of `{name}` is not finite",
-        why=f"found on trainer rank {rank} ({len(found)} of {len(names)} ranks have such); the optimizer was not stepped",
-        fix=["lower train.optimizer.lr, or set train.optimizer.clip_grad=1.0", "resume from the checkpoint before"],
+        why=f"found on trainer rank {rank} ({len(found)} of {len(names)} ranks have such); the "
+        "optimizer was not stepped",
+        fix=[
+            "lower train.optimizer.lr, or set train.optimizer.clip_grad=1.0",
+            "resume from the checkpoint before",
+        ],
     )

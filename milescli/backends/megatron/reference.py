@@ -1,4 +1,5 @@
-"""The frozen reference of the KL term: a copy of this rank's weights in host memory, put in the model's place while it scores."""
+"""The frozen reference of the KL term: a copy of this rank's weights in host memory, put in the
+model's place while it scores."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ class Reference:
     """Holds nothing until `freeze`."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """`model`: whose parameters are copied and swapped in place; their memory stays where it is."""
+        """`model`: whose parameters are copied and swapped in place; their memory stays where it
+        is."""
         self._model = model
         self._frozen: list[torch.Tensor] | None = None
 
@@ -34,7 +36,8 @@ class Reference:
         if self._frozen is None:
             raise RecipeError(
                 "there is no reference to measure the KL against",
-                why="train.kl_coef is above 0, but the weights were not frozen before the first step",
+                why="train.kl_coef is above 0, but the weights were not frozen before the first "
+                "step",
                 fix="--set train.kl_coef=0",
             )
         parameters = list(self._model.parameters())

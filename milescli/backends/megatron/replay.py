@@ -1,4 +1,5 @@
-"""R3, routing replay: the trainer sends every token to the experts that the engine chose. Used around each forward pass."""
+"""R3, routing replay: the trainer sends every token to the experts that the engine chose. Used
+around each forward pass."""
 
 from __future__ import annotations
 
@@ -10,18 +11,24 @@ from milescli.backends.megatron.mesh import Mesh
 
 
 def own_routers(model: GPTModel) -> list[tuple[int, RouterReplay]]:
-    """(layer from 0, its replay instance) of every layer of this rank that has experts, in the order of the model."""
+    """(layer from 0, its replay instance) of every layer of this rank that has experts, in the
+    order of the model."""
     found = []
     for layer in model.decoder.layers:
-        replay = getattr(getattr(getattr(layer, "mlp", None), "router", None), "router_replay", None)
+        replay = getattr(
+            getattr(getattr(layer, "mlp", None), "router", None), "router_replay", None
+        )
         if replay is not None:
             found.append((layer.layer_number - 1, replay))
     return found
 
 
-def prepare_forward(routers: list[tuple[int, RouterReplay]], routed_experts: torch.Tensor, *, mesh: Mesh) -> None:
-    """Before a forward pass over a row: `routed_experts` [S, num_layers, topk] as this context-parallel rank holds the row.
-    Under sequence parallelism the router of tp rank r sees the r-th part of it."""
+def prepare_forward(
+    routers: list[tuple[int, RouterReplay]], routed_experts: torch.Tensor, *, mesh: Mesh
+) -> None:
+    """Before a forward pass over a row: `routed_experts` [S, num_layers, topk] as this
+    context-parallel rank holds the row. Under sequence parallelism the router of tp rank r sees the
+    r-th part of it."""
     if mesh.layout.sequence_parallel and mesh.layout.tp > 1:
         routed_experts = routed_experts.chunk(mesh.layout.tp, dim=0)[mesh.tp_rank]
     for layer, router in routers:

@@ -1,4 +1,5 @@
-"""One microbatch as the model sees it: sequences laid end to end in one row, cut for context parallelism. Made by the trainer rank."""
+"""One microbatch as the model sees it: sequences laid end to end in one row, cut for context
+parallelism. Made by the trainer rank."""
 
 from __future__ import annotations
 
@@ -18,11 +19,13 @@ class RowShape:
     cp: int = 1
     cp_rank: int = 0
     tail_multiple: int = 1
-    """This rank's part of the row is padded at its end to a multiple of this (tp with sequence parallelism)."""
+    """This rank's part of the row is padded at its end to a multiple of this (tp with sequence
+    parallelism)."""
 
     @property
     def sequence_multiple(self) -> int:
-        """Every sequence is padded to a multiple of this, so that context parallelism can cut it into equal pieces."""
+        """Every sequence is padded to a multiple of this, so that context parallelism can cut it
+        into equal pieces."""
         return 2 * self.cp if self.cp > 1 else 1
 
 
@@ -33,17 +36,20 @@ class Row:
     source: torch.Tensor
     """[S] int64 position in the TrainBatch, -1 for padding."""
     positions: torch.Tensor
-    """[S] int64 place in the sequence, for the rotary embedding; goes on counting through padding."""
+    """[S] int64 place in the sequence, for the rotary embedding; goes on counting through
+    padding."""
     cu_seqlens: list[int]
     """[sequences + 1] of real positions, whole row."""
     cu_seqlens_padded: list[int]
-    """[sequences + 1] of the same with padding, whole row. A tail of padding is a sequence of its own."""
+    """[sequences + 1] of the same with padding, whole row. A tail of padding is a sequence of its
+    own."""
     num_real: int
     """Real positions of the whole row."""
 
 
 def make_row(batch: TrainBatch, indices: Sequence[int], *, shape: RowShape) -> Row:
-    """The sequences `indices` of the batch, in that order. An empty list gives a row of padding alone."""
+    """The sequences `indices` of the batch, in that order. An empty list gives a row of padding
+    alone."""
     starts = [batch.cu_seqlens[index] for index in indices]
     lengths = [batch.cu_seqlens[index + 1] - batch.cu_seqlens[index] for index in indices]
     kept = [(start, length) for start, length in zip(starts, lengths, strict=True) if length]
@@ -73,8 +79,9 @@ def make_row(batch: TrainBatch, indices: Sequence[int], *, shape: RowShape) -> R
 
 
 def zigzag(padded: Sequence[int], *, cp: int, cp_rank: int) -> np.ndarray:
-    """Positions of the whole row that rank `cp_rank` holds: of every sequence, cut into 2 cp pieces, pieces cp_rank and
-    2 cp - 1 - cp_rank, so that causal attention costs every rank the same."""
+    """Positions of the whole row that rank `cp_rank` holds: of every sequence, cut into 2 cp
+    pieces, pieces cp_rank and 2 cp - 1 - cp_rank, so that causal attention costs every rank the
+    same."""
     if cp == 1:
         return np.arange(sum(padded))
     starts = np.concatenate([[0], np.cumsum(padded)[:-1]])

@@ -1,5 +1,6 @@
-"""Writing the sharded part of a `torch_dist` checkpoint from a thread. Megatron's own writer forks processes and keeps a manager
-process alive, which would outlive a killed trainer rank; the files are the same."""
+"""Writing the sharded part of a `torch_dist` checkpoint from a thread. Megatron's own writer forks
+processes and keeps a manager process alive, which would outlive a killed trainer rank; the files
+are the same."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from milescli.core.errors import CheckpointError, WaitTimeout
 
 
 class BackgroundSave(AsyncSaveShardedStrategy):
-    """One save: planned together by all ranks, written by each from a thread, completed together by `finalize_fns`."""
+    """One save: planned together by all ranks, written by each from a thread, completed together by
+    `finalize_fns`."""
 
     def __init__(self, *, timeout_s: float) -> None:
         super().__init__("torch_dist", 1)
@@ -41,7 +43,8 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         return True
 
     def async_save(self, sharded_state_dict, checkpoint_dir) -> AsyncRequest:
-        """Called by Megatron. Copies every tensor to the host, agrees on the plan, and starts the thread."""
+        """Called by Megatron. Copies every tensor to the host, agrees on the plan, and starts the
+        thread."""
         self._folder = Path(checkpoint_dir)
         for item in nested_values(sharded_state_dict):
             if isinstance(item, ShardedTensor):
@@ -50,13 +53,17 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         state = mcore_to_pyt_state_dict(flat, False)
         rank = dist.get_rank()
         planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
-        writer = FileSystemWriter(self._folder, single_file_per_rank=True, sync_files=True, thread_count=1)
+        writer = FileSystemWriter(
+            self._folder, single_file_per_rank=True, sync_files=True, thread_count=1
+        )
         planner.set_up_planner(state, is_coordinator=rank == 0)
         writer.set_up_storage_writer(rank == 0)
         plan, metadata = _agree(planner, writer)
         plan = planner.finish_plan(plan)
         self._started = time.monotonic()
-        self._thread = threading.Thread(target=self._write, args=(writer, plan, planner), name="checkpoint-writer", daemon=True)
+        self._thread = threading.Thread(
+            target=self._write, args=(writer, plan, planner), name="checkpoint-writer", daemon=True
+        )
         self._thread.start()
         return AsyncRequest(None, (), [lambda: self._complete(writer, metadata)])
 
@@ -73,14 +80,22 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         if self._thread.is_alive():
             raise WaitTimeout(
                 f"trainer rank {dist.get_rank()} is still writing the checkpoint `{self._folder}`",
-                why=f"it began {time.monotonic() - self._started:.0f} s ago; the bound is {self._timeout_s:.0f} s",
-                fix=["check the disk: is it full, or a network file system that hangs?", "raise machine.step_timeout_s"],
+                why=f"it began {time.monotonic() - self._started:.0f} s ago; the bound is "
+                f"{self._timeout_s:.0f} s",
+                fix=[
+                    "check the disk: is it full, or a network file system that hangs?",
+                    "raise machine.step_timeout_s",
+                ],
             )
 
     def _complete(self, writer: FileSystemWriter, metadata: Metadata | None) -> None:
         """Rank 0 writes what was written where; all ranks learn of a failure on any."""
         gathered: list[object] = [None] * dist.get_world_size()
-        mine = self._results if self._failure is None else f"{type(self._failure).__name__}: {self._failure}"
+        mine = (
+            self._results
+            if self._failure is None
+            else f"{type(self._failure).__name__}: {self._failure}"
+        )
         dist.all_gather_object(gathered, mine)
         failures = [(rank, text) for rank, text in enumerate(gathered) if isinstance(text, str)]
         if failures:
@@ -96,7 +111,8 @@ class BackgroundSave(AsyncSaveShardedStrategy):
 
 
 def _agree(planner: MCoreSavePlanner, writer: FileSystemWriter):
-    """(this rank's plan, metadata on rank 0): every rank says what it has, rank 0 names the files."""
+    """(this rank's plan, metadata on rank 0): every rank says what it has, rank 0 names the
+    files."""
     rank, world = dist.get_rank(), dist.get_world_size()
     local = writer.prepare_local_plan(planner.create_local_plan())
     plans: list[object] | None = [None] * world if rank == 0 else None

@@ -1,4 +1,5 @@
-"""Giving the device's memory to a colocated engine, and taking it back. Only where there is a device of its own (not run on a CPU)."""
+"""Giving the device's memory to a colocated engine, and taking it back. Only where there is a
+device of its own (not run on a CPU)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from milescli.backends.megatron.optimizer import inner_optimizers
 
 
 class Sleeper:
-    """Moves what a trainer rank holds on its device; each order may follow each other, also itself."""
+    """Moves what a trainer rank holds on its device; each order may follow each other, also
+    itself."""
 
     def __init__(self, model: DistributedDataParallel, optimizer: MegatronOptimizer) -> None:
         """Both keep their identity; only the memory behind their tensors comes and goes."""
@@ -19,8 +21,8 @@ class Sleeper:
         self._asleep = self._slim = False
 
     def shed(self) -> None:
-        """Only the weights are on the device, to be published; they return where they were asleep. Gradients are dropped, being rebuilt
-        at each step anyway."""
+        """Only the weights are on the device, to be published; they return where they were asleep.
+        Gradients are dropped, being rebuilt at each step anyway."""
         if self._asleep:
             for buffer in self._buffers():
                 buffer.reload_from_cpu(move_params=True, move_grads=False)
@@ -57,8 +59,8 @@ class Sleeper:
         self._asleep = self._slim = False
 
     def _move_optimizer(self, device: str) -> None:
-        # Megatron's own offload also moves float32 weights, which are views of the model's memory and would part from it; of bfloat16
-        # weights the optimizer has float32 copies of its own
+        # Megatron's own offload also moves float32 weights, which are views of the model's memory
+        # and would part from it; of bfloat16 weights the optimizer has float32 copies of its own
         for inner in inner_optimizers(self._optimizer):
             if inner.optimizer is None or isinstance(inner.optimizer, HostAdamW):
                 continue
@@ -66,7 +68,11 @@ class Sleeper:
                 for weight in copies:
                     weight.data = weight.data.to(device)
             for state in inner.optimizer.state.values():
-                state |= {name: value.to(device) for name, value in state.items() if torch.is_tensor(value) and name != "step"}
+                state |= {
+                    name: value.to(device)
+                    for name, value in state.items()
+                    if torch.is_tensor(value) and name != "step"
+                }
 
     def _buffers(self) -> list:
         return [*self._model.buffers, *self._model.expert_parallel_buffers]

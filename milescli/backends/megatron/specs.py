@@ -1,8 +1,12 @@
-"""What each layer of a model is made of: Megatron's layer spec, from the facts of that layer. Called by `model`."""
+"""What each layer of a model is made of: Megatron's layer spec, from the facts of that layer.
+Called by `model`."""
 
 from __future__ import annotations
 
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
@@ -24,8 +28,9 @@ def final_norm(*, engine: bool) -> type:
 
 
 def engine_knows(facts: ModelFacts) -> bool:
-    """Whether TransformerEngine's layers compute this model: full attention with plain rotary embeddings, and gated SiLU. For others this
-    room's own layers are taken, on an accelerator too."""
+    """Whether TransformerEngine's layers compute this model: full attention with plain rotary
+    embeddings, and gated SiLU. For others this room's own layers are taken, on an accelerator
+    too."""
     plain = facts.rope is not None and facts.rope == Rope(theta=facts.rope.theta)
     alike = all(layer in (Layer(), Layer(mlp="moe")) for layer in facts.layers)
     others = (
@@ -40,18 +45,25 @@ def engine_knows(facts: ModelFacts) -> bool:
     return plain and alike and not any(others) and facts.activation == "silu" and facts.gated_mlp
 
 
-def layer_spec(config: TransformerConfig, facts: ModelFacts, *, layer: int, engine: bool) -> ModuleSpec:
+def layer_spec(
+    config: TransformerConfig, facts: ModelFacts, *, layer: int, engine: bool
+) -> ModuleSpec:
     """Layer `layer` (from 0)."""
     num_experts = facts.num_experts if facts.is_moe_layer(layer) else None
     if engine:
         spec = get_gpt_layer_with_transformer_engine_spec(
-            num_experts=num_experts, moe_grouped_gemm=config.moe_grouped_gemm, qk_layernorm=facts.qk_norm
+            num_experts=num_experts,
+            moe_grouped_gemm=config.moe_grouped_gemm,
+            qk_layernorm=facts.qk_norm,
         )
         if num_experts:
             experts.adapt(spec.submodules.mlp, facts)
         return spec
     spec = get_gpt_layer_local_spec(
-        num_experts=num_experts, moe_grouped_gemm=False, qk_layernorm=facts.qk_norm, normalization="RMSNorm"
+        num_experts=num_experts,
+        moe_grouped_gemm=False,
+        qk_layernorm=facts.qk_norm,
+        normalization="RMSNorm",
     )
     parts = spec.submodules
     if num_experts:
@@ -78,4 +90,7 @@ def core_attention(facts: ModelFacts, *, layer: int) -> ModuleSpec:
     """What mixes the heads' queries, keys and values in layer `layer` (from 0)."""
     kind = facts.layers[layer].mixer
     window = facts.sliding_window if kind == "sliding" else 0
-    return ModuleSpec(module=PackedAttention, params={"kind": kind, "window": window, "softcap": facts.attention_softcap})
+    return ModuleSpec(
+        module=PackedAttention,
+        params={"kind": kind, "window": window, "softcap": facts.attention_softcap},
+    )

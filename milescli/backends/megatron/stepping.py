@@ -1,4 +1,5 @@
-"""One optimizer update's loss and figures: what is summed while microbatches pass, and how it becomes a StepReport."""
+"""One optimizer update's loss and figures: what is summed while microbatches pass, and how it
+becomes a StepReport."""
 
 from __future__ import annotations
 
@@ -14,19 +15,31 @@ from milescli.core.types import StepReport
 from milescli.train.base import LossKind, TrainBatch
 from milescli.train.losses import PolicyLoss, policy_terms
 
-_SUMS = ("loss", "policy_loss", "entropy", "kl", "clipped", "ratio", "diff", "loss_tokens", "tokens")
+_SUMS = (
+    "loss",
+    "policy_loss",
+    "entropy",
+    "kl",
+    "clipped",
+    "ratio",
+    "diff",
+    "loss_tokens",
+    "tokens",
+)
 
 
 @dataclass(slots=True, kw_only=True)
 class StepLoss:
-    """The loss of a batch as `Passes.train` calls it, microbatch after microbatch; adds up the figures as it goes."""
+    """The loss of a batch as `Passes.train` calls it, microbatch after microbatch; adds up the
+    figures as it goes."""
 
     kind: LossKind
     rule: PolicyLoss
     mesh: Mesh
     old_from_engine: bool
     old_logprobs: torch.Tensor | None = None
-    """[T] on the host, of the whole batch; None: the current policy is the old one (or the engine's is)."""
+    """[T] on the host, of the whole batch; None: the current policy is the old one (or the engine's
+    is)."""
     reference_logprobs: torch.Tensor | None = None
     """[T] on the host; None without a reference."""
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -34,8 +47,12 @@ class StepLoss:
     bad_sequence: int = -1
     """First sequence of this rank whose loss is not finite."""
 
-    def __call__(self, microbatch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
-        loss, figures = (self._policy if self.kind is LossKind.POLICY else self._supervised)(microbatch, logprobs, entropy)
+    def __call__(
+        self, microbatch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor
+    ) -> torch.Tensor:
+        loss, figures = (self._policy if self.kind is LossKind.POLICY else self._supervised)(
+            microbatch, logprobs, entropy
+        )
         mask = microbatch.loss_mask
         # off the mask the value may be anything, also infinite: 0 * inf is nan
         loss = torch.where(mask, loss, 0.0)
@@ -43,11 +60,16 @@ class StepLoss:
         if not bool(torch.isfinite(total)):
             self._name_bad_sequence(microbatch, loss.detach())
         figures |= {"entropy": entropy, "loss_tokens": torch.ones_like(entropy)}
-        summed = {name: torch.where(mask, value.detach(), 0.0).double().sum() for name, value in figures.items()}
+        summed = {
+            name: torch.where(mask, value.detach(), 0.0).double().sum()
+            for name, value in figures.items()
+        }
         summed["loss"] = total.detach().double()
         if self.kind is LossKind.SUPERVISED:
             summed["policy_loss"] = summed["loss"]
-        summed["tokens"] = torch.tensor(float((microbatch.source >= 0).sum()), dtype=torch.float64, device=total.device)
+        summed["tokens"] = torch.tensor(
+            float((microbatch.source >= 0).sum()), dtype=torch.float64, device=total.device
+        )
         for name, value in summed.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value
         return total
@@ -64,7 +86,9 @@ class StepLoss:
             reference_logprobs=self._of_batch(self.reference_logprobs, microbatch),
             rule=self.rule,
         )
-        diff = torch.where(microbatch.loss_mask, (logprobs.detach() - microbatch.engine_logprobs).abs(), 0.0)
+        diff = torch.where(
+            microbatch.loss_mask, (logprobs.detach() - microbatch.engine_logprobs).abs(), 0.0
+        )
         peak = diff.max()
         self.diff_max = peak if self.diff_max is None else torch.maximum(self.diff_max, peak)
         figures = {
@@ -90,22 +114,30 @@ class StepLoss:
     def _name_bad_sequence(self, microbatch: Microbatch, loss: torch.Tensor) -> None:
         if self.bad_sequence < 0:
             position = int(torch.nonzero(~torch.isfinite(loss * microbatch.loss_weights))[0])
-            # one past the sources that came before: -2 marks a position whose sequence is looked up by the caller
+            # one past the sources that came before: -2 marks a position whose sequence is looked up
+            # by the caller
             self.bad_sequence = int(microbatch.source[position])
 
     def require_finite(self, batch: TrainBatch) -> None:
-        """Raises NotFiniteError on every rank, naming the first sequence whose loss is not finite. Collective."""
+        """Raises NotFiniteError on every rank, naming the first sequence whose loss is not finite.
+        Collective."""
         none = batch.cu_seqlens[-1]
-        first = torch.tensor([self.bad_sequence if self.bad_sequence >= 0 else none], device=self.mesh.device)
+        first = torch.tensor(
+            [self.bad_sequence if self.bad_sequence >= 0 else none], device=self.mesh.device
+        )
         dist.all_reduce(first, op=dist.ReduceOp.MIN)
         if (position := int(first)) == none:
             return
         sequence = next(index for index, end in enumerate(batch.cu_seqlens[1:]) if position < end)
         raise NotFiniteError(
             f"the loss of answer {sequence} of {batch.num_sequences} is not finite",
-            why=f"its token {position - batch.cu_seqlens[sequence]} gave a log-prob or ratio that is NaN or infinite; "
+            why=f"its token {position - batch.cu_seqlens[sequence]} gave a log-prob or ratio that "
+            "is NaN or infinite; "
             "the optimizer was not stepped",
-            fix=["lower train.optimizer.lr, or set train.optimizer.clip_grad=1.0", "resume from the checkpoint before"],
+            fix=[
+                "lower train.optimizer.lr, or set train.optimizer.clip_grad=1.0",
+                "resume from the checkpoint before",
+            ],
         )
 
 
@@ -129,11 +161,20 @@ def reduce_figures(step_loss: StepLoss, *, grad_norm: float, mesh: Mesh) -> Upda
             peak[0] = step_loss.diff_max
     dist.all_reduce(vector)
     dist.all_reduce(peak, op=dist.ReduceOp.MAX)
-    return UpdateFigures(sums=dict(zip(_SUMS, vector.tolist(), strict=True)), diff_max=float(peak), grad_norm=grad_norm)
+    return UpdateFigures(
+        sums=dict(zip(_SUMS, vector.tolist(), strict=True)),
+        diff_max=float(peak),
+        grad_norm=grad_norm,
+    )
 
 
 def report(
-    updates: list[UpdateFigures], *, lr: float, num_microbatches: int, forward_backward_s: float, optimizer_s: float
+    updates: list[UpdateFigures],
+    *,
+    lr: float,
+    num_microbatches: int,
+    forward_backward_s: float,
+    optimizer_s: float,
 ) -> StepReport:
     """Losses and gradient norm: mean over the updates; the rest over all trained tokens."""
     total = {name: sum(update.sums[name] for update in updates) for name in _SUMS}

@@ -1,4 +1,5 @@
-"""Weights of a Megatron model under any layout <-> Hugging Face tensors, both ways through the one table of `models`."""
+"""Weights of a Megatron model under any layout <-> Hugging Face tensors, both ways through the one
+table of `models`."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ _EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
 _ENGINE_NAMES = (
     (re.compile(r"self_attention\.linear_qkv\.layer_norm_weight$"), "input_layernorm.weight"),
     (re.compile(r"mlp\.linear_fc1\.layer_norm_weight$"), "pre_mlp_layernorm.weight"),
-    (re.compile(r"mlp\.experts\.(linear_fc[12])\.weight(\d+)$"), r"mlp.experts.local_experts.\2.\1.weight"),
+    (
+        re.compile(r"mlp\.experts\.(linear_fc[12])\.weight(\d+)$"),
+        r"mlp.experts.local_experts.\2.\1.weight",
+    ),
 )
 """TransformerEngine's fused modules -> names of Megatron's own modules, which the table uses."""
 _ADDS_TO_RESIDUAL = re.compile(r"\.(linear_proj|linear_fc2|out_proj)\.(weight|bias)$")
@@ -52,7 +56,8 @@ class LocalWeight:
 
 
 def local_weights(model: GPTModel, table: WeightTable, mesh: Mesh) -> list[LocalWeight]:
-    """Every parameter of this rank, and every buffer that the table knows, in the order of the model."""
+    """Every parameter of this rank, and every buffer that the table knows, in the order of the
+    model."""
     first_layer = get_transformer_layer_offset(model.config)
     first_expert = mesh.ep_rank * (table.facts.num_experts // mesh.layout.ep)
     embedding = table.by_megatron["embedding.word_embeddings.weight"]
@@ -61,7 +66,9 @@ def local_weights(model: GPTModel, table: WeightTable, mesh: Mesh) -> list[Local
         plain = _global_name(name, first_layer=first_layer, first_expert=first_expert)
         tied = plain == _TIED_OUTPUT and table.facts.tied_embeddings
         is_parameter = isinstance(tensor, torch.nn.Parameter)
-        assert not is_parameter or tied or plain in table.by_megatron, f"no rule for the Megatron weight {plain}"
+        assert not is_parameter or tied or plain in table.by_megatron, (
+            f"no rule for the Megatron weight {plain}"
+        )
         if not tied and plain not in table.by_megatron:
             continue
         entry = embedding if tied else table.by_megatron[plain]
@@ -72,17 +79,26 @@ def local_weights(model: GPTModel, table: WeightTable, mesh: Mesh) -> list[Local
 
 
 def silence_layers(weights: Sequence[LocalWeight], *, first: int) -> None:
-    """Zero what layers `first` and beyond add to the residual stream, so that they pass it through: the model that is left has
-    `first` layers. Not undone."""
+    """Zero what layers `first` and beyond add to the residual stream, so that they pass it through:
+    the model that is left has `first` layers. Not undone."""
     for weight in weights:
-        if weight.entry.layer is not None and weight.entry.layer >= first and _ADDS_TO_RESIDUAL.search(weight.entry.megatron):
+        if (
+            weight.entry.layer is not None
+            and weight.entry.layer >= first
+            and _ADDS_TO_RESIDUAL.search(weight.entry.megatron)
+        ):
             weight.parameter.data.zero_()
-        elif weight.entry.layer is not None and weight.entry.layer >= first and _SCALES_RESIDUAL.search(weight.entry.megatron):
+        elif (
+            weight.entry.layer is not None
+            and weight.entry.layer >= first
+            and _SCALES_RESIDUAL.search(weight.entry.megatron)
+        ):
             weight.parameter.data.fill_(1)
 
 
 def _mark_cut(parameter: torch.nn.Parameter, sharding: Sharding) -> None:
-    """Megatron marks cut parameters while it initialises them, which is left out here; its gradient norm counts by the marks."""
+    """Megatron marks cut parameters while it initialises them, which is left out here; its gradient
+    norm counts by the marks."""
     if sharding.axis != "none" and not hasattr(parameter, "tensor_model_parallel"):
         tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, sharding.dim, 1)
 
@@ -104,14 +120,21 @@ def _cut(sharding: Sharding, mesh: Mesh) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def load_hf(weights: Sequence[LocalWeight], table: WeightTable, *, folder: Path, mesh: Mesh) -> None:
-    """Fill this rank's parameters, reading only its part of every tensor. Raises CheckpointError for missing or misshapen weights."""
+def load_hf(
+    weights: Sequence[LocalWeight], table: WeightTable, *, folder: Path, mesh: Mesh
+) -> None:
+    """Fill this rank's parameters, reading only its part of every tensor. Raises CheckpointError
+    for missing or misshapen weights."""
     with open_source(folder) as reader:
         by_megatron = table.as_on_disk(reader.names()).by_megatron
         for weight in weights:
             entry = by_megatron[weight.entry.megatron]
             fused = entry.rule.fuse(_read_parts(reader, entry, mesh=mesh), entry.facts)
-            assert fused.shape == weight.parameter.shape, (weight.name, fused.shape, weight.parameter.shape)
+            assert fused.shape == weight.parameter.shape, (
+                weight.name,
+                fused.shape,
+                weight.parameter.shape,
+            )
             weight.parameter.copy_(fused)
 
 
@@ -120,9 +143,15 @@ def _read_parts(reader: Source, entry: Entry, *, mesh: Mesh) -> list[torch.Tenso
     sharding = entry.rule.sharding
     count, number = _cut(sharding, mesh)
     if entry.rule.unpack is None and not entry.rule.stacked:
-        return [_read_part(reader, entry, index, count=count, number=number) for index in range(len(entry.hf))]
+        return [
+            _read_part(reader, entry, index, count=count, number=number)
+            for index in range(len(entry.hf))
+        ]
     whole = [_read_disk(reader, entry, index) for index in range(len(entry.hf))]
-    return [part.chunk(count, dim=sharding.dim)[number] for part in entry.rule.to_parts(whole, entry.facts)]
+    return [
+        part.chunk(count, dim=sharding.dim)[number]
+        for part in entry.rule.to_parts(whole, entry.facts)
+    ]
 
 
 def _read_disk(reader: Source, entry: Entry, index: int) -> torch.Tensor:
@@ -137,7 +166,9 @@ def _read_disk(reader: Source, entry: Entry, index: int) -> torch.Tensor:
     return reader.read_row(name, row=entry.row)
 
 
-def _read_part(reader: Source, entry: Entry, index: int, *, count: int, number: int) -> torch.Tensor:
+def _read_part(
+    reader: Source, entry: Entry, index: int, *, count: int, number: int
+) -> torch.Tensor:
     """Part `number` of `count` of a disk tensor that is a part by itself."""
     name, whole, sharding = entry.hf[index], entry.shapes[index], entry.rule.sharding
     _check_shape(reader, name, expected=whole)
@@ -159,7 +190,9 @@ def _check_shape(reader: Source, name: str, *, expected: tuple[int, ...]) -> Non
         raise _misshapen(reader, name, found=found, expected=expected)
 
 
-def _misshapen(reader: Source, name: str, *, found: tuple[int, ...], expected: tuple[object, ...]) -> CheckpointError:
+def _misshapen(
+    reader: Source, name: str, *, found: tuple[int, ...], expected: tuple[object, ...]
+) -> CheckpointError:
     return CheckpointError(
         f"`{reader.folder}`: weights and config.json do not belong together",
         why=f"`{name}` is {list(found)} on disk, and {list(expected)} by config.json",
@@ -167,11 +200,16 @@ def _misshapen(reader: Source, name: str, *, found: tuple[int, ...], expected: t
     )
 
 
-def hf_buckets(weights: Sequence[LocalWeight], table: WeightTable, *, mesh: Mesh, bucket_bytes: int) -> Iterator[Bucket]:
-    """The whole model under Hugging Face names, in buckets of at most `bucket_bytes` (or one disk tensor). Collective: every rank
-    must consume all of it, and every rank is given the same tensors. Tensors may be views of the parameters."""
+def hf_buckets(
+    weights: Sequence[LocalWeight], table: WeightTable, *, mesh: Mesh, bucket_bytes: int
+) -> Iterator[Bucket]:
+    """The whole model under Hugging Face names, in buckets of at most `bucket_bytes` (or one disk
+    tensor). Collective: every rank must consume all of it, and every rank is given the same
+    tensors. Tensors may be views of the parameters."""
     by_name = {
-        weight.entry.megatron: weight for weight in weights if not (weight.name == _TIED_OUTPUT and table.facts.tied_embeddings)
+        weight.entry.megatron: weight
+        for weight in weights
+        if not (weight.name == _TIED_OUTPUT and table.facts.tied_embeddings)
     }
     dtypes = _dtypes(weights)
     bucket: list[Entry] = []
@@ -187,9 +225,14 @@ def hf_buckets(weights: Sequence[LocalWeight], table: WeightTable, *, mesh: Mesh
 
 
 def _dtypes(weights: Sequence[LocalWeight]) -> Mapping[str, torch.dtype]:
-    """Megatron name -> dtype in memory, over all ranks: that of the model, but for those few that are kept apart (in float32)."""
+    """Megatron name -> dtype in memory, over all ranks: that of the model, but for those few that
+    are kept apart (in float32)."""
     usual, _ = Counter(weight.parameter.dtype for weight in weights).most_common(1)[0]
-    apart = {weight.entry.megatron: weight.parameter.dtype for weight in weights if weight.parameter.dtype != usual}
+    apart = {
+        weight.entry.megatron: weight.parameter.dtype
+        for weight in weights
+        if weight.parameter.dtype != usual
+    }
     everywhere: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, (usual, apart))
     found: defaultdict[str, torch.dtype] = defaultdict(lambda: usual)
@@ -210,7 +253,8 @@ def _bundles(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 
 def _units(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Entries that make up the same disk tensors. MTP layers are not trained, so they are not published."""
+    """Entries that make up the same disk tensors. MTP layers are not trained, so they are not
+    published."""
     for _, unit in groupby(entries, key=lambda entry: entry.hf):
         listed = list(unit)
         if listed[0].mtp is None:
@@ -226,25 +270,39 @@ def _gather_bucket(
     table: WeightTable,
     mesh: Mesh,
 ) -> Bucket:
-    """Cut parts -> whole parts within each pipeline stage, then from stage to stage, each as few collectives on flat memory of one
-    dtype; then parts -> disk tensors."""
+    """Cut parts -> whole parts within each pipeline stage, then from stage to stage, each as few
+    collectives on flat memory of one dtype; then parts -> disk tensors."""
     mine = {entry.megatron: local[entry.megatron] for entry in entries if entry.megatron in local}
     stage_of = _stages(entries, mesh=mesh, table=table)
     kinds = {(stage_of[entry.megatron], dtypes[entry.megatron]) for entry in entries}
     whole: Parts = {}
     for stage, dtype in sorted(kinds, key=str):
-        here = [entry for entry in entries if (stage_of[entry.megatron], dtypes[entry.megatron]) == (stage, dtype)]
-        tensors = _gather_stage(here, mine, table=table, mesh=mesh, dtype=dtype) if mesh.pp_rank == stage else None
+        here = [
+            entry
+            for entry in entries
+            if (stage_of[entry.megatron], dtypes[entry.megatron]) == (stage, dtype)
+        ]
+        tensors = (
+            _gather_stage(here, mine, table=table, mesh=mesh, dtype=dtype)
+            if mesh.pp_rank == stage
+            else None
+        )
         whole |= _from_stage(here, tensors, stage=stage, mesh=mesh, dtype=dtype, device=mesh.device)
     return [named for unit in _units(entries) for named in _to_disk(unit, whole)]
 
 
 def _to_disk(unit: Sequence[Entry], whole: Parts) -> Bucket:
     rows = [
-        entry.rule.to_disk([whole[entry.megatron, index] for index in range(len(part_shapes(entry)))], entry.facts)
+        entry.rule.to_disk(
+            [whole[entry.megatron, index] for index in range(len(part_shapes(entry)))], entry.facts
+        )
         for entry in unit
     ]
-    tensors = [torch.stack(column) for column in zip(*rows, strict=True)] if unit[0].rule.stacked else rows[0]
+    tensors = (
+        [torch.stack(column) for column in zip(*rows, strict=True)]
+        if unit[0].rule.stacked
+        else rows[0]
+    )
     return list(zip(unit[0].hf, tensors, strict=True))
 
 
@@ -265,14 +323,23 @@ def _stages(entries: Sequence[Entry], *, mesh: Mesh, table: WeightTable) -> dict
     stages = {}
     for entry in entries:
         if entry.layer is not None:
-            stages[entry.megatron] = next(stage for stage, end in enumerate(ends) if entry.layer < end)
+            stages[entry.megatron] = next(
+                stage for stage, end in enumerate(ends) if entry.layer < end
+            )
         else:
-            stages[entry.megatron] = 0 if entry.megatron.startswith("embedding.") else mesh.layout.pp - 1
+            stages[entry.megatron] = (
+                0 if entry.megatron.startswith("embedding.") else mesh.layout.pp - 1
+            )
     return stages
 
 
 def _gather_stage(
-    entries: Sequence[Entry], mine: dict[str, LocalWeight], *, table: WeightTable, mesh: Mesh, dtype: torch.dtype
+    entries: Sequence[Entry],
+    mine: dict[str, LocalWeight],
+    *,
+    table: WeightTable,
+    mesh: Mesh,
+    dtype: torch.dtype,
 ) -> Parts:
     """Whole parts of entries of this rank's own stage."""
     dense = [entry for entry in entries if entry.expert is None]
@@ -282,21 +349,34 @@ def _gather_stage(
         return whole
     per_rank = table.facts.num_experts // mesh.layout.ep
     for owner in range(mesh.layout.ep):
-        owned = [entry for entry in experts if entry.expert is not None and entry.expert // per_rank == owner]
+        owned = [
+            entry
+            for entry in experts
+            if entry.expert is not None and entry.expert // per_rank == owner
+        ]
         if not owned:
             continue
         tensors = (
-            _merge(owned, mine, group=mesh.etp_group, size=mesh.layout.etp, table=table) if mesh.ep_rank == owner else None
+            _merge(owned, mine, group=mesh.etp_group, size=mesh.layout.etp, table=table)
+            if mesh.ep_rank == owner
+            else None
         )
         if mesh.layout.ep > 1:
-            tensors = _broadcast(owned, tensors, source=owner, group=mesh.ep_group, dtype=dtype, device=mesh.device)
+            tensors = _broadcast(
+                owned, tensors, source=owner, group=mesh.ep_group, dtype=dtype, device=mesh.device
+            )
         assert tensors is not None
         whole |= tensors
     return whole
 
 
 def _merge(
-    entries: Sequence[Entry], mine: dict[str, LocalWeight], *, group: dist.ProcessGroup, size: int, table: WeightTable
+    entries: Sequence[Entry],
+    mine: dict[str, LocalWeight],
+    *,
+    group: dist.ProcessGroup,
+    size: int,
+    table: WeightTable,
 ) -> Parts:
     """Parts of tensor-parallel ranks -> whole parts."""
     parts: Parts = {}
@@ -308,7 +388,11 @@ def _merge(
     cut = [entry for entry in entries if entry.rule.sharding.axis != "none"]
     if not cut:
         return parts
-    names = [((entry.megatron, index), entry, shape) for entry in cut for index, shape in enumerate(part_shapes(entry))]
+    names = [
+        ((entry.megatron, index), entry, shape)
+        for entry in cut
+        for index, shape in enumerate(part_shapes(entry))
+    ]
     flat = torch.cat([parts[name].reshape(-1) for name, _, _ in names])
     gathered = flat.new_empty((size, flat.numel()))
     dist.all_gather_into_tensor(gathered.view(-1), flat, group=group)
@@ -334,7 +418,9 @@ def _from_stage(
     if mesh.layout.pp == 1:
         assert tensors is not None
         return tensors
-    return _broadcast(entries, tensors, source=stage, group=mesh.pp_group, dtype=dtype, device=device)
+    return _broadcast(
+        entries, tensors, source=stage, group=mesh.pp_group, dtype=dtype, device=device
+    )
 
 
 def _broadcast(
@@ -347,11 +433,19 @@ def _broadcast(
     device: torch.device,
 ) -> Parts:
     """Whole parts of `entries` from rank `source` of the group, which has them, to the others."""
-    shapes = {(entry.megatron, index): shape for entry in entries for index, shape in enumerate(part_shapes(entry))}
+    shapes = {
+        (entry.megatron, index): shape
+        for entry in entries
+        for index, shape in enumerate(part_shapes(entry))
+    }
     if tensors is None:
-        flat = torch.empty(sum(shape.numel() for shape in shapes.values()), dtype=dtype, device=device)
+        flat = torch.empty(
+            sum(shape.numel() for shape in shapes.values()), dtype=dtype, device=device
+        )
     else:
         flat = torch.cat([tensors[name].reshape(-1) for name in shapes])
     dist.broadcast(flat, src=dist.get_global_rank(group, source), group=group)
     pieces = flat.split([shape.numel() for shape in shapes.values()])
-    return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+    return {
+        name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
+    }

@@ -1,5 +1,6 @@
-"""One trainer rank: model, optimizer and weight channel of this process. Methods are called by name on all ranks at once, with equal
-arguments; each returns plain data. It knows nothing of who hosts the process."""
+"""One trainer rank: model, optimizer and weight channel of this process. Methods are called by name
+on all ranks at once, with equal arguments; each returns plain data. It knows nothing of who hosts
+the process."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ class TrainerRank:
         model_dir: str,
         channel: str | None = None,
     ) -> None:
-        """`model_dir`: Hugging Face folder. `channel`: import path `module:Class` of the weight channel, or None where nothing
-        is published. Takes no device and opens nothing."""
+        """`model_dir`: Hugging Face folder. `channel`: import path `module:Class` of the weight
+        channel, or None where nothing is published. Takes no device and opens nothing."""
         assert world_size == plan.trainer.world_size, (world_size, plan.trainer)
         self.rank = rank
         self.master = (master_addr, master_port)
@@ -55,7 +56,8 @@ class TrainerRank:
         self.dtype = torch.bfloat16 if plan.precision == "bf16" else torch.float32
 
     def setup(self) -> dict[str, float]:
-        """Join the other ranks, build the model, load its weights, make the optimizer. Returns seconds per part.
+        """Join the other ranks, build the model, load its weights, make the optimizer. Returns
+        seconds per part.
 
         Raises FitError, CheckpointError, or WaitTimeout where the ranks do not meet.
         """
@@ -108,13 +110,21 @@ class TrainerRank:
         weights.load_hf(self.weights, self.table, folder=self.model_dir, mesh=self.mesh)
         self.model = optimizer.wrap(gpt)
         self.optimizer = optimizer.make_optimizer(
-            self.model, self.recipe.train.optimizer, dtype=self.dtype, on_host=self.plan.trainer.offload_optimizer
+            self.model,
+            self.recipe.train.optimizer,
+            dtype=self.dtype,
+            on_host=self.plan.trainer.offload_optimizer,
         )
         self.reference = Reference(self.model)
         self.sleeper = Sleeper(self.model, self.optimizer)
-        self.checkpoints = CheckpointIO(self.model, self.optimizer, timeout_s=self.recipe.machine.step_timeout_s)
+        self.checkpoints = CheckpointIO(
+            self.model, self.optimizer, timeout_s=self.recipe.machine.step_timeout_s
+        )
         self.passes = Passes(
-            model=self.model, mesh=self.mesh, vocab_size=self.facts.vocab_size, routers=replay.own_routers(gpt)
+            model=self.model,
+            mesh=self.mesh,
+            vocab_size=self.facts.vocab_size,
+            routers=replay.own_routers(gpt),
         )
 
     def _make_channel(self) -> WeightChannel | None:
@@ -122,11 +132,16 @@ class TrainerRank:
             return None
         module, _, name = self.channel_path.partition(":")
         build = getattr(importlib.import_module(module), name)
-        return build(backend=self.plan.collective, host=self.master[0], timeout_s=self.recipe.machine.step_timeout_s)
+        return build(
+            backend=self.plan.collective,
+            host=self.master[0],
+            timeout_s=self.recipe.machine.step_timeout_s,
+        )
 
     def step(self, batch: TrainBatch, lr: float) -> StepReport:
-        """One optimizer update per entry of `batch.updates`. Equal on all ranks. Raises NotFiniteError before an update that
-        would spoil the weights; updates before it in the same batch stand."""
+        """One optimizer update per entry of `batch.updates`. Equal on all ranks. Raises
+        NotFiniteError before an update that would spoil the weights; updates before it in the same
+        batch stand."""
         from milescli.backends.megatron import optimizer, stepping
 
         with self._named("an optimizer step"):
@@ -156,7 +171,9 @@ class TrainerRank:
                 _, grad_norm, _ = self.optimizer.step()
                 optimizer_s += time.monotonic()
                 passes_s -= time.monotonic()
-                figures.append(stepping.reduce_figures(loss, grad_norm=float(grad_norm), mesh=self.mesh))
+                figures.append(
+                    stepping.reduce_figures(loss, grad_norm=float(grad_norm), mesh=self.mesh)
+                )
             passes_s += time.monotonic()
             return stepping.report(
                 figures,
@@ -167,7 +184,8 @@ class TrainerRank:
             )
 
     def logprobs(self, batch: TrainBatch) -> list[array[float]]:
-        """Per sequence, [positions] log-prob of each target at `batch.temperature`. Rank 0 returns them, the others nothing."""
+        """Per sequence, [positions] log-prob of each target at `batch.temperature`. Rank 0 returns
+        them, the others nothing."""
         with self._named("scoring answers"):
             scores = self._score(batch, self._microbatches(batch))
             if not self.mesh.speaks_for_tokens:
@@ -177,7 +195,9 @@ class TrainerRank:
             if self.rank != 0:
                 return []
             values = whole.cpu().numpy()
-            return [array("f", values[start:end].tobytes()) for start, end in pairwise(batch.cu_seqlens)]
+            return [
+                array("f", values[start:end].tobytes()) for start, end in pairwise(batch.cu_seqlens)
+            ]
 
     def freeze_reference(self) -> None:
         """The current weights become the reference of the KL term, kept in host memory."""
@@ -190,8 +210,8 @@ class TrainerRank:
         optimizer.forget_moments(self.optimizer)
 
     def save(self, folder: str, async_save: bool) -> None:
-        """Write weights, optimizer and RNG into `folder`, which is made. With `async_save`, training may go on at once and the
-        files are complete after `finish_save`."""
+        """Write weights, optimizer and RNG into `folder`, which is made. With `async_save`,
+        training may go on at once and the files are complete after `finish_save`."""
         with self._named("saving"):
             self.checkpoints.start(Path(folder))
             if not async_save:
@@ -203,18 +223,20 @@ class TrainerRank:
             self.checkpoints.finish()
 
     def load(self, folder: str, weights_only: bool = False) -> None:
-        """Take weights, and unless `weights_only` optimizer and RNG, from a folder that `save` wrote under any layout."""
+        """Take weights, and unless `weights_only` optimizer and RNG, from a folder that `save`
+        wrote under any layout."""
         with self._named("loading"):
             self.checkpoints.load(Path(folder), weights_only=weights_only)
 
     def shed(self) -> None:
-        """Give the memory of gradients and optimizer back; the weights can be published. On a CPU: nothing."""
+        """Give the memory of gradients and optimizer back; the weights can be published. On a CPU:
+        nothing."""
         if self.device.type != "cpu":
             self.sleeper.shed()
 
     def sleep(self) -> None:
-        """Move weights, gradients and optimizer to host memory, so that a colocated engine may use the device. On a CPU:
-        nothing."""
+        """Move weights, gradients and optimizer to host memory, so that a colocated engine may use
+        the device. On a CPU: nothing."""
         if self.device.type != "cpu":
             self.sleeper.sleep()
 
@@ -242,8 +264,8 @@ class TrainerRank:
             self.channel.verify(self.buckets())
 
     def silence_layers(self, first: int) -> None:
-        """Make layers `first` and beyond pass their input through. For finding out where engine and trainer part; the weights
-        are lost."""
+        """Make layers `first` and beyond pass their input through. For finding out where engine and
+        trainer part; the weights are lost."""
         from milescli.backends.megatron import weights
 
         weights.silence_layers(self.weights, first=first)
@@ -256,7 +278,8 @@ class TrainerRank:
         return weights.hf_buckets(self.weights, self.table, mesh=self.mesh, bucket_bytes=size)
 
     def parameter_checksums(self) -> dict[str, str]:
-        """Hugging Face name -> SHA-256 of the tensor's bytes; equal for equal weights under any layout."""
+        """Hugging Face name -> SHA-256 of the tensor's bytes; equal for equal weights under any
+        layout."""
         return {name: _sha256(tensor) for bucket in self.buckets() for name, tensor in bucket}
 
     def close(self) -> None:
@@ -272,16 +295,22 @@ class TrainerRank:
         from milescli.backends.megatron.microbatch import make_microbatch
 
         return [
-            [make_microbatch(batch, indices, mesh=self.mesh, facts=self.facts) for indices in update[self.mesh.dp_rank]]
+            [
+                make_microbatch(batch, indices, mesh=self.mesh, facts=self.facts)
+                for indices in update[self.mesh.dp_rank]
+            ]
             for update in batch.updates
         ]
 
     def _score(self, batch: TrainBatch, own) -> torch.Tensor:
-        """[T] float32 on the host: this rank's positions filled where it is on the last stage, 0 elsewhere."""
+        """[T] float32 on the host: this rank's positions filled where it is on the last stage, 0
+        elsewhere."""
         scores = torch.zeros(batch.cu_seqlens[-1], dtype=torch.float32)
         microbatches = [microbatch for update in own for microbatch in update]
         for microbatch, logprobs in zip(
-            microbatches, self.passes.score(microbatches, temperature=batch.temperature), strict=False
+            microbatches,
+            self.passes.score(microbatches, temperature=batch.temperature),
+            strict=False,
         ):
             real = microbatch.source >= 0
             scores[microbatch.source[real]] = logprobs.cpu()[real]
@@ -307,7 +336,8 @@ class TrainerRank:
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
-        """A collective that gives up says so in torch's words: say who waited, for what, and how long."""
+        """A collective that gives up says so in torch's words: say who waited, for what, and how
+        long."""
         started = time.monotonic()
         try:
             yield
@@ -319,7 +349,8 @@ class TrainerRank:
             waited = time.monotonic() - started
             raise WaitTimeout(
                 f"trainer rank {self.rank} lost the other ranks during {what}",
-                why=f"after {waited:.0f} s (bound {self.recipe.machine.step_timeout_s:.0f} s): {str(error).splitlines()[0]}",
+                why=f"after {waited:.0f} s (bound {self.recipe.machine.step_timeout_s:.0f} s): "
+                f"{str(error).splitlines()[0]}",
                 fix="look into logs/latest for the trainer rank that ended first",
             ) from error
 
@@ -327,7 +358,8 @@ class TrainerRank:
 def _is_lost_peer(error: RuntimeError) -> bool:
     text = str(error).lower()
     return isinstance(error, dist.DistError) or any(
-        word in text for word in ("timed out", "timeout", "connection closed", "connection reset", "broken pipe")
+        word in text
+        for word in ("timed out", "timeout", "connection closed", "connection reset", "broken pipe")
     )
 
 
@@ -337,5 +369,6 @@ def _sha256(tensor: torch.Tensor) -> str:
 
 
 def _quieten() -> None:
-    """Megatron announces every layer and buffer at level INFO and warns of what this room has chosen on purpose."""
+    """Megatron announces every layer and buffer at level INFO and warns of what this room has
+    chosen on purpose."""
     logging.getLogger("megatron").setLevel(logging.ERROR)

@@ -1,4 +1,5 @@
-"""A Ray cluster for one run: started on loopback or joined, with placement in topology order, bounded named waits, and a clean end."""
+"""A Ray cluster for one run: started on loopback or joined, with placement in topology order,
+bounded named waits, and a clean end."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from milescli.backends.ray.joining import join, start_here
-from milescli.backends.ray.nodes import DEATH_NOTICE_S, ClusterNode, find_dead, living_nodes, node_died
+from milescli.backends.ray.nodes import (
+    DEATH_NOTICE_S,
+    ClusterNode,
+    find_dead,
+    living_nodes,
+    node_died,
+)
 from milescli.core.errors import FitError, MilesError, WaitTimeout, WorkerDied
 from milescli.plan.types import Plan
 
@@ -32,7 +39,8 @@ class ActorHandle:
     """Where it runs."""
 
     async def run(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
-        """Call a method of the hosted object. Raises what it raised, WorkerDied where its process ended, or WaitTimeout."""
+        """Call a method of the hosted object. Raises what it raised, WorkerDied where its process
+        ended, or WaitTimeout."""
         return await _bounded(self, self.actor.run.remote(method, args, kwargs), method, timeout_s)
 
     async def start(self, *, timeout_s: float) -> int:
@@ -50,7 +58,9 @@ class ActorHandle:
     async def phase(self, *, timeout_s: float = 5.0) -> str:
         """What it does now, for messages; never raises."""
         try:
-            name, seconds = await asyncio.wait_for(_as_future(self.actor.status.remote()), timeout_s)
+            name, seconds = await asyncio.wait_for(
+                _as_future(self.actor.status.remote()), timeout_s
+            )
         except Exception as error:  # any failure to answer is itself the answer
             return f"does not answer ({type(error).__name__})"
         return f"in `{name}` for {seconds:.0f} s"
@@ -68,12 +78,15 @@ async def _bounded(handle: ActorHandle, ref: Any, method: str, timeout_s: float)
     except TimeoutError:
         raise WaitTimeout(
             f"waited {timeout_s:.0f} s for {handle.name} to finish `{method}`",
-            why=f"{handle.name} is {await handle.phase()}; its log was last written {_age(handle.log_path)}",
+            why=f"{handle.name} is {await handle.phase()}; its log was last written "
+            f"{_age(handle.log_path)}",
             fix=f"tail -50 {handle.log_path}",
         ) from None
     except ray.exceptions.RayActorError as error:
         unsure = isinstance(error, ray.exceptions.ActorUnavailableError)
-        if await asyncio.to_thread(find_dead, [handle.node], within_s=DEATH_NOTICE_S if unsure else 0.0):
+        if await asyncio.to_thread(
+            find_dead, [handle.node], within_s=DEATH_NOTICE_S if unsure else 0.0
+        ):
             raise node_died(handle.node, f"{handle.name} was in `{method}` there") from None
         raise WorkerDied(
             f"{handle.name} died during `{method}`",
@@ -90,7 +103,11 @@ async def _bounded(handle: ActorHandle, ref: Any, method: str, timeout_s: float)
 def _death_cause(error: Exception) -> str:
     text = str(error)
     for line in text.splitlines():
-        if "exit detail" in line.lower() or "died unexpectedly" in line or "exit type" in line.lower():
+        if (
+            "exit detail" in line.lower()
+            or "died unexpectedly" in line
+            or "exit type" in line.lower()
+        ):
             return line.strip()
     return text.splitlines()[0] if text else type(error).__name__
 
@@ -110,7 +127,10 @@ def tail(path: Path, num_lines: int = 8) -> str:
         data = path.read_bytes()[-16384:]
     except OSError:
         return "(no log)"
-    return "\n".join(f"  | {line}" for line in data.decode(errors="replace").splitlines()[-num_lines:]) or "(empty log)"
+    return (
+        "\n".join(f"  | {line}" for line in data.decode(errors="replace").splitlines()[-num_lines:])
+        or "(empty log)"
+    )
 
 
 class Cluster:
@@ -125,8 +145,9 @@ class Cluster:
         environment: dict[str, str],
         nodes: Sequence[ClusterNode] = (),
     ) -> None:
-        """`address` None: start a cluster here, with its files in `temp_dir`, a short path of the caller (socket names are
-        bounded at 107 bytes). `environment`: variables that every actor gets. `nodes`: of the cluster that is joined, in the plan's order."""
+        """`address` None: start a cluster here, with its files in `temp_dir`, a short path of the
+        caller (socket names are bounded at 107 bytes). `environment`: variables that every actor
+        gets. `nodes`: of the cluster that is joined, in the plan's order."""
         self.address = address
         self.temp_dir = temp_dir
         self.log_dir = log_dir
@@ -156,7 +177,8 @@ class Cluster:
             RAY_AUTH_TOKEN_PATH=str(token),
             RAY_USAGE_STATS_ENABLED="0",
             RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
-            # A cluster of one node binds to 127.0.0.1 only when Ray takes it for "not a cluster"; it asks this variable.
+            # A cluster of one node binds to 127.0.0.1 only when Ray takes it for "not a cluster";
+            # it asks this variable.
             RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",
         )
         num_gpus = 0 if plan.device_kind == "cpu" else len(plan.slots)
@@ -169,34 +191,46 @@ class Cluster:
         }
 
     async def place(self, plan: Plan, *, timeout_s: float) -> None:
-        """Reserve what the plan needs: one bundle for each of its nodes. Raises FitError where a node has less, or gave it away."""
+        """Reserve what the plan needs: one bundle for each of its nodes. Raises FitError where a
+        node has less, or gave it away."""
         import ray
         from ray.util.placement_group import placement_group
 
         bundles = _bundles(plan)
         assert len(bundles) <= len(self.nodes), f"a plan for {len(bundles)} nodes on {self.nodes}"
         pinned = [{"ray.io/node-id": node.node_id} for node in self.nodes[: len(bundles)]]
-        self._group = placement_group(bundles, strategy="STRICT_SPREAD", bundle_label_selector=pinned)
+        self._group = placement_group(
+            bundles, strategy="STRICT_SPREAD", bundle_label_selector=pinned
+        )
         try:
             await asyncio.wait_for(_as_future(self._group.ready()), timeout_s)
         except TimeoutError:
-            have = {name: count for name, count in ray.cluster_resources().items() if name in ("CPU", "GPU")}
+            have = {
+                name: count
+                for name, count in ray.cluster_resources().items()
+                if name in ("CPU", "GPU")
+            }
             raise FitError(
-                f"the Ray cluster did not give {len(plan.slots)} device slots within {timeout_s:.0f} s",
-                why=f"needed {', '.join(f'{bundle} on {node.address}' for bundle, node in zip(bundles, self.nodes, strict=False))}; "
+                f"the Ray cluster did not give {len(plan.slots)} device slots within "
+                f"{timeout_s:.0f} s",
+                why="needed "
+                f"{', '.join(f'{bundle} on {node.address}' for bundle, node in zip(bundles, self.nodes, strict=False))}; "
                 f"the cluster has {have} and {_free()} is free",
                 fix=["use fewer devices: --gpus N", "ray status   # who holds the rest"],
             ) from None
 
     async def devices(self, plan: Plan, *, timeout_s: float) -> list[list[str]]:
-        """[plan nodes][devices] what the visibility variable of an actor must say for each device that Ray gave us: on a shared cluster these
-        need not be the first. Called after `place`, before anything is spawned."""
+        """[plan nodes][devices] what the visibility variable of an actor must say for each device
+        that Ray gave us: on a shared cluster these need not be the first. Called after `place`,
+        before anything is spawned."""
         import ray
 
         given = ray.remote(max_retries=0)(_given_devices)
         counts = [int(bundle["GPU"]) for bundle in _bundles(plan)]
         asked = [
-            given.options(num_cpus=0, num_gpus=count, scheduling_strategy=self._in_bundle(node)).remote()
+            given.options(
+                num_cpus=0, num_gpus=count, scheduling_strategy=self._in_bundle(node)
+            ).remote()
             for node, count in enumerate(counts)
         ]
         try:
@@ -213,7 +247,9 @@ class Cluster:
     def _in_bundle(self, node: int) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        return PlacementGroupSchedulingStrategy(placement_group=self._group, placement_group_bundle_index=node)
+        return PlacementGroupSchedulingStrategy(
+            placement_group=self._group, placement_group_bundle_index=node
+        )
 
     async def spawn(
         self,
@@ -226,7 +262,8 @@ class Cluster:
         kwargs: dict[str, Any],
         environment: dict[str, str],
     ) -> ActorHandle:
-        """Start a process on a node of the plan. It is not waited for: call `start` of the handle."""
+        """Start a process on a node of the plan. It is not waited for: call `start` of the
+        handle."""
         import ray
 
         from milescli.backends.ray.host import Host
@@ -289,13 +326,18 @@ def _bundles(plan: Plan) -> list[dict[str, float]]:
     """[plan nodes] what the slots of each need."""
     counts = Counter(slot.node for slot in plan.slots)
     device = 0 if plan.device_kind == "cpu" else 1
-    return [{"CPU": 2 * counts[node], **({"GPU": device * counts[node]} if device else {})} for node in sorted(counts)]
+    return [
+        {"CPU": 2 * counts[node], **({"GPU": device * counts[node]} if device else {})}
+        for node in sorted(counts)
+    ]
 
 
 def _free() -> dict[str, float]:
     import ray
 
-    return {name: count for name, count in ray.available_resources().items() if name in ("CPU", "GPU")}
+    return {
+        name: count for name, count in ray.available_resources().items() if name in ("CPU", "GPU")
+    }
 
 
 def _given_devices() -> list[str]:

@@ -1,4 +1,5 @@
-"""The same function on every node of a Ray cluster: how doctor and launch learn what is there. Takes no device and leaves nothing."""
+"""The same function on every node of a Ray cluster: how doctor and launch learn what is there.
+Takes no device and leaves nothing."""
 
 from __future__ import annotations
 
@@ -29,11 +30,13 @@ def each_node(
     timeout_s: float,
     only: Sequence[str] | None = None,
 ) -> list[NodeAnswer]:
-    """Call `module:function` of `target` with `kwargs` on every living node at once. The driver's node comes first, the others by address.
+    """Call `module:function` of `target` with `kwargs` on every living node at once. The driver's
+    node comes first, the others by address.
 
-    A process that is in a cluster already asks that one; otherwise it joins the one at `address`, and leaves it again. `only`: ids of the
-    nodes to ask. `timeout_s` bounds the whole: a node that has not answered by then has a WaitTimeout as its error. Raises MachineError
-    where the cluster cannot be joined.
+    A process that is in a cluster already asks that one; otherwise it joins the one at `address`,
+    and leaves it again. `only`: ids of the nodes to ask. `timeout_s` bounds the whole: a node that
+    has not answered by then has a WaitTimeout as its error. Raises MachineError where the cluster
+    cannot be joined.
     """
     with joined(address):
         nodes = [node for node in living_nodes() if only is None or node.node_id in only]
@@ -55,21 +58,28 @@ def joined(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _ask(nodes: list[ClusterNode], target: str, kwargs: dict[str, object], timeout_s: float) -> list[NodeAnswer]:
+def _ask(
+    nodes: list[ClusterNode], target: str, kwargs: dict[str, object], timeout_s: float
+) -> list[NodeAnswer]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     call = ray.remote(_portable())
     asked = [
         call.options(
-            num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.node_id, soft=False)
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.node_id, soft=False),
         ).remote(target, kwargs)
         for node in nodes
     ]
     done, late = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
     for ref in late:
         ray.cancel(ref, force=True)
-    return [_answer(node, ref, target, timeout_s if ref not in done else None) for node, ref in zip(nodes, asked, strict=True)]
+    return [
+        _answer(node, ref, target, timeout_s if ref not in done else None)
+        for node, ref in zip(nodes, asked, strict=True)
+    ]
 
 
 def _answer(node: ClusterNode, ref: Any, target: str, waited_s: float | None) -> NodeAnswer:
@@ -78,27 +88,35 @@ def _answer(node: ClusterNode, ref: Any, target: str, waited_s: float | None) ->
     if waited_s is not None:
         late = WaitTimeout(
             f"{node} did not answer",
-            why=f"`{target}` was asked for {waited_s:.0f} s ago, and Ray still counts the node as alive",
-            fix=["ray status   # is it full, or cut off?", f"ssh {node.address} ray stop   # leave it out"],
+            why=f"`{target}` was asked for {waited_s:.0f} s ago, and Ray still counts the node as "
+            "alive",
+            fix=[
+                "ray status   # is it full, or cut off?",
+                f"ssh {node.address} ray stop   # leave it out",
+            ],
         )
         return NodeAnswer(node=node, error=late)
     try:
         result, error = ray.get(ref)
     except Exception as failure:  # whatever kept the function from running at all
         why = f"{type(failure).__name__}: {str(failure).strip().splitlines()[-1]}"
-        died = WorkerDied(f"{node} could not run `{target}`", why=why, fix="ray status   # is it still there?")
+        died = WorkerDied(
+            f"{node} could not run `{target}`", why=why, fix="ray status   # is it still there?"
+        )
         return NodeAnswer(node=node, error=died)
     if isinstance(error, str):
         error = MachineError(
             f"{node} failed at `{target}`",
             why=error,
-            fix="the same Python environment, with miles in it, must start Ray on every node: ray stop && ray start --address=...",
+            fix="the same Python environment, with miles in it, must start Ray on every node: ray "
+            "stop && ray start --address=...",
         )
     return NodeAnswer(node=node, result=result, error=error)
 
 
 def _portable() -> Callable[[str, dict[str, object]], tuple[object, object]]:
-    """Made inside a function, so that it travels as code and runs on a node that has no miles, or another one."""
+    """Made inside a function, so that it travels as code and runs on a node that has no miles, or
+    another one."""
 
     def call(target: str, kwargs: dict[str, object]) -> tuple[object, object]:
         import importlib

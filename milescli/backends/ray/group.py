@@ -1,4 +1,5 @@
-"""Many actors that act as one: the same call on every rank, and the first cause where one of them fails."""
+"""Many actors that act as one: the same call on every rank, and the first cause where one of them
+fails."""
 
 from __future__ import annotations
 
@@ -10,18 +11,27 @@ from milescli.backends.ray.cluster import ActorHandle
 from milescli.core.errors import WorkerDied
 
 GRACE_S = 3.0
-"""How long we listen for a better cause after the first error: a killed rank makes its peers fail at almost the same time."""
+"""How long we listen for a better cause after the first error: a killed rank makes its peers fail
+at almost the same time."""
 
 
-async def run_all(handles: Sequence[ActorHandle], method: str, *args: Any, timeout_s: float, **kwargs: Any) -> list[Any]:
-    """[rank] results of the same method on every rank. Raises the error that best names the first cause."""
-    tasks = [asyncio.ensure_future(handle.run(method, *args, timeout_s=timeout_s, **kwargs)) for handle in handles]
+async def run_all(
+    handles: Sequence[ActorHandle], method: str, *args: Any, timeout_s: float, **kwargs: Any
+) -> list[Any]:
+    """[rank] results of the same method on every rank. Raises the error that best names the first
+    cause."""
+    tasks = [
+        asyncio.ensure_future(handle.run(method, *args, timeout_s=timeout_s, **kwargs))
+        for handle in handles
+    ]
     return await _gather(tasks)
 
 
 async def start_all(handles: Sequence[ActorHandle], *, timeout_s: float) -> list[int]:
     """Build all hosted objects at once; pids by rank."""
-    return await _gather([asyncio.ensure_future(handle.start(timeout_s=timeout_s)) for handle in handles])
+    return await _gather(
+        [asyncio.ensure_future(handle.start(timeout_s=timeout_s)) for handle in handles]
+    )
 
 
 async def _gather(tasks: list[asyncio.Task[Any]]) -> list[Any]:
@@ -43,11 +53,19 @@ async def _gather(tasks: list[asyncio.Task[Any]]) -> list[Any]:
 
 
 def _distance_to_cause(error: BaseException) -> int:
-    """0 is nearest: a process that ended, then an explained error, then the symptoms of lost peers."""
+    """0 is nearest: a process that ended, then an explained error, then the symptoms of lost
+    peers."""
     text = str(error)
     if isinstance(error, WorkerDied) and " died " in error.what:
         return 0
     lost_peer = any(
-        mark in text for mark in ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "Broken pipe")
+        mark in text
+        for mark in (
+            "Connection closed by peer",
+            "Connection reset by peer",
+            "gloo",
+            "NCCL",
+            "Broken pipe",
+        )
     )
     return 2 if lost_peer else 1

@@ -1,4 +1,5 @@
-"""Which computers a Ray cluster has lost. Asked by a process that has joined; `nodes` tells who is there."""
+"""Which computers a Ray cluster has lost. Asked by a process that has joined; `nodes` tells who is
+there."""
 
 from __future__ import annotations
 
@@ -22,5 +23,13 @@ def lost_nodes() -> list[LostNode]:
 
     every = ray.nodes()
     there = {each["NodeManagerAddress"] for each in every if each["Alive"]}
-    gone = {each["NodeManagerAddress"]: each["NodeManagerHostname"] for each in every if not each["Alive"]}
-    return [LostNode(address=address, host_name=name) for address, name in sorted(gone.items()) if address not in there]
+    gone = {
+        each["NodeManagerAddress"]: each["NodeManagerHostname"]
+        for each in every
+        if not each["Alive"]
+    }
+    return [
+        LostNode(address=address, host_name=name)
+        for address, name in sorted(gone.items())
+        if address not in there
+    ]

@@ -1,4 +1,5 @@
-"""A Ray actor that holds any object of ours: own log file, a phase that can be asked for, errors that cross the border whole.
+"""A Ray actor that holds any object of ours: own log file, a phase that can be asked for, errors
+that cross the border whole.
 
 Not for direct use: `cluster.Cluster.spawn` makes it and returns an `ActorHandle`.
 """
@@ -21,10 +22,12 @@ from milescli.core.errors import MilesError, WorkerDied
 
 
 class Host:
-    """Runs in a process of its own. One call of `run` at a time, always on the same thread; `status` answers meanwhile."""
+    """Runs in a process of its own. One call of `run` at a time, always on the same thread;
+    `status` answers meanwhile."""
 
     def __init__(self, *, name: str, target: str, kwargs: dict[str, Any], log_path: str) -> None:
-        """`target` is an import path `module:Class`; `kwargs` go to its constructor, which runs on the work thread."""
+        """`target` is an import path `module:Class`; `kwargs` go to its constructor, which runs on
+        the work thread."""
         self.name = name
         self.phase = "starting"
         self.since = time.monotonic()

@@ -1,4 +1,5 @@
-"""Joining a Ray cluster that is there already, or starting one here. Used by `cluster` and `everywhere`; leaving is `ray.shutdown`."""
+"""Joining a Ray cluster that is there already, or starting one here. Used by `cluster` and
+`everywhere`; leaving is `ray.shutdown`."""
 
 from __future__ import annotations
 
@@ -11,14 +12,16 @@ from milescli.core.errors import MachineError
 
 NAMESPACE = "miles"
 REACH_TIMEOUT_S = 10.0
-"""Bound on a first connection to a cluster's address: Ray by itself waits for minutes where nobody answers."""
+"""Bound on a first connection to a cluster's address: Ray by itself waits for minutes where nobody
+answers."""
 
 
 def join(address: str) -> None:
-    """Become a driver of the cluster at `address` (HOST:PORT, or auto for the one on this machine). On the calling (main) thread.
+    """Become a driver of the cluster at `address` (HOST:PORT, or auto for the one on this machine).
+    On the calling (main) thread.
 
-    Raises MachineError where nobody answers there, the token is not the cluster's, this machine is no part of it, or its Ray or Python is of
-    another version.
+    Raises MachineError where nobody answers there, the token is not the cluster's, this machine is
+    no part of it, or its Ray or Python is of another version.
     """
     if address != "auto":
         _require_listener(address)
@@ -26,7 +29,8 @@ def join(address: str) -> None:
 
 
 def start_here(settings: dict[str, Any]) -> None:
-    """Start a cluster of this machine alone, for this process, whatever RAY_ADDRESS says. Its children must not read that either."""
+    """Start a cluster of this machine alone, for this process, whatever RAY_ADDRESS says. Its
+    children must not read that either."""
     os.environ.pop("RAY_ADDRESS", None)
     _connect("local", settings=settings)
 
@@ -35,10 +39,15 @@ def _connect(address: str, *, settings: dict[str, Any]) -> None:
     import ray
 
     logging.getLogger("ray").setLevel(logging.ERROR)
-    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
+    quiet: dict[str, Any] = {
+        "log_to_driver": False,
+        "configure_logging": False,
+        "logging_level": logging.ERROR,
+    }
     try:
         ray.init(address=address, namespace=NAMESPACE, **quiet, **settings)
-        # What Ray thinks of dead workers goes to standard output, which is for results; our errors name the cause. There is no public switch.
+        # What Ray thinks of dead workers goes to standard output, which is for results; our errors
+        # name the cause. There is no public switch.
         ray._private.worker._worker_logs_enabled = False
     except Exception as error:  # Ray raises many kinds here
         raise _explained(address, error) from error
@@ -52,16 +61,21 @@ def _explained(address: str, error: Exception) -> MachineError:
         return MachineError(
             f"the Ray cluster at {address} runs another version than this machine",
             why=" ".join(str(error).split()),
-            fix=f"ray stop && ray start --address={address}   # with the same Python environment on every machine",
+            fix=f"ray stop && ray start --address={address}   # with the same Python environment "
+            "on every machine",
         )
     if isinstance(error, ConnectionError):
-        why += "; somebody listens there: it may be no Ray, or want another token than this process has"
+        why += (
+            "; somebody listens there: it may be no Ray, or want another token than this "
+            "process has"
+        )
     return MachineError(
         f"the Ray cluster at {address} cannot be joined from here",
         why=why,
         fix=[
             f"ray start --address={address}   # makes this machine a part of it",
-            "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=FILE   # where it was started with a token",
+            "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=FILE   # where it was started with a "
+            "token",
             f"ray status --address={address}",
         ],
     )
@@ -75,5 +89,8 @@ def _require_listener(address: str) -> None:
         raise MachineError(
             f"no Ray cluster answers at {address}",
             why=f"{type(error).__name__}: {error} (waited {REACH_TIMEOUT_S:.0f} s at most)",
-            fix=[f"ray start --head --node-ip-address={host} --port={port}   # there", "--address HOST:PORT   # where it runs"],
+            fix=[
+                f"ray start --head --node-ip-address={host} --port={port}   # there",
+                "--address HOST:PORT   # where it runs",
+            ],
         ) from None

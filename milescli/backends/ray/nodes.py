@@ -1,4 +1,5 @@
-"""The computers of a Ray cluster: which there are, what is free on them, and whether one has died. Asked by a process that has joined."""
+"""The computers of a Ray cluster: which there are, what is free on them, and whether one has died.
+Asked by a process that has joined."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 from milescli.core.errors import WorkerDied
 
 DEATH_NOTICE_S = 45.0
-"""How long Ray may take to find that a node is gone: it asks every 3 s, and gives up after five silences."""
+"""How long Ray may take to find that a node is gone: it asks every 3 s, and gives up after five
+silences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +48,15 @@ def living_nodes() -> list[ClusterNode]:
         for each in ray.nodes()
         if each["Alive"]
     ]
-    return sorted(nodes, key=lambda node: (not node.is_driver, ipaddress.ip_address(node.address), node.node_id))
+    return sorted(
+        nodes,
+        key=lambda node: (not node.is_driver, ipaddress.ip_address(node.address), node.node_id),
+    )
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """Node id -> what Ray has not given away there (`GPU`, `CPU`). Of the cluster that this process is in."""
+    """Node id -> what Ray has not given away there (`GPU`, `CPU`). Of the cluster that this process
+    is in."""
     from ray._private.state import available_resources_per_node
 
     return available_resources_per_node()

@@ -1,5 +1,6 @@
-"""Two ways by which trainer ranks send weights to SGLang engines: shared memory on one machine, or a process group. Run inside trainer
-ranks, collectively; torch.distributed's default group is theirs."""
+"""Two ways by which trainer ranks send weights to SGLang engines: shared memory on one machine, or
+a process group. Run inside trainer ranks, collectively; torch.distributed's default group is
+theirs."""
 
 from __future__ import annotations
 
@@ -23,11 +24,18 @@ DEFAULT_TIMEOUT_S = 600.0
 
 
 class _Channel:
-    """What both have in common: consuming the buckets on every rank, telling every rank of a failure, versions, verification."""
+    """What both have in common: consuming the buckets on every rank, telling every rank of a
+    failure, versions, verification."""
 
-    def __init__(self, *, backend: str = "gloo", host: str = "127.0.0.1", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """`backend` of collectives, gloo or nccl; `host`: address of trainer rank 0's node, as the engines reach it; `timeout_s`
-        bounds each order to an engine."""
+    def __init__(
+        self,
+        *,
+        backend: str = "gloo",
+        host: str = "127.0.0.1",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """`backend` of collectives, gloo or nccl; `host`: address of trainer rank 0's node, as the
+        engines reach it; `timeout_s` bounds each order to an engine."""
         self._backend = backend
         self._host = host
         self._timeout_s = timeout_s
@@ -52,7 +60,8 @@ class _Channel:
             self._orders = None
 
     def send(self, buckets: Iterator[Bucket], version: WeightVersion) -> None:
-        """See WeightChannel. The caller has paused the fleet; the prefix caches are flushed once, after the last bucket."""
+        """See WeightChannel. The caller has paused the fleet; the prefix caches are flushed once,
+        after the last bucket."""
         failure = self._send_all(buckets)
         if failure is None and _rank() == 0:
             failure = _caught(self._finish, version)
@@ -60,10 +69,13 @@ class _Channel:
 
     def _finish(self, version: WeightVersion) -> None:
         self.orders.order_all(f"/flush_cache?timeout={self._timeout_s / 2:.0f}", {})
-        self.orders.order_all("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+        self.orders.order_all(
+            "/update_weight_version", {"new_version": str(version), "abort_all_requests": False}
+        )
 
     def verify(self, buckets: Iterator[Bucket]) -> None:
-        """See WeightChannel. Sends everything once more, by the same way, into engines whose weights were overwritten with NaN."""
+        """See WeightChannel. Sends everything once more, by the same way, into engines whose
+        weights were overwritten with NaN."""
         failure = _caught(self._tell_verifier, BEGIN) if _rank() == 0 else None
         failure = self._send_all(buckets) or failure
         if _rank() == 0:
@@ -73,7 +85,11 @@ class _Channel:
     def _tell_verifier(self, order: str) -> None:
         payload = plain_payload([(order, None)])
         bodies = [
-            {"serialized_named_tensors": [payload] * engine.tp, "load_format": VERIFY_FORMAT, "flush_cache": False}
+            {
+                "serialized_named_tensors": [payload] * engine.tp,
+                "load_format": VERIFY_FORMAT,
+                "flush_cache": False,
+            }
             for engine in self.orders.engines
         ]
         try:
@@ -83,29 +99,36 @@ class _Channel:
             if not is_difference:
                 raise
             raise MismatchError(
-                f"an engine does not hold the weights that were sent: {finding.strip(chr(34) + '}')}",
+                "an engine does not hold the weights that were sent: "
+                f"{finding.strip(chr(34) + '}')}",
                 why=f"{error.what.split(' refused')[0]} was compared bit for bit after the publish",
-                fix="stop here: the engine samples from another policy than the one that is trained; report this with the recipe",
+                fix="stop here: the engine samples from another policy than the one that is "
+                "trained; report this with the recipe",
             ) from None
 
     def _send_all(self, buckets: Iterator[Bucket]) -> MilesError | None:
-        """Engines load one bucket while the ranks make and lay out the next. Every rank goes through all buckets, also after a
-        failure: making them is collective, and a rank that left would hang the others."""
+        """Engines load one bucket while the ranks make and lay out the next. Every rank goes
+        through all buckets, also after a failure: making them is collective, and a rank that left
+        would hang the others."""
         failure: MilesError | None = None
         for index, bucket in enumerate(buckets):
             own = self._lay_out(bucket, index)
-            failure = _caught(self._finish_loading) or failure  # rank 0; before `_collect` lets the other ranks go on
+            failure = (
+                _caught(self._finish_loading) or failure
+            )  # rank 0; before `_collect` lets the other ranks go on
             whole = self._collect(own)
             if _rank() == 0 and failure is None:
                 failure = _caught(self._begin_loading, whole)
         return _caught(self._finish_loading) or failure
 
     def _lay_out(self, bucket: Bucket, index: int) -> Any:
-        """What this rank adds to the sending of a bucket. The engines may still read the one before."""
+        """What this rank adds to the sending of a bucket. The engines may still read the one
+        before."""
         raise NotImplementedError
 
     def _collect(self, own: Any) -> Any:
-        """What rank 0 needs of all ranks. They leave it after rank 0 has come: what the engines read before is then free."""
+        """What rank 0 needs of all ranks. They leave it after rank 0 has come: what the engines
+        read before is then free."""
         return own
 
     def _begin_loading(self, whole: Any) -> None:
@@ -113,17 +136,19 @@ class _Channel:
         raise NotImplementedError
 
     def _finish_loading(self) -> None:
-        """Rank 0: wait until all engines have answered for the last bucket, each within its bound. They answer when they have read it."""
+        """Rank 0: wait until all engines have answered for the last bucket, each within its bound.
+        They answer when they have read it."""
         loading, self._loading = self._loading, []
         if loading:
             self.orders.finish(loading)
 
 
 class TensorChannel(_Channel):
-    """Through shared memory: host memory on a CPU, CUDA or HIP IPC on a GPU, where it was not tried. Each engine rank reads from the
-    trainer rank that shares its memory.
+    """Through shared memory: host memory on a CPU, CUDA or HIP IPC on a GPU, where it was not
+    tried. Each engine rank reads from the trainer rank that shares its memory.
 
-    Buffers take turns, on every rank: engines read one while the next is filled. It is filled again only after they have answered.
+    Buffers take turns, on every rank: engines read one while the next is filled. It is filled again
+    only after they have answered.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -135,7 +160,9 @@ class TensorChannel(_Channel):
     def open(self, engines: list[EngineAddress]) -> None:
         """See WeightChannel."""
         super().open(engines)
-        self._readers = readers(engines, num_ranks=dist.get_world_size() if dist.is_initialized() else 1)
+        self._readers = readers(
+            engines, num_ranks=dist.get_world_size() if dist.is_initialized() else 1
+        )
 
     def _lay_out(self, bucket: Bucket, index: int) -> list[str]:
         """A handle for each reader of this rank: a handle of host memory counts one reader."""
@@ -153,11 +180,15 @@ class TensorChannel(_Channel):
         """[size_bytes] uint8"""
         held = self._buffers[index % 2]
         if held is None or held.numel() < size_bytes or held.device != device:
-            held = self._buffers[index % 2] = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+            held = self._buffers[index % 2] = torch.empty(
+                size_bytes, dtype=torch.uint8, device=device
+            )
         return held[:size_bytes]
 
     def _collect(self, own: list[str]) -> list[list[str]]:
-        if not any(self._readers[1:]):  # rank 0 serves all, and nobody else has memory that could be read
+        if not any(
+            self._readers[1:]
+        ):  # rank 0 serves all, and nobody else has memory that could be read
             return [own]
         gathered: list[list[str]] | None = [[] for _ in self._readers] if _rank() == 0 else None
         dist.gather_object(own, gathered, dst=0)
@@ -169,13 +200,20 @@ class TensorChannel(_Channel):
             for handle, (engine, engine_rank) in zip(handles, mine, strict=True):
                 payloads[engine][engine_rank] = handle
         bodies = [
-            {"serialized_named_tensors": own, "load_format": "flattened_bucket", "flush_cache": False} for own in payloads
+            {
+                "serialized_named_tensors": own,
+                "load_format": "flattened_bucket",
+                "flush_cache": False,
+            }
+            for own in payloads
         ]
         self._loading = self.orders.begin_all("/update_weights_from_tensor", bodies)
 
     def _send_all(self, buckets: Iterator[Bucket]) -> MilesError | None:
         failure = super()._send_all(buckets)
-        if any(held is not None and held.is_cuda for held in self._buffers):  # the engines want the memory for their caches
+        if any(
+            held is not None and held.is_cuda for held in self._buffers
+        ):  # the engines want the memory for their caches
             self._buffers = [None, None]
             torch.cuda.ipc_collect()
         return failure
@@ -190,14 +228,17 @@ def readers(engines: list[EngineAddress], *, num_ranks: int) -> list[list[tuple[
     """Per trainer rank, the (engine, engine rank) that read its memory. Pure."""
     found: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]
     for index, engine in enumerate(engines):
-        assert len(engine.sharing_ranks) == engine.tp, f"{engine.url}: {engine.tp} ranks, shared by {engine.sharing_ranks}"
+        assert len(engine.sharing_ranks) == engine.tp, (
+            f"{engine.url}: {engine.tp} ranks, shared by {engine.sharing_ranks}"
+        )
         for engine_rank, rank in enumerate(engine.sharing_ranks):
             found[rank].append((index, engine_rank))
     return found
 
 
 class DistributedChannel(_Channel):
-    """Through a process group of trainer rank 0 and all engine ranks: gloo on a CPU, NCCL (or RCCL) on a GPU, where it was not tried."""
+    """Through a process group of trainer rank 0 and all engine ranks: gloo on a CPU, NCCL (or RCCL)
+    on a GPU, where it was not tried."""
 
     def __init__(self, **settings: Any) -> None:
         """As for every channel."""
@@ -238,7 +279,8 @@ def _rank() -> int:
 
 
 def _caught(action, *arguments: object) -> MilesError | None:
-    """The error that it raised, to be agreed upon before it is raised; anything but a MilesError is a fault of ours and flies."""
+    """The error that it raised, to be agreed upon before it is raised; anything but a MilesError is
+    a fault of ours and flies."""
     try:
         action(*arguments)
     except MilesError as error:
@@ -247,7 +289,8 @@ def _caught(action, *arguments: object) -> MilesError | None:
 
 
 def _agree(failure: MilesError | None) -> None:
-    """Every rank raises what rank 0 met, or returns. Where the ranks have lost each other too, rank 0 still says what it met first."""
+    """Every rank raises what rank 0 met, or returns. Where the ranks have lost each other too, rank
+    0 still says what it met first."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         box = [failure]
         try:

@@ -1,6 +1,8 @@
-"""The fleet of SGLang engines as the rollout room sees it: the router for questions, a line to each engine for orders.
+"""The fleet of SGLang engines as the rollout room sees it: the router for questions, a line to each
+engine for orders.
 
-Token ids in, token ids out. A pause aborts what is in flight; `generate` keeps the tokens and asks for the rest after `resume`.
+Token ids in, token ids out. A pause aborts what is in flight; `generate` keeps the tokens and asks
+for the rest after `resume`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from milescli.core.units import format_duration
 from milescli.rollout.base import Completion, GenerateRequest
 
 ABORT_AGAIN_S = 0.05
-"""An abort misses a request that is still on its way to the scheduler; so it is said again until nothing is in flight."""
+"""An abort misses a request that is still on its way to the scheduler; so it is said again until
+nothing is in flight."""
 
 
 class SglangFleet:
@@ -34,8 +37,9 @@ class SglangFleet:
         order_timeout_s: float = 120.0,
         routing_shape: tuple[int, int] | None = None,
     ) -> None:
-        """`answer_timeout_s` bounds one answer (`machine.step_timeout_s`), `order_timeout_s` one order to the engines.
-        `routing_shape`: (layers, topk) of the model, where routed experts will be asked for."""
+        """`answer_timeout_s` bounds one answer (`machine.step_timeout_s`), `order_timeout_s` one
+        order to the engines. `routing_shape`: (layers, topk) of the model, where routed experts
+        will be asked for."""
         self.http = FleetHttp(router_url=router_url, engines=engines)
         self._answer_timeout_s = answer_timeout_s
         self._order_timeout_s = order_timeout_s
@@ -52,14 +56,19 @@ class SglangFleet:
         await self.http.close()
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """One answer. Raises WaitTimeout after `answer_timeout_s` (pauses count), WorkerDied where an engine is dead."""
+        """One answer. Raises WaitTimeout after `answer_timeout_s` (pauses count), WorkerDied where
+        an engine is dead."""
         answer = PartialAnswer(request=request)
         deadline = time.monotonic() + self._answer_timeout_s
         while True:
             async with self._slot(deadline):
                 pauses_before = self._num_pauses
                 reply = read_reply(
-                    await self.http.ask_router("/generate", answer.question, timeout_s=max(deadline - time.monotonic(), 0.001))
+                    await self.http.ask_router(
+                        "/generate",
+                        answer.question,
+                        timeout_s=max(deadline - time.monotonic(), 0.001),
+                    )
                 )
             answer.extend(reply)
             if reply.stop_reason is not StopReason.ABORT:
@@ -80,7 +89,9 @@ class SglangFleet:
         deadline = time.monotonic() + self._answer_timeout_s
         while True:
             async with self._slot(deadline):
-                answer = await self.http.ask_router("/generate", question, timeout_s=max(deadline - time.monotonic(), 0.001))
+                answer = await self.http.ask_router(
+                    "/generate", question, timeout_s=max(deadline - time.monotonic(), 0.001)
+                )
             if answer["meta_info"]["finish_reason"]["type"] != StopReason.ABORT:
                 return prompt_logprobs(answer)
 
@@ -93,7 +104,8 @@ class SglangFleet:
         except TimeoutError:
             raise WaitTimeout(
                 "an answer waited for the end of a pause in vain",
-                why=f"the fleet was paused for its weights and not resumed within {format_duration(self._answer_timeout_s)}",
+                why="the fleet was paused for its weights and not resumed within "
+                f"{format_duration(self._answer_timeout_s)}",
                 fix="read the trainer's log: the publish did not end",
             ) from None
         self._in_flight += 1
@@ -111,7 +123,9 @@ class SglangFleet:
         self._num_pauses += 1
         deadline = time.monotonic() + self._order_timeout_s
         while self._in_flight:
-            await self.http.order_all("/abort_request", {"rid": "", "abort_all": True}, timeout_s=self._order_timeout_s)
+            await self.http.order_all(
+                "/abort_request", {"rid": "", "abort_all": True}, timeout_s=self._order_timeout_s
+            )
             try:
                 async with asyncio.timeout(ABORT_AGAIN_S):
                     await self._idle.wait()
@@ -119,7 +133,8 @@ class SglangFleet:
                 if time.monotonic() > deadline:
                     raise WaitTimeout(
                         f"{self._in_flight} answers do not end although the fleet is paused",
-                        why=f"the engines were told to abort for {format_duration(self._order_timeout_s)}",
+                        why="the engines were told to abort for "
+                        f"{format_duration(self._order_timeout_s)}",
                         fix="read the engines' logs",
                     ) from None
         await self._flush()
@@ -132,25 +147,32 @@ class SglangFleet:
         self._open.set()
 
     async def _flush(self) -> None:
-        """Empty the prefix caches. An engine answers when the last request is cleared away, so this proves it idle."""
+        """Empty the prefix caches. An engine answers when the last request is cleared away, so this
+        proves it idle."""
         bound_s = self._order_timeout_s
         await self.http.order_all(f"/flush_cache?timeout={bound_s / 2:.0f}", {}, timeout_s=bound_s)
 
     async def sleep(self) -> None:
-        """Release weights and KV cache. On a CPU SGLang has no memory saver: the order is answered and changes nothing."""
+        """Release weights and KV cache. On a CPU SGLang has no memory saver: the order is answered
+        and changes nothing."""
         await self._flush()  # SGLang dies of this order while it is not idle
         await self.http.order_all("/release_memory_occupation", {}, timeout_s=self._order_timeout_s)
 
     async def wake_weights(self) -> None:
         """Memory of the weights back; content undefined until the next publish."""
-        await self.http.order_all("/resume_memory_occupation", {"tags": ["weights"]}, timeout_s=self._order_timeout_s)
+        await self.http.order_all(
+            "/resume_memory_occupation", {"tags": ["weights"]}, timeout_s=self._order_timeout_s
+        )
 
     async def wake_cache(self) -> None:
         """Memory of the KV cache (and of captured graphs) back."""
         tags = ["kv_cache", "cuda_graph"]
-        await self.http.order_all("/resume_memory_occupation", {"tags": tags}, timeout_s=self._order_timeout_s)
+        await self.http.order_all(
+            "/resume_memory_occupation", {"tags": tags}, timeout_s=self._order_timeout_s
+        )
 
     async def set_version(self, version: WeightVersion) -> None:
-        """What the engines say that they hold. A channel says so with the last bucket; this is for the start of a run."""
+        """What the engines say that they hold. A channel says so with the last bucket; this is for
+        the start of a run."""
         body = {"new_version": str(version), "abort_all_requests": False}
         await self.http.order_all("/update_weight_version", body, timeout_s=self._order_timeout_s)

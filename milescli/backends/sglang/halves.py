@@ -1,5 +1,6 @@
-"""DeepSeek's two first projections of a layer are one weight in SGLang, which joins them only where one order brings both. Ours come
-in buckets; one may end between them, and SGLang then drops both without a word. Installed by the plug-in."""
+"""DeepSeek's two first projections of a layer are one weight in SGLang, which joins them only where
+one order brings both. Ours come in buckets; one may end between them, and SGLang then drops both
+without a word. Installed by the plug-in."""
 
 from __future__ import annotations
 
@@ -27,18 +28,23 @@ def _with_pairs(ordinary):
 
 
 def _pair_weights_of(model: torch.nn.Module) -> None:
-    """Once per model: SGLang's own loading of the start goes through whole folders and needs nothing."""
-    if "load_weights" in model.__dict__ or not any("fused_qkv_a_proj_with_mqa" in name for name, _ in model.named_parameters()):
+    """Once per model: SGLang's own loading of the start goes through whole folders and needs
+    nothing."""
+    if "load_weights" in model.__dict__ or not any(
+        "fused_qkv_a_proj_with_mqa" in name for name, _ in model.named_parameters()
+    ):
         return
     load, waiting = model.load_weights, {}
-    model.load_weights = lambda weights, *arguments, **settings: load(in_pairs(weights, waiting), *arguments, **settings)
+    model.load_weights = lambda weights, *arguments, **settings: load(
+        in_pairs(weights, waiting), *arguments, **settings
+    )
 
 
 def in_pairs(
     weights: Iterable[tuple[str, torch.Tensor]], waiting: dict[str, torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights, with halves held back in `waiting` (by name; copies, since the sender uses its memory again) until the other
-    half is there too."""
+    """The weights, with halves held back in `waiting` (by name; copies, since the sender uses its
+    memory again) until the other half is there too."""
     for name, tensor in weights:
         other = _other_half(name)
         if other is None:

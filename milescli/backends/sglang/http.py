@@ -1,4 +1,5 @@
-"""HTTP to engines and router: every call bounded, every failure named. Used by the fleet; knows no rollout."""
+"""HTTP to engines and router: every call bounded, every failure named. Used by the fleet; knows no
+rollout."""
 
 from __future__ import annotations
 
@@ -30,13 +31,18 @@ class EngineHandle:
     name: str
     url: str
     api_key: str | None = field(default=None, repr=False)
-    """What its requests must bear. Equal for all engines behind one router, which asks for it too."""
+    """What its requests must bear. Equal for all engines behind one router, which asks for it
+    too."""
     log_path: Path | None = None
     """Where its last words are; None or unreadable: errors do without."""
 
     def last_words(self) -> str:
         """For errors."""
-        return f"its log ends:\n{last_log_lines(self.log_path)}" if self.log_path else "its log is not on this machine"
+        return (
+            f"its log ends:\n{last_log_lines(self.log_path)}"
+            if self.log_path
+            else "its log is not on this machine"
+        )
 
 
 class _Hiccup(WorkerDied):
@@ -60,7 +66,9 @@ class FleetHttp:
         """Made on first use, inside the running loop."""
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, limit_per_host=0)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=aiohttp.ClientTimeout(total=None)
+            )
         return self._session
 
     async def close(self) -> None:
@@ -69,43 +77,68 @@ class FleetHttp:
             await self._session.close()
             self._session = None
 
-    async def ask_router(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """POST to whichever engine the router picks. Raises WorkerDied where that finds an engine dead.
+    async def ask_router(
+        self, path: str, body: dict[str, Any], *, timeout_s: float
+    ) -> dict[str, Any]:
+        """POST to whichever engine the router picks. Raises WorkerDied where that finds an engine
+        dead.
 
-        A connection that breaks although every engine answers (a kept-alive socket that closed at the same moment, a full backlog)
-        is tried again: nothing is lost by that, for equal seeds give equal answers.
+        A connection that breaks although every engine answers (a kept-alive socket that closed at
+        the same moment, a full backlog) is tried again: nothing is lost by that, for equal seeds
+        give equal answers.
         """
         for wait_s in RETRY_WAITS_S:
             try:
-                return await self._post(f"{self.router_url}{path}", body, who="the router", timeout_s=timeout_s)
+                return await self._post(
+                    f"{self.router_url}{path}", body, who="the router", timeout_s=timeout_s
+                )
             except _Hiccup:
                 await asyncio.sleep(wait_s)
-        return await self._post(f"{self.router_url}{path}", body, who="the router", timeout_s=timeout_s)
+        return await self._post(
+            f"{self.router_url}{path}", body, who="the router", timeout_s=timeout_s
+        )
 
-    async def order(self, engine: EngineHandle, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    async def order(
+        self, engine: EngineHandle, path: str, body: dict[str, Any], *, timeout_s: float
+    ) -> dict[str, Any]:
         """POST to one engine."""
         answer = await self._post(f"{engine.url}{path}", body, who=engine.name, timeout_s=timeout_s)
         self._last_answer_s[engine.name] = time.monotonic()
         return answer
 
-    async def order_all(self, path: str, body: dict[str, Any], *, timeout_s: float) -> list[dict[str, Any]]:
+    async def order_all(
+        self, path: str, body: dict[str, Any], *, timeout_s: float
+    ) -> list[dict[str, Any]]:
         """POST to every engine at once; the answers in the order of `engines`."""
-        return list(await asyncio.gather(*(self.order(engine, path, body, timeout_s=timeout_s) for engine in self.engines)))
+        return list(
+            await asyncio.gather(
+                *(self.order(engine, path, body, timeout_s=timeout_s) for engine in self.engines)
+            )
+        )
 
-    async def _post(self, url: str, body: dict[str, Any], *, who: str, timeout_s: float) -> dict[str, Any]:
+    async def _post(
+        self, url: str, body: dict[str, Any], *, who: str, timeout_s: float
+    ) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(timeout_s), self.session().post(url, json=body, headers=self._headers) as response:
+            async with (
+                asyncio.timeout(timeout_s),
+                self.session().post(url, json=body, headers=self._headers) as response,
+            ):
                 text = await response.text()
                 status = response.status
         except TimeoutError:
             raise await self._timed_out(url, who=who, timeout_s=timeout_s) from None
         except aiohttp.ClientError as error:
-            raise await self._broken(url, who=who, detail=f"{type(error).__name__}: {error}") from error
+            raise await self._broken(
+                url, who=who, detail=f"{type(error).__name__}: {error}"
+            ) from error
         if status >= 500:
             raise await self._broken(url, who=who, detail=f"HTTP {status}: {text[:500]}")
         if status != 200:
             raise MilesError(
-                f"{who} refused {url}", why=f"HTTP {status}: {text[:500]}", fix="read the engine's log for the cause"
+                f"{who} refused {url}",
+                why=f"HTTP {status}: {text[:500]}",
+                fix="read the engine's log for the cause",
             )
         return _as_object(text)
 
@@ -114,12 +147,14 @@ class FleetHttp:
         if dead is not None:
             return dead
         silence = "; ".join(
-            f"{name} last answered {format_duration(time.monotonic() - at)} ago" for name, at in self._last_answer_s.items()
+            f"{name} last answered {format_duration(time.monotonic() - at)} ago"
+            for name, at in self._last_answer_s.items()
         )
         return WaitTimeout(
             f"{who} did not answer {url}",
             why=f"the rollout waited {format_duration(timeout_s)}; {silence}",
-            fix=f"--set machine.step_timeout_s={2 * timeout_s:.0f}   # if the work is that long; else read the engine's log",
+            fix=f"--set machine.step_timeout_s={2 * timeout_s:.0f}   # if the work is that long; "
+            "else read the engine's log",
         )
 
     async def _broken(self, url: str, *, who: str, detail: str) -> MilesError:
@@ -130,20 +165,26 @@ class FleetHttp:
         )
 
     async def find_dead(self) -> WorkerDied | None:
-        """The error for the first engine that does not answer /health, or None. Each is asked, for HEALTH_TIMEOUT_S at most."""
+        """The error for the first engine that does not answer /health, or None. Each is asked, for
+        HEALTH_TIMEOUT_S at most."""
         answers = await asyncio.gather(*(self._is_alive(engine) for engine in self.engines))
         for engine, alive in zip(self.engines, answers, strict=True):
             if not alive:
                 return WorkerDied(
                     f"{engine.name} is dead: {engine.url} does not answer",
                     why=engine.last_words(),
-                    fix=f"less {engine.log_path}" if engine.log_path else "read the log of this engine",
+                    fix=f"less {engine.log_path}"
+                    if engine.log_path
+                    else "read the log of this engine",
                 )
         return None
 
     async def _is_alive(self, engine: EngineHandle) -> bool:
         try:
-            async with asyncio.timeout(HEALTH_TIMEOUT_S), self.session().get(f"{engine.url}/health") as response:
+            async with (
+                asyncio.timeout(HEALTH_TIMEOUT_S),
+                self.session().get(f"{engine.url}/health") as response,
+            ):
                 alive = response.status == 200
         except (TimeoutError, aiohttp.ClientError):
             return False

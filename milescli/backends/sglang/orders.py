@@ -1,4 +1,5 @@
-"""Orders to engines from a trainer rank: plain blocking HTTP, all engines at once, bounded and named. The fleet has its own (`http.py`)."""
+"""Orders to engines from a trainer rank: plain blocking HTTP, all engines at once, bounded and
+named. The fleet has its own (`http.py`)."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class OrderRefused(MilesError):
 
 
 def post(engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: float) -> str:
-    """The answer's text. Raises OrderRefused (4xx), WorkerDied (no connection, 5xx) or WaitTimeout, each with the engine's URL."""
+    """The answer's text. Raises OrderRefused (4xx), WorkerDied (no connection, 5xx) or WaitTimeout,
+    each with the engine's URL."""
     url, data = engine.url, json.dumps(body).encode()
     headers = {"Content-Type": "application/json", **bearer(engine.api_key)}
     request = urllib.request.Request(f"{url}{path}", data=data, headers=headers)
@@ -39,7 +41,9 @@ def post(engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: f
         text = error.read().decode(errors="replace")[:2000]
         if error.code < 500:
             raise OrderRefused(
-                f"engine {url} refused {path}", why=f"HTTP {error.code}: {text}", fix="read the engine's log for the cause"
+                f"engine {url} refused {path}",
+                why=f"HTTP {error.code}: {text}",
+                fix="read the engine's log for the cause",
             ) from None
         raise _dead(url, path, f"HTTP {error.code}: {text}") from None
     except TimeoutError:
@@ -52,7 +56,9 @@ def post(engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: f
 
 def _dead(url: str, path: str, detail: str) -> WorkerDied:
     return WorkerDied(
-        f"engine {url} died while it was told {path}", why=detail, fix="read the log of the engine at that address"
+        f"engine {url} died while it was told {path}",
+        why=detail,
+        fix="read the log of the engine at that address",
     )
 
 
@@ -67,7 +73,8 @@ def _late(url: str, path: str, timeout_s: float) -> WaitTimeout:
     return WaitTimeout(
         f"engine {url} did not answer {path}",
         why=f"the trainer waited {format_duration(timeout_s)}",
-        fix=f"--set machine.step_timeout_s={2 * timeout_s:.0f}   # if the model is that large; else read the engine's log",
+        fix=f"--set machine.step_timeout_s={2 * timeout_s:.0f}   # if the model is that large; "
+        "else read the engine's log",
     )
 
 
@@ -78,10 +85,15 @@ class Orders:
         """`timeout_s` bounds each order."""
         self.engines = engines
         self.timeout_s = timeout_s
-        self._threads = ThreadPoolExecutor(max_workers=max(1, len(engines)), thread_name_prefix="engine-order")
+        self._threads = ThreadPoolExecutor(
+            max_workers=max(1, len(engines)), thread_name_prefix="engine-order"
+        )
 
-    def begin_all(self, path: str, bodies: list[dict[str, Any]], *, timeout_s: float | None = None) -> list[Future[str]]:
-        """Send body i to engine i; does not wait. `timeout_s`: where another bound than that of all orders holds."""
+    def begin_all(
+        self, path: str, bodies: list[dict[str, Any]], *, timeout_s: float | None = None
+    ) -> list[Future[str]]:
+        """Send body i to engine i; does not wait. `timeout_s`: where another bound than that of all
+        orders holds."""
         bound_s = self.timeout_s if timeout_s is None else timeout_s
         return [
             self._threads.submit(post, engine, path, body, timeout_s=bound_s)
@@ -89,7 +101,8 @@ class Orders:
         ]
 
     def finish(self, futures: list[Future[str]]) -> list[str]:
-        """The answers; or the first failure, at once: a dead engine can keep the others waiting for it. Each order is bounded by itself."""
+        """The answers; or the first failure, at once: a dead engine can keep the others waiting for
+        it. Each order is bounded by itself."""
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
         for future in futures:
             if future in done and (error := future.exception()):
@@ -97,7 +110,8 @@ class Orders:
         return [future.result() for future in futures]
 
     def _first_cause(self, error: BaseException) -> BaseException:
-        """An engine that says that it lost a peer is not the one that died: that one stops answering within moments."""
+        """An engine that says that it lost a peer is not the one that died: that one stops
+        answering within moments."""
         if not isinstance(error, OrderRefused) or not any(mark in error.why for mark in LOST_PEER):
             return error
         deadline = time.monotonic() + GRACE_S

@@ -1,6 +1,8 @@
-"""SGLang's plug-in entry point (group `sglang.srt.plugins`): what engines that miles started need beyond stock SGLang.
+"""SGLang's plug-in entry point (group `sglang.srt.plugins`): what engines that miles started need
+beyond stock SGLang.
 
-SGLang calls `register()` in every process that loads it, also in those that miles did not start: there it does nothing.
+SGLang calls `register()` in every process that loads it, also in those that miles did not start:
+there it does nothing.
 """
 
 from __future__ import annotations
@@ -13,13 +15,16 @@ import socket
 import tempfile
 
 ENGINE_VARIABLE = "MILES_ENGINE"
-"""Set to the device kind (cpu, cuda, rocm) by EngineServer, in the environment of the engines that it starts."""
+"""Set to the device kind (cpu, cuda, rocm) by EngineServer, in the environment of the engines that
+it starts."""
 PIECES_VARIABLE = "MILES_ENGINE_PIECES"
-"""Comma-separated modules of `cpu/` that the model needs beside those that every engine on a CPU has."""
+"""Comma-separated modules of `cpu/` that the model needs beside those that every engine on a CPU
+has."""
 
 
 def register() -> None:
-    """Install our pieces. A piece that does not fit ends the process: an engine with half of them would answer wrongly."""
+    """Install our pieces. A piece that does not fit ends the process: an engine with half of them
+    would answer wrongly."""
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return
@@ -28,7 +33,9 @@ def register() -> None:
     try:
         if api_key := key.take():
             key.install(api_key)
-        atexit.register(gc.unfreeze)  # else what the collector cannot reach is reported below an engine's last words
+        atexit.register(
+            gc.unfreeze
+        )  # else what the collector cannot reach is reported below an engine's last words
         _keep_load_file_with_the_process()
         _listen_where_told()
         verify.install()
@@ -40,13 +47,20 @@ def register() -> None:
             from milescli.backends.sglang import cpu
 
             cpu.install(tuple(filter(None, os.environ.get(PIECES_VARIABLE, "").split(","))))
-    except Exception as error:  # SGLang logs and goes on when a plug-in raises; SystemExit is not caught
-        raise SystemExit(f"miles: its pieces do not fit this SGLang: {type(error).__name__}: {error}") from error
+    except (
+        Exception
+    ) as error:  # SGLang logs and goes on when a plug-in raises; SystemExit is not caught
+        raise SystemExit(
+            f"miles: its pieces do not fit this SGLang: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _listen_where_told() -> None:
-    """The store where an engine's ranks meet listens on the address that it was given; by itself torch listens on every interface."""
-    rendezvous = importlib.import_module("torch.distributed.rendezvous")  # the package has a function of this name too
+    """The store where an engine's ranks meet listens on the address that it was given; by itself
+    torch listens on every interface."""
+    rendezvous = importlib.import_module(
+        "torch.distributed.rendezvous"
+    )  # the package has a function of this name too
     plain = rendezvous.TCPStore
 
     def open_store(*, host_name: str, port: int, is_master: bool, **settings: object) -> object:
@@ -54,17 +68,25 @@ def _listen_where_told() -> None:
             return plain(host_name=host_name, port=port, is_master=False, **settings)
         listener = socket.create_server((host_name, port))
         bound = listener.getsockname()[1]
-        return plain(host_name=host_name, port=bound, is_master=True, master_listen_fd=listener.detach(), **settings)
+        return plain(
+            host_name=host_name,
+            port=bound,
+            is_master=True,
+            master_listen_fd=listener.detach(),
+            **settings,
+        )
 
     rendezvous.TCPStore = open_store  # type: ignore[attr-defined]
 
 
 def _keep_load_file_with_the_process() -> None:
-    """SGLang maps a file of load figures under /dev/shm and leaves it there. Any file can be mapped: ours lies in the engine's
-    own temporary folder, which EngineServer removes."""
+    """SGLang maps a file of load figures under /dev/shm and leaves it there. Any file can be
+    mapped: ours lies in the engine's own temporary folder, which EngineServer removes."""
     from sglang.srt.managers import load_snapshot
 
     def path_in_temp_dir(ipc_name: str) -> str:
-        return os.path.join(tempfile.gettempdir(), f"loads-{os.path.basename(ipc_name.rstrip('/')) or 'default'}")
+        return os.path.join(
+            tempfile.gettempdir(), f"loads-{os.path.basename(ipc_name.rstrip('/')) or 'default'}"
+        )
 
     load_snapshot.shm_path_for = path_in_temp_dir

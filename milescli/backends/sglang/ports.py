@@ -8,11 +8,13 @@ import socket
 from milescli.core.errors import MachineError
 
 RANGE = range(20_000, 32_000)
-"""Below the ports that Linux gives to outgoing connections (32768 and up): those can take a free port before its server binds it."""
+"""Below the ports that Linux gives to outgoing connections (32768 and up): those can take a free
+port before its server binds it."""
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
-    """Distinct ports that nobody listens on. Tried in random order, so that two runs that start together seldom meet."""
+    """Distinct ports that nobody listens on. Tried in random order, so that two runs that start
+    together seldom meet."""
     found: list[int] = []
     for port in random.SystemRandom().sample(RANGE, len(RANGE)):
         if len(found) == count:

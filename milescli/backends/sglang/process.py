@@ -1,4 +1,5 @@
-"""A child process of ours: own process group, output in a file, bounded waits. Knows no engine; used by `server.py`."""
+"""A child process of ours: own process group, output in a file, bounded waits. Knows no engine;
+used by `server.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ QUOTED_LINES = 12
 """Last log lines that an error repeats."""
 POLL_S = 0.1
 TEMP_PREFIX = "miles-process-"
-"""Of each process's own folder for temporary files (sockets, maps); short, for socket paths have at most 107 bytes."""
+"""Of each process's own folder for temporary files (sockets, maps); short, for socket paths have at
+most 107 bytes."""
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens URLs of ours, past any proxy that the environment names."""
 
@@ -40,7 +42,9 @@ def last_log_lines(path: Path, count: int = QUOTED_LINES) -> str:
 def status(url: str, *, timeout_s: float, headers: dict[str, str] | None = None) -> int:
     """What GET says. Raises OSError where nobody answers."""
     try:
-        with DIRECT.open(urllib.request.Request(url, headers=headers or {}), timeout=timeout_s) as answer:
+        with DIRECT.open(
+            urllib.request.Request(url, headers=headers or {}), timeout=timeout_s
+        ) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -56,8 +60,11 @@ class ManagedProcess:
     stop_signal = signal.SIGTERM
     """What asks it to end in good order."""
 
-    def __init__(self, *, name: str, command: list[str], env: dict[str, str], log_path: Path, url: str) -> None:
-        """`name` as errors call it; `env`: the child's whole environment; `url` answers GET `ready_path` when it is ready."""
+    def __init__(
+        self, *, name: str, command: list[str], env: dict[str, str], log_path: Path, url: str
+    ) -> None:
+        """`name` as errors call it; `env`: the child's whole environment; `url` answers GET
+        `ready_path` when it is ready."""
         self.name = name
         self.command = command
         self.env = env
@@ -78,8 +85,9 @@ class ManagedProcess:
         return self._process.poll()
 
     def start(self) -> None:
-        """Spawn it, in a session of its own so that a Ctrl-C in the terminal reaches only us. Returns at once. What asks it to end
-        reaches it, also from a Ray actor: there SIGINT is blocked, and a child inherits that of the thread that spawns it."""
+        """Spawn it, in a session of its own so that a Ctrl-C in the terminal reaches only us.
+        Returns at once. What asks it to end reaches it, also from a Ray actor: there SIGINT is
+        blocked, and a child inherits that of the thread that spawns it."""
         assert self._process is None, f"{self.name} was started already"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._temp_dir = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX))
@@ -88,14 +96,20 @@ class ManagedProcess:
         try:
             with self.log_path.open("ab") as log:
                 self._process = subprocess.Popen(
-                    self.command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                    self.command,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
                 )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         self._started_at = time.monotonic()
 
     def wait_ready(self, timeout_s: float, *, sleep: Callable[[float], None] = time.sleep) -> float:
-        """Seconds from start until it answers. Raises WorkerDied as soon as it has ended, WaitTimeout at the bound."""
+        """Seconds from start until it answers. Raises WorkerDied as soon as it has ended,
+        WaitTimeout at the bound."""
         deadline = time.monotonic() + timeout_s
         while True:
             code = self.poll()
@@ -106,8 +120,12 @@ class ManagedProcess:
             if time.monotonic() > deadline:
                 raise WaitTimeout(
                     f"{self.name} is not ready",
-                    why=f"{format_duration(timeout_s)} without 200 from {self.url}{self.ready_path}; its log ends:\n{self.last_words()}",
-                    fix=[f"less {self.log_path}", f"--set machine.start_timeout_s={2 * timeout_s:.0f}"],
+                    why=f"{format_duration(timeout_s)} without 200 from "
+                    f"{self.url}{self.ready_path}; its log ends:\n{self.last_words()}",
+                    fix=[
+                        f"less {self.log_path}",
+                        f"--set machine.start_timeout_s={2 * timeout_s:.0f}",
+                    ],
                 )
             sleep(POLL_S)
 
@@ -130,8 +148,8 @@ class ManagedProcess:
         )
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """`stop_signal` to the leader, which ends its children, then KILL to what is left of the group after `timeout_s`.
-        Idempotent. Its temporary files go with it."""
+        """`stop_signal` to the leader, which ends its children, then KILL to what is left of the
+        group after `timeout_s`. Idempotent. Its temporary files go with it."""
         if self._process is None:
             return
         if self._process.poll() is None:
@@ -145,15 +163,19 @@ class ManagedProcess:
         except subprocess.TimeoutExpired:
             raise WaitTimeout(
                 f"{self.name} does not end",
-                why=f"process group {self._process.pid} was sent SIGKILL 5 s ago; a device driver may hold it",
+                why=f"process group {self._process.pid} was sent SIGKILL 5 s ago; a device driver "
+                "may hold it",
                 fix=f"ps -o pid,stat,cmd -g {self._process.pid}",
             ) from None
 
         if self._temp_dir is not None:
-            shutil.rmtree(self._temp_dir, ignore_errors=True)  # it may be gone: nothing else can be done about it here
+            shutil.rmtree(
+                self._temp_dir, ignore_errors=True
+            )  # it may be gone: nothing else can be done about it here
 
     def _group_lives(self) -> bool:
-        """Whether any process of the group is left; reaps the leader, which would count as alive while it is a zombie."""
+        """Whether any process of the group is left; reaps the leader, which would count as alive
+        while it is a zombie."""
         assert self._process is not None
         self._process.poll()
         try:

@@ -1,4 +1,5 @@
-"""What an engine's /generate says, as our types; and how the parts of an answer that was paused become one. Pure."""
+"""What an engine's /generate says, as our types; and how the parts of an answer that was paused
+become one. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def read_reply(answer: dict[str, Any]) -> Reply:
     meta = answer["meta_info"]
     token_ids = list(answer.get("output_ids") or [])
     chosen = meta.get("output_token_logprobs") or []
-    assert len(chosen) == len(token_ids), f"engine sent {len(token_ids)} tokens and {len(chosen)} logprobs"
+    assert len(chosen) == len(token_ids), (
+        f"engine sent {len(token_ids)} tokens and {len(chosen)} logprobs"
+    )
     routed = meta.get("routed_experts")
     return Reply(
         token_ids=token_ids,
@@ -45,15 +48,24 @@ def read_reply(answer: dict[str, Any]) -> Reply:
 
 
 def _spans(meta: dict[str, Any], num_tokens: int) -> list[VersionSpan]:
-    """The engine's own record of which weights made which token; one version for all where it kept none."""
+    """The engine's own record of which weights made which token; one version for all where it kept
+    none."""
     if num_tokens == 0:
         return []
-    recorded = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": num_tokens}]
-    return [VersionSpan(start=span["start"], end=span["end"], version=WeightVersion(int(span["version"]))) for span in recorded]
+    recorded = meta.get("weight_versions") or [
+        {"version": meta["weight_version"], "start": 0, "end": num_tokens}
+    ]
+    return [
+        VersionSpan(
+            start=span["start"], end=span["end"], version=WeightVersion(int(span["version"]))
+        )
+        for span in recorded
+    ]
 
 
 def prompt_logprobs(answer: dict[str, Any]) -> array[float]:
-    """[num_prompt_tokens - 1] from the JSON of /generate with logprob_start_len=0; the first token has none."""
+    """[num_prompt_tokens - 1] from the JSON of /generate with logprob_start_len=0; the first token
+    has none."""
     entries = answer["meta_info"]["input_token_logprobs"][1:]
     return array("d", (entry[0] for entry in entries))
 
@@ -72,8 +84,9 @@ class PartialAnswer:
 
     @property
     def question(self) -> dict[str, Any]:
-        """The body of the next /generate: everything so far is its prompt, the rest of the budget its limit. The sampler hashes
-        seed and position, so the tokens are those of an unbroken run where the weights are the same."""
+        """The body of the next /generate: everything so far is its prompt, the rest of the budget
+        its limit. The sampler hashes seed and position, so the tokens are those of an unbroken run
+        where the weights are the same."""
         wanted = self.request
         sampling: dict[str, Any] = {
             "max_new_tokens": wanted.max_new_tokens - len(self.token_ids),
@@ -95,12 +108,15 @@ class PartialAnswer:
         }
 
     def extend(self, reply: Reply) -> None:
-        """Append what came back. Rows of routing that are there already stay: they are of the weights that sampled."""
+        """Append what came back. Rows of routing that are there already stay: they are of the
+        weights that sampled."""
         offset = len(self.token_ids)
         self.token_ids += reply.token_ids
         self.logprobs.extend(reply.logprobs)
         for span in reply.spans:
-            self._append_span(VersionSpan(start=span.start + offset, end=span.end + offset, version=span.version))
+            self._append_span(
+                VersionSpan(start=span.start + offset, end=span.end + offset, version=span.version)
+            )
         if reply.routed_experts is not None and reply.token_ids:
             num_rows = len(self.request.prompt_ids) + len(self.token_ids) - 1
             row_bytes, rest = divmod(len(reply.routed_experts), num_rows)
@@ -120,15 +136,26 @@ class PartialAnswer:
         """Whether the budget is used up."""
         return len(self.token_ids) >= self.request.max_new_tokens
 
-    def completion(self, stop_reason: StopReason, *, routing_shape: tuple[int, int] | None) -> Completion:
+    def completion(
+        self, stop_reason: StopReason, *, routing_shape: tuple[int, int] | None
+    ) -> Completion:
         """The whole. `routing_shape`: (layers, topk) of the model, for the routing record."""
         routed = None
         if self.request.want_routed_experts and self.routed_rows:
-            assert routing_shape is not None, "routed experts were asked for, but the fleet does not know the model's shape"
+            assert routing_shape is not None, (
+                "routed experts were asked for, but the fleet does not know the model's shape"
+            )
             layers, topk = routing_shape
             expected = self.routed_rows * layers * topk * INT32_BYTES
-            assert len(self.routed_experts) == expected, f"{len(self.routed_experts)} bytes of routing, expected {expected}"
-            routed = RoutedExperts(indices=self.routed_experts, num_tokens=self.routed_rows, num_layers=layers, topk=topk)
+            assert len(self.routed_experts) == expected, (
+                f"{len(self.routed_experts)} bytes of routing, expected {expected}"
+            )
+            routed = RoutedExperts(
+                indices=self.routed_experts,
+                num_tokens=self.routed_rows,
+                num_layers=layers,
+                topk=topk,
+            )
         return Completion(
             response_ids=self.token_ids,
             logprobs=self.logprobs,

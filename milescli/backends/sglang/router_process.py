@@ -1,6 +1,8 @@
-"""The router's process: `python -m milescli.backends.sglang.router_process ...`, with the arguments of sglang-router.
+"""The router's process: `python -m milescli.backends.sglang.router_process ...`, with the arguments
+of sglang-router.
 
-The package's own launcher does the same, but imports SGLang on the way: 5 s, and it breaks beside a CPU build of torch.
+The package's own launcher does the same, but imports SGLang on the way: 5 s, and it breaks beside a
+CPU build of torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Every answer carries its routing record, where the engine keeps one. Installed by the plug-in.
 
-sglang-router 0.3.2 drops `return_routed_experts` from the questions that it passes on; so the engine is told by its environment.
+sglang-router 0.3.2 drops `return_routed_experts` from the questions that it passes on; so the
+engine is told by its environment.
 """
 
 from __future__ import annotations

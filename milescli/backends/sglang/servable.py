@@ -1,5 +1,6 @@
-"""Which models SGLang serves: on a CPU those that were compared with transformers, elsewhere those whose architecture it has. Reads facts,
-config.json and the names in SGLang's files; imports nothing of SGLang."""
+"""Which models SGLang serves: on a CPU those that were compared with transformers, elsewhere those
+whose architecture it has. Reads facts, config.json and the names in SGLang's files; imports nothing
+of SGLang."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class CpuFamily:
     arguments: tuple[str, ...] = ()
     """Of `sglang.launch_server`, on a CPU."""
     ties: bool = True
-    """SGLang uses the embedding as output layer where the config says so; else it leaves that layer empty."""
+    """SGLang uses the embedding as output layer where the config says so; else it leaves that layer
+    empty."""
     windows: bool = False
     """SGLang heeds the family's sliding windows; else it attends to everything."""
     dense: Literal["anywhere", "first", "nowhere"] = "anywhere"
@@ -38,11 +40,22 @@ class CpuFamily:
 
 
 CPU_FAMILIES: dict[str, CpuFamily] = {
-    "deepseek_v3": CpuFamily(module="deepseek_v2", architecture="DeepseekV3ForCausalLM", pieces=("latent",), dense="first"),
+    "deepseek_v3": CpuFamily(
+        module="deepseek_v2",
+        architecture="DeepseekV3ForCausalLM",
+        pieces=("latent",),
+        dense="first",
+    ),
     "glm4": CpuFamily(module="glm4", architecture="Glm4ForCausalLM"),
-    "glm4_moe": CpuFamily(module="glm4_moe", architecture="Glm4MoeForCausalLM", ties=False, dense="first"),
+    "glm4_moe": CpuFamily(
+        module="glm4_moe", architecture="Glm4MoeForCausalLM", ties=False, dense="first"
+    ),
     "glm4_moe_lite": CpuFamily(
-        module="glm4_moe_lite", architecture="Glm4MoeLiteForCausalLM", pieces=("latent",), ties=False, dense="first"
+        module="glm4_moe_lite",
+        architecture="Glm4MoeLiteForCausalLM",
+        pieces=("latent",),
+        ties=False,
+        dense="first",
     ),
     "gpt_oss": CpuFamily(
         module="gpt_oss",
@@ -57,7 +70,9 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
     "mistral": CpuFamily(module="mistral", architecture="MistralForCausalLM"),
     "qwen2": CpuFamily(module="qwen2", architecture="Qwen2ForCausalLM"),
     "qwen3": CpuFamily(module="qwen3", architecture="Qwen3ForCausalLM"),
-    "qwen3_5": CpuFamily(module="qwen3_5", architecture="Qwen3_5ForConditionalGeneration", pieces=("delta",)),
+    "qwen3_5": CpuFamily(
+        module="qwen3_5", architecture="Qwen3_5ForConditionalGeneration", pieces=("delta",)
+    ),
     "qwen3_5_moe": CpuFamily(
         module="qwen3_5",
         architecture="Qwen3_5MoeForConditionalGeneration",
@@ -65,14 +80,23 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
         dense="nowhere",
     ),
     "qwen3_5_moe_text": CpuFamily(
-        module="qwen3_5_text", architecture="Qwen3_5MoeForCausalLM", pieces=("delta",), dense="nowhere"
+        module="qwen3_5_text",
+        architecture="Qwen3_5MoeForCausalLM",
+        pieces=("delta",),
+        dense="nowhere",
     ),
-    "qwen3_5_text": CpuFamily(module="qwen3_5_text", architecture="Qwen3_5ForCausalLM", pieces=("delta",)),
-    "qwen3_next": CpuFamily(module="qwen3_next", architecture="Qwen3NextForCausalLM", pieces=("delta",), dense="nowhere"),
-    "qwen3_moe": CpuFamily(module="qwen3_moe", architecture="Qwen3MoeForCausalLM", ties=False, dense="nowhere"),
+    "qwen3_5_text": CpuFamily(
+        module="qwen3_5_text", architecture="Qwen3_5ForCausalLM", pieces=("delta",)
+    ),
+    "qwen3_next": CpuFamily(
+        module="qwen3_next", architecture="Qwen3NextForCausalLM", pieces=("delta",), dense="nowhere"
+    ),
+    "qwen3_moe": CpuFamily(
+        module="qwen3_moe", architecture="Qwen3MoeForCausalLM", ties=False, dense="nowhere"
+    ),
 }
-"""model_type -> how. Each was compared with transformers in float32: log-probs of prompts and answers, before and after new weights
-were sent (tests/backends/sglang/test_families.py)."""
+"""model_type -> how. Each was compared with transformers in float32: log-probs of prompts and
+answers, before and after new weights were sent (tests/backends/sglang/test_families.py)."""
 
 
 def servable_on_cpu(facts: ModelFacts) -> tuple[bool, str]:
@@ -90,63 +114,90 @@ def _family(facts: ModelFacts) -> CpuFamily | None:
 
 
 def fault_of_sglang(facts: ModelFacts) -> str | None:
-    """Why SGLang serves this model wrongly on any device; None where nothing is known against it."""
+    """Why SGLang serves this model wrongly on any device; None where nothing is known against
+    it."""
     family = _family(facts)
     if family is None:
         return None
     if facts.tied_embeddings and not family.ties:
-        return "its output layer is tied to its embeddings, and SGLang 0.5.20 then leaves the output layer empty"
+        return (
+            "its output layer is tied to its embeddings, and SGLang 0.5.20 then leaves the "
+            "output layer empty"
+        )
     if not family.windows and any(layer.mixer == "sliding" for layer in facts.layers):
         return "its layers look at a window, which SGLang 0.5.20 does not heed in this family"
     if facts.mlp_bias and not family.mlp_bias:
         return "its MLPs have biases, which SGLang 0.5.20 leaves out in this family"
     kinds = [layer.mlp for layer in facts.layers]
     if family.dense == "nowhere" and "dense" in kinds:
-        return "some of its layers have no experts, which SGLang 0.5.20 does not know of in this family"
+        return (
+            "some of its layers have no experts, which SGLang 0.5.20 does not know of in this "
+            "family"
+        )
     if family.dense == "first" and kinds != sorted(kinds):
-        return "it has layers without experts behind layers with them, which SGLang 0.5.20 does not know of in this family"
+        return (
+            "it has layers without experts behind layers with them, which SGLang 0.5.20 does "
+            "not know of in this family"
+        )
     full = [index for index, layer in enumerate(facts.layers, start=1) if layer.mixer == "full"]
     step = full[0] if full else facts.num_layers + 1
     if facts.gated_delta is not None and full != list(range(step, facts.num_layers + 1, step)):
-        return "its layers of full attention do not come at one interval, as SGLang 0.5.20 takes them to"
+        return (
+            "its layers of full attention do not come at one interval, as SGLang 0.5.20 takes "
+            "them to"
+        )
     scaling = facts.rope.scaling if facts.rope is not None else None
     if scaling is not None and scaling.attention_factor is not None:
         return "its rotary embedding has an `attention_factor`, which SGLang 0.5.20 does not heed"
     return None
 
 
-_DEEPSEEK: dict[str, object] = {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+_DEEPSEEK: dict[str, object] = {
+    "moe_layer_freq": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+}
 _SILENT: dict[str, dict[str, object]] = {
     "deepseek_v3": _DEEPSEEK,
     "glm4_moe_lite": {**_DEEPSEEK, "first_k_dense_replace": 1},
     "gpt_oss": {"swiglu_limit": 7.0},
 }
-"""Fields that SGLang wants, that the families' releases have, and that transformers does not write: there they are constants."""
+"""Fields that SGLang wants, that the families' releases have, and that transformers does not write:
+there they are constants."""
 
 
 def _hybrid_fields(config: Mapping[str, object]) -> dict[str, object]:
-    """SGLang has full attention in every so-manieth layer where transformers has a list of layers, and reads the rotated share of a
-    head in the old place of config.json alone."""
+    """SGLang has full attention in every so-manieth layer where transformers has a list of layers,
+    and reads the rotated share of a head in the old place of config.json alone."""
     found: dict[str, object] = {}
     mixers, rope = config.get("layer_types"), config.get("rope_parameters")
     if isinstance(mixers, list):
-        found["full_attention_interval"] = (mixers.index("full_attention") if "full_attention" in mixers else len(mixers)) + 1
+        found["full_attention_interval"] = (
+            mixers.index("full_attention") if "full_attention" in mixers else len(mixers)
+        ) + 1
     if isinstance(rope, Mapping) and "partial_rotary_factor" in rope:
         found["partial_rotary_factor"] = rope["partial_rotary_factor"]
     return found
 
 
 def missing_fields(config: Mapping[str, object]) -> dict[str, object]:
-    """Fields of config.json that SGLang cannot do without, where it is silent: what transformers takes then."""
+    """Fields of config.json that SGLang cannot do without, where it is silent: what transformers
+    takes then."""
     model_type = str(config.get("model_type"))
-    found = {name: value for name, value in _SILENT.get(model_type, {}).items() if name not in config}
+    found = {
+        name: value for name, value in _SILENT.get(model_type, {}).items() if name not in config
+    }
     if model_type in CPU_FAMILIES and not config.get("architectures"):
         found["architectures"] = [CPU_FAMILIES[model_type].architecture]
     if model_type in CPU_FAMILIES and "delta" in CPU_FAMILIES[model_type].pieces:
         inner = config.get("text_config")
         hybrid = _hybrid_fields(inner if isinstance(inner, Mapping) else config)
         # the tower of a multimodal release is neither trained nor loaded
-        found |= {"text_config": hybrid, "language_model_only": True} if isinstance(inner, Mapping) else hybrid
+        found |= (
+            {"text_config": hybrid, "language_model_only": True}
+            if isinstance(inner, Mapping)
+            else hybrid
+        )
     kinds = config.get("mlp_layer_types")
     if model_type == "glm4_moe_lite" and isinstance(kinds, list):
         found["first_k_dense_replace"] = kinds.index("sparse") if "sparse" in kinds else len(kinds)
@@ -158,16 +209,23 @@ def model_zoo() -> Path:
     package = find_spec("sglang")
     if package is None or not package.submodule_search_locations:
         raise MachineError(
-            "SGLang is not installed", why="`import sglang` finds nothing", fix="make install   # or: pip install sglang"
+            "SGLang is not installed",
+            why="`import sglang` finds nothing",
+            fix="make install   # or: pip install sglang",
         )
     return Path(package.submodule_search_locations[0]) / "srt" / "models"
 
 
 @functools.lru_cache(maxsize=1)
 def architectures() -> frozenset[str]:
-    """Names of the architectures that the installed SGLang has, as `architectures` of config.json names them; read from its files
-    without importing them (200 modules, seconds). Raises MachineError where SGLang is not installed."""
-    return frozenset(name for path in sorted(model_zoo().glob("*.py")) for name in _entry_classes(path.read_text("utf-8")))
+    """Names of the architectures that the installed SGLang has, as `architectures` of config.json
+    names them; read from its files without importing them (200 modules, seconds). Raises
+    MachineError where SGLang is not installed."""
+    return frozenset(
+        name
+        for path in sorted(model_zoo().glob("*.py"))
+        for name in _entry_classes(path.read_text("utf-8"))
+    )
 
 
 def _entry_classes(source: str) -> list[str]:

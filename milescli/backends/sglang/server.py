@@ -1,5 +1,5 @@
-"""Starts and stops real SGLang engines and their router, as child processes. Knows neither Ray nor the fleet: a Ray actor,
-a test or a bench holds an EngineServer."""
+"""Starts and stops real SGLang engines and their router, as child processes. Knows neither Ray nor
+the fleet: a Ray actor, a test or a bench holds an EngineServer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ from milescli.backends.sglang.key import KEY_VARIABLE, bearer
 from milescli.backends.sglang.plugin import ENGINE_VARIABLE, PIECES_VARIABLE
 from milescli.backends.sglang.process import ManagedProcess, status
 from milescli.backends.sglang.routing import ROUTING_VARIABLE
-from milescli.backends.sglang.servable import CPU_FAMILIES, fault_of_sglang, missing_fields, model_zoo
+from milescli.backends.sglang.servable import (
+    CPU_FAMILIES,
+    fault_of_sglang,
+    missing_fields,
+    model_zoo,
+)
 from milescli.core.errors import MachineError, RecipeError
 from milescli.models import parse_facts
 from milescli.models.base import CONFIG_NAME
@@ -52,15 +57,19 @@ class EngineSpec:
     host: str = "127.0.0.1"
     """Address of its node, the only one that it listens on. Beyond loopback it needs a key."""
     api_key: str | None = field(default=None, repr=False)
-    """What every request must bear; see `key.py`. Engines behind one router share theirs with it."""
+    """What every request must bear; see `key.py`. Engines behind one router share theirs with
+    it."""
     num_nodes: int = 1
-    """Machines that share out its tp ranks; each has an EngineServer, and the one of node 0 answers."""
+    """Machines that share out its tp ranks; each has an EngineServer, and the one of node 0
+    answers."""
     node_rank: int = 0
     init_address: str | None = None
-    """`host:port` on node 0 where the ranks meet, where there are several nodes; with `attention_dp`, also the six ports after it."""
+    """`host:port` on node 0 where the ranks meet, where there are several nodes; with
+    `attention_dp`, also the six ports after it."""
     max_running_requests: int = 256
     max_total_tokens: int | None = None
-    """KV-cache slots; None: SGLang sizes it from `memory_fraction` (on a CPU: enough for all running requests, bounded)."""
+    """KV-cache slots; None: SGLang sizes it from `memory_fraction` (on a CPU: enough for all
+    running requests, bounded)."""
     memory_fraction: float = 0.7
     context_length: int = 4096
     cpu_threads: int = 1
@@ -81,7 +90,8 @@ class EngineSpec:
 
 
 def check_servable(spec: EngineSpec) -> str:
-    """The model's `model_type`. Raises where the folder is no model, or the model is not served rightly on this device."""
+    """The model's `model_type`. Raises where the folder is no model, or the model is not served
+    rightly on this device."""
     config = _read_config(spec.model_dir)
     model_type = str(config["model_type"])
     if model_type not in CPU_FAMILIES:
@@ -90,13 +100,16 @@ def check_servable(spec: EngineSpec) -> str:
         raise MachineError(
             f"a `{model_type}` model cannot be served on a CPU yet",
             why=f"only {', '.join(CPU_FAMILIES)} were compared with transformers there",
-            fix="run it on a GPU, or choose a model of one of these families: --set model.path=FOLDER",
+            fix="run it on a GPU, or choose a model of one of these families: --set "
+            "model.path=FOLDER",
         )
     if spec.device_kind == "cpu" and config.get("quantization_config"):
         raise MachineError(
             f"the quantised `{model_type}` model cannot be served on a CPU",
-            why=f"{spec.model_dir / CONFIG_NAME} has `quantization_config`, and SGLang's kernels for such weights are for GPUs",
-            fix="dequantise it through a checkpoint: miles convert hf-to-megatron, then miles convert megatron-to-hf",
+            why=f"{spec.model_dir / CONFIG_NAME} has `quantization_config`, and SGLang's kernels "
+            "for such weights are for GPUs",
+            fix="dequantise it through a checkpoint: miles convert hf-to-megatron, then miles "
+            "convert megatron-to-hf",
         )
     if fault := fault_of_sglang(parse_facts(config)):
         raise RecipeError(
@@ -128,25 +141,39 @@ class EngineServer(ManagedProcess):
     """On TERM SGLang waits 5 s for requests to drain, even where there is none."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        """Raises RecipeError or MachineError where the model cannot be served here; starts nothing."""
+        """Raises RecipeError or MachineError where the model cannot be served here; starts
+        nothing."""
         check_servable(spec)
-        assert spec.api_key is not None or ip_address(spec.host).is_loopback, f"{spec.name} on {spec.host} without a key"
+        assert spec.api_key is not None or ip_address(spec.host).is_loopback, (
+            f"{spec.name} on {spec.host} without a key"
+        )
         self.spec = spec
-        if spec.node_rank > 0:  # no requests to drain; on INT SGLang ends its ranks there and then spins
+        if (
+            spec.node_rank > 0
+        ):  # no requests to drain; on INT SGLang ends its ranks there and then spins
             self.stop_signal = signal.SIGTERM
         super().__init__(
-            name=spec.name, command=engine_command(spec), env=engine_environment(spec), log_path=spec.log_path, url=spec.url
+            name=spec.name,
+            command=engine_command(spec),
+            env=engine_environment(spec),
+            log_path=spec.log_path,
+            url=spec.url,
         )
 
     def wait_ready(self, timeout_s: float, *, sleep: Callable[[float], None] = time.sleep) -> float:
-        """As ManagedProcess; and an engine that was given a key has been seen to refuse a stranger. What it has built by now is left alone
-        by Python's garbage collector: to go through it takes 0.4 s, in the middle of a rollout and in every flush of a cache on a CPU."""
+        """As ManagedProcess; and an engine that was given a key has been seen to refuse a stranger.
+        What it has built by now is left alone by Python's garbage collector: to go through it takes
+        0.4 s, in the middle of a rollout and in every flush of a cache on a CPU."""
         seconds = super().wait_ready(timeout_s, sleep=sleep)
         if self.spec.node_rank == 0:
             if self.spec.api_key is not None:
                 code = status(f"{self.url}/model_info", timeout_s=timeout_s)
-                assert code == HTTPStatus.UNAUTHORIZED, f"{self.name} answers {code} to a request without its key"
-            code = status(f"{self.url}/freeze_gc", timeout_s=timeout_s, headers=bearer(self.spec.api_key))
+                assert code == HTTPStatus.UNAUTHORIZED, (
+                    f"{self.name} answers {code} to a request without its key"
+                )
+            code = status(
+                f"{self.url}/freeze_gc", timeout_s=timeout_s, headers=bearer(self.spec.api_key)
+            )
             assert code == HTTPStatus.OK, f"{self.name} answers {code} to /freeze_gc"
         return seconds
 
@@ -171,8 +198,14 @@ def engine_command(spec: EngineSpec) -> list[str]:
     if silent := missing_fields(_read_config(spec.model_dir)):
         arguments["json-model-override-args"] = json.dumps(silent)
     if spec.num_nodes > 1:
-        assert spec.init_address is not None, f"{spec.name}: {spec.num_nodes} nodes without an address to meet at"
-        arguments |= {"nnodes": spec.num_nodes, "node-rank": spec.node_rank, "dist-init-addr": spec.init_address}
+        assert spec.init_address is not None, (
+            f"{spec.name}: {spec.num_nodes} nodes without an address to meet at"
+        )
+        arguments |= {
+            "nnodes": spec.num_nodes,
+            "node-rank": spec.node_rank,
+            "dist-init-addr": spec.init_address,
+        }
     switches = ["skip-server-warmup", "sleep-on-idle"]
     if spec.tokenizer_dir is None:
         switches.append("skip-tokenizer-init")
@@ -189,12 +222,18 @@ def engine_command(spec: EngineSpec) -> list[str]:
         switches.append("enable-dp-attention")
     total_tokens, extra = spec.max_total_tokens, ()
     if spec.device_kind == "cpu":
-        arguments |= {"device": "cpu", "attention-backend": "torch_native", "sampling-backend": "pytorch"}
+        arguments |= {
+            "device": "cpu",
+            "attention-backend": "torch_native",
+            "sampling-backend": "pytorch",
+        }
         switches += ["disable-cuda-graph", "disable-overlap-schedule"]
         extra = CPU_FAMILIES[check_servable(spec)].arguments
         if spec.deterministic:
             switches.append("disable-radix-cache")
-        total_tokens = total_tokens or min(spec.max_running_requests * spec.context_length, CPU_TOKENS_LIMIT)
+        total_tokens = total_tokens or min(
+            spec.max_running_requests * spec.context_length, CPU_TOKENS_LIMIT
+        )
     else:
         switches.append("enable-memory-saver")
     if total_tokens is not None:
@@ -205,10 +244,17 @@ def engine_command(spec: EngineSpec) -> list[str]:
 
 
 def engine_environment(spec: EngineSpec) -> dict[str, str]:
-    """The whole environment of the engine: ours, inherited (MILES_RUN_TOKEN with it), and what the device needs."""
+    """The whole environment of the engine: ours, inherited (MILES_RUN_TOKEN with it), and what the
+    device needs."""
     env = dict(os.environ) | {ENGINE_VARIABLE: spec.device_kind, "TOKENIZERS_PARALLELISM": "false"}
-    env["SPT_NOENV"] = "1"  # else SGLang's process titles overwrite /proc/PID/environ, by which a run finds its own processes
-    env["SGLANG_HOST_IP"] = spec.host  # else SGLang asks the first interface, or the route to a public address
+    env["SPT_NOENV"] = (
+        # else SGLang's process titles overwrite /proc/PID/environ, by which a run finds its own
+        # processes
+        "1"
+    )
+    env["SGLANG_HOST_IP"] = (
+        spec.host
+    )  # else SGLang asks the first interface, or the route to a public address
     if spec.api_key is not None:
         env[KEY_VARIABLE] = spec.api_key
     if spec.return_routed_experts:
@@ -221,8 +267,8 @@ def engine_environment(spec: EngineSpec) -> dict[str, str]:
 
 
 def _cpu_environment(spec: EngineSpec) -> dict[str, str]:
-    """Threads that sleep while they wait: the HTTP server, the scheduler and the trainer share the cores. No torch.compile: its
-    first calls would build C++ in the middle of a rollout."""
+    """Threads that sleep while they wait: the HTTP server, the scheduler and the trainer share the
+    cores. No torch.compile: its first calls would build C++ in the middle of a rollout."""
     threads = str(spec.cpu_threads)
     python_path = [str(CPU_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {
@@ -246,18 +292,26 @@ def _cpu_environment(spec: EngineSpec) -> dict[str, str]:
 
 
 def _other_model_modules(module: str) -> list[str]:
-    """Modules of SGLang's model zoo that this engine does not need; it imports all 200 otherwise, which takes seconds."""
-    return sorted(path.stem for path in model_zoo().glob("*.py") if path.stem not in (module, "__init__"))
+    """Modules of SGLang's model zoo that this engine does not need; it imports all 200 otherwise,
+    which takes seconds."""
+    return sorted(
+        path.stem for path in model_zoo().glob("*.py") if path.stem not in (module, "__init__")
+    )
 
 
 def _core_shares(tp: int) -> list[str]:
-    """[tp] comma-separated cores for each engine rank, dealt in turn; SGLang asks for them where ranks outnumber NUMA nodes."""
+    """[tp] comma-separated cores for each engine rank, dealt in turn; SGLang asks for them where
+    ranks outnumber NUMA nodes."""
     cores = sorted(os.sched_getaffinity(0))
-    return [",".join(str(core) for core in cores[rank % len(cores) :: tp] or cores[:1]) for rank in range(tp)]
+    return [
+        ",".join(str(core) for core in cores[rank % len(cores) :: tp] or cores[:1])
+        for rank in range(tp)
+    ]
 
 
 def _visible_devices(spec: EngineSpec) -> dict[str, str]:
-    """Not tried on a device. On ROCm torch reads HIP_ and CUDA_VISIBLE_DEVICES; both are set, so that they cannot differ."""
+    """Not tried on a device. On ROCm torch reads HIP_ and CUDA_VISIBLE_DEVICES; both are set, so
+    that they cannot differ."""
     devices = ",".join(spec.visible_devices)
     if spec.device_kind == "rocm":
         return {"HIP_VISIBLE_DEVICES": devices, "CUDA_VISIBLE_DEVICES": devices}
@@ -292,9 +346,16 @@ class RouterServer(ManagedProcess):
     """200 once a worker is registered; its /health answers before."""
 
     def __init__(self, spec: RouterSpec) -> None:
-        """Starts nothing. Its workers should be ready before it starts: it is then ready at once."""
+        """Starts nothing. Its workers should be ready before it starts: it is then ready at
+        once."""
         self.spec = spec
-        command = [sys.executable, "-m", "milescli.backends.sglang.router_process", "--worker-urls", *spec.worker_urls]
+        command = [
+            sys.executable,
+            "-m",
+            "milescli.backends.sglang.router_process",
+            "--worker-urls",
+            *spec.worker_urls,
+        ]
         arguments = {
             "host": spec.host,
             "port": spec.port,
@@ -307,9 +368,18 @@ class RouterServer(ManagedProcess):
             "request-timeout-secs": spec.request_timeout_s,
             "log-level": "warn",
         }
-        command += ["--disable-retries", "--disable-circuit-breaker"]  # a failure is ours to name, at once
+        command += [
+            "--disable-retries",
+            "--disable-circuit-breaker",
+        ]  # a failure is ours to name, at once
         command += [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
-        super().__init__(name="router", command=command, env=_router_environment(spec), log_path=spec.log_path, url=spec.url)
+        super().__init__(
+            name="router",
+            command=command,
+            env=_router_environment(spec),
+            log_path=spec.log_path,
+            url=spec.url,
+        )
 
 
 def _router_environment(spec: RouterSpec) -> dict[str, str]:

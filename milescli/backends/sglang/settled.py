@@ -1,5 +1,5 @@
-"""An engine answers an order to load weights when they are in place, not when their copies are queued on the device: what was sent from
-may be written again. Installed by the plug-in."""
+"""An engine answers an order to load weights when they are in place, not when their copies are
+queued on the device: what was sent from may be written again. Installed by the plug-in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 
 
 def install() -> None:
-    """Every rank waits for its device; SGLang then lets the ranks wait for each other, and rank 0 answers."""
+    """Every rank waits for its device; SGLang then lets the ranks wait for each other, and rank 0
+    answers."""
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
     for order in ("update_weights_from_tensor", "update_weights_from_distributed"):

@@ -1,5 +1,6 @@
-"""A tensor of this process as a string that an engine's process on the same machine opens. Nothing of SGLang is imported: that would
-cost a trainer rank seconds; SGLang reads plain pickle of torch's own handles."""
+"""A tensor of this process as a string that an engine's process on the same machine opens. Nothing
+of SGLang is imported: that would cost a trainer rank seconds; SGLang reads plain pickle of torch's
+own handles."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _DEVICE_ARGUMENT = 6
 
 
 class _Handle:
-    """Pickles as torch's handle of the tensor, with the device as its UUID: sender and receiver may number devices differently."""
+    """Pickles as torch's handle of the tensor, with the device as its UUID: sender and receiver may
+    number devices differently."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -36,9 +38,10 @@ class _Handle:
 def flat_bucket_payload(flat: torch.Tensor, slices: list[Slice]) -> str:
     """What /update_weights_from_tensor takes for one engine rank with load_format=flattened_bucket.
 
-    `flat`: [bytes] uint8; it must live until the engine has answered. CPU tensors are moved to shared memory under a name that
-    torch's shm manager removes when the last process that holds it ends, also by a crash; torch's default, a file descriptor
-    handed over a socket, kills SGLang's scheduler.
+    `flat`: [bytes] uint8; it must live until the engine has answered. CPU tensors are moved to
+    shared memory under a name that torch's shm manager removes when the last process that holds it
+    ends, also by a crash; torch's default, a file descriptor handed over a socket, kills SGLang's
+    scheduler.
     """
     metadata = [
         SimpleNamespace(

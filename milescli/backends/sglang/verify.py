@@ -1,7 +1,9 @@
-"""Proof that an engine holds what was sent. Runs inside engine ranks, installed by the plug-in; asked by `channels.py`.
+"""Proof that an engine holds what was sent. Runs inside engine ranks, installed by the plug-in;
+asked by `channels.py`.
 
-begin: keep a copy of every parameter, then overwrite them all with NaN. The trainer sends all weights again, by its ordinary way.
-end: compare each parameter with its copy, bit for bit, and put the copies back. What was never sent is still NaN, and differs.
+begin: keep a copy of every parameter, then overwrite them all with NaN. The trainer sends all
+weights again, by its ordinary way. end: compare each parameter with its copy, bit for bit, and put
+the copies back. What was never sent is still NaN, and differs.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def end(model: torch.nn.Module) -> str | None:
     for name, parameter in model.named_parameters():
         kept = _copies[name]
         sent = parameter.detach().to("cpu")
-        sent.masked_fill_(torch.isnan(sent) & (kept == 0), 0)  # padding that SGLang adds, and any zero, needs no sending
+        sent.masked_fill_(
+            torch.isnan(sent) & (kept == 0), 0
+        )  # padding that SGLang adds, and any zero, needs no sending
         if finding is None and not torch.equal(_bytes(kept), _bytes(sent)):
             finding = _describe(name, held=kept, sent=sent)
         parameter.copy_(kept)
@@ -68,13 +72,20 @@ def _describe(name: str, *, held: torch.Tensor, sent: torch.Tensor) -> str:
         return f"{name}: the sign of zeros"
     first = int(where[0])
     if torch.isnan(sent.reshape(-1)[where]).all():
-        return f"{name}: {len(where)} of {held.numel()} values were not sent, the first at flat index {first}"
+        return (
+            f"{name}: {len(where)} of {held.numel()} values were not sent, the first at flat "
+            f"index {first}"
+        )
     held_value, sent_value = float(held.reshape(-1)[first]), float(sent.reshape(-1)[first])
-    return f"{name}: {len(where)} of {held.numel()} values, the first at flat index {first}, held {held_value!r}, sent {sent_value!r}"
+    return (
+        f"{name}: {len(where)} of {held.numel()} values, the first at flat index {first}, held "
+        f"{held_value!r}, sent {sent_value!r}"
+    )
 
 
 def _end_on_all_ranks(model: torch.nn.Module) -> tuple[bool, str]:
-    """Every rank compares its own shard; rank 0 alone answers, so it collects the others' findings."""
+    """Every rank compares its own shard; rank 0 alone answers, so it collects the others'
+    findings."""
     from sglang.srt.distributed import get_tp_group
 
     group = get_tp_group()

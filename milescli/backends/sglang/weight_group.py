@@ -1,4 +1,5 @@
-"""The process group of trainer rank 0 and every engine rank, for `DistributedChannel`. Nothing of SGLang is imported."""
+"""The process group of trainer rank 0 and every engine rank, for `DistributedChannel`. Nothing of
+SGLang is imported."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class WeightGroup:
     """Rank 0 is this process; the ranks of engine i follow those of engine i - 1."""
 
     def __init__(self, orders: Orders, *, backend: str, host: str) -> None:
-        """Forms the group: the engines are told to join while this process opens the store. Raises WorkerDied or WaitTimeout."""
+        """Forms the group: the engines are told to join while this process opens the store. Raises
+        WorkerDied or WaitTimeout."""
         self._orders = orders
         self._name = f"miles-weights-{uuid4().hex[:8]}"
         self.world_size = 1 + sum(engine.tp for engine in orders.engines)
@@ -42,7 +44,9 @@ class WeightGroup:
             timeout=timedelta(seconds=orders.timeout_s),
             master_listen_fd=listener.detach(),
         )
-        joining = orders.begin_all("/init_weights_update_group", self._invitations(host, store.port, backend))
+        joining = orders.begin_all(
+            "/init_weights_update_group", self._invitations(host, store.port, backend)
+        )
         self._store = c10d.PrefixStore(self._name, store)
         self._group = self._meet(backend, joining)
 
@@ -63,20 +67,29 @@ class WeightGroup:
         return bodies
 
     def _meet(self, backend: str, joining: list[Future[str]]) -> dist.ProcessGroup:
-        """The group, once every engine has joined. One that cannot is told at once: joining itself would wait for it to the last."""
+        """The group, once every engine has joined. One that cannot is told at once: joining itself
+        would wait for it to the last."""
         forming: Future[dist.ProcessGroup] = Future()
-        Thread(target=_resolve, args=(forming, lambda: self._join(backend)), name="weight-group", daemon=True).start()
+        Thread(
+            target=_resolve,
+            args=(forming, lambda: self._join(backend)),
+            name="weight-group",
+            daemon=True,
+        ).start()
         done, _ = wait([forming, *joining], return_when=FIRST_EXCEPTION)
         self._orders.finish([future for future in joining if future in done])
         if error := forming.exception():
             raise WorkerDied(
-                "the weight group was not formed", why=f"{type(error).__name__}: {error}", fix="read the engines' logs"
+                "the weight group was not formed",
+                why=f"{type(error).__name__}: {error}",
+                fix="read the engines' logs",
             ) from error
         return forming.result()
 
     def _join(self, backend: str) -> dist.ProcessGroup:
-        """The same group beside the default one. torch has no public call for a group with strangers; SGLang joins by this one
-        too, and both sides must use the same keys in the store."""
+        """The same group beside the default one. torch has no public call for a group with
+        strangers; SGLang joins by this one too, and both sides must use the same keys in the
+        store."""
         group, _ = c10d._new_process_group_helper(
             self.world_size,
             0,
@@ -90,8 +103,9 @@ class WeightGroup:
         return group
 
     def broadcast(self, flat: torch.Tensor, slices: list[Slice]) -> list[Future[str]]:
-        """All engines load one bucket: they are told what comes, and it is broadcast as one run of bytes. Returns when it has left;
-        each engine answers when it has put the tensors into place. Raises WorkerDied or WaitTimeout."""
+        """All engines load one bucket: they are told what comes, and it is broadcast as one run of
+        bytes. Returns when it has left; each engine answers when it has put the tensors into place.
+        Raises WorkerDied or WaitTimeout."""
         body = {
             "names": [piece.name for piece in slices],
             "dtypes": [str(piece.dtype).removeprefix("torch.") for piece in slices],
@@ -100,16 +114,25 @@ class WeightGroup:
             "load_format": "flattened_bucket",
             "flush_cache": False,
         }
-        loading = self._orders.begin_all("/update_weights_from_distributed", [body] * len(self._orders.engines))
+        loading = self._orders.begin_all(
+            "/update_weights_from_distributed", [body] * len(self._orders.engines)
+        )
         work = dist.broadcast(flat, src=0, group=self._group, async_op=True)
         deadline = time.monotonic() + self._orders.timeout_s
         while not work.is_completed():
-            self._orders.finish([future for future in loading if future.done()])  # who answers before it was served has failed
+            self._orders.finish(
+                [future for future in loading if future.done()]
+            )  # who answers before it was served has failed
             if time.monotonic() > deadline:
-                late = [engine.url for engine, future in zip(self._orders.engines, loading, strict=True) if not future.done()]
+                late = [
+                    engine.url
+                    for engine, future in zip(self._orders.engines, loading, strict=True)
+                    if not future.done()
+                ]
                 raise WaitTimeout(
                     f"{' and '.join(late)} did not take a bucket of weights",
-                    why=f"the broadcast of {flat.numel()} bytes was not done within {format_duration(self._orders.timeout_s)}",
+                    why=f"the broadcast of {flat.numel()} bytes was not done within "
+                    f"{format_duration(self._orders.timeout_s)}",
                     fix="read the engines' logs",
                 )
             time.sleep(POLL_S)
@@ -118,14 +141,18 @@ class WeightGroup:
         except RuntimeError as error:  # a peer left: its own order says which, and how
             self._orders.finish(loading)
             raise WorkerDied(
-                "an engine left the weight group", why=f"{type(error).__name__}: {error}", fix="read the engines' logs"
+                "an engine left the weight group",
+                why=f"{type(error).__name__}: {error}",
+                fix="read the engines' logs",
             ) from error
         return loading
 
     def close(self) -> None:
         """Both sides leave; an engine that has died meanwhile has left already."""
         bodies = [{"group_name": self._name}] * len(self._orders.engines)
-        leaving = self._orders.begin_all("/destroy_weights_update_group", bodies, timeout_s=LEAVE_TIMEOUT_S)
+        leaving = self._orders.begin_all(
+            "/destroy_weights_update_group", bodies, timeout_s=LEAVE_TIMEOUT_S
+        )
         wait(leaving, timeout=LEAVE_TIMEOUT_S)
         dist.destroy_process_group(self._group)
 

@@ -1,1 +1,2 @@
-"""Hugging Face transformers: the independent witness of conversions. It never trains and never serves."""
+"""Hugging Face transformers: the independent witness of conversions. It never trains and never
+serves."""

@@ -1,5 +1,6 @@
-"""Logits of Hugging Face folders by transformers' own implementation, in a process of its own: Megatron's CPU shim changes torch
-process-wide, and a model built beside it computes otherwise. `python -m milescli.backends.transformers.logits REQUEST.json`."""
+"""Logits of Hugging Face folders by transformers' own implementation, in a process of its own:
+Megatron's CPU shim changes torch process-wide, and a model built beside it computes otherwise.
+`python -m milescli.backends.transformers.logits REQUEST.json`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from safetensors.torch import save_file
 
 
 def declare_torchvision_operators() -> None:
-    """transformers imports torchvision where it is installed, and its wheel for CUDA finds no operators beside a CPU torch."""
+    """transformers imports torchvision where it is installed, and its wheel for CUDA finds no
+    operators beside a CPU torch."""
     if hasattr(torch.ops.torchvision, "nms"):
         return
     global _library
@@ -22,22 +24,26 @@ def declare_torchvision_operators() -> None:
 
 
 def _mend_mamba(config, *, longest: int):
-    """Without CUDA kernels, transformers 5.12.1 differs from them (and from SGLang and Megatron) in two things: it raises small time steps
-    to `time_step_min`, and passes a wrong state from one chunk to the next, so that its output depends on `chunk_size`."""
+    """Without CUDA kernels, transformers 5.12.1 differs from them (and from SGLang and Megatron) in
+    two things: it raises small time steps to `time_step_min`, and passes a wrong state from one
+    chunk to the next, so that its output depends on `chunk_size`."""
     config.time_step_min = 0.0
     config.chunk_size = max(config.chunk_size, longest)
     return config
 
 
 def _mend_indexer(config) -> None:
-    """transformers 5.12.1 rotates the halves of GLM-5's indexer, also where config.json says `indexer_rope_interleave`, as GLM-5's does
-    and SGLang heeds. It matters for sequences that are longer than `index_topk`."""
+    """transformers 5.12.1 rotates the halves of GLM-5's indexer, also where config.json says
+    `indexer_rope_interleave`, as GLM-5's does and SGLang heeds. It matters for sequences that are
+    longer than `index_topk`."""
     from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa as module
 
     global _rotates_halves
     _rotates_halves = _rotates_halves or module.apply_rotary_pos_emb
     pairs = getattr(config, "indexer_rope_interleave", False)
-    module.apply_rotary_pos_emb = module.apply_rotary_pos_emb_interleave if pairs else _rotates_halves
+    module.apply_rotary_pos_emb = (
+        module.apply_rotary_pos_emb_interleave if pairs else _rotates_halves
+    )
 
 
 _rotates_halves = None
@@ -63,27 +69,38 @@ def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype) -> list[t
         folder, config=config, dtype=dtype, key_mapping=key_mapping, output_loading_info=True
     )
     if told["missing_keys"]:
-        raise ValueError(f"transformers finds no weights for {sorted(told['missing_keys'])[:3]}, and would take random ones")
+        raise ValueError(
+            f"transformers finds no weights for {sorted(told['missing_keys'])[:3]}, and would take "
+            "random ones"
+        )
     model.eval()
     return [model(torch.tensor([row]), use_cache=False).logits[0].float() for row in rows]
 
 
 def _read_config(folder: Path):
-    """(config, how names on disk are changed). A family that transformers lacks is loaded as the one whose architecture it has: Kimi K2
-    says that its class is DeepSeek-V3's, and K2.5 holds such a model under `language_model.`, which is loaded without its tower. MiMo's
-    decoder is Qwen2's."""
+    """(config, how names on disk are changed). A family that transformers lacks is loaded as the
+    one whose architecture it has: Kimi K2 says that its class is DeepSeek-V3's, and K2.5 holds such
+    a model under `language_model.`, which is loaded without its tower. MiMo's decoder is
+    Qwen2's."""
     from transformers import AutoConfig
 
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    stand_in = {"kimi_k2": "deepseek_v3", "kimi_k25": "deepseek_v3", "mimo": "qwen2"}.get(raw.get("model_type"))
+    stand_in = {"kimi_k2": "deepseek_v3", "kimi_k25": "deepseek_v3", "mimo": "qwen2"}.get(
+        raw.get("model_type")
+    )
     if stand_in is None:
         return AutoConfig.from_pretrained(folder), None
-    text = {key: value for key, value in raw.get("text_config", raw).items() if key not in ("model_type", "auto_map")}
+    text = {
+        key: value
+        for key, value in raw.get("text_config", raw).items()
+        if key not in ("model_type", "auto_map")
+    }
     return AutoConfig.for_model(stand_in, **text), {r"^language_model\.": ""}
 
 
 def main() -> None:
-    """REQUEST: {"threads", "jobs": [{"folder", "rows", "dtype", "out"}]}; `out` is a safetensors file of logits by number of the row."""
+    """REQUEST: {"threads", "jobs": [{"folder", "rows", "dtype", "out"}]}; `out` is a safetensors
+    file of logits by number of the row."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(request.get("threads", 1))
     for job in request["jobs"]:

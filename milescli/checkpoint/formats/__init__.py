@@ -1,4 +1,5 @@
-"""Number formats in which weights are stored: each a codec of pure functions on tensors, and the names under which folders hold them."""
+"""Number formats in which weights are stored: each a codec of pure functions on tensors, and the
+names under which folders hold them."""
 
 from milescli.checkpoint.formats.base import Codec, Scheme, stored_shapes
 

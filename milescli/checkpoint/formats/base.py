@@ -1,6 +1,8 @@
-"""What a number format is: a codec (tensors -> parts and back, with its rounding bound) and a scheme (how folders name the parts).
+"""What a number format is: a codec (tensors -> parts and back, with its rounding bound) and a
+scheme (how folders name the parts).
 
-Weights are [..., rows, columns]; a block of `rows x columns` numbers along the last two dims shares one scale.
+Weights are [..., rows, columns]; a block of `rows x columns` numbers along the last two dims shares
+one scale.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ Parts = dict[str, Tensor]
 """role -> tensor: `values`, `scale`, and where the format has them `global_scale` and `shape`"""
 
 SLACK = 1 + 2.0**-17
-"""Bounds are of exact arithmetic. float32 divides and multiplies on the way, by numbers up to 2 ** 5 half steps: 2 ** -24 of each."""
+"""Bounds are of exact arithmetic. float32 divides and multiplies on the way, by numbers up to 2 **
+5 half steps: 2 ** -24 of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,23 +34,29 @@ class Codec:
     """As which folders store the numbers; the first is how they are written."""
     scale_dtypes: tuple[torch.dtype, ...]
     quantise: Callable[[Tensor, Tensor | None], Parts]
-    """([..., rows, columns], largest magnitude of all tensors that share a global scale, None: of this one) -> parts"""
+    """([..., rows, columns], largest magnitude of all tensors that share a global scale, None: of
+    this one) -> parts"""
     unpack: Callable[[Tensor], Tensor]
     """Stored numbers -> float32, not scaled yet."""
     scales: Callable[[Mapping[str, Tensor]], Tensor]
     """Stored scales (and global scale) -> float32 factors."""
     half_step: Callable[[Tensor], Tensor]
-    """|numbers before rounding, in units of the scale| -> the largest error of rounding, in units of the scale."""
+    """|numbers before rounding, in units of the scale| -> the largest error of rounding, in units
+    of the scale."""
     needs_largest: bool = False
     """It has a global scale, made from the largest magnitude of the whole tensor."""
 
-    def dequantise(self, parts: Mapping[str, Tensor], *, offset: tuple[int, int] = (0, 0)) -> Tensor:
-        """float32 weight. `parts` may be a region: `offset` says at which row and column within its first block it begins."""
+    def dequantise(
+        self, parts: Mapping[str, Tensor], *, offset: tuple[int, int] = (0, 0)
+    ) -> Tensor:
+        """float32 weight. `parts` may be a region: `offset` says at which row and column within its
+        first block it begins."""
         values = self.unpack(parts["values"])
         return values * expand(self.scales(parts), self.block, like=values, offset=offset)
 
     def bound(self, weight: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
-        """[as weight] the largest |difference| to `dequantise(parts)` that rounding to nearest can make."""
+        """[as weight] the largest |difference| to `dequantise(parts)` that rounding to nearest can
+        make."""
         scale = expand(self.scales(parts), self.block, like=weight, offset=(0, 0)).abs()
         return self.half_step(weight.float().abs() / scale) * scale * SLACK
 
@@ -74,7 +83,11 @@ class Scheme:
     def plain_name(self, values_name: str) -> str | None:
         """The inverse for the part `values`; None where the name is of no such part."""
         suffix = self.suffixes["values"]
-        return values_name.removesuffix(suffix) + self.plain_suffix if values_name.endswith(suffix) else None
+        return (
+            values_name.removesuffix(suffix) + self.plain_suffix
+            if values_name.endswith(suffix)
+            else None
+        )
 
 
 def blocks(length: int, size: int) -> int:
@@ -91,8 +104,11 @@ def stored_shapes(codec: Codec, shape: tuple[int, ...]) -> dict[str, tuple[int, 
     }
 
 
-def expand(scale: Tensor, block: tuple[int, int], *, like: Tensor, offset: tuple[int, int]) -> Tensor:
-    """[..., blocks, blocks] -> a factor for each number of `like`, which begins `offset` within the first block."""
+def expand(
+    scale: Tensor, block: tuple[int, int], *, like: Tensor, offset: tuple[int, int]
+) -> Tensor:
+    """[..., blocks, blocks] -> a factor for each number of `like`, which begins `offset` within the
+    first block."""
     for dim, size, begin in ((-2, block[0], offset[0]), (-1, block[1], offset[1])):
         if size > 1:
             scale = scale.repeat_interleave(size, dim=dim).narrow(dim, begin, like.shape[dim])
@@ -118,38 +134,55 @@ def _with(shape: torch.Size, dim: int, length: int) -> list[int]:
     return changed
 
 
-def row_chunks(codec: Codec, rows: int, columns: int, *, numbers: int = 2**19) -> list[tuple[int, int]]:
-    """(first row, end) of pieces of about `numbers` numbers that end at the ends of blocks. Work on a weight so takes little memory, and
-    the same memory again: fresh pages cost more than the arithmetic."""
+def row_chunks(
+    codec: Codec, rows: int, columns: int, *, numbers: int = 2**19
+) -> list[tuple[int, int]]:
+    """(first row, end) of pieces of about `numbers` numbers that end at the ends of blocks. Work on
+    a weight so takes little memory, and the same memory again: fresh pages cost more than the
+    arithmetic."""
     block = codec.block[0] or rows
     length = max(numbers // max(columns, 1) // block, 1) * block
     return [(first, min(first + length, rows)) for first in range(0, rows, length)]
 
 
 def quantise_by_rows(codec: Codec, weight: Tensor, shared: Tensor | None = None) -> Parts:
-    """As `codec.quantise` of [rows, columns], piece by piece. `shared`: the largest magnitude under one global scale."""
+    """As `codec.quantise` of [rows, columns], piece by piece. `shared`: the largest magnitude under
+    one global scale."""
     if codec.needs_largest and shared is None:
         shared = weight.abs().max().float()
-    pieces = [codec.quantise(weight[first:end], shared) for first, end in row_chunks(codec, *weight.shape)]
+    pieces = [
+        codec.quantise(weight[first:end], shared) for first, end in row_chunks(codec, *weight.shape)
+    ]
     parts = {role: torch.cat([piece[role] for piece in pieces]) for role in ("values", "scale")}
     return parts | {role: tensor for role, tensor in pieces[0].items() if role not in parts}
 
 
 def dequantise_by_rows(
-    codec: Codec, parts: Mapping[str, Tensor], *, dtype: torch.dtype, columns: tuple[int, int], offset: tuple[int, int] = (0, 0)
+    codec: Codec,
+    parts: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype,
+    columns: tuple[int, int],
+    offset: tuple[int, int] = (0, 0),
 ) -> Tensor:
-    """As `codec.dequantise`, piece by piece, of columns [start:end] counted from the first stored one, rounded to `dtype`."""
+    """As `codec.dequantise`, piece by piece, of columns [start:end] counted from the first stored
+    one, rounded to `dtype`."""
     values, scale = parts["values"], parts["scale"]
     out = torch.empty((*values.shape[:-1], columns[1] - columns[0]), dtype=dtype)
     if values.dim() > 2:
         for number in range(len(values)):
             own = {**parts, "values": values[number], "scale": scale[number]}
-            out[number] = dequantise_by_rows(codec, own, dtype=dtype, columns=columns, offset=offset)
+            out[number] = dequantise_by_rows(
+                codec, own, dtype=dtype, columns=columns, offset=offset
+            )
         return out
     size = codec.block[0]
     # after a first piece that ends where its block does, pieces begin with blocks
     begin = min(size - offset[0], len(values)) if size and offset[0] else 0
-    chunks = [(begin + first, begin + end) for first, end in row_chunks(codec, len(values) - begin, out.shape[1])]
+    chunks = [
+        (begin + first, begin + end)
+        for first, end in row_chunks(codec, len(values) - begin, out.shape[1])
+    ]
     for first, end in ([(0, begin)] if begin else []) + (chunks if len(values) > begin else []):
         at = offset[0] + first
         rows = scale[at // size : -(-(offset[0] + end) // size)] if size else scale

@@ -1,4 +1,5 @@
-"""E8M0, the scale of the MX formats: a byte b that stands for 2 ** (b - 127); 255 is NaN (OCP Microscaling Formats v1.0, section 5.4.1)."""
+"""E8M0, the scale of the MX formats: a byte b that stands for 2 ** (b - 127); 255 is NaN (OCP
+Microscaling Formats v1.0, section 5.4.1)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ _SMALLEST_NORMAL = -126
 
 
 def smallest_power(value: Tensor) -> Tensor:
-    """The smallest power of two that is not below `value` (float32, positive), within the normal numbers of float32."""
+    """The smallest power of two that is not below `value` (float32, positive), within the normal
+    numbers of float32."""
     mantissa, exponent = torch.frexp(value)
     exponent = exponent - (mantissa == 0.5).to(exponent.dtype)
     return torch.ldexp(torch.ones_like(value), exponent.clamp(_SMALLEST_NORMAL, BIAS))

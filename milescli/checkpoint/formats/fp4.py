@@ -1,4 +1,5 @@
-"""FP4 (E2M1) with two numbers to a byte, the first in the low half, and the three ways in which releases scale it:
+"""FP4 (E2M1) with two numbers to a byte, the first in the low half, and the three ways in which
+releases scale it:
 
 - NVFP4 (ModelOpt): each 16 of a row an e4m3 scale (`weight_scale`), the tensor a float32 one (`weight_scale_2`);
 - MXFP4 (gpt-oss): each 32 an E8M0 scale; experts stacked as `_blocks` [experts, rows, groups, 16] and `_scales`;
@@ -17,7 +18,8 @@ from milescli.checkpoint.formats.base import Codec, Parts, block_maxima, expand
 from milescli.checkpoint.formats.e8m0 import from_e8m0, smallest_power, to_e8m0
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""By code: sign, two bits of exponent, one of mantissa (OCP Microscaling Formats v1.0, section 5.3.3)."""
+"""By code: sign, two bits of exponent, one of mantissa (OCP Microscaling Formats v1.0, section
+5.3.3)."""
 LARGEST = 6.0
 NV_BLOCK, MX_BLOCK = (1, 16), (1, 32)
 _LARGEST_E4M3 = 448.0
@@ -26,8 +28,13 @@ _LARGEST_E4M3 = 448.0
 def to_e2m1(scaled: Tensor) -> Tensor:
     """float32 -> codes, uint8. Rounded to nearest, ties to the even code; beyond 6: 6."""
     size = scaled.abs().clamp(max=LARGEST)
-    # steps of 0.5 below 2, of 1 below 4, of 2 beyond; `round` takes ties to even, and so do the codes
-    code = torch.where(size < 2, (2 * size).round(), torch.where(size < 4, size.round() + 2, (size / 2).round() + 4))
+    # steps of 0.5 below 2, of 1 below 4, of 2 beyond; `round` takes ties to even, and so do the
+    # codes
+    code = torch.where(
+        size < 2,
+        (2 * size).round(),
+        torch.where(size < 4, size.round() + 2, (size / 2).round() + 4),
+    )
     return code.to(torch.uint8) | (torch.signbit(scaled).to(torch.uint8) << 3)
 
 
@@ -55,13 +62,18 @@ def _quantise_nv(weight: Tensor, shared: Tensor | None) -> Parts:
     largest = (maxima.max() if shared is None else shared).float()
     whole = torch.where(largest > 0, largest / (LARGEST * _LARGEST_E4M3), torch.ones_like(largest))
     scale = (maxima / (LARGEST * whole)).clamp(max=_LARGEST_E4M3).to(torch.float8_e4m3fn)
-    # a scale that was rounded down so far that 6 would cut off more than half a step: the next one above
+    # a scale that was rounded down so far that 6 would cut off more than half a step: the next one
+    # above
     short = maxima > (LARGEST + 1) * scale.float() * whole
-    scale = torch.where(short | (scale.float() == 0), scale.view(torch.uint8) + 1, scale.view(torch.uint8)).view(
-        torch.float8_e4m3fn
-    )
+    scale = torch.where(
+        short | (scale.float() == 0), scale.view(torch.uint8) + 1, scale.view(torch.uint8)
+    ).view(torch.float8_e4m3fn)
     factors = expand(scale.float() * whole, NV_BLOCK, like=weight, offset=(0, 0))
-    return {"values": pack(to_e2m1(weight.float() / factors)), "scale": scale, "global_scale": whole.reshape(())}
+    return {
+        "values": pack(to_e2m1(weight.float() / factors)),
+        "scale": scale,
+        "global_scale": whole.reshape(()),
+    }
 
 
 def _quantise_mx(weight: Tensor, _: Tensor | None) -> Parts:
@@ -69,7 +81,9 @@ def _quantise_mx(weight: Tensor, _: Tensor | None) -> Parts:
     maxima = block_maxima(weight, MX_BLOCK)
     scale = torch.where(maxima > 0, smallest_power(maxima / LARGEST), torch.ones_like(maxima))
     return {
-        "values": pack(to_e2m1(weight.float() / expand(scale, MX_BLOCK, like=weight, offset=(0, 0)))),
+        "values": pack(
+            to_e2m1(weight.float() / expand(scale, MX_BLOCK, like=weight, offset=(0, 0)))
+        ),
         "scale": to_e8m0(scale),
     }
 

@@ -1,5 +1,6 @@
-"""FP8 by blocks: float8_e4m3fn numbers and one scale for each 128 x 128 block (DeepSeek-V3 technical report, section 3.3), in float32 or,
-where `scale_fmt` is ue8m0, a power of two. Blocks at the edges are filled partly."""
+"""FP8 by blocks: float8_e4m3fn numbers and one scale for each 128 x 128 block (DeepSeek-V3
+technical report, section 3.3), in float32 or, where `scale_fmt` is ue8m0, a power of two. Blocks at
+the edges are filled partly."""
 
 from __future__ import annotations
 
@@ -29,16 +30,24 @@ def to_e4m3(scaled: Tensor) -> Tensor:
 def half_step_e4m3(magnitude: Tensor) -> Tensor:
     """Half the distance of neighbouring e4m3 numbers at `magnitude` (float32)."""
     power = (magnitude.view(torch.int32) & _EXPONENT_BITS).view(torch.float32)
-    return (power * 2.0 ** -(_MANTISSA_BITS + 1)).clamp(min=2.0 ** (_SMALLEST_EXPONENT - _MANTISSA_BITS - 1))
+    return (power * 2.0 ** -(_MANTISSA_BITS + 1)).clamp(
+        min=2.0 ** (_SMALLEST_EXPONENT - _MANTISSA_BITS - 1)
+    )
 
 
 def _quantise(weight: Tensor, _: Tensor | None, *, block: tuple[int, int], powers: bool) -> Parts:
     scale = block_maxima(weight, block) / LARGEST
-    # a block of zeros has no largest number; and below the smallest normal float32 a scale would lose its digits
-    scale = torch.where(scale > 0, scale.clamp(min=torch.finfo(torch.float32).tiny), torch.ones_like(scale))
+    # a block of zeros has no largest number; and below the smallest normal float32 a scale would
+    # lose its digits
+    scale = torch.where(
+        scale > 0, scale.clamp(min=torch.finfo(torch.float32).tiny), torch.ones_like(scale)
+    )
     if powers:
         scale = smallest_power(scale)
-    return {"values": to_e4m3(weight.float() / expand(scale, block, like=weight, offset=(0, 0))), "scale": scale}
+    return {
+        "values": to_e4m3(weight.float() / expand(scale, block, like=weight, offset=(0, 0))),
+        "scale": scale,
+    }
 
 
 def _scales(parts: Mapping[str, Tensor]) -> Tensor:
@@ -47,7 +56,8 @@ def _scales(parts: Mapping[str, Tensor]) -> Tensor:
 
 
 def codec(block: tuple[int, int] = BLOCK, *, powers: bool = False) -> Codec:
-    """FP8 with one scale for each block of `block` numbers (0: whole rows or columns); `powers`: scales are powers of two."""
+    """FP8 with one scale for each block of `block` numbers (0: whole rows or columns); `powers`:
+    scales are powers of two."""
     return Codec(
         name="fp8",
         block=block,

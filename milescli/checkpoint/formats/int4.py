@@ -1,5 +1,6 @@
-"""INT4 by groups, symmetric: numbers of -8 to 7, eight to an int32 (the first in the lowest bits, 8 added), and one bfloat16 scale for
-each 32 or 128 of a row: `compressed-tensors` W4A16, `pack-quantized`."""
+"""INT4 by groups, symmetric: numbers of -8 to 7, eight to an int32 (the first in the lowest bits, 8
+added), and one bfloat16 scale for each 32 or 128 of a row: `compressed-tensors` W4A16,
+`pack-quantized`."""
 
 from __future__ import annotations
 
@@ -18,14 +19,18 @@ GROUP = 32
 
 
 def _quantise(weight: Tensor, _: Tensor | None, *, group: int) -> Parts:
-    """Of three scales the one with the smallest squared error, group by group: the largest magnitude becomes 7; where it is
-    negative, -8; and the first one moved to where the numbers fit best, by at most a step of bfloat16. Weights that come from such a
-    grid, as those of releases trained in INT4 do, so return to it, although their plain form was rounded."""
+    """Of three scales the one with the smallest squared error, group by group: the largest
+    magnitude becomes 7; where it is negative, -8; and the first one moved to where the numbers fit
+    best, by at most a step of bfloat16. Weights that come from such a grid, as those of releases
+    trained in INT4 do, so return to it, although their plain form was rounded."""
     grouped = weight.float().unflatten(-1, (-1, group))
     by_largest = _storable(block_maxima(weight, (1, group)) / LARGEST)
     scale, numbers = by_largest, _round(grouped, by_largest)
     error = _squared(grouped, numbers, scale)
-    for other in (_storable(-grouped.amin(dim=-1) / -SMALLEST), _fitted(grouped, numbers, by_largest)):
+    for other in (
+        _storable(-grouped.amin(dim=-1) / -SMALLEST),
+        _fitted(grouped, numbers, by_largest),
+    ):
         tried = _round(grouped, other)
         # it is no choice where it does not hold the largest numbers
         holds = grouped.amax(dim=-1) <= (LARGEST + 0.5) * other.float()
@@ -44,7 +49,9 @@ def _fitted(grouped: Tensor, numbers: Tensor, scale: Tensor) -> Tensor:
     """The scale of least squares, where it is within a step of bfloat16."""
     squares = (numbers**2).sum(dim=-1)
     fitted = _storable((numbers * grouped).sum(dim=-1) / squares.clamp(min=1))
-    return torch.where((fitted.float() - scale.float()).abs() <= 2.0**-7 * scale.float(), fitted, scale)
+    return torch.where(
+        (fitted.float() - scale.float()).abs() <= 2.0**-7 * scale.float(), fitted, scale
+    )
 
 
 def _storable(scale: Tensor) -> Tensor:
@@ -59,7 +66,9 @@ def _round(grouped: Tensor, scale: Tensor) -> Tensor:
 def pack(numbers: Tensor) -> Tensor:
     """[..., columns] whole numbers -> [..., columns / 8 rounded up] int32."""
     missing = -numbers.shape[-1] % PER_ELEMENT
-    unsigned = torch.nn.functional.pad(numbers.to(torch.int64) - SMALLEST, (0, missing)).unflatten(-1, (-1, PER_ELEMENT))
+    unsigned = torch.nn.functional.pad(numbers.to(torch.int64) - SMALLEST, (0, missing)).unflatten(
+        -1, (-1, PER_ELEMENT)
+    )
     shifts = torch.arange(0, 4 * PER_ELEMENT, 4)
     word = (unsigned << shifts).sum(dim=-1)
     return torch.where(word >= 2**31, word - 2**32, word).to(torch.int32)

@@ -1,4 +1,5 @@
-"""`quantization_config` of a config.json -> the schemes under which the folder's tensors may be stored. Knows names, reads no tensor."""
+"""`quantization_config` of a config.json -> the schemes under which the folder's tensors may be
+stored. Knows names, reads no tensor."""
 
 from __future__ import annotations
 
@@ -14,20 +15,36 @@ from milescli.core.errors import CheckpointError
 _SCALE_INV = {"values": ".weight", "scale": ".weight_scale_inv"}
 _SCALE = {"values": ".weight", "scale": ".weight_scale"}
 FP8 = Scheme(codec=fp8_block.codec(), suffixes=_SCALE_INV)
-FP8_STACKED = Scheme(codec=fp8_block.codec(), suffixes={"values": "", "scale": "_scale_inv"}, plain_suffix="")
+FP8_STACKED = Scheme(
+    codec=fp8_block.codec(), suffixes={"values": "", "scale": "_scale_inv"}, plain_suffix=""
+)
 """Experts that lie stacked in one tensor, which has no `.weight`."""
 MXFP8 = Scheme(codec=mxfp8.CODEC, suffixes=_SCALE_INV)
 NVFP4 = Scheme(codec=fp4.NVFP4, suffixes={**_SCALE, "global_scale": ".weight_scale_2"})
 MXFP4_STACKED = Scheme(
-    codec=fp4.MXFP4, suffixes={"values": "_blocks", "scale": "_scales"}, plain_suffix="", transposed=True, grouped=True
+    codec=fp4.MXFP4,
+    suffixes={"values": "_blocks", "scale": "_scales"},
+    plain_suffix="",
+    transposed=True,
+    grouped=True,
 )
 """gpt-oss: [experts, rows, groups, 16], which transformers has as [experts, columns, rows]."""
-_V4_FP8 = Scheme(codec=fp8_block.codec(powers=True), suffixes={"values": ".weight", "scale": ".scale"})
+_V4_FP8 = Scheme(
+    codec=fp8_block.codec(powers=True), suffixes={"values": ".weight", "scale": ".scale"}
+)
 _V4_EXPERTS = Scheme(
-    codec=replace(fp4.MXFP4, values_dtypes=(torch.int8, torch.uint8)), suffixes={"values": ".weight", "scale": ".scale"}
+    codec=replace(fp4.MXFP4, values_dtypes=(torch.int8, torch.uint8)),
+    suffixes={"values": ".weight", "scale": ".scale"},
 )
 
-DROPPED = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".activation_scale", ".input_global_scale")
+DROPPED = (
+    ".input_scale",
+    ".output_scale",
+    ".k_scale",
+    ".v_scale",
+    ".activation_scale",
+    ".input_global_scale",
+)
 """Endings of tensors that scale activations or caches, not weights."""
 
 
@@ -40,15 +57,18 @@ def int4_scheme(group: int) -> Scheme:
 
 
 def quantization_config(config: Mapping[str, object]) -> Mapping[str, object] | None:
-    """Of a config.json, its own or that of the text model within; None where the weights are plain."""
+    """Of a config.json, its own or that of the text model within; None where the weights are
+    plain."""
     nested = config.get("text_config")
-    found = config.get("quantization_config") or (nested.get("quantization_config") if isinstance(nested, Mapping) else None)
+    found = config.get("quantization_config") or (
+        nested.get("quantization_config") if isinstance(nested, Mapping) else None
+    )
     return found if isinstance(found, Mapping) else None
 
 
 def schemes_of(config: Mapping[str, object]) -> tuple[Scheme, ...]:
-    """The schemes that a folder with this config.json may use; none for plain weights. Raises CheckpointError for a quantisation
-    that cannot be read."""
+    """The schemes that a folder with this config.json may use; none for plain weights. Raises
+    CheckpointError for a quantisation that cannot be read."""
     quantised = quantization_config(config)
     if quantised is None:
         return ()
@@ -65,15 +85,23 @@ def schemes_of(config: Mapping[str, object]) -> tuple[Scheme, ...]:
     if method.startswith("modelopt") or (not method and algorithm):
         return _modelopt(algorithm)
     raise _unreadable(
-        method or "a method without a name", why="miles reads fp8, mxfp8, mxfp4, compressed-tensors and modelopt (NVFP4)"
+        method or "a method without a name",
+        why="miles reads fp8, mxfp8, mxfp4, compressed-tensors and modelopt (NVFP4)",
     )
 
 
 def _fp8(quantised: Mapping[str, object]) -> tuple[Scheme, ...]:
     size = quantised.get("weight_block_size")
     if size is None:
-        return (Scheme(codec=fp8_block.codec((0, 0)), suffixes=_SCALE), Scheme(codec=fp8_block.codec((1, 0)), suffixes=_SCALE))
-    if not (isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(n, int) and n > 0 for n in size)):
+        return (
+            Scheme(codec=fp8_block.codec((0, 0)), suffixes=_SCALE),
+            Scheme(codec=fp8_block.codec((1, 0)), suffixes=_SCALE),
+        )
+    if not (
+        isinstance(size, list | tuple)
+        and len(size) == 2
+        and all(isinstance(n, int) and n > 0 for n in size)
+    ):
         raise _unreadable("fp8", why=f"`weight_block_size` is {size!r}, not two whole numbers")
     codec = fp8_block.codec((size[0], size[1]), powers=quantised.get("scale_fmt") == "ue8m0")
     return (*(replace(scheme, codec=codec) for scheme in (FP8, FP8_STACKED, _V4_FP8)), _V4_EXPERTS)
@@ -83,7 +111,10 @@ def _compressed_tensors(quantised: Mapping[str, object]) -> tuple[Scheme, ...]:
     groups = quantised.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise _unreadable("compressed-tensors", why="it names no `config_groups`")
-    return tuple(_compressed_group(group, str(_of(group, "format") or quantised.get("format"))) for group in groups.values())
+    return tuple(
+        _compressed_group(group, str(_of(group, "format") or quantised.get("format")))
+        for group in groups.values()
+    )
 
 
 def _compressed_group(group: object, form: str) -> Scheme:
@@ -92,28 +123,46 @@ def _compressed_group(group: object, form: str) -> Scheme:
     size = _of(weights, "group_size") or 0
     if form == "pack-quantized" and bits == 4 and kind == "int":
         if _of(weights, "symmetric") is False:
-            raise _unreadable("compressed-tensors", why="its INT4 weights have zero points (`symmetric: false`)")
+            raise _unreadable(
+                "compressed-tensors", why="its INT4 weights have zero points (`symmetric: false`)"
+            )
         if _of(weights, "actorder"):
-            raise _unreadable("compressed-tensors", why=f"its columns are reordered (`actorder: {_of(weights, 'actorder')}`)")
+            raise _unreadable(
+                "compressed-tensors",
+                why=f"its columns are reordered (`actorder: {_of(weights, 'actorder')}`)",
+            )
         assert isinstance(size, int), size
         return int4_scheme(max(size, 0))
     if form in ("float-quantized", "naive-quantized") and bits == 8 and kind == "float":
-        blocks = {"channel": (1, 0), "tensor": (0, 0), "block": tuple(_of(weights, "block_structure") or (128, 128))}
+        blocks = {
+            "channel": (1, 0),
+            "tensor": (0, 0),
+            "block": tuple(_of(weights, "block_structure") or (128, 128)),
+        }
         if strategy in blocks:
             rows, columns = blocks[str(strategy)]
             return Scheme(codec=fp8_block.codec((rows, columns)), suffixes=_SCALE)
     if form == "nvfp4-pack-quantized" and bits == 4 and kind == "float":
-        suffixes = {"values": ".weight_packed", "scale": ".weight_scale", "global_scale": ".weight_global_scale"}
+        suffixes = {
+            "values": ".weight_packed",
+            "scale": ".weight_scale",
+            "global_scale": ".weight_global_scale",
+        }
         return Scheme(codec=fp4.NVFP4_DIVIDED, suffixes=suffixes)
     if form == "mxfp8-quantized":
         return Scheme(codec=mxfp8.CODEC, suffixes=_SCALE)
-    raise _unreadable("compressed-tensors", why=f"its format is {form}, {kind} of {bits} bits by {strategy}")
+    raise _unreadable(
+        "compressed-tensors", why=f"its format is {form}, {kind} of {bits} bits by {strategy}"
+    )
 
 
 def _modelopt(algorithm: str) -> tuple[Scheme, ...]:
     if algorithm in ("NVFP4", "W4A16_NVFP4"):
         return (NVFP4,)
-    raise _unreadable("modelopt", why=f"its `quant_algo` is {algorithm or 'missing'}; miles reads NVFP4 and W4A16_NVFP4")
+    raise _unreadable(
+        "modelopt",
+        why=f"its `quant_algo` is {algorithm or 'missing'}; miles reads NVFP4 and W4A16_NVFP4",
+    )
 
 
 def _of(group: object, key: str) -> object:

@@ -1,5 +1,6 @@
-"""How one tensor lies in a `torch_dist` file: as torch.save frames it, a zip archive of stored records. Made by hand here, with checksums that
-are known already, and read by hand: a part of a tensor is read without the rest, and no pickle is obeyed. Called by writer and reader."""
+"""How one tensor lies in a `torch_dist` file: as torch.save frames it, a zip archive of stored
+records. Made by hand here, with checksums that are known already, and read by hand: a part of a
+tensor is read without the rest, and no pickle is obeyed. Called by writer and reader."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _NUM_RECORDS = 6
 """Of one tensor: five small ones and the data."""
 _MAX32 = 0xFFFFFFFF
 READ_AHEAD = 4096
-"""Bytes at both ends of a frame that `parse` wants to see; what torch.save writes there for one tensor is shorter."""
+"""Bytes at both ends of a frame that `parse` wants to see; what torch.save writes there for one
+tensor is shorter."""
 
 
 class NotFramed(ValueError):
@@ -69,7 +71,14 @@ class _Tensor:
 
     def __reduce__(self) -> tuple[object, ...]:
         storage = _Storage(self.dtype, math.prod(self.shape))
-        return torch._utils._rebuild_tensor_v2, (storage, 0, self.shape, contiguous_strides(self.shape), False, OrderedDict())
+        return torch._utils._rebuild_tensor_v2, (
+            storage,
+            0,
+            self.shape,
+            contiguous_strides(self.shape),
+            False,
+            OrderedDict(),
+        )
 
 
 class _Pickler(pickle.Pickler):
@@ -100,7 +109,9 @@ def _local(name: str, *, crc32: int, size: int, offset: int) -> bytes:
     filling = -(offset + 30 + len(name) + len(extra) + 4) % _ALIGN
     extra += struct.pack("<2sH", b"FB", filling) + b"Z" * filling
     listed = _MAX32 if wide else size
-    fixed = struct.pack("<4sHHHHHIIIHH", b"PK\3\4", 45, 0x800, 0, 0, 0, crc32, listed, listed, len(name), len(extra))
+    fixed = struct.pack(
+        "<4sHHHHHIIIHH", b"PK\3\4", 45, 0x800, 0, 0, 0, crc32, listed, listed, len(name), len(extra)
+    )
     return fixed + name.encode() + extra
 
 
@@ -133,7 +144,8 @@ def _central(name: str, *, crc32: int, size: int, offset: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framing:
-    """Bytes around the data of one tensor, by which it can be read in several shapes: archives within one another, which share the data."""
+    """Bytes around the data of one tensor, by which it can be read in several shapes: archives
+    within one another, which share the data."""
 
     head: bytes
     tail: bytes
@@ -142,8 +154,9 @@ class Framing:
 
 
 def make_framing(dtype: torch.dtype, shapes: Sequence[tuple[int, ...]], *, crc32: int) -> Framing:
-    """Around the data of a contiguous tensor, whose checksum is `crc32`. `shapes`: of equally many elements, the first innermost. The data
-    are the last record of each archive, so that no offset within one needs more than 32 bits."""
+    """Around the data of a contiguous tensor, whose checksum is `crc32`. `shapes`: of equally many
+    elements, the first innermost. The data are the last record of each archive, so that no offset
+    within one needs more than 32 bits."""
     size = math.prod(shapes[0]) * dtype.itemsize
     heads = [_head(dtype, shape) for shape in shapes]
     shared = _local(_DATA, crc32=crc32, size=size, offset=sum(len(head) for head, _ in heads))
@@ -154,7 +167,9 @@ def make_framing(dtype: torch.dtype, shapes: Sequence[tuple[int, ...]], *, crc32
         head = own + head
         at = len(head)
         entry = _central(_DATA, crc32=crc32, size=size, offset=at)
-        tail += _end(directory + entry, count=_NUM_RECORDS, start=at + len(shared) + size + len(tail))
+        tail += _end(
+            directory + entry, count=_NUM_RECORDS, start=at + len(shared) + size + len(tail)
+        )
         spans.append((begin - at, at + len(shared) + size + len(tail)))
     return Framing(head=head + shared, tail=tail, spans=tuple(spans))
 
@@ -171,27 +186,39 @@ def _head(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
 
 
 def _end(directory: bytes, *, count: int, start: int) -> bytes:
-    """The directory, which begins at `start`, and the ends of the archive: that of wide offsets, its locator, and the plain one."""
-    end64 = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, count, count, len(directory), start)
+    """The directory, which begins at `start`, and the ends of the archive: that of wide offsets,
+    its locator, and the plain one."""
+    end64 = struct.pack(
+        "<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, count, count, len(directory), start
+    )
     locator = struct.pack("<4sIQI", b"PK\6\7", 0, start + len(directory), 1)
     return (
         directory
         + end64
         + locator
-        + struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, count, count, len(directory), min(start, _MAX32), 0)
+        + struct.pack(
+            "<4sHHHHIIH", b"PK\5\6", 0, 0, count, count, len(directory), min(start, _MAX32), 0
+        )
     )
 
 
 @lru_cache(maxsize=4096)
-def framing_sizes(dtype: torch.dtype, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, int, tuple[tuple[int, int], ...]]:
+def framing_sizes(
+    dtype: torch.dtype, shapes: tuple[tuple[int, ...], ...]
+) -> tuple[int, int, tuple[tuple[int, int], ...]]:
     """(bytes before the data, bytes of all, spans as Framing has them)"""
     made = make_framing(dtype, shapes, crc32=0)
-    return len(made.head), len(made.head) + math.prod(shapes[0]) * dtype.itemsize + len(made.tail), made.spans
+    return (
+        len(made.head),
+        len(made.head) + math.prod(shapes[0]) * dtype.itemsize + len(made.tail),
+        made.spans,
+    )
 
 
 def parse(head: bytes, tail: bytes, *, size: int, read: Callable[[int, int], bytes]) -> Frame:
-    """Where the tensor of a frame lies. `head`, `tail`: its first and last READ_AHEAD bytes; `size`: of the frame; `read`: (offset within the
-    frame, length) -> bytes, asked where more is wanted. Raises NotFramed for anything but one tensor as torch.save writes it."""
+    """Where the tensor of a frame lies. `head`, `tail`: its first and last READ_AHEAD bytes;
+    `size`: of the frame; `read`: (offset within the frame, length) -> bytes, asked where more is
+    wanted. Raises NotFramed for anything but one tensor as torch.save writes it."""
     try:
         return _parse(head, tail, size=size, read=read)
     except (
@@ -240,7 +267,9 @@ def _directory(content: bytes, count: int) -> dict[str, tuple[int, int]]:
     for _ in range(count):
         if content[at : at + 4] != b"PK\1\2":
             raise ValueError("its directory is torn")
-        method, _, _, _, _, size, name_length, extra_length, comment = struct.unpack("<HHHIIIHHH", content[at + 10 : at + 34])
+        method, _, _, _, _, size, name_length, extra_length, comment = struct.unpack(
+            "<HHHIIIHHH", content[at + 10 : at + 34]
+        )
         if method:
             raise ValueError("it is compressed")
         offset = struct.unpack("<I", content[at + 42 : at + 46])[0]
@@ -254,12 +283,15 @@ def _directory(content: bytes, count: int) -> dict[str, tuple[int, int]]:
 
 
 def _wide(extra: bytes, *, size: int, offset: int) -> tuple[int, int]:
-    """Sizes and offsets beyond 32 bits: uncompressed, compressed, offset, each only where its 32-bit field is full."""
+    """Sizes and offsets beyond 32 bits: uncompressed, compressed, offset, each only where its
+    32-bit field is full."""
     at = 0
     while at < len(extra):
         kind, length = struct.unpack("<HH", extra[at : at + 4])
         if kind == 1:
-            values = list(struct.unpack(f"<{length // 8}Q", extra[at + 4 : at + 4 + length // 8 * 8]))
+            values = list(
+                struct.unpack(f"<{length // 8}Q", extra[at + 4 : at + 4 + length // 8 * 8])
+            )
             if size == _MAX32:
                 size = values.pop(0)
                 values.pop(0)
@@ -290,7 +322,9 @@ class _Described:
     def num_bytes_needed(self) -> int:
         if math.prod(self.shape) == 0:
             return 0
-        last = self.first + sum((length - 1) * stride for length, stride in zip(self.shape, self.strides, strict=True))
+        last = self.first + sum(
+            (length - 1) * stride for length, stride in zip(self.shape, self.strides, strict=True)
+        )
         return (last + 1) * self.dtype.itemsize
 
 
@@ -298,14 +332,24 @@ class _Unpickler(pickle.Unpickler):
     """Knows the few names that a pickled tensor uses, and runs none of them."""
 
     def find_class(self, module: str, name: str) -> object:
-        if module == "torch._utils" and name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter"):
-            return {"_rebuild_tensor_v2": _typed, "_rebuild_tensor_v3": _untyped, "_rebuild_parameter": _parameter}[name]
+        if module == "torch._utils" and name in (
+            "_rebuild_tensor_v2",
+            "_rebuild_tensor_v3",
+            "_rebuild_parameter",
+        ):
+            return {
+                "_rebuild_tensor_v2": _typed,
+                "_rebuild_tensor_v3": _untyped,
+                "_rebuild_parameter": _parameter,
+            }[name]
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if module in ("torch", "torch.storage") and name == "UntypedStorage":
             return torch.uint8
         if module == "torch" and name.endswith("Storage"):
-            kinds = {kind: dtype for dtype, kind in torch.storage._dtype_to_storage_type_map().items()}
+            kinds = {
+                kind: dtype for dtype, kind in torch.storage._dtype_to_storage_type_map().items()
+            }
             return kinds[name]
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
@@ -319,7 +363,11 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _typed(
-    storage: tuple[torch.dtype, str], first: int, shape: Sequence[int], strides: Sequence[int], *rest: object
+    storage: tuple[torch.dtype, str],
+    first: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    *rest: object,
 ) -> _Described:
     return _Described(storage[0], storage[1], first, tuple(shape), tuple(strides))
 

@@ -1,5 +1,6 @@
-"""Lines of the weight table -> keys of a `torch_dist` checkpoint, with the place of each tensor in them. Stock Megatron-Core's model asks for
-these in `sharded_state_dict`; under which of its names depends on its config and its modules, so all names are given."""
+"""Lines of the weight table -> keys of a `torch_dist` checkpoint, with the place of each tensor in
+them. Stock Megatron-Core's model asks for these in `sharded_state_dict`; under which of its names
+depends on its config and its modules, so all names are given."""
 
 from __future__ import annotations
 
@@ -17,14 +18,35 @@ from milescli.models.transforms import concatenate, same
 _LAYER = re.compile(r"^decoder\.layers\.\d+\.")
 _EXPERT = re.compile(r"\.local_experts\.\d+\.")
 _OTHER_NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = (
-    ("plain", re.compile(r"\.input_layernorm\.(\w+)$"), r".self_attention.linear_qkv.layer_norm_\1"),
-    ("gated_delta", re.compile(r"\.input_layernorm\.(\w+)$"), r".self_attention.in_proj.layer_norm_\1"),
+    (
+        "plain",
+        re.compile(r"\.input_layernorm\.(\w+)$"),
+        r".self_attention.linear_qkv.layer_norm_\1",
+    ),
+    (
+        "gated_delta",
+        re.compile(r"\.input_layernorm\.(\w+)$"),
+        r".self_attention.in_proj.layer_norm_\1",
+    ),
     ("any", re.compile(r"\.pre_mlp_layernorm\.(\w+)$"), r".mlp.linear_fc1.layer_norm_\1"),
-    ("mla", re.compile(r"\.self_attention\.q_layernorm\.(\w+)$"), r".self_attention.linear_q_up_proj.layer_norm_\1"),
-    ("mla", re.compile(r"\.self_attention\.kv_layernorm\.(\w+)$"), r".self_attention.linear_kv_up_proj.layer_norm_\1"),
-    ("mamba", re.compile(r"^(decoder\.layers\.\d+)\.norm\.(\w+)$"), r"\1.mixer.in_proj.layer_norm_\2"),
+    (
+        "mla",
+        re.compile(r"\.self_attention\.q_layernorm\.(\w+)$"),
+        r".self_attention.linear_q_up_proj.layer_norm_\1",
+    ),
+    (
+        "mla",
+        re.compile(r"\.self_attention\.kv_layernorm\.(\w+)$"),
+        r".self_attention.linear_kv_up_proj.layer_norm_\1",
+    ),
+    (
+        "mamba",
+        re.compile(r"^(decoder\.layers\.\d+)\.norm\.(\w+)$"),
+        r"\1.mixer.in_proj.layer_norm_\2",
+    ),
 )
-"""(mixer of the layer, name of a module by itself, name where it is fused into the next one): Megatron writes either, as its layer spec says."""
+"""(mixer of the layer, name of a module by itself, name where it is fused into the next one):
+Megatron writes either, as its layer spec says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +62,16 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """What is stored in one piece: the Megatron tensor of an entry, or one of the parts that lie in it one after the other."""
+    """What is stored in one piece: the Megatron tensor of an entry, or one of the parts that lie in
+    it one after the other."""
 
     entry: Entry
     part: int | None
     """Number of the part; None: all, fused."""
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
-    """The first is what Megatron's own modules ask for, where the layers are alike in one stacked tensor; the others name the same bytes."""
+    """The first is what Megatron's own modules ask for, where the layers are alike in one stacked
+    tensor; the others name the same bytes."""
 
     @property
     def frame_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -72,21 +96,34 @@ def items_of(entry: Entry, table: WeightTable, *, stacked: bool) -> Iterator[Ite
     parts, whole = megatron_shapes(entry.rule, entry.facts)
     if entry.rule.suffixes:
         for number, (suffix, shape) in enumerate(zip(entry.rule.suffixes, parts, strict=True)):
-            boxes = _boxes(entry, table, suffix=suffix, start=0, shape=shape, whole=shape, stacked=stacked)
+            boxes = _boxes(
+                entry, table, suffix=suffix, start=0, shape=shape, whole=shape, stacked=stacked
+            )
             yield Item(entry=entry, part=number, shape=shape, boxes=boxes)
     elif entry.rule.fuse is concatenate and len(parts) > 1:
         start = 0
         for number, shape in enumerate(parts):
-            boxes = _boxes(entry, table, suffix="", start=start, shape=shape, whole=whole, stacked=stacked)
+            boxes = _boxes(
+                entry, table, suffix="", start=start, shape=shape, whole=whole, stacked=stacked
+            )
             yield Item(entry=entry, part=number, shape=shape, boxes=boxes)
             start += shape[0]
     else:
         boxes = _boxes(entry, table, suffix="", start=0, shape=whole, whole=whole, stacked=stacked)
-        yield Item(entry=entry, part=0 if entry.rule.fuse is same else None, shape=whole, boxes=boxes)
+        yield Item(
+            entry=entry, part=0 if entry.rule.fuse is same else None, shape=whole, boxes=boxes
+        )
 
 
 def _boxes(
-    entry: Entry, table: WeightTable, *, suffix: str, start: int, shape: tuple[int, ...], whole: tuple[int, ...], stacked: bool
+    entry: Entry,
+    table: WeightTable,
+    *,
+    suffix: str,
+    start: int,
+    shape: tuple[int, ...],
+    whole: tuple[int, ...],
+    stacked: bool,
 ) -> tuple[Box, ...]:
     experts = () if entry.expert is None else (table.facts.num_experts,)
     expert = () if entry.expert is None else (entry.expert,)
@@ -95,7 +132,14 @@ def _boxes(
     together: list[Box] = []
     for name in names_of(entry):
         key = name + suffix
-        alone.append(Box(key=key, offsets=(*expert, *starts), sizes=(*(1 for _ in expert), *shape), whole=(*experts, *whole)))
+        alone.append(
+            Box(
+                key=key,
+                offsets=(*expert, *starts),
+                sizes=(*(1 for _ in expert), *shape),
+                whole=(*experts, *whole),
+            )
+        )
         if stacked and entry.layer is not None:
             assert _LAYER.match(key), key
             box = Box(
@@ -109,34 +153,46 @@ def _boxes(
 
 
 def names_of(entry: Entry) -> tuple[str, ...]:
-    """Names under which Megatron's checkpoints hold an entry, with the layer's number, the one of its local modules first; experts are rows
-    of one tensor."""
+    """Names under which Megatron's checkpoints hold an entry, with the layer's number, the one of
+    its local modules first; experts are rows of one tensor."""
     plain = _EXPERT.sub(".experts.", entry.megatron)
     mixer = "full" if entry.layer is None else entry.facts.layers[entry.layer].mixer
     kinds = {"any", mixer, *(("plain",) if mixer != "mamba" else ())}
-    others = [pattern.sub(fused, plain) for kind, pattern, fused in _OTHER_NAMES if kind in kinds and pattern.search(plain)]
+    others = [
+        pattern.sub(fused, plain)
+        for kind, pattern, fused in _OTHER_NAMES
+        if kind in kinds and pattern.search(plain)
+    ]
     if not others:
         return (plain,)
     return (*others, plain) if mixer in ("full", "sliding", "gated_delta") else (plain, *others)
 
 
 def can_stack(table: WeightTable) -> bool:
-    """Whether every layer of the decoder has the same tensors in the same shapes, so that they may be rows of stacked ones."""
+    """Whether every layer of the decoder has the same tensors in the same shapes, so that they may
+    be rows of stacked ones."""
     by_layer: dict[int, list[object]] = {}
     for entry in table.entries:
         if entry.layer is not None:
             name = _LAYER.sub("", entry.megatron)
-            by_layer.setdefault(entry.layer, []).append((name, megatron_shapes(entry.rule, entry.facts)))
+            by_layer.setdefault(entry.layer, []).append(
+                (name, megatron_shapes(entry.rule, entry.facts))
+            )
     kinds = {layer.mixer for layer in table.facts.layers}
     one_family = kinds <= {"full", "sliding"} or len(kinds) == 1
     found = list(by_layer.values())
     return (
-        one_family and "mamba" not in kinds and len(found) == table.facts.num_layers and all(each == found[0] for each in found)
+        one_family
+        and "mamba" not in kinds
+        and len(found) == table.facts.num_layers
+        and all(each == found[0] for each in found)
     )
 
 
 @lru_cache(maxsize=4096)
-def megatron_shapes(rule: Rule, facts: ModelFacts) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+def megatron_shapes(
+    rule: Rule, facts: ModelFacts
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
     """(shapes of the parts, shape of the Megatron tensor), for one layer or expert."""
     disk = [torch.empty(shape, device="meta") for shape in rule.shapes(facts)]
     parts = rule.to_parts(disk, facts)
@@ -144,7 +200,8 @@ def megatron_shapes(rule: Rule, facts: ModelFacts) -> tuple[tuple[tuple[int, ...
 
 
 def incomplete(boxes: Iterable[Box]) -> str | None:
-    """The first key whose boxes overlap or leave a gap, with what is wrong; None where every key is covered exactly once."""
+    """The first key whose boxes overlap or leave a gap, with what is wrong; None where every key is
+    covered exactly once."""
     by_key: dict[str, list[Box]] = {}
     for box in boxes:
         by_key.setdefault(box.key, []).append(box)
@@ -155,7 +212,9 @@ def incomplete(boxes: Iterable[Box]) -> str | None:
         if len({box.offsets for box in found}) != len(found):
             return f"`{key}` has two tensors in one place"
         if any(
-            start + size > length for box in found for start, size, length in zip(box.offsets, box.sizes, whole, strict=True)
+            start + size > length
+            for box in found
+            for start, size, length in zip(box.offsets, box.sizes, whole, strict=True)
         ):
             return f"`{key}` has a tensor beyond its end"
         if why := _gap(key, found, whole):
@@ -178,7 +237,10 @@ def _gap(key: str, boxes: list[Box], whole: tuple[int, ...]) -> str | None:
         if len({box.sizes[0] for box in group}) != 1:
             return f"`{key}` has tensors of different sizes beside each other"
         end = start + group[0].sizes[0]
-        inner = [Box(key=key, offsets=box.offsets[1:], sizes=box.sizes[1:], whole=box.whole[1:]) for box in group]
+        inner = [
+            Box(key=key, offsets=box.offsets[1:], sizes=box.sizes[1:], whole=box.whole[1:])
+            for box in group
+        ]
         if why := _gap(key, inner, whole[1:]):
             return why
     return None if end == whole[0] else f"`{key}` ends at {end} of {whole[0]}"

@@ -1,4 +1,5 @@
-"""`.metadata`, `common.pt` and `metadata.json` of a `torch_dist` checkpoint: which tensor lies where. As torch's own writer makes them."""
+"""`.metadata`, `common.pt` and `metadata.json` of a `torch_dist` checkpoint: which tensor lies
+where. As torch's own writer makes them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from torch.distributed.checkpoint.metadata import (
 from milescli.checkpoint.torch_dist.framing import framing_sizes
 from milescli.checkpoint.torch_dist.keys import Item
 
-_OF_MODULE = re.compile(r"^(?!embedding\.)(.*?)\.(?:weight|bias|layer_norm_weight|layer_norm_bias)(?:\.\w+)?$")
+_OF_MODULE = re.compile(
+    r"^(?!embedding\.)(.*?)\.(?:weight|bias|layer_norm_weight|layer_norm_bias)(?:\.\w+)?$"
+)
 COMMON_NAME = "common.pt"
 CONFIG_NAME = "metadata.json"
 _CONFIG = {
@@ -71,19 +74,26 @@ def make_metadata(placed: Iterable[Placed], *, empty: tuple[str, int]) -> bytes:
             offsets, (start, length) = torch.Size(box.offsets), spans[box.sizes]
             if box.key not in tensors:
                 tensors[box.key] = TensorStorageMetadata(
-                    properties=TensorProperties(dtype=each.dtype), size=torch.Size(box.whole), chunks=[]
+                    properties=TensorProperties(dtype=each.dtype),
+                    size=torch.Size(box.whole),
+                    chunks=[],
                 )
             known = tensors[box.key]
             assert isinstance(known, TensorStorageMetadata), box.key
             chunks = known.chunks
-            storage[MetadataIndex(box.key, offsets, len(chunks))] = _StorageInfo(each.file, each.offset + start, length)
+            storage[MetadataIndex(box.key, offsets, len(chunks))] = _StorageInfo(
+                each.file, each.offset + start, length
+            )
             chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=torch.Size(box.sizes)))
-    return pickle.dumps(Metadata(state_dict_metadata=tensors, storage_data=storage, storage_meta=StorageMeta()))
+    return pickle.dumps(
+        Metadata(state_dict_metadata=tensors, storage_data=storage, storage_meta=StorageMeta())
+    )
 
 
 def extra_states(item: Item) -> Iterator[str]:
-    """Keys under which Megatron asks for the extra state of the module that holds a tensor. Its linear layers have one for the sake of
-    TransformerEngine's, which keep FP8 scales there; norms and attention of TransformerEngine have one too."""
+    """Keys under which Megatron asks for the extra state of the module that holds a tensor. Its
+    linear layers have one for the sake of TransformerEngine's, which keep FP8 scales there; norms
+    and attention of TransformerEngine have one too."""
     for box in item.boxes:
         match = _OF_MODULE.match(box.key)
         if match is None:
@@ -104,7 +114,8 @@ def make_extra_state() -> bytes:
 
 
 def make_common() -> bytes:
-    """`common.pt`: nothing but tensors is in the checkpoint. What stood here would stand among the weights when a bare model is loaded."""
+    """`common.pt`: nothing but tensors is in the checkpoint. What stood here would stand among the
+    weights when a bare model is loaded."""
     stream = io.BytesIO()
     torch.save({}, stream)
     return stream.getvalue()

@@ -1,5 +1,6 @@
-"""Reads tensors, or boxes of them, from a `torch_dist` checkpoint of any layout, without Megatron, a process group, or more than is asked for.
-Called by convert, export, evaluation and the trainer's load."""
+"""Reads tensors, or boxes of them, from a `torch_dist` checkpoint of any layout, without Megatron,
+a process group, or more than is asked for. Called by convert, export, evaluation and the trainer's
+load."""
 
 from __future__ import annotations
 
@@ -46,10 +47,12 @@ class _Key:
 
 
 class TorchDistReader:
-    """An open checkpoint folder. A context manager. Errors are CheckpointErrors that name key and file."""
+    """An open checkpoint folder. A context manager. Errors are CheckpointErrors that name key and
+    file."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError where it is none, or its metadata are not torch's own plain data."""
+        """Raises CheckpointError where it is none, or its metadata are not torch's own plain
+        data."""
         self.folder = folder
         self.drops_behind = False
         """What was read is forgotten by the page cache."""
@@ -88,7 +91,10 @@ class TorchDistReader:
     def read(self, key: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
         """The box at `offsets` of `sizes`, in the dtype in which its first piece is stored."""
         found = self._key(key)
-        start, end = np.array(offsets, dtype=np.int64), np.array(offsets, dtype=np.int64) + np.array(sizes, dtype=np.int64)
+        start, end = (
+            np.array(offsets, dtype=np.int64),
+            np.array(offsets, dtype=np.int64) + np.array(sizes, dtype=np.int64),
+        )
         if found.whole:
             touched = ((found.starts < end) & (found.ends > start)).all(axis=1).nonzero()[0]
         else:
@@ -100,7 +106,10 @@ class TorchDistReader:
         covered = 0
         for chunk in chunks:
             low = [max(a, b) for a, b in zip(offsets, chunk.offsets, strict=True)]
-            high = [min(a + n, b + m) for a, n, b, m in zip(offsets, sizes, chunk.offsets, chunk.sizes, strict=True)]
+            high = [
+                min(a + n, b + m)
+                for a, n, b, m in zip(offsets, sizes, chunk.offsets, chunk.sizes, strict=True)
+            ]
             frame = self._frame(key, chunk)
             if out is None:
                 out = torch.empty(tuple(sizes), dtype=frame.dtype)
@@ -110,10 +119,20 @@ class TorchDistReader:
             covered += math.prod(c - a for a, c in zip(low, high, strict=True))
         assert out is not None
         if covered != math.prod(sizes):
-            raise self._torn(key, f"its pieces hold {covered} of the {math.prod(sizes)} numbers at {list(offsets)}")
+            raise self._torn(
+                key,
+                f"its pieces hold {covered} of the {math.prod(sizes)} numbers at {list(offsets)}",
+            )
         return out
 
-    def _read_chunk(self, key: str, chunk: _Chunk, frame: Frame, ranges: list[tuple[int, int]], out: torch.Tensor) -> None:
+    def _read_chunk(
+        self,
+        key: str,
+        chunk: _Chunk,
+        frame: Frame,
+        ranges: list[tuple[int, int]],
+        out: torch.Tensor,
+    ) -> None:
         file = self._open(key, chunk.file)
         begin = chunk.begin + frame.data_offset
         try:
@@ -129,7 +148,9 @@ class TorchDistReader:
             raise self._torn(key, f"`{chunk.file}`: {error}") from error
 
     def _strided(self, file: int, begin: int, frame: Frame) -> torch.Tensor:
-        count = 1 + sum((length - 1) * stride for length, stride in zip(frame.shape, frame.strides, strict=True))
+        count = 1 + sum(
+            (length - 1) * stride for length, stride in zip(frame.shape, frame.strides, strict=True)
+        )
         flat = torch.empty(count, dtype=frame.dtype)
         read_exactly(file, flat.view(torch.uint8), offset=begin, forget=self.drops_behind)
         return flat.as_strided(frame.shape, frame.strides)
@@ -148,9 +169,15 @@ class TorchDistReader:
         for chunk in stored.chunks:
             info = places.get(tuple(chunk.offsets))
             if info is None:
-                raise self._torn(key, f"the metadata do not say where its piece at {list(chunk.offsets)} is")
+                raise self._torn(
+                    key, f"the metadata do not say where its piece at {list(chunk.offsets)} is"
+                )
             if getattr(info, "transform_descriptors", None):
-                raise self._torn(key, f"its pieces are transformed by {info.transform_descriptors}, which is not read here")
+                raise self._torn(
+                    key,
+                    f"its pieces are transformed by {info.transform_descriptors}, which is not "
+                    "read here",
+                )
             chunks.append(
                 _Chunk(
                     offsets=tuple(chunk.offsets),
@@ -160,12 +187,24 @@ class TorchDistReader:
                     length=info.length,
                 )
             )
-        starts = np.array([chunk.offsets for chunk in chunks], dtype=np.int64).reshape(len(chunks), -1)
+        starts = np.array([chunk.offsets for chunk in chunks], dtype=np.int64).reshape(
+            len(chunks), -1
+        )
         sizes = np.array([chunk.sizes for chunk in chunks], dtype=np.int64).reshape(len(chunks), -1)
         whole = tuple(stored.size)
         if int(sizes.prod(axis=1).sum()) != math.prod(whole):
-            raise self._torn(key, f"its pieces hold {int(sizes.prod(axis=1).sum())} numbers, and it has {math.prod(whole)}")
-        found = _Key(whole=whole, dtype=stored.properties.dtype, chunks=chunks, starts=starts, ends=starts + sizes)
+            raise self._torn(
+                key,
+                f"its pieces hold {int(sizes.prod(axis=1).sum())} numbers, and it has "
+                f"{math.prod(whole)}",
+            )
+        found = _Key(
+            whole=whole,
+            dtype=stored.properties.dtype,
+            chunks=chunks,
+            starts=starts,
+            ends=starts + sizes,
+        )
         self._keys[key] = found
         return found
 
@@ -180,11 +219,17 @@ class TorchDistReader:
 
         try:
             near = min(READ_AHEAD, chunk.length)
-            frame = parse(read(0, near), read(chunk.length - near, near), size=chunk.length, read=read)
+            frame = parse(
+                read(0, near), read(chunk.length - near, near), size=chunk.length, read=read
+            )
         except (OSError, NotFramed) as error:
             raise self._torn(key, f"`{chunk.file}` at byte {chunk.begin}: {error}") from error
         if frame.shape != chunk.sizes:
-            raise self._torn(key, f"`{chunk.file}` holds {list(frame.shape)}, and the metadata say {list(chunk.sizes)}")
+            raise self._torn(
+                key,
+                f"`{chunk.file}` holds {list(frame.shape)}, and the metadata say "
+                f"{list(chunk.sizes)}",
+            )
         self._frames[place] = frame
         return frame
 

@@ -1,5 +1,6 @@
-"""A checkpoint's `.metadata` is a pickle, and reading one can run code. This reads it first, with only those classes at hand that torch
-and Megatron write there; Megatron may read it after. Tensors are read by torch with `weights_only`, which has a list of its own."""
+"""A checkpoint's `.metadata` is a pickle, and reading one can run code. This reads it first, with
+only those classes at hand that torch and Megatron write there; Megatron may read it after. Tensors
+are read by torch with `weights_only`, which has a list of its own."""
 
 from __future__ import annotations
 
@@ -36,7 +37,10 @@ class _Plain:
     """In the place of Megatron's own additions, which hold plans of its next save."""
 
 
-_MEGATRONS = {("megatron.core.dist_checkpointing.strategies.torch", name) for name in ("MCoreMetadata", "MCoreSavePlan")}
+_MEGATRONS = {
+    ("megatron.core.dist_checkpointing.strategies.torch", name)
+    for name in ("MCoreMetadata", "MCoreSavePlan")
+}
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -45,24 +49,30 @@ class _PlainUnpickler(pickle.Unpickler):
             return _Plain
         found = (
             super().find_class(module, name)
-            if (module, name) in _NAMES or module in _MODULES or (module == "torch" and "." not in name)
+            if (module, name) in _NAMES
+            or module in _MODULES
+            or (module == "torch" and "." not in name)
             else None
         )
         import torch
 
-        plain = (module, name) in _NAMES or isinstance(found, torch.dtype | torch.layout | torch.memory_format)
+        plain = (module, name) in _NAMES or isinstance(
+            found, torch.dtype | torch.layout | torch.memory_format
+        )
         if not plain and not (isinstance(found, type) and found.__module__ in _MODULES):
             raise _Refused(f"{module}.{name}")
         return found
 
 
 def require_known_pickles(folder: Path) -> None:
-    """Raises CheckpointError where the checkpoint has no metadata, or one that holds anything but torch's own plain data."""
+    """Raises CheckpointError where the checkpoint has no metadata, or one that holds anything but
+    torch's own plain data."""
     read_metadata(folder)
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """`.metadata`. Raises CheckpointError where there is none, or it holds anything but torch's own plain data."""
+    """`.metadata`. Raises CheckpointError where there is none, or it holds anything but torch's own
+    plain data."""
     path = folder / METADATA_NAME
     try:
         with path.open("rb") as file:
@@ -78,7 +88,8 @@ def read_metadata(folder: Path) -> Metadata:
     except _Refused as error:
         raise CheckpointError(
             f"the checkpoint `{folder}` is refused",
-            why=f"`{METADATA_NAME}` would load `{error}`, which the trainer never writes: reading it could run foreign code",
+            why=f"`{METADATA_NAME}` would load `{error}`, which the trainer never writes: reading "
+            "it could run foreign code",
             fix="use a checkpoint that you made",
         ) from error
     except Exception as error:  # a torn pickle may raise anything

@@ -1,5 +1,5 @@
-"""Hugging Face tensors out of a `torch_dist` checkpoint of any layout, one at a time, through the weight table. Called by convert, export,
-evaluation and the trainer's load."""
+"""Hugging Face tensors out of a `torch_dist` checkpoint of any layout, one at a time, through the
+weight table. Called by convert, export, evaluation and the trainer's load."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class CheckpointWeights:
 
     @cached_property
     def units(self) -> dict[str, list[Entry]]:
-        """Name on disk -> the entries that hold it: one, or one per expert where they are stacked."""
+        """Name on disk -> the entries that hold it: one, or one per expert where they are
+        stacked."""
         found: dict[str, list[Entry]] = {}
         for entry in self.table.entries:
             for name in entry.hf:
@@ -37,7 +38,9 @@ class CheckpointWeights:
 
     def has(self, entry: Entry) -> bool:
         """Whether the checkpoint holds it (MTP layers may be missing)."""
-        return all(self._box(item) is not None for item in items_of(entry, self.table, stacked=True))
+        return all(
+            self._box(item) is not None for item in items_of(entry, self.table, stacked=True)
+        )
 
     def dtype(self, entry: Entry) -> torch.dtype:
         """As it is stored."""
@@ -48,8 +51,8 @@ class CheckpointWeights:
         return found
 
     def disk(self, entry: Entry) -> list[torch.Tensor]:
-        """The disk tensors of an entry; of one expert where they are stacked. Raises CheckpointError where the checkpoint lacks it, is of
-        another model, or is torn."""
+        """The disk tensors of an entry; of one expert where they are stacked. Raises
+        CheckpointError where the checkpoint lacks it, is of another model, or is torn."""
         found: list[torch.Tensor] = []
         for item in items_of(entry, self.table, stacked=True):
             box = self._require(item)
@@ -74,7 +77,9 @@ class CheckpointWeights:
             )
         found = self.reader.shape(box.key)
         padded = item.entry.rule.sharding.padded
-        if found != box.whole and not (padded and found[1:] == box.whole[1:] and found[0] >= box.whole[0]):
+        if found != box.whole and not (
+            padded and found[1:] == box.whole[1:] and found[0] >= box.whole[0]
+        ):
             raise CheckpointError(
                 f"the checkpoint `{self.reader.folder}` is of another model",
                 why=f"`{box.key}` holds {list(found)}, and config.json says {list(box.whole)}",
@@ -90,20 +95,28 @@ class CheckpointWeights:
 
 
 def single_boxes(item: Item) -> Iterator[Box]:
-    """Keys of Megatron's `singleton_local_shards`: experts by themselves, gate and up by themselves."""
+    """Keys of Megatron's `singleton_local_shards`: experts by themselves, gate and up by
+    themselves."""
     entry = item.entry
-    halves = entry.rule.fuse is concatenate and not entry.rule.suffixes and "linear_fc1" in entry.megatron
+    halves = (
+        entry.rule.fuse is concatenate
+        and not entry.rule.suffixes
+        and "linear_fc1" in entry.megatron
+    )
     suffix = ("_w", "_v")[item.part] if halves and item.part is not None and item.part < 2 else ""
     for name in names_of(entry):
         key = name if entry.expert is None else _ROW.sub(f".experts.experts.{entry.expert}.", name)
-        part = entry.rule.suffixes[item.part] if entry.rule.suffixes and item.part is not None else ""
+        part = (
+            entry.rule.suffixes[item.part] if entry.rule.suffixes and item.part is not None else ""
+        )
         if suffix or entry.expert is not None:
             zeros = tuple(0 for _ in item.shape)
             yield Box(key=key + part + suffix, offsets=zeros, sizes=item.shape, whole=item.shape)
 
 
 def read_hf_tensors(folder: Path, table: WeightTable) -> Iterator[tuple[str, torch.Tensor]]:
-    """(Hugging Face name, whole tensor) of every weight, in the order of the table. MTP layers come where the checkpoint has them."""
+    """(Hugging Face name, whole tensor) of every weight, in the order of the table. MTP layers come
+    where the checkpoint has them."""
     with TorchDistReader(folder) as reader:
         weights = CheckpointWeights(reader, table)
         for name, entries in weights.units.items():

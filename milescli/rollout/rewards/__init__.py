@@ -1,4 +1,5 @@
-"""Rewards by name: built in, from plug-ins, or by import path; resolved before a device is taken."""
+"""Rewards by name: built in, from plug-ins, or by import path; resolved before a device is
+taken."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ REWARDS = Registry(
 
 
 def load_reward(rollout: Rollout) -> RewardFn:
-    """The reward that `rollout.reward` names. Raises RecipeError where it cannot be had or does not have the signature."""
+    """The reward that `rollout.reward` names. Raises RecipeError where it cannot be had or does not
+    have the signature."""
     found = REWARDS.resolve(rollout.reward, key="rollout.reward")
     within = getattr(found, "within", None)
     return cast(RewardFn, within(rollout.reward_timeout_s) if within else found)

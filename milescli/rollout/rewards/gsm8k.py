@@ -1,4 +1,5 @@
-"""The grader of GSM8K: compares the number after the last `####` of the answer with that of the label."""
+"""The grader of GSM8K: compares the number after the last `####` of the answer with that of the
+label."""
 
 from __future__ import annotations
 
@@ -21,12 +22,13 @@ _NUMBER = re.compile(
 def gsm8k(*, prompt: str, response: str, label: str | None) -> float:
     """1.0 where the answer states the label's number, else 0.0.
 
-    Label: the number after its last `####`, or the whole label where it has none.
-    Answer: only what stands on the same line directly after its *last* `####` counts; a number elsewhere never does,
-    so an answer without `####` scores 0.0. There the first number is read and the rest of the line ignored
-    (`#### 72 clips`, `#### 72.`, `#### 50%`). Numbers may have a sign, a `$`, commas between groups of three digits and
-    decimals, and are compared by value: `$1,234.00` equals `1234`. Fractions, exponents and stray commas are no numbers.
-    Raises ValueError where the label holds no number: the data is at fault, not the answer.
+    Label: the number after its last `####`, or the whole label where it has none. Answer: only what
+    stands on the same line directly after its *last* `####` counts; a number elsewhere never does,
+    so an answer without `####` scores 0.0. There the first number is read and the rest of the line
+    ignored (`#### 72 clips`, `#### 72.`, `#### 50%`). Numbers may have a sign, a `$`, commas
+    between groups of three digits and decimals, and are compared by value: `$1,234.00` equals
+    `1234`. Fractions, exponents and stray commas are no numbers. Raises ValueError where the label
+    holds no number: the data is at fault, not the answer.
     """
     wanted = None if label is None else _number(label.rpartition(MARK)[2])
     if wanted is None:

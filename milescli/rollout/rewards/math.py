@@ -1,7 +1,9 @@
-"""The `math` reward: equality of mathematical answers by the math-verify library, which runs in processes of its own.
+"""The `math` reward: equality of mathematical answers by the math-verify library, which runs in
+processes of its own.
 
-Why processes: the library bounds its work by a SIGALRM, which Python allows in a main thread only; and an answer like
-9**9**9**9 keeps the interpreter busy inside C, where no Python thread of the same process runs on. A process can be killed.
+Why processes: the library bounds its work by a SIGALRM, which Python allows in a main thread only;
+and an answer like 9**9**9**9 keeps the interpreter busy inside C, where no Python thread of the
+same process runs on. A process can be killed.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ _log = logging.getLogger(__name__)
 
 
 class MathReward:
-    """1.0 where the answer's mathematical value equals the label's, else 0.0; safe to call from many threads.
+    """1.0 where the answer's mathematical value equals the label's, else 0.0; safe to call from
+    many threads.
 
-    Label: plain text or LaTeX (`\\frac{1}{2}`, `(1,2]`); where it has a `####`, what follows the last one.
-    Answer: a `\\boxed{}` counts first; else the last LaTeX or plain expression that math-verify finds.
-    An answer that cannot be decided within `limit_s` scores 0.0 and is logged: models write such answers.
-    Raises ValueError where the label is not mathematics.
+    Label: plain text or LaTeX (`\\frac{1}{2}`, `(1,2]`); where it has a `####`, what follows the
+    last one. Answer: a `\\boxed{}` counts first; else the last LaTeX or plain expression that
+    math-verify finds. An answer that cannot be decided within `limit_s` scores 0.0 and is logged:
+    models write such answers. Raises ValueError where the label is not mathematics.
     """
 
     max_concurrency = min(MAX_WORKERS, os.cpu_count() or 1)
@@ -48,7 +51,11 @@ class MathReward:
         reply = _WORKERS.ask({"label": label, "response": response}, limit_s=self.limit_s)
         if reply is None:
             self.num_undecided += 1
-            _log.warning("math: an answer was not decided within %.1f s and scores 0: %.80r", self.limit_s, response)
+            _log.warning(
+                "math: an answer was not decided within %.1f s and scores 0: %.80r",
+                self.limit_s,
+                response,
+            )
             return 0.0
         if "error" in reply:
             raise ValueError(str(reply["error"]))
@@ -60,7 +67,8 @@ class MathReward:
 
 
 class _Workers:
-    """A bounded set of math-verify processes, started when they are needed and ended with this process."""
+    """A bounded set of math-verify processes, started when they are needed and ended with this
+    process."""
 
     def __init__(self, size: int) -> None:
         self._idle: list[_Worker] = []
@@ -69,7 +77,8 @@ class _Workers:
         self._registered = False
 
     def ask(self, question: dict[str, str], *, limit_s: float) -> dict[str, object] | None:
-        """The reply, or None where the worker ran out of time or died of the question; it is replaced then."""
+        """The reply, or None where the worker ran out of time or died of the question; it is
+        replaced then."""
         with self._places:
             worker = self._take_idle() or _Worker()
             try:
@@ -92,7 +101,8 @@ class _Workers:
             return self._idle.pop() if self._idle else None
 
     def close(self) -> None:
-        """End all idle workers; a busy one ends by itself, when its standard input closes or its time is up."""
+        """End all idle workers; a busy one ends by itself, when its standard input closes or its
+        time is up."""
         with self._lock:
             while self._idle:
                 self._idle.pop().kill()
@@ -104,20 +114,25 @@ class _Worker:
     def __init__(self) -> None:
         command = [sys.executable, "-m", "milescli.rollout.rewards.math_worker"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
         if self._read_line(START_TIMEOUT_S) is None:
             status = self._status_if_ended()
             self.kill()
             if status is not None:
                 raise RewardError(
                     "the `math` reward did not start",
-                    why=f"`{' '.join(command[1:])}` ended with status {status}; its own message is above",
+                    why=f"`{' '.join(command[1:])}` ended with status {status}; its own message is "
+                    "above",
                     fix="pip install 'math-verify[antlr4_13_2]'",
                 )
             raise WaitTimeout(
                 "the `math` reward waited for math-verify to start",
-                why=f"nothing was heard from process {self._process.pid} for {START_TIMEOUT_S:.0f} s",
-                fix="python -m milescli.rollout.rewards.math_worker   # should say ready within seconds",
+                why=f"nothing was heard from process {self._process.pid} for {START_TIMEOUT_S:.0f} "
+                "s",
+                fix="python -m milescli.rollout.rewards.math_worker   # should say ready within "
+                "seconds",
             )
 
     def ask(self, question: dict[str, str], *, limit_s: float) -> dict[str, object] | None:
@@ -147,7 +162,11 @@ class _Worker:
 
     def _read_line(self, timeout_s: float) -> bytes | None:
         assert self._process.stdout is not None
-        descriptor, deadline, line = self._process.stdout.fileno(), time.monotonic() + timeout_s, b""
+        descriptor, deadline, line = (
+            self._process.stdout.fileno(),
+            time.monotonic() + timeout_s,
+            b"",
+        )
         while not line.endswith(b"\n"):
             ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
             piece = os.read(descriptor, 65536) if ready else b""

@@ -1,4 +1,5 @@
-"""The process behind the `math` reward: reads {label, response, limit_s} by the line, writes {reward} or {error}."""
+"""The process behind the `math` reward: reads {label, response, limit_s} by the line, writes
+{reward} or {error}."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import sys
 MEMORY_BOUND_BYTES = 4 * 1024**3
 """An answer can ask for numbers of any size."""
 GRACE_S = 2.0
-"""CPU seconds beyond the caller's bound after which the process ends by itself, should the caller be gone."""
+"""CPU seconds beyond the caller's bound after which the process ends by itself, should the caller
+be gone."""
 
 
 def grade(label: str, response: str) -> float:
@@ -28,7 +30,8 @@ def grade(label: str, response: str) -> float:
 
 
 def main() -> None:
-    """Answer until standard input closes. Time is bounded by a signal whose default action ends the process, even inside C."""
+    """Answer until standard input closes. Time is bounded by a signal whose default action ends the
+    process, even inside C."""
     logging.disable(logging.WARNING)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which closes our input
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BOUND_BYTES, MEMORY_BOUND_BYTES))

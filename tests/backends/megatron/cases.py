@@ -1,4 +1,5 @@
-"""What trainer ranks do in tests: tiny models made from a seed, batches of uneven answers, and the cases that `world.py` runs."""
+"""What trainer ranks do in tests: tiny models made from a seed, batches of uneven answers, and the
+cases that `world.py` runs."""
 
 from __future__ import annotations
 
@@ -54,7 +55,12 @@ MODELS = {
         "moe_intermediate_size": 48,
         "norm_topk_prob": True,
     },
-    "sandwich": {**DENSE, "model_type": "glm4", "num_hidden_layers": 2, "partial_rotary_factor": 0.5},
+    "sandwich": {
+        **DENSE,
+        "model_type": "glm4",
+        "num_hidden_layers": 2,
+        "partial_rotary_factor": 0.5,
+    },
     "glm": {
         **DENSE,
         "model_type": "glm4_moe",
@@ -138,7 +144,8 @@ MODELS = {
         "mamba_ssm_dtype": "float32",
     },
 }
-"""An odd vocabulary, so that tensor parallelism must pad it; three layers, so that two stages are uneven."""
+"""An odd vocabulary, so that tensor parallelism must pad it; three layers, so that two stages are
+uneven."""
 
 
 def make_model(folder: Path, name: str, *, seed: int = 0) -> Path:
@@ -153,7 +160,11 @@ def make_model(folder: Path, name: str, *, seed: int = 0) -> Path:
         noise = torch.randn(shape, generator=generator)
         centre = 0 if facts.norm_zero_centered and "linear_attn" not in key else 1
         is_factor = "norm" in key or "scal" in key
-        tensors[key] = centre + 0.1 * noise if is_factor else noise * (0.3 if key.endswith("mlp.gate.weight") else 0.08)
+        tensors[key] = (
+            centre + 0.1 * noise
+            if is_factor
+            else noise * (0.3 if key.endswith("mlp.gate.weight") else 0.08)
+        )
     save_file(tensors, folder / "model.safetensors")
     return folder
 
@@ -185,8 +196,11 @@ def plan_of(layout: dict, *, old_logprobs: str = "trainer", precision: str = "fp
     )
 
 
-def make_groups(step: int, *, vocab_size: int, routing: tuple[int, int, int] | None = None) -> list[Group]:
-    """Four prompts with four answers each, all lengths uneven. `routing`: (experts, layers, topk) of random expert choices."""
+def make_groups(
+    step: int, *, vocab_size: int, routing: tuple[int, int, int] | None = None
+) -> list[Group]:
+    """Four prompts with four answers each, all lengths uneven. `routing`: (experts, layers, topk)
+    of random expert choices."""
     rng = np.random.default_rng(step)
     groups = []
     for index in range(4):
@@ -206,21 +220,34 @@ def make_groups(step: int, *, vocab_size: int, routing: tuple[int, int, int] | N
                     stop_reason=StopReason.STOP,
                     version_spans=[VersionSpan(start=0, end=len(response), version=0)],
                     reward=float(rng.integers(0, 2)),
-                    routed_experts=_routing(rng, len(prompt) + len(response) - 1, routing) if routing else None,
+                    routed_experts=_routing(rng, len(prompt) + len(response) - 1, routing)
+                    if routing
+                    else None,
                 )
             )
         groups.append(Group(prompt=Prompt(index=index, token_ids=prompt, text=""), samples=samples))
     return groups
 
 
-def _routing(rng: np.random.Generator, num_tokens: int, routing: tuple[int, int, int]) -> RoutedExperts:
+def _routing(
+    rng: np.random.Generator, num_tokens: int, routing: tuple[int, int, int]
+) -> RoutedExperts:
     experts, layers, topk = routing
-    chosen = np.argsort(rng.random((num_tokens, layers, experts)), axis=-1)[..., :topk].astype(np.int32)
-    return RoutedExperts(indices=chosen.tobytes(), num_tokens=num_tokens, num_layers=layers, topk=topk)
+    chosen = np.argsort(rng.random((num_tokens, layers, experts)), axis=-1)[..., :topk].astype(
+        np.int32
+    )
+    return RoutedExperts(
+        indices=chosen.tobytes(), num_tokens=num_tokens, num_layers=layers, topk=topk
+    )
 
 
 def policy_batch(
-    step: int, *, dp: int, vocab_size: int, updates: int = 1, routing: tuple[int, int, int] | None = None
+    step: int,
+    *,
+    dp: int,
+    vocab_size: int,
+    updates: int = 1,
+    routing: tuple[int, int, int] | None = None,
 ) -> TrainBatch:
     """The batch of a step, packed for `dp` ranks."""
     groups = make_groups(step, vocab_size=vocab_size, routing=routing)
@@ -250,15 +277,25 @@ def trainer(
     """A trainer rank that is set up."""
     from milescli.backends.megatron.worker import TrainerRank
 
-    optimizer = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.01, **(train or {}).pop("optimizer", {})}
+    optimizer = {
+        "lr": 1e-2,
+        "eps": 1e-3,
+        "weight_decay": 0.01,
+        **(train or {}).pop("optimizer", {}),
+    }
     made = TrainerRank(
         rank=rank,
         world_size=size,
         master_addr="127.0.0.1",
         master_port=port,
-        recipe=Recipe(train={"optimizer": optimizer, **(train or {})}, machine={"start_timeout_s": 60, "step_timeout_s": 60}),
+        recipe=Recipe(
+            train={"optimizer": optimizer, **(train or {})},
+            machine={"start_timeout_s": 60, "step_timeout_s": 60},
+        ),
         plan=plan_of(
-            {"recompute": (train or {}).get("recompute", "none"), **layout}, old_logprobs=old_logprobs, precision=precision
+            {"recompute": (train or {}).get("recompute", "none"), **layout},
+            old_logprobs=old_logprobs,
+            precision=precision,
         ),
         model_dir=model,
     )
@@ -267,9 +304,17 @@ def trainer(
 
 
 def train_steps(
-    *, rank: int, size: int, port: int, model: str, layout: dict, train: dict | None = None, replay: bool = False
+    *,
+    rank: int,
+    size: int,
+    port: int,
+    model: str,
+    layout: dict,
+    train: dict | None = None,
+    replay: bool = False,
 ) -> dict:
-    """Weights out and in again, scores, then three policy steps with everything on: clip, KL, entropy, two updates in the last."""
+    """Weights out and in again, scores, then three policy steps with everything on: clip, KL,
+    entropy, two updates in the last."""
     full = {"kl_coef": 0.1, "entropy_coef": 0.01, "routing_replay": replay, **(train or {})}
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout, train=full)
     facts = made.facts
@@ -279,7 +324,12 @@ def train_steps(
     made.freeze_reference()
     scores = made.logprobs(policy_batch(9, dp=dp, vocab_size=facts.vocab_size, routing=routing))
     reports = [
-        made.step(policy_batch(step, dp=dp, vocab_size=facts.vocab_size, updates=1 + (step == 2), routing=routing), 1e-2)
+        made.step(
+            policy_batch(
+                step, dp=dp, vocab_size=facts.vocab_size, updates=1 + (step == 2), routing=routing
+            ),
+            1e-2,
+        )
         for step in range(3)
     ]
     made.close()
@@ -287,17 +337,38 @@ def train_steps(
 
 
 def train_and_save(
-    *, rank: int, size: int, port: int, model: str, layout: dict, first: int, last: int, save: str = "", load: str = ""
+    *,
+    rank: int,
+    size: int,
+    port: int,
+    model: str,
+    layout: dict,
+    first: int,
+    last: int,
+    save: str = "",
+    load: str = "",
 ) -> dict:
-    """Steps first .. last with plain Adam (eps 1e-8), after loading and before saving where asked."""
-    made = trainer(rank=rank, size=size, port=port, model=model, layout=layout, train={"optimizer": {"eps": 1e-8}})
+    """Steps first .. last with plain Adam (eps 1e-8), after loading and before saving where
+    asked."""
+    made = trainer(
+        rank=rank,
+        size=size,
+        port=port,
+        model=model,
+        layout=layout,
+        train={"optimizer": {"eps": 1e-8}},
+    )
     if load:
         made.load(load)
     dp, vocab = made.mesh.layout.dp, made.facts.vocab_size
-    reports = [made.step(policy_batch(step, dp=dp, vocab_size=vocab), 1e-3) for step in range(first, last)]
+    reports = [
+        made.step(policy_batch(step, dp=dp, vocab_size=vocab), 1e-3) for step in range(first, last)
+    ]
     if save:
         made.save(save, True)
-        scratch = made.step(policy_batch(99, dp=dp, vocab_size=vocab), 1e-3)  # training goes on while the files are written
+        scratch = made.step(
+            policy_batch(99, dp=dp, vocab_size=vocab), 1e-3
+        )  # training goes on while the files are written
         assert scratch.grad_norm > 0
         made.finish_save()
         made.load(save)
@@ -323,17 +394,22 @@ def save_bfloat16(*, rank: int, size: int, port: int, model: str, layout: dict, 
     return found
 
 
-def scores_of_rows(*, rank: int, size: int, port: int, model: str, layout: dict, rows: list[list[int]]) -> list[list[float]]:
+def scores_of_rows(
+    *, rank: int, size: int, port: int, model: str, layout: dict, rows: list[list[int]]
+) -> list[list[float]]:
     """Log-probs of every token after the first of each row, at temperature 1."""
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
-    batch = packing.pack_supervised([(row[:1], row[1:]) for row in rows], dp=1, max_tokens_per_microbatch=64)
+    batch = packing.pack_supervised(
+        [(row[:1], row[1:]) for row in rows], dp=1, max_tokens_per_microbatch=64
+    )
     scores = [list(row) for row in made.logprobs(batch)]
     made.close()
     return scores
 
 
 def spoil_and_step(*, rank: int, size: int, port: int, model: str, layout: dict) -> dict:
-    """A step whose loss, then one whose gradient, is not finite: what is raised, and whether the weights are untouched."""
+    """A step whose loss, then one whose gradient, is not finite: what is raised, and whether the
+    weights are untouched."""
     from milescli.backends.megatron import optimizer
     from milescli.core.errors import NotFiniteError
 
@@ -349,7 +425,9 @@ def spoil_and_step(*, rank: int, size: int, port: int, model: str, layout: dict)
             if spoil:
                 made.model.zero_grad_buffer()
                 if rank == size - 1:
-                    dict(made.model.module.named_parameters())["decoder.final_layernorm.weight"].main_grad[0] = float("inf")
+                    dict(made.model.module.named_parameters())[
+                        "decoder.final_layernorm.weight"
+                    ].main_grad[0] = float("inf")
                 optimizer.require_finite_gradients(made.model, device=made.device)
             else:
                 made.step(bad, 1e-3)
@@ -358,18 +436,31 @@ def spoil_and_step(*, rank: int, size: int, port: int, model: str, layout: dict)
     untouched = made.parameter_checksums() == before
     good = made.step(policy_batch(0, dp=dp, vocab_size=vocab), 1e-3)
     made.close()
-    return {"raised": raised, "untouched": untouched, "num_sequences": bad.num_sequences, "then": good.loss}
+    return {
+        "raised": raised,
+        "untouched": untouched,
+        "num_sequences": bad.num_sequences,
+        "then": good.loss,
+    }
 
 
 def routing_effect(*, rank: int, size: int, port: int, model: str, layout: dict) -> dict:
-    """Scores of one batch routed freely, as the model would route by itself (recorded), and by random choices."""
+    """Scores of one batch routed freely, as the model would route by itself (recorded), and by
+    random choices."""
     from dataclasses import replace
 
     from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
 
-    made = trainer(rank=rank, size=size, port=port, model=model, layout=layout, train={"routing_replay": True})
+    made = trainer(
+        rank=rank, size=size, port=port, model=model, layout=layout, train={"routing_replay": True}
+    )
     facts = made.facts
-    batch = policy_batch(1, dp=1, vocab_size=facts.vocab_size, routing=(facts.num_experts, facts.num_layers, facts.topk))
+    batch = policy_batch(
+        1,
+        dp=1,
+        vocab_size=facts.vocab_size,
+        routing=(facts.num_experts, facts.num_layers, facts.topk),
+    )
     free = replace(batch, routed_experts=None)
     (update,) = made._microbatches(free)
     own = torch.zeros_like(batch.routed_experts)
@@ -383,12 +474,18 @@ def routing_effect(*, rank: int, size: int, port: int, model: str, layout: dict)
         RouterReplay.clear_global_router_replay_action()
     scores = [made.logprobs(each) for each in (free, replace(batch, routed_experts=own), batch)]
     made.close()
-    return {name: [x for row in rows for x in row] for name, rows in zip(("free", "own", "random"), scores, strict=True)}
+    return {
+        name: [x for row in rows for x in row]
+        for name, rows in zip(("free", "own", "random"), scores, strict=True)
+    }
 
 
-def published_differs(*, rank: int, size: int, port: int, model: str, layout: dict, dtype: str = "float32") -> list[str]:
-    """Names of tensors that come out of a model under a layout otherwise than they lie in the folder, or do not come out. What goes
-    wrong on every rank alike is told in their place, so that one family does not hide the others."""
+def published_differs(
+    *, rank: int, size: int, port: int, model: str, layout: dict, dtype: str = "float32"
+) -> list[str]:
+    """Names of tensors that come out of a model under a layout otherwise than they lie in the
+    folder, or do not come out. What goes wrong on every rank alike is told in their place, so that
+    one family does not hide the others."""
     from milescli.backends.megatron import cpu_compat
 
     cpu_compat.install()
@@ -419,7 +516,9 @@ def _differences(folder: Path, facts: ModelFacts, own: Mesh, dtype: torch.dtype)
     from milescli.backends.megatron import model, weights
     from milescli.checkpoint.hf_folder import HfReader
 
-    config = model.build_config(facts, own.layout, dtype=dtype, device=own.device, recompute="none", routing_replay=False)
+    config = model.build_config(
+        facts, own.layout, dtype=dtype, device=own.device, recompute="none", routing_replay=False
+    )
     with HfReader(folder) as reader:
         lines = table(facts).as_on_disk(reader.names())
         local = weights.local_weights(model.build_model(config, facts, own), lines, own)

@@ -9,11 +9,25 @@ import pytest
 from tests.backends.megatron import cases, world
 from tests.backends.megatron.memory_cases import MEMORY
 
-TOKEN_ROWS = [[5, 9, 100, 3, 77, 42, 8], [1, 130], [17, 4, 4, 90, 12, 60, 61, 62, 63, 64, 65, 2], [7, 7, 7]]
+TOKEN_ROWS = [
+    [5, 9, 100, 3, 77, 42, 8],
+    [1, 130],
+    [17, 4, 4, 90, 12, 60, 61, 62, 63, 64, 65, 2],
+    [7, 7, 7],
+]
 
 
-def _layout_case(name: str, model: str, *, replay: bool = False, train: dict | None = None, **layout: object) -> dict:
-    return {"name": name, "call": "train_steps", "model": model, "layout": layout, "replay": replay, "train": train}
+def _layout_case(
+    name: str, model: str, *, replay: bool = False, train: dict | None = None, **layout: object
+) -> dict:
+    return {
+        "name": name,
+        "call": "train_steps",
+        "model": model,
+        "layout": layout,
+        "replay": replay,
+        "train": train,
+    }
 
 
 _CALM = {"optimizer": {"eps": 0.1}}
@@ -34,7 +48,9 @@ ONE = [
 ]
 TWO = [
     _layout_case("dense tp2", "dense", tp=2),
-    _layout_case("dense tp2 sp recompute", "dense", tp=2, sequence_parallel=True, train={"recompute": "full"}),
+    _layout_case(
+        "dense tp2 sp recompute", "dense", tp=2, sequence_parallel=True, train={"recompute": "full"}
+    ),
     _layout_case("dense pp2", "dense", pp=2),
     _layout_case("dense dp2", "dense", dp=2),
     _layout_case("dense cp2", "dense", cp=2),
@@ -45,10 +61,22 @@ TWO = [
     _layout_case("moe-r3 ep2", "moe", replay=True, ep=2, dp=2),
     _layout_case("moe-r3 pp2", "moe", replay=True, pp=2),
     _layout_case(
-        "moe-r3 tp2 sp recompute", "moe", replay=True, tp=2, etp=2, sequence_parallel=True, train={"recompute": "full"}
+        "moe-r3 tp2 sp recompute",
+        "moe",
+        replay=True,
+        tp=2,
+        etp=2,
+        sequence_parallel=True,
+        train={"recompute": "full"},
     ),
     _layout_case("sandwich tp2", "sandwich", tp=2),
-    _layout_case("sandwich tp2 sp recompute", "sandwich", tp=2, sequence_parallel=True, train={"recompute": "full"}),
+    _layout_case(
+        "sandwich tp2 sp recompute",
+        "sandwich",
+        tp=2,
+        sequence_parallel=True,
+        train={"recompute": "full"},
+    ),
     _layout_case("glm tp2 sp ep2", "glm", tp=2, ep=2, sequence_parallel=True),
     _layout_case("glm pp2", "glm", pp=2),
     _layout_case("oss tp2 sp etp2", "oss", tp=2, etp=2, sequence_parallel=True),
@@ -58,12 +86,28 @@ TWO = [
     _layout_case("delta pp2 uneven", "delta", train=_CALM, pp=2),
     _layout_case("delta cp2 recompute", "delta", cp=2, train={**_CALM, "recompute": "full"}),
     _layout_case("gemma4 tp2 sp ep2", "gemma4", train=_CALM, tp=2, ep=2, sequence_parallel=True),
-    _layout_case("gemma4 pp2 uneven recompute", "gemma4", train={**_CALM, "recompute": "full"}, pp=2),
-    _layout_case("nemotron tp2 sp ep2 recompute", "nemotron", tp=2, ep=2, sequence_parallel=True, train={"recompute": "full"}),
+    _layout_case(
+        "gemma4 pp2 uneven recompute", "gemma4", train={**_CALM, "recompute": "full"}, pp=2
+    ),
+    _layout_case(
+        "nemotron tp2 sp ep2 recompute",
+        "nemotron",
+        tp=2,
+        ep=2,
+        sequence_parallel=True,
+        train={"recompute": "full"},
+    ),
     _layout_case("nemotron pp2 uneven", "nemotron", pp=2),
     _layout_case("latent tp2 sp ep2", "latent", tp=2, ep=2, sequence_parallel=True),
     _layout_case("latent cp2 ep2", "latent", cp=2, ep=2),
-    _layout_case("sparse tp2 sp etp2 recompute", "sparse", tp=2, etp=2, sequence_parallel=True, train={"recompute": "full"}),
+    _layout_case(
+        "sparse tp2 sp etp2 recompute",
+        "sparse",
+        tp=2,
+        etp=2,
+        sequence_parallel=True,
+        train={"recompute": "full"},
+    ),
     _layout_case("sparse pp2 uneven", "sparse", pp=2),
 ]
 FOUR = [
@@ -93,10 +137,13 @@ class Worlds:
         return str(self.root / "checkpoints" / name)
 
     def get(self, which: str) -> dict:
-        """one, again, two, or four; `again` is a second process of one rank, after `one`; two and four come after it."""
+        """one, again, two, or four; `again` is a second process of one rank, after `one`; two and
+        four come after it."""
         if which not in self._results:
             size = {"one": 1, "again": 1, "two": 2, "four": 4, "back": 1}[which]
-            self._results[which] = world.run_world(size, getattr(self, f"_{which}")(), self.root / which)
+            self._results[which] = world.run_world(
+                size, getattr(self, f"_{which}")(), self.root / which
+            )
         return self._results[which]
 
     def _layouts(self, listed: list[dict]) -> list[dict]:
@@ -129,7 +176,16 @@ class Worlds:
             for on_host in (False, True)
         ]
 
-    def _saving(self, name: str, model: str, layout: dict, first: int, last: int, save: str = "", load: str = "") -> dict:
+    def _saving(
+        self,
+        name: str,
+        model: str,
+        layout: dict,
+        first: int,
+        last: int,
+        save: str = "",
+        load: str = "",
+    ) -> dict:
         return {
             "name": name,
             "call": "train_and_save",
@@ -153,8 +209,20 @@ class Worlds:
             self._saving("glm three", "glm", {}, 0, 3, save="glm3"),
             self._saving("nemotron three", "nemotron", {}, 0, 3, save="nemotron3"),
             self._saving("sparse three", "sparse", {}, 0, 3, save="sparse3"),
-            {"name": "rows dense", "call": "scores_of_rows", "model": self.models["dense"], "rows": TOKEN_ROWS, **plain},
-            {"name": "rows moe", "call": "scores_of_rows", "model": self.models["moe"], "rows": TOKEN_ROWS, **plain},
+            {
+                "name": "rows dense",
+                "call": "scores_of_rows",
+                "model": self.models["dense"],
+                "rows": TOKEN_ROWS,
+                **plain,
+            },
+            {
+                "name": "rows moe",
+                "call": "scores_of_rows",
+                "model": self.models["moe"],
+                "rows": TOKEN_ROWS,
+                **plain,
+            },
             {"name": "routing", "call": "routing_effect", "model": self.models["moe"], **plain},
         ]
 
@@ -177,9 +245,21 @@ class Worlds:
             self._saving("moe ep2 rest", "moe", {"ep": 2, "dp": 2}, 3, 4, load="moe3"),
             self._saving("glm pp2 rest", "glm", {"pp": 2}, 3, 3, load="glm3"),
             self._saving(
-                "nemotron tp2 rest", "nemotron", {"tp": 2, "ep": 2, "sequence_parallel": True}, 3, 3, load="nemotron3"
+                "nemotron tp2 rest",
+                "nemotron",
+                {"tp": 2, "ep": 2, "sequence_parallel": True},
+                3,
+                3,
+                load="nemotron3",
             ),
-            self._saving("sparse tp2 rest", "sparse", {"tp": 2, "ep": 2, "sequence_parallel": True}, 3, 3, load="sparse3"),
+            self._saving(
+                "sparse tp2 rest",
+                "sparse",
+                {"tp": 2, "ep": 2, "sequence_parallel": True},
+                3,
+                3,
+                load="sparse3",
+            ),
             {
                 "name": "glm bfloat16",
                 "call": "published_differs",
@@ -201,7 +281,12 @@ class Worlds:
                 "layout": {"dp": 2, "offload_optimizer": True},
                 "save": self.checkpoint("delta16host"),
             },
-            {"name": "spoiled", "call": "spoil_and_step", "model": self.models["dense"], "layout": {"pp": 2}},
+            {
+                "name": "spoiled",
+                "call": "spoil_and_step",
+                "model": self.models["dense"],
+                "layout": {"pp": 2},
+            },
         ]
 
     def _four(self) -> list[dict]:
@@ -209,7 +294,9 @@ class Worlds:
             *self._layouts(FOUR),
             *self._memory("four"),
             self._saving("dense wide three", "dense", {"tp": 2, "dp": 2}, 0, 3, save="wide3"),
-            self._saving("moe wide three", "moe", {"ep": 2, "pp": 2, "dp": 2}, 0, 3, save="moewide3"),
+            self._saving(
+                "moe wide three", "moe", {"ep": 2, "pp": 2, "dp": 2}, 0, 3, save="moewide3"
+            ),
         ]
 
     def _back(self) -> list[dict]:

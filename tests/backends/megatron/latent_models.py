@@ -21,7 +21,12 @@ _LATENT = {
     "first_k_dense_replace": 1,
     "vocab_size": 131,
     "max_position_embeddings": 512,
-    "rope_scaling": {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16, "mscale_all_dim": 0.7},
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 16,
+        "mscale_all_dim": 0.7,
+    },
 }
 MODELS = {
     "latent": _LATENT,
@@ -36,4 +41,5 @@ MODELS = {
         "indexer_types": ["full", "shared", "full"],
     },
 }
-"""The last layers of `sparse` lie on stages of their own under pp=2; its sequences are longer than its indexers' choice."""
+"""The last layers of `sparse` lie on stages of their own under pp=2; its sequences are longer than
+its indexers' choice."""

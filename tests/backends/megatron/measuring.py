@@ -1,5 +1,6 @@
-"""What a trainer rank really holds: bytes of weights, gradients, optimizer, and of what autograd keeps at the peak of a step. Called by
-`world.py` through `cases`; the tests compare it with the plan's memory model."""
+"""What a trainer rank really holds: bytes of weights, gradients, optimizer, and of what autograd
+keeps at the peak of a step. Called by `world.py` through `cases`; the tests compare it with the
+plan's memory model."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import torch
 
 
 class SavedBytes:
-    """Unique storages that autograd keeps, at their peak. `ignored`: storages that are counted elsewhere (weights)."""
+    """Unique storages that autograd keeps, at their peak. `ignored`: storages that are counted
+    elsewhere (weights)."""
 
     def __init__(self, ignored: set[int]) -> None:
         self.ignored = ignored
@@ -53,9 +55,17 @@ def unpack(kept: _Kept) -> torch.Tensor:
 
 
 def measure_memory(
-    *, rank: int, size: int, port: int, model: str, layout: dict, tokens: int, precision: str = "fp32"
+    *,
+    rank: int,
+    size: int,
+    port: int,
+    model: str,
+    layout: dict,
+    tokens: int,
+    precision: str = "fp32",
 ) -> list[dict]:
-    """[ranks] of bytes, by one update of `pp` microbatches of one sequence of `tokens` positions for each data-parallel rank."""
+    """[ranks] of bytes, by one update of `pp` microbatches of one sequence of `tokens` positions
+    for each data-parallel rank."""
     import torch.distributed as dist
 
     from milescli.backends.megatron import stepping
@@ -64,13 +74,22 @@ def measure_memory(
     from milescli.train.base import LossKind
     from tests.backends.megatron import cases
 
-    made = cases.trainer(rank=rank, size=size, port=port, model=model, layout=layout, precision=precision)
+    made = cases.trainer(
+        rank=rank, size=size, port=port, model=model, layout=layout, precision=precision
+    )
     own = made.mesh.layout
     rng = torch.Generator().manual_seed(3)
-    rows = [torch.randint(0, made.facts.vocab_size, (tokens + 1,), generator=rng).tolist() for _ in range(own.dp * own.pp)]
-    batch = packing.pack_supervised([(row[:1], row[1:]) for row in rows], dp=own.dp, max_tokens_per_microbatch=tokens)
+    rows = [
+        torch.randint(0, made.facts.vocab_size, (tokens + 1,), generator=rng).tolist()
+        for _ in range(own.dp * own.pp)
+    ]
+    batch = packing.pack_supervised(
+        [(row[:1], row[1:]) for row in rows], dp=own.dp, max_tokens_per_microbatch=tokens
+    )
     (microbatches,) = made._microbatches(batch)
-    loss = stepping.StepLoss(kind=LossKind.SUPERVISED, rule=made._policy_loss(), mesh=made.mesh, old_from_engine=False)
+    loss = stepping.StepLoss(
+        kind=LossKind.SUPERVISED, rule=made._policy_loss(), mesh=made.mesh, old_from_engine=False
+    )
     buffers = [*made.model.buffers, *made.model.expert_parallel_buffers]
     weights = {tensor.untyped_storage().data_ptr() for tensor in made.model.parameters()}
     saved = SavedBytes(weights)
@@ -82,7 +101,8 @@ def measure_memory(
     on_device, on_host = _optimizer_bytes(inner_optimizers(made.optimizer), weights)
     frozen = [tensor for tensor in made.model.parameters() if not tensor.requires_grad]
     mine = {
-        "weights": sum(buffer.param_data.nbytes for buffer in buffers) + sum(tensor.nbytes for tensor in frozen),
+        "weights": sum(buffer.param_data.nbytes for buffer in buffers)
+        + sum(tensor.nbytes for tensor in frozen),
         "gradients": sum(buffer.grad_data.nbytes for buffer in buffers),
         "optimizer": on_device,
         "host": on_host,
@@ -107,9 +127,16 @@ def _optimizer_bytes(inner: list, weights: set[int]) -> tuple[int, int]:
         mains = [weight for group in each.optimizer.param_groups for weight in group["params"]]
         # what stands in for weights elsewhere has a shape without memory
         device += sum(
-            weight.untyped_storage().nbytes() for weight in mains if weight.untyped_storage().data_ptr() not in weights
+            weight.untyped_storage().nbytes()
+            for weight in mains
+            if weight.untyped_storage().data_ptr() not in weights
         )
-        moments = [value for state in each.optimizer.state.values() for name, value in state.items() if name != "step"]
+        moments = [
+            value
+            for state in each.optimizer.state.values()
+            for name, value in state.items()
+            if name != "step"
+        ]
         size = sum(value.nbytes for value in moments if torch.is_tensor(value))
         if isinstance(each.optimizer, HostAdamW):
             host += size + sum(copy.nbytes for copy, _ in each.optimizer.copies.values())
@@ -118,12 +145,19 @@ def _optimizer_bytes(inner: list, weights: set[int]) -> tuple[int, int]:
     return device, host
 
 
-def plain_steps(*, rank: int, size: int, port: int, model: str, layout: dict, precision: str) -> list[tuple[float, float]]:
+def plain_steps(
+    *, rank: int, size: int, port: int, model: str, layout: dict, precision: str
+) -> list[tuple[float, float]]:
     """(loss, gradient norm) of three policy steps."""
     from tests.backends.megatron import cases
 
-    made = cases.trainer(rank=rank, size=size, port=port, model=model, layout=layout, precision=precision)
-    batch = [cases.policy_batch(step, dp=made.mesh.layout.dp, vocab_size=made.facts.vocab_size) for step in range(3)]
+    made = cases.trainer(
+        rank=rank, size=size, port=port, model=model, layout=layout, precision=precision
+    )
+    batch = [
+        cases.policy_batch(step, dp=made.mesh.layout.dp, vocab_size=made.facts.vocab_size)
+        for step in range(3)
+    ]
     reports = [made.step(each, 1e-2) for each in batch]
     made.close()
     return [(report.loss, report.grad_norm) for report in reports]

@@ -1,4 +1,5 @@
-"""Layouts whose memory is measured: world -> (model, layout, positions of a sequence, precision). Run by the worlds of `conftest`."""
+"""Layouts whose memory is measured: world -> (model, layout, positions of a sequence, precision).
+Run by the worlds of `conftest`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Attention block by block and capped logits against the same written out in full, forward and backward. Plain tensors; no ranks."""
+"""Attention block by block and capped logits against the same written out in full, forward and
+backward. Plain tensors; no ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def _written_out(query, key, value, sinks, *, places, window, scale, softcap):
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("cp", [1, 2])
-def test_blocks_give_what_the_whole_matrix_gives(window: int, sinks: bool, softcap: float | None, cp: int) -> None:
+def test_blocks_give_what_the_whole_matrix_gives(
+    window: int, sinks: bool, softcap: float | None, cp: int
+) -> None:
     generator = torch.Generator().manual_seed(window)
     num_keys, num_sequences = 600, 2
     places = np.stack([zigzag([num_keys], cp=cp, cp_rank=0)] * num_sequences)
@@ -54,7 +57,11 @@ def test_blocks_give_what_the_whole_matrix_gives(window: int, sinks: bool, softc
         return [out.detach(), *(leaf.grad for leaf in leaves if leaf is not None)]
 
     ours = run(lambda *given: attend(*given, blocks=blocks, scale=0.7, softcap=softcap))
-    theirs = run(lambda *given: _written_out(*given, places=places, window=window, scale=0.7, softcap=softcap))
+    theirs = run(
+        lambda *given: _written_out(
+            *given, places=places, window=window, scale=0.7, softcap=softcap
+        )
+    )
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
 
@@ -67,7 +74,10 @@ def test_a_window_looks_at_its_own_keys_only() -> None:
 
 def test_blocks_hold_no_square() -> None:
     places = np.stack([zigzag([4096], cp=2, cp_rank=1)] * 3)
-    held = sum(block.places.numel() for block in make_blocks(places, num_keys=4096, window=0, device=torch.device("cpu")))
+    held = sum(
+        block.places.numel()
+        for block in make_blocks(places, num_keys=4096, window=0, device=torch.device("cpu"))
+    )
     assert held == 2048
 
 
@@ -100,11 +110,15 @@ def test_a_mask_is_never_given_to_a_device() -> None:
     assert not attention.has_kernel(query, key, grid=grid)
 
 
-def test_capped_logits_have_the_gradient_of_the_formula_under_log_probs_that_overwrite_them() -> None:
+def test_capped_logits_have_the_gradient_of_the_formula_under_log_probs_that_overwrite_them() -> (
+    None
+):
     generator = torch.Generator().manual_seed(0)
     weight, targets = 3 * torch.randn(5, 11, generator=generator), torch.tensor([3, 0, 10, 7, 7])
     ours, theirs = weight.clone().requires_grad_(), weight.clone().requires_grad_()
-    logprobs, entropy = target_logprobs(softcap(ours, 2.0), targets, shard=VocabShard(size=11), temperature=0.7)
+    logprobs, entropy = target_logprobs(
+        softcap(ours, 2.0), targets, shard=VocabShard(size=11), temperature=0.7
+    )
     (logprobs.sum() + entropy.sum()).backward()
     capped = (2.0 * torch.tanh(theirs / 2.0) / 0.7).log_softmax(dim=-1)
     expected = capped.gather(1, targets[:, None]).sum() - (capped.exp() * capped).sum()

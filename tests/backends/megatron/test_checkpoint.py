@@ -1,4 +1,5 @@
-"""Saving, resuming bit for bit, resuming under another layout, exporting: with real ranks and real files."""
+"""Saving, resuming bit for bit, resuming under another layout, exporting: with real ranks and real
+files."""
 
 from __future__ import annotations
 
@@ -21,14 +22,20 @@ from tests.backends.megatron.conftest import Worlds
 
 
 @pytest.mark.parametrize("model", ["dense", "moe"])
-def test_six_steps_equal_three_and_three_in_a_new_process_bit_for_bit(worlds: Worlds, model: str) -> None:
+def test_six_steps_equal_three_and_three_in_a_new_process_bit_for_bit(
+    worlds: Worlds, model: str
+) -> None:
     whole = worlds.get("one")[f"{model} six"]
     rest = worlds.get("again")[f"{model} rest"]
     assert rest["checksums"] == whole["checksums"]
-    assert [report.loss for report in rest["reports"]] == [report.loss for report in whole["reports"][3:]]
+    assert [report.loss for report in rest["reports"]] == [
+        report.loss for report in whole["reports"][3:]
+    ]
 
 
-@pytest.mark.parametrize("name", ["dense tp2 rest", "dense pp2 rest", "dense dp2 rest", "moe ep2 rest"])
+@pytest.mark.parametrize(
+    "name", ["dense tp2 rest", "dense pp2 rest", "dense dp2 rest", "moe ep2 rest"]
+)
 def test_a_checkpoint_of_one_rank_goes_on_under_another_layout(worlds: Worlds, name: str) -> None:
     whole = worlds.get("one")[f"{name.split()[0]} six"]["reports"][3]
     rest = worlds.get("two")[name]["reports"][0]
@@ -39,16 +46,26 @@ def test_a_checkpoint_of_one_rank_goes_on_under_another_layout(worlds: Worlds, n
 def test_the_correction_of_the_router_is_saved_and_never_trained(worlds: Worlds) -> None:
     first, trained = (worlds.get("one")[name]["checksums"] for name in ("glm", "glm three"))
     unchanged = {name for name in first if first[name] == trained[name]}
-    assert unchanged == {f"model.layers.{layer}.mlp.gate.e_score_correction_bias" for layer in (1, 2)}
+    assert unchanged == {
+        f"model.layers.{layer}.mlp.gate.e_score_correction_bias" for layer in (1, 2)
+    }
     assert worlds.get("two")["glm pp2 rest"]["checksums"] == trained
 
 
-def test_a_checkpoint_of_mamba_layers_is_the_same_model_under_tensor_parallelism(worlds: Worlds) -> None:
-    assert worlds.get("two")["nemotron tp2 rest"]["checksums"] == worlds.get("one")["nemotron three"]["checksums"]
+def test_a_checkpoint_of_mamba_layers_is_the_same_model_under_tensor_parallelism(
+    worlds: Worlds,
+) -> None:
+    assert (
+        worlds.get("two")["nemotron tp2 rest"]["checksums"]
+        == worlds.get("one")["nemotron three"]["checksums"]
+    )
 
 
 def test_indexers_are_saved_and_never_trained(worlds: Worlds, models: dict[str, str]) -> None:
-    trained, untouched = worlds.get("one")["sparse three"]["checksums"], worlds.get("one")["sparse"]["checksums"]
+    trained, untouched = (
+        worlds.get("one")["sparse three"]["checksums"],
+        worlds.get("one")["sparse"]["checksums"],
+    )
     moved = {name for name in trained if trained[name] != untouched[name]}
     assert {name for name in trained.keys() - moved if "correction_bias" not in name} == {
         name for name in trained if ".indexer." in name
@@ -61,7 +78,9 @@ def test_a_checkpoint_of_four_ranks_goes_on_in_one(worlds: Worlds, model: str) -
     saved = worlds.get("four")[f"{model} wide three"]
     rest = worlds.get("back")[f"{model} wide rest"]["reports"][0]
     whole = worlds.get("one")[f"{model} six"]["reports"]
-    assert [report.loss for report in saved["reports"]] == pytest.approx([report.loss for report in whole[:3]], abs=1e-4)
+    assert [report.loss for report in saved["reports"]] == pytest.approx(
+        [report.loss for report in whole[:3]], abs=1e-4
+    )
     assert rest.loss == pytest.approx(whole[3].loss, abs=1e-4)
 
 
@@ -85,7 +104,10 @@ def test_an_export_holds_the_weights_of_the_checkpoint(
     files = sorted(out.glob("*.safetensors"))
     assert len(files) > 1
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    assert {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in tensors.items()} == expected
+    assert {
+        name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+        for name, tensor in tensors.items()
+    } == expected
     assert (out / "config.json").exists()
 
 
@@ -94,12 +116,18 @@ def test_an_export_in_bfloat16_leaves_the_correction_of_the_router_in_float32(
 ) -> None:
     worlds.get("one")
     _to_hf(worlds.checkpoint("glm3"), models["glm"], tmp_path / "out", dtype="bf16")
-    tensors = {name: tensor for file in (tmp_path / "out").glob("*.safetensors") for name, tensor in load_file(file).items()}
+    tensors = {
+        name: tensor
+        for file in (tmp_path / "out").glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+    }
     wide = {name for name, tensor in tensors.items() if tensor.dtype == torch.float32}
     assert wide == {f"model.layers.{layer}.mlp.gate.e_score_correction_bias" for layer in (1, 2)}
 
 
-def test_an_export_overwrites_nothing(worlds: Worlds, models: dict[str, str], tmp_path: Path) -> None:
+def test_an_export_overwrites_nothing(
+    worlds: Worlds, models: dict[str, str], tmp_path: Path
+) -> None:
     worlds.get("one")
     (tmp_path / "mine.txt").write_text("keep")
     with pytest.raises(CheckpointError, match="there already"):
@@ -116,7 +144,9 @@ def test_an_export_with_another_models_config_is_refused_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_torn_tensor_file_is_named(worlds: Worlds, models: dict[str, str], tmp_path: Path) -> None:
+def test_a_torn_tensor_file_is_named(
+    worlds: Worlds, models: dict[str, str], tmp_path: Path
+) -> None:
     worlds.get("one")
     torn = tmp_path / "torn"
     shutil.copytree(worlds.checkpoint("dense3"), torn)
@@ -128,7 +158,12 @@ def test_a_torn_tensor_file_is_named(worlds: Worlds, models: dict[str, str], tmp
 
 def _to_hf(checkpoint: Path | str, model: Path | str, out: Path, **wish: object) -> None:
     options = OutletOptions(model=str(model), verify=Verify.TENSORS, **wish)
-    convert_to_hf(Path(checkpoint), out, options=options, output=Output(Mode.QUIET, stdout=io.StringIO(), stderr=io.StringIO()))
+    convert_to_hf(
+        Path(checkpoint),
+        out,
+        options=options,
+        output=Output(Mode.QUIET, stdout=io.StringIO(), stderr=io.StringIO()),
+    )
 
 
 class _Evil:
@@ -136,7 +171,9 @@ class _Evil:
         return print, ("this must never be printed",)
 
 
-@pytest.mark.parametrize("content", [pickle.dumps(_Evil()), pickle.dumps({"a": _Evil()}), b"not a pickle", b""])
+@pytest.mark.parametrize(
+    "content", [pickle.dumps(_Evil()), pickle.dumps({"a": _Evil()}), b"not a pickle", b""]
+)
 def test_metadata_that_could_run_code_is_refused_unread(
     tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,10 +193,17 @@ def test_a_folder_without_metadata_is_no_checkpoint(tmp_path: Path) -> None:
         require_known_pickles(tmp_path)
 
 
-def test_a_bfloat16_model_with_weights_in_float32_is_saved_and_loaded(worlds: Worlds, models: dict[str, str]) -> None:
+def test_a_bfloat16_model_with_weights_in_float32_is_saved_and_loaded(
+    worlds: Worlds, models: dict[str, str]
+) -> None:
     found = worlds.get("two")["delta bfloat16"]
     assert found["loaded"] == found["saved"]
-    assert all(found["saved"][name] not in (found["first"][name], found["later"][name]) for name in found["saved"])
+    assert all(
+        found["saved"][name] not in (found["first"][name], found["later"][name])
+        for name in found["saved"]
+    )
     for name, tensor in load_file(f"{models['delta']}/model.safetensors").items():
         if name.endswith((".A_log", "linear_attn.norm.weight")):
-            assert found["first"][name] == hashlib.sha256(tensor.numpy().tobytes()).hexdigest(), name
+            assert found["first"][name] == hashlib.sha256(tensor.numpy().tobytes()).hexdigest(), (
+                name
+            )

@@ -1,4 +1,5 @@
-"""The gated delta rule and its convolution over chunks of packed rows, against the recurrence itself; values and gradients."""
+"""The gated delta rule and its convolution over chunks of packed rows, against the recurrence
+itself; values and gradients."""
 
 from __future__ import annotations
 
@@ -30,15 +31,25 @@ def _recurrence(query, key, value, decay, beta, lengths: list[int]) -> torch.Ten
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize(("heads", "values"), [(2, 6), (1, 3), (3, 3)])
-def test_chunks_compute_the_recurrence_in_each_sequence(lengths: list[int], heads: int, values: int) -> None:
+def test_chunks_compute_the_recurrence_in_each_sequence(
+    lengths: list[int], heads: int, values: int
+) -> None:
     generator = torch.Generator().manual_seed(len(lengths))
     length = sum(lengths)
-    shapes = ((length, heads, 5), (length, heads, 5), (length, values, 7), (length, values), (length, values))
+    shapes = (
+        (length, heads, 5),
+        (length, heads, 5),
+        (length, values, 7),
+        (length, values),
+        (length, values),
+    )
     given = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     given[1] = F.normalize(given[1], dim=-1)
     # from hardly any decay to so much that its inverse over a chunk is infinite
     given[3] = (
-        -torch.logspace(-3, 2, length * values).view(length, values)[torch.randperm(length, generator=generator)].double()
+        -torch.logspace(-3, 2, length * values)
+        .view(length, values)[torch.randperm(length, generator=generator)]
+        .double()
     )
     given[4] = given[4].sigmoid()
     weight = torch.randn(length, values, 7, generator=generator, dtype=torch.float64)
@@ -67,10 +78,15 @@ def test_the_convolution_sees_its_own_sequence_alone(lengths: list[int], kernel:
 
     def in_chunks(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         filled = chunks.cells.fill(x).unflatten(0, (-1, chunks.size))
-        return chunks.cells.empty(causal_conv(filled, weight, per_step=chunks.per_step).flatten(0, 1))
+        return chunks.cells.empty(
+            causal_conv(filled, weight, per_step=chunks.per_step).flatten(0, 1)
+        )
 
     def one_by_one(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        rows = [F.conv1d(F.pad(row.t()[None], (kernel - 1, 0)), weight, groups=6)[0].t() for row in x.split(lengths)]
+        rows = [
+            F.conv1d(F.pad(row.t()[None], (kernel - 1, 0)), weight, groups=6)[0].t()
+            for row in x.split(lengths)
+        ]
         return torch.cat(rows)
 
     results = []

@@ -1,4 +1,5 @@
-"""The indexer of sparse attention: what it chooses in a packed row, and both ways to rotate it. Plain tensors; no ranks."""
+"""The indexer of sparse attention: what it chooses in a packed row, and both ways to rotate it.
+Plain tensors; no ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def _inputs(lengths: list[int]):
     return [torch.randn(sum(lengths), 1, size, generator=generator) for size in sizes]
 
 
-def _seen(indexer: Indexer, x: torch.Tensor, qr: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
+def _seen(
+    indexer: Indexer, x: torch.Tensor, qr: torch.Tensor, lengths: list[int]
+) -> list[torch.Tensor]:
     """Per sequence [length, length] bool: which query looks at which key."""
     ends = np.cumsum([0, *lengths]).tolist()
     row = make_row(SimpleNamespace(cu_seqlens=ends), list(range(len(lengths))), shape=RowShape())
@@ -42,7 +45,10 @@ def _seen(indexer: Indexer, x: torch.Tensor, qr: torch.Tensor, lengths: list[int
     found, cell = {}, 0
     for grid in packed.grids:
         masks = chosen.get(
-            id(grid), torch.ones(grid.shape[2], grid.shape[2], dtype=torch.bool).tril().expand(grid.shape[0], 1, -1, -1)
+            id(grid),
+            torch.ones(grid.shape[2], grid.shape[2], dtype=torch.bool)
+            .tril()
+            .expand(grid.shape[0], 1, -1, -1),
         )
         for number, length in enumerate(grid.lengths):
             first = int(packed.queries.position[cell + number * grid.shape[1]])
@@ -74,6 +80,8 @@ def test_pairs_are_halves_whose_weights_lie_in_another_order() -> None:
     pairs.linear_wq_b.weight.copy_(halves.linear_wq_b.weight[heads])
     for module, name in (("linear_wk", "weight"), ("k_norm", "weight"), ("k_norm", "bias")):
         getattr(getattr(pairs, module), name).copy_(getattr(getattr(halves, module), name)[order])
-    expected, found, unordered = (_seen(each, x, qr, [20])[0] for each in (halves, pairs, _indexer(facts)))
+    expected, found, unordered = (
+        _seen(each, x, qr, [20])[0] for each in (halves, pairs, _indexer(facts))
+    )
     assert torch.equal(expected, found)
     assert not torch.equal(expected, unordered)

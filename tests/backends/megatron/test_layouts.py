@@ -1,4 +1,5 @@
-"""Every layout computes what one process computes: weights in and out, scores, losses and figures of real policy steps."""
+"""Every layout computes what one process computes: weights in and out, scores, losses and figures
+of real policy steps."""
 
 from __future__ import annotations
 
@@ -15,12 +16,17 @@ def _cases() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("size", "name"), _cases())
-def test_losses_over_three_steps_equal_those_of_one_process(worlds: Worlds, size: str, name: str) -> None:
+def test_losses_over_three_steps_equal_those_of_one_process(
+    worlds: Worlds, size: str, name: str
+) -> None:
     expected = worlds.get("one")[name.split()[0]]["reports"]
     found = worlds.get(size)[name]["reports"]
     for step, (one, many) in enumerate(zip(expected, found, strict=True)):
         for figure in FIGURES:
-            assert getattr(many, figure) == pytest.approx(getattr(one, figure), abs=LOSS_BOUND), (step, figure)
+            assert getattr(many, figure) == pytest.approx(getattr(one, figure), abs=LOSS_BOUND), (
+                step,
+                figure,
+            )
         assert (many.num_tokens, many.num_loss_tokens) == (one.num_tokens, one.num_loss_tokens)
         assert many.grad_norm == pytest.approx(one.grad_norm, rel=1e-5)
         assert many.logprob_diff_max == pytest.approx(one.logprob_diff_max, abs=1e-5)
@@ -33,13 +39,18 @@ def test_weights_come_out_as_they_went_in_bit_for_bit(worlds: Worlds, size: str,
 
 
 @pytest.mark.parametrize("model", ["dense", "tied", "moe"])
-def test_published_weights_are_the_bytes_of_the_folder(worlds: Worlds, models: dict[str, str], model: str) -> None:
+def test_published_weights_are_the_bytes_of_the_folder(
+    worlds: Worlds, models: dict[str, str], model: str
+) -> None:
     import hashlib
 
     from safetensors.torch import load_file
 
     stored = load_file(f"{models[model]}/model.safetensors")
-    expected = {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in stored.items()}
+    expected = {
+        name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+        for name, tensor in stored.items()
+    }
     assert worlds.get("one")[model]["checksums"] == expected
 
 
@@ -66,8 +77,12 @@ def test_steps_change_the_loss_so_that_the_comparison_means_something(worlds: Wo
 
 def test_replayed_routing_takes_the_given_experts(worlds: Worlds) -> None:
     scores = worlds.get("one")["routing"]
-    assert scores["own"] == pytest.approx(scores["free"], abs=2e-6), "the model's own choices, replayed, change nothing"
-    moved = max(abs(one - other) for one, other in zip(scores["free"], scores["random"], strict=True))
+    assert scores["own"] == pytest.approx(scores["free"], abs=2e-6), (
+        "the model's own choices, replayed, change nothing"
+    )
+    moved = max(
+        abs(one - other) for one, other in zip(scores["free"], scores["random"], strict=True)
+    )
     assert moved > 0.05, "other experts give other log-probs"
 
 

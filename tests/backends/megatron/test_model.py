@@ -26,13 +26,22 @@ for row in json.loads(sys.argv[2]):
     rows.append(logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist())
 print("ROWS" + json.dumps(rows))
 """
-"""In a process of its own: the CPU shim changes torch, and transformers builds other models then."""
+"""In a process of its own: the CPU shim changes torch, and transformers builds other models
+then."""
 
 
 @pytest.mark.parametrize("model", ["dense", "moe"])
-def test_scores_equal_those_of_transformers(worlds: Worlds, models: dict[str, str], model: str) -> None:
+def test_scores_equal_those_of_transformers(
+    worlds: Worlds, models: dict[str, str], model: str
+) -> None:
     command = [sys.executable, "-c", REFERENCE, models[model], json.dumps(TOKEN_ROWS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     expected = json.loads(done.stdout.rpartition("ROWS")[2])
     for one, other in zip(expected, worlds.get("one")[f"rows {model}"], strict=True):

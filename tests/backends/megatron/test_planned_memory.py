@@ -1,4 +1,5 @@
-"""The plan's memory model against what trainer ranks really hold: weights, gradients, optimizer, and what autograd keeps, within 5 %."""
+"""The plan's memory model against what trainer ranks really hold: weights, gradients, optimizer,
+and what autograd keeps, within 5 %."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ def planned(case: MemoryCase) -> list[TrainerBytes]:
     return MemoryModel(table(parse_facts(MODELS[case.model]))).stages(layout, wish)
 
 
-@pytest.mark.parametrize(("which", "case"), [(which, case) for which, listed in MEMORY.items() for case in listed], ids=str)
+@pytest.mark.parametrize(
+    ("which", "case"),
+    [(which, case) for which, listed in MEMORY.items() for case in listed],
+    ids=str,
+)
 def test_the_plan_knows_what_every_rank_holds(worlds: Worlds, which: str, case: MemoryCase) -> None:
     ranks = worlds.get(which)[case.name]
     stages = planned(case)
@@ -40,8 +45,13 @@ def test_the_plan_knows_what_every_rank_holds(worlds: Worlds, which: str, case: 
         for part in ("weights", "gradients", "optimizer", "host"):
             for rank in held:
                 # stand-ins for weights on the host have a few bytes each
-                assert rank[part] == pytest.approx(getattr(stage, part), rel=WITHIN, abs=512), (part, number, ranks)
-        # whose experts get more tokens is up to the router: the ranks of a stage together keep what is planned
+                assert rank[part] == pytest.approx(getattr(stage, part), rel=WITHIN, abs=512), (
+                    part,
+                    number,
+                    ranks,
+                )
+        # whose experts get more tokens is up to the router: the ranks of a stage together keep what
+        # is planned
         kept = sum(rank["activations"] for rank in held) / len(held)
         assert kept == pytest.approx(stage.activations + stage.logits, rel=WITHIN), (number, ranks)
 

@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from milescli.backends.megatron.layers.rope import inverse_frequencies, rotation_factor, softmax_factor
+from milescli.backends.megatron.layers.rope import (
+    inverse_frequencies,
+    rotation_factor,
+    softmax_factor,
+)
 from milescli.models import fields
 
-YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "rope_theta": 10000.0}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 40.0,
+    "original_max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+}
 CASES = {
     "default": {"rope_type": "default", "rope_theta": 1e6},
     "linear": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
@@ -21,7 +30,13 @@ CASES = {
         "original_max_position_embeddings": 8192,
     },
     "yarn": YARN,
-    "yarn whole": {**YARN, "truncate": False, "beta_fast": 64.0, "beta_slow": 2.0, "rope_theta": 150000.0},
+    "yarn whole": {
+        **YARN,
+        "truncate": False,
+        "beta_fast": 64.0,
+        "beta_slow": 2.0,
+        "rope_theta": 150000.0,
+    },
     "yarn deepseek": {**YARN, "mscale": 0.707, "mscale_all_dim": 1.0},
     "yarn given": {**YARN, "attention_factor": 1.25},
     "yarn tiny": {**YARN, "original_max_position_embeddings": 8},
@@ -43,7 +58,10 @@ def test_frequencies_and_factor_equal_those_of_transformers(name: str, head_dim:
         expected, factor = plain, 1.0
     else:
         theirs = PreTrainedConfig(
-            head_dim=head_dim, hidden_size=2 * head_dim, num_attention_heads=2, max_position_embeddings=163840
+            head_dim=head_dim,
+            hidden_size=2 * head_dim,
+            num_attention_heads=2,
+            max_position_embeddings=163840,
         )
         theirs.rope_parameters = dict(parameters)
         expected, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](theirs, torch.device("cpu"))

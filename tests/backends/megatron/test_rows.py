@@ -1,4 +1,5 @@
-"""Rows: how sequences are laid end to end and cut for context parallelism. Plain arrays; no Megatron."""
+"""Rows: how sequences are laid end to end and cut for context parallelism. Plain arrays; no
+Megatron."""
 
 from __future__ import annotations
 
@@ -21,10 +22,15 @@ lengths = st.lists(st.integers(1, 20), min_size=0, max_size=8)
 
 
 @given(lengths, st.integers(1, 3), st.integers(1, 4))
-def test_the_ranks_of_a_row_hold_every_position_once_in_equal_parts(rows: list[int], cp: int, multiple: int) -> None:
+def test_the_ranks_of_a_row_hold_every_position_once_in_equal_parts(
+    rows: list[int], cp: int, multiple: int
+) -> None:
     batch = _batch([*rows, 5])
     indices = list(range(len(rows)))
-    parts = [make_row(batch, indices, shape=RowShape(cp=cp, cp_rank=rank, tail_multiple=multiple)) for rank in range(cp)]
+    parts = [
+        make_row(batch, indices, shape=RowShape(cp=cp, cp_rank=rank, tail_multiple=multiple))
+        for rank in range(cp)
+    ]
     assert len({len(part.source) for part in parts}) == 1
     assert all(len(part.source) % multiple == 0 and len(part.source) for part in parts)
     held = torch.cat([part.source for part in parts])
@@ -39,7 +45,9 @@ def test_positions_count_from_the_start_of_each_sequence(rows: list[int], cp: in
     for rank in range(cp):
         row = make_row(batch, list(range(len(rows))), shape=RowShape(cp=cp, cp_rank=rank))
         real = row.source >= 0
-        assert torch.equal(row.positions[real], row.source[real] - torch.from_numpy(starts)[row.source[real]])
+        assert torch.equal(
+            row.positions[real], row.source[real] - torch.from_numpy(starts)[row.source[real]]
+        )
 
 
 def test_without_context_parallelism_nothing_is_padded() -> None:
@@ -55,4 +63,8 @@ def test_each_rank_takes_a_piece_from_both_ends() -> None:
 
 
 def test_padding_takes_the_fill() -> None:
-    assert take(torch.tensor([10, 20, 30]), torch.tensor([2, -1, 0]), fill=7).tolist() == [30, 7, 10]
+    assert take(torch.tensor([10, 20, 30]), torch.tensor([2, -1, 0]), fill=7).tolist() == [
+        30,
+        7,
+        10,
+    ]

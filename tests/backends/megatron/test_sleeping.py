@@ -1,4 +1,5 @@
-"""What of a trainer rank is on its device after each order. Memory that comes and goes needs a device: here are buffers that only count."""
+"""What of a trainer rank is on its device after each order. Memory that comes and goes needs a
+device: here are buffers that only count."""
 
 from __future__ import annotations
 
@@ -48,7 +49,13 @@ def test_each_order_leaves_what_it_promises_whatever_came_before(orders: Sequenc
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "synchronize", lambda: None)
         patch.setattr(torch.cuda, "empty_cache", lambda: None)
-        patch.setattr(sleeping.Sleeper, "_move_optimizer", lambda self, device: setattr(optimizer, "device", device))
+        patch.setattr(
+            sleeping.Sleeper,
+            "_move_optimizer",
+            lambda self, device: setattr(optimizer, "device", device),
+        )
         for order in orders:
             getattr(sleeper, order)()
-            assert [(each.weights, each.gradients, optimizer.device) for each in buffers] == [HELD[order]] * 2, orders
+            assert [(each.weights, each.gradients, optimizer.device) for each in buffers] == [
+                HELD[order]
+            ] * 2, orders

@@ -1,4 +1,5 @@
-"""Mamba-2's scan and convolution over packed rows against the recurrence itself, position by position; values and gradients."""
+"""Mamba-2's scan and convolution over packed rows against the recurrence itself, position by
+position; values and gradients."""
 
 from __future__ import annotations
 
@@ -30,13 +31,18 @@ def _recurrence(x, decay, b, c, sequence) -> torch.Tensor:
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize(("heads", "groups"), [(6, 2), (3, 1)])
-def test_the_scan_is_the_recurrence_in_each_sequence(lengths: list[int], heads: int, groups: int) -> None:
+def test_the_scan_is_the_recurrence_in_each_sequence(
+    lengths: list[int], heads: int, groups: int
+) -> None:
     generator = torch.Generator().manual_seed(len(lengths))
     length = sum(lengths)
     shapes = ((length, heads, 5), (length, heads), (length, groups, 7), (length, groups, 7))
     given = [torch.randn(shape, generator=generator) for shape in shapes]
-    # from hardly any decay to so much that its exponential over a chunk is infinite where it must not be looked at
-    given[1] = -torch.logspace(-3, 2, length * heads).view(length, heads)[torch.randperm(length, generator=generator)]
+    # from hardly any decay to so much that its exponential over a chunk is infinite where it must
+    # not be looked at
+    given[1] = -torch.logspace(-3, 2, length * heads).view(length, heads)[
+        torch.randperm(length, generator=generator)
+    ]
     weight = torch.randn(length, heads, 5, generator=generator)
     results = []
     for function, dtype in (
@@ -64,7 +70,12 @@ def test_the_size_of_chunks_does_not_matter() -> None:
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_the_convolution_sees_its_own_sequence_alone(lengths: list[int]) -> None:
     generator = torch.Generator().manual_seed(1)
-    x, weight, bias = (torch.randn(shape, generator=generator) for shape in ((sum(lengths), 3), (3, 4), (3,)))
+    x, weight, bias = (
+        torch.randn(shape, generator=generator) for shape in ((sum(lengths), 3), (3, 4), (3,))
+    )
     place = torch.cat([torch.arange(length) for length in lengths])
-    expected = [F.conv1d(F.pad(part.T, (3, 0))[None], weight[:, None], bias, groups=3)[0].T for part in x.split(lengths)]
+    expected = [
+        F.conv1d(F.pad(part.T, (3, 0))[None], weight[:, None], bias, groups=3)[0].T
+        for part in x.split(lengths)
+    ]
     assert torch.allclose(convolve(x, weight, bias, place=place), torch.cat(expected), atol=1e-5)

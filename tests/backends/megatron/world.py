@@ -1,5 +1,6 @@
-"""Runs trainer ranks as real processes over gloo on loopback. `run_world` starts them; the file itself is what each rank executes.
-Many cases share one start-up: a world of a given size runs them one after the other."""
+"""Runs trainer ranks as real processes over gloo on loopback. `run_world` starts them; the file
+itself is what each rank executes. Many cases share one start-up: a world of a given size runs them
+one after the other."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ TIMEOUT_S = 480
 
 
 def agree_on_port(folder: Path, rank: int, name: str) -> int:
-    """A free port of loopback, found by rank 0 when it is needed: one found earlier may be taken by then."""
+    """A free port of loopback, found by rank 0 when it is needed: one found earlier may be taken by
+    then."""
     file = folder / f"port-{name.replace(' ', '_')}"
     if rank == 0:
         with socket.socket() as free:
@@ -40,15 +42,27 @@ def agree_on_port(folder: Path, rank: int, name: str) -> int:
 
 
 def run_world(size: int, cases: list[dict], folder: Path) -> dict[str, object]:
-    """Case name -> what its function returned on rank 0. `cases`: name, call (a function of `cases.py`), and its arguments."""
+    """Case name -> what its function returned on rank 0. `cases`: name, call (a function of
+    `cases.py`), and its arguments."""
     folder.mkdir(parents=True)
     (folder / "cases.json").write_text(json.dumps(cases))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore",
+    }
     ranks = []
     for rank in range(size):
         log = (folder / f"rank{rank}.log").open("wb")
         command = [sys.executable, __file__, str(folder), str(rank), str(size)]
-        settings = {"stdout": log, "stderr": subprocess.STDOUT, "env": environment, "cwd": ROOT, "start_new_session": True}
+        settings = {
+            "stdout": log,
+            "stderr": subprocess.STDOUT,
+            "env": environment,
+            "cwd": ROOT,
+            "start_new_session": True,
+        }
         ranks.append(subprocess.Popen(command, **settings))
     deadline = time.monotonic() + TIMEOUT_S
     try:
@@ -63,8 +77,12 @@ def run_world(size: int, cases: list[dict], folder: Path) -> dict[str, object]:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     logs = {rank: (folder / f"rank{rank}.log").read_text()[-3000:] for rank in range(size)}
-    assert all(process.returncode == 0 for process in ranks), "\n".join(f"rank {rank}: {text}" for rank, text in logs.items())
-    return {case["name"]: pickle.loads((folder / f"{case['name']}.pkl").read_bytes()) for case in cases}
+    assert all(process.returncode == 0 for process in ranks), "\n".join(
+        f"rank {rank}: {text}" for rank, text in logs.items()
+    )
+    return {
+        case["name"]: pickle.loads((folder / f"{case['name']}.pkl").read_bytes()) for case in cases
+    }
 
 
 def import_trainer() -> None:
@@ -73,7 +91,9 @@ def import_trainer() -> None:
     from milescli.backends.megatron import cpu_compat
 
     cpu_compat.install()
-    modules = [module.name for module in pkgutil.walk_packages(megatron.__path__, f"{megatron.__name__}.")]
+    modules = [
+        module.name for module in pkgutil.walk_packages(megatron.__path__, f"{megatron.__name__}.")
+    ]
     for name in [*modules, "torch._dynamo"]:  # the last is loaded by the first optimizer
         importlib.import_module(name)
 
@@ -94,8 +114,9 @@ def in_a_fork(work: Callable[[], None]) -> None:
 
 
 def main() -> None:
-    """One rank. Each case has a process of its own, since a model that Megatron-Core wrapped for data parallelism is never freed: its
-    groups' threads, fifty a case, would poll until the last case is through."""
+    """One rank. Each case has a process of its own, since a model that Megatron-Core wrapped for
+    data parallelism is never freed: its groups' threads, fifty a case, would poll until the last
+    case is through."""
     folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     from tests.backends.megatron import cases
 

@@ -1,4 +1,5 @@
-"""Ray as the runtime uses it: bounded named calls, whole errors, first causes, loopback only, and nothing left behind."""
+"""Ray as the runtime uses it: bounded named calls, whole errors, first causes, loopback only, and
+nothing left behind."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def session(tmp_path_factory):
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-test-", dir="/tmp"))
     before = dict(os.environ)
     os.environ[guardian.TOKEN_VARIABLE] = token
-    watchdog = guardian.start(token=token, scratch_dirs=[temp_dir], verdict=log_dir / "verdict.json")
+    watchdog = guardian.start(
+        token=token, scratch_dirs=[temp_dir], verdict=log_dir / "verdict.json"
+    )
     cluster = Cluster(
         address=None,
         temp_dir=temp_dir,
@@ -72,7 +75,9 @@ def session(tmp_path_factory):
 
 async def _toys(cluster: Cluster, *names: str) -> list[ActorHandle]:
     toys = [
-        await cluster.spawn(name, TOY, node=0, kwargs={"number": index}, environment={"MILES_TEST": name})
+        await cluster.spawn(
+            name, TOY, node=0, kwargs={"number": index}, environment={"MILES_TEST": name}
+        )
         for index, name in enumerate(names)
     ]
     await start_all(toys, timeout_s=60)
@@ -81,7 +86,8 @@ async def _toys(cluster: Cluster, *names: str) -> list[ActorHandle]:
 
 @pytest.fixture
 def with_toys(session):
-    """Run `use(cluster, toys)` with freshly made actors of the names given; they are killed afterwards."""
+    """Run `use(cluster, toys)` with freshly made actors of the names given; they are killed
+    afterwards."""
 
     def run(names: list[str], use):
         async def main():
@@ -116,7 +122,11 @@ def test_an_explained_error_arrives_whole(with_toys) -> None:
     async def use(_, toys):
         with pytest.raises(DataError) as caught:
             await toys[0].run("refuse", timeout_s=20)
-        assert (caught.value.what, caught.value.why, caught.value.fixes) == ("row 7 is broken", "no JSON", ["mend it"])
+        assert (caught.value.what, caught.value.why, caught.value.fixes) == (
+            "row 7 is broken",
+            "no JSON",
+            ["mend it"],
+        )
 
     with_toys(["explainer"], use)
 
@@ -153,8 +163,16 @@ def test_a_killed_rank_is_the_cause_and_its_peers_are_symptoms(with_toys) -> Non
 
 
 def test_a_plan_that_the_cluster_cannot_hold_is_refused_within_its_bound(session) -> None:
-    cluster = Cluster(address=None, temp_dir=Path("/nowhere"), log_dir=session[2], environment={}, nodes=session[0].nodes)
-    wide = replace(PLAN, slots=[Slot(node=0, device=index, trainer_rank=index) for index in range(64)])
+    cluster = Cluster(
+        address=None,
+        temp_dir=Path("/nowhere"),
+        log_dir=session[2],
+        environment={},
+        nodes=session[0].nodes,
+    )
+    wide = replace(
+        PLAN, slots=[Slot(node=0, device=index, trainer_rank=index) for index in range(64)]
+    )
     with pytest.raises(FitError, match="did not give 64 device slots"):
         asyncio.run(cluster.place(wide, timeout_s=2))
 
@@ -165,7 +183,9 @@ def test_nothing_listens_beyond_loopback(session) -> None:
     open_to_all = [
         (psutil.Process(each.pid).name(), each.laddr)
         for each in psutil.net_connections(kind="inet")
-        if each.status == psutil.CONN_LISTEN and each.pid in ours and not _is_loopback(each.laddr.ip)
+        if each.status == psutil.CONN_LISTEN
+        and each.pid in ours
+        and not _is_loopback(each.laddr.ip)
     ]
     assert not open_to_all
 

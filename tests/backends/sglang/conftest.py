@@ -20,7 +20,8 @@ from milescli.weights.base import EngineAddress
 VOCAB = 300
 EOS = 1
 HOST = "127.0.0.2"
-"""Where engines listen: another loopback address than the usual, so that what listens where it was not told to is seen."""
+"""Where engines listen: another loopback address than the usual, so that what listens where it was
+not told to is seen."""
 KEY = "key-of-this-test"
 
 
@@ -36,7 +37,9 @@ def write_tokenizer(folder: Path) -> None:
     """Token i reads ` t{i}`; pad, end and unknown come first."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    words = {"<pad>": 0, "<eos>": EOS, "<unk>": 2} | {f"t{index}": index for index in range(3, VOCAB)}
+    words = {"<pad>": 0, "<eos>": EOS, "<unk>": 2} | {
+        f"t{index}": index for index in range(3, VOCAB)
+    }
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.Fuse()
@@ -48,7 +51,8 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def make_qwen3(folder: Path, *, seed: int = 0):
-    """A tiny Qwen3 with large random weights, so that its distributions are not flat; saved, and returned."""
+    """A tiny Qwen3 with large random weights, so that its distributions are not flat; saved, and
+    returned."""
     transformers = import_transformers()
     torch.manual_seed(seed)
     config = transformers.Qwen3Config(
@@ -85,13 +89,17 @@ class Service:
     def handle(self) -> EngineHandle:
         """As a fleet knows the engine."""
         spec = self.engine.spec
-        return EngineHandle(name=spec.name, url=spec.url, api_key=spec.api_key, log_path=spec.log_path)
+        return EngineHandle(
+            name=spec.name, url=spec.url, api_key=spec.api_key, log_path=spec.log_path
+        )
 
     @property
     def address(self) -> EngineAddress:
         """As a trainer knows the engine."""
         spec = self.engine.spec
-        return EngineAddress(url=spec.url, tp=spec.tp, sharing_ranks=[0] * spec.tp, api_key=spec.api_key)
+        return EngineAddress(
+            url=spec.url, tp=spec.tp, sharing_ranks=[0] * spec.tp, api_key=spec.api_key
+        )
 
     def run(self, test: Callable[[SglangFleet], Awaitable[object]], **options: object):
         """Run one coroutine with a fleet of its own."""
@@ -131,7 +139,11 @@ def start_service(folder: Path, model: torch.nn.Module, **options: object) -> Se
     )
     engine = EngineServer(spec)
     door = RouterSpec(
-        worker_urls=(engine.url,), port=router_port, metrics_port=metrics_port, log_path=folder / "router.log", api_key=KEY
+        worker_urls=(engine.url,),
+        port=router_port,
+        metrics_port=metrics_port,
+        log_path=folder / "router.log",
+        api_key=KEY,
     )
     router = RouterServer(door)
     try:

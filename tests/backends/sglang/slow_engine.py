@@ -1,5 +1,5 @@
-"""An engine that reads at the last moment: a fake, for no real one can be told when to read. Speaks the three orders of a publish; keeps what
-it read."""
+"""An engine that reads at the last moment: a fake, for no real one can be told when to read. Speaks
+the three orders of a publish; keeps what it read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 
 
 class SlowEngine:
-    """Listens on a port of its own. `before_reading(index)` is called with the handles open and nothing read yet; what it returns, if
-    anything, is the refusal."""
+    """Listens on a port of its own. `before_reading(index)` is called with the handles open and
+    nothing read yet; what it returns, if anything, is the refusal."""
 
     def __init__(self, before_reading: Callable[[int], str | None]) -> None:
         self.read: list[list[torch.Tensor]] = []
@@ -43,8 +43,12 @@ class SlowEngine:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def _update(self, payloads: list[str], before_reading: Callable[[int], str | None]) -> str | None:
-        opened = [pickle.loads(base64.b64decode(payload))["flattened_tensor"] for payload in payloads]
+    def _update(
+        self, payloads: list[str], before_reading: Callable[[int], str | None]
+    ) -> str | None:
+        opened = [
+            pickle.loads(base64.b64decode(payload))["flattened_tensor"] for payload in payloads
+        ]
         refusal = before_reading(len(self.read))
         self.read.append([flat.clone() for flat in opened])
         return refusal

@@ -1,4 +1,5 @@
-"""What a channel promises while engines are slow, refuse, or die: nothing that is still read is written, and no rank is left behind."""
+"""What a channel promises while engines are slow, refuse, or die: nothing that is still read is
+written, and no rank is left behind."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def publish_to(engine: SlowEngine, buckets) -> None:
 
 
 def test_the_next_bucket_is_made_while_an_engine_reads_and_is_never_written_over_it():
-    """The engine reads a bucket only after the next one was asked for: it waits in vain where buckets are sent one after the other."""
+    """The engine reads a bucket only after the next one was asked for: it waits in vain where
+    buckets are sent one after the other."""
     number, asked_for = 6, [threading.Event() for _ in range(7)]
 
     def buckets():
@@ -49,7 +51,9 @@ def test_the_next_bucket_is_made_while_an_engine_reads_and_is_never_written_over
     engine = SlowEngine(wait_for_the_next)
     publish_to(engine, buckets())
     assert in_vain == []
-    assert [sorted(set(flat.tolist())) for (flat,) in engine.read] == [[index] for index in range(number)]
+    assert [sorted(set(flat.tolist())) for (flat,) in engine.read] == [
+        [index] for index in range(number)
+    ]
 
 
 def test_after_a_refusal_the_rest_is_made_and_not_sent():
@@ -93,10 +97,15 @@ def test_two_ranks_stay_together_and_raise_the_same(tmp_path):
     finally:
         for process in ranks:
             process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], [(tmp_path / f"{rank}.log").read_text() for rank in (0, 1)]
+    assert [process.returncode for process in ranks] == [0, 0], [
+        (tmp_path / f"{rank}.log").read_text() for rank in (0, 1)
+    ]
     first, second = (json.loads(text.splitlines()[-1]) for text in said)
     assert first["whole"]["read"] == [[[index], [10 + index]] for index in range(NUM_BUCKETS)]
     assert first["whole"]["failure"] is None and second["whole"]["failure"] is None
-    assert first["whole"]["orders"] == [UPDATE] * NUM_BUCKETS + ["/flush_cache", "/update_weight_version"]
+    assert first["whole"]["orders"] == [UPDATE] * NUM_BUCKETS + [
+        "/flush_cache",
+        "/update_weight_version",
+    ]
     assert first["cut_short"]["orders"] == [UPDATE] * (REFUSED + 1)
     assert first["cut_short"]["failure"] == second["cut_short"]["failure"] == "HTTP 400: no room"

@@ -27,7 +27,9 @@ TOKENS = [5, 77, 130, 8, 250, 33, 91, 4]
 def one_rank_trainer():
     made_here = not dist.is_initialized()
     if made_here:
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_ports(1)[0]}", rank=0, world_size=1)
+        dist.init_process_group(
+            "gloo", init_method=f"tcp://127.0.0.1:{free_ports(1)[0]}", rank=0, world_size=1
+        )
     yield
     if made_here:
         dist.destroy_process_group()
@@ -35,14 +37,19 @@ def one_rank_trainer():
 
 @pytest.fixture(params=["tensor", "distributed"])
 def channel(request, service):
-    made = TensorChannel(timeout_s=60) if request.param == "tensor" else DistributedChannel(backend="gloo", timeout_s=60)
+    made = (
+        TensorChannel(timeout_s=60)
+        if request.param == "tensor"
+        else DistributedChannel(backend="gloo", timeout_s=60)
+    )
     made.open([service.address])
     yield made
     made.close()
 
 
 def weights(model, *, scale: float = 1.0, changed: str | None = None):
-    """Named tensors as the trainer sends them; `changed`: one weight that is off by the smallest step."""
+    """Named tensors as the trainer sends them; `changed`: one weight that is off by the smallest
+    step."""
     named = {name: parameter.detach() * scale for name, parameter in model.named_parameters()}
     if changed is not None:
         off = named[changed].clone()
@@ -70,7 +77,9 @@ def test_the_engine_answers_with_the_weights_and_the_version_that_were_sent(serv
     assert len(list(weights(service.model))) > 2
     channel.send(weights(service.model, scale=0.9), 3)
     sent = scores(service)
-    answer = service.run(lambda fleet: fleet.generate(GenerateRequest(prompt_ids=TOKENS, max_new_tokens=4, seed=1)))
+    answer = service.run(
+        lambda fleet: fleet.generate(GenerateRequest(prompt_ids=TOKENS, max_new_tokens=4, seed=1))
+    )
     channel.send(weights(service.model), 4)
     assert torch.allclose(sent, expected_scores(service.model, 0.9), atol=1e-5, rtol=0)
     assert [span.version for span in answer.version_spans] == [3]
@@ -87,7 +96,10 @@ def test_verify_is_content_with_what_was_sent_and_leaves_it_in_place(service, ch
 def test_verify_names_a_weight_that_the_engine_holds_wrongly(service, channel):
     name = "model.layers.1.mlp.down_proj.weight"
     channel.send(weights(service.model, changed=name), 1)
-    with pytest.raises(MismatchError, match=r"layers\.1\.mlp\.down_proj\.weight: 1 of 8192 values, the first at flat index 5"):
+    with pytest.raises(
+        MismatchError,
+        match=r"layers\.1\.mlp\.down_proj\.weight: 1 of 8192 values, the first at flat index 5",
+    ):
         channel.verify(weights(service.model))
     channel.send(weights(service.model), 2)
     channel.verify(weights(service.model))
@@ -113,7 +125,9 @@ def test_no_shared_memory_is_left_after_sending(service):
     bound = time.monotonic() + 10
     while shared_memory() - before and time.monotonic() < bound:
         time.sleep(0.05)
-        service.run(lambda fleet: fleet.score(TOKENS))  # the engine lets go of the last bucket when it next works
+        service.run(
+            lambda fleet: fleet.score(TOKENS)
+        )  # the engine lets go of the last bucket when it next works
     assert shared_memory() - before == set()
 
 

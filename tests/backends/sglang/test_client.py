@@ -13,7 +13,9 @@ from milescli.rollout.base import GenerateRequest
 pytestmark = pytest.mark.engine
 
 
-def request(index: int = 0, *, seed: int | None = 7, tokens: int = 24, **options) -> GenerateRequest:
+def request(
+    index: int = 0, *, seed: int | None = 7, tokens: int = 24, **options
+) -> GenerateRequest:
     prompt = [3 + (index * 31 + place * 17) % 290 for place in range(8 + index % 5)]
     return GenerateRequest(prompt_ids=prompt, max_new_tokens=tokens, seed=seed, **options)
 
@@ -30,8 +32,12 @@ def test_logprobs_of_sampled_tokens_are_those_of_transformers_at_the_temperature
 
     answer = service.run(ask)
     prompt = request().prompt_ids
-    expected = reference_logprobs(service.model, [*prompt, *answer.response_ids], 0.7)[len(prompt) - 1 :]
-    assert torch.allclose(torch.tensor(answer.logprobs, dtype=torch.float64), expected, atol=1e-5, rtol=0)
+    expected = reference_logprobs(service.model, [*prompt, *answer.response_ids], 0.7)[
+        len(prompt) - 1 :
+    ]
+    assert torch.allclose(
+        torch.tensor(answer.logprobs, dtype=torch.float64), expected, atol=1e-5, rtol=0
+    )
 
 
 def test_score_equals_transformers(service):
@@ -46,14 +52,18 @@ def test_greedy_answers_are_those_of_transformers(service):
     answer = service.run(lambda fleet: fleet.generate(request(temperature=0.0, seed=None)))
     prompt = torch.tensor([request().prompt_ids])
     with torch.no_grad():
-        expected = service.model.generate(prompt, max_new_tokens=24, do_sample=False)[0, prompt.shape[1] :].tolist()
+        expected = service.model.generate(prompt, max_new_tokens=24, do_sample=False)[
+            0, prompt.shape[1] :
+        ].tolist()
     assert answer.response_ids == expected
 
 
 def test_equal_seeds_give_equal_tokens_whatever_the_batch_and_other_seeds_do_not(service):
     async def ask(fleet):
         alone = await fleet.generate(request(0, seed=3))
-        crowd = await asyncio.gather(*(fleet.generate(request(index, seed=3 + index)) for index in range(40)))
+        crowd = await asyncio.gather(
+            *(fleet.generate(request(index, seed=3 + index)) for index in range(40))
+        )
         other = await fleet.generate(request(0, seed=4))
         return alone, crowd[0], other
 
@@ -63,15 +73,20 @@ def test_equal_seeds_give_equal_tokens_whatever_the_batch_and_other_seeds_do_not
 
 
 def test_seeded_tokens_follow_the_distribution_of_the_model(service):
-    """The first token over 600 seeds, against its probability: chi-square over the likely tokens."""
+    """The first token over 600 seeds, against its probability: chi-square over the likely
+    tokens."""
     number = 600
 
     async def ask(fleet):
-        return await asyncio.gather(*(fleet.generate(request(seed=1000 + seed, tokens=1)) for seed in range(number)))
+        return await asyncio.gather(
+            *(fleet.generate(request(seed=1000 + seed, tokens=1)) for seed in range(number))
+        )
 
     first = torch.tensor([answer.response_ids[0] for answer in service.run(ask)])
     with torch.no_grad():
-        expected = service.model(torch.tensor([request().prompt_ids])).logits[0, -1].softmax(-1) * number
+        expected = (
+            service.model(torch.tensor([request().prompt_ids])).logits[0, -1].softmax(-1) * number
+        )
     likely = expected >= 5
     observed = torch.bincount(first, minlength=len(expected)).double()
     observed = torch.cat([observed[likely], observed[~likely].sum()[None]])
@@ -87,7 +102,9 @@ def test_an_answer_ends_by_length_by_end_token_and_by_stop_string(service):
         long = await fleet.generate(request(tokens=24))
         third = long.response_ids[2]
         stopped = await fleet.generate(request(tokens=24, stop=[f"t{third}"]))
-        ended = await asyncio.gather(*(fleet.generate(request(index, seed=index, tokens=400)) for index in range(24)))
+        ended = await asyncio.gather(
+            *(fleet.generate(request(index, seed=index, tokens=400)) for index in range(24))
+        )
         return long, third, stopped, ended
 
     long, third, stopped, ended = service.run(ask)
@@ -96,7 +113,9 @@ def test_an_answer_ends_by_length_by_end_token_and_by_stop_string(service):
     assert stopped.response_ids == long.response_ids[: long.response_ids.index(third) + 1]
     by_token = [answer for answer in ended if answer.stop_reason is StopReason.STOP]
     assert by_token
-    assert all(answer.response_ids[-1] == 1 and 1 not in answer.response_ids[:-1] for answer in by_token)
+    assert all(
+        answer.response_ids[-1] == 1 and 1 not in answer.response_ids[:-1] for answer in by_token
+    )
 
 
 def test_a_paused_answer_goes_on_with_its_tokens_and_says_which_weights_made_them(service):
@@ -121,12 +140,17 @@ def test_a_paused_answer_goes_on_with_its_tokens_and_says_which_weights_made_the
     total = len(answer.response_ids)
     cut = answer.version_spans[0].end
     assert 0 < cut < total
-    assert answer.version_spans == [VersionSpan(start=0, end=cut, version=2), VersionSpan(start=cut, end=total, version=5)]
+    assert answer.version_spans == [
+        VersionSpan(start=0, end=cut, version=2),
+        VersionSpan(start=cut, end=total, version=5),
+    ]
 
 
 def test_a_thousand_answers_in_flight_all_arrive(service):
     async def ask(fleet):
-        return await asyncio.gather(*(fleet.generate(request(index, seed=index, tokens=4)) for index in range(1000)))
+        return await asyncio.gather(
+            *(fleet.generate(request(index, seed=index, tokens=4)) for index in range(1000))
+        )
 
     answers = service.run(ask)
     assert len(answers) == 1000

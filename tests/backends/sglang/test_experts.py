@@ -1,4 +1,5 @@
-"""A mixture of experts on a real engine: its answers, its record of chosen experts, and that record across a pause."""
+"""A mixture of experts on a real engine: its answers, its record of chosen experts, and that record
+across a pause."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ import torch
 from milescli.backends.sglang.channels import TensorChannel
 from milescli.core.errors import MismatchError
 from milescli.rollout.base import GenerateRequest
-from tests.backends.sglang.conftest import VOCAB, Service, import_transformers, start_service, write_tokenizer
+from tests.backends.sglang.conftest import (
+    VOCAB,
+    Service,
+    import_transformers,
+    start_service,
+    write_tokenizer,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 LAYERS, TOPK = 2, 2
@@ -67,7 +74,13 @@ def routing(answer) -> numpy.ndarray:
 
 def wanted(seed: int, tokens: int) -> GenerateRequest:
     prompt = [3 + (seed * 37 + place * 13) % 290 for place in range(9)]
-    return GenerateRequest(prompt_ids=prompt, max_new_tokens=tokens, seed=seed, want_routed_experts=True, stop=["never"])
+    return GenerateRequest(
+        prompt_ids=prompt,
+        max_new_tokens=tokens,
+        seed=seed,
+        want_routed_experts=True,
+        stop=["never"],
+    )
 
 
 def test_logprobs_and_chosen_experts_are_those_of_transformers(moe):
@@ -78,7 +91,9 @@ def test_logprobs_and_chosen_experts_are_those_of_transformers(moe):
         tokens = [*wanted(seed, 24).prompt_ids, *answer.response_ids]
         with torch.no_grad():
             logprobs = moe.model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
-        expected = logprobs.gather(-1, torch.tensor(tokens[1:])[:, None])[-len(answer.response_ids) :, 0]
+        expected = logprobs.gather(-1, torch.tensor(tokens[1:])[:, None])[
+            -len(answer.response_ids) :, 0
+        ]
         assert torch.allclose(torch.tensor(answer.logprobs), expected, atol=1e-5)
         assert numpy.array_equal(routing(answer), routing_of_transformers(moe.model, tokens))
 
@@ -105,7 +120,10 @@ def test_expert_weights_arrive_and_are_verified_with_the_padding_that_sglang_add
     named = expert_by_expert(moe.model.state_dict())
     channel.send(iter([named]), 1)
     channel.verify(iter([named]))
-    wrong = [(name, tensor + 1e-3 if name.endswith("experts.4.up_proj.weight") else tensor) for name, tensor in named]
+    wrong = [
+        (name, tensor + 1e-3 if name.endswith("experts.4.up_proj.weight") else tensor)
+        for name, tensor in named
+    ]
     with pytest.raises(MismatchError, match=r"layers\.0\.mlp\.experts\.w13_weight: 3072 of"):
         channel.verify(iter([wrong]))
     channel.close()
@@ -119,10 +137,15 @@ def expert_by_expert(state: dict[str, torch.Tensor]) -> list[tuple[str, torch.Te
             block = name.removesuffix(".gate_up_proj")
             for expert, both in enumerate(tensor):
                 gate, up = both.chunk(2)
-                named += [(f"{block}.{expert}.gate_proj.weight", gate), (f"{block}.{expert}.up_proj.weight", up)]
+                named += [
+                    (f"{block}.{expert}.gate_proj.weight", gate),
+                    (f"{block}.{expert}.up_proj.weight", up),
+                ]
         elif name.endswith("experts.down_proj"):
             block = name.removesuffix(".down_proj")
-            named += [(f"{block}.{expert}.down_proj.weight", down) for expert, down in enumerate(tensor)]
+            named += [
+                (f"{block}.{expert}.down_proj.weight", down) for expert, down in enumerate(tensor)
+            ]
         else:
             named.append((name, tensor))
     return named

@@ -1,7 +1,8 @@
-"""Families on real engines: log-probs and chosen experts are those of transformers, at the start and after new weights were sent.
+"""Families on real engines: log-probs and chosen experts are those of transformers, at the start
+and after new weights were sent.
 
-Four families here; `MILES_SERVED=llama,gpt-oss pytest ...` tries the tiny models of tests/families whose names begin so, `MILES_SERVED=`
-every one that a CPU serves.
+Four families here; `MILES_SERVED=llama,gpt-oss pytest ...` tries the tiny models of tests/families
+whose names begin so, `MILES_SERVED=` every one that a CPU serves.
 """
 
 from __future__ import annotations
@@ -33,9 +34,13 @@ from tests.families.conftest import ROOT
 
 pytestmark = pytest.mark.engine
 LARGEST = 1e-5
-"""Difference of log-probs; or twice what transformers' own move by when every weight moves by one rounding, where that is more (gated
-delta nets with steep random weights)."""
-PROMPTS = [[5, 9, 100, 3, 77, 42, 8], [17, 4, 4, 90, 12, 60, 61, 62, 63, 64, 65, 2, 33, 34, 35, 36, 37, 38, 39, 40], [23]]
+"""Difference of log-probs; or twice what transformers' own move by when every weight moves by one
+rounding, where that is more (gated delta nets with steep random weights)."""
+PROMPTS = [
+    [5, 9, 100, 3, 77, 42, 8],
+    [17, 4, 4, 90, 12, 60, 61, 62, 63, 64, 65, 2, 33, 34, 35, 36, 37, 38, 39, 40],
+    [23],
+]
 """Shorter and longer than the windows of the tiny models."""
 TOKENS = 16
 BUCKET_BYTES = 9000
@@ -46,7 +51,11 @@ def wanted() -> list[str]:
     if "MILES_SERVED" not in os.environ:
         return ["deepseek-v3-yarn", "glm4-moe", "gpt-oss", "qwen3-5-moe"]
     chosen = os.environ["MILES_SERVED"].split(",")
-    named = [name for name, case in ALL.items() if case.logits and any(name.startswith(start) for start in chosen)]
+    named = [
+        name
+        for name, case in ALL.items()
+        if case.logits and any(name.startswith(start) for start in chosen)
+    ]
     return [name for name in named if servable_on_cpu(parse_facts(ALL[name].config))[0]]
 
 
@@ -64,7 +73,10 @@ def other_weights(folder: Path, target: Path) -> None:
         shutil.copyfile(path, target / path.name)
     torch.manual_seed(1)
     for path in folder.glob("*.safetensors"):
-        tensors = {name: tensor + 0.1 * tensor.std() * torch.randn_like(tensor) for name, tensor in load_file(path).items()}
+        tensors = {
+            name: tensor + 0.1 * tensor.std() * torch.randn_like(tensor)
+            for name, tensor in load_file(path).items()
+        }
         save_file(tensors, target / path.name, metadata={"format": "pt"})
 
 
@@ -96,8 +108,18 @@ class Engine:
             return list(threads.map(lambda prompt: self._answer(prompt, temperature), PROMPTS))
 
     def _answer(self, prompt: list[int], temperature: float) -> dict:
-        sampling = {"max_new_tokens": TOKENS, "temperature": temperature, "ignore_eos": True, "sampling_seed": 7}
-        question = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+        sampling = {
+            "max_new_tokens": TOKENS,
+            "temperature": temperature,
+            "ignore_eos": True,
+            "sampling_seed": 7,
+        }
+        question = {
+            "input_ids": prompt,
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
         meta = json.loads(post(self.address, "/generate", question, timeout_s=60))["meta_info"]
         given, made = meta["input_token_logprobs"], meta["output_token_logprobs"]
         tokens = [*prompt, *(entry[1] for entry in made)]
@@ -105,13 +127,21 @@ class Engine:
         if meta.get("routed_experts"):
             flat = numpy.frombuffer(base64.b64decode(meta["routed_experts"]), dtype=numpy.int32)
             experts = flat.reshape(len(tokens) - 1, self.facts.num_layers, self.facts.topk)
-        return {"tokens": tokens, "logprobs": [entry[0] for entry in (*given[1:], *made)], "experts": experts}
+        return {
+            "tokens": tokens,
+            "logprobs": [entry[0] for entry in (*given[1:], *made)],
+            "experts": experts,
+        }
 
     def send(self, folder: Path) -> None:
         """As a trainer does, and verify that every parameter arrived. MTP layers are not sent."""
         channel = TensorChannel(timeout_s=60)
         channel.open([self.address])
-        named = [pair for path in sorted(folder.glob("*.safetensors")) for pair in load_file(path).items()]
+        named = [
+            pair
+            for path in sorted(folder.glob("*.safetensors"))
+            for pair in load_file(path).items()
+        ]
         mtp = f"model.layers.{self.facts.num_layers}."
         kept = [(name, tensor) for name, tensor in named if not name.startswith(mtp)]
         channel.send(into_buckets(iter(kept), BUCKET_BYTES), 1)
@@ -121,7 +151,8 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
-    """name -> {"greedy", "sampled", "updated": [(answer, what transformers says: log-probs, moved, experts)]}, or {"error"}."""
+    """name -> {"greedy", "sampled", "updated": [(answer, what transformers says: log-probs, moved,
+    experts)]}, or {"error"}."""
     root = tmp_path_factory.mktemp("served")
     _python("tests.families.making", str(root / "models"), *wanted())
     found: dict[str, dict] = {}
@@ -137,14 +168,25 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
         for kind, answers in found[name].items():
             rows = [answer["tokens"] for answer in answers]
             out = root / f"{name} {kind}.safetensors"
-            jobs.append({"folder": str(other if kind == "updated" else folder), "rows": rows, "out": str(out)})
+            jobs.append(
+                {
+                    "folder": str(other if kind == "updated" else folder),
+                    "rows": rows,
+                    "out": str(out),
+                }
+            )
     (root / "request.json").write_text(json.dumps({"jobs": jobs}))
     _python("tests.backends.sglang.witness", str(root / "request.json"))
     for name, kinds in found.items():
         for kind in kinds if "error" not in kinds else ():
             said = load_file(root / f"{name} {kind}.safetensors")
             kinds[kind] = [
-                (answer, said[f"logprobs.{index}"], said[f"moved.{index}"], said.get(f"experts.{index}"))
+                (
+                    answer,
+                    said[f"logprobs.{index}"],
+                    said[f"moved.{index}"],
+                    said.get(f"experts.{index}"),
+                )
                 for index, answer in enumerate(kinds[kind])
             ]
     return found
@@ -177,8 +219,17 @@ def test_logprobs_and_experts_are_those_of_transformers_also_after_new_weights(s
             if experts is not None:
                 layers = [layer for layer in range(facts.num_layers) if facts.is_moe_layer(layer)]
                 chosen = numpy.sort(answer["experts"][:, layers], axis=-1)
-                assert numpy.array_equal(chosen, experts[:-1].sort(-1).values.numpy()), (kind, answer["tokens"])
-    print(f"{name}: " + ", ".join(f"{kind} {value:.1e}" for kind, value in largest.items()) + f"; bound {rounding:.1e}")
+                assert numpy.array_equal(chosen, experts[:-1].sort(-1).values.numpy()), (
+                    kind,
+                    answer["tokens"],
+                )
+    print(
+        f"{name}: "
+        + ", ".join(f"{kind} {value:.1e}" for kind, value in largest.items())
+        + f"; bound {rounding:.1e}"
+    )
     assert max(largest.values()) <= rounding, largest
     before, after = served[name]["sampled"][0][1], served[name]["updated"][0][1]
-    assert float((before[:6] - after[:6]).abs().max()) > 100 * LARGEST, "the new weights say the same, and prove nothing"
+    assert float((before[:6] - after[:6]).abs().max()) > 100 * LARGEST, (
+        "the new weights say the same, and prove nothing"
+    )

@@ -1,4 +1,5 @@
-"""Two engines behind one router: the shared one, and one with two ranks on two nodes, which are two addresses of this machine."""
+"""Two engines behind one router: the shared one, and one with two ranks on two nodes, which are two
+addresses of this machine."""
 
 from __future__ import annotations
 
@@ -44,10 +45,15 @@ class Pair:
 
     def run(self, ask, *, router_url: str | None = None):
         first = self.across[0].spec
-        handles = [self.here.handle, EngineHandle(name=first.name, url=first.url, api_key=KEY, log_path=first.log_path)]
+        handles = [
+            self.here.handle,
+            EngineHandle(name=first.name, url=first.url, api_key=KEY, log_path=first.log_path),
+        ]
 
         async def with_fleet():
-            fleet = SglangFleet(router_url=router_url or self.router.url, engines=handles, answer_timeout_s=BOUND_S)
+            fleet = SglangFleet(
+                router_url=router_url or self.router.url, engines=handles, answer_timeout_s=BOUND_S
+            )
             try:
                 return await ask(fleet)
             finally:
@@ -57,7 +63,10 @@ class Pair:
 
     def scores_of_each(self) -> list[torch.Tensor]:
         return [
-            torch.tensor(self.run(lambda fleet: fleet.score(TOKENS), router_url=address.url), dtype=torch.float64)
+            torch.tensor(
+                self.run(lambda fleet: fleet.score(TOKENS), router_url=address.url),
+                dtype=torch.float64,
+            )
             for address in self.addresses
         ]
 
@@ -133,13 +142,18 @@ def test_both_answer_behind_the_router_also_after_sleep(pair):
 
     answers = pair.run(ask)
     assert all(answer.response_ids == answers[0].response_ids for answer in answers)
-    assert all("Prefill batch" in engine.log_path.read_text() for engine in (pair.here.engine, pair.across[0]))
+    assert all(
+        "Prefill batch" in engine.log_path.read_text()
+        for engine in (pair.here.engine, pair.across[0])
+    )
 
 
 def test_a_rank_that_dies_on_another_node_in_the_middle_of_a_publish_is_named(pair):
     """Last: the engine ends of it, on both nodes."""
     rank = next(
-        each for each in psutil.Process(pair.across[1].pid).children(recursive=True) if "scheduler" in " ".join(each.cmdline())
+        each
+        for each in psutil.Process(pair.across[1].pid).children(recursive=True)
+        if "scheduler" in " ".join(each.cmdline())
     )
 
     def cut_short():

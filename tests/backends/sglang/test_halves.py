@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 
 from milescli.backends.sglang.halves import in_pairs
 
-QUERY, KEY_VALUE = "model.layers.{}.self_attn.q_a_proj.weight", "model.layers.{}.self_attn.kv_a_proj_with_mqa.weight"
-NAMES = [name.format(layer) for layer in range(3) for name in ("model.layers.{}.norm.weight", QUERY, KEY_VALUE)]
+QUERY, KEY_VALUE = (
+    "model.layers.{}.self_attn.q_a_proj.weight",
+    "model.layers.{}.self_attn.kv_a_proj_with_mqa.weight",
+)
+NAMES = [
+    name.format(layer)
+    for layer in range(3)
+    for name in ("model.layers.{}.norm.weight", QUERY, KEY_VALUE)
+]
 
 
 @given(order=st.permutations(NAMES), cuts=st.lists(st.integers(0, len(NAMES)), max_size=4))

@@ -18,7 +18,12 @@ from tests.backends.sglang.conftest import HOST, KEY
 from tests.backends.sglang.test_server import spec
 
 OPEN = ("/health", "/ready", "/metrics")
-DANGEROUS = {"/update_weights_from_tensor", "/init_weights_update_group", "/release_memory_occupation", "/pause_generation"}
+DANGEROUS = {
+    "/update_weights_from_tensor",
+    "/init_weights_update_group",
+    "/release_memory_occupation",
+    "/pause_generation",
+}
 
 
 def ask(url: str, *, key: str | None, method: str = "GET") -> tuple[int, str]:
@@ -45,7 +50,12 @@ def listening_addresses(pid: int) -> set[str]:
 @pytest.mark.parametrize("key", [None, "another-key"])
 def test_every_endpoint_of_an_engine_but_its_health_refuses_a_stranger(service, key):
     paths = json.loads(ask(f"{service.engine.url}/openapi.json", key=KEY)[1])["paths"]
-    asked = {(method.upper(), path) for path, methods in paths.items() for method in methods if not path.startswith(OPEN)}
+    asked = {
+        (method.upper(), path)
+        for path, methods in paths.items()
+        for method in methods
+        if not path.startswith(OPEN)
+    }
     assert {path for _, path in asked} >= DANGEROUS
     let_in = {
         (method, path): code
@@ -75,17 +85,27 @@ def test_a_trainer_with_another_key_is_told_at_once(service):
 @pytest.mark.engine
 def test_the_key_is_in_no_argument_no_log_and_no_answer(service):
     log = service.engine.log_path.read_text()
-    assert "server_args=" in log, "SGLang's arguments are no longer in its log: nothing was looked through"
+    assert "server_args=" in log, (
+        "SGLang's arguments are no longer in its log: nothing was looked through"
+    )
     ours = family(service.engine.pid) + family(service.router.pid)
-    seen = [log, service.router.log_path.read_text(), *(" ".join(process.cmdline()) for process in ours)]
+    seen = [
+        log,
+        service.router.log_path.read_text(),
+        *(" ".join(process.cmdline()) for process in ours),
+    ]
     seen.append(ask(f"{service.engine.url}/server_info", key=KEY)[1])
-    seen += [repr(each) for each in (service.engine.spec, service.router.spec, service.handle, service.address)]
+    seen += [
+        repr(each)
+        for each in (service.engine.spec, service.router.spec, service.handle, service.address)
+    ]
     assert [text for text in seen if KEY in text] == []
 
 
 @pytest.mark.engine
 def test_every_socket_listens_on_the_given_address_alone(service):
-    of_gloo = "127.0.0.1"  # it knows interfaces only, and takes the first address of the one that it is told
+    # it knows interfaces only, and takes the first address of the one that it is told
+    of_gloo = "127.0.0.1"
     assert listening_addresses(service.engine.pid) == {HOST, of_gloo}
     assert listening_addresses(service.router.pid) == {service.router.spec.host}
 

@@ -13,7 +13,9 @@ import pytest
 
 from milescli.backends.sglang.process import ManagedProcess
 
-CHILD = "import signal, sys, time; print(signal.getsignal(signal.SIGINT), flush=True); time.sleep(60)"
+CHILD = (
+    "import signal, sys, time; print(signal.getsignal(signal.SIGINT), flush=True); time.sleep(60)"
+)
 
 
 @pytest.fixture
@@ -30,9 +32,17 @@ class Interruptible(ManagedProcess):
     stop_signal = signal.SIGINT
 
 
-def test_what_asks_it_to_end_reaches_it_although_it_is_blocked_here(tmp_path: Path, sigint_blocked: None) -> None:
+def test_what_asks_it_to_end_reaches_it_although_it_is_blocked_here(
+    tmp_path: Path, sigint_blocked: None
+) -> None:
     log = tmp_path / "child.log"
-    child = Interruptible(name="child", command=[sys.executable, "-c", CHILD], env=dict(os.environ), log_path=log, url="")
+    child = Interruptible(
+        name="child",
+        command=[sys.executable, "-c", CHILD],
+        env=dict(os.environ),
+        log_path=log,
+        url="",
+    )
     child.start()
     assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:

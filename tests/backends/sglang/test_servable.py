@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from milescli.backends.sglang.servable import CPU_FAMILIES, architectures, missing_fields, model_zoo, servable_on_cpu
+from milescli.backends.sglang.servable import (
+    CPU_FAMILIES,
+    architectures,
+    missing_fields,
+    model_zoo,
+    servable_on_cpu,
+)
 from milescli.models import parse_facts
 from milescli.models.facts import Layer, Rope, RopeScaling
 from tests.backends.sglang.test_server import CONFIG
@@ -31,7 +37,10 @@ def test_a_plain_model_is_served():
             replace(
                 QWEN3,
                 rope=Rope(
-                    theta=1e4, scaling=RopeScaling(kind="yarn", factor=4.0, original_max_positions=64, attention_factor=0.9)
+                    theta=1e4,
+                    scaling=RopeScaling(
+                        kind="yarn", factor=4.0, original_max_positions=64, attention_factor=0.9
+                    ),
                 ),
             ),
             "attention_factor",
@@ -45,12 +54,19 @@ def test_what_would_be_served_wrongly_is_named(facts, says):
 
 
 def test_every_family_has_its_module_in_the_installed_sglang():
-    assert {family.module for family in CPU_FAMILIES.values()} <= {path.stem for path in model_zoo().glob("*.py")}
+    assert {family.module for family in CPU_FAMILIES.values()} <= {
+        path.stem for path in model_zoo().glob("*.py")
+    }
 
 
 def test_architectures_are_read_from_files():
     found = architectures()
-    assert {"Qwen3ForCausalLM", "DeepseekV3ForCausalLM", "GlmMoeDsaForCausalLM", "NemotronHForCausalLM"} <= found
+    assert {
+        "Qwen3ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "GlmMoeDsaForCausalLM",
+        "NemotronHForCausalLM",
+    } <= found
     assert len(found) > 150
     assert all(name[0].isupper() for name in found)
 
@@ -59,11 +75,18 @@ def test_the_number_of_dense_layers_is_told_where_a_list_of_kinds_says_it():
     config = {"model_type": "glm4_moe_lite", "mlp_layer_types": ["dense", "dense", "sparse"]}
     assert missing_fields(config)["first_k_dense_replace"] == 2
     assert missing_fields({"model_type": "glm4_moe_lite"})["first_k_dense_replace"] == 1
-    assert missing_fields({"model_type": "glm4_moe_lite", "first_k_dense_replace": 3}).get("first_k_dense_replace") is None
+    assert (
+        missing_fields({"model_type": "glm4_moe_lite", "first_k_dense_replace": 3}).get(
+            "first_k_dense_replace"
+        )
+        is None
+    )
 
 
 def test_a_folder_that_names_no_architecture_is_given_one():
     for model_type, family in CPU_FAMILIES.items():
         assert missing_fields({"model_type": model_type})["architectures"] == [family.architecture]
-        assert "architectures" not in missing_fields({"model_type": model_type, "architectures": ["Own"]})
+        assert "architectures" not in missing_fields(
+            {"model_type": model_type, "architectures": ["Own"]}
+        )
         assert family.architecture in architectures()

@@ -1,4 +1,5 @@
-"""What an engine's process is given, what is refused before it starts, and what is left when it ends."""
+"""What an engine's process is given, what is refused before it starts, and what is left when it
+ends."""
 
 from __future__ import annotations
 
@@ -41,17 +42,32 @@ CONFIG = {
 }
 
 
-def spec(folder: Path, *, model_type: str = "qwen3", tied: bool = False, config: dict | None = None, **options) -> EngineSpec:
+def spec(
+    folder: Path,
+    *,
+    model_type: str = "qwen3",
+    tied: bool = False,
+    config: dict | None = None,
+    **options,
+) -> EngineSpec:
     whole = {**CONFIG, "model_type": model_type, "tie_word_embeddings": tied, **(config or {})}
     (folder / "config.json").write_text(json.dumps(whole))
-    defaults = {"device_kind": "cpu", "precision": "fp32", "tokenizer_dir": None, "port": 1, "log_path": folder / "engine.log"}
+    defaults = {
+        "device_kind": "cpu",
+        "precision": "fp32",
+        "tokenizer_dir": None,
+        "port": 1,
+        "log_path": folder / "engine.log",
+    }
     return EngineSpec(model_dir=folder, **(defaults | options))
 
 
 def test_a_model_that_is_not_proven_on_a_cpu_is_refused_there_and_only_there(tmp_path):
     with pytest.raises(MachineError, match="nemotron_h"):
         EngineServer(spec(tmp_path, model_type="nemotron_h"))
-    assert check_servable(spec(tmp_path, model_type="nemotron_h", device_kind="cuda")) == "nemotron_h"
+    assert (
+        check_servable(spec(tmp_path, model_type="nemotron_h", device_kind="cuda")) == "nemotron_h"
+    )
 
 
 @pytest.mark.parametrize("device_kind", ["cpu", "cuda"])
@@ -77,9 +93,20 @@ def test_a_window_that_sglang_does_not_heed_is_refused(tmp_path):
 
 
 def test_what_transformers_leaves_out_of_config_json_is_told_to_sglang(tmp_path):
-    told = engine_command(spec(tmp_path, model_type="deepseek_v3", device_kind="cuda", config={"scoring_func": "sigmoid"}))
+    told = engine_command(
+        spec(
+            tmp_path,
+            model_type="deepseek_v3",
+            device_kind="cuda",
+            config={"scoring_func": "sigmoid"},
+        )
+    )
     fields = json.loads(told[told.index("--json-model-override-args") + 1])
-    assert fields == {"moe_layer_freq": 1, "topk_method": "noaux_tc", "architectures": ["DeepseekV3ForCausalLM"]}
+    assert fields == {
+        "moe_layer_freq": 1,
+        "topk_method": "noaux_tc",
+        "architectures": ["DeepseekV3ForCausalLM"],
+    }
     named = {"architectures": ["Qwen3ForCausalLM"]}
     assert "--json-model-override-args" not in engine_command(spec(tmp_path, config=named))
 
@@ -87,13 +114,24 @@ def test_what_transformers_leaves_out_of_config_json_is_told_to_sglang(tmp_path)
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(RecipeError, match="not a Hugging Face model folder"):
         check_servable(
-            EngineSpec(model_dir=tmp_path, tokenizer_dir=None, device_kind="cpu", precision="fp32", port=1, log_path=tmp_path)
+            EngineSpec(
+                model_dir=tmp_path,
+                tokenizer_dir=None,
+                device_kind="cpu",
+                precision="fp32",
+                port=1,
+                log_path=tmp_path,
+            )
         )
 
 
 def test_threads_of_a_cpu_engine_sleep_while_they_wait_and_nothing_is_compiled(tmp_path):
     env = engine_environment(spec(tmp_path, cpu_threads=2))
-    assert (env["OMP_NUM_THREADS"], env["OMP_WAIT_POLICY"], env["TORCH_COMPILE_DISABLE"]) == ("2", "PASSIVE", "1")
+    assert (env["OMP_NUM_THREADS"], env["OMP_WAIT_POLICY"], env["TORCH_COMPILE_DISABLE"]) == (
+        "2",
+        "PASSIVE",
+        "1",
+    )
     assert "--sleep-on-idle" in engine_command(spec(tmp_path))
 
 
@@ -110,7 +148,9 @@ def test_each_engine_rank_on_a_cpu_is_given_cores(tmp_path):
 
 
 def test_an_engine_over_several_nodes_is_told_where_its_ranks_meet(tmp_path):
-    command = engine_command(spec(tmp_path, tp=4, num_nodes=2, node_rank=1, init_address="10.0.0.1:23000"))
+    command = engine_command(
+        spec(tmp_path, tp=4, num_nodes=2, node_rank=1, init_address="10.0.0.1:23000")
+    )
     told = {
         command[index]: command[index + 1]
         for index, word in enumerate(command)
@@ -123,20 +163,29 @@ def test_an_engine_over_several_nodes_is_told_where_its_ranks_meet(tmp_path):
 
 
 def test_each_node_of_an_engine_deals_its_cores_to_its_own_ranks(tmp_path):
-    env = engine_environment(spec(tmp_path, tp=4, num_nodes=2, node_rank=1, init_address="10.0.0.1:23000"))
+    env = engine_environment(
+        spec(tmp_path, tp=4, num_nodes=2, node_rank=1, init_address="10.0.0.1:23000")
+    )
     assert len(env["SGLANG_CPU_OMP_THREADS_BIND"].split("|")) == 2
 
 
 def test_the_router_sends_nothing_through_a_proxy(tmp_path, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
-    router = RouterServer(RouterSpec(worker_urls=("http://10.0.0.2:1",), port=1, metrics_port=2, log_path=tmp_path / "log"))
+    router = RouterServer(
+        RouterSpec(
+            worker_urls=("http://10.0.0.2:1",), port=1, metrics_port=2, log_path=tmp_path / "log"
+        )
+    )
     assert not [name for name in router.env if name.lower().endswith("_proxy")]
 
 
 @pytest.mark.parametrize(
     ("kind", "variables"),
-    [("cuda", {"CUDA_VISIBLE_DEVICES": "2,3"}), ("rocm", {"HIP_VISIBLE_DEVICES": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"})],
+    [
+        ("cuda", {"CUDA_VISIBLE_DEVICES": "2,3"}),
+        ("rocm", {"HIP_VISIBLE_DEVICES": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"}),
+    ],
 )
 def test_an_engine_on_a_gpu_sees_its_own_devices_and_no_cpu_stubs(tmp_path, kind, variables):
     env = engine_environment(spec(tmp_path, device_kind=kind, visible_devices=("2", "3")))
@@ -151,15 +200,21 @@ def test_an_engine_on_a_gpu_sees_its_own_devices_and_no_cpu_stubs(tmp_path, kind
 def test_an_engine_that_dies_is_named_and_nothing_of_it_is_left(tmp_path, monkeypatch):
     monkeypatch.setenv("MILES_RUN_TOKEN", "token-of-this-test")
     running = start_service(tmp_path, make_qwen3(tmp_path), name="engine 7")
-    group = [psutil.Process(running.engine.pid), *psutil.Process(running.engine.pid).children(recursive=True)]
+    group = [
+        psutil.Process(running.engine.pid),
+        *psutil.Process(running.engine.pid).children(recursive=True),
+    ]
     temp_dir = Path(group[0].environ()["TMPDIR"])
     try:
         assert len(group) >= 3
-        assert all(process.environ()["MILES_RUN_TOKEN"] == "token-of-this-test" for process in group)
+        assert all(
+            process.environ()["MILES_RUN_TOKEN"] == "token-of-this-test" for process in group
+        )
 
         async def die_in_the_middle(fleet):
             requests = [
-                GenerateRequest(prompt_ids=[5, 6, 7], max_new_tokens=900, seed=seed, stop=["never"]) for seed in range(64)
+                GenerateRequest(prompt_ids=[5, 6, 7], max_new_tokens=900, seed=seed, stop=["never"])
+                for seed in range(64)
             ]
             tasks = [asyncio.create_task(fleet.generate(request)) for request in requests]
             await asyncio.sleep(0.5)
@@ -177,7 +232,9 @@ def test_an_engine_that_dies_is_named_and_nothing_of_it_is_left(tmp_path, monkey
         running.router.stop()
         running.engine.stop()
     assert running.engine.poll() is not None
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in group)
+    assert not any(
+        process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in group
+    )
     assert not temp_dir.exists()
 
 

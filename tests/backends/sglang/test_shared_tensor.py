@@ -1,4 +1,5 @@
-"""Handles of device memory, as far as they can be looked at without a device; and when an engine says that it has read."""
+"""Handles of device memory, as far as they can be looked at without a device; and when an engine
+says that it has read."""
 
 from __future__ import annotations
 
@@ -17,9 +18,17 @@ def test_a_handle_names_its_device_by_what_is_the_same_under_every_visibility(mo
     """torch numbers the device as the sender sees it; SGLang looks for a UUID in the same place."""
     arguments = list(inspect.signature(reductions.rebuild_cuda_tensor).parameters)
     place = arguments.index("storage_device")
-    of_torch = tuple(3 if index == place else f"argument {index}" for index in range(len(arguments)))
-    monkeypatch.setattr(reductions, "reduce_tensor", lambda tensor: (reductions.rebuild_cuda_tensor, of_torch))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"uuid of {device}"))
+    of_torch = tuple(
+        3 if index == place else f"argument {index}" for index in range(len(arguments))
+    )
+    monkeypatch.setattr(
+        reductions, "reduce_tensor", lambda tensor: (reductions.rebuild_cuda_tensor, of_torch)
+    )
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(uuid=f"uuid of {device}"),
+    )
     rebuild, sent = shared_tensor._Handle(SimpleNamespace(is_cuda=True)).__reduce__()
     assert rebuild is reductions.rebuild_cuda_tensor
     assert sent == (*of_torch[:place], "uuid of 3", *of_torch[place + 1 :])

@@ -1,5 +1,6 @@
-"""Trainer rank RANK of two, whose two buffers feed one slow engine of two ranks: `python -m tests.backends.sglang.two_ranks RANK PORT`. Rank 0
-holds the engine and prints what happened, as JSON."""
+"""Trainer rank RANK of two, whose two buffers feed one slow engine of two ranks: `python -m
+tests.backends.sglang.two_ranks RANK PORT`. Rank 0 holds the engine and prints what happened, as
+JSON."""
 
 from __future__ import annotations
 
@@ -42,7 +43,11 @@ def publish(rank: int, before_reading) -> dict[str, object]:
     except MilesError as error:
         failure = error.why
     channel.close()
-    read = [[sorted(set(flat.tolist())) for flat in bucket] for bucket in engine.read] if engine else []
+    read = (
+        [[sorted(set(flat.tolist())) for flat in bucket] for bucket in engine.read]
+        if engine
+        else []
+    )
     return {"read": read, "failure": failure, "orders": engine.orders if engine else []}
 
 

@@ -1,6 +1,6 @@
-"""What transformers says of rows of tokens: log-probs, how much they move when every weight does by one rounding, and the experts that
-it chose. In a process of its own:
-`python -m tests.backends.sglang.witness REQUEST.json`, with {"jobs": [{"folder", "rows", "out"}]}."""
+"""What transformers says of rows of tokens: log-probs, how much they move when every weight does by
+one rounding, and the experts that it chose. In a process of its own: `python -m
+tests.backends.sglang.witness REQUEST.json`, with {"jobs": [{"folder", "rows", "out"}]}."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _chosen: list[torch.Tensor] = []
 
 
 def note_experts(module: torch.nn.Module, arguments: tuple) -> None:
-    """Every implementation of experts in transformers is called with (hidden states, chosen experts, weights)."""
+    """Every implementation of experts in transformers is called with (hidden states, chosen
+    experts, weights)."""
     if type(module).__name__.endswith("Experts"):
         _chosen.append(arguments[1])
 
@@ -25,7 +26,8 @@ def note_experts(module: torch.nn.Module, arguments: tuple) -> None:
 def chosen_logprobs(found: list[torch.Tensor], rows: list[list[int]]) -> list[torch.Tensor]:
     """[tokens - 1] of each row."""
     return [
-        row[:-1].log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0] for row, ids in zip(found, rows, strict=True)
+        row[:-1].log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+        for row, ids in zip(found, rows, strict=True)
     ]
 
 
@@ -36,27 +38,40 @@ def moved_by_one_rounding(folder: Path, target: Path) -> None:
     for path in folder.glob("*.json"):
         (target / path.name).write_bytes(path.read_bytes())
     for path in folder.glob("*.safetensors"):
-        signs = {name: torch.randn(tensor.shape, generator=generator).sign() for name, tensor in load_file(path).items()}
-        tensors = {name: tensor * (1 + 6e-8 * signs[name]) for name, tensor in load_file(path).items()}
+        signs = {
+            name: torch.randn(tensor.shape, generator=generator).sign()
+            for name, tensor in load_file(path).items()
+        }
+        tensors = {
+            name: tensor * (1 + 6e-8 * signs[name]) for name, tensor in load_file(path).items()
+        }
         save_file(tensors, target / path.name, metadata={"format": "pt"})
 
 
 def main() -> None:
-    """`out`: a safetensors file with `logprobs.I`, `moved.I` [tokens - 1] and `experts.I` [tokens, MoE layers, topk] of row I."""
+    """`out`: a safetensors file with `logprobs.I`, `moved.I` [tokens - 1] and `experts.I` [tokens,
+    MoE layers, topk] of row I."""
     torch.set_num_threads(1)
     torch.nn.modules.module.register_module_forward_pre_hook(note_experts)
     for job in json.loads(Path(sys.argv[1]).read_text())["jobs"]:
         _chosen.clear()
         found = logits(Path(job["folder"]), job["rows"], dtype=torch.float32)
         layers = len(_chosen) // len(found)
-        tensors = {f"logprobs.{index}": row for index, row in enumerate(chosen_logprobs(found, job["rows"]))}
+        tensors = {
+            f"logprobs.{index}": row
+            for index, row in enumerate(chosen_logprobs(found, job["rows"]))
+        }
         for index, ids in enumerate(job["rows"] if layers else ()):
-            chosen = [layer.view(len(ids), -1) for layer in _chosen[index * layers : (index + 1) * layers]]
+            chosen = [
+                layer.view(len(ids), -1) for layer in _chosen[index * layers : (index + 1) * layers]
+            ]
             tensors[f"experts.{index}"] = torch.stack(chosen, dim=1).to(torch.int32)
         near = Path(f"{job['out']} moved")
         moved_by_one_rounding(Path(job["folder"]), near)
         moved = logits(near, job["rows"], dtype=torch.float32)
-        tensors |= {f"moved.{index}": row for index, row in enumerate(chosen_logprobs(moved, job["rows"]))}
+        tensors |= {
+            f"moved.{index}": row for index, row in enumerate(chosen_logprobs(moved, job["rows"]))
+        }
         save_file(tensors, job["out"])
 
 

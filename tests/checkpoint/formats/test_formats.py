@@ -1,4 +1,5 @@
-"""Every number format: its rounding bound, its grid, and the implementations of others that read the same bytes."""
+"""Every number format: its rounding bound, its grid, and the implementations of others that read
+the same bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ declare_torchvision_operators()
 
 
 def weights() -> list[torch.Tensor]:
-    """Ordinary, of wild range, with blocks of zeros, with one number far beyond the others, and tiny."""
+    """Ordinary, of wild range, with blocks of zeros, with one number far beyond the others, and
+    tiny."""
     generator = torch.Generator().manual_seed(0)
     plain = torch.randn(200, 384, generator=generator) * 0.02
     wild = plain * torch.exp(4 * torch.randn(plain.shape, generator=generator))
@@ -40,13 +42,18 @@ def test_no_number_is_rounded_further_than_the_bound(codec: Codec) -> None:
     for weight in weights():
         parts = codec.quantise(weight, None)
         difference = (codec.dequantise(parts).double() - weight.double()).abs()
-        assert bool((difference <= codec.bound(weight, parts)).all()), float((difference / codec.bound(weight, parts)).max())
-        assert {name: tuple(parts[name].shape) for name in ("values", "scale")} == stored_shapes(codec, tuple(weight.shape))
+        assert bool((difference <= codec.bound(weight, parts)).all()), float(
+            (difference / codec.bound(weight, parts)).max()
+        )
+        assert {name: tuple(parts[name].shape) for name in ("values", "scale")} == stored_shapes(
+            codec, tuple(weight.shape)
+        )
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_the_bound_is_not_loose(codec: Codec) -> None:
-    """Of ordinary weights some number comes within a tenth of it: a bound that nothing reaches would hide a fault."""
+    """Of ordinary weights some number comes within a tenth of it: a bound that nothing reaches
+    would hide a fault."""
     weight = weights()[0]
     parts = codec.quantise(weight, None)
     difference = (codec.dequantise(parts) - weight.float()).abs()
@@ -60,7 +67,9 @@ def test_what_was_quantised_before_returns_to_the_same_numbers(name: str) -> Non
         once = codec.dequantise(codec.quantise(weight, None))
         again = codec.dequantise(codec.quantise(once, None))
         # scales that are no powers of two are divided and multiplied again
-        assert torch.allclose(once, again, rtol=1e-6 if name in ("fp8", "fp8 by rows") else 0.0, atol=0.0)
+        assert torch.allclose(
+            once, again, rtol=1e-6 if name in ("fp8", "fp8 by rows") else 0.0, atol=0.0
+        )
 
 
 def test_int4_groups_that_reach_an_end_of_the_range_return_to_their_grid() -> None:
@@ -142,24 +151,37 @@ def test_compressed_tensors_reads_int4_alike(group: int) -> None:
     codec = int4.codec(group)
     for weight in weights():
         parts = codec.quantise(weight, None)
-        stored = {"weight_packed": parts["values"], "weight_scale": parts["scale"], "weight_shape": torch.tensor(weight.shape)}
+        stored = {
+            "weight_packed": parts["values"],
+            "weight_scale": parts["scale"],
+            "weight_shape": torch.tensor(weight.shape),
+        }
         scheme = _scheme(num_bits=4, type="int", strategy="group", group_size=group, symmetric=True)
         theirs = PackedQuantizationCompressor.decompress(stored, scheme)["weight"]
         assert torch.equal(codec.dequantise(parts).to(theirs.dtype), theirs)
 
 
 def test_compressed_tensors_packs_int4_alike() -> None:
-    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
+    from compressed_tensors.compressors.pack_quantized.helpers import (
+        pack_to_int32,
+        unpack_from_int32,
+    )
 
-    numbers = torch.randint(-8, 8, (5, 44), generator=torch.Generator().manual_seed(2), dtype=torch.int8)
+    numbers = torch.randint(
+        -8, 8, (5, 44), generator=torch.Generator().manual_seed(2), dtype=torch.int8
+    )
     assert torch.equal(int4.pack(numbers), pack_to_int32(numbers, 4))
     assert torch.equal(
-        int4.unpack(int4.pack(numbers))[:, :44].to(torch.int8), unpack_from_int32(int4.pack(numbers), 4, numbers.shape)
+        int4.unpack(int4.pack(numbers))[:, :44].to(torch.int8),
+        unpack_from_int32(int4.pack(numbers), 4, numbers.shape),
     )
 
 
 def test_compressed_tensors_reads_fp4_alike() -> None:
-    from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8, unpack_fp4_from_uint8
+    from compressed_tensors.compressors.nvfp4.helpers import (
+        pack_fp4_to_uint8,
+        unpack_fp4_from_uint8,
+    )
 
     weight = weights()[1]
     parts = fp4.NVFP4.quantise(weight, None)
@@ -168,7 +190,9 @@ def test_compressed_tensors_reads_fp4_alike() -> None:
     assert torch.equal(fp4.unpack(parts["values"]), theirs)
     assert torch.equal(pack_fp4_to_uint8(theirs), parts["values"])
     divided = {**parts, "global_scale": 1 / parts["global_scale"]}
-    assert torch.allclose(fp4.NVFP4_DIVIDED.dequantise(divided), fp4.NVFP4.dequantise(parts), rtol=1e-6)
+    assert torch.allclose(
+        fp4.NVFP4_DIVIDED.dequantise(divided), fp4.NVFP4.dequantise(parts), rtol=1e-6
+    )
 
 
 def test_nvfp4_tensors_that_are_fused_share_a_global_scale() -> None:
@@ -178,7 +202,9 @@ def test_nvfp4_tensors_that_are_fused_share_a_global_scale() -> None:
     assert torch.equal(parts[0]["global_scale"], parts[1]["global_scale"])
     assert float(parts[1]["scale"].float().max()) == 448.0
     for weight, part in zip((gate, up), parts, strict=True):
-        assert bool(((fp4.NVFP4.dequantise(part) - weight).abs() <= fp4.NVFP4.bound(weight, part)).all())
+        assert bool(
+            ((fp4.NVFP4.dequantise(part) - weight).abs() <= fp4.NVFP4.bound(weight, part)).all()
+        )
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
@@ -197,12 +223,25 @@ def test_work_in_pieces_gives_the_same(codec: Codec, monkeypatch: pytest.MonkeyP
     parts = codec.quantise(weight, None)
     whole = codec.dequantise(parts)
     chunks = base.row_chunks
-    monkeypatch.setattr(base, "row_chunks", lambda codec, rows, columns: chunks(codec, rows, columns, numbers=5 * columns))
-    assert all(torch.equal(tensor, parts[role]) for role, tensor in base.quantise_by_rows(codec, weight).items())
+    monkeypatch.setattr(
+        base,
+        "row_chunks",
+        lambda codec, rows, columns: chunks(codec, rows, columns, numbers=5 * columns),
+    )
+    assert all(
+        torch.equal(tensor, parts[role])
+        for role, tensor in base.quantise_by_rows(codec, weight).items()
+    )
     begin = 37 if codec.block[0] > 1 else 0
     region = {**parts, "values": parts["values"][begin:]}
-    found = base.dequantise_by_rows(codec, region, dtype=torch.float32, columns=(3, 90), offset=(begin, 0))
+    found = base.dequantise_by_rows(
+        codec, region, dtype=torch.float32, columns=(3, 90), offset=(begin, 0)
+    )
     assert torch.equal(found, whole[begin:, 3:90])
-    stacked = {role: torch.stack([part, part]) if part.dim() else part for role, part in parts.items()}
-    both = base.dequantise_by_rows(codec, stacked, dtype=torch.bfloat16, columns=(0, weight.shape[1]))
+    stacked = {
+        role: torch.stack([part, part]) if part.dim() else part for role, part in parts.items()
+    }
+    both = base.dequantise_by_rows(
+        codec, stacked, dtype=torch.bfloat16, columns=(0, weight.shape[1])
+    )
     assert torch.equal(both, torch.stack([whole, whole]).to(torch.bfloat16))

@@ -12,14 +12,26 @@ import pytest
 import torch
 
 from milescli.checkpoint.files import as_bytes, crc32_of
-from milescli.checkpoint.torch_dist.framing import READ_AHEAD, Frame, NotFramed, framing_sizes, make_framing, parse
+from milescli.checkpoint.torch_dist.framing import (
+    READ_AHEAD,
+    Frame,
+    NotFramed,
+    framing_sizes,
+    make_framing,
+    parse,
+)
 
 SHAPES = [(), (0, 3), (5,), (3, 4), (2, 3, 4)]
 
 
 def _parse(content: bytes) -> Frame:
     near = min(READ_AHEAD, len(content))
-    return parse(content[:near], content[-near:], size=len(content), read=lambda at, length: content[at : at + length])
+    return parse(
+        content[:near],
+        content[-near:],
+        size=len(content),
+        read=lambda at, length: content[at : at + length],
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -37,7 +49,11 @@ def test_one_tensor_is_found_in_every_shape_that_was_asked_for(
     for wanted, (offset, length) in zip(shapes, framing.spans, strict=True):
         own = content[offset : offset + length]
         loaded = torch.load(io.BytesIO(own), weights_only=True)
-        assert loaded.shape == wanted and loaded.dtype is dtype and torch.equal(loaded.view(shape), tensor)
+        assert (
+            loaded.shape == wanted
+            and loaded.dtype is dtype
+            and torch.equal(loaded.view(shape), tensor)
+        )
         assert zipfile.ZipFile(io.BytesIO(own)).testzip() is None
         frame = _parse(own)
         assert (frame.shape, frame.dtype, frame.is_contiguous) == (wanted, dtype, True)
@@ -61,10 +77,21 @@ def test_what_torch_saved_is_found(tensor: torch.Tensor) -> None:
     torch.save(tensor, stream)
     content = stream.getvalue()
     frame = _parse(content)
-    assert frame.shape == tuple(tensor.shape) and frame.dtype is tensor.dtype and frame.strides == tensor.stride()
-    raw = torch.frombuffer(bytearray(content[frame.data_offset :][: tensor.untyped_storage().nbytes()]), dtype=torch.uint8)
-    count = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    found = raw[: count * tensor.itemsize].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+    assert (
+        frame.shape == tuple(tensor.shape)
+        and frame.dtype is tensor.dtype
+        and frame.strides == tensor.stride()
+    )
+    raw = torch.frombuffer(
+        bytearray(content[frame.data_offset :][: tensor.untyped_storage().nbytes()]),
+        dtype=torch.uint8,
+    )
+    count = 1 + sum(
+        (length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    found = (
+        raw[: count * tensor.itemsize].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+    )
     assert torch.equal(found.float(), tensor.detach().float())
 
 
@@ -83,7 +110,9 @@ def test_a_tensor_beyond_four_gigabytes_is_framed_too(tmp_path: Path) -> None:
         def read(at: int, size: int) -> bytes:
             return os.pread(file.fileno(), size, offset + at)
 
-        frame = parse(read(0, READ_AHEAD), read(length - READ_AHEAD, READ_AHEAD), size=length, read=read)
+        frame = parse(
+            read(0, READ_AHEAD), read(length - READ_AHEAD, READ_AHEAD), size=length, read=read
+        )
     assert frame.shape == (1, count)
 
 
@@ -98,7 +127,14 @@ def test_anything_else_is_refused_unread(capsys: pytest.CaptureFixture[str]) -> 
     torch.save([torch.ones(1), torch.ones(1)], two)
     whole = io.BytesIO()
     torch.save(torch.ones(3000), whole)
-    contents = [evil.getvalue(), two.getvalue(), b"", b"PK\5\6", whole.getvalue()[:-200], pickle.dumps(torch.ones(2).tolist())]
+    contents = [
+        evil.getvalue(),
+        two.getvalue(),
+        b"",
+        b"PK\5\6",
+        whole.getvalue()[:-200],
+        pickle.dumps(torch.ones(2).tolist()),
+    ]
     for content in contents:
         with pytest.raises(NotFramed):
             _parse(content)

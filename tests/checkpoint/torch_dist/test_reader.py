@@ -1,4 +1,5 @@
-"""Reading boxes from what torch's own writer wrote, in any chunks; and keys that cover their tensors exactly once."""
+"""Reading boxes from what torch's own writer wrote, in any chunks; and keys that cover their
+tensors exactly once."""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
     """As torch saves it, without a process group."""
-    state = {"a": torch.arange(60.0).view(3, 4, 5), "b.weight": torch.randn(7, 3).bfloat16(), "c": torch.tensor(2.5)}
+    state = {
+        "a": torch.arange(60.0).view(3, 4, 5),
+        "b.weight": torch.randn(7, 3).bfloat16(),
+        "c": torch.tensor(2.5),
+    }
     dcp.save(state, checkpoint_id=tmp_path / "saved", no_dist=True)
     return tmp_path / "saved", state
 
@@ -50,8 +55,12 @@ def test_pieces_of_other_layouts_are_put_together(tmp_path: Path) -> None:
         weights = CheckpointWeights(reader, lines)
         for name, entries in weights.units.items():
             rows = list(weights.rows(name))
-            assert [tuple(row.shape) for row in rows] == [entries[0].shapes[entries[0].hf.index(name)]]
-        gate = next(entry for entry in lines.entries if entry.expert == 4 and "linear_fc1" in entry.megatron)
+            assert [tuple(row.shape) for row in rows] == [
+                entries[0].shapes[entries[0].hf.index(name)]
+            ]
+        gate = next(
+            entry for entry in lines.entries if entry.expert == 4 and "linear_fc1" in entry.megatron
+        )
         first, second = weights.disk(gate)
         stored = whole[f"decoder.layers.{gate.layer}.mlp.experts.experts.linear_fc1.weight"][4]
         assert torch.equal(torch.cat([first, second]), stored)
@@ -63,10 +72,15 @@ def test_what_is_missing_is_named(saved: tuple[Path, dict[str, torch.Tensor]]) -
         reader.read("d", (0,), (1,))
     data = next(folder.glob("*.distcp"))
     data.rename(folder / "elsewhere")
-    with TorchDistReader(folder) as reader, pytest.raises(CheckpointError, match="corrupt") as caught:
+    with (
+        TorchDistReader(folder) as reader,
+        pytest.raises(CheckpointError, match="corrupt") as caught,
+    ):
         reader.read("a", (0, 0, 0), (1, 1, 1))
     assert data.name in caught.value.why
-    (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "zarr", "sharded_backend_version": 1}))
+    (folder / "metadata.json").write_text(
+        json.dumps({"sharded_backend": "zarr", "sharded_backend_version": 1})
+    )
     with pytest.raises(CheckpointError, match="another format"):
         TorchDistReader(folder)
 
@@ -87,7 +101,14 @@ def test_boxes_that_overlap_are_seen() -> None:
     assert incomplete([first, replace(first, offsets=(2, 0))]) is None
     assert incomplete([first, replace(first, offsets=(1, 0), sizes=(3, 3))]) is not None
     assert (
-        incomplete([first, replace(first, offsets=(2, 0), sizes=(2, 2)), replace(first, offsets=(2, 2), sizes=(2, 1))]) is None
+        incomplete(
+            [
+                first,
+                replace(first, offsets=(2, 0), sizes=(2, 2)),
+                replace(first, offsets=(2, 2), sizes=(2, 1)),
+            ]
+        )
+        is None
     )
     assert incomplete([first]) is not None
 

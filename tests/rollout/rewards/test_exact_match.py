@@ -7,7 +7,9 @@ import pytest
 from milescli.rollout.rewards.exact_match import exact_match
 
 
-@pytest.mark.parametrize(("response", "reward"), [("yes", 1.0), (" yes\n", 1.0), ("Yes", 0.0), ("yes.", 0.0), ("", 0.0)])
+@pytest.mark.parametrize(
+    ("response", "reward"), [("yes", 1.0), (" yes\n", 1.0), ("Yes", 0.0), ("yes.", 0.0), ("", 0.0)]
+)
 def test_only_the_label_itself_is_accepted(response: str, reward: float) -> None:
     assert exact_match(prompt="", response=response, label="yes ") == reward
 

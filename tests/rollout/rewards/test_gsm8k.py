@@ -33,7 +33,8 @@ def test_the_right_number_after_the_last_mark_is_accepted(response: str) -> None
 
 @pytest.mark.parametrize(
     "response",
-    ["72", "the answer is 72", "", "####", "#### 73", "#### 72\n#### 73", "#### 72\n####", "#### -72", "####\n72", 
+    ["72", "the answer is 72", "", "####", "#### 73", "#### 72\n#### 73", "#### 72\n####", "#### "
+                                                                                           "-72", "####\n72", 
      "#### about 72", "#### 7,2", "#### 72/1", "#### 72e0", "#### 720", "#### 72,5", "#### 72.5", "#### 7 2"],
 )  # fmt: skip
 def test_anything_else_is_refused(response: str) -> None:

@@ -74,5 +74,7 @@ def test_its_bound_stays_below_the_scorers() -> None:
 
 def test_the_process_ends_when_its_input_closes() -> None:
     command = [sys.executable, "-m", "milescli.rollout.rewards.math_worker"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False
+    )
     assert (done.returncode, done.stdout) == (0, b'{"ready": true}\n')

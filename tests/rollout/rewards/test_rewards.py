@@ -31,4 +31,9 @@ def test_a_reward_of_another_signature_is_refused() -> None:
 
 def test_a_reward_by_import_path_needs_no_label() -> None:
     assert not needs_label("milescli.rollout.rewards.gsm8k:gsm8k")
-    assert load_reward(Rollout(reward="milescli.rollout.rewards.gsm8k:gsm8k"))(prompt="", response="#### 1", label="1") == 1.0
+    assert (
+        load_reward(Rollout(reward="milescli.rollout.rewards.gsm8k:gsm8k"))(
+            prompt="", response="#### 1", label="1"
+        )
+        == 1.0
+    )

@@ -1,5 +1,5 @@
-"""Attention in plain PyTorch for Megatron's layer spec: rotary embedding and causal attention over a row of packed sequences, with
-context parallelism. Used wherever TransformerEngine is not."""
+"""Attention in plain PyTorch for Megatron's layer spec: rotary embedding and causal attention over
+a row of packed sequences, with context parallelism. Used wherever TransformerEngine is not."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _SHORT = 24
 
 
 def options(facts: ModelFacts) -> dict[str, object]:
-    """What Megatron is told of windows, sinks, gate and scale. The windows are for its own modules, which may load the same checkpoint;
-    those of this room take them from the layer spec."""
+    """What Megatron is told of windows, sinks, gate and scale. The windows are for its own modules,
+    which may load the same checkpoint; those of this room take them from the layer spec."""
     found: dict[str, object] = {}
     if facts.attention_output_gate:
         found["attention_output_gate"] = True
@@ -45,14 +45,16 @@ def options(facts: ModelFacts) -> dict[str, object]:
 
 @dataclass(slots=True, kw_only=True)
 class Grid:
-    """Sequences of like length as a rectangle, so that one kernel call computes them all. N: sequences, Q: local queries, K: keys."""
+    """Sequences of like length as a rectangle, so that one kernel call computes them all. N:
+    sequences, Q: local queries, K: keys."""
 
     shape: tuple[int, int, int]
     """(N, Q, K)"""
     is_causal: bool
     """Query i sees the keys up to i: no context parallelism."""
     mask: torch.Tensor | None
-    """[N, 1, Q, K] bool, True where a query sees a key, if it is not plainly causal; on a CPU only, whose kernel takes one."""
+    """[N, 1, Q, K] bool, True where a query sees a key, if it is not plainly causal; on a CPU only,
+    whose kernel takes one."""
     places: np.ndarray
     """[N, Q] place in its sequence of each query"""
     lengths: list[int]
@@ -61,11 +63,14 @@ class Grid:
     _blocks: dict[int, list[Block]] = field(default_factory=dict)
 
     def blocks(self, window: int) -> list[Block]:
-        """For attention that is not plain, made when it is first asked for. `window`: 0 for all positions."""
+        """For attention that is not plain, made when it is first asked for. `window`: 0 for all
+        positions."""
         if window >= self.shape[2]:
             window = 0
         if window not in self._blocks:
-            self._blocks[window] = make_blocks(self.places, num_keys=self.shape[2], window=window, device=self.device)
+            self._blocks[window] = make_blocks(
+                self.places, num_keys=self.shape[2], window=window, device=self.device
+            )
         return self._blocks[window]
 
 
@@ -79,11 +84,13 @@ class PackedRow(PackedSeqParams):
     queries: Cells | None = None
     """Over the S positions of this rank."""
     keys: Cells | None = None
-    """Over the F positions of the whole row, in the order in which the ranks' parts are gathered."""
+    """Over the F positions of the whole row, in the order in which the ranks' parts are
+    gathered."""
     chunks: Chunks | None = None
     """Of the same, for layers with a recurrence; None where there are none."""
     chosen: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
-    """By layer, of sparse attention whose layers share a choice of positions: filled and read by `dsa`."""
+    """By layer, of sparse attention whose layers share a choice of positions: filled and read by
+    `dsa`."""
 
 
 def pack_row(row: Row, *, shape: RowShape, facts: ModelFacts, device: torch.device) -> PackedRow:
@@ -110,14 +117,20 @@ def pack_row(row: Row, *, shape: RowShape, facts: ModelFacts, device: torch.devi
     )
 
 
-def _angles(facts: ModelFacts, positions: torch.Tensor, *, device: torch.device) -> dict[str, Angles]:
+def _angles(
+    facts: ModelFacts, positions: torch.Tensor, *, device: torch.device
+) -> dict[str, Angles]:
     """One set per kind of layer that attends."""
     found: dict[str, Angles] = {}
     for number, layer in enumerate(facts.layers):
         rope = facts.rope_sliding if layer.mixer == "sliding" and facts.rope_sliding else facts.rope
         if rope is None or layer.mixer in found or layer.mixer not in ("full", "sliding", "mla"):
             continue
-        head_dim = facts.mla.qk_rope_head_dim if layer.mixer == "mla" and facts.mla else facts.at(number).head_dim
+        head_dim = (
+            facts.mla.qk_rope_head_dim
+            if layer.mixer == "mla" and facts.mla
+            else facts.at(number).head_dim
+        )
         found[layer.mixer] = angles(rope, positions, head_dim=head_dim, device=device)
     return found
 
@@ -167,7 +180,8 @@ def _grid(lengths: np.ndarray, *, shape: RowShape, device: torch.device) -> Grid
 
 
 def _gathered_order(lengths: np.ndarray, *, cp: int) -> np.ndarray | None:
-    """[F] where each position of the whole row lies after the ranks' parts are gathered; None: where it was."""
+    """[F] where each position of the whole row lies after the ranks' parts are gathered; None:
+    where it was."""
     if cp == 1:
         return None
     gathered = np.concatenate([zigzag(lengths.tolist(), cp=cp, cp_rank=rank) for rank in range(cp)])
@@ -176,7 +190,13 @@ def _gathered_order(lengths: np.ndarray, *, cp: int) -> np.ndarray | None:
     return order
 
 
-def _cells(lengths: np.ndarray, members: list[np.ndarray], *, order: np.ndarray | None, device: torch.device) -> Cells:
+def _cells(
+    lengths: np.ndarray,
+    members: list[np.ndarray],
+    *,
+    order: np.ndarray | None,
+    device: torch.device,
+) -> Cells:
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     parts, filled = [], []
     for which in members:
@@ -190,12 +210,15 @@ def _cells(lengths: np.ndarray, members: list[np.ndarray], *, order: np.ndarray 
     cell = np.empty(int(lengths.sum()), np.int64)
     cell[position[real]] = np.flatnonzero(real)
     trivial = len(position) == len(cell) and bool((position == np.arange(len(cell))).all())
-    tensors = [torch.from_numpy(array).to(device) for array in (position, cell, np.flatnonzero(~real))]
+    tensors = [
+        torch.from_numpy(array).to(device) for array in (position, cell, np.flatnonzero(~real))
+    ]
     return Cells(position=tensors[0], cell=tensors[1], holes=tensors[2], trivial=trivial)
 
 
 class _GatherKeys(torch.autograd.Function):
-    """[S, ...] of every context-parallel rank -> [F, ...], rank after rank; the gradient is summed and scattered back."""
+    """[S, ...] of every context-parallel rank -> [F, ...], rank after rank; the gradient is summed
+    and scattered back."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -207,14 +230,17 @@ class _GatherKeys(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         size = ctx.group.size()
-        out = torch.empty((grad.shape[0] // size, *grad.shape[1:]), dtype=grad.dtype, device=grad.device)
+        out = torch.empty(
+            (grad.shape[0] // size, *grad.shape[1:]), dtype=grad.dtype, device=grad.device
+        )
         dist.reduce_scatter_tensor(out, grad.contiguous(), group=ctx.group)
         return out, None
 
 
 def has_kernel(query: torch.Tensor, key: torch.Tensor, *, grid: Grid) -> bool:
-    """Whether one of PyTorch's kernels computes [N, Q, heads, d] over [N, K, groups, d] without holding all logits. On a device none does
-    where there is a mask, float32 with grouped heads, or wide heads: PyTorch would take its plain one, [N, heads, Q, K] in memory."""
+    """Whether one of PyTorch's kernels computes [N, Q, heads, d] over [N, K, groups, d] without
+    holding all logits. On a device none does where there is a mask, float32 with grouped heads, or
+    wide heads: PyTorch would take its plain one, [N, heads, Q, K] in memory."""
     if query.device.type == "cpu":
         return True
     if not grid.is_causal:
@@ -225,8 +251,9 @@ def has_kernel(query: torch.Tensor, key: torch.Tensor, *, grid: Grid) -> bool:
 
 
 class PackedAttention(MegatronModule):
-    """Core attention of Megatron's layer spec. Queries [S, heads, d], keys [S, groups, d] and values [S, groups, v] -> [S, heads * v].
-    Under `softmax_type: learnable` it has the sinks, named as Megatron's own."""
+    """Core attention of Megatron's layer spec. Queries [S, heads, d], keys [S, groups, d] and
+    values [S, groups, v] -> [S, heads * v]. Under `softmax_type: learnable` it has the sinks, named
+    as Megatron's own."""
 
     def __init__(
         self,
@@ -245,12 +272,15 @@ class PackedAttention(MegatronModule):
         window: int = 0,
         softcap: float | None = None,
     ) -> None:
-        """Called by Megatron. `kind`: full, sliding, or mla, whose caller has rotated already; `window`: positions that a query
-        sees, its own included, 0 for all; `softcap`: of the logits. They come from the layer spec."""
+        """Called by Megatron. `kind`: full, sliding, or mla, whose caller has rotated already;
+        `window`: positions that a query sees, its own included, 0 for all; `softcap`: of the
+        logits. They come from the layer spec."""
         super().__init__(config=config)
         self.kind, self.window, self.softcap = kind, window, softcap
         self.cp_group, self.tp_group = pg_collection.cp, pg_collection.tp
-        self.scale = (k_channels or config.kv_channels) ** -0.5 if softmax_scale is None else softmax_scale
+        self.scale = (
+            (k_channels or config.kv_channels) ** -0.5 if softmax_scale is None else softmax_scale
+        )
         self.softmax_offset = None
         if config.softmax_type == "learnable":
             heads = config.num_attention_heads // self.tp_group.size()
@@ -259,7 +289,9 @@ class PackedAttention(MegatronModule):
     def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
         """The sinks, cut by heads."""
         tensors = self.state_dict(prefix="", keep_vars=True)
-        return make_sharded_tensors_for_checkpoint(tensors, prefix, {"softmax_offset": 0}, sharded_offsets)
+        return make_sharded_tensors_for_checkpoint(
+            tensors, prefix, {"softmax_offset": 0}, sharded_offsets
+        )
 
     def forward(
         self,
@@ -277,7 +309,10 @@ class PackedAttention(MegatronModule):
         if self.kind != "mla" and (angles := row.angles.get(self.kind)):
             query, key = rotate(query, angles), rotate(key, angles)
         if self.cp_group.size() > 1:
-            key, value = _GatherKeys.apply(key, self.cp_group), _GatherKeys.apply(value, self.cp_group)
+            key, value = (
+                _GatherKeys.apply(key, self.cp_group),
+                _GatherKeys.apply(value, self.cp_group),
+            )
         query, key, value = row.queries.fill(query), row.keys.fill(key), row.keys.fill(value)
         parts = []
         query_start = key_start = 0
@@ -297,10 +332,23 @@ class PackedAttention(MegatronModule):
     def _attend(self, query, key, value, *, grid: Grid) -> torch.Tensor:
         """[N, Q, heads, d], [N, K, groups, d] and [N, K, groups, v] -> [N, Q, heads, v]"""
         windowed = 0 < self.window < grid.shape[2]
-        is_plain = not (windowed or self.softmax_offset is not None or self.softcap or query.shape[-1] != value.shape[-1])
+        is_plain = not (
+            windowed
+            or self.softmax_offset is not None
+            or self.softcap
+            or query.shape[-1] != value.shape[-1]
+        )
         if not (is_plain and has_kernel(query, key, grid=grid)):
             blocks = grid.blocks(self.window)
-            return attend(query, key, value, self.softmax_offset, blocks=blocks, scale=self.scale, softcap=self.softcap)
+            return attend(
+                query,
+                key,
+                value,
+                self.softmax_offset,
+                blocks=blocks,
+                scale=self.scale,
+                softcap=self.softcap,
+            )
         out = F.scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),

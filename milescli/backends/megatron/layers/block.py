@@ -1,4 +1,5 @@
-"""A layer whose parts are normalised once more before they are added to the residual stream (GLM-4, Gemma). Used by `specs`."""
+"""A layer whose parts are normalised once more before they are added to the residual stream (GLM-4,
+Gemma). Used by `specs`."""
 
 from __future__ import annotations
 
@@ -19,23 +20,29 @@ class SandwichSubmodules(TransformerLayerSubmodules):
 
 
 class SandwichLayer(TransformerLayer):
-    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))): the outer norms are `post_self_attn_layernorm` and
-    `post_mlp_layernorm`, named as Megatron's own are."""
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))): the outer norms are
+    `post_self_attn_layernorm` and `post_mlp_layernorm`, named as Megatron's own are."""
 
     def __init__(self, config, submodules: SandwichSubmodules, *args, **options) -> None:
         """Called by Megatron."""
         super().__init__(config, submodules, *args, **options)
-        shape = {"config": config, "hidden_size": config.hidden_size, "eps": config.layernorm_epsilon}
+        shape = {
+            "config": config,
+            "hidden_size": config.hidden_size,
+            "eps": config.layernorm_epsilon,
+        }
         self.post_self_attn_layernorm = build_module(submodules.post_self_attn_layernorm, **shape)
         self.post_mlp_layernorm = build_module(submodules.post_mlp_layernorm, **shape)
         self.self_attn_bda = _normalised(self.self_attn_bda, self.post_self_attn_layernorm)
         self.mlp_bda = _normalised(self.mlp_bda, self.post_mlp_layernorm)
-        # Megatron adds with gradients switched on, which costs nothing there: here it would record the norms while only scoring
+        # Megatron adds with gradients switched on, which costs nothing there: here it would record
+        # the norms while only scoring
         self.bias_dropout_add_exec_handler = nullcontext
 
 
 def _normalised(bias_dropout_add: Callable, norm: Callable) -> Callable:
-    """Megatron's way to add a part's output to the residual stream, with the output (and its bias) normalised first."""
+    """Megatron's way to add a part's output to the residual stream, with the output (and its bias)
+    normalised first."""
 
     def prepare(training: bool, fused: bool) -> Callable:
         add = bias_dropout_add(training, fused)
@@ -51,5 +58,7 @@ def _normalised(bias_dropout_add: Callable, norm: Callable) -> Callable:
 
 def sandwich(layer: ModuleSpec, *, norm: type) -> ModuleSpec:
     """Megatron's layer spec with `norm` after attention and MLP too."""
-    parts = SandwichSubmodules(**vars(layer.submodules), post_self_attn_layernorm=norm, post_mlp_layernorm=norm)
+    parts = SandwichSubmodules(
+        **vars(layer.submodules), post_self_attn_layernorm=norm, post_mlp_layernorm=norm
+    )
     return ModuleSpec(module=SandwichLayer, submodules=parts, params=layer.params)

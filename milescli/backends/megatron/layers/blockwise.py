@@ -1,6 +1,7 @@
-"""Attention that PyTorch's own kernels cannot express, or not without the whole matrix: sliding windows, sinks, capped logits, values of another
-width than keys, and on a device masks. Block by block of queries, so that memory grows with the length of a sequence and not with its
-square. Called by `attention`."""
+"""Attention that PyTorch's own kernels cannot express, or not without the whole matrix: sliding
+windows, sinks, capped logits, values of another width than keys, and on a device masks. Block by
+block of queries, so that memory grows with the length of a sequence and not with its square. Called
+by `attention`."""
 
 from __future__ import annotations
 
@@ -26,19 +27,22 @@ class Block:
     """Keys that a query sees, its own included; 0 for all up to its own."""
 
     def hidden(self) -> torch.Tensor:
-        """[N or 1, 1, 1, queries, keys] bool: which query does not see which key. Made when it is needed: all of them at once would be
-        the square that blocks are to avoid."""
+        """[N or 1, 1, 1, queries, keys] bool: which query does not see which key. Made when it is
+        needed: all of them at once would be the square that blocks are to avoid."""
         keys = torch.arange(self.keys.start, self.keys.stop, device=self.places.device)
         hidden = keys > self.places
         return hidden.logical_or_(keys <= self.places - self.window) if self.window else hidden
 
 
-def make_blocks(places: np.ndarray, *, num_keys: int, window: int, device: torch.device) -> list[Block]:
-    """`places` [N, Q]: the place in its sequence of each query, which sees the keys at places up to its own; `window`: so many of
-    them, 0 for all."""
+def make_blocks(
+    places: np.ndarray, *, num_keys: int, window: int, device: torch.device
+) -> list[Block]:
+    """`places` [N, Q]: the place in its sequence of each query, which sees the keys at places up to
+    its own; `window`: so many of them, 0 for all."""
     if places.shape[0] > 1 and bool((places == places[:1]).all()):
         places = places[:1]
-    # a block of as many queries as the window is wide looks at half as many keys again as it needs to
+    # a block of as many queries as the window is wide looks at half as many keys again as it needs
+    # to
     size = min(max(window, _MIN_BLOCK), _MAX_BLOCK) if window else _MAX_BLOCK
     blocks = []
     for first in range(0, places.shape[1], size):
@@ -66,10 +70,12 @@ def attend(
     scale: float,
     softcap: float | None,
 ) -> torch.Tensor:
-    """[N, Q, heads, d], [N, K, groups, d], [N, K, groups, v] -> [N, Q, heads, v], in float32 inside.
+    """[N, Q, heads, d], [N, K, groups, d], [N, K, groups, v] -> [N, Q, heads, v], in float32
+    inside.
 
-    Logits are scale * q.k, then softcap * tanh(logits / softcap). `sinks` [heads]: logits that take part in the softmax without
-    a value (gpt-oss). Differentiable; the backward pass computes the logits again, as FlashAttention does (arXiv 2205.14135)."""
+    Logits are scale * q.k, then softcap * tanh(logits / softcap). `sinks` [heads]: logits that take
+    part in the softmax without a value (gpt-oss). Differentiable; the backward pass computes the
+    logits again, as FlashAttention does (arXiv 2205.14135)."""
     return _Attend.apply(query, key, value, sinks, blocks, scale, softcap)
 
 
@@ -105,7 +111,9 @@ class _Attend(torch.autograd.Function):
             logits, slope = _logits(q, k, block, scale=scale, softcap=ctx.softcap)
             weights = logits.sub_(log_total[..., at, None]).exp_()
             grad_v[:, :, :, seen] += _over_queries(weights, g[..., at, :])
-            grad_logits = (g[..., at, :] @ v[:, :, :, seen].mT).sub_(inner[..., at, None]).mul_(weights)
+            grad_logits = (
+                (g[..., at, :] @ v[:, :, :, seen].mT).sub_(inner[..., at, None]).mul_(weights)
+            )
             if slope is not None:
                 grad_logits.mul_(slope)
             grad_logits.mul_(scale)
@@ -116,11 +124,22 @@ class _Attend(torch.autograd.Function):
             weight = (sinks.float().view(1, groups, -1, 1) - log_total).exp_()
             grad_sinks = (weight * inner).sum(dim=(0, 3)).neg_().reshape(-1).to(sinks.dtype)
         grad_k, grad_v = grad_k[:, :, 0].transpose(1, 2), grad_v[:, :, 0].transpose(1, 2)
-        return _ungrouped(grad_q).to(query.dtype), grad_k.to(key.dtype), grad_v.to(value.dtype), grad_sinks, None, None, None
+        return (
+            _ungrouped(grad_q).to(query.dtype),
+            grad_k.to(key.dtype),
+            grad_v.to(value.dtype),
+            grad_sinks,
+            None,
+            None,
+            None,
+        )
 
 
-def _logits(q, k, block: Block, *, scale: float, softcap: float | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """[N, groups, per group, queries, keys], -inf where a key is not seen; and the slope of the cap."""
+def _logits(
+    q, k, block: Block, *, scale: float, softcap: float | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """[N, groups, per group, queries, keys], -inf where a key is not seen; and the slope of the
+    cap."""
     logits = (q[..., block.queries, :] @ k[:, :, :, block.keys].mT).mul_(scale)
     slope = None
     if softcap is not None:
@@ -146,5 +165,6 @@ def _by_head(x: torch.Tensor) -> torch.Tensor:
 
 
 def _over_queries(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """[N, groups, per group, Q, K] and [N, groups, per group, Q, d] -> [N, groups, 1, K, d], summed over all queries of a group."""
+    """[N, groups, per group, Q, K] and [N, groups, per group, Q, d] -> [N, groups, 1, K, d], summed
+    over all queries of a group."""
     return (weights.flatten(2, 3).mT @ rows.flatten(2, 3)).unsqueeze(2)

@@ -1,4 +1,5 @@
-"""Positions of a row, moved into the cells of the form in which a mixer computes, and back. Used by every mixer."""
+"""Positions of a row, moved into the cells of the form in which a mixer computes, and back. Used by
+every mixer."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ import torch
 
 @dataclass(slots=True, kw_only=True)
 class Cells:
-    """Which position stands in which cell of a form that may have more cells than there are positions."""
+    """Which position stands in which cell of a form that may have more cells than there are
+    positions."""
 
     position: torch.Tensor
-    """[cells] int64; a hole holds some position whose values it may repeat, since nothing real looks at it."""
+    """[cells] int64; a hole holds some position whose values it may repeat, since nothing real
+    looks at it."""
     cell: torch.Tensor
     """[positions] int64, the inverse."""
     holes: torch.Tensor
@@ -30,7 +33,8 @@ class Cells:
 
 
 class _Move(torch.autograd.Function):
-    """out[i] = x[index[i]] where every row of x that matters occurs once: the gradient is gathered too, never added."""
+    """out[i] = x[index[i]] where every row of x that matters occurs once: the gradient is gathered
+    too, never added."""
 
     @staticmethod
     def forward(ctx, x, index, inverse, holes):

@@ -1,4 +1,5 @@
-"""Where the positions of a packed row stand when its sequences are cut into chunks: the form in which recurrent layers compute. Pure."""
+"""Where the positions of a packed row stand when its sequences are cut into chunks: the form in
+which recurrent layers compute. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ _SIZES = (64, 32, 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
-    """F: positions of the whole row. Chunks lie in the order of time: the first of every sequence, the longest sequence first, then
-    the second of all that have one, and so on, so that a step of the recurrence is one slice."""
+    """F: positions of the whole row. Chunks lie in the order of time: the first of every sequence,
+    the longest sequence first, then the second of all that have one, and so on, so that a step of
+    the recurrence is one slice."""
 
     size: int
     """Positions in a chunk, T."""
@@ -26,12 +28,15 @@ class Chunks:
 
 
 def make_chunks(lengths: np.ndarray, *, order: np.ndarray | None, device: torch.device) -> Chunks:
-    """`lengths` [sequences] of a row in which they lie end to end; `order` [F]: where each of its positions is found (None: there)."""
+    """`lengths` [sequences] of a row in which they lie end to end; `order` [F]: where each of its
+    positions is found (None: there)."""
     size = _best_size(lengths)
     counts = -(-lengths // size)
     longest_first = np.argsort(-counts, kind="stable")
     lengths, counts = lengths[longest_first], counts[longest_first]
-    starts = np.concatenate([[0], np.cumsum(lengths[np.argsort(longest_first)])[:-1]])[longest_first]
+    starts = np.concatenate([[0], np.cumsum(lengths[np.argsort(longest_first)])[:-1]])[
+        longest_first
+    ]
     per_step = [int((counts > step).sum()) for step in range(int(counts[0]))]
     first = np.concatenate([starts[:active] + size * step for step, active in enumerate(per_step)])
     left = np.concatenate([lengths[:active] - size * step for step, active in enumerate(per_step)])
@@ -42,12 +47,15 @@ def make_chunks(lengths: np.ndarray, *, order: np.ndarray | None, device: torch.
         position = order[position]
     cell = np.empty(int(lengths.sum()), np.int64)
     cell[position[real]] = np.flatnonzero(real)
-    tensors = [torch.from_numpy(array).to(device) for array in (position, cell, np.flatnonzero(~real))]
+    tensors = [
+        torch.from_numpy(array).to(device) for array in (position, cell, np.flatnonzero(~real))
+    ]
     cells = Cells(position=tensors[0], cell=tensors[1], holes=tensors[2], trivial=False)
     return Chunks(size=size, per_step=per_step, cells=cells)
 
 
 def _best_size(lengths: np.ndarray) -> int:
-    """The largest with which at most an eighth more cells are filled than with the smallest: fewer steps, larger products."""
+    """The largest with which at most an eighth more cells are filled than with the smallest: fewer
+    steps, larger products."""
     cells = {size: int((-(-lengths // size) * size).sum()) for size in _SIZES}
     return next(size for size in _SIZES if cells[size] <= 1.125 * cells[_SIZES[-1]])

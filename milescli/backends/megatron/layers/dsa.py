@@ -1,8 +1,10 @@
-"""Sparse attention of DeepSeek-V3.2 (DSA) over packed rows: an indexer scores every position before a query's, and the attention looks
-at the best `topk`. Names are those of Megatron's experimental module, which computes no packed rows. Used by `mla`.
+"""Sparse attention of DeepSeek-V3.2 (DSA) over packed rows: an indexer scores every position before
+a query's, and the attention looks at the best `topk`. Names are those of Megatron's experimental
+module, which computes no packed rows. Used by `mla`.
 
-The indexer is frozen: the choice has no gradient, and the auxiliary loss that trains it in the report (section 2.1.1, a divergence
-from the attention's own weights) has no place in the objectives of `train`. Weights are loaded, kept and written as they were."""
+The indexer is frozen: the choice has no gradient, and the auxiliary loss that trains it in the
+report (section 2.1.1, a divergence from the attention's own weights) has no place in the objectives
+of `train`. Weights are loaded, kept and written as they were."""
 
 from __future__ import annotations
 
@@ -44,29 +46,52 @@ def core_attention(facts: ModelFacts, *, layer: int) -> ModuleSpec | None:
         chooser -= 1
     shared = any(each.shares_choice for each in facts.layers)
     return ModuleSpec(
-        module=SparseAttention, params={"facts": facts, "layer": layer, "chooser": chooser, "keeps_choice": shared}
+        module=SparseAttention,
+        params={"facts": facts, "layer": layer, "chooser": chooser, "keeps_choice": shared},
     )
 
 
 class SparseAttention(PackedAttention):
-    """Core attention that looks at the positions that its indexer chose, or that of an earlier layer."""
+    """Core attention that looks at the positions that its indexer chose, or that of an earlier
+    layer."""
 
-    def __init__(self, *args, facts: ModelFacts, layer: int, chooser: int, keeps_choice: bool, **options) -> None:
-        """Called by Megatron. `chooser`: the layer whose indexer chooses for this one; `keeps_choice`: others may ask for it."""
+    def __init__(
+        self, *args, facts: ModelFacts, layer: int, chooser: int, keeps_choice: bool, **options
+    ) -> None:
+        """Called by Megatron. `chooser`: the layer whose indexer chooses for this one;
+        `keeps_choice`: others may ask for it."""
         super().__init__(*args, kind="mla", **options)
         assert facts.indexer is not None
         self.topk, self.chooser, self.keeps_choice = facts.indexer.topk, chooser, keeps_choice
-        self.indexer = Indexer(self.config, facts, tp_group=self.tp_group) if chooser == layer else None
+        self.indexer = (
+            Indexer(self.config, facts, tp_group=self.tp_group) if chooser == layer else None
+        )
         self._chosen: Choice = {}
 
-    def forward(self, query, key, value, attention_mask, *, x, qr, packed_seq_params: PackedRow | None = None, **options):
-        """`x`: hidden states, `qr`: the queries' latent, both as this rank holds them. Called by Megatron."""
+    def forward(
+        self,
+        query,
+        key,
+        value,
+        attention_mask,
+        *,
+        x,
+        qr,
+        packed_seq_params: PackedRow | None = None,
+        **options,
+    ):
+        """`x`: hidden states, `qr`: the queries' latent, both as this rank holds them. Called by
+        Megatron."""
         row = packed_seq_params
         assert isinstance(row, PackedRow), "this attention computes packed rows only"
         if self.indexer is None:
             self._chosen = row.chosen[self.chooser]
         else:
-            self._chosen = self.indexer(x, qr, row) if any(max(grid.lengths) > self.topk for grid in row.grids) else {}
+            self._chosen = (
+                self.indexer(x, qr, row)
+                if any(max(grid.lengths) > self.topk for grid in row.grids)
+                else {}
+            )
             if self.keeps_choice:
                 # kept by layer, as recomputation comes by the layers in reverse
                 row.chosen[self.chooser] = self._chosen
@@ -80,13 +105,18 @@ class SparseAttention(PackedAttention):
             out = super()._attend(query, key, value, grid=grid)
         else:
             out = F.scaled_dot_product_attention(
-                query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), attn_mask=chosen, scale=self.scale
+                query.transpose(1, 2),
+                key.transpose(1, 2),
+                value.transpose(1, 2),
+                attn_mask=chosen,
+                scale=self.scale,
             ).transpose(1, 2)
         return out[..., : out.shape[-1] - narrow]
 
 
 class Indexer(torch.nn.Module):
-    """Scores positions by a few narrow heads: sum over heads of weight * relu(q . k) (DeepSeek-V3.2 report, eq. 1)."""
+    """Scores positions by a few narrow heads: sum over heads of weight * relu(q . k) (DeepSeek-V3.2
+    report, eq. 1)."""
 
     def __init__(self, config, facts: ModelFacts, *, tp_group) -> None:
         """Every rank of tensor parallelism holds all of it."""
@@ -99,20 +129,35 @@ class Indexer(torch.nn.Module):
         self.linear_wq_b = torch.nn.Linear(facts.mla.q_lora_rank, width, bias=False, **made)
         self.linear_wk = torch.nn.Linear(facts.hidden_size, self.sizes.head_dim, bias=False, **made)
         self.k_norm = torch.nn.LayerNorm(self.sizes.head_dim, eps=self.sizes.norm_eps, **made)
-        self.linear_weights_proj = torch.nn.Linear(facts.hidden_size, self.sizes.num_heads, bias=False, **made)
+        self.linear_weights_proj = torch.nn.Linear(
+            facts.hidden_size, self.sizes.num_heads, bias=False, **made
+        )
         self.requires_grad_(False)
 
     @torch.no_grad()
     def forward(self, x: torch.Tensor, qr: torch.Tensor, row: PackedRow) -> Choice:
-        """x [S, 1, hidden], qr [S, 1, q_lora_rank] -> what the row's queries look at, without the grids that look at all."""
-        sizes, angles = self.sizes, replace(row.angles["mla"], interleaved=self.sizes.rope_interleaved)
+        """x [S, 1, hidden], qr [S, 1, q_lora_rank] -> what the row's queries look at, without the
+        grids that look at all."""
+        sizes, angles = (
+            self.sizes,
+            replace(row.angles["mla"], interleaved=self.sizes.rope_interleaved),
+        )
         key = self.k_norm(self.linear_wk(x))
         weights = self.linear_weights_proj(x).float() * sizes.num_heads**-0.5
         if self.scattered:
-            key, weights, qr = (gather_from_sequence_parallel_region(part, group=self.tp_group) for part in (key, weights, qr))
-        query = self._rotate(self.linear_wq_b(qr).squeeze(1).unflatten(-1, (sizes.num_heads, sizes.head_dim)), angles)
+            key, weights, qr = (
+                gather_from_sequence_parallel_region(part, group=self.tp_group)
+                for part in (key, weights, qr)
+            )
+        query = self._rotate(
+            self.linear_wq_b(qr).squeeze(1).unflatten(-1, (sizes.num_heads, sizes.head_dim)), angles
+        )
         key, weights = self._rotate(key, angles).squeeze(1), weights.squeeze(1)
-        query, key, weights = query[row.queries.position], key[row.keys.position], weights[row.queries.position]
+        query, key, weights = (
+            query[row.queries.position],
+            key[row.keys.position],
+            weights[row.queries.position],
+        )
         chosen, start = {}, 0
         for grid in row.grids:
             count, length, _ = grid.shape
@@ -128,9 +173,17 @@ class Indexer(torch.nn.Module):
         return torch.cat([rotate(turned, angles), plain], dim=-1)
 
 
-def _choose(query: torch.Tensor, key: torch.Tensor, weights: torch.Tensor, *, lengths: list[int], sizes: Sizes) -> torch.Tensor:
-    """[N, Q, heads, d], [N, Q, d], [N, Q, heads] -> [N, 1, Q, Q] bool. One sequence at a time: the scores of all heads are held, and
-    what is chosen among equals must not depend on the sequences beside it."""
+def _choose(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    lengths: list[int],
+    sizes: Sizes,
+) -> torch.Tensor:
+    """[N, Q, heads, d], [N, Q, d], [N, Q, heads] -> [N, 1, Q, Q] bool. One sequence at a time: the
+    scores of all heads are held, and what is chosen among equals must not depend on the sequences
+    beside it."""
     longest = query.shape[1]
     causal = torch.ones(longest, longest, dtype=torch.bool, device=query.device).tril()
     found = causal.repeat(len(query), 1, 1, 1)
@@ -140,7 +193,13 @@ def _choose(query: torch.Tensor, key: torch.Tensor, weights: torch.Tensor, *, le
         q, k, w = (part[number, :length] for part in (query, key, weights))
         # [Q, heads, K]
         logits = (q.float() @ k.float().T).mul_(sizes.head_dim**-0.5).relu_()
-        scores = (w.unsqueeze(1) @ logits).squeeze(1).masked_fill_(~causal[:length, :length], float("-inf"))
-        best = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, scores.topk(sizes.topk, dim=-1).indices, True)
+        scores = (
+            (w.unsqueeze(1) @ logits)
+            .squeeze(1)
+            .masked_fill_(~causal[:length, :length], float("-inf"))
+        )
+        best = torch.zeros_like(scores, dtype=torch.bool).scatter_(
+            -1, scores.topk(sizes.topk, dim=-1).indices, True
+        )
         found[number, 0, :length, :length] &= best
     return found

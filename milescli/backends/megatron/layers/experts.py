@@ -1,4 +1,5 @@
-"""Experts: how a family's router chooses and weighs them, and what Megatron is told of them and of plain MLPs. Used by `model`, `specs`."""
+"""Experts: how a family's router chooses and weighs them, and what Megatron is told of them and of
+plain MLPs. Used by `model`, `specs`."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ _GELU_TANH = partial(F.gelu, approximate="tanh")
 
 def mlp_options(facts: ModelFacts) -> dict[str, object]:
     """Of every MLP, plain, shared or of an expert."""
-    activation = {"silu": F.silu, "gelu_tanh": _GELU_TANH, "relu2": squared_relu, "clamped_swiglu": quick_gelu}
+    activation = {
+        "silu": F.silu,
+        "gelu_tanh": _GELU_TANH,
+        "relu2": squared_relu,
+        "clamped_swiglu": quick_gelu,
+    }
     options: dict[str, object] = {
         "gated_linear_unit": facts.gated_mlp,
         "activation_func": activation[facts.activation],
@@ -33,7 +39,8 @@ def mlp_options(facts: ModelFacts) -> dict[str, object]:
 
 
 def options(facts: ModelFacts, *, routing_replay: bool, grouped: bool) -> dict[str, object]:
-    """Of the experts. How they are chosen stands in the `Router` itself, which Megatron's fields cannot say for every family."""
+    """Of the experts. How they are chosen stands in the `Router` itself, which Megatron's fields
+    cannot say for every family."""
     found: dict[str, object] = {
         "num_moe_experts": facts.num_experts,
         "moe_router_topk": facts.topk,
@@ -51,7 +58,9 @@ def options(facts: ModelFacts, *, routing_replay: bool, grouped: bool) -> dict[s
     if facts.moe_latent_size:
         found["moe_latent_size"] = facts.moe_latent_size
     if facts.num_moe_layers < facts.num_layers:
-        found["moe_layer_freq"] = [int(facts.is_moe_layer(layer)) for layer in range(facts.num_layers)]
+        found["moe_layer_freq"] = [
+            int(facts.is_moe_layer(layer)) for layer in range(facts.num_layers)
+        ]
     return found
 
 
@@ -63,11 +72,13 @@ def adapt(mlp: ModuleSpec, facts: ModelFacts) -> None:
 
 
 class _ExpertDown(RowParallelLinear):
-    """An expert's second layer with a bias. Megatron adds it, times the expert's weight, to the output of every rank that holds a part
-    of the expert; the ranks' outputs are summed afterwards, so each gives its share of it."""
+    """An expert's second layer with a bias. Megatron adds it, times the expert's weight, to the
+    output of every rank that holds a part of the expert; the ranks' outputs are summed afterwards,
+    so each gives its share of it."""
 
     def __init__(self, *args, **options) -> None:
-        """Called by Megatron, which marks the bias as one of all tp ranks; it is one of this expert's alone."""
+        """Called by Megatron, which marks the bias as one of all tp ranks; it is one of this
+        expert's alone."""
         super().__init__(*args, **options)
         self.bias.sequence_parallel = False
         if self.tp_group.size() == 1:
@@ -75,18 +86,24 @@ class _ExpertDown(RowParallelLinear):
             tensor_parallel.set_tensor_model_parallel_attributes(self.bias, True, 0, 1)
 
     def forward(self, input_):
-        """A clone, since Megatron adds in place, which autograd forbids where the output is its input unchanged."""
+        """A clone, since Megatron adds in place, which autograd forbids where the output is its
+        input unchanged."""
         output, bias = super().forward(input_)
         ranks = self.tp_group.size()
         if ranks > 1:
-            bias = tensor_parallel.copy_to_tensor_model_parallel_region(bias, group=self.tp_group) / ranks
+            bias = (
+                tensor_parallel.copy_to_tensor_model_parallel_region(bias, group=self.tp_group)
+                / ranks
+            )
         return output if self.explicit_expert_comm else output.clone(), bias
 
 
 class Router(TopKRouter):
-    """Megatron's router with the choice of experts as Hugging Face's implementations of the families make it: any score, normalised or
-    not, with a correction that counts for the choice alone (arXiv 2408.15664) and a choice of groups before that of experts
-    (arXiv 2412.19437, section 2.1.2). The correction, `expert_bias`, is loaded and kept, never updated: Megatron is not told of it."""
+    """Megatron's router with the choice of experts as Hugging Face's implementations of the
+    families make it: any score, normalised or not, with a correction that counts for the choice
+    alone (arXiv 2408.15664) and a choice of groups before that of experts (arXiv 2412.19437,
+    section 2.1.2). The correction, `expert_bias`, is loaded and kept, never updated: Megatron is
+    not told of it."""
 
     def __init__(self, config, pg_collection=None, *, facts: ModelFacts) -> None:
         """Called by Megatron's MoE layer."""
@@ -95,10 +112,13 @@ class Router(TopKRouter):
         if facts.router_bias:
             del self.expert_bias  # None so far
             device = torch.cuda.current_device()
-            self.register_buffer("expert_bias", torch.zeros(facts.num_experts, dtype=torch.float32, device=device))
+            self.register_buffer(
+                "expert_bias", torch.zeros(facts.num_experts, dtype=torch.float32, device=device)
+            )
 
     def routing(self, logits, padding_mask=None):
-        """logits [S, B, experts] -> weights and choice, both [S * B, experts]. Called by Megatron."""
+        """logits [S, B, experts] -> weights and choice, both [S * B, experts]. Called by
+        Megatron."""
         logits = logits.view(-1, self.facts.num_experts)
         scores = self._scores(logits)
         wanted = scores if self.expert_bias is None else scores + self.expert_bias
@@ -119,7 +139,9 @@ class Router(TopKRouter):
             return torch.sigmoid(logits)
         return F.softplus(logits).sqrt()
 
-    def _weights(self, logits: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    def _weights(
+        self, logits: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor
+    ) -> torch.Tensor:
         if not self.facts.normalize_topk:
             return scores.gather(1, chosen)
         if self.facts.router_score == "softmax":
@@ -127,12 +149,17 @@ class Router(TopKRouter):
         weights = scores.gather(1, chosen)
         return weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
 
-    def _choose(self, wanted: torch.Tensor, topk: int, num_groups=None, group_topk=None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(scores, numbers) of the best experts, each [tokens, topk]. Signature as Megatron's replay calls it."""
+    def _choose(
+        self, wanted: torch.Tensor, topk: int, num_groups=None, group_topk=None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(scores, numbers) of the best experts, each [tokens, topk]. Signature as Megatron's
+        replay calls it."""
         groups, kept = self.facts.router_groups, self.facts.router_topk_groups
         if kept < groups:
             grouped = wanted.unflatten(-1, (groups, -1))
             worth = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
-            best = torch.zeros_like(worth, dtype=torch.bool).scatter(-1, worth.topk(kept, dim=-1).indices, True)
+            best = torch.zeros_like(worth, dtype=torch.bool).scatter(
+                -1, worth.topk(kept, dim=-1).indices, True
+            )
             wanted = grouped.masked_fill(~best[..., None], float("-inf")).flatten(-2)
         return torch.topk(wanted, k=topk, dim=-1)

@@ -1,5 +1,6 @@
-"""Megatron's gated delta net over packed rows: its modules, names and checkpoint, with the recurrence in plain PyTorch and context
-parallelism. The facts' options for Megatron's config, and the module that `specs` puts in attention's place."""
+"""Megatron's gated delta net over packed rows: its modules, names and checkpoint, with the
+recurrence in plain PyTorch and context parallelism. The facts' options for Megatron's config, and
+the module that `specs` puts in attention's place."""
 
 from __future__ import annotations
 
@@ -8,7 +9,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.ssm import gated_delta_net
 from megatron.core.ssm.gated_delta_net import GatedDeltaNetSubmodules
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, copy_to_tensor_model_parallel_region
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    copy_to_tensor_model_parallel_region,
+)
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
@@ -22,7 +27,8 @@ _TINY = 1e-6
 
 
 def options(facts: ModelFacts, *, cp: int) -> dict[str, object]:
-    """What Megatron is told of the layers of this kind. Its own module knows no context parallelism, and its config refuses it by name."""
+    """What Megatron is told of the layers of this kind. Its own module knows no context
+    parallelism, and its config refuses it by name."""
     delta = facts.gated_delta
     if delta is None:
         return {}
@@ -38,22 +44,40 @@ def options(facts: ModelFacts, *, cp: int) -> dict[str, object]:
 
 
 def adapt(layer: TransformerLayerSubmodules, facts: ModelFacts) -> None:
-    """Put the mixer in attention's place. Its norm is the one that is not around zero, whatever the config says of the others."""
+    """Put the mixer in attention's place. Its norm is the one that is not around zero, whatever the
+    config says of the others."""
     assert facts.gated_delta is not None, facts.family
     wide = facts.gated_delta.float32
-    norm = ModuleSpec(module=RmsNorm, params={"zero_centered": False, "dtype": torch.float32 if wide else None})
-    parts = GatedDeltaNetSubmodules(in_proj=ColumnParallelLinear, out_norm=norm, out_proj=RowParallelLinear)
-    layer.self_attention = ModuleSpec(module=PackedGatedDelta, submodules=parts, params={"wide": wide})
+    norm = ModuleSpec(
+        module=RmsNorm, params={"zero_centered": False, "dtype": torch.float32 if wide else None}
+    )
+    parts = GatedDeltaNetSubmodules(
+        in_proj=ColumnParallelLinear, out_norm=norm, out_proj=RowParallelLinear
+    )
+    layer.self_attention = ModuleSpec(
+        module=PackedGatedDelta, submodules=parts, params={"wide": wide}
+    )
     # the norm before it, as checkpoints of Megatron's own module name it
     renamed = {"input_layernorm.": "self_attention.in_proj.layer_norm_"}
     layer.sharded_state_dict_keys_map = {**layer.sharded_state_dict_keys_map, **renamed}
 
 
 class PackedGatedDelta(gated_delta_net.GatedDeltaNet):
-    """Gated delta net (arXiv 2412.06464) as Qwen3-Next has it. Hidden states [S / tp or S, 1, hidden] -> the same, and a bias of None."""
+    """Gated delta net (arXiv 2412.06464) as Qwen3-Next has it. Hidden states [S / tp or S, 1,
+    hidden] -> the same, and a bias of None."""
 
-    def __init__(self, config, submodules, layer_number=None, cp_comm_type=None, *, wide: bool, pg_collection=None) -> None:
-        """Called by Megatron. `wide`: the decay is held in float32 whatever the other weights are in."""
+    def __init__(
+        self,
+        config,
+        submodules,
+        layer_number=None,
+        cp_comm_type=None,
+        *,
+        wide: bool,
+        pg_collection=None,
+    ) -> None:
+        """Called by Megatron. `wide`: the decay is held in float32 whatever the other weights are
+        in."""
         # it asks for kernels that this class does not use
         gated_delta_net.HAVE_FLA = True
         super().__init__(config, submodules, layer_number=layer_number, pg_collection=pg_collection)
@@ -62,14 +86,23 @@ class PackedGatedDelta(gated_delta_net.GatedDeltaNet):
         self.cp_group = pg_collection.cp
 
     def forward(
-        self, hidden_states: torch.Tensor, attention_mask=None, *, packed_seq_params: PackedRow | None = None, **_: object
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask=None,
+        *,
+        packed_seq_params: PackedRow | None = None,
+        **_: object,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Sequences of the row do not see each other."""
         row = packed_seq_params
         assert isinstance(row, PackedRow), "this mixer computes packed rows only"
         mixed, _ = self.in_proj(hidden_states)
-        keys, values, heads = (size // self.tp_size for size in (self.qk_dim, self.v_dim, self.num_value_heads))
-        query, key, value, gate, beta, alpha = mixed.squeeze(1).split([keys, keys, values, values, heads, heads], dim=-1)
+        keys, values, heads = (
+            size // self.tp_size for size in (self.qk_dim, self.v_dim, self.num_value_heads)
+        )
+        query, key, value, gate, beta, alpha = mixed.squeeze(1).split(
+            [keys, keys, values, values, heads, heads], dim=-1
+        )
         parts = self._to_heads([query, key, value, beta, alpha])
         out = self._mix(*parts, row=row)
         out = self._from_heads(out).unflatten(-1, (-1, self.value_head_dim))
@@ -81,11 +114,24 @@ class PackedGatedDelta(gated_delta_net.GatedDeltaNet):
         chunks = row.chunks
         assert chunks is not None
         sizes = [part.shape[-1] for part in (query, key, value)]
-        decay = -self._own(self.A_log).float().exp() * F.softplus(alpha.float() + self._own(self.dt_bias).float())
-        qkv = chunks.cells.fill(torch.cat((query, key, value), dim=-1)).unflatten(0, (-1, chunks.size))
-        per_head = chunks.cells.fill(torch.cat((decay, beta.float().sigmoid()), dim=-1)).unflatten(0, (-1, chunks.size))
-        weight = torch.cat([self._own(part) for part in self.conv1d.weight.split([self.cp_group.size() * s for s in sizes])])
-        query, key, value = F.silu(causal_conv(qkv, weight, per_step=chunks.per_step)).float().split(sizes, dim=-1)
+        decay = -self._own(self.A_log).float().exp() * F.softplus(
+            alpha.float() + self._own(self.dt_bias).float()
+        )
+        qkv = chunks.cells.fill(torch.cat((query, key, value), dim=-1)).unflatten(
+            0, (-1, chunks.size)
+        )
+        per_head = chunks.cells.fill(torch.cat((decay, beta.float().sigmoid()), dim=-1)).unflatten(
+            0, (-1, chunks.size)
+        )
+        weight = torch.cat(
+            [
+                self._own(part)
+                for part in self.conv1d.weight.split([self.cp_group.size() * s for s in sizes])
+            ]
+        )
+        query, key, value = (
+            F.silu(causal_conv(qkv, weight, per_step=chunks.per_step)).float().split(sizes, dim=-1)
+        )
         query, key = (_unit(part.unflatten(-1, (-1, self.key_head_dim))) for part in (query, key))
         out = gated_delta_rule(
             query * self.key_head_dim**-0.5,
@@ -97,18 +143,22 @@ class PackedGatedDelta(gated_delta_net.GatedDeltaNet):
         return chunks.cells.empty(out.flatten(0, 1)).flatten(1)
 
     def _normalise(self, out: torch.Tensor) -> torch.Tensor:
-        """Per head. Each tensor-parallel rank has heads of its own, and where Megatron does not sum the weight's gradient over them
-        (it does under sequence parallelism), this does."""
+        """Per head. Each tensor-parallel rank has heads of its own, and where Megatron does not sum
+        the weight's gradient over them (it does under sequence parallelism), this does."""
         if self.tp_size > 1 and not self.config.sequence_parallel:
-            return self.out_norm(out, weight=copy_to_tensor_model_parallel_region(self.out_norm.weight))
+            return self.out_norm(
+                out, weight=copy_to_tensor_model_parallel_region(self.out_norm.weight)
+            )
         return self.out_norm(out)
 
     def _own(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The rows of the heads that this context-parallel rank computes; its gradient for the others is 0."""
+        """The rows of the heads that this context-parallel rank computes; its gradient for the
+        others is 0."""
         return parameter.chunk(self.cp_group.size())[self.cp_group.rank()]
 
     def _to_heads(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        """All heads of this rank's positions -> its share of the heads, of all positions, as the ranks' parts are gathered."""
+        """All heads of this rank's positions -> its share of the heads, of all positions, as the
+        ranks' parts are gathered."""
         count = self.cp_group.size()
         if count == 1:
             return parts
@@ -122,7 +172,9 @@ class PackedGatedDelta(gated_delta_net.GatedDeltaNet):
         count = self.cp_group.size()
         if count == 1:
             return out
-        return _Exchange.apply(out.unflatten(0, (count, -1)), self.cp_group).transpose(0, 1).flatten(1)
+        return (
+            _Exchange.apply(out.unflatten(0, (count, -1)), self.cp_group).transpose(0, 1).flatten(1)
+        )
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""What Gemma has outside of its layers, for Megatron's GPTModel: scaled embeddings and capped logits. Used by `model`."""
+"""What Gemma has outside of its layers, for Megatron's GPTModel: scaled embeddings and capped
+logits. Used by `model`."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from milescli.models.facts import ModelFacts
 
 
 class ScaledAndCapped(GPTModel):
-    """GPTModel whose embeddings are multiplied by a number, rounded to their dtype as Hugging Face does it, and whose logits are
-    capped smoothly. Both are done where the part lies, so under any layout."""
+    """GPTModel whose embeddings are multiplied by a number, rounded to their dtype as Hugging Face
+    does it, and whose logits are capped smoothly. Both are done where the part lies, so under any
+    layout."""
 
     def __init__(self, *, facts: ModelFacts, **options) -> None:
         """`options`: of GPTModel."""
@@ -23,7 +25,9 @@ class ScaledAndCapped(GPTModel):
             self.output_layer.register_forward_hook(self._cap)
 
     def _scale(self, module, inputs, embeddings: torch.Tensor) -> torch.Tensor:
-        return embeddings * torch.tensor(self.embedding_scale, dtype=embeddings.dtype, device=embeddings.device)
+        return embeddings * torch.tensor(
+            self.embedding_scale, dtype=embeddings.dtype, device=embeddings.device
+        )
 
     def _cap(self, module, inputs, output):
         logits, bias = output

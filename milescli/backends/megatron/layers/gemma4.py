@@ -1,5 +1,6 @@
-"""Gemma 4's layers, which Megatron-Core has no modules for: heads of their own where a layer looks at all positions, values that are
-normalised (and may be the keys' projection), experts beside a plain MLP, a number that scales the layer. Used by `specs`."""
+"""Gemma 4's layers, which Megatron-Core has no modules for: heads of their own where a layer looks
+at all positions, values that are normalised (and may be the keys' projection), experts beside a
+plain MLP, a number that scales the layer. Used by `specs`."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def adapt(spec: ModuleSpec, facts: ModelFacts, *, layer: int) -> ModuleSpec:
         parts.pre_mlp_layernorm = IdentityOp
         parts.mlp.submodules.router = partial(ScaledRouter, facts=facts)
         # no ModuleSpec: Megatron warns of those whose class it does not know
-        parts.mlp = SimpleNamespace(module=ExpertsBesideMlp, params={}, submodules=parts.mlp.submodules)
+        parts.mlp = SimpleNamespace(
+            module=ExpertsBesideMlp, params={}, submodules=parts.mlp.submodules
+        )
     return ModuleSpec(module=ScaledLayer, submodules=parts, params=spec.params)
 
 
@@ -45,7 +48,10 @@ class ScaledLayer(SandwichLayer):
     def __init__(self, config, *args, **options) -> None:
         """Called by Megatron."""
         super().__init__(config, *args, **options)
-        self.register_buffer("layer_scalar", torch.ones(1, dtype=config.params_dtype, device=torch.cuda.current_device()))
+        self.register_buffer(
+            "layer_scalar",
+            torch.ones(1, dtype=config.params_dtype, device=torch.cuda.current_device()),
+        )
 
     def forward(self, *args, **options):
         """As Megatron's."""
@@ -54,8 +60,9 @@ class ScaledLayer(SandwichLayer):
 
 
 class ValueNormAttention(SelfAttention):
-    """Attention with the number and width of heads that the layer has. Values are normalised per head, without a weight. Where the
-    keys' projection is the values' too, `linear_qkv` has no rows for these: per key-value head its queries, then its key."""
+    """Attention with the number and width of heads that the layer has. Values are normalised per
+    head, without a weight. Where the keys' projection is the values' too, `linear_qkv` has no rows
+    for these: per key-value head its queries, then its key."""
 
     def __init__(self, config, submodules, *args, facts: ModelFacts, layer: int, **options) -> None:
         """Called by Megatron with the config of all layers."""
@@ -68,8 +75,11 @@ class ValueNormAttention(SelfAttention):
             submodules = replace(submodules, linear_qkv=_of_rows(submodules.linear_qkv, rows))
         super().__init__(own, submodules, *args, **options)
 
-    def get_query_key_value_tensors(self, hidden_states, key_value_states=None, output_gate=False, split_qkv=True):
-        """[S, 1, hidden] -> queries [S, 1, heads, d], keys and values [S, 1, groups, d]. Called by Megatron."""
+    def get_query_key_value_tensors(
+        self, hidden_states, key_value_states=None, output_gate=False, split_qkv=True
+    ):
+        """[S, 1, hidden] -> queries [S, 1, heads, d], keys and values [S, 1, groups, d]. Called by
+        Megatron."""
         assert split_qkv and not output_gate
         if not self.key_is_value:
             query, key, value = super().get_query_key_value_tensors(hidden_states, key_value_states)
@@ -78,7 +88,11 @@ class ValueNormAttention(SelfAttention):
         dim = self.hidden_size_per_attention_head
         grouped = mixed.unflatten(-1, (self.num_query_groups_per_partition, -1, dim))
         query, key = grouped[..., :-1, :].flatten(2, 3), grouped[..., -1, :]
-        return self.q_layernorm(query), self.k_layernorm(key), _normalised(key, self.config.layernorm_epsilon)
+        return (
+            self.q_layernorm(query),
+            self.k_layernorm(key),
+            _normalised(key, self.config.layernorm_epsilon),
+        )
 
 
 def _of_rows(linear, rows: int):
@@ -93,8 +107,8 @@ def _normalised(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 class ScaledRouter(Router):
-    """It sees the layer's input, normalised, times a learned vector / sqrt(hidden_size); each chosen expert's weight is multiplied by a
-    learned number of that expert's."""
+    """It sees the layer's input, normalised, times a learned vector / sqrt(hidden_size); each
+    chosen expert's weight is multiplied by a learned number of that expert's."""
 
     def __init__(self, config, pg_collection=None, *, facts: ModelFacts) -> None:
         """Called by Megatron's MoE layer."""
@@ -116,20 +130,31 @@ class ScaledRouter(Router):
 
 
 class ExpertsBesideMlp(MoELayer):
-    """norm(mlp(norm(x))) + norm(experts(norm(x))), routed by x itself. The plain MLP is Megatron's `shared_experts`."""
+    """norm(mlp(norm(x))) + norm(experts(norm(x))), routed by x itself. The plain MLP is Megatron's
+    `shared_experts`."""
 
     def __init__(self, config, *args, **options) -> None:
         """Called by Megatron."""
         super().__init__(config, *args, **options)
         for name in ("pre_shared", "post_shared", "pre_experts", "post_experts"):
-            setattr(self, f"{name}_layernorm", RmsNorm(config, config.hidden_size, eps=config.layernorm_epsilon))
+            setattr(
+                self,
+                f"{name}_layernorm",
+                RmsNorm(config, config.hidden_size, eps=config.layernorm_epsilon),
+            )
 
     def forward(self, hidden_states, intermediate_tensors=None, padding_mask=None):
         """[S, 1, hidden] -> the same, and no bias. Called by Megatron."""
         assert intermediate_tensors is None
-        beside = self.post_shared_layernorm(self.shared_experts(self.pre_shared_layernorm(hidden_states)))
+        beside = self.post_shared_layernorm(
+            self.shared_experts(self.pre_shared_layernorm(hidden_states))
+        )
         weights, choice = self.route(hidden_states, padding_mask)
-        routed, weights = self.preprocess(self.pre_experts_layernorm(hidden_states), weights, choice)
+        routed, weights = self.preprocess(
+            self.pre_experts_layernorm(hidden_states), weights, choice
+        )
         routed, weights = self.dispatch(routed, weights)
         routed, _ = self.routed_experts_compute(routed, weights)
-        return beside + self.post_experts_layernorm(self.postprocess(self.combine(routed), None)), None
+        return beside + self.post_experts_layernorm(
+            self.postprocess(self.combine(routed), None)
+        ), None

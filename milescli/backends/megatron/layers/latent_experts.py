@@ -1,4 +1,5 @@
-"""Experts that work at a smaller width, between two projections (Nemotron 3 Super), with Megatron's MoE layer. Used by `hybrid`."""
+"""Experts that work at a smaller width, between two projections (Nemotron 3 Super), with Megatron's
+MoE layer. Used by `hybrid`."""
 
 from __future__ import annotations
 
@@ -15,19 +16,29 @@ from megatron.core.transformer.spec_utils import build_module
 
 
 class LatentExperts(MoELayer):
-    """Megatron's layer, whose two projections exist with TransformerEngine only, with plain ones of the same names."""
+    """Megatron's layer, whose two projections exist with TransformerEngine only, with plain ones of
+    the same names."""
 
     def __init__(
-        self, config: TransformerConfig, submodules: MoESubmodules, layer_number: int | None = None, pg_collection=None
+        self,
+        config: TransformerConfig,
+        submodules: MoESubmodules,
+        layer_number: int | None = None,
+        pg_collection=None,
     ) -> None:
         """Called by Megatron."""
         pg_collection = pg_collection or get_default_pg_collection()
-        # first without projections and experts, then with both: Megatron would ask for TransformerEngine
+        # first without projections and experts, then with both: Megatron would ask for
+        # TransformerEngine
         full_width = copy(config)
         full_width.moe_latent_size = None
-        super().__init__(full_width, replace(submodules, experts=IdentityOp), layer_number, pg_collection)
+        super().__init__(
+            full_width, replace(submodules, experts=IdentityOp), layer_number, pg_collection
+        )
         self.config, self.submodules = config, submodules
-        self.experts = build_module(submodules.experts, self.num_local_experts, config, pg_collection=pg_collection)
+        self.experts = build_module(
+            submodules.experts, self.num_local_experts, config, pg_collection=pg_collection
+        )
         self.fc1_latent_proj = Projection(config.hidden_size, config.moe_latent_size, config=config)
         self.fc2_latent_proj = Projection(config.moe_latent_size, config.hidden_size, config=config)
 

@@ -1,4 +1,5 @@
-"""Megatron's linear layers with or without a bias, whatever its config says for all of them at once. Used by `specs`."""
+"""Megatron's linear layers with or without a bias, whatever its config says for all of them at
+once. Used by `specs`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Mamba-2 (arXiv 2405.21060) in plain PyTorch for Megatron's layer spec, over a row of packed sequences. The parameters, their cut by tensor
-parallelism and their names in checkpoints are those of Megatron's MambaMixer, which cannot be built without CUDA kernels."""
+"""Mamba-2 (arXiv 2405.21060) in plain PyTorch for Megatron's layer spec, over a row of packed
+sequences. The parameters, their cut by tensor parallelism and their names in checkpoints are those
+of Megatron's MambaMixer, which cannot be built without CUDA kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from milescli.models.facts import Mamba, ModelFacts
 
 
 def options(facts: ModelFacts) -> dict[str, object]:
-    """What Megatron is told of Mamba-2; the mixer of this room takes the same from the layer spec."""
+    """What Megatron is told of Mamba-2; the mixer of this room takes the same from the layer
+    spec."""
     if facts.mamba is None:
         return {}
     return {
@@ -52,8 +54,8 @@ def layer_spec(config: TransformerConfig, mamba: Mamba) -> ModuleSpec:
 
 
 class PackedMamba(MegatronModule):
-    """x [S (/ tp with sequence parallelism), 1, hidden_size] -> the same shape. S: positions of the packed row; H, G: heads and groups of
-    this rank, P: dims of a head, N: of the state."""
+    """x [S (/ tp with sequence parallelism), 1, hidden_size] -> the same shape. S: positions of the
+    packed row; H, G: heads and groups of this rank, P: dims of a head, N: of the state."""
 
     def __init__(
         self,
@@ -68,21 +70,34 @@ class PackedMamba(MegatronModule):
         """Called by Megatron."""
         super().__init__(config)
         tp = pg_collection.tp.size()
-        assert mamba.num_groups % tp == 0, f"{mamba.num_groups} groups cannot be shared by {tp} ranks"
+        assert mamba.num_groups % tp == 0, (
+            f"{mamba.num_groups} groups cannot be shared by {tp} ranks"
+        )
         self.mamba, self.tp_group = mamba, pg_collection.tp
         self.num_heads, self.num_groups = mamba.num_heads // tp, mamba.num_groups // tp
         inner, of_groups = self.num_heads * mamba.head_dim, self.num_groups * mamba.state_size
         self.in_proj_sizes = [inner, inner, of_groups, of_groups, self.num_heads]
         linear = {"config": config, "bias": False, "tp_group": pg_collection.tp}
         self.in_proj = ColumnParallelLinear(
-            d_model, tp * sum(self.in_proj_sizes), gather_output=False, init_method=config.init_method, **linear
+            d_model,
+            tp * sum(self.in_proj_sizes),
+            gather_output=False,
+            init_method=config.init_method,
+            **linear,
         )
         channels = inner + 2 * of_groups
         self.conv1d = torch.nn.Conv1d(
-            channels, channels, mamba.conv_kernel, groups=channels, bias=mamba.conv_bias, dtype=config.params_dtype
+            channels,
+            channels,
+            mamba.conv_kernel,
+            groups=channels,
+            bias=mamba.conv_bias,
+            dtype=config.params_dtype,
         )
         for name in ("dt_bias", "A_log", "D"):
-            self.register_parameter(name, torch.nn.Parameter(torch.zeros(self.num_heads, dtype=config.params_dtype)))
+            self.register_parameter(
+                name, torch.nn.Parameter(torch.zeros(self.num_heads, dtype=config.params_dtype))
+            )
         self.norm = GatedNorm(inner, num_groups=self.num_groups, config=config)
         self.out_proj = RowParallelLinear(
             tp * inner,
@@ -93,7 +108,9 @@ class PackedMamba(MegatronModule):
             **linear,
         )
 
-    def forward(self, hidden_states, inference_context=None, *, packed_seq_params: PackedRow | None = None):
+    def forward(
+        self, hidden_states, inference_context=None, *, packed_seq_params: PackedRow | None = None
+    ):
         """Called by Megatron. Returns (output, no bias)."""
         assert isinstance(packed_seq_params, PackedRow), "this mixer computes packed rows only"
         starts = packed_seq_params.cu_seqlens_q_padded
@@ -103,7 +120,11 @@ class PackedMamba(MegatronModule):
         )
         place = torch.arange(projected.shape[0], dtype=starts.dtype, device=projected.device)
         sequence = torch.searchsorted(starts, place, right=True) - 1
-        mixed = F.silu(convolve(mixed, self.conv1d.weight[:, 0], self.conv1d.bias, place=place - starts[sequence]))
+        mixed = F.silu(
+            convolve(
+                mixed, self.conv1d.weight[:, 0], self.conv1d.bias, place=place - starts[sequence]
+            )
+        )
         x, b, c = mixed.split(self.in_proj_sizes[1:4], dim=-1)
         x = x.unflatten(-1, (self.num_heads, -1))
         steps = F.softplus(steps.float() + self.dt_bias.float())
@@ -118,12 +139,15 @@ class PackedMamba(MegatronModule):
         return self.out_proj(self.norm(y.flatten(1), gate).to(hidden_states.dtype)[:, None])
 
     def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
-        """Called by Megatron. As its MambaMixer: the parts of in_proj and conv1d have names of their own, since each is cut by itself."""
+        """Called by Megatron. As its MambaMixer: the parts of in_proj and conv1d have names of
+        their own, since each is cut by itself."""
         metadata = ensure_metadata_has_dp_cp_group(metadata)
         groups = {"tp_group": self.tp_group, "dp_cp_group": metadata["dp_cp_group"]}
         own: dict[str, torch.Tensor] = {}
         self._save_to_state_dict(own, "", keep_vars=True)
-        found = make_sharded_tensors_for_checkpoint(own, prefix, dict.fromkeys(own, 0), sharded_offsets, **groups)
+        found = make_sharded_tensors_for_checkpoint(
+            own, prefix, dict.fromkeys(own, 0), sharded_offsets, **groups
+        )
         for name, module in self.named_children():
             inner = f"{prefix}{name}."
             if name in ("conv1d", "norm"):
@@ -132,11 +156,19 @@ class PackedMamba(MegatronModule):
                     tensors, inner, dict.fromkeys(tensors, 0), sharded_offsets, **groups
                 )
             else:
-                found |= sharded_state_dict_default(module, inner, sharded_offsets, metadata, tp_group=self.tp_group)
+                found |= sharded_state_dict_default(
+                    module, inner, sharded_offsets, metadata, tp_group=self.tp_group
+                )
         parts = ["z", "x", "B", "C", "dt"]
-        for name, which in (("in_proj.weight", slice(0, 5)), ("conv1d.weight", slice(1, 4)), ("conv1d.bias", slice(1, 4))):
+        for name, which in (
+            ("in_proj.weight", slice(0, 5)),
+            ("conv1d.weight", slice(1, 4)),
+            ("conv1d.bias", slice(1, 4)),
+        ):
             if whole := found.get(prefix + name):
-                found[prefix + name] = _split_tensor_factory(whole, self.in_proj_sizes[which], parts[which], 0)
+                found[prefix + name] = _split_tensor_factory(
+                    whole, self.in_proj_sizes[which], parts[which], 0
+                )
         return found
 
 

@@ -1,5 +1,6 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over packed rows: Megatron's own module and names, rotated by this room's
-angles. The projections down to the latents are small, so every rank of tensor parallelism holds them whole. Used by `model`, `specs`."""
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over packed rows: Megatron's own
+module and names, rotated by this room's angles. The projections down to the latents are small, so
+every rank of tensor parallelism holds them whole. Used by `model`, `specs`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ import torch
 import torch.nn.functional as F
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.post_training.modelopt.layers import Linear
-from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
 from megatron.core.transformer import multi_latent_attention as stock
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
@@ -36,7 +40,8 @@ def options(facts: ModelFacts) -> dict[str, object]:
         "qk_head_dim": facts.mla.qk_nope_head_dim,
         "qk_pos_emb_head_dim": facts.mla.qk_rope_head_dim,
         "v_head_dim": facts.mla.v_head_dim,
-        # the latents' norms come from the spec; told of them, Megatron would sum the gradient of q_layernorm over tp ranks that agree on it
+        # the latents' norms come from the spec; told of them, Megatron would sum the gradient of
+        # q_layernorm over tp ranks that agree on it
         "qk_layernorm": False,
         "rope_type": "yarn" if scaling and scaling.kind == "yarn" else "rope",
         "rotary_base": facts.rope.theta,
@@ -53,7 +58,9 @@ def options(facts: ModelFacts) -> dict[str, object]:
 
 def adapt(spec: ModuleSpec, facts: ModelFacts, *, layer: int) -> None:
     """Give Megatron's spec of layer `layer` (from 0) latent attention."""
-    attention = get_gpt_layer_local_spec(qk_layernorm=True, multi_latent_attention=True, normalization="RMSNorm")
+    attention = get_gpt_layer_local_spec(
+        qk_layernorm=True, multi_latent_attention=True, normalization="RMSNorm"
+    )
     spec.submodules.self_attention = attention.submodules.self_attention
     spec.submodules.self_attention.module = LatentAttention
     spec.submodules.self_attention.params["facts"] = facts
@@ -62,7 +69,9 @@ def adapt(spec: ModuleSpec, facts: ModelFacts, *, layer: int) -> None:
     parts = spec.submodules.self_attention.submodules
     parts.linear_q_down_proj = parts.linear_kv_down_proj = Linear
     parts.q_layernorm = parts.kv_layernorm = RmsNorm
-    parts.core_attention = dsa.core_attention(facts, layer=layer) or ModuleSpec(module=CoreAttention, params={"kind": "mla"})
+    parts.core_attention = dsa.core_attention(facts, layer=layer) or ModuleSpec(
+        module=CoreAttention, params={"kind": "mla"}
+    )
 
 
 class _Replicated(Linear):
@@ -76,13 +85,15 @@ class _Replicated(Linear):
 
 
 class LatentAttention(stock.MLASelfAttention):
-    """Megatron's module with its own way from hidden states to queries, keys and values: for packed rows under context parallelism, for
-    every rotary embedding of `layers.rope`, and with the gradient of the shared rotated key summed over the heads of all ranks."""
+    """Megatron's module with its own way from hidden states to queries, keys and values: for packed
+    rows under context parallelism, for every rotary embedding of `layers.rope`, and with the
+    gradient of the shared rotated key summed over the heads of all ranks."""
 
     def __init__(self, *args, facts: ModelFacts, **options) -> None:
         """Called by Megatron."""
         if not isinstance(stock.TELinear, type):
-            # Megatron takes TransformerEngine for installed wherever its own wrapper can be imported
+            # Megatron takes TransformerEngine for installed wherever its own wrapper can be
+            # imported
             stock.HAVE_TE = False
         super().__init__(*args, **options)
         assert facts.mla is not None
@@ -95,15 +106,24 @@ class LatentAttention(stock.MLASelfAttention):
             self.linear_q_down_proj.__class__ = _Replicated
 
     def get_query_key_value_tensors(
-        self, hidden_states, key_value_states=None, position_ids=None, packed_seq_params=None, inference_context=None, **_
+        self,
+        hidden_states,
+        key_value_states=None,
+        position_ids=None,
+        packed_seq_params=None,
+        inference_context=None,
+        **_,
     ):
-        """hidden_states [S, 1, hidden], or this rank's part of S under sequence parallelism -> query, key [S, heads, nope + rope],
-        value [S, heads, v], all of this rank's heads, and both latents as they came in. Called by Megatron."""
+        """hidden_states [S, 1, hidden], or this rank's part of S under sequence parallelism ->
+        query, key [S, heads, nope + rope], value [S, heads, v], all of this rank's heads, and both
+        latents as they came in. Called by Megatron."""
         row, sizes = packed_seq_params, self.sizes
         assert isinstance(row, PackedRow), "this attention computes packed rows only"
         angles = row.angles["mla"]
         query, latent_q = self._query(hidden_states)
-        query_plain, query_turned = query.split([sizes.qk_nope_head_dim, sizes.qk_rope_head_dim], dim=-1)
+        query_plain, query_turned = query.split(
+            [sizes.qk_nope_head_dim, sizes.qk_rope_head_dim], dim=-1
+        )
         down, _ = self.linear_kv_down_proj(hidden_states)
         latent_kv, key_turned = down.split([sizes.kv_lora_rank, sizes.qk_rope_head_dim], dim=-1)
         latent_kv = self.kv_layernorm(latent_kv)
@@ -127,7 +147,8 @@ class LatentAttention(stock.MLASelfAttention):
         return query.squeeze(1).unflatten(-1, (-1, self.q_head_dim)), latent
 
     def _for_all_heads(self, x: torch.Tensor) -> torch.Tensor:
-        """The part of the key that all heads share, for every position; its gradient is summed over the ranks that share the heads."""
+        """The part of the key that all heads share, for every position; its gradient is summed over
+        the ranks that share the heads."""
         if self.tp_group.size() == 1:
             return x
         if self.config.sequence_parallel:
@@ -136,10 +157,13 @@ class LatentAttention(stock.MLASelfAttention):
 
 
 class CoreAttention(PackedAttention):
-    """Values are narrower than keys as a rule: filled with zeros, PyTorch's fast kernel computes them."""
+    """Values are narrower than keys as a rule: filled with zeros, PyTorch's fast kernel computes
+    them."""
 
     def _attend(self, query, key, value, *, grid: Grid) -> torch.Tensor:
         narrow = query.shape[-1] - value.shape[-1]
         if narrow <= 0:
             return super()._attend(query, key, value, grid=grid)
-        return super()._attend(query, key, F.pad(value, (0, narrow)), grid=grid)[..., : value.shape[-1]]
+        return super()._attend(query, key, F.pad(value, (0, narrow)), grid=grid)[
+            ..., : value.shape[-1]
+        ]

@@ -6,8 +6,9 @@ import torch
 
 
 class RmsNorm(torch.nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dim (arXiv 1910.07467), in float32 as Hugging Face computes it. Where the
-    config says `layernorm_zero_centered_gamma`, the factor is 1 + weight, in float32 too."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dim (arXiv 1910.07467), in float32 as
+    Hugging Face computes it. Where the config says `layernorm_zero_centered_gamma`, the factor is 1
+    + weight, in float32 too."""
 
     def __init__(
         self,
@@ -19,11 +20,14 @@ class RmsNorm(torch.nn.Module):
         dtype: torch.dtype | None = None,
         **_: object,
     ) -> None:
-        """Called by Megatron with the TransformerConfig, which is asked where `zero_centered` and `dtype` (of the weight) are None. The
-        gradient of the weight is summed over tp ranks by Megatron where it is marked as sequence parallel."""
+        """Called by Megatron with the TransformerConfig, which is asked where `zero_centered` and
+        `dtype` (of the weight) are None. The gradient of the weight is summed over tp ranks by
+        Megatron where it is marked as sequence parallel."""
         super().__init__()
         self.eps = eps
-        self.zero_centered = config.layernorm_zero_centered_gamma if zero_centered is None else zero_centered
+        self.zero_centered = (
+            config.layernorm_zero_centered_gamma if zero_centered is None else zero_centered
+        )
         first = torch.zeros if self.zero_centered else torch.ones
         self.weight = torch.nn.Parameter(first(hidden_size, dtype=dtype or config.params_dtype))
         self.weight.sequence_parallel = config.sequence_parallel
@@ -42,7 +46,11 @@ class _RmsNorm(torch.autograd.Function):
         wide = x.float()
         scale = (wide.square().mean(dim=-1, keepdim=True) + eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return (wide * scale).to(x.dtype).mul_(weight) if weight.dtype == x.dtype else (wide * scale * weight).to(x.dtype)
+        return (
+            (wide * scale).to(x.dtype).mul_(weight)
+            if weight.dtype == x.dtype
+            else (wide * scale * weight).to(x.dtype)
+        )
 
     @staticmethod
     def backward(ctx, grad):

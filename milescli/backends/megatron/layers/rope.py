@@ -1,4 +1,5 @@
-"""Rotary embedding: the angles of positions, from the facts of a model. Pure; used by every kind of attention of this room."""
+"""Rotary embedding: the angles of positions, from the facts of a model. Pure; used by every kind of
+attention of this room."""
 
 from __future__ import annotations
 
@@ -21,11 +22,14 @@ class Angles:
 
 
 def angles(rope: Rope, positions: torch.Tensor, *, head_dim: int, device: torch.device) -> Angles:
-    """RoFormer, arXiv 2104.09864. `head_dim`: of the vectors that are rotated; `rope.share` of it takes part."""
+    """RoFormer, arXiv 2104.09864. `head_dim`: of the vectors that are rotated; `rope.share` of it
+    takes part."""
     inverse = inverse_frequencies(rope, head_dim)
     found = torch.outer(positions.float(), inverse)[:, None, :].to(device)
     factor = rotation_factor(rope.scaling)
-    return Angles(cos=found.cos().mul_(factor), sin=found.sin().mul_(factor), interleaved=rope.interleaved)
+    return Angles(
+        cos=found.cos().mul_(factor), sin=found.sin().mul_(factor), interleaved=rope.interleaved
+    )
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
@@ -33,18 +37,25 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
     rotated = int(head_dim * rope.share)
     if rope.proportional:
         turning = int(rope.share * head_dim // 2)
-        found = 1.0 / rope.theta ** (torch.arange(0, 2 * turning, 2, dtype=torch.float32) / head_dim)
+        found = 1.0 / rope.theta ** (
+            torch.arange(0, 2 * turning, 2, dtype=torch.float32) / head_dim
+        )
         return torch.cat([found, torch.zeros(head_dim // 2 - turning)])
     plain = 1.0 / rope.theta ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
     if rope.scaling is None:
         return plain
     if rope.scaling.kind == "linear":
         return plain / rope.scaling.factor
-    return _llama3(plain, rope.scaling) if rope.scaling.kind == "llama3" else _yarn(plain, rope, rope.scaling, rotated)
+    return (
+        _llama3(plain, rope.scaling)
+        if rope.scaling.kind == "llama3"
+        else _yarn(plain, rope, rope.scaling, rotated)
+    )
 
 
 def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Short waves stay, long ones are stretched, those between are blended (Llama 3.1 model card)."""
+    """Short waves stay, long ones are stretched, those between are blended (Llama 3.1 model
+    card)."""
     waves = 2 * math.pi / plain
     longest = scaling.original_max_positions / scaling.low_freq_factor
     shortest = scaling.original_max_positions / scaling.high_freq_factor
@@ -57,10 +68,15 @@ def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 
 
 def _yarn(plain: torch.Tensor, rope: Rope, scaling: RopeScaling, rotated: int) -> torch.Tensor:
-    """Dims that turn often keep their angles, those that turn seldom are stretched, with a ramp between (arXiv 2309.00071, eq. 23)."""
+    """Dims that turn often keep their angles, those that turn seldom are stretched, with a ramp
+    between (arXiv 2309.00071, eq. 23)."""
 
     def dim_of(turns: float) -> float:
-        return rotated * math.log(scaling.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return (
+            rotated
+            * math.log(scaling.original_max_positions / (turns * 2 * math.pi))
+            / (2 * math.log(rope.theta))
+        )
 
     first, last = dim_of(scaling.beta_fast), dim_of(scaling.beta_slow)
     if scaling.truncate:
@@ -72,18 +88,22 @@ def _yarn(plain: torch.Tensor, rope: Rope, scaling: RopeScaling, rotated: int) -
 
 
 def rotation_factor(scaling: RopeScaling | None) -> float:
-    """What YaRN multiplies cos and sin by: its paper's formula, or a quotient of two (`mscale`) as DeepSeek writes it."""
+    """What YaRN multiplies cos and sin by: its paper's formula, or a quotient of two (`mscale`) as
+    DeepSeek writes it."""
     if scaling is None or scaling.kind != "yarn":
         return 1.0
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     if scaling.mscale and scaling.mscale_all_dim:
-        return _temperature(scaling.factor, scaling.mscale) / _temperature(scaling.factor, scaling.mscale_all_dim)
+        return _temperature(scaling.factor, scaling.mscale) / _temperature(
+            scaling.factor, scaling.mscale_all_dim
+        )
     return _temperature(scaling.factor, 1.0)
 
 
 def softmax_factor(scaling: RopeScaling | None) -> float:
-    """What DeepSeek's attention multiplies its logits by, beside `rotation_factor` (`mscale_all_dim`, squared: queries and keys)."""
+    """What DeepSeek's attention multiplies its logits by, beside `rotation_factor`
+    (`mscale_all_dim`, squared: queries and keys)."""
     if scaling is None or not scaling.mscale_all_dim:
         return 1.0
     return _temperature(scaling.factor, scaling.mscale_all_dim) ** 2
@@ -118,12 +138,17 @@ def rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:
     return torch.cat([turned, x[..., rotated:]], dim=-1)
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+def _rotate(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+) -> torch.Tensor:
     """x [S, heads, d], cos and sin [S, 1, d / 2]"""
     wide = x.float()
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     if interleaved:
-        (first, second), (out_first, out_second) = (wide[..., ::2], wide[..., 1::2]), (out[..., ::2], out[..., 1::2])
+        (first, second), (out_first, out_second) = (
+            (wide[..., ::2], wide[..., 1::2]),
+            (out[..., ::2], out[..., 1::2]),
+        )
     else:
         (first, second), (out_first, out_second) = wide.chunk(2, dim=-1), out.chunk(2, dim=-1)
     torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)

@@ -6,8 +6,9 @@ import torch
 
 
 def softcap(logits: torch.Tensor, cap: float) -> torch.Tensor:
-    """Of any shape and float dtype; computed in float32. Keeps one tensor of the logits' size for the backward pass, and not the one
-    that it returns: the log-probs write their gradient over that."""
+    """Of any shape and float dtype; computed in float32. Keeps one tensor of the logits' size for
+    the backward pass, and not the one that it returns: the log-probs write their gradient over
+    that."""
     return _Softcap.apply(logits, cap)
 
 

@@ -1,5 +1,5 @@
-"""State-space duality (Mamba-2, arXiv 2405.21060) and the short convolution before it, over a row of packed sequences, in plain PyTorch.
-Used by `mamba`."""
+"""State-space duality (Mamba-2, arXiv 2405.21060) and the short convolution before it, over a row
+of packed sequences, in plain PyTorch. Used by `mamba`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ _CHUNK = 64
 """Positions that are computed as a matrix; between chunks runs the recurrence."""
 
 
-def convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, place: torch.Tensor) -> torch.Tensor:
-    """Causal convolution of each channel by itself, within each sequence. x [S, channels], weight [channels, kernel] with the present
-    position last, place [S]: of each position in its sequence. Returns float32."""
+def convolve(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, place: torch.Tensor
+) -> torch.Tensor:
+    """Causal convolution of each channel by itself, within each sequence. x [S, channels], weight
+    [channels, kernel] with the present position last, place [S]: of each position in its sequence.
+    Returns float32."""
     wide, weight = x.float(), weight.float()
     out = wide * weight[:, -1]
     for back in range(1, weight.shape[-1]):
@@ -24,26 +27,46 @@ def convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *
 
 
 def scan(
-    x: torch.Tensor, decay: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, sequence: torch.Tensor, chunk: int = _CHUNK
+    x: torch.Tensor,
+    decay: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    sequence: torch.Tensor,
+    chunk: int = _CHUNK,
 ) -> torch.Tensor:
-    """h_t = exp(decay_t) h_(t-1) + b_t x_t, y_t = c_t h_t, with h = 0 before each sequence; in chunks (arXiv 2405.21060, section 6):
-    within one as attention with decaying weights, between them the recurrence.
+    """h_t = exp(decay_t) h_(t-1) + b_t x_t, y_t = c_t h_t, with h = 0 before each sequence; in
+    chunks (arXiv 2405.21060, section 6): within one as attention with decaying weights, between
+    them the recurrence.
 
-    x [S, H, P], decay [S, H] (not positive), b and c [S, G, N], all float32; sequence [S]: number of each position's sequence, ascending.
-    H / G heads share a b and a c. Returns [S, H, P].
+    x [S, H, P], decay [S, H] (not positive), b and c [S, G, N], all float32; sequence [S]: number
+    of each position's sequence, ascending. H / G heads share a b and a c. Returns [S, H, P].
     """
     length, num_groups = x.shape[0], b.shape[1]
     chunk = min(chunk, length)
     missing = -length % chunk
-    x, decay, b, c = (F.pad(part, (0, 0) * (part.dim() - 1) + (0, missing)) for part in (x, decay, b, c))
+    x, decay, b, c = (
+        F.pad(part, (0, 0) * (part.dim() - 1) + (0, missing)) for part in (x, decay, b, c)
+    )
     sequence = F.pad(sequence, (0, missing), value=-1).unflatten(0, (-1, chunk))
     # C chunks of Q positions; heads as G groups of R
-    x = x.unflatten(1, (num_groups, -1)).unflatten(0, (-1, chunk)).permute(0, 2, 3, 1, 4)  # C G R Q P
+    x = (
+        x.unflatten(1, (num_groups, -1)).unflatten(0, (-1, chunk)).permute(0, 2, 3, 1, 4)
+    )  # C G R Q P
     b, c = (part.unflatten(0, (-1, chunk)).transpose(1, 2) for part in (b, c))  # C G Q N
     # differences of sums: rounded to float32 only after they are taken
-    total = decay.double().unflatten(1, (num_groups, -1)).unflatten(0, (-1, chunk)).cumsum(dim=1).permute(0, 2, 3, 1)  # C G R Q
+    total = (
+        decay.double()
+        .unflatten(1, (num_groups, -1))
+        .unflatten(0, (-1, chunk))
+        .cumsum(dim=1)
+        .permute(0, 2, 3, 1)
+    )  # C G R Q
     seen = (sequence[:, :, None] == sequence[:, None, :]).tril()[:, None, None]
-    weights = _exp(total[..., :, None] - total[..., None, :], where=seen) * (c @ b.transpose(-1, -2))[:, :, None]
+    weights = (
+        _exp(total[..., :, None] - total[..., None, :], where=seen)
+        * (c @ b.transpose(-1, -2))[:, :, None]
+    )
     y = weights @ x
     if len(sequence) > 1:
         y = y + _from_before(x, total, b, c, sequence=sequence)
@@ -51,9 +74,15 @@ def scan(
 
 
 def _from_before(
-    x: torch.Tensor, total: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, sequence: torch.Tensor
+    x: torch.Tensor,
+    total: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    sequence: torch.Tensor,
 ) -> torch.Tensor:
-    """What the positions of each chunk get from the chunks before. Shapes as in `scan` after its rearrangement."""
+    """What the positions of each chunk get from the chunks before. Shapes as in `scan` after its
+    rearrangement."""
     last = sequence[:, -1:]
     to_end = _exp(total[..., -1:] - total, where=(sequence == last)[:, None, None])  # C G R Q
     added = b.transpose(-1, -2)[:, :, None] @ (x * to_end[..., None])  # C G R N P
@@ -68,5 +97,6 @@ def _from_before(
 
 
 def _exp(exponent: torch.Tensor, *, where: torch.Tensor) -> torch.Tensor:
-    """float32, 0 elsewhere: there the exponent may be so large that its exponential is infinite, and its gradient no number."""
+    """float32, 0 elsewhere: there the exponent may be so large that its exponential is infinite,
+    and its gradient no number."""
     return exponent.float().masked_fill(~where, float("-inf")).exp()

@@ -1,7 +1,8 @@
-"""Attention for the whole batch at once on a CPU, instead of SGLang's loop over requests. Takes the place of `torch_native`.
+"""Attention for the whole batch at once on a CPU, instead of SGLang's loop over requests. Takes the
+place of `torch_native`.
 
-Letters: B requests, N longest context, H query heads, K key/value heads, G = H / K, D head size, Q most new tokens of a request,
-T new tokens of all requests.
+Letters: B requests, N longest context, H query heads, K key/value heads, G = H / K, D head size, Q
+most new tokens of a request, T new tokens of all requests.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ def install() -> None:
 
 
 class Batched:
-    """Plans each forward once (which cache slots, which mask), then runs one padded SDPA per layer."""
+    """Plans each forward once (which cache slots, which mask), then runs one padded SDPA per
+    layer."""
 
     _slots: torch.Tensor | None = None
-    """[B * N] cache slots of all contexts, padded with slot 0; None: the stock loop runs (encoder-decoder models)."""
+    """[B * N] cache slots of all contexts, padded with slot 0; None: the stock loop runs
+    (encoder-decoder models)."""
     _sinks: torch.Tensor | None = None
-    """[H] of the layer that runs now: a logit beside those of the keys, whose value is nothing (gpt-oss)."""
+    """[H] of the layer that runs now: a logit beside those of the keys, whose value is nothing
+    (gpt-oss)."""
 
     def forward_extend(self, *arguments, sinks=None, **settings):
         """The stock method, which takes no sinks."""
@@ -47,7 +51,9 @@ class Batched:
             return
         lens_B = forward_batch.seq_lens
         num_slots = int(lens_B.max())
-        slots_BN = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices, :num_slots].long()
+        slots_BN = self.req_to_token_pool.req_to_token[
+            forward_batch.req_pool_indices, :num_slots
+        ].long()
         position_N = torch.arange(num_slots, device=slots_BN.device)
         held_BN = position_N[None] < lens_B[:, None]
         self._slots = slots_BN.masked_fill_(~held_BN, 0).reshape(-1)
@@ -61,7 +67,8 @@ class Batched:
             self._plan_extend(forward_batch)
 
     def _plan_extend(self, forward_batch) -> None:
-        """New tokens lie one request after the other; the padded form puts each request in a row of its own."""
+        """New tokens lie one request after the other; the padded form puts each request in a row of
+        its own."""
         prefix_B, new_B = forward_batch.extend_prefix_lens, forward_batch.extend_seq_lens
         longest = int(new_B.max())
         offset_Q = torch.arange(longest, device=new_B.device)
@@ -71,7 +78,8 @@ class Batched:
         self._query_positions = prefix_B[:, None] + offset_Q[None]
 
     def _mask(self, dtype: torch.dtype, window: int | None) -> torch.Tensor:
-        """[B, 1, Q, N] additive; a padded query sees the first slot, so that no row is empty. Made once per forward."""
+        """[B, 1, Q, N] additive; a padded query sees the first slot, so that no row is empty. Made
+        once per forward."""
         key = (dtype, window)
         if key not in self._masks:
             query_BQ1 = self._query_positions[:, :, None]
@@ -79,18 +87,28 @@ class Batched:
             if window is not None and window > -1:
                 seen = seen & (self._positions >= query_BQ1 - window)
                 seen[..., 0] |= ~seen.any(-1)
-            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
+                ~seen, float("-inf")
+            )
             self._masks[key] = mask[:, None]
         return self._masks[key]
 
-    def _attend(self, query, k_cache, v_cache, *, window: int | None, scaling: float | None, grouped: bool) -> torch.Tensor:
-        """[B, heads, positions, D of values]. `query`: [B, K, G, D], the heads of a group as positions (`grouped`), or [B, H, Q, D]."""
+    def _attend(
+        self, query, k_cache, v_cache, *, window: int | None, scaling: float | None, grouped: bool
+    ) -> torch.Tensor:
+        """[B, heads, positions, D of values]. `query`: [B, K, G, D], the heads of a group as
+        positions (`grouped`), or [B, H, Q, D]."""
         key, value = self._context(k_cache, query.dtype), self._context(v_cache, query.dtype)
         mask = self._mask(query.dtype, window)
         if self._sinks is not None:
             key, value, mask = self._with_sinks(query, key, value, mask, grouped=grouped)
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
         )
 
     def _with_sinks(self, query, key, value, mask, *, grouped: bool):
@@ -107,32 +125,57 @@ class Batched:
         return rows.view(self._batch, self._num_slots, *cache.shape[1:]).to(dtype).transpose(1, 2)
 
     def _run_sdpa_forward_decode(
-        self, query, output, k_cache, v_cache, *args, scaling=None, sliding_window_size=None, **kwargs
+        self,
+        query,
+        output,
+        k_cache,
+        v_cache,
+        *args,
+        scaling=None,
+        sliding_window_size=None,
+        **kwargs,
     ):
-        """One new token per request; the G query heads of a key/value head are treated as G query positions, so K and V are
-        read once. Overrides the stock loop, same arguments."""
+        """One new token per request; the G query heads of a key/value head are treated as G query
+        positions, so K and V are read once. Overrides the stock loop, same arguments."""
         if self._slots is None:
             kwargs.update(scaling=scaling, sliding_window_size=sliding_window_size)
-            return super()._run_sdpa_forward_decode(query, output, k_cache, v_cache, *args, **kwargs)
+            return super()._run_sdpa_forward_decode(
+                query, output, k_cache, v_cache, *args, **kwargs
+            )
         num_heads, size = query.shape[1:]
         num_kv = k_cache.shape[1]
         query_BKGD = query.view(self._batch, num_kv, num_heads // num_kv, size)
-        attended = self._attend(query_BKGD, k_cache, v_cache, window=sliding_window_size, scaling=scaling, grouped=True)
+        attended = self._attend(
+            query_BKGD, k_cache, v_cache, window=sliding_window_size, scaling=scaling, grouped=True
+        )
         output.copy_(attended.reshape(output.shape))
         return output
 
     def _run_sdpa_forward_extend(
-        self, query, output, k_cache, v_cache, *args, scaling=None, causal=False, sliding_window_size=None, **kwargs
+        self,
+        query,
+        output,
+        k_cache,
+        v_cache,
+        *args,
+        scaling=None,
+        causal=False,
+        sliding_window_size=None,
+        **kwargs,
     ):
         """Several new tokens per request. Overrides the stock loop, same arguments."""
         if self._slots is None or not causal:
             kwargs.update(scaling=scaling, causal=causal, sliding_window_size=sliding_window_size)
-            return super()._run_sdpa_forward_extend(query, output, k_cache, v_cache, *args, **kwargs)
+            return super()._run_sdpa_forward_extend(
+                query, output, k_cache, v_cache, *args, **kwargs
+            )
         num_heads, size = query.shape[1:]
         padded = query.new_zeros((self._batch * self._longest, num_heads, size))
         padded.index_copy_(0, self._query_rows, query)
         query_BHQD = padded.view(self._batch, self._longest, num_heads, size).transpose(1, 2)
-        attended = self._attend(query_BHQD, k_cache, v_cache, window=sliding_window_size, scaling=scaling, grouped=False)
+        attended = self._attend(
+            query_BHQD, k_cache, v_cache, window=sliding_window_size, scaling=scaling, grouped=False
+        )
         flat = attended.transpose(1, 2).reshape(self._batch * self._longest, num_heads, -1)
         torch.index_select(flat, 0, self._query_rows, out=output)
         return output

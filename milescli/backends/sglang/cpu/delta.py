@@ -1,7 +1,9 @@
-"""The gated delta net (Qwen3.5, Qwen3.6, Qwen3-Next) on a CPU in plain torch, in the place of SGLang's kernels for CPUs, which have no wheel.
+"""The gated delta net (Qwen3.5, Qwen3.6, Qwen3-Next) on a CPU in plain torch, in the place of
+SGLang's kernels for CPUs, which have no wheel.
 
-S is a head's state [key dim, value dim]; per token it decays by exp(g), then S += k (beta (v - S'k))', and the output is S'q
-(arXiv 2412.06464, equation 10). Letters: B requests, T new tokens, Q most new tokens of a request, H value heads, C tokens of a chunk.
+S is a head's state [key dim, value dim]; per token it decays by exp(g), then S += k (beta (v -
+S'k))', and the output is S'q (arXiv 2412.06464, equation 10). Letters: B requests, T new tokens, Q
+most new tokens of a request, H value heads, C tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -41,8 +43,11 @@ def install() -> None:
 
 
 def gated_norm(self, x: Tensor, z: Tensor | None = None) -> Tensor:
-    """RMSNorm, times silu(z): what SGLang's module does in Triton. Its other forms are not for these families."""
-    assert z is not None and self.group_size is None and self.norm_before_gate, "not a gated delta net's norm"
+    """RMSNorm, times silu(z): what SGLang's module does in Triton. Its other forms are not for
+    these families."""
+    assert z is not None and self.group_size is None and self.norm_before_gate, (
+        "not a gated delta net's norm"
+    )
     scaled = _rms(x.float(), self.eps) * self.weight.float()
     gate = torch.sigmoid(z.float()) if self.activation == "sigmoid" else F.silu(z.float())
     return (scaled * gate).to(x.dtype)
@@ -52,12 +57,17 @@ def fused_gated_norm(
     self, x: Tensor, g: Tensor, residual=None, prenorm: bool = False, residual_in_fp32: bool = False
 ) -> Tensor:
     """The same in Qwen3-Next's module."""
-    assert residual is None and not prenorm and self.activation in ("silu", "swish"), self.activation
+    assert residual is None and not prenorm and self.activation in ("silu", "swish"), (
+        self.activation
+    )
     return (_rms(x.float(), self.eps) * self.weight.float() * F.silu(g.float())).to(x.dtype)
 
 
-def add_gated_shared_expert(hidden_TM: Tensor, gate_weight: Tensor, shared_TM: Tensor, output_TM: Tensor) -> None:
-    """The shared expert's output, times the sigmoid of its gate (`gate_weight` [M]), is added to that of the others, in place."""
+def add_gated_shared_expert(
+    hidden_TM: Tensor, gate_weight: Tensor, shared_TM: Tensor, output_TM: Tensor
+) -> None:
+    """The shared expert's output, times the sigmoid of its gate (`gate_weight` [M]), is added to
+    that of the others, in place."""
     output_TM.add_(torch.sigmoid(hidden_TM @ gate_weight)[:, None] * shared_TM)
 
 
@@ -66,16 +76,26 @@ def fused_sigmoid_mul_cpu(x: Tensor, gate: Tensor) -> None:
     x.mul_(torch.sigmoid(gate.reshape(x.shape)))
 
 
-def fused_qk_gemma_rmsnorm_cpu(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, head_dim: int):
+def fused_qk_gemma_rmsnorm_cpu(
+    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, head_dim: int
+):
     """Per-head norms that multiply by 1 + weight; shapes stay."""
     return tuple(
-        (_rms(x.reshape(-1, head_dim).float(), eps) * (1.0 + weight.float())).to(x.dtype).reshape(x.shape)
+        (_rms(x.reshape(-1, head_dim).float(), eps) * (1.0 + weight.float()))
+        .to(x.dtype)
+        .reshape(x.shape)
         for x, weight in ((q, q_weight), (k, k_weight))
     )
 
 
 def fused_qk_gemma_rmsnorm_with_gate_cpu(
-    q_gate: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, head_dim: int, num_heads: int
+    q_gate: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    eps: float,
+    head_dim: int,
+    num_heads: int,
 ):
     """The same where each query head is followed by its gate: (queries, keys, gates)."""
     query, gate = q_gate.reshape(-1, num_heads, 2, head_dim).unbind(2)
@@ -87,35 +107,62 @@ def fused_qkvzba_split_reshape_cat_contiguous_cpu(
     qkvz: Tensor, ba: Tensor, num_key_heads: int, num_value_heads: int, key_dim: int, value_dim: int
 ):
     """([T, q k v], z [T, H, value_dim], b [T, H], a [T, H])."""
-    qkv, z = qkvz.split([2 * num_key_heads * key_dim + num_value_heads * value_dim, num_value_heads * value_dim], dim=-1)
+    qkv, z = qkvz.split(
+        [2 * num_key_heads * key_dim + num_value_heads * value_dim, num_value_heads * value_dim],
+        dim=-1,
+    )
     b, a = ba.split([num_value_heads, num_value_heads], dim=-1)
-    return qkv.contiguous(), z.reshape(-1, num_value_heads, value_dim), b.contiguous(), a.contiguous()
+    return (
+        qkv.contiguous(),
+        z.reshape(-1, num_value_heads, value_dim),
+        b.contiguous(),
+        a.contiguous(),
+    )
 
 
-def fused_gdn_gating_cpu(A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+def fused_gdn_gating_cpu(
+    A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor
+) -> tuple[Tensor, Tensor]:
     """(g, beta), both [1, T, H] float32."""
     g = -A_log.float().exp() * F.softplus(a.float() + dt_bias.float())
     return g[None], torch.sigmoid(b.float())[None]
 
 
 def causal_conv1d_fn_cpu(
-    x, weight, bias, *, activation, conv_states, has_initial_state, cache_indices, query_start_loc, seq_lens_cpu, **_
+    x,
+    weight,
+    bias,
+    *,
+    activation,
+    conv_states,
+    has_initial_state,
+    cache_indices,
+    query_start_loc,
+    seq_lens_cpu,
+    **_,
 ) -> Tensor:
-    """x: [dim, T], requests one after the other. A depth-wise convolution over each; `conv_states` [slots, dim, width - 1] are read where a
-    request goes on, and hold its last inputs afterwards. Returns [dim, T]."""
+    """x: [dim, T], requests one after the other. A depth-wise convolution over each; `conv_states`
+    [slots, dim, width - 1] are read where a request goes on, and hold its last inputs afterwards.
+    Returns [dim, T]."""
     kept = weight.shape[1] - 1
     pieces = []
     starts = query_start_loc.tolist()
     for row, slot in enumerate(cache_indices.tolist()):
         new = x[:, starts[row] : starts[row + 1]]
-        before = conv_states[slot].to(x.dtype) if bool(has_initial_state[row]) else x.new_zeros(x.shape[0], kept)
+        before = (
+            conv_states[slot].to(x.dtype)
+            if bool(has_initial_state[row])
+            else x.new_zeros(x.shape[0], kept)
+        )
         whole = torch.cat([before, new], dim=1)
         conv_states[slot] = whole[:, whole.shape[1] - kept :].to(conv_states.dtype)
         pieces.append(F.conv1d(whole[None], weight[:, None], bias, groups=x.shape[0])[0])
     return _activated(torch.cat(pieces, dim=1), activation)
 
 
-def causal_conv1d_update_cpu(x, conv_states, weight, bias=None, activation=None, *, conv_state_indices, **_) -> Tensor:
+def causal_conv1d_update_cpu(
+    x, conv_states, weight, bias=None, activation=None, *, conv_state_indices, **_
+) -> Tensor:
     """One new token per request: x [B, dim] -> [B, dim]; the states move on by one."""
     slots = conv_state_indices.long()
     whole = torch.cat([conv_states[slots].to(x.dtype), x[:, :, None]], dim=2)
@@ -127,8 +174,8 @@ def causal_conv1d_update_cpu(x, conv_states, weight, bias=None, activation=None,
 def fused_sigmoid_gating_delta_rule_update_cpu(
     *, A_log, dt_bias, q, k, v, a, b, initial_state_source, initial_state_indices, **_
 ) -> Tensor:
-    """One new token per request. q, k: [1, B, key heads, key dim]; v: [1, B, H, value dim]; a, b: [B, H]; the states
-    [slots, H, value dim, key dim] move on. Returns [1, B, H, value dim]."""
+    """One new token per request. q, k: [1, B, key heads, key dim]; v: [1, B, H, value dim]; a, b:
+    [B, H]; the states [slots, H, value dim, key dim] move on. Returns [1, B, H, value dim]."""
     slots = initial_state_indices.long()
     g, beta = (gate[0] for gate in fused_gdn_gating_cpu(A_log, a, b, dt_bias))
     query, key = (_per_value_head(x[0], v.shape[2]) for x in (q, k))
@@ -140,18 +187,25 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
     return torch.einsum("bhvk,bhk->bhv", state_BHVK, query).to(v.dtype)[None]
 
 
-def chunk_gated_delta_rule_cpu(*, q, k, v, g, beta, initial_state, initial_state_indices, cu_seqlens, **_):
-    """Several new tokens per request, laid one after the other: q, k [1, T, key heads, key dim], v [1, T, H, value dim], g, beta
-    [1, T, H]; the states [slots, H, value dim, key dim] move on. Returns ([1, T, H, value dim], None, None)."""
+def chunk_gated_delta_rule_cpu(
+    *, q, k, v, g, beta, initial_state, initial_state_indices, cu_seqlens, **_
+):
+    """Several new tokens per request, laid one after the other: q, k [1, T, key heads, key dim], v
+    [1, T, H, value dim], g, beta [1, T, H]; the states [slots, H, value dim, key dim] move on.
+    Returns ([1, T, H, value dim], None, None)."""
     slots, starts = initial_state_indices.long(), cu_seqlens.long()
     new_B = starts[1:] - starts[:-1]
-    longest = -(-int(new_B.max()) // CHUNK) * CHUNK if int(new_B.max()) > CHUNK else int(new_B.max())
+    longest = (
+        -(-int(new_B.max()) // CHUNK) * CHUNK if int(new_B.max()) > CHUNK else int(new_B.max())
+    )
     offset_Q = torch.arange(longest)
     rows = (offset_Q[None] < new_B[:, None]).reshape(-1).nonzero().squeeze(1)
 
     def padded(x_TH: Tensor) -> Tensor:
         """[B, H, Q, ...]; a padded token changes nothing: its g, beta and key are 0."""
-        flat = x_TH.new_zeros((len(new_B) * longest, *x_TH.shape[1:]), dtype=torch.float32).index_copy_(0, rows, x_TH.float())
+        flat = x_TH.new_zeros(
+            (len(new_B) * longest, *x_TH.shape[1:]), dtype=torch.float32
+        ).index_copy_(0, rows, x_TH.float())
         return flat.view(len(new_B), longest, *x_TH.shape[1:]).transpose(1, 2)
 
     heads = v.shape[2]
@@ -165,12 +219,15 @@ def chunk_gated_delta_rule_cpu(*, q, k, v, g, beta, initial_state, initial_state
     return flat.index_select(0, rows).to(v.dtype)[None], None, None
 
 
-def scan(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """(state after all tokens [B, H, K, V], outputs [B, H, Q, V]), float32. `query` and `key` [B, H, Q, K], `value` [B, H, Q, V], `g` and
-    `beta` [B, H, Q], `state` [B, H, K, V].
+def scan(
+    query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(state after all tokens [B, H, K, V], outputs [B, H, Q, V]), float32. `query` and `key` [B,
+    H, Q, K], `value` [B, H, Q, V], `g` and `beta` [B, H, Q], `state` [B, H, K, V].
 
-    Within a chunk, with G the running sum of g: what each token writes, u_t = beta_t (v_t - exp(G_t) S'k_t - sum over s < t of
-    exp(G_t - G_s) (k_s . k_t) u_s), is a unit lower triangular system.
+    Within a chunk, with G the running sum of g: what each token writes, u_t = beta_t (v_t -
+    exp(G_t) S'k_t - sum over s < t of exp(G_t - G_s) (k_s . k_t) u_s), is a unit lower triangular
+    system.
     """
     outputs = []
     for start in range(0, query.shape[2], CHUNK):
@@ -180,14 +237,20 @@ def scan(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, sta
         system = b[..., None] * (between * (k @ k.transpose(-1, -2))).tril(-1)
         right = b[..., None] * (v - total.exp()[..., None] * (k @ state))
         written = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-        outputs.append(total.exp()[..., None] * (q @ state) + (between * (q @ k.transpose(-1, -2))) @ written)
+        outputs.append(
+            total.exp()[..., None] * (q @ state) + (between * (q @ k.transpose(-1, -2))) @ written
+        )
         last = total[..., -1:]
-        state = last.exp()[..., None] * state + ((last - total).exp()[..., None] * k).transpose(-1, -2) @ written
+        state = (
+            last.exp()[..., None] * state
+            + ((last - total).exp()[..., None] * k).transpose(-1, -2) @ written
+        )
     return state, torch.cat(outputs, dim=2)
 
 
 def _per_value_head(x: Tensor, heads: int) -> Tensor:
-    """[tokens, key heads, dim] -> [tokens, heads, dim] of length 1; neighbouring value heads share a key head."""
+    """[tokens, key heads, dim] -> [tokens, heads, dim] of length 1; neighbouring value heads share
+    a key head."""
     x = x.float()
     x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
     return x.repeat_interleave(heads // x.shape[1], dim=1)

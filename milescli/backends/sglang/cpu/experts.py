@@ -1,10 +1,12 @@
-"""Mixture of experts on a CPU: routing in plain torch, and the record of chosen experts without pinned memory."""
+"""Mixture of experts on a CPU: routing in plain torch, and the record of chosen experts without
+pinned memory."""
 
 from __future__ import annotations
 
 
 def install() -> None:
-    """SGLang's own CPU routing needs kernels that have no wheel; its plain torch form gives the same choice."""
+    """SGLang's own CPU routing needs kernels that have no wheel; its plain torch form gives the
+    same choice."""
     from sglang.srt.layers.moe import topk
     from sglang.srt.mem_cache.pool_host import common
 

@@ -1,4 +1,5 @@
-"""A quicker start on a CPU: the engine's processes are forked from the one that imported SGLang; stock imports it thrice."""
+"""A quicker start on a CPU: the engine's processes are forked from the one that imported SGLang;
+stock imports it thrice."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ import multiprocessing
 
 
 def install() -> None:
-    """SGLang forces the start method `spawn`, which CUDA needs. Nothing here has touched a device or started a thread when it
-    launches its scheduler and detokenizer, so `fork` is sound and saves two imports of torch and SGLang."""
+    """SGLang forces the start method `spawn`, which CUDA needs. Nothing here has touched a device
+    or started a thread when it launches its scheduler and detokenizer, so `fork` is sound and saves
+    two imports of torch and SGLang."""
     from sglang.srt.entrypoints import engine
 
     configure = engine._set_envs_and_config

@@ -1,7 +1,9 @@
-"""Seeded sampling on a CPU: one uniform number per token, hashed from the request's seed and the token's position, through the CDF.
+"""Seeded sampling on a CPU: one uniform number per token, hashed from the request's seed and the
+token's position, through the CDF.
 
-A token depends on its logits, seed and position alone: not on the batch, nor on when its request came. SGLang's own way draws one
-number per vocabulary entry, by a kernel that has no CPU wheel, inside a function that torch.compile would build in C++ at first use.
+A token depends on its logits, seed and position alone: not on the batch, nor on when its request
+came. SGLang's own way draws one number per vocabulary entry, by a kernel that has no CPU wheel,
+inside a function that torch.compile would build in C++ at first use.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ _MASK = 0xFFFFFFFF
 
 
 def install() -> None:
-    """Let `--enable-deterministic-inference` run with torch_native; without it SGLang ignores a request's seed."""
+    """Let `--enable-deterministic-inference` run with torch_native; without it SGLang ignores a
+    request's seed."""
     from sglang.srt.arg_groups import choices
     from sglang.srt.layers import sampler
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -33,24 +36,36 @@ def install() -> None:
 
 
 def _kernels_are_for_gpus(self: object) -> None:
-    """The batch-invariant kernels are Triton; torch's CPU kernels agree across batches to about 1e-6."""
+    """The batch-invariant kernels are Triton; torch's CPU kernels agree across batches to about
+    1e-6."""
 
 
-def sample(weights_BV: torch.Tensor, seeds_B: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
-    """[batch] int64: index i with probability weights[i] / sum(weights), by inverse transform. A zero weight is never chosen."""
+def sample(
+    weights_BV: torch.Tensor, seeds_B: torch.Tensor, positions_B: torch.Tensor
+) -> torch.Tensor:
+    """[batch] int64: index i with probability weights[i] / sum(weights), by inverse transform. A
+    zero weight is never chosen."""
     cumulative_BV = weights_BV.to(torch.float64).cumsum(-1)
     target_B1 = uniform(seeds_B, positions_B)[:, None] * cumulative_BV[:, -1:]
-    return torch.searchsorted(cumulative_BV, target_B1, right=True).squeeze(1).clamp_(max=weights_BV.shape[-1] - 1)
+    return (
+        torch.searchsorted(cumulative_BV, target_B1, right=True)
+        .squeeze(1)
+        .clamp_(max=weights_BV.shape[-1] - 1)
+    )
 
 
-def sample_from_logprobs(logprobs_BV: torch.Tensor, seeds_B: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
-    """[batch, 1], from log-probs that need not be normalised (top-p and top-k leave -inf). Takes multinomial_with_seed's place."""
+def sample_from_logprobs(
+    logprobs_BV: torch.Tensor, seeds_B: torch.Tensor, positions_B: torch.Tensor
+) -> torch.Tensor:
+    """[batch, 1], from log-probs that need not be normalised (top-p and top-k leave -inf). Takes
+    multinomial_with_seed's place."""
     weights_BV = (logprobs_BV - logprobs_BV.amax(-1, keepdim=True)).exp_()
     return sample(weights_BV, seeds_B, positions_B)[:, None]
 
 
 def uniform(seeds_B: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
-    """[batch] float64 strictly between 0 and 1: MurmurHash3 (32 bit) over the blocks seed low, seed high, position.
+    """[batch] float64 strictly between 0 and 1: MurmurHash3 (32 bit) over the blocks seed low, seed
+    high, position.
 
     Integer arithmetic in int64, which wraps without harm: the mask keeps the low 32 bits.
     """

@@ -1,4 +1,5 @@
-"""gpt-oss on a CPU: its weights, sinks too, have the precision that the engine is told, and SGLang lets our backend serve it."""
+"""gpt-oss on a CPU: its weights, sinks too, have the precision that the engine is told, and SGLang
+lets our backend serve it."""
 
 from __future__ import annotations
 
@@ -6,31 +7,40 @@ import torch
 
 
 def install() -> None:
-    """SGLang refuses gpt-oss with `torch_native`, which has no sinks; the backend of this folder, which goes by that name, has them."""
+    """SGLang refuses gpt-oss with `torch_native`, which has no sinks; the backend of this folder,
+    which goes by that name, has them."""
     from sglang.srt.arg_groups import model_hook
     from sglang.srt.models import gpt_oss
 
     backends_of = model_hook.attention_backends_of
-    model_hook.attention_backends_of = lambda view: tuple(_trusted(name) for name in backends_of(view))
+    model_hook.attention_backends_of = lambda view: tuple(
+        _trusted(name) for name in backends_of(view)
+    )
 
     build = gpt_oss.GptOssAttention.__init__
 
     def build_with_exact_sinks(self, *arguments, **settings):
         build(self, *arguments, **settings)
-        self.sinks = torch.nn.Parameter(self.sinks.to(torch.get_default_dtype()), requires_grad=False)  # else bfloat16, always
+        self.sinks = torch.nn.Parameter(
+            self.sinks.to(torch.get_default_dtype()), requires_grad=False
+        )  # else bfloat16, always
 
     gpt_oss.GptOssAttention.__init__ = build_with_exact_sinks
     build_model = gpt_oss.GptOssForCausalLM.__init__
 
     def build_model_as_served(self, config, *arguments, **settings):
-        config.dtype = torch.get_default_dtype()  # else that of the folder, whatever the engine was told
+        config.dtype = (
+            torch.get_default_dtype()
+        )  # else that of the folder, whatever the engine was told
         build_model(self, config, *arguments, **settings)
 
     gpt_oss.GptOssForCausalLM.__init__ = build_model_as_served
     load = gpt_oss.GptOssForCausalLM.load_weights
 
     def load_from_own_memory(self, weights, *arguments, **settings):
-        return load(self, ((name, _own(name, tensor)) for name, tensor in weights), *arguments, **settings)
+        return load(
+            self, ((name, _own(name, tensor)) for name, tensor in weights), *arguments, **settings
+        )
 
     gpt_oss.GptOssForCausalLM.load_weights = load_from_own_memory
 
@@ -41,5 +51,6 @@ def _trusted(name: str) -> str:
 
 
 def _own(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """SGLang's ranks but the first zero this bias in place; on a CPU it lies in memory that all ranks share."""
+    """SGLang's ranks but the first zero this bias in place; on a CPU it lies in memory that all
+    ranks share."""
     return tensor.clone() if name.endswith("experts.down_proj_bias") else tensor

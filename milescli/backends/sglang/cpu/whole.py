@@ -1,7 +1,8 @@
-"""No engine serves what was never loaded: a parameter that SGLang makes and the folder does not fill ends the engine at its start.
+"""No engine serves what was never loaded: a parameter that SGLang makes and the folder does not
+fill ends the engine at its start.
 
-SGLang allocates weights without setting them and skips names that it does not know; what the two sides do not both have would be whatever
-lay in memory.
+SGLang allocates weights without setting them and skips names that it does not know; what the two
+sides do not both have would be whatever lay in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def install() -> None:
         mark(model)
         load(model, weights, target_device)
         if missing := unfilled(model):
-            shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+            shown = ", ".join(missing[:3]) + (
+                f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            )
             raise SystemExit(f"miles: the folder does not fill what SGLang's model has: {shown}")
 
     DefaultModelLoader.load_weights_only = staticmethod(load_whole)
@@ -37,5 +40,10 @@ def mark(model: torch.nn.Module) -> None:
 
 @torch.no_grad()
 def unfilled(model: torch.nn.Module) -> list[str]:
-    """Names of parameters of which something is still NaN. Padding that SGLang adds it fills itself."""
-    return [name for name, weight in model.named_parameters() if weight.is_floating_point() and weight.isnan().any()]
+    """Names of parameters of which something is still NaN. Padding that SGLang adds it fills
+    itself."""
+    return [
+        name
+        for name, weight in model.named_parameters()
+        if weight.is_floating_point() and weight.isnan().any()
+    ]

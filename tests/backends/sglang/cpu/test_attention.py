@@ -55,13 +55,17 @@ def expected(query, keys, values, table, prefix, new, window) -> torch.Tensor:
         value = values[slots].transpose(0, 1).repeat_interleave(HEADS // KV_HEADS, 0)
         at, of = torch.arange(cached, cached + fresh)[:, None], torch.arange(cached + fresh)[None]
         seen = (of <= at) & (of >= at - window if window is not None else True)
-        parts.append(F.scaled_dot_product_attention(own_query, key, value, attn_mask=seen).transpose(0, 1))
+        parts.append(
+            F.scaled_dot_product_attention(own_query, key, value, attn_mask=seen).transpose(0, 1)
+        )
         start += fresh
     return torch.cat(parts)
 
 
 @pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize(("prefix", "new"), [([4, 0, 17, 9], [1, 1, 1, 1]), ([0, 5, 12], [7, 1, 20]), ([3], [6])])
+@pytest.mark.parametrize(
+    ("prefix", "new"), [([4, 0, 17, 9], [1, 1, 1, 1]), ([0, 5, 12], [7, 1, 20]), ([3], [6])]
+)
 def test_every_request_attends_as_if_it_were_alone(prefix, new, window):
     torch.manual_seed(0)
     decode = set(new) == {1}
@@ -72,7 +76,9 @@ def test_every_request_attends_as_if_it_were_alone(prefix, new, window):
     run = backend._run_sdpa_forward_decode if decode else backend._run_sdpa_forward_extend
     causal = {} if decode else {"causal": True}
     run(query, output, keys, values, scaling=SIZE**-0.5, sliding_window_size=window, **causal)
-    assert torch.allclose(output, expected(query, keys, values, table, prefix, new, window), atol=1e-5)
+    assert torch.allclose(
+        output, expected(query, keys, values, table, prefix, new, window), atol=1e-5
+    )
 
 
 def test_an_encoder_decoder_batch_is_left_to_the_stock_loop():
@@ -93,11 +99,21 @@ def test_a_sink_takes_part_in_the_softmax_and_has_no_value(prefix, new, window):
     output = torch.empty_like(query)
     backend._sinks = sinks
     run = backend._run_sdpa_forward_decode if decode else backend._run_sdpa_forward_extend
-    run(query, output, keys, values, scaling=0.3, sliding_window_size=window, **({} if decode else {"causal": True}))
+    run(
+        query,
+        output,
+        keys,
+        values,
+        scaling=0.3,
+        sliding_window_size=window,
+        **({} if decode else {"causal": True}),
+    )
     start = 0
     for row, (cached, fresh) in enumerate(zip(prefix, new, strict=True)):
         slots = table[row, : cached + fresh].long()
-        key, value = (kept[slots].repeat_interleave(HEADS // KV_HEADS, 1) for kept in (keys, values))
+        key, value = (
+            kept[slots].repeat_interleave(HEADS // KV_HEADS, 1) for kept in (keys, values)
+        )
         logits = torch.einsum("qhd,nhd->hqn", query[start : start + fresh], key) * 0.3
         at, of = torch.arange(cached, cached + fresh)[:, None], torch.arange(cached + fresh)[None]
         seen = (of <= at) & (of >= at - window if window is not None else True)
@@ -116,7 +132,14 @@ def test_a_value_may_be_the_first_part_of_its_key(prefix, new):
     query, latent = torch.randn(sum(new), HEADS, SIZE), torch.randn(SLOTS, 1, SIZE)
     output = torch.empty(sum(new), HEADS, SIZE - 3)
     run = backend._run_sdpa_forward_decode if decode else backend._run_sdpa_forward_extend
-    run(query, output, latent, latent[..., : SIZE - 3], scaling=SIZE**-0.5, **({} if decode else {"causal": True}))
+    run(
+        query,
+        output,
+        latent,
+        latent[..., : SIZE - 3],
+        scaling=SIZE**-0.5,
+        **({} if decode else {"causal": True}),
+    )
     both = latent.expand(-1, KV_HEADS, -1)
     whole = expected(query, both, both, table, prefix, new, None)
     assert torch.allclose(output, whole[..., : SIZE - 3], atol=1e-5)

@@ -34,7 +34,9 @@ def test_the_hash_is_murmur3(seed, position):
 def test_tokens_follow_the_weights():
     weights = torch.tensor([0.5, 0.0, 0.3, 0.2])
     number = 20_000
-    drawn = sample(weights.expand(number, 4), torch.arange(number) * 7919, torch.arange(number) % 50)
+    drawn = sample(
+        weights.expand(number, 4), torch.arange(number) * 7919, torch.arange(number) % 50
+    )
     shares = torch.bincount(drawn, minlength=4) / number
     assert shares[1] == 0
     assert torch.allclose(shares, weights, atol=0.015)
@@ -45,7 +47,12 @@ def test_a_token_does_not_depend_on_the_rest_of_the_batch(batch, seed):
     weights = torch.rand(batch, 50, generator=torch.Generator().manual_seed(seed % 1000))
     seeds, positions = torch.arange(batch) + seed, torch.arange(batch)
     together = sample(weights, seeds, positions)
-    alone = torch.cat([sample(weights[row : row + 1], seeds[row : row + 1], positions[row : row + 1]) for row in range(batch)])
+    alone = torch.cat(
+        [
+            sample(weights[row : row + 1], seeds[row : row + 1], positions[row : row + 1])
+            for row in range(batch)
+        ]
+    )
     assert torch.equal(together, alone)
 
 
@@ -53,4 +60,7 @@ def test_log_probs_that_are_cut_and_not_normalised_give_the_same_tokens_as_their
     weights = torch.rand(64, 30)
     weights[:, ::3] = 0
     seeds, positions = torch.arange(64), torch.full((64,), 9)
-    assert torch.equal(sample_from_logprobs(weights.log() + 5, seeds, positions)[:, 0], sample(weights, seeds, positions))
+    assert torch.equal(
+        sample_from_logprobs(weights.log() + 5, seeds, positions)[:, 0],
+        sample(weights, seeds, positions),
+    )

@@ -1,8 +1,9 @@
 """Stands before the real torchvision on a CPU engine's PYTHONPATH, and becomes it.
 
-The torchvision wheel on PyPI is built for CUDA: beside a CPU build of torch its C++ library does not load, and its import then
-fails because two operators lack a schema. SGLang imports it first thing. Here the schemas are declared where they are missing,
-and the real package is then loaded in this module's place. No operator is implemented, and no text model calls one.
+The torchvision wheel on PyPI is built for CUDA: beside a CPU build of torch its C++ library does
+not load, and its import then fails because two operators lack a schema. SGLang imports it first
+thing. Here the schemas are declared where they are missing, and the real package is then loaded in
+this module's place. No operator is implemented, and no text model calls one.
 """
 
 import sys as _sys
@@ -17,7 +18,10 @@ def _real_spec():
     others = [entry for entry in _sys.path if _Path(entry or ".").resolve() != here]
     spec = _PathFinder.find_spec("torchvision", others)
     if spec is None or spec.loader is None or spec.origin is None:
-        raise ModuleNotFoundError("torchvision is not installed: pip install --no-deps torchvision==0.28.0", name="torchvision")
+        raise ModuleNotFoundError(
+            "torchvision is not installed: pip install --no-deps torchvision==0.28.0",
+            name="torchvision",
+        )
     return spec
 
 
