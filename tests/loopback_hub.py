@@ -59,7 +59,6 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(self.path.split("?")[0])
         if path == "/api/whoami-v2":
             if self._may_push():
-                # fmt: skip
                 self._tell(
                     {
                         "name": "somebody",

@@ -6,11 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from milescli.checkpoint.run_dir import RECIPE_FILE
 from milescli.core.errors import CheckpointError
 from milescli.core.registry import nearest
-
-RECIPE_FILE = "recipe.yaml"
-"""Its presence makes a directory a run."""
 
 
 def runs_folder(*, environ: Mapping[str, str], cwd: Path, home: Path) -> Path:

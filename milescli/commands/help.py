@@ -7,28 +7,12 @@ from typing import Annotated
 
 import typer
 
+from milescli.checkpoint.run_dir import LAYOUT
 from milescli.commands.options import verb
 from milescli.console.output import Output
 from milescli.core.errors import EXIT_CODE_MEANINGS
 
 EXAMPLES = ["miles help exit-codes", "miles help recipe", "miles help run-directory"]
-
-RUN_DIRECTORY = {
-    "recipe.yaml": "the whole recipe, each value with its origin; `miles launch --recipe FILE` "
-    "takes it",
-    "plan.json": "what ran where, and why",
-    "manifest.json": "versions, data hash, seeds",
-    "events.jsonl": "everything that happened, one JSON object a line",
-    "metrics.jsonl": "the scalars of every step",
-    "tensorboard/": "the same, for `tensorboard --logdir`",
-    "run.svg": "a picture of the last frame, to show around",
-    "logs/attempt_N/": "one log for each process; `logs/latest` is the newest attempt",
-    "checkpoints/step_N/": "Megatron's torch_dist format; complete where it has a manifest.json",
-    "rollouts/": "some answers of each step, to read",
-    "eval/": "the answers of each evaluation",
-    "model/, data/": "the model and the prompts that miles made itself, where the recipe asks for "
-    "them",
-}
 
 
 class Topic(StrEnum):
@@ -69,8 +53,8 @@ def help_page(
 
         show_keys(output)
     elif topic is Topic.RUN_DIRECTORY:
-        output.json("run_directory", {"files": RUN_DIRECTORY})
-        output.kv(RUN_DIRECTORY, title="runs/NAME/")
+        output.json("run_directory", {"files": LAYOUT})
+        output.kv(LAYOUT, title="runs/NAME/")
     else:
         output.json("help", {"topics": {str(name): text for name, text in TOPICS.items()}})
         output.table(

@@ -3,11 +3,10 @@ writes."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+
+from milescli.checkpoint.run_dir import RunDir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +33,16 @@ class RunState:
         return [self.name, self.state, step, reward, accuracy, self.changed.replace("T", " ")[:16]]
 
 
-def read_state(run: Path) -> RunState:
+def read_state(run: RunDir) -> RunState:
     """The state of a run directory."""
     step, num_steps, reward, accuracy = 0, None, None, None
-    events_file = run / "events.jsonl"
-    for record in _records(events_file):
+    for record in run.events():
         if record.get("event") == "StepDone":
             step, num_steps = int(record["step"]), int(record["num_steps"])
             reward = record.get("rollout", {}).get("reward_mean")
         elif record.get("event") == "EvalDone":
             accuracy = record.get("accuracy")
-    latest = events_file if events_file.exists() else run
+    latest = run.events_file if run.events_file.exists() else run.path
     changed = datetime.fromtimestamp(latest.stat().st_mtime).isoformat(timespec="seconds")
     return RunState(
         name=run.name,
@@ -57,24 +55,8 @@ def read_state(run: Path) -> RunState:
     )
 
 
-def _outcome(run: Path) -> str:
-    attempts = sorted(
-        (run / "logs").glob("attempt_*"), key=lambda folder: int(folder.name.partition("_")[2])
-    )
-    if not attempts:
+def _outcome(run: RunDir) -> str:
+    if not run.attempts():
         return "not started"
-    verdict = next(_records(attempts[-1] / "verdict.json"), None)
+    verdict = run.verdict()
     return str(verdict.get("outcome", "ended")) if verdict else "running"
-
-
-def _records(file: Path) -> Iterator[dict]:  # type: ignore[type-arg]
-    """JSON objects of a file, one a line; a last line that is still being written is left out."""
-    if not file.exists():
-        return
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(record, dict):
-            yield record

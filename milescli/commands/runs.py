@@ -22,11 +22,12 @@ def register(app: typer.Typer) -> None:
 
 def runs(context: typer.Context) -> None:
     """List the runs, newest first."""
+    from milescli.checkpoint.run_dir import RunDir
     from milescli.commands.run_state import read_state
 
     output: Output = context.obj
     folder = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
-    found = [read_state(folder / name) for name in run_names(folder)]
+    found = [read_state(RunDir(folder / name)) for name in run_names(folder)]
     output.json("runs", {"dir": str(folder), "runs": [asdict(state) for state in found]})
     if not found:
         output.note(f"no run in {folder} yet; start one: miles launch --recipe quickstart")

@@ -127,8 +127,8 @@ def _large_data(recipe: Recipe) -> str:
 
 def check_material(recipe: Recipe) -> list[Finding]:
     """Model folder, tokenizer, every row of the data."""
+    from milescli.checkpoint.run_dir import RunDir
     from milescli.runtime.material import prepare
-    from milescli.runtime.rundir import RunDir
 
     if too_large := _large_data(recipe):
         return skip("data", too_large)

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
 from milescli.console.live import LiveRun
 from milescli.core.errors import MilesError, Stopped, WaitTimeout, WorkerDied
@@ -24,7 +25,6 @@ from milescli.runtime.devices import Devices
 from milescli.runtime.evaluate import Evaluator
 from milescli.runtime.launch import RunSummary
 from milescli.runtime.material import Material, scorer_of
-from milescli.runtime.rundir import RunDir
 from milescli.runtime.saving import Saver, version_of
 from milescli.runtime.session import Session, open_session
 from milescli.runtime.sites import Sites
@@ -34,8 +34,6 @@ from milescli.runtime.trainer import RankGroup
 if TYPE_CHECKING:
     from milescli.console.output import Output
 
-PICTURE_FILE = "run.svg"
-"""The last frame of a run that ended well, to show around."""
 KEPT_GROUPS = 4
 """Groups of each step that are written to rollouts/, to read."""
 
@@ -84,7 +82,7 @@ def train(
                 _conclude(attempt, bus, time.monotonic() - began, error)
                 raise
             _conclude(attempt, bus, time.monotonic() - began, None)
-        live.save_svg(run.path / PICTURE_FILE, command=f"miles launch --recipe {recipe.name}")
+        live.save_svg(run.picture_file, command=f"miles launch --recipe {recipe.name}")
     return RunSummary(
         path=run.shown,
         steps=attempt.step,

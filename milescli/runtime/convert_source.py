@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.base import CARRIED, CHECKPOINT, METADATA_NAME, TRACKER_NAME, is_converted
 from milescli.checkpoint.record import RECORD_NAME
+from milescli.checkpoint.run_dir import RECIPE_FILE, open_run
 from milescli.checkpoint.store import PREFIX, CheckpointStore
 from milescli.core.errors import CheckpointError
 from milescli.models.base import CONFIG_NAME
@@ -18,7 +19,6 @@ from milescli.recipe.resolved import load_resolved
 from milescli.runtime.hub import fetch_model
 from milescli.runtime.hub_outline import outline_model
 from milescli.runtime.material import model_dir_of
-from milescli.runtime.rundir import RECIPE_FILE, open_run
 
 if TYPE_CHECKING:
     from milescli.console.output import Output

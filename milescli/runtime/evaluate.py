@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import DataError
 from milescli.core.events import EvalDone
 from milescli.core.types import Prompt, StopReason
@@ -22,7 +23,6 @@ from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine
 from milescli.rollout.scoring import Scorer
 from milescli.rollout.tokenizer import ChatTokenizer
 from milescli.runtime.material import Material, scorer_of
-from milescli.runtime.rundir import RunDir
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -126,6 +126,7 @@ def evaluate_run(
 ) -> EvalDone:
     """Evaluate a checkpoint of a run that is not running: engines alone, no trainer. Answers go to
     `eval/` of the run. `address`: of the Ray cluster, where it is another than the run's."""
+    from milescli.checkpoint.run_dir import lock, open_run
     from milescli.checkpoint.store import CheckpointStore
     from milescli.console.output import Mode, Output
     from milescli.platform.torch_wheel import require_wheel
@@ -134,7 +135,6 @@ def evaluate_run(
     from milescli.runtime.convert_back import OutletOptions, convert_to_hf
     from milescli.runtime.convert_verify import Verify
     from milescli.runtime.material import prepare
-    from milescli.runtime.rundir import lock, open_run
     from milescli.runtime.sites import find_sites
 
     run = open_run(path)
@@ -181,8 +181,7 @@ def _serve_and_evaluate(
     from milescli.runtime.session import open_session
     from milescli.runtime.supervise import StopSignals, run_watched
 
-    log_dir = run.path / "logs" / "eval"
-    log_dir.mkdir(parents=True, exist_ok=True)
+    log_dir = run.eval_log_dir()
     done: list[EvalDone] = []
     with open_session(
         run=run,

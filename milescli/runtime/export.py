@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.checkpoint.base import METADATA_NAME, TRACKER_NAME
+from milescli.checkpoint.run_dir import RECIPE_FILE, RunDir
 from milescli.checkpoint.source import open_source
 from milescli.checkpoint.store import PREFIX
 from milescli.checkpoint.torch_dist.weights import read_hf_tensors
@@ -30,7 +31,6 @@ from milescli.recipe.resolved import load_resolved
 from milescli.recipe.schema import Model
 from milescli.runtime.convert_source import find_checkpoint
 from milescli.runtime.material import model_dir_of
-from milescli.runtime.rundir import RECIPE_FILE, RunDir
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -233,9 +233,7 @@ def _story(tensors: Path) -> Story | None:
         return None
     recipe = load_resolved(run.recipe_file).recipe
     step = int(tensors.name.removeprefix(PREFIX))
-    return read_story(
-        recipe=recipe, step=step, manifest=run.manifest_file, events=run.path / "events.jsonl"
-    )
+    return read_story(recipe=recipe, step=step, manifest=run.manifest_file, events=run.events_file)
 
 
 def _reader_of_folder(

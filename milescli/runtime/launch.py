@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli import __version__
+from milescli.checkpoint.run_dir import RunDir, create, lock, utc_now, write_json
 from milescli.core.errors import CheckpointError
 from milescli.core.events import EventBus
 from milescli.models import ModelFacts
@@ -24,7 +25,6 @@ from milescli.recipe.resolved import resolved_yaml
 from milescli.recipe.schema import Recipe
 from milescli.rollout.rewards import load_reward
 from milescli.runtime.material import Material, facts_of_recipe, prepare
-from milescli.runtime.rundir import RunDir, create, lock, utc_now, write_json
 from milescli.runtime.sites import find_sites, planning_machine
 
 if TYPE_CHECKING:

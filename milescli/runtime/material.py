@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.checkpoint.base import CARRIED, is_converted
+from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
 from milescli.models import ModelFacts, load_facts, parse_facts
@@ -24,7 +25,6 @@ from milescli.rollout.tasks import is_task, write_task
 from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.runtime import scratch
 from milescli.runtime.hub import fetch_config, fetch_data, fetch_model
-from milescli.runtime.rundir import RunDir
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -148,7 +148,7 @@ def model_dir_of(model: Model, run: RunDir, *, output: Output | None = None) -> 
     """The Hugging Face folder of a run's model, fetched where it is on the hub. The trainer and the
     engines read it as it is: nothing is converted."""
     if model.scratch is not None:
-        return run.model_dir
+        return run.own_model_dir
     folder = Path(model.path or "").expanduser()
     if is_converted(folder):
         return _unpacked(folder, run)
@@ -162,31 +162,31 @@ def model_dir_of(model: Model, run: RunDir, *, output: Output | None = None) -> 
 def _unpacked(folder: Path, run: RunDir) -> Path:
     """A converted model as a Hugging Face folder within the run, made once: the engines read no
     other."""
-    if not (run.model_dir / CONFIG_NAME).exists():
+    if not (run.own_model_dir / CONFIG_NAME).exists():
         from milescli.console.output import Mode, Output
         from milescli.runtime.convert_back import OutletOptions, convert_to_hf
         from milescli.runtime.convert_verify import Verify
 
         convert_to_hf(
             folder,
-            run.model_dir,
+            run.own_model_dir,
             options=OutletOptions(verify=Verify.TENSORS),
             output=Output(Mode.QUIET),
         )
-    return run.model_dir
+    return run.own_model_dir
 
 
 def _model_folder(recipe: Recipe, run: RunDir, data: Data, *, output: Output | None) -> Path:
     model = recipe.model
     if model.scratch is None:
         return model_dir_of(model, run, output=output)
-    if not (run.model_dir / "model.safetensors").exists():
+    if not (run.own_model_dir / "model.safetensors").exists():
         text = Path(data.demonstrations or data.prompts or "").read_text(
             encoding="utf-8", errors="replace"
         )
-        make_scratch_tokenizer(text.splitlines(), model.scratch.vocab_size, run.model_dir)
-        scratch.make_model(model.scratch, run.model_dir, recipe.run.seed)
-    return run.model_dir
+        make_scratch_tokenizer(text.splitlines(), model.scratch.vocab_size, run.own_model_dir)
+        scratch.make_model(model.scratch, run.own_model_dir, recipe.run.seed)
+    return run.own_model_dir
 
 
 def _demonstrations(

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from milescli.checkpoint.run_dir import RunDir, utc_now
 from milescli.core.errors import RecipeError
 from milescli.core.events import EvalDone, Event, EventBus, StepDone, WarmupStepDone, to_record
 from milescli.recipe.schema import Run
-from milescli.runtime.rundir import RunDir, utc_now
 
 
 class EventLog:
@@ -116,9 +116,9 @@ def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
 def attach(bus: EventBus, run: RunDir, settings: Run) -> None:
     """Let the recipe's observers listen. Raises RecipeError where one was asked for and cannot be
     had."""
-    bus.listeners.append(EventLog(run.path / "events.jsonl"))
-    bus.listeners.append(MetricLog(run.path / "metrics.jsonl"))
+    bus.listeners.append(EventLog(run.events_file))
+    bus.listeners.append(MetricLog(run.metrics_file))
     if settings.tensorboard:
-        bus.listeners.append(TensorBoard(run.path / "tensorboard"))
+        bus.listeners.append(TensorBoard(run.tensorboard_dir))
     if settings.wandb_project:
         bus.listeners.append(WeightsAndBiases(settings.wandb_project, run))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from milescli.checkpoint.run_dir import lock, open_run
 from milescli.checkpoint.store import CheckpointStore
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.core.events import EventBus
@@ -15,7 +16,6 @@ from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
 from milescli.runtime.launch import RunSummary, as_fetched, plan_only, write_records
 from milescli.runtime.material import Material, prepare
-from milescli.runtime.rundir import lock, open_run
 from milescli.runtime.sites import find_sites
 
 if TYPE_CHECKING:

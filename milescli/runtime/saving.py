@@ -9,13 +9,13 @@ from pathlib import Path
 
 from milescli import __version__
 from milescli.checkpoint.base import CheckpointManifest
+from milescli.checkpoint.run_dir import RunDir, utc_now
 from milescli.checkpoint.store import CheckpointStore
 from milescli.core.events import CheckpointSaved, EventBus
 from milescli.core.types import WeightVersion
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.runtime.material import Material
-from milescli.runtime.rundir import RunDir, utc_now
 from milescli.runtime.trainer import RankGroup
 
 

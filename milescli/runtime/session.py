@@ -13,13 +13,13 @@ from pathlib import Path
 
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.nodes import DEATH_NOTICE_S
+from milescli.checkpoint.run_dir import RunDir, verdict_file
 from milescli.models import ModelFacts
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.runtime import guardian
 from milescli.runtime.build import Builder, run_environment
 from milescli.runtime.ground import Ground
-from milescli.runtime.rundir import RunDir
 from milescli.runtime.sites import Sites
 from milescli.runtime.supervise import CAUSE_GRACE_S
 
@@ -38,7 +38,7 @@ class Session:
     def verdict_file(self) -> Path:
         """Written once, when the work ended in order; the watchdog writes it where the driver was
         killed."""
-        return self.log_dir / "verdict.json"
+        return verdict_file(self.log_dir)
 
     @property
     def cause_grace_s(self) -> float:
@@ -62,9 +62,7 @@ def open_session(
     are its scratch files."""
     token = secrets.token_hex(16)
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
-    watchdog = guardian.start(
-        token=token, scratch_dirs=[temp_dir], verdict=log_dir / "verdict.json"
-    )
+    watchdog = guardian.start(token=token, scratch_dirs=[temp_dir], verdict=verdict_file(log_dir))
     old_environment, old_temp_dir = dict(os.environ), tempfile.tempdir
     (temp_dir / "t").mkdir()
     tempfile.tempdir = str(temp_dir / "t")

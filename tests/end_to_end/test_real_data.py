@@ -27,7 +27,6 @@ def test_gsm8k_goes_through_template_length_policy_grader_and_truncation(
         f"data.eval={GSM8K / 'test.jsonl'}",
         "rollout.reward=gsm8k",
         "train.steps=2",
-        # fmt: skip
         f"data.max_prompt_tokens={MAX_PROMPT_TOKENS}",
         "rollout.max_response_tokens=24",
         "data.system_prompt=End with #### and the answer.",

@@ -159,7 +159,6 @@ def test_what_does_not_fit_is_refused_with_its_equation_and_a_fix_that_holds() -
     parts = re.search(
         r"weights ([\d.]+) \+ gradients ([\d.]+) \+ optimizer ([\d.]+) \+ "
         r"activations ([\d.]+) \+ logits ([\d.]+) "
-        # fmt: skip
         r"\+ workspace ([\d.]+) = ([\d.]+) GiB > ([\d.]+)",
         caught.value.why,
     )

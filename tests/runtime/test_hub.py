@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import constants
 
+from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Mode, Output
 from milescli.core.errors import CheckpointError, DataError, ExitCode, MachineError
 from milescli.recipe.hub_name import parse_hub
@@ -22,7 +23,6 @@ from milescli.recipe.schema import Data, Recipe
 from milescli.runtime import hub as hub_module
 from milescli.runtime.hub import fetch_config, fetch_data, fetch_model
 from milescli.runtime.material import _absolute, facts_of_recipe, prepare
-from milescli.runtime.rundir import RunDir
 from tests.loopback_hub import COMMIT, LoopbackHub, loopback_hub
 
 CARD = b"""---

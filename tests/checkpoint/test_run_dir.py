@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from milescli.checkpoint.run_dir import RunDir, create, lock, open_run
 from milescli.core.errors import CheckpointError, ExitCode, MilesError, RecipeError
-from milescli.runtime.rundir import RunDir, create, lock, open_run
 
 
 def test_names_count_up(tmp_path: Path) -> None:

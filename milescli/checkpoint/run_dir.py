@@ -1,5 +1,5 @@
-"""The run directory: where a run lives, what it is made of, and who may use it. Knows nothing of
-engines."""
+"""The run directory: every path in it, who may use it, and what its records say. Whoever asks for
+a file of a run asks here. Knows nothing of engines or trainers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,31 @@ from pathlib import Path
 
 from milescli.core.errors import CheckpointError, MilesError, RecipeError
 
-RECIPE_FILE, PLAN_FILE, MANIFEST_FILE = "recipe.yaml", "plan.json", "manifest.json"
+RECIPE_FILE = "recipe.yaml"
+"""Its presence makes a directory a run."""
+
+LAYOUT = {
+    "recipe.yaml": "the whole recipe, each value with its origin; `miles launch --recipe FILE` "
+    "takes it",
+    "plan.json": "what ran where, and why",
+    "manifest.json": "versions, data hash, seeds",
+    "events.jsonl": "everything that happened, one JSON object a line",
+    "metrics.jsonl": "the scalars of every step",
+    "tensorboard/": "the same, for `tensorboard --logdir`",
+    "run.svg": "a picture of the last frame, to show around",
+    "logs/attempt_N/": "one log for each process; `logs/latest` is the newest attempt",
+    "checkpoints/step_N/": "Megatron's torch_dist format; complete where it has a manifest.json",
+    "rollouts/": "some samples of each step, to read",
+    "eval/": "the samples of each evaluation",
+    "model/, data/": "the model and the prompts that miles made itself, where the recipe asks for "
+    "them",
+}
+"""What `miles help run-directory` shows; `RunDir` has a property for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """Paths of one run. `create` makes a new one, `open_run` finds one."""
+    """Paths and records of one run. `create` makes a new one, `open_run` opens one."""
 
     path: Path
 
@@ -37,6 +56,11 @@ class RunDir:
         return os.path.relpath(self.path) if Path.cwd() in self.path.parents else str(self.path)
 
     @property
+    def is_run(self) -> bool:
+        """Whether the directory holds a run."""
+        return self.recipe_file.is_file()
+
+    @property
     def recipe_file(self) -> Path:
         """The resolved recipe, with origins."""
         return self.path / RECIPE_FILE
@@ -49,12 +73,32 @@ class RunDir:
     @property
     def plan_file(self) -> Path:
         """The plan of the last attempt."""
-        return self.path / PLAN_FILE
+        return self.path / "plan.json"
 
     @property
     def manifest_file(self) -> Path:
         """Versions, data hash, seeds."""
-        return self.path / MANIFEST_FILE
+        return self.path / "manifest.json"
+
+    @property
+    def events_file(self) -> Path:
+        """Every event, one JSON object a line."""
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics_file(self) -> Path:
+        """The scalars of each step, one JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard_dir(self) -> Path:
+        """The same scalars for TensorBoard."""
+        return self.path / "tensorboard"
+
+    @property
+    def picture_file(self) -> Path:
+        """The last frame of a run that ended well."""
+        return self.path / "run.svg"
 
     @property
     def checkpoints(self) -> Path:
@@ -62,9 +106,8 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
-    def model_dir(self) -> Path:
-        """The model made from a seed, where the recipe asks for one; also the tokenizer that
-        engines and export use."""
+    def own_model_dir(self) -> Path:
+        """The model that miles made for this run: from a seed, or from a converted checkpoint."""
         return self.path / "model"
 
     @property
@@ -74,12 +117,12 @@ class RunDir:
 
     @property
     def eval_dir(self) -> Path:
-        """One file of answers per evaluation."""
+        """One file of samples per evaluation."""
         return self.path / "eval"
 
     @property
     def rollouts_dir(self) -> Path:
-        """A few answers of each step, to read."""
+        """A few samples of each step, to read."""
         return self.path / "rollouts"
 
     def attempts(self) -> list[Path]:
@@ -100,16 +143,59 @@ class RunDir:
         fresh.replace(latest)
         return folder
 
+    def eval_log_dir(self) -> Path:
+        """A log folder for `miles eval`, made where it is missing."""
+        folder = self.path / "logs" / "eval"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
     def verdict(self) -> dict[str, object] | None:
         """How the last attempt ended, or None while it goes on (or was never begun)."""
         attempts = self.attempts()
-        file = attempts[-1] / "verdict.json" if attempts else None
-        return json.loads(file.read_text()) if file and file.exists() else None
+        return next(read_jsonl(verdict_file(attempts[-1])), None) if attempts else None
+
+    def events(self) -> Iterator[dict[str, object]]:
+        """Every event so far, in order."""
+        return read_jsonl(self.events_file)
+
+    def model_dir(self) -> Path:
+        """The Hugging Face folder that this run's trainer and engines read, as its manifest says.
+
+        Raises CheckpointError where the run has no readable manifest.
+        """
+        try:
+            recorded = json.loads(self.manifest_file.read_text(encoding="utf-8"))["model_dir"]
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"which model run `{self.name}` trains is not known",
+                why=f"{self.manifest_file}: {type(error).__name__}: {error}",
+                fix=f"miles resume {self.shown}   # writes the manifest anew",
+            ) from error
+        return (self.path / recorded).resolve()
 
     def discard_if_unused(self) -> None:
-        """Remove the directory where nothing of worth was made: no checkpoint and no evaluation."""
+        """Remove the directory where nothing of worth was made: no checkpoint, no evaluation."""
         if not self.checkpoints.exists() and not self.eval_dir.exists():
             shutil.rmtree(self.path)
+
+
+def verdict_file(log_dir: Path) -> Path:
+    """Of one attempt: written once, when it ended; by the watchdog where the driver was killed."""
+    return log_dir / "verdict.json"
+
+
+def read_jsonl(file: Path) -> Iterator[dict[str, object]]:
+    """JSON objects of a file, one a line; a line that is torn or still being written is left out.
+    Nothing where there is no file."""
+    if not file.exists():
+        return
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(record, dict):
+            yield record
 
 
 @contextmanager
@@ -165,7 +251,7 @@ def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:
 def open_run(path: Path) -> RunDir:
     """An existing run. Raises CheckpointError where the folder is not one."""
     run = RunDir(path.absolute())
-    if not run.recipe_file.exists():
+    if not run.is_run:
         raise CheckpointError(
             f"{path} is not a run directory",
             why=f"it has no {RECIPE_FILE}" if path.exists() else "there is no such folder",
