@@ -102,7 +102,7 @@ def _layout(plan: Plan) -> dict[str, object]:
         f"{engines.max_running_requests} requests at once, "
         f"context {engines.context_length}",
         "weights": f"channel {plan.channel}",
-        "staleness": f"at most {plan.max_staleness}; old logprobs from the {plan.old_logprobs}",
+        "staleness": f"at most {plan.max_staleness}",
         "steps": (f"{plan.warmup_steps} warm-up, " if plan.warmup_steps else "")
         + f"{plan.steps} RL",
     }

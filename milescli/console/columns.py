@@ -28,13 +28,18 @@ class Column:
     write: Callable[[StepDone], str]
 
 
-def number(value: float, form: str) -> str:
-    """A figure; NaN and infinity are said as they are."""
+def number(value: float | None, form: str) -> str:
+    """A figure; NaN and infinity are said as they are, and what the objective does not tell is a
+    dash."""
+    if value is None:
+        return "-"
     return format(value, form) if math.isfinite(value) else str(value)
 
 
-def percent(share: float) -> str:
+def percent(share: float | None) -> str:
     """0.785 -> '78.5%'"""
+    if share is None:
+        return "-"
     return number(share * 100, ".1f") + "%" if math.isfinite(share) else str(share)
 
 
@@ -64,14 +69,14 @@ COLUMNS = (
         word="kl",
         width=6,
         rank=8,
-        write=lambda done: number(done.report.kl, ".4f"),
+        write=lambda done: number(done.report.figures.get("kl"), ".4f"),
     ),
     Column(
         head=("", "entropy"),
         word="entropy",
         width=7,
         rank=3,
-        write=lambda done: number(done.report.entropy, ".3f"),
+        write=lambda done: number(done.report.figures.get("entropy"), ".3f"),
     ),
     Column(
         head=("logprob", "diff max"),

@@ -194,7 +194,7 @@ def _health(done: StepDone, width: int) -> Text:
         ("staleness", f"{number(rollout.staleness_mean, '.1f')} (max {rollout.staleness_max})"),
         ("zero variance", f"{percent(rollout.zero_variance_fraction)} of groups"),
         ("truncated", percent(rollout.truncated_fraction)),
-        ("clipped", percent(done.report.clip_fraction)),
+        ("clipped", percent(done.report.figures.get("clip_fraction"))),
         ("grad norm", number(done.report.grad_norm, ".2f")),
         ("lr", number(done.report.lr, ".1e")),
     ]

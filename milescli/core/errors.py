@@ -108,6 +108,10 @@ class RewardError(MilesError, RuntimeError):
     """A reward function raised; carries its traceback in `why`."""
 
 
+class AgentError(MilesError, RuntimeError):
+    """An agent raised, or broke its contract; carries its traceback in `why`."""
+
+
 class WorkerDied(MilesError, RuntimeError):
     """A process of the run ended although nobody asked it to."""
 

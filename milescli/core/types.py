@@ -4,8 +4,10 @@ the data implies."""
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import NewType
 
 WeightVersion = NewType("WeightVersion", int)
@@ -14,12 +16,12 @@ WeightVersion = NewType("WeightVersion", int)
 
 
 class StopReason(StrEnum):
-    """Why an answer ended."""
+    """Why the policy ended a turn."""
 
     STOP = "stop"
     """An end-of-sequence token or a stop string."""
     LENGTH = "length"
-    """`rollout.max_response_tokens` was reached: the answer is truncated."""
+    """The bound on new tokens was reached: the response is truncated."""
     ABORT = "abort"
     """The engine was told to give up (pause, weight update, end of run)."""
 
@@ -37,12 +39,12 @@ class Prompt:
     label: str | None = None
     """What the reward compares with; None where the data set has no label column."""
     demonstration: str | None = None
-    """A worked answer to imitate (warm-up); None where the data set has none."""
+    """A worked response to imitate (warm-up); None where the data set has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
-    """Tokens [start, end) of the answer were sampled with weights `version`."""
+    """Tokens [start, end) were sampled with weights `version`."""
 
     start: int
     end: int
@@ -51,12 +53,11 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedExperts:
-    """Which experts the engine chose (R3). Position t is the routing of *input* token t of prompt +
-    answer."""
+    """Which experts the engine chose (R3). Row t is the routing of *input* token t."""
 
     indices: bytes
-    """int32, row-major [num_tokens, num_layers, topk] with num_tokens = len(prompt) + len(answer) -
-    1."""
+    """int32, row-major [num_tokens, num_layers, topk]; the last token of a trajectory was never an
+    input, so num_tokens is one less than the trajectory's."""
     num_tokens: int
     num_layers: int
     """All of the model; what stands for a layer without experts means nothing."""
@@ -64,37 +65,74 @@ class RoutedExperts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One answer to one prompt, exactly as the engine produced it; token ids are never made again
-    from text."""
+class Trajectory:
+    """One line of tokens as a model saw and made it. There is no split into prompt and response:
+    the mask says which tokens the policy sampled. Token ids are never made again from text.
 
-    sample_index: int
-    """Place in its group, 0 .. samples_per_prompt - 1."""
-    seed: int
-    """Sampling seed of this answer, fixed by (run seed, step, prompt, sample)."""
-    prompt_ids: list[int]
-    """[num_prompt_tokens]"""
-    response_ids: list[int]
-    """[num_response_tokens] including the end-of-sequence token where there is one."""
+    Example: prompt [a b], response [c d] -> token_ids a b c d, loss_mask 0 0 1 1.
+    """
+
+    token_ids: array[int]
+    """[num_tokens] typecode i."""
+    loss_mask: bytes
+    """[num_tokens] 1 where the policy sampled the token, which is then trained on; else 0 (prompt,
+    tool output)."""
     logprobs: array[float]
-    """[num_response_tokens] natural log, from the engine that sampled, at the sampling
-    temperature."""
-    loss_mask: list[bool]
-    """[num_response_tokens] True where the token is trained on (tool output is not)."""
-    text: str
-    """The answer, decoded, without special tokens; for rewards and for people."""
-    stop_reason: StopReason
+    """[num_tokens] typecode f; natural log, from the engine that sampled, at the sampling
+    temperature; 0.0 where loss_mask is 0."""
     version_spans: list[VersionSpan]
-    """Cover all answer tokens, ascending; more than one where weights changed in the middle."""
-    reward: float | None = None
-    """None until it is scored."""
+    """Cover all sampled tokens, ascending; more than one where weights changed in the middle."""
     routed_experts: RoutedExperts | None = None
     """Only with `train.routing_replay=true` on a mixture-of-experts model."""
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and answer together."""
-        return len(self.prompt_ids) + len(self.response_ids)
+        """All of them, prompt included."""
+        return len(self.token_ids)
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Sampled by the policy."""
+        return sum(self.loss_mask)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One attempt at a prompt: one or more trajectories that share a reward. Counts once in every
+    mean over samples."""
+
+    sample_index: int
+    """Place in its group, 0 .. samples_per_prompt - 1."""
+    seed: int
+    """Sampling seed, fixed by (run seed, position of the prompt, sample_index)."""
+    trajectories: list[Trajectory]
+    """At least one. Several where an agent branched its conversation."""
+    text: str
+    """What the reward scored, decoded, without special tokens."""
+    stop_reason: StopReason
+    """Of the last turn."""
+    reward: float | None = None
+    """None until it is scored."""
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Sampled by the policy, over all trajectories."""
+        return sum(trajectory.num_loss_tokens for trajectory in self.trajectories)
+
+    @property
+    def response_ids(self) -> list[int]:
+        """The sampled tokens, in order; for records that people read."""
+        return [
+            token
+            for trajectory in self.trajectories
+            for token, sampled in zip(trajectory.token_ids, trajectory.loss_mask, strict=True)
+            if sampled
+        ]
+
+    @property
+    def version_spans(self) -> list[VersionSpan]:
+        """Of all trajectories."""
+        return [span for trajectory in self.trajectories for span in trajectory.version_spans]
 
     @property
     def oldest_version(self) -> WeightVersion:
@@ -104,7 +142,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The answers to one prompt: what a group-relative advantage compares."""
+    """The samples of one prompt: what a group-relative advantage compares."""
 
     prompt: Prompt
     samples: list[Sample]
@@ -122,27 +160,36 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAddress:
+    """One rollout engine, as HTTP reaches it and as errors call it."""
+
+    url: str
+    """http://127.0.0.1:30000"""
+    name: str = "engine 0"
+    """As errors call it."""
+    tp: int = 1
+    """Engine ranks that hold shards of the weights."""
+    sharing_ranks: list[int] = field(default_factory=list)
+    """[tp] trainer rank whose memory each engine rank can open, as `weights.sharing` says; empty
+    where there is none, and weights come through a group."""
+    api_key: str | None = field(default=None, repr=False)
+    """What requests must bear. Equal for all engines behind one router, which asks for it too."""
+    log_path: Path | None = None
+    """Where its last words are; None: errors do without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one optimizer step did; all figures are over the whole batch, over all ranks."""
+    """What one trainer step did; all figures are over the whole batch, over all ranks."""
 
     loss: float
-    """The scalar that was differentiated."""
-    policy_loss: float
-    """Clipped surrogate without KL and entropy terms; equals `loss` in a supervised step."""
-    entropy: float
-    """Mean per trained token, nats."""
-    kl: float
-    """Mean per trained token against the reference, by the recipe's estimator; 0.0 without a
-    reference."""
-    clip_fraction: float
-    """Share of trained tokens whose ratio was clipped."""
-    ratio_mean: float
-    """Mean of pi / pi_old over trained tokens; 1.0 on strictly on-policy first steps."""
+    """The scalar that was differentiated; mean over the optimizer updates of the step."""
     grad_norm: float
-    """Global L2 norm before clipping."""
+    """Global L2 norm before clipping; mean over the updates."""
     lr: float
     logprob_diff_mean: float
-    """Mean |engine logprob - trainer logprob| over trained tokens; 0.0 in a supervised step."""
+    """Mean |engine logprob - trainer logprob| over trained tokens, before the first update; 0.0
+    where no engine sampled them (supervised)."""
     logprob_diff_max: float
     """Max of the same."""
     num_tokens: int
@@ -153,5 +200,5 @@ class StepReport:
     """Per data-parallel rank."""
     forward_backward_s: float
     optimizer_s: float
-    extra: dict[str, float] = field(default_factory=dict)
-    """Further named scalars of a plug-in loss; shown and logged, never steering."""
+    figures: Mapping[str, float]
+    """What the objective tells, by its names for it; shown and logged, never steering."""

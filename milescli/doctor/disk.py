@@ -132,7 +132,7 @@ def check_checkpoints(
 ) -> list[Finding]:
     """Space for `checkpoint.keep` checkpoints and the one that is written before the oldest goes,
     and how long one takes to write."""
-    from milescli.runtime.material import facts_of_recipe
+    from milescli.runtime.inputs import facts_of_recipe
 
     numbers = table(facts_of_recipe(recipe.model)).num_parameters
     on_host = machine.kind == "cpu" or recipe.machine.gpus == 0
@@ -177,7 +177,7 @@ def check_download(recipe: Recipe, *, free_bytes: int | None = None) -> list[Fin
     from huggingface_hub import constants
 
     from milescli.doctor.hub_access import is_cached
-    from milescli.runtime.material import facts_of_recipe
+    from milescli.runtime.inputs import facts_of_recipe
 
     path, cache = recipe.model.path, Path(constants.HF_HUB_CACHE)
     if path is None or Path(path).expanduser().is_dir() or is_cached(("model", path, "model.path")):

@@ -111,8 +111,7 @@ async def exercise(
         await asyncio.to_thread(publish_exactly, trainer, url)
     except MilesError as error:
         return found + fail("weights", error.what, why=error.why, fix=error.fixes)
-    await engine.set_version(WeightVersion(1))
-    await engine.resume()
+    await engine.resume(WeightVersion(1))
     later = await engine.generate(REQUEST)
     if later.response_ids == answer.response_ids and later.logprobs == answer.logprobs:
         why = "its answer and all log-probs are the same after every weight was changed"

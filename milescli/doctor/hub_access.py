@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from milescli.doctor.finding import Finding, fail, ok, warn
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Recipe
-from milescli.runtime.material import DATA_FIELDS
+from milescli.runtime.inputs import DATA_FIELDS
 
 PUBLIC = "https://huggingface.co"
 TIMEOUT_S = 10.0

@@ -5,19 +5,29 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from milescli.core.errors import MachineError
-from milescli.core.types import Group, Prompt, Sample, StopReason, VersionSpan, WeightVersion
+from milescli.core.types import (
+    EngineAddress,
+    Group,
+    Prompt,
+    Sample,
+    StopReason,
+    Trajectory,
+    WeightVersion,
+)
 from milescli.doctor.finding import REPORT
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, Slot, TrainerLayout
 from milescli.recipe.schema import Recipe
-from milescli.weights.base import EngineAddress
+from milescli.rollout.trajectories import demonstration
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.worker import TrainerRank
-    from milescli.train.base import TrainBatch
+    from milescli.train.base import TrainBatch, TrainShard
 
 LEARNING_RATE = 1e-2
 """Large enough that a step shows in log-probs."""
@@ -47,7 +57,6 @@ def tiny_plan(kind: Literal["cuda", "rocm", "cpu"]) -> Plan:
         max_staleness=0,
         steps=1,
         warmup_steps=0,
-        old_logprobs="trainer",
     )
 
 
@@ -74,7 +83,7 @@ def take_step(trainer: TrainerRank) -> str:
     """One optimizer step that must change every weight that learns. Returns what it reached, for
     people; raises MachineError."""
     before = trainer.parameter_checksums()
-    report = trainer.step(tiny_batch(), LEARNING_RATE)
+    report = trainer.step(tiny_shard(), LEARNING_RATE)
     changed = sum(before[name] != after for name, after in trainer.parameter_checksums().items())
     if not math.isfinite(report.loss) or not report.grad_norm > 0 or changed < len(before) // 2:
         raise MachineError(
@@ -98,47 +107,38 @@ def publish_exactly(trainer: TrainerRank, url: str) -> None:
 
 
 def score(trainer: TrainerRank, prompt_ids: list[int], response_ids: list[int]) -> list[float]:
-    """[len(response_ids)] log-prob of each token of an answer."""
-    scored = trainer.logprobs(
-        _pack([_sample(0, prompt_ids, response_ids, reward=0.0)], advantages=[0.0])
-    )
-    return list(scored[0][len(prompt_ids) - 1 :])
+    """[len(response_ids)] log-prob of each token of a response."""
+    (shard,) = _pack([demonstration(prompt_ids, response_ids)], objective="supervised").shards
+    scored = trainer.score(shard)
+    assert scored is not None, "one rank speaks for all tokens"
+    return scored[0][len(prompt_ids) :].tolist()
 
 
-def tiny_batch() -> TrainBatch:
-    """Four answers of unequal length to one prompt, two good and two bad."""
-    answers = [[(7 * index + place) % 200 for place in range(5 + index)] for index in range(4)]
-    samples = [
-        _sample(index, list(range(10, 26)), answer, reward=float(index % 2))
-        for index, answer in enumerate(answers)
-    ]
-    return _pack(samples, advantages=[2.0 * sample.reward - 1.0 for sample in samples])
+def tiny_shard() -> TrainShard:
+    """Four samples of unequal length of one prompt, two good and two bad."""
+    prompt_ids = list(range(10, 26))
+    samples = []
+    for index in range(4):
+        response_ids = [(7 * index + place) % 200 for place in range(5 + index)]
+        trajectory = demonstration(prompt_ids, response_ids)
+        sampled = replace(trajectory, logprobs=array("f", [-5.0] * trajectory.num_tokens))
+        samples.append(
+            Sample(
+                sample_index=index,
+                seed=index,
+                trajectories=[sampled],
+                text="",
+                stop_reason=StopReason.STOP,
+                reward=float(index % 2),
+            )
+        )
+    group = Group(prompt=Prompt(index=0, token_ids=prompt_ids, text=""), samples=samples)
+    return _pack([group], objective="policy").shards[0]
 
 
-def _sample(index: int, prompt_ids: list[int], response_ids: list[int], *, reward: float) -> Sample:
-    return Sample(
-        sample_index=index,
-        seed=index,
-        prompt_ids=prompt_ids,
-        response_ids=response_ids,
-        logprobs=array("d", [-5.0] * len(response_ids)),
-        loss_mask=[True] * len(response_ids),
-        text="",
-        stop_reason=StopReason.STOP,
-        version_spans=[VersionSpan(start=0, end=len(response_ids), version=0)],
-        reward=reward,
-    )
+def _pack(items: Sequence[Group] | Sequence[Trajectory], *, objective: str) -> TrainBatch:
+    from milescli.train.objectives import load_objective
+    from milescli.train.packing import pack
 
-
-def _pack(samples: list[Sample], *, advantages: list[float]) -> TrainBatch:
-    from milescli.train import packing
-
-    return packing.pack_policy(
-        [Group(prompt=Prompt(index=0, token_ids=samples[0].prompt_ids, text=""), samples=samples)],
-        [advantages],
-        dp=1,
-        max_tokens_per_microbatch=512,
-        updates=1,
-        aggregation="token_mean",
-        temperature=1.0,
-    )
+    sequences = load_objective(objective, Recipe()).sequences(items)
+    return pack(sequences, objective=objective, dp=1, max_tokens_per_microbatch=512)

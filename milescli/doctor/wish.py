@@ -67,8 +67,8 @@ def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:
     """Its family can be trained and served here. Raises what a launch would raise."""
     from milescli.backends.sglang.servable import fault_of_sglang, servable_on_cpu
     from milescli.models.catalogue import UNPROVEN
+    from milescli.runtime.inputs import facts_of_recipe
     from milescli.runtime.launch import refuse_unproven
-    from milescli.runtime.material import facts_of_recipe
 
     facts = facts_of_recipe(recipe.model)
     facts.require_trainable()
@@ -110,7 +110,7 @@ def check_plan(loaded: LoadedRecipe, machine: Machine) -> list[Finding]:
 def _large_data(recipe: Recipe) -> str:
     """Why the data is not looked at; empty where it is small, or here already."""
     from milescli.runtime.hub import missing_bytes
-    from milescli.runtime.material import DATA_FIELDS
+    from milescli.runtime.inputs import DATA_FIELDS
 
     for field in DATA_FIELDS:
         value = getattr(recipe.data, field)
@@ -128,7 +128,7 @@ def _large_data(recipe: Recipe) -> str:
 def check_material(recipe: Recipe) -> list[Finding]:
     """Model folder, tokenizer, every row of the data."""
     from milescli.checkpoint.run_dir import RunDir
-    from milescli.runtime.material import prepare
+    from milescli.runtime.inputs import prepare
 
     if too_large := _large_data(recipe):
         return skip("data", too_large)

@@ -80,7 +80,7 @@ def _front_matter(
     }
     tags = ["miles", "sglang"]
     if story is not None and story.step:
-        tags += ["reinforcement-learning", story.recipe.train.algorithm.rpartition(":")[2]]
+        tags += ["reinforcement-learning", story.recipe.train.advantage.rpartition(":")[2]]
     fields["tags"] = [
         *tags,
         *([folder.format] if folder.format not in ("bf16", "fp16", "fp32") else []),
@@ -135,7 +135,7 @@ def _training(story: Story, *, has_curve: bool) -> Iterator[str]:
     yield _table(
         {
             "recipe": f"`{recipe.name}`",
-            "algorithm": f"{recipe.train.algorithm}, advantages divided by the std of: "
+            "algorithm": f"{recipe.train.advantage}, advantages divided by the std of: "
             f"{recipe.train.normalize_std}",
             "loss": f"clipped to [{1 - recipe.train.clip_low:g}, {1 + recipe.train.clip_high:g}], "
             f"{recipe.train.aggregation}, "

@@ -148,7 +148,7 @@ def _wish(recipe: Recipe, trainer: TrainerLayout, *, cap: int, size: int) -> Tra
         size=size,
         row_tokens=min(cap, most),
         num_microbatches=trainer.pp,
-        keeps_reference=bool(recipe.train.kl_coef),
+        keeps_reference=recipe.keeps_reference,
         sleeps=False,
         bucket_bytes=bucket_bytes(recipe.weights.bucket_mib),
         packing=Packing(imbalance=recipe.train.expert_imbalance),

@@ -15,7 +15,7 @@ from milescli.plan.main_memory import fit_main_memory
 from milescli.plan.on_cpu import engines_on_cpu, trainer_on_cpu
 from milescli.plan.on_devices import Answer, engine_context, plan_devices
 from milescli.plan.remedies import with_remedies
-from milescli.plan.types import BatchPlan, EngineLayout, Plan, Slot, TrainerLayout
+from milescli.plan.types import BatchPlan, EngineLayout, Plan, Role, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
@@ -181,7 +181,7 @@ def _assembled(
         max_staleness=recipe.rollout.max_staleness,
         steps=recipe.train.steps,
         warmup_steps=recipe.warmup.steps,
-        old_logprobs=_old_logprobs(recipe, log),
+        roles=_roles(recipe, log),
         decisions=log.decisions,
         forecast=forecast(answer, machine, steps=recipe.train.steps, num_devices=len(slots))
         if answer
@@ -381,21 +381,25 @@ def _threads(recipe: Recipe, machine: Machine, num_slots: int, colocated: bool, 
     return threads
 
 
-def _old_logprobs(recipe: Recipe, log: Log) -> Literal["trainer", "engine"]:
-    wanted = recipe.train.old_logprobs
-    if wanted != "auto":
-        log.note("old_logprobs", wanted, "pinned by `train.old_logprobs`")
-        return wanted
-    if recipe.rollout.max_staleness:
-        log.note(
-            "old_logprobs",
-            "engine",
-            "stale answers came from older weights, and only the engine knows their log-probs",
-        )
-        return "engine"
+def _roles(recipe: Recipe, log: Log) -> list[Role]:
+    """Also notes who says what the old policy was, for the plan's reader."""
+    stale = recipe.rollout.max_staleness > 0
     log.note(
         "old_logprobs",
-        "trainer",
-        "on-policy: the trainer's own log-probs do not depend on how the engine batched",
+        recipe.old_logprobs,
+        "pinned by `train.old_logprobs`"
+        if recipe.train.old_logprobs != "auto"
+        else "stale samples came from older weights, and only the engine knows their log-probs"
+        if stale
+        else "on-policy: the trainer's own log-probs do not depend on how the engine batched",
     )
-    return "trainer"
+    roles = [Role(name="policy", place="trainer")]
+    if recipe.keeps_reference:
+        roles.append(Role(name="reference", place="trainer"))
+        why = (
+            "pinned by `train.reference`"
+            if recipe.train.reference is not None
+            else f"`train.kl_coef` is {recipe.train.kl_coef:g}"
+        )
+        log.note("reference", "on the trainer's ranks, in turn", why)
+    return roles

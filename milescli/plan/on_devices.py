@@ -126,9 +126,8 @@ def ask(
     )
     bucket = bucket_bytes(recipe.weights.bucket_mib)
     rollout, train = recipe.rollout, recipe.train
-    scores = bool(train.kl_coef) + (
-        train.updates_per_step > 1 and train.old_logprobs != "engine" and not rollout.max_staleness
-    )
+    scores_old = train.updates_per_step > 1 and recipe.old_logprobs == "trainer"
+    scores = recipe.keeps_reference + scores_old
     return Question(
         memory=memory,
         time=TimeModel(
@@ -149,7 +148,7 @@ def ask(
             size=size,
             row_tokens=0,
             num_microbatches=1,
-            keeps_reference=bool(train.kl_coef),
+            keeps_reference=recipe.keeps_reference,
             sleeps=colocated,
             bucket_bytes=bucket,
             packing=Packing(imbalance=train.expert_imbalance),

@@ -7,10 +7,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-PLAN_SCHEMA = 2
+PLAN_SCHEMA = 3
 """Rises when the JSON changes in a way that readers must know. 2: stages, recompute and offload of
-the trainer, experts and attention of the engines, forecast. A reader of 2 reads 1: what is new has
-a default."""
+the trainer, experts and attention of the engines, forecast. 3: roles, without old_logprobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +38,10 @@ class TrainerLayout:
     def expert_dp(self) -> int:
         """Ranks of one stage that hold the same experts."""
         return self.tp * self.cp * self.dp // (self.ep * self.etp)
+
+    def dp_rank(self, rank: int) -> int:
+        """Data-parallel rank of a trainer rank."""
+        return rank // (self.tp * self.cp) % self.dp
 
     @property
     def world_size(self) -> int:
@@ -96,6 +99,17 @@ class BatchPlan:
     def max_row_tokens(self, cp: int) -> int:
         """Of a packed row, which `cp` ranks share."""
         return self.max_tokens_per_microbatch * cp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """One model of the run, and where it lives."""
+
+    name: Literal["policy", "reference"]
+    """policy: what is trained; reference: its weights before RL, frozen."""
+    place: Literal["trainer"]
+    """trainer: on the trainer's ranks, in turn; the weights of all but the policy wait in host
+    memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +204,8 @@ class Plan:
     max_staleness: int
     steps: int
     warmup_steps: int
-    old_logprobs: Literal["trainer", "engine"]
+    roles: list[Role] = field(default_factory=lambda: [Role(name="policy", place="trainer")])
+    """The models of the run."""
     decisions: list[Decision] = field(default_factory=list)
     forecast: Forecast | None = None
     """None on a CPU."""
@@ -207,6 +222,7 @@ class Plan:
         raw["trainer"] = TrainerLayout(**raw["trainer"])
         raw["engines"] = EngineLayout(**raw["engines"])
         raw["batch"] = BatchPlan(**raw["batch"])
+        raw["roles"] = [Role(**role) for role in raw["roles"]]
         raw["slots"] = [Slot(**slot) for slot in raw["slots"]]
         raw["decisions"] = [Decision(**decision) for decision in raw["decisions"]]
         if forecast := raw.get("forecast"):
@@ -216,6 +232,10 @@ class Plan:
             others = [Alternative(**each) for each in forecast["alternatives"]]
             raw["forecast"] = Forecast(**{**forecast, **parts, "alternatives": others})
         return cls(**raw)
+
+    def has_role(self, name: str) -> bool:
+        """Whether the run has a model in this role."""
+        return any(role.name == name for role in self.roles)
 
     @property
     def fingerprint(self) -> str:

@@ -171,7 +171,7 @@ def _sampling(recipe: Recipe, origins: Origins) -> None:
             why="every answer would end at once",
             fix="--set rollout.stop=[]",
         )
-    if rollout.samples_per_prompt == 1 and recipe.train.algorithm == "grpo":
+    if rollout.samples_per_prompt == 1 and recipe.train.advantage == "grpo":
         raise RecipeError(
             "groups of one teach nothing",
             why="GRPO compares the answers to one prompt; with `rollout.samples_per_prompt` 1 "

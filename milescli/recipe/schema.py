@@ -97,6 +97,9 @@ class Rollout(Section):
     """-1: the whole vocabulary."""
     stop: list[str] = []
     """Strings that end an answer, beside the end-of-sequence token."""
+    agent: str = "single_turn"
+    """How a prompt becomes a sample: single_turn (one response), or an import path
+    `mypkg.agents:solve`."""
     reward: str = "math"
     """math, gsm8k, exact_match, or an import path `mypkg.rewards:strict`."""
     reward_timeout_s: PositiveFloat = 30.0
@@ -135,18 +138,25 @@ class Train(Section):
     steps: Positive = 100
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """auto: bf16 on an accelerator, fp32 on a CPU."""
-    algorithm: str = "grpo"
-    """Advantage estimator: grpo, or an import path."""
+    objective: str = "policy"
+    """What a step minimises: policy (made of the pieces below), supervised, or an import path to a
+    factory `(recipe) -> Objective`."""
+    advantage: str = "grpo"
+    """Estimator of advantages: grpo, or an import path."""
     normalize_std: Literal["group", "batch", "none"] = "group"
     """Divide the centred rewards by the std of the group, of the batch, or not at all (Dr.
     GRPO)."""
-    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """Mean over all trained tokens of the batch (DAPO), or the mean over answers of their token
-    means (GRPO)."""
+    surrogate: str = "clip"
+    """Term of the loss that advantages drive: clip (PPO), or an import path."""
+    aggregation: str = "token_mean"
+    """token_mean: mean over all trained tokens of an update (DAPO); sequence_mean: mean over
+    samples of their token means (GRPO); or an import path."""
     clip_low: NonNegativeFloat = 0.2
     clip_high: NonNegativeFloat = 0.28
     kl_coef: NonNegativeFloat = 0.0
-    """Weight of the KL term in the loss, against the frozen reference; 0: no reference is kept."""
+    """Weight of the KL term in the loss, against the frozen reference; 0: no KL term."""
+    reference: bool | None = None
+    """Keep the weights before RL as a frozen reference; none: where `kl_coef` is above 0."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     entropy_coef: NonNegativeFloat = 0.0
     old_logprobs: Literal["auto", "trainer", "engine"] = "auto"
@@ -295,3 +305,18 @@ class Recipe(Section):
     checkpoint: Checkpoint = Checkpoint()
     machine: Machine = Machine()
     run: Run = Run()
+
+    @property
+    def old_logprobs(self) -> Literal["trainer", "engine"]:
+        """Who says what the old policy was, `train.old_logprobs: auto` resolved: stale samples came
+        from older weights, and only the engine knows their log-probs."""
+        if self.train.old_logprobs != "auto":
+            return self.train.old_logprobs
+        return "engine" if self.rollout.max_staleness else "trainer"
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the weights before RL are kept, `train.reference` resolved."""
+        if self.train.reference is not None:
+            return self.train.reference
+        return self.train.kl_coef > 0

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from milescli.core.events import RolloutStats
 from milescli.core.types import Group, WeightVersion
 from milescli.recipe.schema import Recipe
-from milescli.rollout.base import PromptSource, RolloutEngine
-from milescli.rollout.collector import Batch, Collector, Decode, SeedOf
-from milescli.rollout.scoring import Scorer
+from milescli.rollout.base import PromptSource
+from milescli.rollout.collector import Batch, Collector, SeedOf
+from milescli.rollout.episode import Episodes
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class AheadCollector:
         self._lag = 0
         self._next_step = self._last_step = 0
         self._version = WeightVersion(0)
-        self._paused = False
+        self._stopped = False
 
     @property
     def stats(self) -> RolloutStats:
@@ -79,15 +79,6 @@ class AheadCollector:
         self._version = version
         self._fill()
 
-    def pause(self) -> None:
-        """Begin no further batch until `resume`; what has begun goes on."""
-        self._paused = True
-
-    def resume(self) -> None:
-        """Go on after `pause`."""
-        self._paused = False
-        self._fill()
-
     async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
         """As `Collector.take`; waits only for what is not yet there. Raises what the batch's own
         collecting raised."""
@@ -98,7 +89,7 @@ class AheadCollector:
             f"version {version} was not published; the last was {self._version}"
         )
         assert self._pending and self._pending[0].step == step, (
-            f"step {step} was taken before, or while paused"
+            f"step {step} was taken before, or after `stop`"
         )
         task = self._pending[0].task
         assert task is not None
@@ -109,7 +100,7 @@ class AheadCollector:
     async def stop(self) -> None:
         """Cancel what is on its way and wait until it has ended. What was not taken is generated
         again after a resume."""
-        self._paused = True
+        self._stopped = True
         tasks = [each.task for each in self._pending if each.task is not None]
         for task in tasks:
             task.cancel()
@@ -118,7 +109,7 @@ class AheadCollector:
         self._pending.clear()
 
     def _fill(self) -> None:
-        while not self._paused and self._next_step <= min(
+        while not self._stopped and self._next_step <= min(
             self._last_step, self._version + self._lag + self._max_staleness
         ):
             before = self._pending[-1].task if self._pending else None
@@ -138,16 +129,10 @@ class AheadCollector:
 
 
 def open_collector(
-    source: PromptSource,
-    engine: RolloutEngine,
-    scorer: Scorer,
-    *,
-    recipe: Recipe,
-    decode: Decode,
-    seed_of: SeedOf | None = None,
+    source: PromptSource, episodes: Episodes, *, recipe: Recipe, seed_of: SeedOf | None = None
 ) -> Collector | AheadCollector:
     """The collector that the recipe's `rollout.max_staleness` asks for."""
-    collector = Collector(source, engine, scorer, recipe=recipe, decode=decode, seed_of=seed_of)
+    collector = Collector(source, episodes, recipe=recipe, seed_of=seed_of)
     if recipe.rollout.max_staleness == 0:
         return collector
     overlap = recipe.rollout.filter == "none"

@@ -4,6 +4,7 @@ only; implementations live elsewhere."""
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,9 +13,9 @@ from milescli.core.types import Prompt, RoutedExperts, StopReason, VersionSpan, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One answer that is wanted. Token ids in, token ids out."""
+    """One response that is wanted. Token ids in, token ids out."""
 
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     max_new_tokens: int
     temperature: float = 1.0
     """0.0: greedy."""
@@ -36,7 +37,69 @@ class Completion:
     """[num_response_tokens] natural log, at the sampling temperature."""
     stop_reason: StopReason
     version_spans: list[VersionSpan]
+    """Relative to the response."""
     routed_experts: RoutedExperts | None = None
+    """Of prompt and response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One call of the policy by an agent: what it was given, and what it said."""
+
+    prompt_ids: Sequence[int]
+    """[num_prompt_tokens] everything before the response."""
+    response_ids: list[int]
+    """[num_response_tokens] including the end-of-sequence token where there is one."""
+    text: str
+    """The response, decoded, without special tokens."""
+    stop_reason: StopReason
+
+
+class Session(Protocol):
+    """The policy, as the agent of one sample sees it. Every token that it makes is recorded exactly
+    and becomes training data; nothing is ever tokenised again from text."""
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Turn:
+        """Sample a response to `token_ids`, by the recipe's sampling settings where nothing else is
+        said. A call whose tokens begin with those of an earlier turn (prompt and response) goes on
+        with that trajectory; any other begins a new one.
+
+        Raises AgentError where `token_ids` leave no room for a response, WaitTimeout or WorkerDied
+        where the engine fails.
+        """
+        ...
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """So far, in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an agent hands over when its episode has ended."""
+
+    text: str
+    """What the recipe's reward scores."""
+    reward: float | None = None
+    """Where the agent (its environment) knows the reward itself; None: the recipe's reward scores
+    `text`."""
+
+
+class Agent(Protocol):
+    """How one prompt becomes a sample: an async function. Many run at once in one event loop. Sees
+    neither engine nor weights."""
+
+    async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
+        """Called once per sample; must let the session generate at least once. Raising stops the
+        run, with the traceback in the error."""
+        ...
 
 
 class RolloutEngine(Protocol):
@@ -53,11 +116,12 @@ class RolloutEngine(Protocol):
         temperature 1."""
 
     async def pause(self) -> None:
-        """Stop sampling; answers in flight are kept by `generate` and continued after `resume`.
+        """Stop sampling; what is in flight is kept by `generate` and continued after `resume`.
         Idempotent."""
 
-    async def resume(self) -> None:
-        """Go on after `pause`, with an empty prefix cache. Idempotent."""
+    async def resume(self, version: WeightVersion) -> None:
+        """Go on after `pause`: the engines hold `version` from here on, and their prefix caches are
+        empty. The one place where both are said. Idempotent."""
 
     async def sleep(self) -> None:
         """Give the device memory of weights and KV cache to the trainer. The caller has no request
@@ -69,9 +133,6 @@ class RolloutEngine(Protocol):
 
     async def wake_cache(self) -> None:
         """Take back the memory of the KV cache; the engines answer again."""
-
-    async def set_version(self, version: WeightVersion) -> None:
-        """Called after a publish: what the engines hold from now on."""
 
 
 class RewardFn(Protocol):

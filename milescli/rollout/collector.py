@@ -2,7 +2,7 @@
 trainer is `ahead`'s work.
 
 The order of the groups is the order of the prompts and every sampling seed is fixed by (run seed,
-position, sample), so what is trained on does not depend on which answer arrived first.
+position, sample), so what is trained on does not depend on which sample was done first.
 """
 
 from __future__ import annotations
@@ -14,22 +14,19 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
+from milescli.core.errors import MilesError, WaitTimeout
 from milescli.core.events import RolloutStats
-from milescli.core.types import Group, Prompt, Sample, StopReason, WeightVersion
+from milescli.core.types import Group, Prompt, Sample, WeightVersion
 from milescli.recipe.schema import Recipe
-from milescli.rollout.base import GenerateRequest, PromptSource, RolloutEngine
+from milescli.rollout.base import PromptSource
+from milescli.rollout.episode import Episodes
 from milescli.rollout.filters import FILTERS
-from milescli.rollout.scoring import Scorer
 from milescli.rollout.stats import staleness_of, summarise
 
 _Result = TypeVar("_Result")
 
 SeedOf = Callable[[int, int, int], int]
 """(run seed, position of the prompt, sample index) -> sampling seed."""
-
-Decode = Callable[[Iterable[int]], str]
-"""Token ids -> text without special tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,18 +57,14 @@ class Collector:
     def __init__(
         self,
         source: PromptSource,
-        engine: RolloutEngine,
-        scorer: Scorer,
+        episodes: Episodes,
         *,
         recipe: Recipe,
-        decode: Decode,
         seed_of: SeedOf | None = None,
     ) -> None:
         self._source = source
-        self._engine = engine
-        self._scorer = scorer
+        self._episodes = episodes
         self._recipe = recipe
-        self._decode = decode
         self._seed_of = seed_of or sampling_seed
         self._keep = FILTERS[recipe.rollout.filter]
         self._stats: RolloutStats | None = None
@@ -93,12 +86,6 @@ class Collector:
     def published(self, version: WeightVersion) -> None:
         """Nothing waits for it; see `AheadCollector.published`."""
 
-    def pause(self) -> None:
-        """Nothing runs; see `AheadCollector.pause`."""
-
-    def resume(self) -> None:
-        """Nothing runs; see `AheadCollector.resume`."""
-
     async def stop(self) -> None:
         """Nothing runs; see `AheadCollector.stop`."""
 
@@ -106,7 +93,7 @@ class Collector:
         """The groups of `step` (`rollout.prompts_per_step` of them, in the order of their prompts);
         `version` is the trainer's, which the engines hold as well.
 
-        Raises the first error of any answer (RewardError, WorkerDied, ...), with all other answers
+        Raises the first error of any sample (RewardError, WorkerDied, ...), with all others
         cancelled; WaitTimeout after `machine.step_timeout_s`; MilesError where the filter refuses
         more than `rollout.max_filter_rounds` rounds.
         """
@@ -131,7 +118,7 @@ class Collector:
         return batch.kept
 
     async def collect(self, step: int) -> Batch:
-        """Take prompts, have them answered and scored, replace what the filter refuses."""
+        """Take prompts, have them sampled and scored, replace what the filter refuses."""
         progress, bound_s = _Progress(), self._recipe.machine.step_timeout_s
         try:
             async with asyncio.timeout(bound_s) as bound:
@@ -141,13 +128,13 @@ class Collector:
                 raise
             silent_s = time.monotonic() - progress.last_done
             raise WaitTimeout(
-                f"the collector waited too long for the answers of step {step}",
-                why=f"{progress.num_done} of {progress.num_samples} answers were there after "
+                f"the collector waited too long for the samples of step {step}",
+                why=f"{progress.num_done} of {progress.num_samples} samples were done after "
                 f"{bound_s:g} s; "
                 f"the last came {silent_s:.0f} s ago",
                 fix=[
                     f"--set machine.step_timeout_s={2 * bound_s:g}",
-                    "--set rollout.max_response_tokens=N   # shorter answers",
+                    "--set rollout.max_response_tokens=N   # shorter responses",
                 ],
             ) from None
 
@@ -157,11 +144,11 @@ class Collector:
         for _ in range(rollout.max_filter_rounds):
             first = self._source.position
             prompts = self._source.take(rollout.prompts_per_step - len(kept))
-            answers = [
+            groups = [
                 self._group(epoch, prompt, first + n, progress)
                 for n, (epoch, prompt) in enumerate(prompts)
             ]
-            for group in await all_or_first_error(answers):
+            for group in await all_or_first_error(groups):
                 (kept if self._keep(group) else refused).append(group)
             if len(kept) == rollout.prompts_per_step:
                 return Batch(kept=kept, refused=refused, start_position=start)
@@ -187,49 +174,12 @@ class Collector:
     async def _sample(
         self, prompt: Prompt, position: int, index: int, progress: _Progress
     ) -> Sample:
-        """One answer, scored as soon as it is there."""
         progress.num_samples += 1
         seed = self._seed_of(self._recipe.run.seed, position, index)
-        completion = await self._engine.generate(self._request(prompt, seed))
-        if completion.stop_reason is StopReason.ABORT:
-            raise WorkerDied(
-                f"an engine gave up its answer to prompt {prompt.index}",
-                why="the request was aborted although the run had not asked for it",
-                fix="look into the engine's log, then resume the run",
-            )
-        assert completion.response_ids and completion.version_spans, (
-            f"an answer to prompt {prompt.index} without tokens"
-        )
-        text = self._decode(completion.response_ids)
-        reward = await self._scorer.score(prompt, text)
+        sample = await self._episodes.play(prompt, sample_index=index, seed=seed)
         progress.num_done += 1
         progress.last_done = time.monotonic()
-        return Sample(
-            sample_index=index,
-            seed=seed,
-            prompt_ids=prompt.token_ids,
-            response_ids=completion.response_ids,
-            logprobs=completion.logprobs,
-            loss_mask=[True] * len(completion.response_ids),
-            text=text,
-            stop_reason=completion.stop_reason,
-            version_spans=completion.version_spans,
-            reward=reward,
-            routed_experts=completion.routed_experts,
-        )
-
-    def _request(self, prompt: Prompt, seed: int) -> GenerateRequest:
-        rollout = self._recipe.rollout
-        return GenerateRequest(
-            prompt_ids=prompt.token_ids,
-            max_new_tokens=rollout.max_response_tokens,
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            stop=rollout.stop,
-            seed=seed,
-            want_routed_experts=self._recipe.train.routing_replay,
-        )
+        return sample
 
 
 def sampling_seed(run_seed: int, position: int, sample_index: int) -> int:

@@ -1,4 +1,4 @@
-"""Scores answers off the event loop: each call bounded, retried as the recipe says, then refused
+"""Scores responses off the event loop: each call bounded, retried as the recipe says, then refused
 with its traceback."""
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ import contextlib
 import inspect
 import math
 import threading
-import traceback
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 from milescli.core.errors import MilesError, RewardError
-from milescli.core.types import Group, Prompt, Sample
+from milescli.core.types import Prompt
+from milescli.core.user_code import user_traceback
 from milescli.rollout.base import RewardFn
 
 NUM_THREADS = 32
@@ -22,7 +21,7 @@ _SHOWN_CHARACTERS = 200
 
 
 class Scorer:
-    """Calls one reward function. Used by the collector and by the evaluation; belongs to one event
+    """Calls one reward function. Used by episodes; belongs to one event
     loop."""
 
     def __init__(
@@ -50,33 +49,17 @@ class Scorer:
         self._is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call)
 
     async def score(self, prompt: Prompt, response: str) -> float:
-        """The reward of one answer. Raises RewardError after `retries` + 1 failures, of the last
+        """The reward of one response. Raises RewardError after `retries` + 1 failures, of the last
         one."""
         for attempt in range(1, self._retries + 2):
             try:
-                return _finite(await self._call(prompt, response))
+                return finite_reward(await self._call(prompt, response))
             except MilesError:
                 raise
             except Exception as error:  # whatever the user's function raises; TimeoutError included
                 if attempt > self._retries:
                     raise self._refusal(prompt, response, error, attempts=attempt) from error
         raise AssertionError(f"no attempt was made: retries {self._retries}")
-
-    async def score_sample(self, prompt: Prompt, sample: Sample) -> Sample:
-        """The sample with its reward."""
-        return replace(sample, reward=await self.score(prompt, sample.text))
-
-    async def score_group(self, group: Group) -> Group:
-        """All samples of a group, at once; the first failure cancels the others."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                scored = [
-                    tasks.create_task(self.score_sample(group.prompt, sample))
-                    for sample in group.samples
-                ]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return replace(group, samples=[task.result() for task in scored])
 
     async def _call(self, prompt: Prompt, response: str) -> object:
         if self._is_async:
@@ -99,14 +82,14 @@ class Scorer:
             )
         else:
             told, fix = (
-                _traceback_of_user(error),
+                user_traceback(error, callers=(__file__,)),
                 f"mend the reward or the label of prompt {prompt.index}, then start or resume the "
                 "run",
             )
         times = "" if attempts == 1 else f" (attempt {attempts} of {attempts})"
         return RewardError(
-            f"the reward `{self._name}` failed on an answer to prompt {prompt.index}{times}",
-            why=f"{told}; label {prompt.label!r}; the answer begins {shown!r}",
+            f"the reward `{self._name}` failed on a response to prompt {prompt.index}{times}",
+            why=f"{told}; label {prompt.label!r}; the response begins {shown!r}",
             fix=[fix, "--set rollout.reward_retries=2   # where it is only flaky"]
             if attempts == 1
             else fix,
@@ -141,7 +124,7 @@ async def in_thread(call: Callable[[], object]) -> object:
     return await future
 
 
-def _finite(value: object) -> float:
+def finite_reward(value: object) -> float:
     """The reward as a float. Raises TypeError or ValueError where it is not a finite number."""
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         raise TypeError(f"the reward must be a number, and is {value!r} ({type(value).__name__})")
@@ -149,17 +132,3 @@ def _finite(value: object) -> float:
     if not math.isfinite(number):
         raise ValueError(f"the reward must be finite, and is {number}")
     return number
-
-
-def _traceback_of_user(error: Exception) -> str:
-    """The frames below ours, and the error."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        frame for frame in frames if frame.filename != __file__ and "asyncio" not in frame.filename
-    ]
-    last = "".join(traceback.format_exception_only(error)).strip()
-    return (
-        "".join(["Traceback (most recent call last):\n", *traceback.format_list(own), last])
-        if own
-        else last
-    )

@@ -27,7 +27,7 @@ def summarise(
     seen = [*kept, *refused]
     samples = [sample for group in seen for sample in group.samples]
     rewards = [reward for group in seen for reward in group.rewards]
-    lengths = [len(sample.response_ids) for sample in samples]
+    lengths = [sample.num_loss_tokens for sample in samples]
     ages = [staleness_of(group, version) for group in kept]
     return RolloutStats(
         num_groups=len(kept),

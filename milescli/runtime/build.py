@@ -12,18 +12,17 @@ from pathlib import Path
 from milescli.backends.ray.cluster import ActorHandle, Cluster
 from milescli.backends.ray.group import run_all, start_all
 from milescli.backends.sglang.client import SglangFleet
-from milescli.backends.sglang.http import EngineHandle
 from milescli.backends.sglang.ports import free_ports
-from milescli.backends.sglang.process import last_log_lines
 from milescli.backends.sglang.server import EngineSpec, RouterServer, RouterSpec, check_servable
 from milescli.core.errors import WaitTimeout, WorkerDied
-from milescli.models import ModelFacts
+from milescli.core.log_tail import last_log_lines
+from milescli.core.types import EngineAddress
 from milescli.plan.types import Plan, Slot
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.recipe.schema import Recipe
 from milescli.runtime.ground import Ground
+from milescli.runtime.spec import RunSpec
 from milescli.runtime.trainer import RankGroup
-from milescli.weights.base import EngineAddress
 from milescli.weights.sharing import sharing_ranks
 
 TRAINER_TARGET = "milescli.backends.megatron.worker:TrainerRank"
@@ -65,13 +64,20 @@ class Engines:
 class Builder:
     """Starts the processes of one run. `ground` is taken already."""
 
-    recipe: Recipe
-    plan: Plan
+    spec: RunSpec
     cluster: Cluster
     ground: Ground
-    model_dir: Path
-    facts: ModelFacts
     log_dir: Path
+
+    @property
+    def recipe(self) -> Recipe:
+        """The spec's."""
+        return self.spec.recipe
+
+    @property
+    def plan(self) -> Plan:
+        """The spec's."""
+        return self.spec.plan
 
     async def start_trainer(self) -> RankGroup:
         """All trainer ranks, with the model loaded. They meet on the node of rank 0."""
@@ -90,7 +96,7 @@ class Builder:
                 "master_port": port,
                 "recipe": self.recipe,
                 "plan": self.plan,
-                "model_dir": str(self.model_dir),
+                "model_dir": str(self.spec.inputs.model_dir),
                 "channel": CHANNELS[self.plan.channel],
             }
             ranks.append(
@@ -110,6 +116,7 @@ class Builder:
         return RankGroup(
             cluster=self.cluster,
             ranks=ranks,
+            layout=self.plan.trainer,
             step_timeout_s=settings.step_timeout_s,
             async_save=self.recipe.checkpoint.async_save,
             on_host=self.plan.device_kind == "cpu",
@@ -139,14 +146,11 @@ class Builder:
         replay = self.recipe.train.routing_replay
         engines.fleet = SglangFleet(
             router_url=engines.router.spec.url,
-            engines=[
-                EngineHandle(
-                    name=spec.name, url=spec.url, log_path=spec.log_path, api_key=spec.api_key
-                )
-                for spec in engines.heads
-            ],
-            answer_timeout_s=self.recipe.machine.step_timeout_s,
-            routing_shape=(self.facts.num_layers, self.facts.topk) if replay else None,
+            engines=self.engine_addresses(engines),
+            response_timeout_s=self.recipe.machine.step_timeout_s,
+            routing_shape=(self.spec.inputs.facts.num_layers, self.spec.inputs.facts.topk)
+            if replay
+            else None,
         )
         return engines.fleet
 
@@ -189,8 +193,8 @@ class Builder:
         layout = self.plan.engines
         return EngineSpec(
             name=f"engine {index}",
-            model_dir=self.model_dir,
-            tokenizer_dir=self.model_dir if self.recipe.rollout.stop else None,
+            model_dir=self.spec.inputs.model_dir,
+            tokenizer_dir=self.spec.inputs.model_dir if self.recipe.rollout.stop else None,
             device_kind=self.plan.device_kind,
             precision=self.plan.precision,
             tp=layout.tp,
@@ -221,14 +225,16 @@ class Builder:
         check_servable(self._engine_spec(0, 0))
 
     def engine_addresses(self, engines: Engines) -> list[EngineAddress]:
-        """How trainer ranks reach the engines."""
+        """How the fleet and the trainer ranks reach the engines."""
         on_cpu = self.plan.device_kind == "cpu"
         return [
             EngineAddress(
                 url=spec.url,
+                name=spec.name,
                 tp=spec.tp,
                 sharing_ranks=sharing_ranks(self.plan.slots, index, on_cpu=on_cpu),
                 api_key=spec.api_key,
+                log_path=spec.log_path,
             )
             for index, spec in enumerate(engines.heads)
         ]

@@ -18,7 +18,7 @@ from milescli.models.base import CONFIG_NAME
 from milescli.recipe.resolved import load_resolved
 from milescli.runtime.hub import fetch_model
 from milescli.runtime.hub_outline import outline_model
-from milescli.runtime.material import model_dir_of
+from milescli.runtime.inputs import model_dir_of
 
 if TYPE_CHECKING:
     from milescli.console.output import Output

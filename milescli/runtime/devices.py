@@ -14,7 +14,8 @@ from milescli.train.base import Trainer
 
 @dataclass(slots=True)
 class Devices:
-    """The turns of trainer and engines. Engines answer except inside `training` and `publish`."""
+    """The turns of trainer and engines, and the one owner of a publish. Engines answer except
+    inside `training` and `publish`."""
 
     colocated: bool
     trainer: Trainer
@@ -37,7 +38,7 @@ class Devices:
     async def publish(self, version: WeightVersion, *, verify: bool = False) -> None:
         """The engines hold the trainer's weights as `version`, and answer again, also those that
         were in the middle. The trainer is awake, as after `training`; colocated, it sleeps
-        afterwards.
+        afterwards. The engines' caches are flushed once and the version is said once, by `resume`.
 
         `verify`: raises MismatchError where they then hold anything else; nobody may ask the
         engines meanwhile.
@@ -54,5 +55,4 @@ class Devices:
             await self.engines.wake_cache()
             self.engines_asleep = False
         self.version = version
-        await self.engines.set_version(version)
-        await self.engines.resume()
+        await self.engines.resume(version)

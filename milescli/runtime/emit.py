@@ -25,8 +25,8 @@ from milescli.platform.probe import probe
 from milescli.recipe.layers import Layer
 from milescli.recipe.load import LoadedRecipe, value_at
 from milescli.recipe.templates import find_recipe, templates_dir
+from milescli.runtime.inputs import facts_of_recipe
 from milescli.runtime.launch import plan_only, refuse_unproven
-from milescli.runtime.material import facts_of_recipe
 
 Form = Literal["slurm", "kuberay", "ssh"]
 FILES: dict[Form, str] = {"slurm": "slurm.sh", "kuberay": "kuberay.yaml", "ssh": "ssh.sh"}

@@ -1,117 +1,25 @@
-"""How good is it? Greedy (or sampled) answers to held-out prompts, scored and kept. In a run, and
-of a run that has ended."""
+"""`miles eval`: a checkpoint of a run that is not running, measured with engines alone."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import DataError
 from milescli.core.events import EvalDone
-from milescli.core.types import Prompt, StopReason
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
-from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine
-from milescli.rollout.scoring import Scorer
-from milescli.rollout.tokenizer import ChatTokenizer
-from milescli.runtime.material import Material, scorer_of
+from milescli.rollout.episode import evaluation_episodes
+from milescli.runtime.evaluator import Evaluator
+from milescli.runtime.inputs import scorer_of
+from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
-    from milescli.runtime.sites import Sites
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluator:
-    """Evaluates whatever weights the engines hold."""
-
-    recipe: Recipe
-    prompts: list[Prompt]
-    engine: RolloutEngine
-    scorer: Scorer
-    tokenizer: ChatTokenizer
-    folder: Path
-    """Where answers are written; the run's `eval/`."""
-
-    async def run(self, step: int) -> EvalDone:
-        """Ask all prompts at once, score, and write `step_<n>.jsonl`."""
-        began, settings = time.monotonic(), self.recipe.eval
-        asked = [
-            (prompt, index)
-            for prompt in self.prompts
-            for index in range(settings.samples_per_prompt)
-        ]
-        answers = await asyncio.gather(
-            *(self.engine.generate(self._request(prompt, index)) for prompt, index in asked)
-        )
-        texts = [self.tokenizer.decode(answer.response_ids) for answer in answers]
-        rewards = await asyncio.gather(
-            *(
-                self.scorer.score(prompt, text)
-                for (prompt, _), text in zip(asked, texts, strict=True)
-            )
-        )
-        path = self._write(step, asked, answers, texts, rewards)
-        return EvalDone(
-            step=step,
-            accuracy=sum(rewards) / len(rewards),
-            num_prompts=len(self.prompts),
-            truncated_fraction=sum(a.stop_reason is StopReason.LENGTH for a in answers)
-            / len(answers),
-            response_tokens_mean=sum(len(a.response_ids) for a in answers) / len(answers),
-            seconds=time.monotonic() - began,
-            path=str(path.relative_to(self.folder.parent)),
-        )
-
-    def _request(self, prompt: Prompt, index: int) -> GenerateRequest:
-        settings = self.recipe.eval
-        digest = hashlib.blake2b(
-            f"{self.recipe.run.seed}/eval/{prompt.index}/{index}".encode(), digest_size=4
-        ).digest()
-        return GenerateRequest(
-            prompt_ids=prompt.token_ids,
-            max_new_tokens=settings.max_response_tokens or self.recipe.rollout.max_response_tokens,
-            temperature=settings.temperature,
-            stop=list(self.recipe.rollout.stop),
-            seed=int.from_bytes(digest, "big") >> 1,
-        )
-
-    def _write(
-        self,
-        step: int,
-        asked: list[tuple[Prompt, int]],
-        answers: list[Completion],
-        texts: list[str],
-        rewards: list[float],
-    ) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"step_{step}.jsonl"
-        lines = [
-            json.dumps(
-                {
-                    "prompt": prompt.text,
-                    "response": text,
-                    "label": prompt.label,
-                    "reward": reward,
-                    "stop_reason": answer.stop_reason.value,
-                    "prompt_ids": prompt.token_ids,
-                    "response_ids": answer.response_ids,
-                }
-            )
-            for (prompt, _), answer, text, reward in zip(
-                asked, answers, texts, rewards, strict=True
-            )
-        ]
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return path
 
 
 def evaluate_run(
@@ -124,8 +32,8 @@ def evaluate_run(
     environ: Mapping[str, str],
     output: Output,
 ) -> EvalDone:
-    """Evaluate a checkpoint of a run that is not running: engines alone, no trainer. Answers go to
-    `eval/` of the run. `address`: of the Ray cluster, where it is another than the run's."""
+    """Evaluate a checkpoint of a run that is not running: engines alone, no trainer. Samples go
+    to `eval/` of the run. `address`: of the Ray cluster, where it is another than the run's."""
     from milescli.checkpoint.run_dir import lock, open_run
     from milescli.checkpoint.store import CheckpointStore
     from milescli.console.output import Mode, Output
@@ -134,7 +42,7 @@ def evaluate_run(
     from milescli.recipe.resolved import load_resolved
     from milescli.runtime.convert_back import OutletOptions, convert_to_hf
     from milescli.runtime.convert_verify import Verify
-    from milescli.runtime.material import prepare
+    from milescli.runtime.inputs import prepare
     from milescli.runtime.sites import find_sites
 
     run = open_run(path)
@@ -143,55 +51,38 @@ def evaluate_run(
         load_resolved(run.recipe_file), sets=[], flags=flags, only=("machine",), environ=environ
     )
     recipe = _with_data(loaded.recipe, data, num_prompts)
-    found = CheckpointStore(run.checkpoints).find(step)
+    checkpoint = CheckpointStore(run.checkpoints).find(step)
     plan = engines_only(Plan.from_json(run.plan_file.read_text()))
     require_wheel(plan.device_kind)
-    material = prepare(recipe, run, output=output)
+    inputs = prepare(recipe, run, output=output)
     sites = find_sites(loaded, output=output)
     with lock(run), TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary:
         sites.require_shared(run.path)
         model_dir = Path(temporary) / "model"
-        output.note(f"reading checkpoint step {found.step}")
-        options = OutletOptions(model=str(material.model_dir), verify=Verify.NONE)
-        convert_to_hf(found.path, model_dir, options=options, output=Output(Mode.QUIET))
+        output.note(f"reading checkpoint step {checkpoint.step}")
+        options = OutletOptions(model=str(inputs.model_dir), verify=Verify.NONE)
+        convert_to_hf(checkpoint.path, model_dir, options=options, output=Output(Mode.QUIET))
         output.note("starting engines")
         return _serve_and_evaluate(
-            recipe=recipe,
-            plan=plan,
-            sites=sites,
-            run=run,
-            material=material,
-            model_dir=model_dir,
-            step=found.step,
+            RunSpec(
+                run=run,
+                recipe=recipe,
+                plan=plan,
+                sites=sites,
+                inputs=replace(inputs, model_dir=model_dir),
+                checkpoint=checkpoint,
+            )
         )
 
 
-def _serve_and_evaluate(
-    *,
-    recipe: Recipe,
-    plan: Plan,
-    sites: Sites,
-    run: RunDir,
-    material: Material,
-    model_dir: Path,
-    step: int,
-) -> EvalDone:
-    """Start engines on a model folder, evaluate, stop them."""
+def _serve_and_evaluate(spec: RunSpec) -> EvalDone:
+    """Start engines on the spec's model folder, evaluate, stop them."""
     from milescli.runtime.build import Engines, engine_probe
     from milescli.runtime.session import open_session
     from milescli.runtime.supervise import StopSignals, run_watched
 
-    log_dir = run.eval_log_dir()
-    done: list[EvalDone] = []
-    with open_session(
-        run=run,
-        log_dir=log_dir,
-        recipe=recipe,
-        plan=plan,
-        sites=sites,
-        model_dir=model_dir,
-        facts=material.facts,
-    ) as session:
+    recipe, inputs, done = spec.recipe, spec.inputs, list[EvalDone]()
+    with open_session(spec, log_dir=spec.run.eval_log_dir()) as session:
         engines, probes = Engines(), []
 
         async def work() -> None:
@@ -201,19 +92,24 @@ def _serve_and_evaluate(
             probes.extend(
                 engine_probe(h, s) for h, s in zip(engines.handles, engines.specs, strict=True)
             )
-            evaluator = Evaluator(
-                recipe=recipe,
-                prompts=material.heldout,
+            episodes = evaluation_episodes(
+                recipe,
                 engine=fleet,
                 scorer=scorer_of(recipe.rollout),
-                tokenizer=material.tokenizer,
-                folder=run.eval_dir,
+                decode=inputs.tokenizer.decode,
             )
-            done.append(await evaluator.run(step))
+            evaluator = Evaluator(
+                recipe=recipe,
+                prompts=inputs.heldout,
+                episodes=episodes,
+                folder=spec.run.eval_dir,
+            )
+            done.append(await evaluator.run(spec.first_step))
 
         async def main() -> None:
             try:
-                signals = StopSignals(on_stop=lambda: False, again=f"miles eval {run.shown}")
+                command = f"miles eval {spec.run.shown}"
+                signals = StopSignals(on_stop=lambda: False, again=command)
                 await run_watched(work(), probes, signals, cause_grace_s=session.cause_grace_s)
             finally:
                 await engines.stop()

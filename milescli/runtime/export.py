@@ -30,7 +30,7 @@ from milescli.models.base import CONFIG_NAME
 from milescli.recipe.resolved import load_resolved
 from milescli.recipe.schema import Model
 from milescli.runtime.convert_source import find_checkpoint
-from milescli.runtime.material import model_dir_of
+from milescli.runtime.inputs import model_dir_of
 
 if TYPE_CHECKING:
     from milescli.console.output import Output

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import os
 import platform as python_platform
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli import __version__
-from milescli.checkpoint.run_dir import RunDir, create, lock, utc_now, write_json
+from milescli.checkpoint.run_dir import create, lock, utc_now, write_json
 from milescli.core.errors import CheckpointError
-from milescli.core.events import EventBus
 from milescli.models import ModelFacts
 from milescli.models.catalogue import UNPROVEN
 from milescli.plan.make import make_plan
@@ -23,34 +21,16 @@ from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.resolved import resolved_yaml
 from milescli.recipe.schema import Recipe
-from milescli.rollout.rewards import load_reward
-from milescli.runtime.material import Material, facts_of_recipe, prepare
+from milescli.runtime.inputs import facts_of_recipe, prepare
+from milescli.runtime.plugins import load_plugins
 from milescli.runtime.sites import find_sites, planning_machine
+from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
+    from milescli.runtime.train import RunSummary
 
 RECORDED_PACKAGES = ("torch", "sglang", "sglang-router", "megatron-core", "ray", "transformers")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """What a run reached."""
-
-    path: str
-    """The run directory."""
-    steps: int
-    """RL steps done, over all attempts."""
-    accuracy_before: float | None
-    """On held-out prompts, before RL; None without `data.eval`."""
-    accuracy_after: float | None
-    logprob_diff_max: float
-    """Largest |engine - trainer| over all steps of this attempt."""
-    logprob_diff_mean: float
-    checkpoint: str
-    """Newest complete checkpoint."""
-    seconds: float
-    """Of this attempt, start-up and shut-down included."""
 
 
 def plan_only(
@@ -59,7 +39,7 @@ def plan_only(
     """What would run, without starting or making anything. Raises where the reward or the model
     cannot be had, or cannot be trained. `facts`: of its model, where they were read already: the
     hub may have been asked for them."""
-    load_reward(loaded.recipe.rollout)
+    load_plugins(loaded.recipe)
     facts = facts or facts_of_recipe(loaded.recipe.model)
     facts.require_trainable()
     return make_plan(loaded.recipe, machine or planning_machine(loaded), facts)
@@ -93,7 +73,7 @@ def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) ->
 def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     """Make the run directory, check everything that can be checked, then train. Raises MilesError;
     Stopped where the user asked for the end and the run was saved."""
-    from milescli.runtime.attempt import train
+    from milescli.runtime.train import train
 
     facts = facts_of_recipe(loaded.recipe.model)
     refuse_unproven(loaded.recipe, facts)
@@ -107,24 +87,16 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     )
     with lock(run):
         try:
-            material = prepare(loaded.recipe, run, output=output)
-            plan = as_fetched(plan, loaded, sites.machine, material.facts, output=output)
-            sites.require_shared(run.path, material.model_dir)
-            write_records(run, loaded, plan, material)
+            inputs = prepare(loaded.recipe, run, output=output)
+            plan = as_fetched(plan, loaded, sites.machine, inputs.facts, output=output)
+            sites.require_shared(run.path, inputs.model_dir)
+            spec = RunSpec(run=run, recipe=loaded.recipe, plan=plan, sites=sites, inputs=inputs)
+            write_records(spec, loaded)
         except BaseException:
             run.discard_if_unused()
             raise
         output.note(f"run directory {run.shown}")
-        return train(
-            run=run,
-            recipe=loaded.recipe,
-            plan=plan,
-            sites=sites,
-            material=material,
-            checkpoint=None,
-            bus=EventBus(),
-            output=output,
-        )
+        return train(spec, output=output)
 
 
 def as_fetched(
@@ -142,10 +114,11 @@ def as_fetched(
     return fresh
 
 
-def write_records(run: RunDir, loaded: LoadedRecipe, plan: Plan, material: Material) -> None:
+def write_records(spec: RunSpec, loaded: LoadedRecipe) -> None:
     """recipe.yaml, plan.json and manifest.json."""
+    run, model_dir = spec.run, spec.inputs.model_dir
     run.recipe_file.write_text(resolved_yaml(loaded), encoding="utf-8")
-    run.plan_file.write_text(plan.to_json(), encoding="utf-8")
+    run.plan_file.write_text(spec.plan.to_json(), encoding="utf-8")
     write_json(
         run.manifest_file,
         {
@@ -153,12 +126,12 @@ def write_records(run: RunDir, loaded: LoadedRecipe, plan: Plan, material: Mater
             "miles": __version__,
             "packages": {name: version(name) for name in RECORDED_PACKAGES},
             "python": python_platform.python_version(),
-            "seed": loaded.recipe.run.seed,
+            "seed": spec.recipe.run.seed,
             "recipe_sha256": run.recipe_sha256,
-            "plan_fingerprint": plan.fingerprint,
-            "data": material.as_manifest(),
-            "model_dir": os.path.relpath(material.model_dir, run.path)
-            if run.path in material.model_dir.parents
-            else str(material.model_dir),
+            "plan_fingerprint": spec.plan.fingerprint,
+            "data": spec.inputs.as_manifest(),
+            "model_dir": os.path.relpath(model_dir, run.path)
+            if run.path in model_dir.parents
+            else str(model_dir),
         },
     )

@@ -19,12 +19,14 @@ from milescli.core.events import (
     StepDone,
     WarmupStepDone,
 )
-from milescli.core.types import Group, StepReport, WeightVersion
+from milescli.core.types import Group, StepReport, Trajectory, WeightVersion
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.runtime.devices import Devices
-from milescli.train import advantages, packing, schedule
-from milescli.train.base import TrainBatch, Trainer
+from milescli.train import schedule
+from milescli.train.base import Objective, TrainBatch, Trainer
+from milescli.train.objectives import load_objective
+from milescli.train.packing import pack
 
 T = TypeVar("T")
 
@@ -98,7 +100,7 @@ class Hooks:
     evaluate: Callable[[int], Coroutine[Any, Any, None]]
     """Evaluate with the engines, which hold the weights of `step`."""
     keep: Callable[[int, list[Group]], None]
-    """Write a few answers to disk, to read."""
+    """Write a few samples to disk, to read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,6 +110,8 @@ class Run:
     recipe: Recipe
     plan: Plan
     bus: EventBus
+    objective: Objective[Group]
+    """Of the recipe's `train.objective`."""
     groups: GroupSource
     trainer: Trainer
     devices: Devices
@@ -117,16 +121,12 @@ class Run:
     stop: StopFlag
 
 
-Demonstration = tuple[list[int], list[int]]
-"""(prompt ids, answer ids)"""
-
-
 async def warm_up(
     *,
     recipe: Recipe,
     plan: Plan,
     trainer: Trainer,
-    demonstrations: list[Demonstration],
+    demonstrations: list[Trajectory],
     bus: EventBus,
     stop: StopFlag,
 ) -> None:
@@ -141,26 +141,35 @@ async def warm_up(
         report = await trainer.step(next(batches), lr=schedule.warmup_lr_at(settings, step - 1))
         bus.emit(
             WarmupStepDone(
-                step=step, num_steps=settings.steps, report=report, step_s=time.monotonic() - began
+                step=step,
+                num_steps=settings.steps,
+                report=report,
+                step_s=time.monotonic() - began,
             )
         )
     await trainer.reset_optimizer()
 
 
 def _supervised_batches(
-    recipe: Recipe, plan: Plan, demonstrations: list[Demonstration]
+    recipe: Recipe, plan: Plan, demonstrations: list[Trajectory]
 ) -> Iterator[TrainBatch]:
     """Endless batches, in an order fixed by the run's seed."""
-    size, cap = recipe.warmup.batch_size, plan.batch.max_row_tokens(plan.trainer.cp)
+    size, name = recipe.warmup.batch_size, "supervised"
+    objective = load_objective(name, recipe)
     rng, pool = random.Random(f"{recipe.run.seed}/warmup"), list[int]()
     while True:
         while len(pool) < size:
             fresh = list(range(len(demonstrations)))
             rng.shuffle(fresh)
             pool += fresh
-        pairs = [demonstrations[index] for index in pool[:size]]
+        chosen = [demonstrations[index] for index in pool[:size]]
         pool = pool[size:]
-        yield packing.pack_supervised(pairs, dp=plan.trainer.dp, max_tokens_per_microbatch=cap)
+        yield pack(
+            objective.sequences(chosen),
+            objective=name,
+            dp=plan.trainer.dp,
+            max_tokens_per_microbatch=plan.batch.max_row_tokens(plan.trainer.cp),
+        )
 
 
 async def reinforce(run: Run) -> None:
@@ -174,7 +183,7 @@ async def reinforce(run: Run) -> None:
         clock = _Clock()
         groups = await run.stop.unless_set(run.groups.take(step, version=run.devices.version))
         clock.lap("rollout")
-        batch = _pack(run, groups)
+        batch = _prepare(run, groups)
         clock.lap("pack")
         async with run.devices.training():
             report = await run.trainer.step(
@@ -197,19 +206,16 @@ async def reinforce(run: Run) -> None:
             await run.stop.unless_set(run.hooks.evaluate(step))
 
 
-def _pack(run: Run, groups: list[Group]) -> TrainBatch:
-    settings = run.recipe.train
-    return packing.pack_policy(
-        groups,
-        advantages.compute(
-            groups, algorithm=settings.algorithm, normalize_std=settings.normalize_std
-        ),
-        dp=run.plan.trainer.dp,
-        max_tokens_per_microbatch=run.plan.batch.max_row_tokens(run.plan.trainer.cp),
+def _prepare(run: Run, groups: list[Group]) -> TrainBatch:
+    """What the objective learns from these groups, packed, one shard a data-parallel rank."""
+    plan, settings = run.plan, run.recipe.train
+    return pack(
+        run.objective.sequences(groups),
+        objective=settings.objective,
+        dp=plan.trainer.dp,
+        max_tokens_per_microbatch=plan.batch.max_row_tokens(plan.trainer.cp),
         updates=settings.updates_per_step,
-        aggregation=settings.aggregation,
         temperature=run.recipe.rollout.temperature,
-        routing_replay=settings.routing_replay,
     )
 
 

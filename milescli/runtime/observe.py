@@ -89,8 +89,8 @@ def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
     time/, speed/, eval/, warmup/."""
     if isinstance(event, StepDone):
         report = asdict(event.report)
-        values = {f"train/{name}": value for name, value in report.items() if name != "extra"}
-        values |= {f"train/{name}": value for name, value in report["extra"].items()}
+        report |= report.pop("figures")
+        values = {f"train/{name}": value for name, value in report.items()}
         values |= {f"rollout/{name}": value for name, value in asdict(event.rollout).items()}
         values |= {f"time/{name}": value for name, value in asdict(event.seconds).items()}
         values |= {

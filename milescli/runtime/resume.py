@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING
 from milescli.checkpoint.run_dir import lock, open_run
 from milescli.checkpoint.store import CheckpointStore
 from milescli.core.errors import CheckpointError, RecipeError
-from milescli.core.events import EventBus
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
-from milescli.runtime.launch import RunSummary, as_fetched, plan_only, write_records
-from milescli.runtime.material import Material, prepare
+from milescli.runtime.inputs import RunInputs, prepare
+from milescli.runtime.launch import as_fetched, plan_only, write_records
 from milescli.runtime.sites import find_sites
+from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
     from milescli.checkpoint.base import CheckpointManifest
     from milescli.console.output import Output
+    from milescli.runtime.train import RunSummary
 
 MAY_CHANGE = (
     "machine",
@@ -47,7 +48,7 @@ def resume(
     """Train on. `address`: of the Ray cluster, where it is another than before; `environ` may name
     it too. Raises CheckpointError where the run cannot be continued faithfully, RecipeError where
     nothing is left to do."""
-    from milescli.runtime.attempt import train
+    from milescli.runtime.train import train
 
     run = open_run(path)
     loaded = load_resolved(run.recipe_file)
@@ -62,27 +63,26 @@ def resume(
                 f"run {run.name} has no complete checkpoint: it begins again from the start"
             )
         else:
-            _refuse_if_done(checkpoint.manifest.step, loaded.recipe.train.steps, path)
+            _refuse_if_done(checkpoint.step, loaded.recipe.train.steps, path)
         sites = find_sites(loaded, output=output)
         plan = plan_only(loaded, sites.machine)
         require_wheel(plan.device_kind)
-        material = prepare(loaded.recipe, run, output=output)
-        plan = as_fetched(plan, loaded, sites.machine, material.facts, output=output)
-        sites.require_shared(run.path, material.model_dir)
-        if checkpoint is not None:
-            _refuse_drift(checkpoint.manifest, material, path)
-            output.note(f"going on from step {checkpoint.manifest.step}")
-        write_records(run, loaded, plan, material)
-        return train(
+        inputs = prepare(loaded.recipe, run, output=output)
+        plan = as_fetched(plan, loaded, sites.machine, inputs.facts, output=output)
+        sites.require_shared(run.path, inputs.model_dir)
+        spec = RunSpec(
             run=run,
             recipe=loaded.recipe,
             plan=plan,
             sites=sites,
-            material=material,
+            inputs=inputs,
             checkpoint=checkpoint,
-            bus=EventBus(),
-            output=output,
         )
+        if checkpoint is not None:
+            _refuse_drift(checkpoint.manifest, inputs, path)
+            output.note(f"going on from step {checkpoint.step}")
+        write_records(spec, loaded)
+        return train(spec, output=output)
 
 
 def _refuse_if_done(step: int, num_steps: int, path: Path) -> None:
@@ -94,13 +94,12 @@ def _refuse_if_done(step: int, num_steps: int, path: Path) -> None:
         )
 
 
-def _refuse_drift(manifest: CheckpointManifest, material: Material, path: Path) -> None:
-    found = material.reports["prompts"].sha256
-    if found != manifest.data_sha256:
+def _refuse_drift(manifest: CheckpointManifest, inputs: RunInputs, path: Path) -> None:
+    if inputs.data_sha256 != manifest.data_sha256:
         raise CheckpointError(
             "the training prompts are not those of the checkpoint",
-            why=f"{material.reports['prompts'].path} has SHA-256 {found[:12]}..., the checkpoint "
-            f"saw {manifest.data_sha256[:12]}...",
+            why=f"{inputs.reports['prompts'].path} has SHA-256 {inputs.data_sha256[:12]}..., "
+            f"the checkpoint saw {manifest.data_sha256[:12]}...",
             fix=[
                 "put the file back as it was",
                 f"miles launch --recipe {path}/recipe.yaml   # a new run on the new prompts",

@@ -9,14 +9,12 @@ from pathlib import Path
 
 from milescli import __version__
 from milescli.checkpoint.base import CheckpointManifest
-from milescli.checkpoint.run_dir import RunDir, utc_now
+from milescli.checkpoint.run_dir import utc_now
 from milescli.checkpoint.store import CheckpointStore
 from milescli.core.events import CheckpointSaved, EventBus
 from milescli.core.types import WeightVersion
-from milescli.plan.types import Plan
-from milescli.recipe.schema import Recipe
-from milescli.runtime.material import Material
-from milescli.runtime.trainer import RankGroup
+from milescli.runtime.spec import RunSpec
+from milescli.train.base import Trainer
 
 
 def version_of(step: int) -> WeightVersion:
@@ -27,7 +25,7 @@ def version_of(step: int) -> WeightVersion:
 
 @dataclass(slots=True, kw_only=True)
 class _Pending:
-    trainer: RankGroup
+    trainer: Trainer
     folder: Path
     step: int
     prompt_position: int
@@ -40,10 +38,7 @@ class Saver:
     stands."""
 
     store: CheckpointStore
-    run: RunDir
-    recipe: Recipe
-    plan: Plan
-    material: Material
+    spec: RunSpec
     bus: EventBus
     newest: Path | None = None
     """Newest checkpoint that this attempt completed."""
@@ -51,7 +46,7 @@ class Saver:
     """Of that, or of the checkpoint that the attempt goes on from."""
     _pending: _Pending | None = None
 
-    async def save(self, trainer: RankGroup, *, step: int, prompt_position: int) -> None:
+    async def save(self, trainer: Trainer, *, step: int, prompt_position: int) -> None:
         """Begin checkpoint `step`. Returns when training may go on; `settle` completes it."""
         await self.settle()
         began = time.monotonic()
@@ -60,7 +55,7 @@ class Saver:
         self._pending = _Pending(
             trainer=trainer, folder=folder, step=step, prompt_position=prompt_position, began=began
         )
-        if not self.recipe.checkpoint.async_save:
+        if not self.spec.recipe.checkpoint.async_save:
             await self.settle()
 
     async def settle(self) -> None:
@@ -70,7 +65,7 @@ class Saver:
             return
         self._pending = None
         await pending.trainer.finish_save()
-        layout = self.plan.trainer
+        layout = self.spec.plan.trainer
         stored = self.store.complete(
             pending.step,
             CheckpointManifest(
@@ -78,10 +73,10 @@ class Saver:
                 step=pending.step,
                 version=version_of(pending.step),
                 prompt_position=pending.prompt_position,
-                seed=self.recipe.run.seed,
-                plan_fingerprint=self.plan.fingerprint,
-                recipe_sha256=self.run.recipe_sha256,
-                data_sha256=self.material.reports["prompts"].sha256,
+                seed=self.spec.recipe.run.seed,
+                plan_fingerprint=self.spec.plan.fingerprint,
+                recipe_sha256=self.spec.run.recipe_sha256,
+                data_sha256=self.spec.inputs.data_sha256,
                 layout={
                     name: getattr(layout, name) for name in ("tp", "pp", "cp", "ep", "etp", "dp")
                 },
@@ -95,7 +90,7 @@ class Saver:
         self.bus.emit(
             CheckpointSaved(
                 step=pending.step,
-                path=str(stored.path.relative_to(self.run.path)),
+                path=str(stored.path.relative_to(self.spec.run.path)),
                 size_bytes=stored.manifest.size_bytes,
                 seconds=time.monotonic() - pending.began,
             )

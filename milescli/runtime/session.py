@@ -13,14 +13,12 @@ from pathlib import Path
 
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.nodes import DEATH_NOTICE_S
-from milescli.checkpoint.run_dir import RunDir, verdict_file
-from milescli.models import ModelFacts
-from milescli.plan.types import Plan
-from milescli.recipe.schema import Recipe
+from milescli.checkpoint.run_dir import verdict_file
 from milescli.runtime import guardian
 from milescli.runtime.build import Builder, run_environment
 from milescli.runtime.ground import Ground
 from milescli.runtime.sites import Sites
+from milescli.runtime.spec import RunSpec
 from milescli.runtime.supervise import CAUSE_GRACE_S
 
 
@@ -28,7 +26,6 @@ from milescli.runtime.supervise import CAUSE_GRACE_S
 class Session:
     """What is held while it lasts."""
 
-    run: RunDir
     log_dir: Path
     cluster: Cluster
     ground: Ground
@@ -48,18 +45,10 @@ class Session:
 
 
 @contextmanager
-def open_session(
-    *,
-    run: RunDir,
-    log_dir: Path,
-    recipe: Recipe,
-    plan: Plan,
-    sites: Sites,
-    model_dir: Path,
-    facts: ModelFacts,
-) -> Iterator[Session]:
+def open_session(spec: RunSpec, *, log_dir: Path) -> Iterator[Session]:
     """Ray is up inside; afterwards every process of the session is gone, whatever happened, and so
     are its scratch files."""
+    plan, sites = spec.plan, spec.sites
     token = secrets.token_hex(16)
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
     watchdog = guardian.start(token=token, scratch_dirs=[temp_dir], verdict=verdict_file(log_dir))
@@ -76,18 +65,10 @@ def open_session(
     )
     ground = Ground(plan=plan, sites=sites, cluster=cluster, token=token, temp_dir=temp_dir / "t")
     try:
-        builder = Builder(
-            recipe=recipe,
-            plan=plan,
-            cluster=cluster,
-            ground=ground,
-            model_dir=model_dir,
-            facts=facts,
-            log_dir=log_dir,
-        )
+        builder = Builder(spec=spec, cluster=cluster, ground=ground, log_dir=log_dir)
         builder.check()
         cluster.start(plan)
-        yield Session(run=run, log_dir=log_dir, cluster=cluster, ground=ground, builder=builder)
+        yield Session(log_dir=log_dir, cluster=cluster, ground=ground, builder=builder)
     finally:
         try:
             cluster.stop()

@@ -3,16 +3,17 @@ driver; the ranks are actors."""
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from milescli.backends.ray.cluster import ActorHandle, Cluster
-from milescli.backends.ray.group import run_all
-from milescli.core.types import StepReport, WeightVersion
+from milescli.backends.ray.group import run_all, run_each
+from milescli.core.types import EngineAddress, StepReport, WeightVersion
+from milescli.plan.types import TrainerLayout
 from milescli.train.base import TrainBatch
-from milescli.weights.base import EngineAddress
 
 
 @dataclass(slots=True)
@@ -21,6 +22,7 @@ class RankGroup:
 
     cluster: Cluster
     ranks: list[ActorHandle]
+    layout: TrainerLayout
     step_timeout_s: float
     async_save: bool
     on_host: bool
@@ -30,16 +32,31 @@ class RankGroup:
         return await run_all(self.ranks, method, *args, timeout_s=self.step_timeout_s)
 
     async def connect_engines(self, engines: list[EngineAddress]) -> None:
-        """Open the weight channel."""
+        """See Trainer."""
         await self._all("connect_engines", engines)
 
     async def step(self, batch: TrainBatch, *, lr: float) -> StepReport:
         """See Trainer."""
-        return (await self._all("step", self.cluster.put(batch), lr))[0]
+        return (await self._sharded("step", batch, lr))[0]
 
-    async def logprobs(self, batch: TrainBatch) -> list[array[float]]:
+    async def score(self, batch: TrainBatch) -> list[np.ndarray]:
         """See Trainer."""
-        return (await self._all("logprobs", self.cluster.put(batch)))[0]
+        results = await self._sharded("score", batch)
+        whole: list[np.ndarray | None] = [None] * batch.num_sequences
+        for rank, sequences in enumerate(results):
+            if sequences is not None:
+                shard = batch.shards[self.layout.dp_rank(rank)]
+                for number, values in zip(shard.sequence_ids, sequences, strict=True):
+                    whole[number] = values
+        assert all(values is not None for values in whole), "a sequence was not scored"
+        return whole
+
+    async def _sharded(self, method: str, batch: TrainBatch, *args: Any) -> list[Any]:
+        """Every rank gets the shard of its data-parallel rank, which is put into shared memory
+        once."""
+        shards = [self.cluster.put(shard) for shard in batch.shards]
+        arguments = [(shards[self.layout.dp_rank(rank)], *args) for rank in range(len(self.ranks))]
+        return await run_each(self.ranks, method, arguments, timeout_s=self.step_timeout_s)
 
     async def publish(self, version: WeightVersion) -> None:
         """See Trainer."""
@@ -81,13 +98,9 @@ class RankGroup:
         await self._all("finish_save")
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        """See Trainer. `weights_only`: leave optimizer and RNG as they are."""
+        """See Trainer."""
         await self._all("load", str(folder), weights_only)
 
     async def silence_layers(self, first: int) -> None:
-        """Make layers `first` and beyond pass their input through; the weights are lost."""
+        """See Trainer."""
         await self._all("silence_layers", first)
-
-    async def close(self) -> None:
-        """Leave process groups in order; errors do not matter any more."""
-        await run_all(self.ranks, "close", timeout_s=30.0)

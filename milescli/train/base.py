@@ -1,85 +1,199 @@
-"""What the loop needs from a trainer, and what one optimizer step eats. Protocol and data only."""
+"""What a trainer eats and what an objective is: protocols and data. `PackedTokens`, which an
+objective computes on, is in `packed_tokens`."""
 
 from __future__ import annotations
 
-from array import array
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import numpy as np
 import torch
 
-from milescli.core.types import StepReport, WeightVersion
+from milescli.core.types import EngineAddress, StepReport, WeightVersion
+
+if TYPE_CHECKING:
+    from milescli.train.packed_tokens import PackedTokens
+
+Item = TypeVar("Item", contravariant=True)
+"""What an objective learns from: groups, demonstrations, ..."""
 
 
-class LossKind(StrEnum):
-    """What a batch is differentiated by."""
+class Stream(StrEnum):
+    """A value per token that travels beside the tokens, float32. Off the loss mask it means
+    nothing."""
 
-    POLICY = "policy"
-    """Clipped surrogate, KL and entropy terms as the recipe says."""
-    SUPERVISED = "supervised"
-    """Negative log-likelihood (warm-up)."""
+    ADVANTAGE = "advantage"
+    ENGINE = "engine"
+    """Log-prob by the engine that sampled the token, at the sampling temperature."""
+    OLD = "old"
+    """Log-prob by the policy before the first update of the step."""
+    REFERENCE = "reference"
+    """Log-prob by the frozen reference."""
+
+
+LOGPROBS = frozenset({Stream.ENGINE, Stream.OLD, Stream.REFERENCE})
+"""Streams that the loss compares with the policy's own log-probs."""
+FROM_RANKS = (Stream.OLD, Stream.REFERENCE)
+"""Streams that the trainer's ranks compute where an objective needs them, in this order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSequence:
+    """One line of tokens that an objective learns from, with its streams. n: its tokens.
+
+    Every array is aligned with the tokens: `loss_mask[3]` says whether token 3 is trained on, given
+    tokens 0 to 2. So the first token never is.
+    """
+
+    token_ids: np.ndarray
+    """[n] int32"""
+    loss_mask: np.ndarray
+    """[n] bool; True where the token is trained on."""
+    streams: Mapping[Stream, np.ndarray]
+    """Each [n] float32."""
+    token_weight: float
+    """Of the loss of each trained token, in the numerator of the update's mean."""
+    share: float
+    """What the sequence adds to the divisor of the update's mean, if a token of it is trained."""
+    group: int
+    """Sequences of equal group are in the same optimizer update."""
+    unit: int | None = None
+    """Sequences of equal unit are in the same microbatch (a pair that a loss compares); None: it
+    stands alone."""
+    routed_experts: np.ndarray | None = None
+    """[n - 1, num_layers, topk] int32 (R3), or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainShard:
+    """What one data-parallel rank eats in one step: its sequences end to end, without padding.
+    T: tokens over all of them; N: sequences.
+
+    Plain arrays, so that it crosses process borders without a copy.
+    """
+
+    objective: str
+    """Name or import path of the objective, as `train.objectives.load_objective` takes it."""
+    temperature: float
+    """Logits are divided by this before the softmax, as the engine did."""
+    dp_rank: int
+    sequence_ids: np.ndarray
+    """[N] int64 number of each sequence in the whole batch."""
+    num_sequences: int
+    """Of the whole batch, for messages."""
+    cu_seqlens: np.ndarray
+    """[N + 1] int64 ascending; sequence i is tokens cu_seqlens[i] .. cu_seqlens[i + 1]."""
+    token_ids: np.ndarray
+    """[T] int32"""
+    loss_mask: np.ndarray
+    """[T] bool"""
+    loss_weights: np.ndarray
+    """[N] float32 weight of each trained token of a sequence: the loss of an update is the sum over
+    its trained tokens of weight * token loss, whatever the split into ranks and microbatches."""
+    streams: Mapping[Stream, np.ndarray]
+    """Each [T] float32."""
+    updates: list[list[list[int]]]
+    """updates[u][m]: sequences of microbatch m in optimizer update u. All ranks have equally many
+    microbatches in an update; one may be empty where there are too few sequences to go round. A
+    microbatch keeps to the cap of tokens unless it is one lone longer unit."""
+    routed_experts: np.ndarray | None = None
+    """[T, num_layers, topk] of the smallest integer type that holds them (R3), or None. Row t is
+    the routing of input token t; the last token of a sequence is no input, its row is zero."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What is sent to a rank."""
+        arrays = [self.sequence_ids, self.cu_seqlens, self.token_ids, self.loss_mask]
+        arrays += [self.loss_weights, *self.streams.values()]
+        routing = 0 if self.routed_experts is None else self.routed_experts.nbytes
+        return sum(array.nbytes for array in arrays) + routing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """One step's answers, packed end to end without padding. T: positions over all sequences; N:
-    sequences.
+    """What one trainer step eats."""
 
-    Position t of a sequence holds token t as input and token t + 1 as target, so a sequence of n
-    tokens takes n - 1 positions. Example: tokens [a b | c d] with answer [c d] -> inputs a b c,
-    targets b c d, loss mask 0 1 1.
-    """
-
-    kind: LossKind
-    input_ids: torch.Tensor
-    """[T] int64"""
-    target_ids: torch.Tensor
-    """[T] int64"""
-    loss_mask: torch.Tensor
-    """[T] bool: the target is trained on."""
-    loss_weights: torch.Tensor
-    """[T] float32, 0 off the mask: loss = sum over positions of weight * token loss, over the whole
-    update, whatever the split into ranks and microbatches. token_mean: 1 / (trained tokens of the
-    update); sequence_mean: 1 / (sequences of the update * trained tokens of the sequence)."""
-    advantages: torch.Tensor
-    """[T] float32, 0 off the mask and in supervised batches."""
-    engine_logprobs: torch.Tensor
-    """[T] float32 of the targets, at the sampling temperature; 0 off the mask."""
-    cu_seqlens: list[int]
-    """[N + 1] ascending; sequence i is positions cu_seqlens[i] .. cu_seqlens[i + 1]."""
-    updates: list[list[list[list[int]]]]
-    """updates[u][d][m]: sequence indices of microbatch m on data-parallel rank d in optimizer
-    update u. All ranks of one update have equally many microbatches; one may be empty where there
-    are too few sequences to go round. A microbatch keeps to the cap of tokens unless it is one lone
-    longer sequence."""
-    temperature: float = 1.0
-    """Logits are divided by this before the softmax, as the engine did."""
-    routed_experts: torch.Tensor | None = None
-    """[T, num_layers, topk] int32 (R3), or None."""
+    shards: list[TrainShard]
+    """[dp]"""
 
     @property
     def num_sequences(self) -> int:
-        """N"""
-        return len(self.cu_seqlens) - 1
+        """Over all shards."""
+        return self.shards[0].num_sequences
+
+
+class Reduce(StrEnum):
+    """How a figure of single tokens becomes one number of the step."""
+
+    TOKEN_MEAN = "token_mean"
+    """Mean over the trained tokens of all updates and ranks."""
+    LOSS = "loss"
+    """As the loss: weighted sum over each update, mean over the updates."""
+    MAX = "max"
+    """Over trained tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A value per token that the step report shows as one number."""
+
+    values: torch.Tensor
+    """[S]; what stands off the loss mask does not count."""
+    reduce: Reduce = Reduce.TOKEN_MEAN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLoss:
+    """What an objective makes of one microbatch. S: positions of this rank."""
+
+    loss: torch.Tensor
+    """[S] of each token; off the mask it may be anything and counts nothing."""
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+
+class Objective(Protocol[Item]):
+    """What one optimizer step minimises. Pure: data in, tensors out; it knows no rank, no engine
+    and no vendor. Made once per process by a factory `(recipe) -> Objective`."""
+
+    needs: frozenset[Stream]
+    """Streams that the ranks compute before the loss (`FROM_RANKS`)."""
+
+    def sequences(self, items: Sequence[Item]) -> list[TrainSequence]:
+        """Called in the driver: lines of tokens with the streams that are known there."""
+        ...
+
+    def complete(self, tokens: PackedTokens) -> None:
+        """Called on ranks once per step, with all tokens of this rank, when the streams of `needs`
+        are there: sets streams from streams (`tokens[stream] = values`). Means and maxima over all
+        ranks are to be had by `tokens.reduce`."""
+
+    def loss(self, tokens: PackedTokens) -> TokenLoss:
+        """Called on ranks once per microbatch, with `tokens.logprobs` and `tokens.entropy` of the
+        current policy."""
+        ...
 
 
 class Trainer(Protocol):
     """The training engine, all ranks of it, as the driver sees it. Every call is bounded and raises
     named errors."""
 
+    async def connect_engines(self, engines: list[EngineAddress]) -> None:
+        """Open the weight channel to these engines; again after one was replaced."""
+
     async def step(self, batch: TrainBatch, *, lr: float) -> StepReport:
-        """One pass over the batch: one optimizer update per entry of `batch.updates`, with the
+        """One pass over the batch: one optimizer update per entry of `shard.updates`, with the
         learning rate given."""
 
-    async def logprobs(self, batch: TrainBatch) -> list[array[float]]:
-        """Per sequence, [positions] log-prob of each target at `batch.temperature`; no gradient,
-        nothing changes."""
+    async def score(self, batch: TrainBatch) -> list[np.ndarray]:
+        """Per sequence of the batch, [n] float32 log-prob of each token given those before it, at
+        the shard's temperature; 0.0 for the first. No gradient, nothing changes."""
 
     async def publish(self, version: WeightVersion) -> None:
-        """Send the current weights to the engines, which hold `version` afterwards. The caller has
-        paused them."""
+        """Send the current weights to the engines. The caller has paused them, and tells them
+        afterwards that they hold `version`."""
 
     async def verify(self) -> None:
         """Compare what the engines hold with the current weights, bit for bit. The caller has
@@ -89,7 +203,11 @@ class Trainer(Protocol):
         """Forget the optimizer's moments (between warm-up and RL)."""
 
     async def freeze_reference(self) -> None:
-        """The current weights become the reference of the KL term."""
+        """The current weights become those of the role `reference`."""
+
+    async def silence_layers(self, first: int) -> None:
+        """Make layers `first` and beyond pass their input through; the weights are lost. For
+        finding out where engine and trainer part."""
 
     async def shed(self) -> None:
         """Move gradients and optimizer off the device, so that an engine's weights have room beside
@@ -109,5 +227,6 @@ class Trainer(Protocol):
     async def finish_save(self) -> None:
         """Wait until the last `save` is on disk."""
 
-    async def load(self, folder: Path) -> None:
-        """Take weights, optimizer and RNG from a folder that `save` wrote, under any layout."""
+    async def load(self, folder: Path, *, weights_only: bool = False) -> None:
+        """Take weights, optimizer and RNG from a folder that `save` wrote, under any layout.
+        `weights_only`: leave optimizer and RNG as they are."""

@@ -4,31 +4,15 @@ vendor."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
-from milescli.core.types import WeightVersion
+from milescli.core.types import EngineAddress
 
 Bucket = list[tuple[str, torch.Tensor]]
 """Complete tensors under their Hugging Face names, together at most `weights.bucket_mib`; on the
 trainer's device."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineAddress:
-    """One rollout engine, as a trainer rank reaches it."""
-
-    url: str
-    """http://127.0.0.1:30000"""
-    tp: int
-    """Engine ranks that hold shards of the weights."""
-    sharing_ranks: list[int]
-    """[tp] trainer rank whose memory each engine rank can open, as `sharing.py` finds it; empty
-    where there is none, and weights come through a group."""
-    api_key: str | None = field(default=None, repr=False)
-    """What requests must bear."""
 
 
 class WeightChannel(Protocol):
@@ -38,10 +22,11 @@ class WeightChannel(Protocol):
     def open(self, engines: list[EngineAddress]) -> None:
         """Connect; called once, and again after an engine was replaced."""
 
-    def send(self, buckets: Iterator[Bucket], version: WeightVersion) -> None:
-        """Consume all buckets (each rank is given the same ones) and make every engine hold them as
-        `version`. Returns when the engines have taken them. Raises WaitTimeout or WorkerDied with
-        the engine's name."""
+    def send(self, buckets: Iterator[Bucket]) -> None:
+        """Consume all buckets (each rank is given the same ones) and make every engine hold them.
+        Returns when the engines have taken them; the caller has paused them, and tells them
+        afterwards which version that was. Raises WaitTimeout or WorkerDied with the engine's
+        name."""
 
     def verify(self, buckets: Iterator[Bucket]) -> None:
         """Compare what the engines hold with these tensors, bit for bit. Raises MismatchError that

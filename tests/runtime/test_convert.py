@@ -723,7 +723,7 @@ def test_a_recipe_may_begin_from_a_converted_model(tmp_path: Path) -> None:
     from milescli.checkpoint.run_dir import RunDir
     from milescli.models import load_facts
     from milescli.recipe.schema import Model
-    from milescli.runtime.material import facts_of_recipe, model_dir_of
+    from milescli.runtime.inputs import facts_of_recipe, model_dir_of
 
     source = make(tmp_path / "hf")
     to_megatron(source, tmp_path / "megatron")

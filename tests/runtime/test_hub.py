@@ -22,7 +22,7 @@ from milescli.recipe.hub_name import parse_hub
 from milescli.recipe.schema import Data, Recipe
 from milescli.runtime import hub as hub_module
 from milescli.runtime.hub import fetch_config, fetch_data, fetch_model
-from milescli.runtime.material import _absolute, facts_of_recipe, prepare
+from milescli.runtime.inputs import _absolute, facts_of_recipe, prepare
 from tests.loopback_hub import COMMIT, LoopbackHub, loopback_hub
 
 CARD = b"""---

@@ -46,7 +46,7 @@ def logits(
     found = []
     for tokens in rows:
         row = pack_row(
-            make_row(_Tokens([0, len(tokens)]), [0], shape=RowShape()),
+            make_row([(0, len(tokens))], shape=RowShape()),
             shape=RowShape(),
             facts=facts,
             device=mesh.device,
@@ -69,13 +69,6 @@ def _metadata(checkpoint: Path) -> dict[str, bool] | None:
         if any(not name.split(".")[2].isdigit() for name in layers)
         else {"non_homogeneous_layers": True}
     )
-
-
-class _Tokens:
-    """As much of a TrainBatch as `make_row` reads."""
-
-    def __init__(self, cu_seqlens: list[int]) -> None:
-        self.cu_seqlens = cu_seqlens
 
 
 def main() -> None:

@@ -32,6 +32,9 @@ class Mesh:
     cp_group: dist.ProcessGroup
     ep_group: dist.ProcessGroup
     etp_group: dist.ProcessGroup
+    token_group: dist.ProcessGroup | None
+    """Ranks of this stage that hold all tokens of a step between them (data x context parallel);
+    None where this rank holds all."""
     device: torch.device
 
     @property
@@ -48,6 +51,11 @@ class Mesh:
     def speaks_for_tokens(self) -> bool:
         """Among the ranks that computed the same tokens, the one whose figures count."""
         return self.is_last_stage and self.tp_rank == 0
+
+    @property
+    def reporter(self) -> int:
+        """The rank that knows a step's figures first: the lowest of the last stage."""
+        return self.layout.world_size // self.layout.pp * (self.layout.pp - 1)
 
 
 def _open_store(
@@ -125,6 +133,9 @@ def _read(*, layout: TrainerLayout, rank: int, device: torch.device) -> Mesh:
         cp_group=state.get_context_parallel_group(),
         ep_group=state.get_expert_model_parallel_group(),
         etp_group=state.get_expert_tensor_parallel_group(),
+        token_group=state.get_data_parallel_group(with_context_parallel=True)
+        if layout.dp * layout.cp > 1
+        else None,
         device=device,
     )
 

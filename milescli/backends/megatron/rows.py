@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from milescli.train.base import TrainBatch
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowShape:
@@ -34,7 +32,9 @@ class Row:
     """S: this rank's positions, padding included; F: positions of the whole row, F = S * cp."""
 
     source: torch.Tensor
-    """[S] int64 position in the TrainBatch, -1 for padding."""
+    """[S] int64 index of the input token in the shard, -1 for padding."""
+    sequence: torch.Tensor
+    """[S] int64 which of the row's spans; their number at padding."""
     positions: torch.Tensor
     """[S] int64 place in the sequence, for the rotary embedding; goes on counting through
     padding."""
@@ -47,33 +47,30 @@ class Row:
     """Real positions of the whole row."""
 
 
-def make_row(batch: TrainBatch, indices: Sequence[int], *, shape: RowShape) -> Row:
-    """The sequences `indices` of the batch, in that order. An empty list gives a row of padding
-    alone."""
-    starts = [batch.cu_seqlens[index] for index in indices]
-    lengths = [batch.cu_seqlens[index + 1] - batch.cu_seqlens[index] for index in indices]
-    kept = [(start, length) for start, length in zip(starts, lengths, strict=True) if length]
+def make_row(spans: Sequence[tuple[int, int]], *, shape: RowShape) -> Row:
+    """`spans`: (index of the first token, number of positions) of each sequence, in order. No spans
+    give a row of padding alone."""
+    kept = [(number, start, length) for number, (start, length) in enumerate(spans) if length]
     multiple = shape.sequence_multiple
-    padded = [-(-length // multiple) * multiple for _, length in kept]
+    padded = [-(-length // multiple) * multiple for _, _, length in kept]
     tail_multiple = shape.tail_multiple * (shape.cp if shape.cp > 1 else 1)
     # a multiple of both, so that every rank's part of the tail is even
     tail_multiple = int(np.lcm(tail_multiple, multiple))
     tail = -sum(padded) % tail_multiple or (tail_multiple if not kept else 0)
     if tail:
         padded.append(tail)
-    lengths_real = [length for _, length in kept] + ([0] if tail else [])
-    row_starts = np.concatenate([[0], np.cumsum(padded)])
-    place = _counting(padded)
+        kept.append((len(spans), 0, 0))
+    numbers, starts, lengths = (np.array(column) for column in zip(*kept, strict=True))
     which = np.repeat(np.arange(len(padded)), padded)
-    real = place < np.array(lengths_real)[which]
-    batch_starts = np.array([start for start, _ in kept] + ([0] if tail else []))
-    source = np.where(real, batch_starts[which] + place, -1)
+    place = _counting(padded)
+    real = place < lengths[which]
     mine = zigzag(padded, cp=shape.cp, cp_rank=shape.cp_rank)
     return Row(
-        source=torch.from_numpy(source[mine]),
+        source=torch.from_numpy(np.where(real, starts[which] + place, -1)[mine]),
+        sequence=torch.from_numpy(np.where(real, numbers[which], len(spans))[mine]),
         positions=torch.from_numpy(place[mine]),
-        cu_seqlens=[0, *np.cumsum(lengths_real).tolist()],
-        cu_seqlens_padded=row_starts.tolist(),
+        cu_seqlens=[0, *np.cumsum(lengths).tolist()],
+        cu_seqlens_padded=[0, *np.cumsum(padded).tolist()],
         num_real=int(real.sum()),
     )
 
@@ -98,12 +95,3 @@ def _counting(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     lengths = np.asarray(lengths, dtype=np.int64)
     ends = np.cumsum(lengths)
     return np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - lengths, lengths)
-
-
-def take(values: torch.Tensor, source: torch.Tensor, *, fill: float | int | bool) -> torch.Tensor:
-    """values[source] where there is a source, `fill` at padding; [S, ...] on the host."""
-    padding = source < 0
-    taken = values[source.clamp(min=0)]
-    if bool(padding.any()):
-        taken[padding] = fill
-    return taken

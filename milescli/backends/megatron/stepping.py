@@ -3,136 +3,112 @@ becomes a StepReport."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.microbatch import Microbatch
-from milescli.core.errors import NotFiniteError
+from milescli.backends.megatron.shard import RankShard
+from milescli.core.errors import NotFiniteError, RecipeError
 from milescli.core.types import StepReport
-from milescli.train.base import LossKind, TrainBatch
-from milescli.train.losses import PolicyLoss, policy_terms
+from milescli.train.base import Objective, Reduce, Stream, TokenLoss
+from milescli.train.packed_tokens import PackedTokens
 
-_SUMS = (
-    "loss",
-    "policy_loss",
-    "entropy",
-    "kl",
-    "clipped",
-    "ratio",
-    "diff",
-    "loss_tokens",
-    "tokens",
-)
+_TOKEN_BITS = 32
+"""Of a place: sequence number above, token below."""
+_NOWHERE = 2**62
 
 
 @dataclass(slots=True, kw_only=True)
-class StepLoss:
-    """The loss of a batch as `Passes.train` calls it, microbatch after microbatch; adds up the
+class UpdateLoss:
+    """The loss of one update as `Passes.train` calls it, microbatch after microbatch; adds up the
     figures as it goes."""
 
-    kind: LossKind
-    rule: PolicyLoss
+    objective: Objective[Any]
+    shard: RankShard
     mesh: Mesh
-    old_from_engine: bool
-    old_logprobs: torch.Tensor | None = None
-    """[T] on the host, of the whole batch; None: the current policy is the old one (or the engine's
-    is)."""
-    reference_logprobs: torch.Tensor | None = None
-    """[T] on the host; None without a reference."""
+    measures_engine: bool
+    """Compare the engine's log-probs with the trainer's: before any update of the step."""
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
-    diff_max: torch.Tensor | None = None
-    bad_sequence: int = -1
-    """First sequence of this rank whose loss is not finite."""
+    """Float64, over the tokens of this rank so far."""
+    peaks: dict[str, torch.Tensor] = field(default_factory=dict)
+    rules: dict[str, Reduce] = field(default_factory=dict)
+    """Of the objective's figures."""
+    bad_place: int = _NOWHERE
+    """Of the first token of this rank whose loss is not finite."""
 
     def __call__(
         self, microbatch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor
     ) -> torch.Tensor:
-        loss, figures = (self._policy if self.kind is LossKind.POLICY else self._supervised)(
-            microbatch, logprobs, entropy
-        )
-        mask = microbatch.loss_mask
+        tokens = self.shard.tokens_of(microbatch, logprobs=logprobs, entropy=entropy)
+        terms = self.objective.loss(tokens)
+        if terms.loss.shape != logprobs.shape:
+            raise RecipeError(
+                f"the objective `{self.shard.shard.objective}` gave a loss of shape "
+                f"{list(terms.loss.shape)}",
+                why=f"there are {len(logprobs)} positions, and each has a loss",
+                fix="return one value per token: spread values of whole sequences by tokens.spread",
+            )
         # off the mask the value may be anything, also infinite: 0 * inf is nan
-        loss = torch.where(mask, loss, 0.0)
-        total = (loss * microbatch.loss_weights).sum()
+        loss = torch.where(tokens.loss_mask, terms.loss, 0.0)
+        total = (loss * tokens.loss_weights).sum()
         if not bool(torch.isfinite(total)):
-            self._name_bad_sequence(microbatch, loss.detach())
-        figures |= {"entropy": entropy, "loss_tokens": torch.ones_like(entropy)}
-        summed = {
-            name: torch.where(mask, value.detach(), 0.0).double().sum()
-            for name, value in figures.items()
-        }
-        summed["loss"] = total.detach().double()
-        if self.kind is LossKind.SUPERVISED:
-            summed["policy_loss"] = summed["loss"]
-        summed["tokens"] = torch.tensor(
-            float((microbatch.source >= 0).sum()), dtype=torch.float64, device=total.device
-        )
-        for name, value in summed.items():
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+            self._note_bad_place(microbatch, loss.detach())
+        self._add("loss", total.detach().double())
+        self._add("num_loss_tokens", tokens.loss_mask.sum().double())
+        self._add("num_tokens", (microbatch.source >= 0).sum().double().to(total.device))
+        self._add_figures(tokens, terms)
+        if self.measures_engine and Stream.ENGINE in tokens:
+            self._compare_with_engine(tokens)
         return total
 
-    def _supervised(self, microbatch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor):
-        return -logprobs, {}
+    def _add_figures(self, tokens: PackedTokens, terms: TokenLoss) -> None:
+        for name, figure in terms.figures.items():
+            self.rules[name] = figure.reduce
+            values = figure.values.detach()
+            if figure.reduce is Reduce.MAX:
+                self._raise_peak(name, torch.where(tokens.loss_mask, values, -torch.inf).max())
+                continue
+            if figure.reduce is Reduce.LOSS:
+                values = values * tokens.loss_weights
+            self._add(name, torch.where(tokens.loss_mask, values, 0.0).double().sum())
 
-    def _policy(self, microbatch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor):
-        terms = policy_terms(
-            logprobs,
-            entropy,
-            old_logprobs=self._old(microbatch, logprobs),
-            advantages=microbatch.advantages,
-            reference_logprobs=self._of_batch(self.reference_logprobs, microbatch),
-            rule=self.rule,
-        )
-        diff = torch.where(
-            microbatch.loss_mask, (logprobs.detach() - microbatch.engine_logprobs).abs(), 0.0
-        )
-        peak = diff.max()
-        self.diff_max = peak if self.diff_max is None else torch.maximum(self.diff_max, peak)
-        figures = {
-            "policy_loss": terms.surrogate * microbatch.loss_weights,
-            "kl": terms.kl,
-            "clipped": terms.clipped.float(),
-            "ratio": terms.ratio,
-            "diff": diff,
-        }
-        return terms.loss, figures
+    def _compare_with_engine(self, tokens: PackedTokens) -> None:
+        before = tokens[Stream.OLD] if Stream.OLD in tokens else tokens.logprobs.detach()
+        gap = torch.where(tokens.loss_mask, (before - tokens[Stream.ENGINE]).abs(), 0.0)
+        self._add("engine_gap", gap.double().sum())
+        self._add("engine_tokens", tokens.loss_mask.sum().double())
+        self._raise_peak("engine_gap_max", gap.max())
 
-    def _old(self, microbatch: Microbatch, logprobs: torch.Tensor) -> torch.Tensor:
-        if self.old_from_engine:
-            return microbatch.engine_logprobs
-        stored = self._of_batch(self.old_logprobs, microbatch)
-        return logprobs.detach() if stored is None else stored
+    def _add(self, name: str, value: torch.Tensor) -> None:
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
 
-    def _of_batch(self, values: torch.Tensor | None, microbatch: Microbatch) -> torch.Tensor | None:
-        if values is None:
-            return None
-        return values[microbatch.source.clamp(min=0)].to(self.mesh.device)
+    def _raise_peak(self, name: str, value: torch.Tensor) -> None:
+        value = value.double()
+        self.peaks[name] = torch.maximum(self.peaks[name], value) if name in self.peaks else value
 
-    def _name_bad_sequence(self, microbatch: Microbatch, loss: torch.Tensor) -> None:
-        if self.bad_sequence < 0:
-            position = int(torch.nonzero(~torch.isfinite(loss * microbatch.loss_weights))[0])
-            # one past the sources that came before: -2 marks a position whose sequence is looked up
-            # by the caller
-            self.bad_sequence = int(microbatch.source[position])
+    def _note_bad_place(self, microbatch: Microbatch, loss: torch.Tensor) -> None:
+        position = int(torch.nonzero(~torch.isfinite(loss * microbatch.loss_weights))[0])
+        index = microbatch.indices[int(microbatch.places.sequence[position])]
+        number = int(self.shard.shard.sequence_ids[index])
+        place = (number << _TOKEN_BITS) + int(microbatch.places.offset[position])
+        self.bad_place = min(self.bad_place, place)
 
-    def require_finite(self, batch: TrainBatch) -> None:
-        """Raises NotFiniteError on every rank, naming the first sequence whose loss is not finite.
+    def require_finite(self) -> None:
+        """Raises NotFiniteError on every rank, naming the first token whose loss is not finite.
         Collective."""
-        none = batch.cu_seqlens[-1]
-        first = torch.tensor(
-            [self.bad_sequence if self.bad_sequence >= 0 else none], device=self.mesh.device
-        )
+        first = torch.tensor([self.bad_place], device=self.mesh.device)
         dist.all_reduce(first, op=dist.ReduceOp.MIN)
-        if (position := int(first)) == none:
+        if (place := int(first)) == _NOWHERE:
             return
-        sequence = next(index for index, end in enumerate(batch.cu_seqlens[1:]) if position < end)
+        sequence, token = divmod(place, 1 << _TOKEN_BITS)
         raise NotFiniteError(
-            f"the loss of answer {sequence} of {batch.num_sequences} is not finite",
-            why=f"its token {position - batch.cu_seqlens[sequence]} gave a log-prob or ratio that "
-            "is NaN or infinite; "
+            f"the loss of sequence {sequence} of {self.shard.shard.num_sequences} is not finite",
+            why=f"its token {token} gave a log-prob or ratio that is NaN or infinite; "
             "the optimizer was not stepped",
             fix=[
                 "lower train.optimizer.lr, or set train.optimizer.clip_grad=1.0",
@@ -146,30 +122,38 @@ class UpdateFigures:
     """One optimizer update over all ranks."""
 
     sums: dict[str, float]
-    diff_max: float
+    peaks: dict[str, float]
+    rules: dict[str, Reduce]
     grad_norm: float
 
 
-def reduce_figures(step_loss: StepLoss, *, grad_norm: float, mesh: Mesh) -> UpdateFigures:
-    """Sum over the ranks that speak for tokens. Collective; equal on all ranks."""
-    vector = torch.zeros(len(_SUMS), dtype=torch.float64, device=mesh.device)
-    peak = torch.zeros(1, dtype=torch.float64, device=mesh.device)
-    if mesh.speaks_for_tokens:
-        for index, name in enumerate(_SUMS):
-            vector[index] = step_loss.sums.get(name, 0.0)
-        if step_loss.diff_max is not None:
-            peak[0] = step_loss.diff_max
-    dist.all_reduce(vector)
-    dist.all_reduce(peak, op=dist.ReduceOp.MAX)
-    return UpdateFigures(
-        sums=dict(zip(_SUMS, vector.tolist(), strict=True)),
-        diff_max=float(peak),
-        grad_norm=grad_norm,
-    )
+def reduce_figures(loss: UpdateLoss, *, grad_norm: float) -> UpdateFigures:
+    """Over the ranks that hold tokens, then told to those of other stages, who do not know what the
+    objective shows. Collective; equal on all ranks."""
+    mesh, told = loss.mesh, [None]
+    if mesh.is_last_stage:
+        sums, peaks = _all_reduced(loss.sums, mesh), _all_reduced(loss.peaks, mesh, largest=True)
+        told = [(sums, peaks, loss.rules)]
+    if mesh.layout.pp > 1:
+        dist.broadcast_object_list(told, src=mesh.reporter)
+    sums, peaks, rules = told[0]
+    return UpdateFigures(sums=sums, peaks=peaks, rules=rules, grad_norm=grad_norm)
+
+
+def _all_reduced(
+    values: dict[str, torch.Tensor], mesh: Mesh, *, largest: bool = False
+) -> dict[str, float]:
+    if not values:
+        return {}
+    vector = torch.stack([value.to(mesh.device) for value in values.values()])
+    if mesh.token_group is not None:
+        operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+        dist.all_reduce(vector, op=operation, group=mesh.token_group)
+    return dict(zip(values, vector.tolist(), strict=True))
 
 
 def report(
-    updates: list[UpdateFigures],
+    updates: Sequence[UpdateFigures],
     *,
     lr: float,
     num_microbatches: int,
@@ -177,22 +161,29 @@ def report(
     optimizer_s: float,
 ) -> StepReport:
     """Losses and gradient norm: mean over the updates; the rest over all trained tokens."""
-    total = {name: sum(update.sums[name] for update in updates) for name in _SUMS}
-    tokens = max(total["loss_tokens"], 1.0)
+
+    def total(name: str) -> float:
+        return sum(update.sums.get(name, 0.0) for update in updates)
+
+    num_loss_tokens = total("num_loss_tokens")
+    figures = {}
+    for name, rule in updates[0].rules.items():
+        if rule is Reduce.MAX:
+            figures[name] = max(update.peaks[name] for update in updates)
+        elif rule is Reduce.LOSS:
+            figures[name] = total(name) / len(updates)
+        else:
+            figures[name] = total(name) / max(num_loss_tokens, 1.0)
     return StepReport(
-        loss=total["loss"] / len(updates),
-        policy_loss=total["policy_loss"] / len(updates),
-        entropy=total["entropy"] / tokens,
-        kl=total["kl"] / tokens,
-        clip_fraction=total["clipped"] / tokens,
-        ratio_mean=total["ratio"] / tokens if total["ratio"] else 1.0,
+        loss=total("loss") / len(updates),
         grad_norm=sum(update.grad_norm for update in updates) / len(updates),
         lr=lr,
-        logprob_diff_mean=total["diff"] / tokens,
-        logprob_diff_max=max(update.diff_max for update in updates),
-        num_tokens=int(total["tokens"]),
-        num_loss_tokens=int(total["loss_tokens"]),
+        logprob_diff_mean=total("engine_gap") / max(total("engine_tokens"), 1.0),
+        logprob_diff_max=max(update.peaks.get("engine_gap_max", 0.0) for update in updates),
+        num_tokens=int(total("num_tokens")),
+        num_loss_tokens=int(num_loss_tokens),
         num_microbatches=num_microbatches,
         forward_backward_s=forward_backward_s,
         optimizer_s=optimizer_s,
+        figures=figures,
     )

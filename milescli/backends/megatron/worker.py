@@ -8,24 +8,28 @@ import hashlib
 import importlib
 import logging
 import time
-from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import pairwise
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from milescli.core.errors import MilesError, WaitTimeout
-from milescli.core.types import StepReport, WeightVersion
+from milescli.core.lost_peer import sounds_like_lost_peer
+from milescli.core.types import EngineAddress, StepReport, WeightVersion
 from milescli.models import load_facts, table
 from milescli.plan.legal import check_layout
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
-from milescli.train.base import TrainBatch
-from milescli.train.losses import PolicyLoss
-from milescli.weights.base import Bucket, EngineAddress, WeightChannel
+from milescli.train.base import FROM_RANKS, Objective, Stream, TrainShard
+from milescli.train.objectives import load_objective
+from milescli.weights.base import Bucket, WeightChannel
+
+if TYPE_CHECKING:
+    from milescli.backends.megatron.shard import RankShard
 
 _MIB = 2**20
 
@@ -53,6 +57,7 @@ class TrainerRank:
         self.recipe, self.plan = recipe, plan
         self.model_dir = Path(model_dir)
         self.channel_path = channel
+        self._objectives: dict[str, Objective[Any]] = {}
         self.dtype = torch.bfloat16 if plan.precision == "bf16" else torch.float32
 
     def setup(self) -> dict[str, float]:
@@ -138,66 +143,67 @@ class TrainerRank:
             timeout_s=self.recipe.machine.step_timeout_s,
         )
 
-    def step(self, batch: TrainBatch, lr: float) -> StepReport:
-        """One optimizer update per entry of `batch.updates`. Equal on all ranks. Raises
+    def step(self, shard: TrainShard, lr: float) -> StepReport:
+        """One optimizer update per entry of `shard.updates`. Equal on all ranks. Raises
         NotFiniteError before an update that would spoil the weights; updates before it in the same
-        batch stand."""
+        step stand."""
         from milescli.backends.megatron import optimizer, stepping
 
+        objective = self._objective(shard.objective)
         with self._named("an optimizer step"):
-            own = self._microbatches(batch)
-            passes_s, optimizer_s = -time.monotonic(), 0.0
-            reference = self._reference_logprobs(batch, own)
-            from_engine = self.plan.old_logprobs == "engine"
-            old = None if from_engine or len(own) == 1 else self._score(batch, own)
+            own, seconds = self._on_rank(shard), _Stopwatch()
+            self._fill(own, objective)
             optimizer.set_lr(self.optimizer, lr)
             figures = []
-            for microbatches in own:
-                loss = stepping.StepLoss(
-                    kind=batch.kind,
-                    rule=self._policy_loss(),
+            for number, microbatches in enumerate(own.updates):
+                loss = stepping.UpdateLoss(
+                    objective=objective,
+                    shard=own,
                     mesh=self.mesh,
-                    old_from_engine=from_engine,
-                    old_logprobs=old,
-                    reference_logprobs=reference,
+                    measures_engine=number == 0 or Stream.OLD in own,
                 )
                 self.model.zero_grad_buffer()
                 self.optimizer.zero_grad()
-                self.passes.train(microbatches, loss, temperature=batch.temperature)
-                loss.require_finite(batch)
+                self.passes.train(microbatches, loss, temperature=shard.temperature)
+                loss.require_finite()
                 optimizer.require_finite_gradients(self.model, device=self.device)
-                passes_s += time.monotonic()
-                optimizer_s -= time.monotonic()
+                seconds.lap("forward_backward_s")
                 _, grad_norm, _ = self.optimizer.step()
-                optimizer_s += time.monotonic()
-                passes_s -= time.monotonic()
-                figures.append(
-                    stepping.reduce_figures(loss, grad_norm=float(grad_norm), mesh=self.mesh)
-                )
-            passes_s += time.monotonic()
+                seconds.lap("optimizer_s")
+                figures.append(stepping.reduce_figures(loss, grad_norm=float(grad_norm)))
             return stepping.report(
-                figures,
-                lr=lr,
-                num_microbatches=sum(len(microbatches) for microbatches in own),
-                forward_backward_s=passes_s,
-                optimizer_s=optimizer_s,
+                figures, lr=lr, num_microbatches=len(own.microbatches), **seconds.laps
             )
 
-    def logprobs(self, batch: TrainBatch) -> list[array[float]]:
-        """Per sequence, [positions] log-prob of each target at `batch.temperature`. Rank 0 returns
-        them, the others nothing."""
-        with self._named("scoring answers"):
-            scores = self._score(batch, self._microbatches(batch))
+    def _fill(self, own: RankShard, objective: Objective[Any]) -> None:
+        """The streams that the objective needs, then those that it makes of them."""
+        for stream in FROM_RANKS:
+            if stream in objective.needs:
+                with self._weights_of(stream):
+                    own.fill(stream, self._score(own))
+        if self.mesh.is_last_stage:
+            tokens = own.all_tokens()
+            objective.complete(tokens)
+            own.keep(tokens)
+
+    def _weights_of(self, stream: Stream) -> AbstractContextManager[None]:
+        """The model that makes a stream is in the policy's place within."""
+        return self.reference.swapped_in() if stream is Stream.REFERENCE else nullcontext()
+
+    def score(self, shard: TrainShard) -> list[np.ndarray] | None:
+        """Per sequence of the shard, [n] float32 log-prob of each token given those before it; 0.0
+        for the first. None on ranks that do not speak for its tokens."""
+        with self._named("scoring samples"):
+            own = self._on_rank(shard)
+            own.fill(Stream.OLD, self._score(own))
             if not self.mesh.speaks_for_tokens:
-                scores.zero_()
-            whole = scores.to(self.device)
-            dist.all_reduce(whole)
-            if self.rank != 0:
-                return []
-            values = whole.cpu().numpy()
-            return [
-                array("f", values[start:end].tobytes()) for start, end in pairwise(batch.cu_seqlens)
-            ]
+                return None
+            sequences = own.by_sequence(Stream.OLD)
+            if self.mesh.layout.cp > 1:
+                whole = torch.cat(sequences).to(self.device)
+                dist.all_reduce(whole, group=self.mesh.cp_group)
+                sequences = list(whole.cpu().split([len(values) for values in sequences]))
+            return None if self.mesh.cp_rank else [values.numpy() for values in sequences]
 
     def freeze_reference(self) -> None:
         """The current weights become the reference of the KL term, kept in host memory."""
@@ -252,10 +258,10 @@ class TrainerRank:
             self.channel.open(engines)
 
     def publish(self, version: WeightVersion) -> None:
-        """Send the current weights; the engines hold them as `version` afterwards."""
+        """Send the current weights."""
         assert self.channel is not None, "this trainer was made without a weight channel"
         with self._named(f"publishing weights {version}"):
-            self.channel.send(self.buckets(), version)
+            self.channel.send(self.buckets())
 
     def verify(self) -> None:
         """Compare what the engines hold with the current weights. Raises MismatchError."""
@@ -290,49 +296,20 @@ class TrainerRank:
             self.channel.close()
         mesh.tear_down()
 
-    def _microbatches(self, batch: TrainBatch):
-        """[updates][microbatches] of this rank."""
-        from milescli.backends.megatron.microbatch import make_microbatch
+    def _objective(self, name: str) -> Objective[Any]:
+        """Made once."""
+        if name not in self._objectives:
+            self._objectives[name] = load_objective(name, self.recipe)
+        return self._objectives[name]
 
-        return [
-            [
-                make_microbatch(batch, indices, mesh=self.mesh, facts=self.facts)
-                for indices in update[self.mesh.dp_rank]
-            ]
-            for update in batch.updates
-        ]
+    def _on_rank(self, shard: TrainShard) -> RankShard:
+        from milescli.backends.megatron.shard import RankShard
 
-    def _score(self, batch: TrainBatch, own) -> torch.Tensor:
-        """[T] float32 on the host: this rank's positions filled where it is on the last stage, 0
-        elsewhere."""
-        scores = torch.zeros(batch.cu_seqlens[-1], dtype=torch.float32)
-        microbatches = [microbatch for update in own for microbatch in update]
-        for microbatch, logprobs in zip(
-            microbatches,
-            self.passes.score(microbatches, temperature=batch.temperature),
-            strict=False,
-        ):
-            real = microbatch.source >= 0
-            scores[microbatch.source[real]] = logprobs.cpu()[real]
-        return scores
+        return RankShard(shard, mesh=self.mesh, facts=self.facts)
 
-    def _reference_logprobs(self, batch: TrainBatch, own) -> torch.Tensor | None:
-        from milescli.train.base import LossKind
-
-        if batch.kind is not LossKind.POLICY or not self.recipe.train.kl_coef:
-            return None
-        with self.reference.swapped_in():
-            return self._score(batch, own)
-
-    def _policy_loss(self) -> PolicyLoss:
-        train = self.recipe.train
-        return PolicyLoss(
-            clip_low=train.clip_low,
-            clip_high=train.clip_high,
-            kl_coef=train.kl_coef,
-            kl_estimator=train.kl_estimator,
-            entropy_coef=train.entropy_coef,
-        )
+    def _score(self, own: RankShard) -> list[torch.Tensor]:
+        """[S] log-probs for each microbatch, on ranks of the last stage."""
+        return self.passes.score(own.microbatches, temperature=own.shard.temperature)
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
@@ -344,7 +321,7 @@ class TrainerRank:
         except MilesError:
             raise
         except RuntimeError as error:
-            if not _is_lost_peer(error):
+            if not isinstance(error, dist.DistError) and not sounds_like_lost_peer(str(error)):
                 raise
             waited = time.monotonic() - started
             raise WaitTimeout(
@@ -355,12 +332,18 @@ class TrainerRank:
             ) from error
 
 
-def _is_lost_peer(error: RuntimeError) -> bool:
-    text = str(error).lower()
-    return isinstance(error, dist.DistError) or any(
-        word in text
-        for word in ("timed out", "timeout", "connection closed", "connection reset", "broken pipe")
-    )
+class _Stopwatch:
+    """Seconds of the parts of a step."""
+
+    def __init__(self) -> None:
+        self.laps = {"forward_backward_s": 0.0, "optimizer_s": 0.0}
+        self._last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        """What has passed since the last lap belongs to `name`."""
+        now = time.monotonic()
+        self.laps[name] += now - self._last
+        self._last = now
 
 
 def _sha256(tensor: torch.Tensor) -> str:

@@ -21,6 +21,7 @@ from milescli.backends.ray.nodes import (
     node_died,
 )
 from milescli.core.errors import FitError, MilesError, WaitTimeout, WorkerDied
+from milescli.core.log_tail import last_log_lines, log_age
 from milescli.plan.types import Plan
 
 OBJECT_STORE_BYTES = 512 * 1024**2
@@ -79,7 +80,7 @@ async def _bounded(handle: ActorHandle, ref: Any, method: str, timeout_s: float)
         raise WaitTimeout(
             f"waited {timeout_s:.0f} s for {handle.name} to finish `{method}`",
             why=f"{handle.name} is {await handle.phase()}; its log was last written "
-            f"{_age(handle.log_path)}",
+            f"{log_age(handle.log_path)}",
             fix=f"tail -50 {handle.log_path}",
         ) from None
     except ray.exceptions.RayActorError as error:
@@ -90,7 +91,7 @@ async def _bounded(handle: ActorHandle, ref: Any, method: str, timeout_s: float)
             raise node_died(handle.node, f"{handle.name} was in `{method}` there") from None
         raise WorkerDied(
             f"{handle.name} died during `{method}`",
-            why=f"{_death_cause(error)}; last lines of its log:\n{tail(handle.log_path)}",
+            why=f"{_death_cause(error)}; last lines of its log:\n{last_log_lines(handle.log_path)}",
             fix=f"less {handle.log_path}",
         ) from None
     except ray.exceptions.RayTaskError as error:
@@ -110,27 +111,6 @@ def _death_cause(error: Exception) -> str:
         ):
             return line.strip()
     return text.splitlines()[0] if text else type(error).__name__
-
-
-def _age(path: Path) -> str:
-    import time
-
-    try:
-        return f"{time.time() - path.stat().st_mtime:.0f} s ago"
-    except OSError:
-        return "never"
-
-
-def tail(path: Path, num_lines: int = 8) -> str:
-    """The last lines of a log, for an error message; empty where there is none."""
-    try:
-        data = path.read_bytes()[-16384:]
-    except OSError:
-        return "(no log)"
-    return (
-        "\n".join(f"  | {line}" for line in data.decode(errors="replace").splitlines()[-num_lines:])
-        or "(empty log)"
-    )
 
 
 class Cluster:

@@ -9,6 +9,7 @@ from typing import Any
 
 from milescli.backends.ray.cluster import ActorHandle
 from milescli.core.errors import WorkerDied
+from milescli.core.lost_peer import sounds_like_lost_peer
 
 GRACE_S = 3.0
 """How long we listen for a better cause after the first error: a killed rank makes its peers fail
@@ -23,6 +24,21 @@ async def run_all(
     tasks = [
         asyncio.ensure_future(handle.run(method, *args, timeout_s=timeout_s, **kwargs))
         for handle in handles
+    ]
+    return await _gather(tasks)
+
+
+async def run_each(
+    handles: Sequence[ActorHandle],
+    method: str,
+    arguments: Sequence[tuple[Any, ...]],
+    *,
+    timeout_s: float,
+) -> list[Any]:
+    """As `run_all`, with arguments of its own for each."""
+    tasks = [
+        asyncio.ensure_future(handle.run(method, *own, timeout_s=timeout_s))
+        for handle, own in zip(handles, arguments, strict=True)
     ]
     return await _gather(tasks)
 
@@ -55,17 +71,6 @@ async def _gather(tasks: list[asyncio.Task[Any]]) -> list[Any]:
 def _distance_to_cause(error: BaseException) -> int:
     """0 is nearest: a process that ended, then an explained error, then the symptoms of lost
     peers."""
-    text = str(error)
     if isinstance(error, WorkerDied) and " died " in error.what:
         return 0
-    lost_peer = any(
-        mark in text
-        for mark in (
-            "Connection closed by peer",
-            "Connection reset by peer",
-            "gloo",
-            "NCCL",
-            "Broken pipe",
-        )
-    )
-    return 2 if lost_peer else 1
+    return 2 if sounds_like_lost_peer(str(error)) else 1

@@ -5,19 +5,19 @@ theirs."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from milescli.backends.sglang.orders import OrderRefused, Orders
+from milescli.backends.sglang.http import EngineRefused
+from milescli.backends.sglang.orders import Orders, Reply
 from milescli.backends.sglang.shared_tensor import flat_bucket_payload, plain_payload
 from milescli.backends.sglang.verify import BEGIN, DIFFERS, END, VERIFY_FORMAT
 from milescli.backends.sglang.weight_group import WeightGroup
 from milescli.core.errors import MilesError, MismatchError
-from milescli.core.types import WeightVersion
-from milescli.weights.base import Bucket, EngineAddress
+from milescli.core.types import EngineAddress
+from milescli.weights.base import Bucket
 from milescli.weights.buckets import Slice, layout, write_flat
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -40,7 +40,7 @@ class _Channel:
         self._host = host
         self._timeout_s = timeout_s
         self._orders: Orders | None = None
-        self._loading: list[Future[str]] = []
+        self._loading: list[Reply] = []
 
     @property
     def orders(self) -> Orders:
@@ -59,19 +59,9 @@ class _Channel:
             self._orders.close()
             self._orders = None
 
-    def send(self, buckets: Iterator[Bucket], version: WeightVersion) -> None:
-        """See WeightChannel. The caller has paused the fleet; the prefix caches are flushed once,
-        after the last bucket."""
-        failure = self._send_all(buckets)
-        if failure is None and _rank() == 0:
-            failure = _caught(self._finish, version)
-        _agree(failure)
-
-    def _finish(self, version: WeightVersion) -> None:
-        self.orders.order_all(f"/flush_cache?timeout={self._timeout_s / 2:.0f}", {})
-        self.orders.order_all(
-            "/update_weight_version", {"new_version": str(version), "abort_all_requests": False}
-        )
+    def send(self, buckets: Iterator[Bucket]) -> None:
+        """See WeightChannel."""
+        _agree(self._send_all(buckets))
 
     def verify(self, buckets: Iterator[Bucket]) -> None:
         """See WeightChannel. Sends everything once more, by the same way, into engines whose
@@ -94,7 +84,7 @@ class _Channel:
         ]
         try:
             self.orders.finish(self.orders.begin_all("/update_weights_from_tensor", bodies))
-        except OrderRefused as error:
+        except EngineRefused as error:
             _, is_difference, finding = error.why.partition(DIFFERS)
             if not is_difference:
                 raise

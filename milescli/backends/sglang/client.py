@@ -13,10 +13,10 @@ from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from milescli.backends.sglang.http import EngineHandle, FleetHttp
-from milescli.backends.sglang.reply import PartialAnswer, prompt_logprobs, read_reply
+from milescli.backends.sglang.http import EngineHttp
+from milescli.backends.sglang.reply import PartialResponse, prompt_logprobs, read_reply
 from milescli.core.errors import WaitTimeout
-from milescli.core.types import StopReason, WeightVersion
+from milescli.core.types import EngineAddress, StopReason, WeightVersion
 from milescli.core.units import format_duration
 from milescli.rollout.base import Completion, GenerateRequest
 
@@ -32,16 +32,16 @@ class SglangFleet:
         self,
         *,
         router_url: str,
-        engines: list[EngineHandle],
-        answer_timeout_s: float = 3600.0,
+        engines: list[EngineAddress],
+        response_timeout_s: float = 3600.0,
         order_timeout_s: float = 120.0,
         routing_shape: tuple[int, int] | None = None,
     ) -> None:
-        """`answer_timeout_s` bounds one answer (`machine.step_timeout_s`), `order_timeout_s` one
+        """`response_timeout_s` bounds one response (`machine.step_timeout_s`), `order_timeout_s` one
         order to the engines. `routing_shape`: (layers, topk) of the model, where routed experts
         will be asked for."""
-        self.http = FleetHttp(router_url=router_url, engines=engines)
-        self._answer_timeout_s = answer_timeout_s
+        self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
+        self._response_timeout_s = response_timeout_s
         self._order_timeout_s = order_timeout_s
         self._routing_shape = routing_shape
         self._open = asyncio.Event()
@@ -56,27 +56,27 @@ class SglangFleet:
         await self.http.close()
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """One answer. Raises WaitTimeout after `answer_timeout_s` (pauses count), WorkerDied where
+        """One response. Raises WaitTimeout after `response_timeout_s` (pauses count), WorkerDied where
         an engine is dead."""
-        answer = PartialAnswer(request=request)
-        deadline = time.monotonic() + self._answer_timeout_s
+        response = PartialResponse(request=request)
+        deadline = time.monotonic() + self._response_timeout_s
         while True:
             async with self._slot(deadline):
                 pauses_before = self._num_pauses
                 reply = read_reply(
                     await self.http.ask_router(
                         "/generate",
-                        answer.question,
+                        response.question,
                         timeout_s=max(deadline - time.monotonic(), 0.001),
                     )
                 )
-            answer.extend(reply)
+            response.extend(reply)
             if reply.stop_reason is not StopReason.ABORT:
-                return answer.completion(reply.stop_reason, routing_shape=self._routing_shape)
-            if answer.is_full:
-                return answer.completion(StopReason.LENGTH, routing_shape=self._routing_shape)
+                return response.completion(reply.stop_reason, routing_shape=self._routing_shape)
+            if response.is_full:
+                return response.completion(StopReason.LENGTH, routing_shape=self._routing_shape)
             if self._num_pauses == pauses_before:  # nobody paused: the engine gave up by itself
-                return answer.completion(StopReason.ABORT, routing_shape=self._routing_shape)
+                return response.completion(StopReason.ABORT, routing_shape=self._routing_shape)
 
     async def score(self, token_ids: list[int]) -> array[float]:
         """[len(token_ids) - 1] log-probs at temperature 1, from one prefill."""
@@ -86,14 +86,14 @@ class SglangFleet:
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        deadline = time.monotonic() + self._answer_timeout_s
+        deadline = time.monotonic() + self._response_timeout_s
         while True:
             async with self._slot(deadline):
-                answer = await self.http.ask_router(
+                reply = await self.http.ask_router(
                     "/generate", question, timeout_s=max(deadline - time.monotonic(), 0.001)
                 )
-            if answer["meta_info"]["finish_reason"]["type"] != StopReason.ABORT:
-                return prompt_logprobs(answer)
+            if reply["meta_info"]["finish_reason"]["type"] != StopReason.ABORT:
+                return prompt_logprobs(reply)
 
     @asynccontextmanager
     async def _slot(self, deadline: float) -> AsyncIterator[None]:
@@ -103,9 +103,9 @@ class SglangFleet:
                 await self._open.wait()
         except TimeoutError:
             raise WaitTimeout(
-                "an answer waited for the end of a pause in vain",
+                "a request waited for the end of a pause in vain",
                 why="the fleet was paused for its weights and not resumed within "
-                f"{format_duration(self._answer_timeout_s)}",
+                f"{format_duration(self._response_timeout_s)}",
                 fix="read the trainer's log: the publish did not end",
             ) from None
         self._in_flight += 1
@@ -118,61 +118,53 @@ class SglangFleet:
                 self._idle.set()
 
     async def pause(self) -> None:
-        """Returns when no request is in flight, and every engine has said that it is idle."""
+        """Returns when no request is in flight."""
         self._open.clear()
         self._num_pauses += 1
         deadline = time.monotonic() + self._order_timeout_s
         while self._in_flight:
-            await self.http.order_all(
-                "/abort_request", {"rid": "", "abort_all": True}, timeout_s=self._order_timeout_s
-            )
+            await self._order_all("/abort_request", {"rid": "", "abort_all": True})
             try:
                 async with asyncio.timeout(ABORT_AGAIN_S):
                     await self._idle.wait()
             except TimeoutError:
                 if time.monotonic() > deadline:
                     raise WaitTimeout(
-                        f"{self._in_flight} answers do not end although the fleet is paused",
+                        f"{self._in_flight} responses do not end although the fleet is paused",
                         why="the engines were told to abort for "
                         f"{format_duration(self._order_timeout_s)}",
                         fix="read the engines' logs",
                     ) from None
-        await self._flush()
 
-    async def resume(self) -> None:
-        """Flush the prefix caches, then let answers go on."""
+    async def resume(self, version: WeightVersion) -> None:
+        """Empty the prefix caches, which are of older weights; say the version; let requests go
+        on."""
         if self._open.is_set():
             return
         await self._flush()
+        await self._order_all(
+            "/update_weight_version", {"new_version": str(version), "abort_all_requests": False}
+        )
         self._open.set()
 
     async def _flush(self) -> None:
-        """Empty the prefix caches. An engine answers when the last request is cleared away, so this
+        """Empty the prefix caches. An engine replies when the last request is cleared away, so this
         proves it idle."""
-        bound_s = self._order_timeout_s
-        await self.http.order_all(f"/flush_cache?timeout={bound_s / 2:.0f}", {}, timeout_s=bound_s)
+        await self._order_all(f"/flush_cache?timeout={self._order_timeout_s / 2:.0f}", {})
 
     async def sleep(self) -> None:
         """Release weights and KV cache. On a CPU SGLang has no memory saver: the order is answered
         and changes nothing."""
         await self._flush()  # SGLang dies of this order while it is not idle
-        await self.http.order_all("/release_memory_occupation", {}, timeout_s=self._order_timeout_s)
+        await self._order_all("/release_memory_occupation", {})
 
     async def wake_weights(self) -> None:
         """Memory of the weights back; content undefined until the next publish."""
-        await self.http.order_all(
-            "/resume_memory_occupation", {"tags": ["weights"]}, timeout_s=self._order_timeout_s
-        )
+        await self._order_all("/resume_memory_occupation", {"tags": ["weights"]})
 
     async def wake_cache(self) -> None:
         """Memory of the KV cache (and of captured graphs) back."""
-        tags = ["kv_cache", "cuda_graph"]
-        await self.http.order_all(
-            "/resume_memory_occupation", {"tags": tags}, timeout_s=self._order_timeout_s
-        )
+        await self._order_all("/resume_memory_occupation", {"tags": ["kv_cache", "cuda_graph"]})
 
-    async def set_version(self, version: WeightVersion) -> None:
-        """What the engines say that they hold. A channel says so with the last bucket; this is for
-        the start of a run."""
-        body = {"new_version": str(version), "abort_all_requests": False}
-        await self.http.order_all("/update_weight_version", body, timeout_s=self._order_timeout_s)
+    async def _order_all(self, path: str, body: dict[str, object]) -> None:
+        await self.http.order_all(path, body, timeout_s=self._order_timeout_s)

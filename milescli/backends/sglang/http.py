@@ -1,65 +1,51 @@
-"""HTTP to engines and router: every call bounded, every failure named. Used by the fleet; knows no
-rollout."""
+"""HTTP to engines and router: every call bounded, every failure named. Used by the fleet in the
+driver, and by trainer ranks through `orders`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 
 from milescli.backends.sglang.key import bearer
-from milescli.backends.sglang.process import last_log_lines
 from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
+from milescli.core.log_tail import last_log_lines
+from milescli.core.types import EngineAddress
 from milescli.core.units import format_duration
 
 RETRY_WAITS_S = (0.1, 0.5, 2.0)
 """Before each further try of a question whose connection broke."""
 HEALTH_TIMEOUT_S = 10.0
 MAX_CONNECTIONS = 1024
-"""Open sockets to the door and the engines together; further requests wait for one."""
+"""Open sockets to router and engines together; further requests wait for one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineHandle:
-    """One engine of the fleet, as errors call it and as HTTP reaches it."""
-
-    name: str
-    url: str
-    api_key: str | None = field(default=None, repr=False)
-    """What its requests must bear. Equal for all engines behind one router, which asks for it
-    too."""
-    log_path: Path | None = None
-    """Where its last words are; None or unreadable: errors do without."""
-
-    def last_words(self) -> str:
-        """For errors."""
-        return (
-            f"its log ends:\n{last_log_lines(self.log_path)}"
-            if self.log_path
-            else "its log is not on this machine"
-        )
+class EngineRefused(MilesError):
+    """An engine answered that it could not (4xx)."""
 
 
-class _Hiccup(WorkerDied):
-    """A connection broke, and every engine still answers."""
+class Hiccup(WorkerDied):
+    """A connection broke or a server failed, and every engine still answers."""
 
 
-class FleetHttp:
-    """One connection pool for the whole fleet; belongs to one event loop."""
+class EngineHttp:
+    """One connection pool for all engines; belongs to one event loop."""
 
-    def __init__(self, *, router_url: str, engines: list[EngineHandle]) -> None:
-        """Opens nothing yet."""
+    def __init__(
+        self, engines: Sequence[EngineAddress], *, caller: str, router_url: str | None = None
+    ) -> None:
+        """`caller`: who waits, for errors ("the rollout"). Opens nothing yet."""
         keys = {engine.api_key for engine in engines}
         assert len(keys) == 1, f"{len(keys)} keys for one router"
+        self.engines = list(engines)
         self.router_url = router_url
-        self.engines = engines
+        self._caller = caller
         self._headers = bearer(keys.pop())
-        self._last_answer_s = {engine.name: time.monotonic() for engine in engines}
+        self._last_reply_s = {engine.name: time.monotonic() for engine in engines}
         self._session: aiohttp.ClientSession | None = None
 
     def session(self) -> aiohttp.ClientSession:
@@ -85,36 +71,32 @@ class FleetHttp:
 
         A connection that breaks although every engine answers (a kept-alive socket that closed at
         the same moment, a full backlog) is tried again: nothing is lost by that, for equal seeds
-        give equal answers.
+        give equal tokens.
         """
+        assert self.router_url is not None, "no router was named"
+        url = f"{self.router_url}{path}"
         for wait_s in RETRY_WAITS_S:
             try:
-                return await self._post(
-                    f"{self.router_url}{path}", body, who="the router", timeout_s=timeout_s
-                )
-            except _Hiccup:
+                return await self._post(url, body, who="the router", timeout_s=timeout_s)
+            except Hiccup:
                 await asyncio.sleep(wait_s)
-        return await self._post(
-            f"{self.router_url}{path}", body, who="the router", timeout_s=timeout_s
-        )
+        return await self._post(url, body, who="the router", timeout_s=timeout_s)
 
     async def order(
-        self, engine: EngineHandle, path: str, body: dict[str, Any], *, timeout_s: float
+        self, engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: float
     ) -> dict[str, Any]:
-        """POST to one engine."""
-        answer = await self._post(f"{engine.url}{path}", body, who=engine.name, timeout_s=timeout_s)
-        self._last_answer_s[engine.name] = time.monotonic()
-        return answer
+        """POST to one engine. Raises EngineRefused, WorkerDied or WaitTimeout with its name."""
+        url = f"{engine.url}{path}"
+        reply = await self._post(url, body, who=engine.name, timeout_s=timeout_s)
+        self._last_reply_s[engine.name] = time.monotonic()
+        return reply
 
     async def order_all(
         self, path: str, body: dict[str, Any], *, timeout_s: float
     ) -> list[dict[str, Any]]:
-        """POST to every engine at once; the answers in the order of `engines`."""
-        return list(
-            await asyncio.gather(
-                *(self.order(engine, path, body, timeout_s=timeout_s) for engine in self.engines)
-            )
-        )
+        """POST to every engine at once; the replies in the order of `engines`."""
+        orders = [self.order(engine, path, body, timeout_s=timeout_s) for engine in self.engines]
+        return list(await asyncio.gather(*orders))
 
     async def _post(
         self, url: str, body: dict[str, Any], *, who: str, timeout_s: float
@@ -129,15 +111,14 @@ class FleetHttp:
         except TimeoutError:
             raise await self._timed_out(url, who=who, timeout_s=timeout_s) from None
         except aiohttp.ClientError as error:
-            raise await self._broken(
-                url, who=who, detail=f"{type(error).__name__}: {error}"
-            ) from error
+            detail = f"{type(error).__name__}: {error}"
+            raise await self._broken(url, who=who, detail=detail) from error
         if status >= 500:
-            raise await self._broken(url, who=who, detail=f"HTTP {status}: {text[:500]}")
+            raise await self._broken(url, who=who, detail=f"HTTP {status}: {text[:2000]}")
         if status != 200:
-            raise MilesError(
+            raise EngineRefused(
                 f"{who} refused {url}",
-                why=f"HTTP {status}: {text[:500]}",
+                why=f"HTTP {status}: {text[:2000]}",
                 fix="read the engine's log for the cause",
             )
         return _as_object(text)
@@ -147,39 +128,34 @@ class FleetHttp:
         if dead is not None:
             return dead
         silence = "; ".join(
-            f"{name} last answered {format_duration(time.monotonic() - at)} ago"
-            for name, at in self._last_answer_s.items()
+            f"{name} last replied {format_duration(time.monotonic() - at)} ago"
+            for name, at in self._last_reply_s.items()
         )
         return WaitTimeout(
             f"{who} did not answer {url}",
-            why=f"the rollout waited {format_duration(timeout_s)}; {silence}",
+            why=f"{self._caller} waited {format_duration(timeout_s)}; {silence}",
             fix=f"--set machine.step_timeout_s={2 * timeout_s:.0f}   # if the work is that long; "
             "else read the engine's log",
         )
 
     async def _broken(self, url: str, *, who: str, detail: str) -> MilesError:
-        return await self.find_dead() or _Hiccup(
+        return await self.find_dead(detail) or Hiccup(
             f"{who} failed at {url}",
             why=f"{detail}; every engine still answers",
             fix="read the log of the router and of the engines",
         )
 
-    async def find_dead(self) -> WorkerDied | None:
+    async def find_dead(self, detail: str = "") -> WorkerDied | None:
         """The error for the first engine that does not answer /health, or None. Each is asked, for
-        HEALTH_TIMEOUT_S at most."""
-        answers = await asyncio.gather(*(self._is_alive(engine) for engine in self.engines))
-        for engine, alive in zip(self.engines, answers, strict=True):
+        HEALTH_TIMEOUT_S at most. `detail`: what made the caller ask."""
+        replies = await asyncio.gather(*(self.is_alive(engine) for engine in self.engines))
+        for engine, alive in zip(self.engines, replies, strict=True):
             if not alive:
-                return WorkerDied(
-                    f"{engine.name} is dead: {engine.url} does not answer",
-                    why=engine.last_words(),
-                    fix=f"less {engine.log_path}"
-                    if engine.log_path
-                    else "read the log of this engine",
-                )
+                return engine_died(engine, detail)
         return None
 
-    async def _is_alive(self, engine: EngineHandle) -> bool:
+    async def is_alive(self, engine: EngineAddress) -> bool:
+        """Whether it answers /health with 200 within HEALTH_TIMEOUT_S."""
         try:
             async with (
                 asyncio.timeout(HEALTH_TIMEOUT_S),
@@ -189,14 +165,24 @@ class FleetHttp:
         except (TimeoutError, aiohttp.ClientError):
             return False
         if alive:
-            self._last_answer_s[engine.name] = time.monotonic()
+            self._last_reply_s[engine.name] = time.monotonic()
         return alive
 
 
+def engine_died(engine: EngineAddress, detail: str) -> WorkerDied:
+    """The error that says so, with its last words."""
+    words = f"its log ends:\n{last_log_lines(engine.log_path)}"
+    return WorkerDied(
+        f"{engine.name} is dead: {engine.url} does not answer",
+        why=f"{detail}; {words}" if detail else words,
+        fix=f"less {engine.log_path}" if engine.log_path else "read the log of this engine",
+    )
+
+
 def _as_object(text: str) -> dict[str, Any]:
-    """Some orders answer in plain words: those come under `message`."""
+    """Some orders reply in plain words: those come under `message`."""
     try:
-        answer = json.loads(text)
+        reply = json.loads(text)
     except ValueError:
         return {"message": text}
-    return answer if isinstance(answer, dict) else {"message": answer}
+    return reply if isinstance(reply, dict) else {"message": reply}

@@ -16,27 +16,15 @@ from http.client import HTTPException
 from pathlib import Path
 
 from milescli.core.errors import WaitTimeout, WorkerDied
+from milescli.core.log_tail import last_log_lines
 from milescli.core.units import format_duration
 
-QUOTED_LINES = 12
-"""Last log lines that an error repeats."""
 POLL_S = 0.1
 TEMP_PREFIX = "miles-process-"
 """Of each process's own folder for temporary files (sockets, maps); short, for socket paths have at
 most 107 bytes."""
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens URLs of ours, past any proxy that the environment names."""
-
-
-def last_log_lines(path: Path, count: int = QUOTED_LINES) -> str:
-    """The end of a log file, for an error; says so where there is none."""
-    try:
-        with path.open("rb") as log:
-            log.seek(max(0, path.stat().st_size - 64 * 1024))
-            lines = log.read().decode(errors="replace").splitlines()
-    except OSError as error:
-        return f"(no log: {error})"
-    return "\n".join([line for line in lines if line.strip()][-count:])
 
 
 def status(url: str, *, timeout_s: float, headers: dict[str, str] | None = None) -> int:

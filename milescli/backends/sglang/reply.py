@@ -16,7 +16,7 @@ INT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One answer of one engine to one question."""
+    """What one engine said to one question."""
 
     token_ids: list[int]
     """[num_tokens] new tokens."""
@@ -29,10 +29,10 @@ class Reply:
     """int32 [prompt + num_tokens - 1, layers, topk]"""
 
 
-def read_reply(answer: dict[str, Any]) -> Reply:
+def read_reply(raw: dict[str, Any]) -> Reply:
     """The JSON of /generate (with return_logprob) as a Reply."""
-    meta = answer["meta_info"]
-    token_ids = list(answer.get("output_ids") or [])
+    meta = raw["meta_info"]
+    token_ids = list(raw.get("output_ids") or [])
     chosen = meta.get("output_token_logprobs") or []
     assert len(chosen) == len(token_ids), (
         f"engine sent {len(token_ids)} tokens and {len(chosen)} logprobs"
@@ -40,7 +40,7 @@ def read_reply(answer: dict[str, Any]) -> Reply:
     routed = meta.get("routed_experts")
     return Reply(
         token_ids=token_ids,
-        logprobs=array("d", (entry[0] for entry in chosen)),
+        logprobs=array("f", (entry[0] for entry in chosen)),
         stop_reason=StopReason(meta["finish_reason"]["type"]),
         spans=_spans(meta, len(token_ids)),
         routed_experts=base64.b64decode(routed) if routed else None,
@@ -63,24 +63,24 @@ def _spans(meta: dict[str, Any], num_tokens: int) -> list[VersionSpan]:
     ]
 
 
-def prompt_logprobs(answer: dict[str, Any]) -> array[float]:
+def prompt_logprobs(raw: dict[str, Any]) -> array[float]:
     """[num_prompt_tokens - 1] from the JSON of /generate with logprob_start_len=0; the first token
     has none."""
-    entries = answer["meta_info"]["input_token_logprobs"][1:]
-    return array("d", (entry[0] for entry in entries))
+    entries = raw["meta_info"]["input_token_logprobs"][1:]
+    return array("f", (entry[0] for entry in entries))
 
 
 @dataclass(slots=True, kw_only=True)
-class PartialAnswer:
-    """What there is of one answer so far; grows by one Reply at a time."""
+class PartialResponse:
+    """What there is of one response so far; grows by one Reply at a time."""
 
     request: GenerateRequest
     token_ids: list[int] = field(default_factory=list)
-    logprobs: array[float] = field(default_factory=lambda: array("d"))
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
     spans: list[VersionSpan] = field(default_factory=list)
     routed_experts: bytes = b""
     routed_rows: int = 0
-    """Tokens of prompt and answer that `routed_experts` covers."""
+    """Tokens of prompt and response that `routed_experts` covers."""
 
     @property
     def question(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from milescli.backends.sglang.orders import Orders
+from milescli.backends.sglang.orders import Orders, Reply
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.units import format_duration
 from milescli.weights.buckets import Slice
@@ -66,7 +66,7 @@ class WeightGroup:
             offset += engine.tp
         return bodies
 
-    def _meet(self, backend: str, joining: list[Future[str]]) -> dist.ProcessGroup:
+    def _meet(self, backend: str, joining: list[Reply]) -> dist.ProcessGroup:
         """The group, once every engine has joined. One that cannot is told at once: joining itself
         would wait for it to the last."""
         forming: Future[dist.ProcessGroup] = Future()
@@ -102,7 +102,7 @@ class WeightGroup:
         c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(self.world_size)}
         return group
 
-    def broadcast(self, flat: torch.Tensor, slices: list[Slice]) -> list[Future[str]]:
+    def broadcast(self, flat: torch.Tensor, slices: list[Slice]) -> list[Reply]:
         """All engines load one bucket: they are told what comes, and it is broadcast as one run of
         bytes. Returns when it has left; each engine answers when it has put the tensors into place.
         Raises WorkerDied or WaitTimeout."""

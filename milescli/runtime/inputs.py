@@ -1,4 +1,4 @@
-"""What a run is made of, before any process starts: model folder, tokenizer, prompts,
+"""What a run takes in, before any process starts: model folder, tokenizer, prompts,
 demonstrations. Bad input is refused here."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from milescli.checkpoint.base import CARRIED, is_converted
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import DataError
-from milescli.core.types import Prompt
+from milescli.core.types import Prompt, Trajectory
 from milescli.models import ModelFacts, load_facts, parse_facts
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.hub_name import is_hub, parse_hub
@@ -23,6 +23,7 @@ from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.rollout.source import FilePrompts, SourceReport, load_source
 from milescli.rollout.tasks import is_task, write_task
 from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
+from milescli.rollout.trajectories import demonstration
 from milescli.runtime import scratch
 from milescli.runtime.hub import fetch_config, fetch_data, fetch_model
 
@@ -33,7 +34,7 @@ DATA_FIELDS = ("prompts", "eval", "demonstrations")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Material:
+class RunInputs:
     """Checked and tokenised."""
 
     model_dir: Path
@@ -43,10 +44,15 @@ class Material:
     prompts: FilePrompts
     heldout: list[Prompt]
     """Empty without `data.eval`."""
-    demonstrations: list[tuple[list[int], list[int]]]
-    """(prompt ids, answer ids) for the warm-up; empty without one."""
+    demonstrations: list[Trajectory]
+    """For the warm-up, the worked responses on their loss masks; empty without one."""
     reports: dict[str, SourceReport]
     """By data field."""
+
+    @property
+    def data_sha256(self) -> str:
+        """Of the file of training prompts."""
+        return self.reports["prompts"].sha256
 
     def as_manifest(self) -> dict[str, object]:
         """For manifest.json."""
@@ -68,7 +74,7 @@ def facts_of_recipe(model: Model) -> ModelFacts:
     return load_facts(fetch_config(model.path, revision=model.revision))
 
 
-def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Material:
+def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
     """Make, find or fetch everything; raises DataError, RecipeError, MachineError or
     CheckpointError before any device is taken.
 
@@ -98,7 +104,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Mat
         _demonstrations(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
     )
     _refuse_leak(heldout, prompts.prompts, data)
-    return Material(
+    return RunInputs(
         model_dir=model_dir,
         facts=facts,
         tokenizer=tokenizer,
@@ -191,27 +197,27 @@ def _model_folder(recipe: Recipe, run: RunDir, data: Data, *, output: Output | N
 
 def _demonstrations(
     recipe: Recipe, source: FilePrompts, tokenizer: ChatTokenizer
-) -> list[tuple[list[int], list[int]]]:
-    pairs = [
-        (p.token_ids, tokenizer.encode_answer(p.demonstration))
-        for p in source.prompts
-        if p.demonstration is not None
+) -> list[Trajectory]:
+    trajectories = [
+        demonstration(prompt.token_ids, tokenizer.encode_answer(prompt.demonstration))
+        for prompt in source.prompts
+        if prompt.demonstration is not None
     ]
-    if not pairs:
+    if not trajectories:
         raise DataError(
-            f"`{recipe.data.demonstrations}` has no worked answers",
-            why="the warm-up imitates them: it needs a column `demonstration`, or answers that end "
-            "in `#### label`",
+            f"`{recipe.data.demonstrations}` has no worked responses",
+            why="the warm-up imitates them: it needs a column `demonstration`, or responses that "
+            "end in `#### label`",
             fix=["--set data.demonstrations=FILE", "--set warmup.steps=0"],
         )
-    longest = max(len(prompt) + len(answer) for prompt, answer in pairs)
+    longest = max(trajectory.num_tokens for trajectory in trajectories)
     if longest > recipe.warmup.max_loss_tokens:
         raise DataError(
             f"a demonstration is {longest} tokens long",
             why=f"`warmup.max_loss_tokens` is {recipe.warmup.max_loss_tokens}",
             fix=f"--set warmup.max_loss_tokens={longest}",
         )
-    return pairs
+    return trajectories
 
 
 def _refuse_leak(heldout: list[Prompt], prompts: list[Prompt], data: Data) -> None:

@@ -1,0 +1,162 @@
+"""A TrainShard on its rank: microbatches on the device, and streams beside them as they are computed.
+Made anew for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from milescli.backends.megatron.layers.attention import pack_row
+from milescli.backends.megatron.mesh import Mesh
+from milescli.backends.megatron.microbatch import Microbatch, row_shape
+from milescli.backends.megatron.rows import make_row
+from milescli.models.facts import ModelFacts
+from milescli.train.base import Stream, TrainShard
+from milescli.train.packed_tokens import PackedTokens, Places
+
+
+class RankShard:
+    """T: tokens of the shard; S: positions of one microbatch on this rank."""
+
+    def __init__(self, shard: TrainShard, *, mesh: Mesh, facts: ModelFacts) -> None:
+        """Lays out every row. Nothing is computed yet."""
+        assert shard.dp_rank == mesh.dp_rank, (shard.dp_rank, mesh.dp_rank)
+        self.shard = shard
+        self._mesh, self._facts = mesh, facts
+        self.num_tokens = len(shard.token_ids)
+        """T"""
+        self._token_ids = _on_host(shard.token_ids).long()
+        self._loss_mask = _on_host(shard.loss_mask)
+        self._loss_weights = _on_host(shard.loss_weights)
+        """[N + 1]; padding takes the last, which is 0."""
+        self._routed_experts = (
+            None if shard.routed_experts is None else _on_host(shard.routed_experts)
+        )
+        self._streams = {name: _on_host(values) for name, values in shard.streams.items()}
+        self.updates = [
+            [self._microbatch(indices) for indices in microbatches]
+            for microbatches in shard.updates
+        ]
+
+    @property
+    def microbatches(self) -> list[Microbatch]:
+        """Of all updates."""
+        return [microbatch for update in self.updates for microbatch in update]
+
+    def __contains__(self, stream: Stream) -> bool:
+        return stream in self._streams
+
+    def _microbatch(self, indices: Sequence[int]) -> Microbatch:
+        device, shape, ends = self._mesh.device, row_shape(self._mesh), self.shard.cu_seqlens
+        lengths = [int(ends[index + 1] - ends[index]) for index in indices]
+        row = make_row(
+            [(int(ends[i]), n - 1) for i, n in zip(indices, lengths, strict=True)], shape=shape
+        )
+        is_real = row.source >= 0
+        inputs = row.source.clamp(min=0)
+        targets = torch.where(is_real, inputs + 1, 0)
+        loss_mask = self._loss_mask[targets] & is_real
+        weights = self._loss_weights[[*indices, -1]][row.sequence]
+        return Microbatch(
+            indices=list(indices),
+            source=row.source,
+            row=pack_row(row, shape=shape, facts=self._facts, device=device),
+            input_ids=torch.where(is_real, self._token_ids[inputs], 0).to(device)[None],
+            positions=row.positions.to(device)[None],
+            target_ids=torch.where(is_real, self._token_ids[targets], 0).to(device),
+            places=Places(
+                sequence=row.sequence.to(device),
+                offset=torch.where(is_real, row.positions + 1, 0).to(device),
+                lengths=torch.tensor(lengths, dtype=torch.int64, device=device),
+                context_group=self._mesh.cp_group if self._mesh.layout.cp > 1 else None,
+            ),
+            loss_mask=loss_mask.to(device),
+            loss_weights=torch.where(loss_mask, weights, 0.0).to(device),
+            routed_experts=self._routing(inputs, is_real),
+            num_tokens=row.num_real,
+        )
+
+    def _routing(self, inputs: torch.Tensor, is_real: torch.Tensor) -> torch.Tensor | None:
+        if self._routed_experts is None:
+            return None
+        routed = self._routed_experts[inputs].long()
+        routed[~is_real] = torch.arange(routed.shape[-1])
+        return routed.to(self._mesh.device)
+
+    def fill(self, stream: Stream, values: Iterable[torch.Tensor]) -> None:
+        """`values`: [S] for each microbatch of all updates, in order; none where this rank is not
+        on the last stage. What other context-parallel ranks hold stays 0."""
+        whole = torch.zeros(self.num_tokens + 1)
+        for microbatch, part in zip(self.microbatches, values, strict=False):
+            self._put(whole, microbatch.source, part)
+        self._streams[stream] = whole
+
+    @staticmethod
+    def _put(whole: torch.Tensor, source: torch.Tensor, part: torch.Tensor) -> None:
+        is_real = source >= 0
+        whole[source[is_real] + 1] = part.detach().cpu()[is_real]
+
+    def _take(self, stream: Stream, source: torch.Tensor) -> torch.Tensor:
+        """[S] on the device; padding gets whatever the first token has, and is off the mask."""
+        return self._streams[stream][source.clamp(min=-1) + 1].to(self._mesh.device)
+
+    def tokens_of(
+        self, microbatch: Microbatch, *, logprobs: torch.Tensor, entropy: torch.Tensor
+    ) -> PackedTokens:
+        """What a loss sees of one microbatch."""
+        return PackedTokens(
+            places=microbatch.places,
+            loss_mask=microbatch.loss_mask,
+            loss_weights=microbatch.loss_weights,
+            streams={name: self._take(name, microbatch.source) for name in self._streams},
+            logprobs=logprobs,
+            entropy=entropy,
+        )
+
+    def all_tokens(self) -> PackedTokens:
+        """What `Objective.complete` sees: every microbatch of this rank, one after the other."""
+        microbatches = self.microbatches
+        counts = [len(microbatch.places.lengths) for microbatch in microbatches]
+        before, total = np.cumsum([0, *counts]).tolist(), sum(counts)
+        sequence = [
+            torch.where(
+                microbatch.places.sequence == count, total, microbatch.places.sequence + first
+            )
+            for microbatch, first, count in zip(microbatches, before, counts, strict=False)
+        ]
+        source = torch.cat([microbatch.source for microbatch in microbatches])
+        return PackedTokens(
+            places=Places(
+                sequence=torch.cat(sequence),
+                offset=torch.cat([microbatch.places.offset for microbatch in microbatches]),
+                lengths=torch.cat([microbatch.places.lengths for microbatch in microbatches]),
+                context_group=microbatches[0].places.context_group,
+                token_group=self._mesh.token_group,
+            ),
+            loss_mask=torch.cat([microbatch.loss_mask for microbatch in microbatches]),
+            loss_weights=torch.cat([microbatch.loss_weights for microbatch in microbatches]),
+            streams={name: self._take(name, source) for name in self._streams},
+        )
+
+    def keep(self, tokens: PackedTokens) -> None:
+        """The streams that `complete` has set on `all_tokens`."""
+        source = torch.cat([microbatch.source for microbatch in self.microbatches])
+        for stream, values in tokens.new_streams.items():
+            whole = torch.zeros(self.num_tokens + 1)
+            self._put(whole, source, values)
+            self._streams[stream] = whole
+
+    def by_sequence(self, stream: Stream) -> list[torch.Tensor]:
+        """[N] of [n] a stream on the host, sequence by sequence."""
+        values = self._streams[stream][: self.num_tokens]
+        return list(values.split(np.diff(self.shard.cu_seqlens).tolist()))
+
+
+def _on_host(values: np.ndarray) -> torch.Tensor:
+    """A copy, with one row of zeros behind the last: so that index 0 is there in an empty shard,
+    too. What came through shared memory is read-only, which torch does not know."""
+    copy = torch.from_numpy(np.zeros((len(values) + 1, *values.shape[1:]), values.dtype))
+    copy.numpy()[:-1] = values
+    return copy

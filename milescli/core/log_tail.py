@@ -1,0 +1,31 @@
+"""The end of a log file, for an error message. The one place that reads it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+NUM_LINES = 12
+_READ_BYTES = 64 * 1024
+
+
+def last_log_lines(path: Path | None, num_lines: int = NUM_LINES) -> str:
+    """The last lines that are not blank; says so where there is no log."""
+    if path is None:
+        return "(its log is not on this machine)"
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - _READ_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+    except OSError as error:
+        return f"(no log: {error})"
+    lines = [line for line in lines if line.strip()][-num_lines:]
+    return "\n".join(f"  | {line}" for line in lines) or "(empty log)"
+
+
+def log_age(path: Path) -> str:
+    """When it was last written, for an error: `3 s ago`."""
+    try:
+        return f"{time.time() - path.stat().st_mtime:.0f} s ago"
+    except OSError:
+        return "never"

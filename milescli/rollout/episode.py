@@ -1,0 +1,144 @@
+"""One prompt, one attempt: the agent plays its episode, the reward scores it, a Sample comes out.
+Used by the collector and by the evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from milescli.core.errors import AgentError, MilesError
+from milescli.core.registry import Registry
+from milescli.core.types import Prompt, Sample
+from milescli.core.user_code import user_traceback
+from milescli.recipe.schema import Recipe
+from milescli.rollout.base import Agent, GenerateRequest, Outcome, RolloutEngine
+from milescli.rollout.scoring import Scorer, finite_reward
+from milescli.rollout.session import Decode, RecordingSession
+
+AGENTS = Registry(
+    "agent",
+    {"single_turn": "milescli.agents.single_turn:single_turn"},
+    signature=("prompt", "session"),
+)
+
+
+def load_agent(name: str) -> Agent:
+    """The agent that `rollout.agent` names. Raises RecipeError where it cannot be had."""
+    return cast(Agent, AGENTS.resolve(name, key="rollout.agent"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episodes:
+    """All that an episode needs beside its prompt and its seed."""
+
+    agent: Agent
+    agent_name: str
+    """As the recipe says it, for errors."""
+    engine: RolloutEngine
+    scorer: Scorer
+    decode: Decode
+    settings: GenerateRequest
+    """How to sample; prompt and seed are filled in."""
+    max_tokens: int
+    """Of one trajectory."""
+
+    async def play(self, prompt: Prompt, *, sample_index: int, seed: int) -> Sample:
+        """Scored as soon as it has ended. Raises AgentError, RewardError, or what the engine
+        raises."""
+        session = RecordingSession(
+            self.engine,
+            prompt_index=prompt.index,
+            seed=seed,
+            settings=self.settings,
+            max_tokens=self.max_tokens,
+            decode=self.decode,
+        )
+        outcome = await self._outcome(prompt, session)
+        reward = outcome.reward
+        if reward is None:
+            reward = await self.scorer.score(prompt, outcome.text)
+        return Sample(
+            sample_index=sample_index,
+            seed=seed,
+            trajectories=session.trajectories(),
+            text=outcome.text,
+            stop_reason=session.turns[-1].stop_reason,
+            reward=reward,
+        )
+
+    async def _outcome(self, prompt: Prompt, session: RecordingSession) -> Outcome:
+        try:
+            outcome = await self.agent(prompt, session)
+        except MilesError:
+            raise
+        except Exception as error:  # whatever the user's agent raises
+            raise self._refusal(
+                prompt, user_traceback(error, callers=(__file__, _SESSION_FILE))
+            ) from error
+        if not isinstance(outcome, Outcome):
+            raise self._refusal(prompt, f"it returned {outcome!r} instead of an Outcome")
+        if not session.turns:
+            raise self._refusal(prompt, "it returned without one call of session.generate")
+        if outcome.reward is not None:
+            try:
+                finite_reward(outcome.reward)
+            except (TypeError, ValueError) as error:
+                raise self._refusal(prompt, str(error)) from error
+        return outcome
+
+    def _refusal(self, prompt: Prompt, why: str) -> AgentError:
+        return AgentError(
+            f"the agent `{self.agent_name}` failed on prompt {prompt.index}",
+            why=why,
+            fix="mend the agent, then start or resume the run",
+        )
+
+
+_SESSION_FILE = str(Path(__file__).with_name("session.py"))
+
+
+def training_episodes(
+    recipe: Recipe, *, engine: RolloutEngine, scorer: Scorer, decode: Decode
+) -> Episodes:
+    """Sampled as the recipe's `rollout` says."""
+    rollout = recipe.rollout
+    return Episodes(
+        agent=load_agent(rollout.agent),
+        agent_name=rollout.agent,
+        engine=engine,
+        scorer=scorer,
+        decode=decode,
+        settings=GenerateRequest(
+            prompt_ids=(),
+            max_new_tokens=rollout.max_response_tokens,
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            stop=rollout.stop,
+            want_routed_experts=recipe.train.routing_replay,
+        ),
+        max_tokens=recipe.data.max_prompt_tokens + rollout.max_response_tokens,
+    )
+
+
+def evaluation_episodes(
+    recipe: Recipe, *, engine: RolloutEngine, scorer: Scorer, decode: Decode
+) -> Episodes:
+    """The same agent, sampled as the recipe's `eval` says."""
+    settings, rollout = recipe.eval, recipe.rollout
+    max_new_tokens = settings.max_response_tokens or rollout.max_response_tokens
+    return Episodes(
+        agent=load_agent(rollout.agent),
+        agent_name=rollout.agent,
+        engine=engine,
+        scorer=scorer,
+        decode=decode,
+        settings=GenerateRequest(
+            prompt_ids=(),
+            max_new_tokens=max_new_tokens,
+            temperature=settings.temperature,
+            stop=rollout.stop,
+        ),
+        max_tokens=recipe.data.max_prompt_tokens + max_new_tokens,
+    )

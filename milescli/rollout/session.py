@@ -1,0 +1,163 @@
+"""The policy as one agent sees it, and the exact record of what it made. One session per sample;
+the agent's own code lives elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from milescli.core.errors import AgentError, WorkerDied
+from milescli.core.types import RoutedExperts, StopReason, Trajectory, VersionSpan
+from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine, Turn
+
+Decode = Callable[[Iterable[int]], str]
+"""Token ids -> text without special tokens."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """A trajectory while it grows."""
+
+    token_ids: array[int] = field(default_factory=lambda: array("i"))
+    loss_mask: bytearray = field(default_factory=bytearray)
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
+    version_spans: list[VersionSpan] = field(default_factory=list)
+    routed_experts: RoutedExperts | None = None
+
+    def append_given(self, token_ids: Sequence[int]) -> None:
+        """Tokens that the policy did not make."""
+        self.token_ids.extend(token_ids)
+        self.loss_mask.extend(bytes(len(token_ids)))
+        self.logprobs.extend([0.0] * len(token_ids))
+
+    def append_sampled(self, completion: Completion) -> None:
+        """Tokens that the policy made, after all that is there."""
+        start, num_new = len(self.token_ids), len(completion.response_ids)
+        self.token_ids.extend(completion.response_ids)
+        self.loss_mask.extend(b"\1" * num_new)
+        self.logprobs.extend(array("f", completion.logprobs))
+        self.version_spans += [
+            replace(span, start=span.start + start, end=span.end + start)
+            for span in completion.version_spans
+        ]
+        if completion.routed_experts is not None:
+            self.routed_experts = _extended(self.routed_experts, completion.routed_experts)
+
+    def finished(self) -> Trajectory:
+        """As it will be trained on."""
+        return Trajectory(
+            token_ids=self.token_ids,
+            loss_mask=bytes(self.loss_mask),
+            logprobs=self.logprobs,
+            version_spans=self.version_spans,
+            routed_experts=self.routed_experts,
+        )
+
+
+def _extended(old: RoutedExperts | None, new: RoutedExperts) -> RoutedExperts:
+    """`new` covers the whole line; rows that are there already stay, for they are of the weights
+    that sampled."""
+    if old is None:
+        return new
+    row_bytes = len(old.indices) // old.num_tokens
+    return replace(new, indices=old.indices + new.indices[old.num_tokens * row_bytes :])
+
+
+class RecordingSession:
+    """Implements `milescli.rollout.base.Session`. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        *,
+        prompt_index: int,
+        seed: int,
+        settings: GenerateRequest,
+        max_tokens: int,
+        decode: Decode,
+    ) -> None:
+        """`settings`: how to sample, its prompt and seed aside. `max_tokens`: the longest line that
+        the run was planned for."""
+        self._engine = engine
+        self._prompt_index = prompt_index
+        self._seed = seed
+        self._settings = settings
+        self._max_tokens = max_tokens
+        self._decode = decode
+        self._turns: list[Turn] = []
+        self._lines: list[_Line] = []
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """See Session."""
+        return self._turns
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Turn:
+        """See Session."""
+        room = self._max_tokens - len(token_ids)
+        if room < 1 or not token_ids:
+            raise AgentError(
+                f"the agent of prompt {self._prompt_index} asked for a response to "
+                f"{len(token_ids)} tokens",
+                why=f"a trajectory has at least one token before it, and {self._max_tokens} "
+                "altogether (data.max_prompt_tokens + rollout.max_response_tokens)",
+                fix=f"--set rollout.max_response_tokens={2 * self._settings.max_new_tokens}",
+            )
+        request = replace(
+            self._settings,
+            prompt_ids=token_ids,
+            max_new_tokens=min(max_new_tokens or self._settings.max_new_tokens, room),
+            stop=self._settings.stop if stop is None else list(stop),
+            seed=turn_seed(self._seed, len(self._turns)),
+        )
+        completion = await self._engine.generate(request)
+        if completion.stop_reason is StopReason.ABORT:
+            raise WorkerDied(
+                f"an engine gave up its response to prompt {self._prompt_index}",
+                why="the request was aborted although the run had not asked for it",
+                fix="look into the engine's log, then resume the run",
+            )
+        assert completion.response_ids and completion.version_spans, (
+            f"a response to prompt {self._prompt_index} without tokens"
+        )
+        line = self._line_of(token_ids)
+        line.append_given(token_ids[len(line.token_ids) :])
+        line.append_sampled(completion)
+        turn = Turn(
+            prompt_ids=token_ids,
+            response_ids=completion.response_ids,
+            text=self._decode(completion.response_ids),
+            stop_reason=completion.stop_reason,
+        )
+        self._turns.append(turn)
+        return turn
+
+    def _line_of(self, token_ids: Sequence[int]) -> _Line:
+        """The longest line that `token_ids` begins with; a new one where there is none. Called when
+        the completion is there, so that concurrent turns of one agent cannot take the same line."""
+        tokens = array("i", token_ids)
+        begun = [line for line in self._lines if tokens[: len(line.token_ids)] == line.token_ids]
+        if begun:
+            return max(begun, key=lambda line: len(line.token_ids))
+        self._lines.append(_Line())
+        return self._lines[-1]
+
+    def trajectories(self) -> list[Trajectory]:
+        """What the policy made, each sampled token once."""
+        return [line.finished() for line in self._lines]
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """31 bits; the first turn's is the sample's own."""
+    if turn == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}/{turn}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") >> 1

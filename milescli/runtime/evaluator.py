@@ -1,0 +1,76 @@
+"""How good are the weights that the engines hold? Held-out prompts, played by the run's own agent,
+scored and kept. Used in a run and by `miles eval`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from milescli.core.events import EvalDone
+from milescli.core.types import Prompt, Sample, StopReason
+from milescli.recipe.schema import Recipe
+from milescli.rollout.collector import all_or_first_error
+from milescli.rollout.episode import Episodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """Evaluates whatever weights the engines hold."""
+
+    recipe: Recipe
+    prompts: list[Prompt]
+    episodes: Episodes
+    """Sampled as the recipe's `eval` says."""
+    folder: Path
+    """Where samples are written; the run's `eval/`."""
+
+    async def run(self, step: int) -> EvalDone:
+        """Play all prompts at once, and write `step_<n>.jsonl`."""
+        began, settings = time.monotonic(), self.recipe.eval
+        attempts = [
+            (prompt, index)
+            for prompt in self.prompts
+            for index in range(settings.samples_per_prompt)
+        ]
+        samples = await all_or_first_error(
+            self.episodes.play(prompt, sample_index=index, seed=self._seed(prompt, index))
+            for prompt, index in attempts
+        )
+        path = self._write(step, [prompt for prompt, _ in attempts], samples)
+        num_truncated = sum(sample.stop_reason is StopReason.LENGTH for sample in samples)
+        return EvalDone(
+            step=step,
+            accuracy=sum(sample.reward or 0.0 for sample in samples) / len(samples),
+            num_prompts=len(self.prompts),
+            truncated_fraction=num_truncated / len(samples),
+            response_tokens_mean=sum(sample.num_loss_tokens for sample in samples) / len(samples),
+            seconds=time.monotonic() - began,
+            path=str(path.relative_to(self.folder.parent)),
+        )
+
+    def _seed(self, prompt: Prompt, index: int) -> int:
+        key = f"{self.recipe.run.seed}/eval/{prompt.index}/{index}".encode()
+        return int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1
+
+    def _write(self, step: int, prompts: list[Prompt], samples: list[Sample]) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"step_{step}.jsonl"
+        lines = [
+            json.dumps(
+                {
+                    "prompt": prompt.text,
+                    "response": sample.text,
+                    "label": prompt.label,
+                    "reward": sample.reward,
+                    "stop_reason": sample.stop_reason.value,
+                    "prompt_ids": prompt.token_ids,
+                    "response_ids": sample.response_ids,
+                }
+            )
+            for prompt, sample in zip(prompts, samples, strict=True)
+        ]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return path

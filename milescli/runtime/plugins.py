@@ -1,0 +1,26 @@
+"""The plug-ins that a recipe names, resolved and checked before a device is taken."""
+
+from __future__ import annotations
+
+from milescli.core.errors import RecipeError
+from milescli.recipe.schema import Recipe
+from milescli.rollout.episode import load_agent
+from milescli.rollout.rewards import load_reward
+
+
+def load_plugins(recipe: Recipe) -> None:
+    """Raises RecipeError where one cannot be had, does not have the signature of its kind, or needs
+    a model that the run does not keep."""
+    load_reward(recipe.rollout)
+    load_agent(recipe.rollout.agent)
+    from milescli.train.base import Stream
+    from milescli.train.objectives import load_objective
+
+    name = recipe.train.objective
+    objective = load_objective(name, recipe)
+    if Stream.REFERENCE in objective.needs and not recipe.keeps_reference:
+        raise RecipeError(
+            f"the objective `{name}` needs a reference",
+            why="the recipe keeps none: `train.kl_coef` is 0 and `train.reference` is not set",
+            fix="--set train.reference=true",
+        )

@@ -1,0 +1,32 @@
+"""What travels together from launch, resume or eval to the last process: the run, decided and
+prepared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.store import StoredCheckpoint
+from milescli.plan.types import Plan
+from milescli.recipe.schema import Recipe
+from milescli.runtime.inputs import RunInputs
+from milescli.runtime.sites import Sites
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """Everything that is known before anything starts. Nothing in it changes while it runs."""
+
+    run: RunDir
+    recipe: Recipe
+    plan: Plan
+    sites: Sites
+    """The computers that the run takes."""
+    inputs: RunInputs
+    checkpoint: StoredCheckpoint | None = None
+    """Where it goes on from; None: it begins."""
+
+    @property
+    def first_step(self) -> int:
+        """RL steps that are done."""
+        return self.checkpoint.step if self.checkpoint else 0

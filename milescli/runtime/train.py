@@ -1,0 +1,115 @@
+"""Training a run, from a spec to a verdict: one attempt, watched by listeners, summed up at its end.
+Called by launch and resume."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from milescli.console.live import LiveRun
+from milescli.core.errors import MilesError, Stopped, WaitTimeout, WorkerDied
+from milescli.core.events import EvalDone, Event, EventBus, RunEnded, StepDone
+from milescli.runtime import observe
+from milescli.runtime.attempt import Attempt
+from milescli.runtime.session import open_session
+from milescli.runtime.spec import RunSpec
+
+if TYPE_CHECKING:
+    from milescli.console.output import Output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What a run reached."""
+
+    path: str
+    """The run directory."""
+    steps: int
+    """RL steps done, over all attempts."""
+    accuracy_before: float | None
+    """On held-out prompts, before RL; None without `data.eval`."""
+    accuracy_after: float | None
+    logprob_diff_max: float
+    """Largest |engine - trainer| over all steps of this attempt."""
+    logprob_diff_mean: float
+    checkpoint: str
+    """Newest complete checkpoint."""
+    seconds: float
+    """Of this attempt, start-up and shut-down included."""
+
+
+def train(spec: RunSpec, *, output: Output) -> RunSummary:
+    """Train to the recipe's last step. Raises what ended it early, after everything was stopped and
+    the verdict written."""
+    began = time.monotonic()
+    run, recipe, bus, record = spec.run, spec.recipe, EventBus(), _Record()
+    log_dir = run.new_attempt()
+    bus.listeners.append(record)
+    observe.attach(bus, run, recipe.run)
+    with LiveRun(output, name=run.name) as live:
+        bus.listeners.append(live)
+        with open_session(spec, log_dir=log_dir) as session:
+            attempt = Attempt(spec, session=session, bus=bus)
+            try:
+                asyncio.run(attempt.main())
+            except BaseException as error:
+                _offer_resume(error, attempt)
+                _conclude(attempt, time.monotonic() - began, error)
+                raise
+            _conclude(attempt, time.monotonic() - began, None)
+        live.save_svg(run.picture_file, command=f"miles launch --recipe {recipe.name}")
+    return RunSummary(
+        path=run.shown,
+        steps=attempt.step,
+        accuracy_before=record.accuracies.get(min(record.accuracies))
+        if record.accuracies
+        else None,
+        accuracy_after=record.accuracies.get(attempt.step),
+        logprob_diff_max=record.diff_max,
+        logprob_diff_mean=record.diff_mean,
+        checkpoint=attempt.saver.newest.name if attempt.saver.newest else "",
+        seconds=time.monotonic() - began,
+    )
+
+
+def _offer_resume(error: BaseException, attempt: Attempt) -> None:
+    """What was lost with a process is no more than what came after the newest checkpoint."""
+    step = attempt.saver.newest_step
+    if isinstance(error, WorkerDied | WaitTimeout) and step is not None:
+        error.fixes.append(f"miles resume {attempt.spec.run.shown}   # goes on from step {step}")
+
+
+def _conclude(attempt: Attempt, seconds: float, error: BaseException | None) -> None:
+    outcome = "done" if error is None else "stopped" if isinstance(error, Stopped) else "failed"
+    cause = None
+    if error is not None:
+        cause = error.as_dict() if isinstance(error, MilesError) else {"error": repr(error)}
+    attempt.bus.emit(RunEnded(outcome=outcome, step=attempt.step, seconds=seconds, error=cause))
+    verdict = {"outcome": outcome, "step": attempt.step, "error": cause}
+    attempt.session.verdict_file.write_text(json.dumps(verdict) + "\n", encoding="utf-8")
+
+
+@dataclass(slots=True)
+class _Record:
+    """Listens for what the summary tells."""
+
+    accuracies: dict[int, float] = field(default_factory=dict)
+    diff_max: float = 0.0
+    _diff_sum: float = 0.0
+    _num_steps: int = 0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, EvalDone):
+            self.accuracies[event.step] = event.accuracy
+        elif isinstance(event, StepDone):
+            self.diff_max = max(self.diff_max, event.report.logprob_diff_max)
+            self._diff_sum += event.report.logprob_diff_mean
+            self._num_steps += 1
+
+    @property
+    def diff_mean(self) -> float:
+        """Over the steps."""
+        return self._diff_sum / max(self._num_steps, 1)

@@ -1,0 +1,53 @@
+"""How token losses become one number: what each trained token weighs, and what its sample adds to
+the divisor. The loss of an update is sum(weight * token loss) / sum(count)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from milescli.core.registry import Registry
+from milescli.recipe.schema import Train
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossShare:
+    """Of one sample."""
+
+    token_weight: float
+    """Of each of its trained tokens."""
+    count: float
+    """What it adds to the divisor of its update."""
+
+
+class Aggregation(Protocol):
+    """A plug-in of `train.aggregation`."""
+
+    def __call__(self, *, num_tokens: int, settings: Train) -> LossShare:
+        """`num_tokens`: trained tokens of one sample, over all its trajectories; at least 1."""
+        ...
+
+
+AGGREGATIONS = Registry(
+    "aggregation",
+    {
+        "token_mean": "milescli.train.aggregation:token_mean",
+        "sequence_mean": "milescli.train.aggregation:sequence_mean",
+    },
+    signature=("num_tokens", "settings"),
+)
+
+
+def load_aggregation(name: str) -> Aggregation:
+    """Raises RecipeError where `train.aggregation` names nothing that fits."""
+    return cast(Aggregation, AGGREGATIONS.resolve(name, key="train.aggregation"))
+
+
+def token_mean(*, num_tokens: int, settings: Train) -> LossShare:
+    """Mean over all trained tokens of the update (DAPO, arXiv 2503.14476, eq. 8)."""
+    return LossShare(token_weight=1.0, count=float(num_tokens))
+
+
+def sequence_mean(*, num_tokens: int, settings: Train) -> LossShare:
+    """Mean over samples of the mean over their tokens (GRPO, arXiv 2402.03300, eq. 3)."""
+    return LossShare(token_weight=1.0 / num_tokens, count=1.0)

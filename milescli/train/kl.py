@@ -1,0 +1,27 @@
+"""Estimates of the KL divergence between policy and reference, token by token."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+KlEstimator = Literal["k1", "k2", "k3"]
+
+
+def kl_estimate(
+    logprobs: torch.Tensor, reference_logprobs: torch.Tensor, *, kind: KlEstimator
+) -> torch.Tensor:
+    """Per-token estimate of KL(pi || reference) from tokens sampled by pi; d = log pi - log
+    reference.
+
+    k1 = d (unbiased), k2 = d^2 / 2 (its gradient is that of the KL), k3 = exp(-d) - 1 + d
+    (unbiased, never negative): J. Schulman, "Approximating KL divergence" (2020); k3 is eq. 4 of
+    GRPO (arXiv 2402.03300).
+    """
+    difference = logprobs - reference_logprobs
+    if kind == "k1":
+        return difference
+    if kind == "k2":
+        return difference.square() / 2
+    return torch.expm1(-difference) + difference

@@ -1,0 +1,44 @@
+"""What an optimizer step can minimise, by name. `train.objective` names one: built in here, an
+entry point, or an import path to a factory `(recipe) -> Objective`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from milescli.core.errors import RecipeError
+from milescli.core.registry import Registry
+from milescli.recipe.schema import Recipe
+from milescli.train.base import FROM_RANKS, Objective
+
+OBJECTIVES = Registry(
+    "objective",
+    {
+        "policy": "milescli.train.objectives.policy:Policy",
+        "supervised": "milescli.train.objectives.supervised:Supervised",
+    },
+    signature=("recipe",),
+)
+
+
+def load_objective(name: str, recipe: Recipe) -> Objective[Any]:
+    """The objective that `name` names, made for `recipe`. Raises RecipeError where it, or a piece
+    of it, cannot be had or is none."""
+    factory = OBJECTIVES.resolve(name, key="train.objective")
+    objective = cast(Callable[..., Objective[Any]], factory)(recipe=recipe)
+    lacking = [
+        part for part in ("needs", "sequences", "complete", "loss") if not hasattr(objective, part)
+    ]
+    if lacking:
+        raise RecipeError(
+            f"`{name}` does not make an objective",
+            why=f"it returned {type(objective).__name__}, which has no {', '.join(lacking)}",
+            fix="derive from milescli.train.objectives.policy.Policy, or give it what is missing",
+        )
+    if unknown := sorted(set(objective.needs) - set(FROM_RANKS)):
+        raise RecipeError(
+            f"the objective `{name}` needs what no trainer rank can give",
+            why=f"{', '.join(unknown)}; ranks compute {', '.join(FROM_RANKS)}",
+            fix="make the other streams in `sequences` or `complete`",
+        )
+    return objective

@@ -1,0 +1,151 @@
+"""Tokens as an objective sees them: flat, and right under any layout. What packing, context
+parallelism and data parallelism do to sequences is hidden here. Built by trainer ranks; pure but
+for the collectives of the two groups that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from milescli.train.base import LOGPROBS, Stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where the positions of this rank stand. S: positions, padding included; N: sequences."""
+
+    sequence: torch.Tensor
+    """[S] int64, 0 .. N - 1; N at padding."""
+    offset: torch.Tensor
+    """[S] int64 place of the token in its sequence, counted from 0; every value of this class is
+    about the token that is predicted, so the smallest is 1."""
+    lengths: torch.Tensor
+    """[N] int64 tokens of each whole sequence, over all context-parallel ranks."""
+    context_group: dist.ProcessGroup | None = None
+    """Ranks that hold the other parts of these sequences; None where this rank holds all."""
+    token_group: dist.ProcessGroup | None = None
+    """Ranks that hold all tokens of the step between them (data x context parallel); None where
+    this rank holds all."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PackedTokens:
+    """One microbatch in `Objective.loss`, or all tokens of this rank in `Objective.complete`.
+
+    Every value is about the token that is predicted at a position, given those before it.
+    """
+
+    places: Places
+    loss_mask: torch.Tensor
+    """[S] bool; False at padding too."""
+    loss_weights: torch.Tensor
+    """[S] float32; the loss of an update is the sum of weight * token loss over its trained
+    tokens."""
+    streams: Mapping[Stream, torch.Tensor]
+    """Each [S] float32; asked for by `tokens[stream]`."""
+    logprobs: torch.Tensor | None = None
+    """[S] by the current policy, with gradient; in `loss` alone."""
+    entropy: torch.Tensor | None = None
+    """[S] nats, with gradient; in `loss` alone."""
+    new_streams: MutableMapping[Stream, torch.Tensor] = field(default_factory=dict)
+    """What `complete` has set."""
+
+    def __getitem__(self, stream: Stream) -> torch.Tensor:
+        """[S] float32. Off the mask a log-prob is the policy's own, detached, so that a ratio there
+        is 1 and its gradient finite; anything else is 0.0. KeyError where the stream is not there:
+        name it in `needs`, or make it in `sequences`."""
+        values = self.new_streams[stream] if stream in self.new_streams else self.streams[stream]
+        if stream in LOGPROBS and self.logprobs is not None:
+            return torch.where(self.loss_mask, values, self.logprobs.detach())
+        return torch.where(self.loss_mask, values, 0.0)
+
+    def __setitem__(self, stream: Stream, values: torch.Tensor) -> None:
+        """For `complete`: [S], for the losses of this step."""
+        assert self.logprobs is None, f"a loss cannot set the stream `{stream}`: `complete` can"
+        assert values.shape == self.loss_mask.shape, (stream, values.shape, self.loss_mask.shape)
+        self.new_streams[stream] = values.detach().float()
+
+    def __contains__(self, stream: Stream) -> bool:
+        return stream in self.new_streams or stream in self.streams
+
+    @property
+    def num_sequences(self) -> int:
+        """N"""
+        return len(self.places.lengths)
+
+    def sum_by_sequence(self, values: torch.Tensor) -> torch.Tensor:
+        """[S] -> [N] the sum over the trained tokens of each whole sequence. Differentiable."""
+        masked = torch.where(self.loss_mask, values, 0.0)
+        sums = values.new_zeros(self.num_sequences + 1)
+        sums = sums.index_add(0, self.places.sequence, masked)
+        return _sum_over(sums[:-1], self.places.context_group)
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """[N] -> [S] each token gets the value of its sequence, padding 0. Differentiable."""
+        padded = torch.cat([values, values.new_zeros(1)])
+        return padded[self.places.sequence]
+
+    def whole_sequences(self, values: torch.Tensor) -> torch.Tensor:
+        """[S] -> [N, L] each whole sequence in order, for scans; L: the longest. Column t is about
+        token t, so column 0 is 0.0, as is what stands beyond the end. Values off the loss mask are
+        kept: multiply by `whole_sequences(loss_mask)` to drop them. Differentiable."""
+        columns = int(self.places.lengths.max()) if self.num_sequences else 0
+        flat = values.new_zeros((self.num_sequences + 1) * columns)
+        flat = flat.index_add(0, self._cells(columns), values)
+        whole = flat.view(self.num_sequences + 1, columns)[:-1]
+        return _sum_over(whole, self.places.context_group)
+
+    def own_part(self, whole: torch.Tensor) -> torch.Tensor:
+        """[N, L] -> [S] the inverse of `whole_sequences`; padding gets 0.0. Differentiable."""
+        padded = torch.cat([whole, whole.new_zeros((1, whole.shape[1]))])
+        return padded.view(-1)[self._cells(whole.shape[1])]
+
+    def _cells(self, columns: int) -> torch.Tensor:
+        """[S] index into [N + 1, columns] laid flat; padding goes to the last row."""
+        sequence = self.places.sequence
+        is_padding = sequence == self.num_sequences
+        return sequence * columns + torch.where(is_padding, 0, self.places.offset)
+
+    def reduce(self, values: torch.Tensor, how: Literal["sum", "mean", "max"]) -> torch.Tensor:
+        """[S] -> a scalar over the trained tokens of the whole step, on all ranks. For `complete`
+        alone: a mean over one microbatch would depend on how the step was packed. No gradient."""
+        assert self.logprobs is None, "in a loss it would depend on packing: reduce in `complete`"
+        group, values = self.places.token_group, values.detach().double()
+        if how == "max":
+            lowest = values.new_full((), -torch.inf)
+            peak = torch.where(self.loss_mask, values, lowest).max() if len(values) else lowest
+            if group is not None:
+                dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=group)
+            return peak.float()
+        total = torch.stack(
+            [torch.where(self.loss_mask, values, 0.0).sum(), self.loss_mask.sum().double()]
+        )
+        if group is not None:
+            dist.all_reduce(total, group=group)
+        return (total[0] if how == "sum" else total[0] / total[1].clamp(min=1)).float()
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """All-reduce whose gradient is all-reduced too: the loss is the sum of what the ranks make of
+    the sum, and each of them depends on every rank's part."""
+
+    @staticmethod
+    def forward(ctx, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        total = values.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        gradient = gradient.clone()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+def _sum_over(values: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    return values if group is None else _SumOverRanks.apply(values, group)
