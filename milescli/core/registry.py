@@ -76,7 +76,7 @@ class Registry:
         if not callable(found):
             raise RecipeError(
                 f"`{path}` is not callable",
-                why=f"`{key}` needs a {self.kind}",
+                why=f"`{key}` needs {_with_article(self.kind)}",
                 fix=f"point {key} at a function or class",
             )
         target = found.__init__ if inspect.isclass(found) else found  # type: ignore[misc]
@@ -85,11 +85,15 @@ class Registry:
         missing = [name for name in self.signature if name not in parameters]
         if missing and not takes_any:
             raise RecipeError(
-                f"`{path}` cannot be a {self.kind}",
+                f"`{path}` cannot be {_with_article(self.kind)}",
                 why=f"it lacks the parameter{'s' if len(missing) > 1 else ''} "
                 f"{', '.join(missing)}; it takes ({', '.join(parameters)})",
                 fix=f"def {path.rpartition(':')[2]}({', '.join(self.signature)}): ...",
             )
+
+
+def _with_article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def _import(path: str, *, kind: str, key: str) -> object:

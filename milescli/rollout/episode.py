@@ -4,7 +4,6 @@ Used by the collector and by the evaluation."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from milescli.core.errors import AgentError, MilesError
@@ -73,9 +72,9 @@ class Episodes:
         except MilesError:
             raise
         except Exception as error:  # whatever the user's agent raises
-            raise self._refusal(
-                prompt, user_traceback(error, callers=(__file__, _SESSION_FILE))
-            ) from error
+            if error is session.engine_failure:
+                raise
+            raise self._refusal(prompt, user_traceback(error, callers=(__file__,))) from error
         if not isinstance(outcome, Outcome):
             raise self._refusal(prompt, f"it returned {outcome!r} instead of an Outcome")
         if not session.turns:
@@ -93,9 +92,6 @@ class Episodes:
             why=why,
             fix="mend the agent, then start or resume the run",
         )
-
-
-_SESSION_FILE = str(Path(__file__).with_name("session.py"))
 
 
 def training_episodes(

@@ -86,6 +86,8 @@ class RecordingSession:
         self._settings = settings
         self._max_tokens = max_tokens
         self._decode = decode
+        self.engine_failure: Exception | None = None
+        """What the engine raised last: not the agent's fault."""
         self._turns: list[Turn] = []
         self._lines: list[_Line] = []
 
@@ -118,7 +120,11 @@ class RecordingSession:
             stop=self._settings.stop if stop is None else list(stop),
             seed=turn_seed(self._seed, len(self._turns)),
         )
-        completion = await self._engine.generate(request)
+        try:
+            completion = await self._engine.generate(request)
+        except Exception as error:
+            self.engine_failure = error
+            raise
         if completion.stop_reason is StopReason.ABORT:
             raise WorkerDied(
                 f"an engine gave up its response to prompt {self._prompt_index}",

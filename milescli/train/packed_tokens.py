@@ -93,7 +93,7 @@ class PackedTokens:
         """[S] -> [N, L] each whole sequence in order, for scans; L: the longest. Column t is about
         token t, so column 0 is 0.0, as is what stands beyond the end. Values off the loss mask are
         kept: multiply by `whole_sequences(loss_mask)` to drop them. Differentiable."""
-        columns = int(self.places.lengths.max()) if self.num_sequences else 0
+        columns = int(self.places.lengths.max()) if self.num_sequences else 1
         flat = values.new_zeros((self.num_sequences + 1) * columns)
         flat = flat.index_add(0, self._cells(columns), values)
         whole = flat.view(self.num_sequences + 1, columns)[:-1]

@@ -7,15 +7,17 @@ import asyncio
 from array import array
 from collections.abc import Callable, Iterable
 
+from milescli.agents.single_turn import single_turn
 from milescli.core.types import Prompt, StopReason, VersionSpan, WeightVersion
 from milescli.recipe.schema import Recipe
-from milescli.rollout.base import Completion, GenerateRequest
+from milescli.rollout.base import Agent, Completion, GenerateRequest
+from milescli.rollout.episode import Episodes
 from milescli.rollout.scoring import Scorer
 from milescli.rollout.source import FilePrompts
 
 
 class ScriptedEngine:
-    """Answers with the seed's last digit; `delay` says how many turns of the event loop a request
+    """Responds with the seed's last digit; `delay` says how many turns of the event loop a request
     takes."""
 
     def __init__(self, *, delay: Callable[[GenerateRequest], int] = lambda _: 0) -> None:
@@ -26,7 +28,7 @@ class ScriptedEngine:
         self.fail_on: Callable[[GenerateRequest], Exception | None] = lambda _: None
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Counts itself as running until it has answered or was cancelled."""
+        """Counts itself as running until it has responded or was cancelled."""
         self.requests.append(request)
         self.num_running += 1
         version = self.version
@@ -40,7 +42,7 @@ class ScriptedEngine:
         assert request.seed is not None
         return Completion(
             response_ids=[request.seed % 10],
-            logprobs=array("d", [0.0]),
+            logprobs=array("f", [0.0]),
             stop_reason=StopReason.STOP,
             version_spans=[VersionSpan(start=0, end=1, version=version)],
         )
@@ -61,13 +63,28 @@ def make_source(num_prompts: int = 10) -> FilePrompts:
 
 
 async def digit_reward(*, prompt: str, response: str, label: str | None) -> float:
-    """The answer itself, as a number."""
+    """The response itself, as a number."""
     return float(response)
 
 
 def make_scorer(reward: Callable[..., object] = digit_reward) -> Scorer:
     """Bounded generously."""
     return Scorer(reward, name="test", timeout_s=30.0)  # type: ignore[arg-type]
+
+
+def make_episodes(
+    engine: ScriptedEngine, *, scorer: Scorer | None = None, agent: Agent = single_turn
+) -> Episodes:
+    """Of at most 64 tokens a trajectory."""
+    return Episodes(
+        agent=agent,
+        agent_name="test",
+        engine=engine,  # type: ignore[arg-type]
+        scorer=scorer or make_scorer(),
+        decode=decode,
+        settings=GenerateRequest(prompt_ids=(), max_new_tokens=16),
+        max_tokens=64,
+    )
 
 
 def make_recipe(*, timeout_s: float = 60.0, **rollout: object) -> Recipe:

@@ -17,7 +17,7 @@ from milescli.rollout.ahead import AheadCollector, open_collector
 from milescli.rollout.base import GenerateRequest
 from milescli.rollout.collector import Collector
 from milescli.rollout.source import FilePrompts
-from tests.rollout.engines import ScriptedEngine, decode, make_recipe, make_scorer, make_source
+from tests.rollout.engines import ScriptedEngine, make_episodes, make_recipe, make_source
 
 
 class Trainer:
@@ -33,9 +33,7 @@ class Trainer:
         self.engine = ScriptedEngine(delay=delay)
         self.source: FilePrompts = make_source()
         recipe = make_recipe(max_staleness=max_staleness, **rollout)
-        self.collector = open_collector(
-            self.source, self.engine, make_scorer(), recipe=recipe, decode=decode
-        )
+        self.collector = open_collector(self.source, make_episodes(self.engine), recipe=recipe)
         self.prompts: list[int] = []
         self.staleness: list[int] = []
         self.positions: list[int] = []
@@ -139,22 +137,6 @@ def test_an_error_behind_the_trainers_back_is_raised_at_its_own_step() -> None:
         )
         await trainer.collector.stop()
         assert trainer.engine.num_running == 0
-
-    asyncio.run(run())
-
-
-def test_while_paused_no_batch_begins() -> None:
-    async def run() -> None:
-        trainer = Trainer(max_staleness=1, delay=lambda _: 0)
-        collector = trainer.collector
-        collector.pause()
-        collector.start(version=WeightVersion(0), first_step=1, last_step=4)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert not trainer.engine.requests
-        collector.resume()
-        assert len(await collector.take(1, version=WeightVersion(0))) == 4
-        await collector.stop()
 
     asyncio.run(run())
 

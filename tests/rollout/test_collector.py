@@ -13,15 +13,21 @@ from milescli.core.errors import MilesError, RewardError, WaitTimeout, WorkerDie
 from milescli.core.types import Group, WeightVersion
 from milescli.rollout.base import GenerateRequest
 from milescli.rollout.collector import Collector, sampling_seed
-from tests.rollout.engines import ScriptedEngine, decode, make_recipe, make_scorer, make_source
+from tests.rollout.engines import (
+    ScriptedEngine,
+    make_episodes,
+    make_recipe,
+    make_scorer,
+    make_source,
+)
 
 V0 = WeightVersion(0)
 
 
 def _collector(engine: ScriptedEngine, **options: object) -> Collector:
     source = options.pop("source", None) or make_source()
-    scorer = options.pop("scorer", None) or make_scorer()
-    return Collector(source, engine, scorer, recipe=make_recipe(**options), decode=decode)  # type: ignore[arg-type]
+    episodes = make_episodes(engine, scorer=options.pop("scorer", None))  # type: ignore[arg-type]
+    return Collector(source, episodes, recipe=make_recipe(**options))  # type: ignore[arg-type]
 
 
 def _take(collector: Collector, steps: int = 1) -> list[list[Group]]:
@@ -43,7 +49,7 @@ def _failing(collector: Collector, kind: type[Exception]) -> Exception:
     return asyncio.run(run())
 
 
-def test_groups_do_not_depend_on_the_order_in_which_answers_arrive() -> None:
+def test_groups_do_not_depend_on_the_order_in_which_samples_arrive() -> None:
     rng = random.Random(0)
     slow_first = _take(
         _collector(ScriptedEngine(delay=lambda request: 50 - 10 * request.prompt_ids[0] % 50)),
@@ -73,7 +79,7 @@ def test_groups_do_not_depend_on_the_order_in_which_answers_arrive() -> None:
     )
 
 
-def test_all_answers_of_a_step_are_asked_for_before_the_first_is_there() -> None:
+def test_all_samples_of_a_step_are_asked_for_before_the_first_is_there() -> None:
     seen = []
     engine = ScriptedEngine(delay=lambda _: 20)
     engine.fail_on = lambda _: seen.append(len(engine.requests))  # type: ignore[func-returns-value,assignment]
@@ -129,11 +135,11 @@ def test_a_reward_that_raises_stops_the_step() -> None:
 def test_an_engine_that_never_answers_is_given_up_and_the_wait_is_named() -> None:
     engine = ScriptedEngine(delay=lambda request: 0 if request.prompt_ids == [0] else 10**9)
     error = _failing(_collector(engine, timeout_s=0.2), WaitTimeout)
-    assert "step 1" in str(error) and "3 of 12 answers" in str(error)
+    assert "step 1" in str(error) and "3 of 12 samples" in str(error)
     assert engine.num_running == 0
 
 
-def test_an_answer_that_the_engine_gave_up_stops_the_step() -> None:
+def test_a_response_that_the_engine_gave_up_stops_the_step() -> None:
     class Aborting(ScriptedEngine):
         async def generate(self, request: GenerateRequest):
             from dataclasses import replace

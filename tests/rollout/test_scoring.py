@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from array import array
 from collections.abc import Callable
 
 import pytest
 
 from milescli.core.errors import RewardError
-from milescli.core.types import Group, Prompt, Sample, StopReason
+from milescli.core.types import Prompt
 from milescli.rollout.contract import check_reward
 from milescli.rollout.scoring import Scorer
 
@@ -21,13 +20,6 @@ PROMPT = Prompt(index=41, token_ids=[1], text="2 + 2?", label="4")
 def _score(reward: Callable[..., object], *, retries: int = 0, timeout_s: float = 30.0) -> float:
     scorer = Scorer(reward, name="mine:fn", timeout_s=timeout_s, retries=retries)  # type: ignore[arg-type]
     return asyncio.run(scorer.score(PROMPT, "the answer"))
-
-
-def _sample(index: int, text: str) -> Sample:
-    return Sample(
-        sample_index=index, seed=0, prompt_ids=[1], response_ids=[2], logprobs=array("d", [0.0]), loss_mask=[True],
-        text=text, stop_reason=StopReason.STOP, version_spans=[],
-    )  # fmt: skip
 
 
 def _broken(*, prompt: str, response: str, label: str | None) -> float:
@@ -113,16 +105,25 @@ def test_a_reward_that_exits_the_interpreter_is_an_error_like_any_other() -> Non
         _score(leave)
 
 
-def test_the_samples_of_a_group_are_scored_at_once_and_keep_their_places() -> None:
+def _score_all(
+    reward: Callable[..., object], responses: list[str], **options: float
+) -> list[float]:
+    async def run() -> list[float]:
+        scorer = Scorer(reward, name="all", **options)  # type: ignore[arg-type]
+        return await asyncio.gather(*(scorer.score(PROMPT, text) for text in responses))
+
+    return asyncio.run(run())
+
+
+def test_responses_are_scored_at_once_and_keep_their_places() -> None:
     barrier = threading.Barrier(4, timeout=30)
 
     def together(*, prompt: str, response: str, label: str | None) -> float:
         barrier.wait()  # passes only when all four are here
         return float(response)
 
-    group = Group(prompt=PROMPT, samples=[_sample(n, str(n)) for n in range(4)])
-    scorer = Scorer(together, name="together", timeout_s=30.0)
-    assert asyncio.run(scorer.score_group(group)).rewards == [0.0, 1.0, 2.0, 3.0]
+    rewards = _score_all(together, [str(n) for n in range(4)], timeout_s=30.0)
+    assert rewards == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_calls_that_wait_for_their_turn_do_not_use_up_their_bound() -> None:
@@ -137,9 +138,7 @@ def test_calls_that_wait_for_their_turn_do_not_use_up_their_bound() -> None:
             self.running -= 1
             return 1.0
 
-    group = Group(prompt=PROMPT, samples=[_sample(n, str(n)) for n in range(8)])
-    scorer = Scorer(OneAtATime(), name="one", timeout_s=1.0)
-    assert asyncio.run(scorer.score_group(group)).rewards == [1.0] * 8
+    assert _score_all(OneAtATime(), ["x"] * 8, timeout_s=1.0) == [1.0] * 8
 
 
 def test_the_contract_refuses_a_reward_that_cannot_bear_an_empty_answer() -> None:

@@ -5,25 +5,30 @@ from __future__ import annotations
 
 import json
 import traceback
-from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 
-from milescli.core.types import Group, Prompt, RoutedExperts, Sample, StopReason, VersionSpan
+from milescli.core.types import Group, Prompt, RoutedExperts
 from milescli.models import parse_facts, table
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
 from milescli.recipe.schema import Recipe
-from milescli.train import advantages, packing
-from milescli.train.base import TrainBatch
+from milescli.rollout.trajectories import demonstration
+from milescli.train.base import Stream, TrainShard
+from milescli.train.objectives import load_objective
+from milescli.train.packing import pack
 from tests.backends.megatron import latent_models
 from tests.backends.megatron.measuring import measure_memory, plain_steps  # noqa: F401  (cases that `world` calls)
+from tests.backends.megatron.packed_cases import packed_tokens_differ  # noqa: F401
+from tests.samples import make_group, make_sample, make_trajectory
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.mesh import Mesh
+    from milescli.backends.megatron.worker import TrainerRank
     from milescli.models import ModelFacts
 
 MICROBATCH_TOKENS = 96
@@ -169,7 +174,7 @@ def make_model(folder: Path, name: str, *, seed: int = 0) -> Path:
     return folder
 
 
-def plan_of(layout: dict, *, old_logprobs: str = "trainer", precision: str = "fp32") -> Plan:
+def plan_of(layout: dict, *, precision: str = "fp32") -> Plan:
     """A CPU plan around a trainer layout."""
     return Plan(
         device_kind="cpu",
@@ -192,14 +197,13 @@ def plan_of(layout: dict, *, old_logprobs: str = "trainer", precision: str = "fp
         max_staleness=0,
         steps=3,
         warmup_steps=0,
-        old_logprobs=old_logprobs,
     )
 
 
 def make_groups(
     step: int, *, vocab_size: int, routing: tuple[int, int, int] | None = None
 ) -> list[Group]:
-    """Four prompts with four answers each, all lengths uneven. `routing`: (experts, layers, topk)
+    """Four prompts with four samples each, all lengths uneven. `routing`: (experts, layers, topk)
     of random expert choices."""
     rng = np.random.default_rng(step)
     groups = []
@@ -208,24 +212,18 @@ def make_groups(
         samples = []
         for number in range(4):
             response = rng.integers(0, vocab_size, rng.integers(1, 25)).tolist()
-            samples.append(
-                Sample(
-                    sample_index=number,
-                    seed=number,
-                    prompt_ids=prompt,
-                    response_ids=response,
-                    logprobs=array("d", (-5 + 0.1 * rng.standard_normal(len(response))).tolist()),
-                    loss_mask=(rng.random(len(response)) < 0.9).tolist(),
-                    text="",
-                    stop_reason=StopReason.STOP,
-                    version_spans=[VersionSpan(start=0, end=len(response), version=0)],
-                    reward=float(rng.integers(0, 2)),
-                    routed_experts=_routing(rng, len(prompt) + len(response) - 1, routing)
-                    if routing
-                    else None,
-                )
+            trajectory = make_trajectory(
+                prompt,
+                response,
+                logprobs=(-5 + 0.1 * rng.standard_normal(len(response))).tolist(),
+                mask=(rng.random(len(response)) < 0.9).tolist(),
+                routed_experts=_routing(rng, len(prompt) + len(response) - 1, routing)
+                if routing
+                else None,
             )
-        groups.append(Group(prompt=Prompt(index=index, token_ids=prompt, text=""), samples=samples))
+            reward = float(rng.integers(0, 2))
+            samples.append(make_sample(trajectory, reward=reward, index=number))
+        groups.append(make_group(samples, prompt=Prompt(index=index, token_ids=prompt, text="")))
     return groups
 
 
@@ -241,26 +239,53 @@ def _routing(
     )
 
 
-def policy_batch(
+def policy_shard(
+    made: TrainerRank,
     step: int,
     *,
-    dp: int,
-    vocab_size: int,
     updates: int = 1,
     routing: tuple[int, int, int] | None = None,
-) -> TrainBatch:
-    """The batch of a step, packed for `dp` ranks."""
-    groups = make_groups(step, vocab_size=vocab_size, routing=routing)
-    return packing.pack_policy(
-        groups,
-        advantages.compute(groups, algorithm="grpo", normalize_std="group"),
-        dp=dp,
+    objective: str = "policy",
+) -> TrainShard:
+    """What this rank gets of the batch of a step."""
+    groups = make_groups(step, vocab_size=made.facts.vocab_size, routing=routing)
+    batch = pack(
+        load_objective(objective, made.recipe).sequences(groups),
+        objective=objective,
+        dp=made.mesh.layout.dp,
         max_tokens_per_microbatch=MICROBATCH_TOKENS,
         updates=updates,
-        aggregation="token_mean",
         temperature=0.9,
-        routing_replay=routing is not None,
     )
+    return batch.shards[made.mesh.dp_rank]
+
+
+def rows_shard(made: TrainerRank, rows: list[list[int]], *, cap: int = 64) -> TrainShard:
+    """Rows of tokens, all but the first of each on the loss mask; of one data-parallel rank."""
+    sequences = load_objective("supervised", made.recipe).sequences(
+        [demonstration(row[:1], row[1:]) for row in rows]
+    )
+    batch = pack(
+        sequences,
+        objective="supervised",
+        dp=made.mesh.layout.dp,
+        max_tokens_per_microbatch=cap,
+    )
+    return batch.shards[made.mesh.dp_rank]
+
+
+def scores_everywhere(made: TrainerRank, shard: TrainShard) -> list[list[float]]:
+    """[sequences of the batch][tokens], put together from all ranks."""
+    own = made.score(shard)
+    told: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, own and (shard.sequence_ids.tolist(), own))
+    rows = {
+        number: values.tolist()
+        for part in told
+        if part
+        for number, values in zip(*part, strict=True)
+    }
+    return [rows[number] for number in sorted(rows)]
 
 
 def trainer(
@@ -271,7 +296,6 @@ def trainer(
     model: str,
     layout: dict,
     train: dict | None = None,
-    old_logprobs: str = "trainer",
     precision: str = "fp32",
 ):
     """A trainer rank that is set up."""
@@ -294,7 +318,6 @@ def trainer(
         ),
         plan=plan_of(
             {"recompute": (train or {}).get("recompute", "none"), **layout},
-            old_logprobs=old_logprobs,
             precision=precision,
         ),
         model_dir=model,
@@ -312,28 +335,32 @@ def train_steps(
     layout: dict,
     train: dict | None = None,
     replay: bool = False,
+    objective: str = "policy",
 ) -> dict:
     """Weights out and in again, scores, then three policy steps with everything on: clip, KL,
     entropy, two updates in the last."""
-    full = {"kl_coef": 0.1, "entropy_coef": 0.01, "routing_replay": replay, **(train or {})}
+    full = {
+        "kl_coef": 0.1,
+        "entropy_coef": 0.01,
+        "updates_per_step": 2,
+        "routing_replay": replay,
+        **(train or {}),
+    }
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout, train=full)
     facts = made.facts
     routing = (facts.num_experts, facts.num_layers, facts.topk) if replay else None
-    dp = made.mesh.layout.dp
     checksums = made.parameter_checksums()
     made.freeze_reference()
-    scores = made.logprobs(policy_batch(9, dp=dp, vocab_size=facts.vocab_size, routing=routing))
+    scores = scores_everywhere(made, policy_shard(made, 9, routing=routing))
     reports = [
         made.step(
-            policy_batch(
-                step, dp=dp, vocab_size=facts.vocab_size, updates=1 + (step == 2), routing=routing
-            ),
+            policy_shard(made, step, updates=1 + (step == 2), routing=routing, objective=objective),
             1e-2,
         )
         for step in range(3)
     ]
     made.close()
-    return {"checksums": checksums, "scores": [list(row) for row in scores], "reports": reports}
+    return {"checksums": checksums, "scores": scores, "reports": reports}
 
 
 def train_and_save(
@@ -360,15 +387,11 @@ def train_and_save(
     )
     if load:
         made.load(load)
-    dp, vocab = made.mesh.layout.dp, made.facts.vocab_size
-    reports = [
-        made.step(policy_batch(step, dp=dp, vocab_size=vocab), 1e-3) for step in range(first, last)
-    ]
+    reports = [made.step(policy_shard(made, step), 1e-3) for step in range(first, last)]
     if save:
         made.save(save, True)
-        scratch = made.step(
-            policy_batch(99, dp=dp, vocab_size=vocab), 1e-3
-        )  # training goes on while the files are written
+        # training goes on while the files are written
+        scratch = made.step(policy_shard(made, 99), 1e-3)
         assert scratch.grad_norm > 0
         made.finish_save()
         made.load(save)
@@ -380,13 +403,12 @@ def train_and_save(
 def save_bfloat16(*, rank: int, size: int, port: int, model: str, layout: dict, save: str) -> dict:
     """A bfloat16 trainer takes a step, saves, takes another, and loads: checksums at each point."""
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout, precision="bf16")
-    dp, vocab = made.mesh.layout.dp, made.facts.vocab_size
     found = {"first": made.parameter_checksums()}
-    made.step(policy_batch(0, dp=dp, vocab_size=vocab), 1e-2)
+    made.step(policy_shard(made, 0), 1e-2)
     found["saved"] = made.parameter_checksums()
     made.save(save, True)
     made.finish_save()
-    made.step(policy_batch(1, dp=dp, vocab_size=vocab), 1e-2)
+    made.step(policy_shard(made, 1), 1e-2)
     found["later"] = made.parameter_checksums()
     made.load(save)
     found["loaded"] = made.parameter_checksums()
@@ -399,10 +421,7 @@ def scores_of_rows(
 ) -> list[list[float]]:
     """Log-probs of every token after the first of each row, at temperature 1."""
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
-    batch = packing.pack_supervised(
-        [(row[:1], row[1:]) for row in rows], dp=1, max_tokens_per_microbatch=64
-    )
-    scores = [list(row) for row in made.logprobs(batch)]
+    scores = scores_everywhere(made, rows_shard(made, rows))
     made.close()
     return scores
 
@@ -414,11 +433,11 @@ def spoil_and_step(*, rank: int, size: int, port: int, model: str, layout: dict)
     from milescli.core.errors import NotFiniteError
 
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
-    dp, vocab = made.mesh.layout.dp, made.facts.vocab_size
     before = made.parameter_checksums()
-    bad = policy_batch(0, dp=dp, vocab_size=vocab)
-    position = int(torch.nonzero(bad.loss_mask)[-1])
-    bad.advantages[position] = float("nan")
+    bad = policy_shard(made, 0)
+    token = np.flatnonzero(bad.loss_mask)[-1]
+    bad.streams[Stream.ADVANTAGE][token] = float("nan")
+    index = int(np.searchsorted(bad.cu_seqlens, token, side="right")) - 1
     raised = []
     for spoil in (False, True):
         try:
@@ -434,12 +453,15 @@ def spoil_and_step(*, rank: int, size: int, port: int, model: str, layout: dict)
         except NotFiniteError as error:
             raised.append(str(error))
     untouched = made.parameter_checksums() == before
-    good = made.step(policy_batch(0, dp=dp, vocab_size=vocab), 1e-3)
+    good = made.step(policy_shard(made, 0), 1e-3)
     made.close()
     return {
         "raised": raised,
         "untouched": untouched,
-        "num_sequences": bad.num_sequences,
+        "place": (
+            f"sequence {bad.sequence_ids[index]} of {bad.num_sequences}",
+            f"its token {token - bad.cu_seqlens[index]} ",
+        ),
         "then": good.loss,
     }
 
@@ -451,33 +473,27 @@ def routing_effect(*, rank: int, size: int, port: int, model: str, layout: dict)
 
     from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
 
+    from milescli.backends.megatron.shard import RankShard
+
     made = trainer(
         rank=rank, size=size, port=port, model=model, layout=layout, train={"routing_replay": True}
     )
     facts = made.facts
-    batch = policy_batch(
-        1,
-        dp=1,
-        vocab_size=facts.vocab_size,
-        routing=(facts.num_experts, facts.num_layers, facts.topk),
-    )
-    free = replace(batch, routed_experts=None)
-    (update,) = made._microbatches(free)
-    own = torch.zeros_like(batch.routed_experts)
-    for microbatch in update:
+    shard = policy_shard(made, 1, routing=(facts.num_experts, facts.num_layers, facts.topk))
+    free = replace(shard, routed_experts=None)
+    recorded_rows = np.zeros_like(shard.routed_experts)
+    for microbatch in RankShard(free, mesh=made.mesh, facts=facts).microbatches:
         RouterReplay.set_global_router_replay_action(RouterReplayAction.RECORD)
         routers, made.passes.routers = made.passes.routers, []
-        made.passes.score([microbatch], temperature=batch.temperature)
+        made.passes.score([microbatch], temperature=shard.temperature)
         made.passes.routers = routers
         recorded = torch.stack(RouterReplay.get_recorded_data(), dim=1)
-        own[microbatch.source] = recorded.int()
+        recorded_rows[microbatch.source.numpy()] = recorded.numpy()
         RouterReplay.clear_global_router_replay_action()
-    scores = [made.logprobs(each) for each in (free, replace(batch, routed_experts=own), batch)]
+    routed = {"free": free, "own": replace(shard, routed_experts=recorded_rows), "random": shard}
+    scores = {name: scores_everywhere(made, each) for name, each in routed.items()}
     made.close()
-    return {
-        name: [x for row in rows for x in row]
-        for name, rows in zip(("free", "own", "random"), scores, strict=True)
-    }
+    return {name: [x for row in rows for x in row] for name, rows in scores.items()}
 
 
 def published_differs(

@@ -18,7 +18,13 @@ TOKEN_ROWS = [
 
 
 def _layout_case(
-    name: str, model: str, *, replay: bool = False, train: dict | None = None, **layout: object
+    name: str,
+    model: str,
+    *,
+    replay: bool = False,
+    train: dict | None = None,
+    objective: str = "policy",
+    **layout: object,
 ) -> dict:
     return {
         "name": name,
@@ -27,9 +33,11 @@ def _layout_case(
         "layout": layout,
         "replay": replay,
         "train": train,
+        "objective": objective,
     }
 
 
+TOY = "tests.backends.megatron.toy_objective:Toy"
 _CALM = {"optimizer": {"eps": 0.1}}
 """Steps that magnify rounding less, for a model whose embeddings are scaled."""
 ONE = [
@@ -45,6 +53,7 @@ ONE = [
     _layout_case("nemotron", "nemotron"),
     _layout_case("latent", "latent"),
     _layout_case("sparse", "sparse"),
+    _layout_case("toy", "dense", objective=TOY),
 ]
 TWO = [
     _layout_case("dense tp2", "dense", tp=2),
@@ -109,13 +118,25 @@ TWO = [
         train={"recompute": "full"},
     ),
     _layout_case("sparse pp2 uneven", "sparse", pp=2),
+    _layout_case("toy tp2", "dense", objective=TOY, tp=2),
+    _layout_case("toy pp2", "dense", objective=TOY, pp=2),
+    _layout_case("toy dp2", "dense", objective=TOY, dp=2),
+    _layout_case("toy cp2", "dense", objective=TOY, cp=2),
 ]
 FOUR = [
     _layout_case("dense tp2 pp2", "dense", tp=2, pp=2),
     _layout_case("dense tp2 dp2 sp", "dense", tp=2, dp=2, sequence_parallel=True),
     _layout_case("moe ep2 pp2", "moe", ep=2, pp=2, dp=2),
     _layout_case("moe-r3 ep2 cp2", "moe", replay=True, ep=2, cp=2, dp=2),
+    _layout_case("toy cp2 dp2", "dense", objective=TOY, cp=2, dp=2),
 ]
+PACKED = {
+    "one": {"packed": {}},
+    "two": {"packed dp2": {"dp": 2}, "packed cp2": {"cp": 2}, "packed tp2": {"tp": 2}},
+    "four": {"packed cp2 dp2": {"cp": 2, "dp": 2}, "packed cp2 pp2": {"cp": 2, "pp": 2}},
+}
+"""Layouts under which PackedTokens is held against plain loops, by world."""
+PACKED_EXAMPLES = 25
 
 
 @pytest.fixture(scope="session")
@@ -197,11 +218,24 @@ class Worlds:
             "load": self.checkpoint(load) if load else "",
         }
 
+    def _packed(self, which: str) -> list[dict]:
+        return [
+            {
+                "name": name,
+                "call": "packed_tokens_differ",
+                "model": self.models["dense"],
+                "layout": layout,
+                "examples": PACKED_EXAMPLES,
+            }
+            for name, layout in PACKED[which].items()
+        ]
+
     def _one(self) -> list[dict]:
         plain = {"layout": {}}
         return [
             *self._layouts(ONE),
             *self._memory("one"),
+            *self._packed("one"),
             self._saving("dense six", "dense", {}, 0, 6),
             self._saving("dense three", "dense", {}, 0, 3, save="dense3"),
             self._saving("moe six", "moe", {}, 0, 6),
@@ -238,6 +272,7 @@ class Worlds:
         return [
             *self._layouts(TWO),
             *self._memory("two"),
+            *self._packed("two"),
             *self._host_steps(),
             self._saving("dense tp2 rest", "dense", {"tp": 2}, 3, 4, load="dense3"),
             self._saving("dense pp2 rest", "dense", {"pp": 2}, 3, 4, load="dense3"),
@@ -293,6 +328,7 @@ class Worlds:
         return [
             *self._layouts(FOUR),
             *self._memory("four"),
+            *self._packed("four"),
             self._saving("dense wide three", "dense", {"tp": 2, "dp": 2}, 0, 3, save="wide3"),
             self._saving(
                 "moe wide three", "moe", {"ep": 2, "pp": 2, "dp": 2}, 0, 3, save="moewide3"

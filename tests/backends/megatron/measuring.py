@@ -70,8 +70,7 @@ def measure_memory(
 
     from milescli.backends.megatron import stepping
     from milescli.backends.megatron.optimizer import inner_optimizers
-    from milescli.train import packing
-    from milescli.train.base import LossKind
+    from milescli.train.objectives import load_objective
     from tests.backends.megatron import cases
 
     made = cases.trainer(
@@ -83,12 +82,13 @@ def measure_memory(
         torch.randint(0, made.facts.vocab_size, (tokens + 1,), generator=rng).tolist()
         for _ in range(own.dp * own.pp)
     ]
-    batch = packing.pack_supervised(
-        [(row[:1], row[1:]) for row in rows], dp=own.dp, max_tokens_per_microbatch=tokens
-    )
-    (microbatches,) = made._microbatches(batch)
-    loss = stepping.StepLoss(
-        kind=LossKind.SUPERVISED, rule=made._policy_loss(), mesh=made.mesh, old_from_engine=False
+    own_shard = made._on_rank(cases.rows_shard(made, rows, cap=tokens))
+    (microbatches,) = own_shard.updates
+    loss = stepping.UpdateLoss(
+        objective=load_objective("supervised", made.recipe),
+        shard=own_shard,
+        mesh=made.mesh,
+        measures_engine=False,
     )
     buffers = [*made.model.buffers, *made.model.expert_parallel_buffers]
     weights = {tensor.untyped_storage().data_ptr() for tensor in made.model.parameters()}
@@ -154,10 +154,6 @@ def plain_steps(
     made = cases.trainer(
         rank=rank, size=size, port=port, model=model, layout=layout, precision=precision
     )
-    batch = [
-        cases.policy_batch(step, dp=made.mesh.layout.dp, vocab_size=made.facts.vocab_size)
-        for step in range(3)
-    ]
-    reports = [made.step(each, 1e-2) for each in batch]
+    reports = [made.step(cases.policy_shard(made, step), 1e-2) for step in range(3)]
     made.close()
     return [(report.loss, report.grad_norm) for report in reports]

@@ -39,7 +39,7 @@ def _seen(
 ) -> list[torch.Tensor]:
     """Per sequence [length, length] bool: which query looks at which key."""
     ends = np.cumsum([0, *lengths]).tolist()
-    row = make_row(SimpleNamespace(cu_seqlens=ends), list(range(len(lengths))), shape=RowShape())
+    row = make_row(list(zip(ends, lengths, strict=False)), shape=RowShape())
     packed = pack_row(row, shape=RowShape(), facts=FACTS, device=torch.device("cpu"))
     chosen = indexer(x, qr, packed)
     found, cell = {}, 0

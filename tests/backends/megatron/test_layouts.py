@@ -3,12 +3,13 @@ of real policy steps."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from tests.backends.megatron.conftest import FOUR, TWO, Worlds
+from tests.backends.megatron.conftest import FOUR, PACKED, PACKED_EXAMPLES, TWO, Worlds
 
 LOSS_BOUND = 1e-6
-FIGURES = ("loss", "policy_loss", "entropy", "kl", "ratio_mean", "clip_fraction")
 
 
 def _cases() -> list[tuple[str, str]]:
@@ -20,13 +21,10 @@ def test_losses_over_three_steps_equal_those_of_one_process(
     worlds: Worlds, size: str, name: str
 ) -> None:
     expected = worlds.get("one")[name.split()[0]]["reports"]
-    found = worlds.get(size)[name]["reports"]
-    for step, (one, many) in enumerate(zip(expected, found, strict=True)):
-        for figure in FIGURES:
-            assert getattr(many, figure) == pytest.approx(getattr(one, figure), abs=LOSS_BOUND), (
-                step,
-                figure,
-            )
+    reports = worlds.get(size)[name]["reports"]
+    for one, many in zip(expected, reports, strict=True):
+        assert many.loss == pytest.approx(one.loss, abs=LOSS_BOUND)
+        assert many.figures == pytest.approx(one.figures, abs=LOSS_BOUND, rel=1e-6)
         assert (many.num_tokens, many.num_loss_tokens) == (one.num_tokens, one.num_loss_tokens)
         assert many.grad_norm == pytest.approx(one.grad_norm, rel=1e-5)
         assert many.logprob_diff_max == pytest.approx(one.logprob_diff_max, abs=1e-5)
@@ -34,7 +32,7 @@ def test_losses_over_three_steps_equal_those_of_one_process(
 
 @pytest.mark.parametrize(("size", "name"), _cases())
 def test_weights_come_out_as_they_went_in_bit_for_bit(worlds: Worlds, size: str, name: str) -> None:
-    model = name.split()[0].removesuffix("-r3")
+    model = {"toy": "dense"}.get(short := name.split()[0].removesuffix("-r3"), short)
     assert worlds.get(size)[name]["checksums"] == worlds.get("one")[model]["checksums"]
 
 
@@ -57,9 +55,9 @@ def test_published_weights_are_the_bytes_of_the_folder(
 @pytest.mark.parametrize(("size", "name"), _cases())
 def test_scores_equal_those_of_one_process(worlds: Worlds, size: str, name: str) -> None:
     expected = worlds.get("one")[name.split()[0]]["scores"]
-    found = worlds.get(size)[name]["scores"]
-    assert [len(row) for row in found] == [len(row) for row in expected]
-    for one, many in zip(expected, found, strict=True):
+    scores = worlds.get(size)[name]["scores"]
+    assert [len(row) for row in scores] == [len(row) for row in expected]
+    for one, many in zip(expected, scores, strict=True):
         assert many == pytest.approx(one, abs=5e-6)
 
 
@@ -70,9 +68,24 @@ def test_what_is_kept_in_float32_is_published_so_from_a_bfloat16_model(worlds: W
 def test_steps_change_the_loss_so_that_the_comparison_means_something(worlds: Worlds) -> None:
     reports = worlds.get("one")["dense"]["reports"]
     assert len({round(report.loss, 4) for report in reports}) == 3
-    assert reports[-1].clip_fraction > 0
-    assert reports[-1].kl > 0.01
-    assert reports[0].ratio_mean == 1.0
+    assert reports[-1].figures["clip_fraction"] > 0
+    assert reports[-1].figures["kl"] > 0.01
+    assert reports[0].figures["ratio_mean"] == 1.0
+    toy = worlds.get("one")["toy"]["reports"]
+    assert toy[-1].figures["ratio_mean"] != 1.0
+    assert toy[-1].figures["so_far_max"] > 1.0
+
+
+@pytest.mark.parametrize(
+    ("size", "name"), [(size, name) for size, names in PACKED.items() for name in names]
+)
+def test_sums_scans_means_and_gradients_of_packed_tokens_are_those_of_plain_loops(
+    worlds: Worlds, size: str, name: str
+) -> None:
+    differences = worlds.get(size)[name]
+    assert len({seed for seed, _, _ in differences}) == PACKED_EXAMPLES
+    worst = max(differences, key=lambda row: row[2])
+    assert worst[2] < 1e-5, worst
 
 
 def test_replayed_routing_takes_the_given_experts(worlds: Worlds) -> None:
@@ -89,8 +102,8 @@ def test_replayed_routing_takes_the_given_experts(worlds: Worlds) -> None:
 def test_a_step_that_is_not_finite_is_refused_by_name_and_changes_nothing(worlds: Worlds) -> None:
     result = worlds.get("two")["spoiled"]
     loss, gradient = result["raised"]
-    assert f"answer {result['num_sequences'] - 1} of {result['num_sequences']}" in loss
+    assert all(part in loss for part in result["place"])
     assert "decoder.final_layernorm.weight" in gradient
     assert "rank 1" in gradient
     assert result["untouched"]
-    assert result["then"] == result["then"]
+    assert math.isfinite(result["then"]), "the next step is a good one again"

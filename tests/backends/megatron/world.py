@@ -41,9 +41,18 @@ def agree_on_port(folder: Path, rank: int, name: str) -> int:
     return int(file.read_text())
 
 
-def run_world(size: int, cases: list[dict], folder: Path) -> dict[str, object]:
-    """Case name -> what its function returned on rank 0. `cases`: name, call (a function of
-    `cases.py`), and its arguments."""
+class Results(dict[str, object]):
+    """Case name -> what its function returned on rank 0. A case that failed says so where it is
+    asked for, and no other with it."""
+
+    failures: dict[str, str]
+
+    def __missing__(self, name: str) -> object:
+        raise AssertionError(f"the case `{name}` failed:\n{self.failures[name]}")
+
+
+def run_world(size: int, cases: list[dict], folder: Path) -> Results:
+    """`cases`: name, call (a function of `cases.py`), and its arguments."""
     folder.mkdir(parents=True)
     (folder / "cases.json").write_text(json.dumps(cases))
     environment = {
@@ -80,9 +89,17 @@ def run_world(size: int, cases: list[dict], folder: Path) -> dict[str, object]:
     assert all(process.returncode == 0 for process in ranks), "\n".join(
         f"rank {rank}: {text}" for rank, text in logs.items()
     )
-    return {
-        case["name"]: pickle.loads((folder / f"{case['name']}.pkl").read_bytes()) for case in cases
+    results = Results()
+    results.failures = {
+        case["name"]: "\n".join(
+            file.read_text() for file in folder.glob(f"{case['name']}.failed-*")
+        )
+        for case in cases
     }
+    for name, failure in results.failures.items():
+        if not failure:
+            results[name] = pickle.loads((folder / f"{name}.pkl").read_bytes())
+    return results
 
 
 def import_trainer() -> None:
@@ -98,19 +115,19 @@ def import_trainer() -> None:
         importlib.import_module(name)
 
 
-def in_a_fork(work: Callable[[], None]) -> None:
-    """Do it in a child process, and end this one where that fails."""
+def in_a_fork(work: Callable[[], None], *, failure: Path) -> None:
+    """Do it in a child process; what it raises, or dies of, is written to `failure`. The other
+    ranks of the case find out by their own bounds."""
     child = os.fork()
     if child == 0:
         try:
             work()
         except BaseException:
-            traceback.print_exc()
-            os._exit(1)
+            failure.write_text(traceback.format_exc())
         os._exit(0)
     _, status = os.waitpid(child, 0)
     if status:
-        sys.exit(1)
+        failure.write_text(f"its process ended with status {status}")
 
 
 def main() -> None:
@@ -129,7 +146,9 @@ def main() -> None:
             (folder / f"{name}.pkl").write_bytes(pickle.dumps(result))
 
     for case in json.loads((folder / "cases.json").read_text()):
-        in_a_fork(functools.partial(run, case.pop("name"), case.pop("call"), case))
+        name = case.pop("name")
+        work = functools.partial(run, name, case.pop("call"), case)
+        in_a_fork(work, failure=folder / f"{name}.failed-{rank}")
 
 
 if __name__ == "__main__":

@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-from array import array
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
-from milescli.core.types import Group, Prompt, Sample, StopReason
-from milescli.train import advantages
-
-
-def _group(rewards: list[float]) -> Group:
-    samples = [
-        Sample(
-            sample_index=index,
-            seed=0,
-            prompt_ids=[1],
-            response_ids=[2],
-            logprobs=array("d", [-1.0]),
-            loss_mask=[True],
-            text="",
-            stop_reason=StopReason.STOP,
-            version_spans=[],
-            reward=reward,
-        )
-        for index, reward in enumerate(rewards)
-    ]
-    return Group(prompt=Prompt(index=0, token_ids=[1], text=""), samples=samples)
+from milescli.recipe.schema import Train
+from milescli.train.advantages import estimate, load_advantage
+from milescli.train.advantages.grpo import grpo
+from tests.samples import rewarded
 
 
 def _compute(rewards: list[list[float]], normalize_std: str) -> list[list[float]]:
-    return advantages.compute(
-        [_group(row) for row in rewards], algorithm="grpo", normalize_std=normalize_std
-    )
+    groups = [rewarded(row) for row in rewards]
+    return estimate(grpo, groups, settings=Train(normalize_std=normalize_std))
 
 
 def test_without_std_they_are_the_centred_rewards() -> None:
@@ -69,6 +49,19 @@ def test_equal_rewards_teach_nothing(normalize_std: str) -> None:
     assert _compute([[0.3]], normalize_std) == [[0]]
 
 
-def test_an_unknown_algorithm_is_refused_by_name() -> None:
-    with pytest.raises(RecipeError, match="grpi"):
-        advantages.compute([_group([1, 0])], algorithm="grpi", normalize_std="group")
+def test_an_unknown_estimator_is_refused_by_name() -> None:
+    with pytest.raises(RecipeError, match="grpi") as caught:
+        load_advantage("grpi")
+    assert caught.value.fixes == ["--set train.advantage=grpo"]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "said"),
+    [
+        (lambda *, groups, settings: [[0.0]], r"gave \[1\] values a group"),
+        (lambda *, groups, settings: [[0.0, float("nan")]], "gave nan"),
+    ],
+)
+def test_what_an_estimator_of_the_user_gives_is_checked(estimator, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        estimate(estimator, [rewarded([1.0, 0.0])], settings=Train())

@@ -1,0 +1,113 @@
+"""The policy objective: its pieces add up, and each is the recipe's or the user's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from milescli.core.errors import RecipeError
+from milescli.recipe.schema import Recipe
+from milescli.train.aggregation import LossShare
+from milescli.train.base import Stream
+from milescli.train.kl import kl_estimate
+from milescli.train.objectives import load_objective
+from milescli.train.objectives.policy import Policy
+from tests.samples import make_group, make_sample, make_trajectory, rewarded
+from tests.train.tokens import one_sequence
+
+NEW, OLD, REFERENCE = (
+    torch.tensor([-1.0, -2.0]),
+    torch.tensor([-1.1, -2.5]),
+    torch.tensor([-1.3, -1.9]),
+)
+ENTROPY, ADVANTAGES = torch.tensor([0.7, 0.9]), torch.tensor([1.0, -1.0])
+
+
+def _policy(**train: object) -> Policy:
+    return load_objective("policy", Recipe.model_validate({"train": train}))
+
+
+def _terms(policy: Policy):
+    streams = {Stream.OLD: OLD, Stream.REFERENCE: REFERENCE, Stream.ADVANTAGE: ADVANTAGES}
+    return policy.loss(one_sequence(NEW, entropy=ENTROPY, streams=streams))
+
+
+def test_terms_add_up() -> None:
+    surrogate = _terms(_policy()).loss
+    kl = kl_estimate(NEW, REFERENCE, kind="k3")
+    terms = _terms(_policy(kl_coef=0.1, entropy_coef=0.01))
+    torch.testing.assert_close(terms.loss, surrogate + 0.1 * kl - 0.01 * ENTROPY)
+    torch.testing.assert_close(terms.figures["kl"].values, kl)
+    assert "kl" not in _terms(_policy()).figures
+
+
+@pytest.mark.parametrize(
+    ("train", "staleness", "needs"),
+    [
+        ({}, 0, set()),
+        ({"kl_coef": 0.1}, 0, {Stream.REFERENCE}),
+        ({"updates_per_step": 2}, 0, {Stream.OLD}),
+        ({"updates_per_step": 2, "old_logprobs": "engine"}, 0, set()),
+        ({"updates_per_step": 2}, 1, set()),
+        ({"updates_per_step": 2, "old_logprobs": "trainer"}, 1, {Stream.OLD}),
+    ],
+)
+def test_it_asks_for_no_stream_that_it_can_do_without(
+    train: dict, staleness: int, needs: set[Stream]
+) -> None:
+    recipe = Recipe.model_validate({"train": train, "rollout": {"max_staleness": staleness}})
+    assert load_objective("policy", recipe).needs == needs
+
+
+def test_a_sample_of_several_trajectories_counts_once() -> None:
+    long = make_sample(
+        make_trajectory([1], [2, 3, 4]), make_trajectory([1, 9], [5]), reward=1.0, index=0
+    )
+    short = make_sample(make_trajectory([1], [2]), reward=0.0, index=1)
+    sequences = _policy(aggregation="sequence_mean").sequences([make_group([long, short])])
+    assert [sequence.share for sequence in sequences] == [0.75, 0.25, 1.0]
+    assert [sequence.token_weight for sequence in sequences] == [0.25, 0.25, 1.0]
+    assert {sequence.group for sequence in sequences} == {0}
+
+
+def test_every_token_of_a_sample_has_its_advantage() -> None:
+    (good, bad) = _policy(normalize_std="none").sequences([rewarded([1.0, 0.0])])
+    assert good.streams[Stream.ADVANTAGE].tolist() == [0.5, 0.5]
+    assert bad.streams[Stream.ADVANTAGE].tolist() == [-0.5, -0.5]
+    assert good.streams[Stream.ENGINE].dtype == np.float32
+    assert good.loss_mask.tolist() == [False, True]
+
+
+def of_the_user(*, recipe: Recipe) -> Policy:
+    """Advantages that are the rewards themselves, summed over tokens."""
+    return Policy(
+        recipe=recipe,
+        advantage=lambda *, groups, settings: [group.rewards for group in groups],
+        aggregation=lambda *, num_tokens, settings: LossShare(token_weight=1.0, count=1.0),
+    )
+
+
+def test_pieces_can_be_handed_in() -> None:
+    objective = load_objective(f"{__name__}:of_the_user", Recipe())
+    (good, bad) = objective.sequences([rewarded([3.0, 0.0])])
+    assert good.streams[Stream.ADVANTAGE].tolist() == [3.0, 3.0]
+    assert (bad.share, bad.token_weight) == (1.0, 1.0)
+
+
+def none_at_all(*, recipe: Recipe) -> object:
+    """Lacks everything."""
+    return object()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("polici", "no objective is called `polici`"),
+        (f"{__name__}:none_at_all", "does not make an objective"),
+        (f"{__name__}:rewarded", "cannot be an objective"),
+    ],
+)
+def test_what_is_no_objective_is_refused(name: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        load_objective(name, Recipe())

@@ -1,0 +1,63 @@
+"""The clipped surrogate against sums written out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from milescli.recipe.schema import Train
+from milescli.train.surrogates import SurrogateTerms, load_surrogate
+from tests.train.tokens import one_sequence
+
+logprob = st.floats(-8, 0, allow_nan=False)
+advantage = st.floats(-3, 3, allow_nan=False)
+
+
+def _clip(new: torch.Tensor, old: torch.Tensor, values: torch.Tensor, **settings) -> SurrogateTerms:
+    return load_surrogate("clip")(
+        log_ratio=new - old,
+        advantages=values,
+        tokens=one_sequence(new),
+        settings=Train(**{"clip_low": 0.2, "clip_high": 0.28, **settings}),
+    )
+
+
+def _naive(new: float, old: float, value: float) -> tuple[float, bool]:
+    ratio = math.exp(new - old)
+    bounded = max(min(ratio, 1.28), 0.8)
+    is_clipped = (value > 0 and ratio > 1.28) or (value < 0 and ratio < 0.8)
+    return -min(ratio * value, bounded * value), is_clipped
+
+
+@given(st.lists(st.tuples(logprob, logprob, advantage), min_size=1, max_size=20))
+def test_the_surrogate_is_the_lower_of_the_plain_and_the_clipped_term(
+    rows: list[tuple[float, float, float]],
+) -> None:
+    new, old, values = (
+        torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True)
+    )
+    terms = _clip(new, old, values)
+    for index, (one, other, value) in enumerate(rows):
+        expected, is_clipped = _naive(one, other, value)
+        assert terms.loss[index].item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        assert terms.figures["ratio_mean"][index].item() == pytest.approx(math.exp(one - other))
+        assert bool(terms.figures["clip_fraction"][index]) == is_clipped
+
+
+def test_a_clipped_token_has_no_gradient_and_a_free_one_has() -> None:
+    new = torch.tensor([0.5, 0.1, -0.5, 0.5], requires_grad=True)
+    terms = _clip(new, torch.zeros(4), torch.tensor([1.0, 1.0, -1.0, -1.0]))
+    terms.loss.sum().backward()
+    assert terms.figures["clip_fraction"].tolist() == [1, 0, 1, 0]
+    assert [value == 0 for value in new.grad.tolist()] == [True, False, True, False]
+
+
+@pytest.mark.parametrize(("high", "expected"), [(0.2, [1, 1]), (0.28, [0, 0])])
+def test_the_upper_bound_is_its_own(high: float, expected: list[int]) -> None:
+    new = torch.log(torch.tensor([1.25, 1.25]))
+    terms = _clip(new, torch.zeros(2), torch.ones(2), clip_high=high)
+    assert terms.figures["clip_fraction"].tolist() == expected

@@ -1,0 +1,24 @@
+"""What a token weighs and what a sample counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from milescli.core.errors import RecipeError
+from milescli.recipe.schema import Train
+from milescli.train.aggregation import LossShare, load_aggregation
+
+
+def _share(name: str, num_tokens: int) -> LossShare:
+    return load_aggregation(name)(num_tokens=num_tokens, settings=Train())
+
+
+def test_a_token_mean_counts_tokens_and_a_sequence_mean_counts_samples() -> None:
+    assert _share("token_mean", 4) == LossShare(token_weight=1.0, count=4.0)
+    assert _share("sequence_mean", 4) == LossShare(token_weight=0.25, count=1.0)
+
+
+def test_an_unknown_aggregation_is_refused_by_its_key() -> None:
+    with pytest.raises(RecipeError, match="no aggregation is called `token_men`") as caught:
+        load_aggregation("token_men")
+    assert caught.value.fixes == ["--set train.aggregation=token_mean"]
