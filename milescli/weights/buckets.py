@@ -3,28 +3,11 @@ run of bytes. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from milescli.weights.base import Bucket
-
-
-def into_buckets(tensors: Iterable[tuple[str, torch.Tensor]], bound_bytes: int) -> Iterator[Bucket]:
-    """Buckets of at most `bound_bytes`, in the order of `tensors`; a tensor that is larger is a
-    bucket of its own. Lazy: holds no more than one bucket. No bucket is empty."""
-    assert bound_bytes > 0, bound_bytes
-    bucket: Bucket = []
-    held_bytes = 0
-    for name, tensor in tensors:
-        if bucket and held_bytes + tensor.nbytes > bound_bytes:
-            yield bucket
-            bucket, held_bytes = [], 0
-        bucket.append((name, tensor))
-        held_bytes += tensor.nbytes
-    if bucket:
-        yield bucket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,6 @@ def test_on_shared_devices_the_trainer_keeps_only_weights_while_it_publishes() -
         "trainer.publish",
         "trainer.sleep",
         "engines.wake_cache",
-        "engines.set_version",
         "engines.resume",
     ]
 
@@ -74,6 +73,5 @@ def test_on_devices_of_their_own_nobody_sleeps() -> None:
         "step",
         "engines.pause",
         "trainer.publish",
-        "engines.set_version",
         "engines.resume",
     ]

@@ -1,4 +1,4 @@
-"""Cutting weights into buckets and laying them out."""
+"""Laying out a bucket as one run of bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.weights.buckets import into_buckets, layout, write_flat
+from milescli.weights.buckets import layout, write_flat
 
 tensors = st.lists(
     st.tuples(
@@ -21,22 +21,6 @@ def named(specs) -> list[tuple[str, torch.Tensor]]:
     return [
         (f"w{index}", torch.randn(*shape).to(dtype)) for index, (dtype, shape) in enumerate(specs)
     ]
-
-
-@given(tensors, st.integers(1, 400))
-def test_buckets_keep_every_tensor_in_order_and_stay_under_the_bound(specs, bound):
-    items = named(specs)
-    buckets = list(into_buckets(iter(items), bound))
-    assert [name for bucket in buckets for name, _ in bucket] == [name for name, _ in items]
-    for bucket in buckets:
-        assert bucket
-        assert len(bucket) == 1 or sum(tensor.nbytes for _, tensor in bucket) <= bound
-
-
-@given(tensors)
-def test_a_bucket_is_not_closed_before_the_bound_is_reached(specs):
-    items = named(specs)
-    assert len(list(into_buckets(iter(items), 10**9))) == (1 if items else 0)
 
 
 @given(tensors.filter(bool))

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from milescli.backends.sglang.client import SglangFleet
-from milescli.backends.sglang.http import EngineHandle
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.server import EngineServer, EngineSpec, RouterServer, RouterSpec
 from milescli.backends.transformers.logits import declare_torchvision_operators
-from milescli.weights.base import EngineAddress
+from milescli.core.types import EngineAddress, WeightVersion
+from milescli.weights.base import Bucket, WeightChannel
 
 VOCAB = 300
 EOS = 1
@@ -86,19 +86,16 @@ class Service:
     """The same weights in transformers."""
 
     @property
-    def handle(self) -> EngineHandle:
-        """As a fleet knows the engine."""
-        spec = self.engine.spec
-        return EngineHandle(
-            name=spec.name, url=spec.url, api_key=spec.api_key, log_path=spec.log_path
-        )
-
-    @property
     def address(self) -> EngineAddress:
-        """As a trainer knows the engine."""
+        """As fleet and trainer know the engine."""
         spec = self.engine.spec
         return EngineAddress(
-            url=spec.url, tp=spec.tp, sharing_ranks=[0] * spec.tp, api_key=spec.api_key
+            url=spec.url,
+            name=spec.name,
+            tp=spec.tp,
+            sharing_ranks=[0] * spec.tp,
+            api_key=spec.api_key,
+            log_path=spec.log_path,
         )
 
     def run(self, test: Callable[[SglangFleet], Awaitable[object]], **options: object):
@@ -107,8 +104,8 @@ class Service:
         async def with_fleet():
             fleet = SglangFleet(
                 router_url=self.router.url,
-                engines=[self.handle],
-                answer_timeout_s=60,
+                engines=[self.address],
+                response_timeout_s=60,
                 order_timeout_s=30,
                 **options,
             )
@@ -118,6 +115,16 @@ class Service:
                 await fleet.close()
 
         return asyncio.run(with_fleet())
+
+    def publish(self, channel: WeightChannel, buckets: Iterator[Bucket], *, version: int) -> None:
+        """As a run does: the fleet is paused, and told the version afterwards."""
+
+        async def send(fleet: SglangFleet) -> None:
+            await fleet.pause()
+            await asyncio.to_thread(channel.send, buckets)
+            await fleet.resume(WeightVersion(version))
+
+        self.run(send)
 
 
 def start_service(folder: Path, model: torch.nn.Module, **options: object) -> Service:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from milescli.backends.sglang.channels import TensorChannel, readers
-from milescli.backends.sglang.orders import OrderRefused
+from milescli.backends.sglang.http import EngineRefused
 from milescli.backends.sglang.ports import free_ports
-from milescli.weights.base import EngineAddress
+from milescli.core.types import EngineAddress
 from tests.backends.sglang.slow_engine import SlowEngine
 from tests.backends.sglang.two_ranks import NUM_BUCKETS, REFUSED
 
@@ -25,7 +25,7 @@ def publish_to(engine: SlowEngine, buckets) -> None:
     channel = TensorChannel(timeout_s=60)
     channel.open([EngineAddress(url=engine.url, tp=1, sharing_ranks=[0])])
     try:
-        channel.send(buckets, 1)
+        channel.send(buckets)
     finally:
         channel.close()
         engine.close()
@@ -65,7 +65,7 @@ def test_after_a_refusal_the_rest_is_made_and_not_sent():
             yield [("w", torch.zeros(10))]
 
     engine = SlowEngine(lambda index: "no room" if index == 1 else None)
-    with pytest.raises(OrderRefused, match="no room"):
+    with pytest.raises(EngineRefused, match="no room"):
         publish_to(engine, buckets())
     assert made == [0, 1, 2, 3, 4]
     assert engine.orders == [UPDATE, UPDATE]
@@ -103,9 +103,6 @@ def test_two_ranks_stay_together_and_raise_the_same(tmp_path):
     first, second = (json.loads(text.splitlines()[-1]) for text in said)
     assert first["whole"]["read"] == [[[index], [10 + index]] for index in range(NUM_BUCKETS)]
     assert first["whole"]["failure"] is None and second["whole"]["failure"] is None
-    assert first["whole"]["orders"] == [UPDATE] * NUM_BUCKETS + [
-        "/flush_cache",
-        "/update_weight_version",
-    ]
+    assert first["whole"]["orders"] == [UPDATE] * NUM_BUCKETS
     assert first["cut_short"]["orders"] == [UPDATE] * (REFUSED + 1)
     assert first["cut_short"]["failure"] == second["cut_short"]["failure"] == "HTTP 400: no room"

@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 
 from milescli.backends.sglang.channels import DistributedChannel, TensorChannel
+from milescli.backends.sglang.http import EngineHttp
 from milescli.backends.sglang.ports import free_ports
 from milescli.core.errors import MismatchError, WorkerDied
+from milescli.core.types import EngineAddress
 from milescli.rollout.base import GenerateRequest
-from milescli.weights.base import EngineAddress
-from milescli.weights.buckets import into_buckets
+from tests.buckets import into_buckets
 
 pytestmark = pytest.mark.engine
 BOUND_BYTES = 40_000
@@ -75,19 +76,34 @@ def expected_scores(model, scale: float) -> torch.Tensor:
 
 def test_the_engine_answers_with_the_weights_and_the_version_that_were_sent(service, channel):
     assert len(list(weights(service.model))) > 2
-    channel.send(weights(service.model, scale=0.9), 3)
+    service.publish(channel, weights(service.model, scale=0.9), version=3)
     sent = scores(service)
     answer = service.run(
         lambda fleet: fleet.generate(GenerateRequest(prompt_ids=TOKENS, max_new_tokens=4, seed=1))
     )
-    channel.send(weights(service.model), 4)
+    service.publish(channel, weights(service.model), version=4)
     assert torch.allclose(sent, expected_scores(service.model, 0.9), atol=1e-5, rtol=0)
     assert [span.version for span in answer.version_spans] == [3]
     assert torch.allclose(scores(service), expected_scores(service.model, 1.0), atol=1e-5, rtol=0)
 
 
+def test_a_publish_flushes_the_caches_once_and_says_the_version_once(service, channel, monkeypatch):
+    orders: list[str] = []
+    plain = EngineHttp.order
+
+    async def order(self, engine, path, body, *, timeout_s):
+        orders.append(path.partition("?")[0])
+        return await plain(self, engine, path, body, timeout_s=timeout_s)
+
+    monkeypatch.setattr(EngineHttp, "order", order)
+    service.publish(channel, weights(service.model), version=5)
+    kinds = [path for path in orders if not path.startswith("/update_weights_from")]
+    assert kinds == ["/flush_cache", "/update_weight_version"]
+    assert len(orders) == len(kinds) + len(list(weights(service.model)))
+
+
 def test_verify_is_content_with_what_was_sent_and_leaves_it_in_place(service, channel):
-    channel.send(weights(service.model), 1)
+    service.publish(channel, weights(service.model), version=1)
     before = scores(service)
     channel.verify(weights(service.model))
     assert torch.equal(before, scores(service))
@@ -95,13 +111,13 @@ def test_verify_is_content_with_what_was_sent_and_leaves_it_in_place(service, ch
 
 def test_verify_names_a_weight_that_the_engine_holds_wrongly(service, channel):
     name = "model.layers.1.mlp.down_proj.weight"
-    channel.send(weights(service.model, changed=name), 1)
+    service.publish(channel, weights(service.model, changed=name), version=1)
     with pytest.raises(
         MismatchError,
         match=r"layers\.1\.mlp\.down_proj\.weight: 1 of 8192 values, the first at flat index 5",
     ):
         channel.verify(weights(service.model))
-    channel.send(weights(service.model), 2)
+    service.publish(channel, weights(service.model), version=2)
     channel.verify(weights(service.model))
 
 
@@ -120,7 +136,7 @@ def test_no_shared_memory_is_left_after_sending(service):
     before = shared_memory()
     channel = TensorChannel(timeout_s=60)
     channel.open([service.address])
-    channel.send(weights(service.model), 1)
+    service.publish(channel, weights(service.model), version=1)
     channel.close()
     bound = time.monotonic() + 10
     while shared_memory() - before and time.monotonic() < bound:
@@ -142,6 +158,6 @@ def test_a_dead_address_is_named_at_once():
     channel.open([EngineAddress(url=url, tp=1, sharing_ranks=[0])])
     started = time.monotonic()
     with pytest.raises(WorkerDied, match=url):
-        channel.send(iter([[("w", torch.zeros(3))]]), 1)
+        channel.send(iter([[("w", torch.zeros(3))]]))
     assert time.monotonic() - started < 30
     channel.close()

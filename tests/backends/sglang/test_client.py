@@ -122,14 +122,14 @@ def test_a_paused_answer_goes_on_with_its_tokens_and_says_which_weights_made_the
     unbroken = service.run(lambda fleet: fleet.generate(request(tokens=300, stop=["never"])))
 
     async def ask(fleet):
-        await fleet.set_version(2)
+        await fleet.pause()
+        await fleet.resume(2)
         task = asyncio.create_task(fleet.generate(request(tokens=300, stop=["never"])))
         await asyncio.sleep(0.15)
         await fleet.pause()
         await fleet.pause()
         held_back = not task.done()
-        await fleet.set_version(5)
-        await fleet.resume()
+        await fleet.resume(5)
         answer = await task
         return held_back, answer
 
@@ -164,7 +164,7 @@ def test_sleep_and_wake_leave_the_fleet_answering(service):
         await fleet.sleep()
         await fleet.wake_weights()
         await fleet.wake_cache()
-        await fleet.resume()
+        await fleet.resume(0)
         return before, await fleet.generate(request())
 
     before, after = service.run(ask)

@@ -105,7 +105,7 @@ def test_the_record_of_a_paused_answer_covers_every_token_once(moe):
         await asyncio.sleep(0.2)
         await fleet.pause()
         was_cut = not task.done()
-        await fleet.resume()
+        await fleet.resume(0)
         return whole, await task, was_cut
 
     whole, paused, was_cut = moe.run(ask, routing_shape=(LAYERS, TOPK))
@@ -118,7 +118,7 @@ def test_expert_weights_arrive_and_are_verified_with_the_padding_that_sglang_add
     channel = TensorChannel(timeout_s=60)
     channel.open([moe.address])
     named = expert_by_expert(moe.model.state_dict())
-    channel.send(iter([named]), 1)
+    channel.send(iter([named]))
     channel.verify(iter([named]))
     wrong = [
         (name, tensor + 1e-3 if name.endswith("experts.4.up_proj.weight") else tensor)

@@ -7,13 +7,13 @@ whose names begin so, `MILES_SERVED=` every one that a CPU serves.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy
@@ -22,13 +22,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from milescli.backends.sglang.channels import TensorChannel
-from milescli.backends.sglang.orders import post
+from milescli.backends.sglang.http import EngineHttp
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.servable import servable_on_cpu
 from milescli.backends.sglang.server import EngineServer, EngineSpec
+from milescli.core.types import EngineAddress
 from milescli.models import load_facts, parse_facts
-from milescli.weights.base import EngineAddress
-from milescli.weights.buckets import into_buckets
+from tests.buckets import into_buckets
 from tests.families.cases import ALL
 from tests.families.conftest import ROOT
 
@@ -104,10 +104,19 @@ class Engine:
 
     def answers(self, temperature: float) -> list[dict]:
         """To all prompts at once."""
-        with ThreadPoolExecutor(len(PROMPTS)) as threads:
-            return list(threads.map(lambda prompt: self._answer(prompt, temperature), PROMPTS))
 
-    def _answer(self, prompt: list[int], temperature: float) -> dict:
+        async def ask() -> list[dict]:
+            http = EngineHttp([self.address], caller="the test")
+            try:
+                return await asyncio.gather(
+                    *(self._answer(http, prompt, temperature) for prompt in PROMPTS)
+                )
+            finally:
+                await http.close()
+
+        return asyncio.run(ask())
+
+    async def _answer(self, http: EngineHttp, prompt: list[int], temperature: float) -> dict:
         sampling = {
             "max_new_tokens": TOKENS,
             "temperature": temperature,
@@ -120,7 +129,8 @@ class Engine:
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        meta = json.loads(post(self.address, "/generate", question, timeout_s=60))["meta_info"]
+        reply = await http.order(self.address, "/generate", question, timeout_s=60)
+        meta = reply["meta_info"]
         given, made = meta["input_token_logprobs"], meta["output_token_logprobs"]
         tokens = [*prompt, *(entry[1] for entry in made)]
         experts = None
@@ -144,7 +154,7 @@ class Engine:
         ]
         mtp = f"model.layers.{self.facts.num_layers}."
         kept = [(name, tensor) for name, tensor in named if not name.startswith(mtp)]
-        channel.send(into_buckets(iter(kept), BUCKET_BYTES), 1)
+        channel.send(into_buckets(iter(kept), BUCKET_BYTES))
         channel.verify(into_buckets(iter(kept), BUCKET_BYTES))
         channel.close()
 

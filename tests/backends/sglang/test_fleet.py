@@ -14,12 +14,11 @@ import torch
 
 from milescli.backends.sglang.channels import DistributedChannel, TensorChannel
 from milescli.backends.sglang.client import SglangFleet
-from milescli.backends.sglang.http import EngineHandle
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.server import EngineServer, RouterServer, RouterSpec
 from milescli.core.errors import WorkerDied
+from milescli.core.types import EngineAddress
 from milescli.rollout.base import GenerateRequest
-from milescli.weights.base import EngineAddress
 from tests.backends.sglang.conftest import KEY, Service
 from tests.backends.sglang.test_channels import TOKENS, expected_scores, one_rank_trainer, weights
 
@@ -40,19 +39,23 @@ class Pair:
 
     @property
     def addresses(self) -> list[EngineAddress]:
-        first = EngineAddress(url=self.across[0].url, tp=2, sharing_ranks=[0, 0], api_key=KEY)
+        spec = self.across[0].spec
+        first = EngineAddress(
+            url=spec.url,
+            name=spec.name,
+            tp=2,
+            sharing_ranks=[0, 0],
+            api_key=KEY,
+            log_path=spec.log_path,
+        )
         return [self.here.address, first]
 
     def run(self, ask, *, router_url: str | None = None):
-        first = self.across[0].spec
-        handles = [
-            self.here.handle,
-            EngineHandle(name=first.name, url=first.url, api_key=KEY, log_path=first.log_path),
-        ]
-
         async def with_fleet():
             fleet = SglangFleet(
-                router_url=router_url or self.router.url, engines=handles, answer_timeout_s=BOUND_S
+                router_url=router_url or self.router.url,
+                engines=self.addresses,
+                response_timeout_s=BOUND_S,
             )
             try:
                 return await ask(fleet)
@@ -119,10 +122,10 @@ def test_both_take_the_weights_and_hold_what_was_sent(pair, kind):
     model = pair.here.model
     channel = kind(timeout_s=BOUND_S)
     channel.open(pair.addresses)
-    channel.send(weights(model, scale=0.9), 3)
+    channel.send(weights(model, scale=0.9))
     sent = pair.scores_of_each()
     channel.verify(weights(model, scale=0.9))
-    channel.send(weights(model), 4)
+    channel.send(weights(model))
     channel.close()
     expected = expected_scores(model, 0.9)
     assert [torch.allclose(scores, expected, atol=1e-5, rtol=0) for scores in sent] == [True, True]
@@ -137,7 +140,7 @@ def test_both_answer_behind_the_router_also_after_sleep(pair):
         await fleet.sleep()
         await fleet.wake_weights()
         await fleet.wake_cache()
-        await fleet.resume()
+        await fleet.resume(0)
         return [*before, *await asyncio.gather(*(fleet.generate(request) for _ in range(4)))]
 
     answers = pair.run(ask)
@@ -165,7 +168,7 @@ def test_a_rank_that_dies_on_another_node_in_the_middle_of_a_publish_is_named(pa
     channel = DistributedChannel(timeout_s=BOUND_S)
     channel.open(pair.addresses)
     with pytest.raises(WorkerDied, match=pair.across[0].url):
-        channel.send(cut_short(), 4)
+        channel.send(cut_short())
     channel.close()
     deadline = time.monotonic() + BOUND_S
     while any(engine.poll() is None for engine in pair.across) and time.monotonic() < deadline:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from milescli.backends.sglang.channels import TensorChannel
 from milescli.core.errors import MilesError
-from milescli.weights.base import EngineAddress
+from milescli.core.types import EngineAddress
 from tests.backends.sglang.slow_engine import SlowEngine
 
 NUM_BUCKETS = 6
@@ -39,7 +39,7 @@ def publish(rank: int, before_reading) -> dict[str, object]:
     channel.open([EngineAddress(url=urls[0], tp=2, sharing_ranks=[0, 1])])
     failure = None
     try:
-        channel.send(buckets(rank), 1)
+        channel.send(buckets(rank))
     except MilesError as error:
         failure = error.why
     channel.close()
