@@ -146,7 +146,6 @@ def make_trainer(folder: Path, options: argparse.Namespace) -> TrainerRank:
         max_staleness=0,
         steps=1,
         warmup_steps=0,
-        old_logprobs="trainer",
     )
     made = TrainerRank(
         rank=0,

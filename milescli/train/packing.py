@@ -3,12 +3,12 @@ laid end to end for each rank. Pure and deterministic; arrays only."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import numpy as np
 
 from milescli.train.base import Stream, TrainBatch, TrainSequence, TrainShard
+from milescli.train.binning import share_out
 
 Update = list[list[list[int]]]
 """[dp][microbatches] sequence numbers"""
@@ -27,7 +27,7 @@ def pack(
     optimizer updates share the groups out, fewer where there are fewer groups."""
     assert sequences, "a step needs at least one sequence"
     parts = [
-        _balance(members, sequences, dp=dp, cap=max_tokens_per_microbatch)
+        _spread(members, sequences, dp=dp, cap=max_tokens_per_microbatch)
         for members in _split_by_group(sequences, updates)
     ]
     weights = _loss_weights(sequences, parts)
@@ -124,28 +124,17 @@ def _routing(sequences: Sequence[TrainSequence]) -> np.ndarray | None:
     return np.concatenate(parts, dtype=narrow, casting="unsafe")
 
 
-def _balance(
+def _spread(
     members: Sequence[int], sequences: Sequence[TrainSequence], *, dp: int, cap: int
 ) -> Update:
-    """[dp][microbatches] with the fewest microbatches for which every one holds at most `cap`
-    positions, a lone longer sequence excepted. Longest first into the emptiest bin (LPT: R. Graham,
-    1969)."""
-    lengths = {number: len(sequences[number].token_ids) - 1 for number in members}
-    order = sorted(members, key=lambda number: (-lengths[number], number))
-    num_microbatches = max(-(-sum(lengths.values()) // (dp * cap)), 1)
-    while True:
-        bins: list[list[int]] = [[] for _ in range(dp * num_microbatches)]
-        loads = [(0, number) for number in range(len(bins))]
-        fits = True
-        for index in order:
-            load, number = heapq.heappop(loads)
-            fits = fits and (not bins[number] or load + lengths[index] <= cap)
-            bins[number].append(index)
-            heapq.heappush(loads, (load + lengths[index], number))
-        if fits or num_microbatches >= len(members):
-            break
-        num_microbatches += 1
+    """Units of the members over ranks and microbatches, by their positions."""
+    units: dict[object, list[int]] = {}
+    for number in members:
+        unit = sequences[number].unit
+        units.setdefault(("alone", number) if unit is None else unit, []).append(number)
+    parts = list(units.values())
+    lengths = [sum(len(sequences[number].token_ids) - 1 for number in part) for part in parts]
     return [
-        [sorted(bins[microbatch * dp + rank]) for microbatch in range(num_microbatches)]
-        for rank in range(dp)
+        [sorted(number for index in bin_ for number in parts[index]) for bin_ in bins]
+        for bins in share_out(lengths, num_ranks=dp, cap=cap)
     ]

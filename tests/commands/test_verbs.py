@@ -36,7 +36,6 @@ PLAN = Plan(
     max_staleness=0,
     steps=40,
     warmup_steps=60,
-    old_logprobs="trainer",
     decisions=[Decision(key="trainer.tp", value="2", reason="pinned by parallel.tp")],
 )
 

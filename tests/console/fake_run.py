@@ -36,11 +36,6 @@ def report(
     """A StepReport with the figures that are shown."""
     return StepReport(
         loss=loss,
-        policy_loss=loss,
-        entropy=entropy,
-        kl=0.0,
-        clip_fraction=0.012,
-        ratio_mean=1.0,
         grad_norm=0.83,
         lr=lr,
         logprob_diff_mean=diff / 10,
@@ -50,6 +45,13 @@ def report(
         num_microbatches=2,
         forward_backward_s=0.9,
         optimizer_s=0.1,
+        figures={
+            "policy_loss": loss,
+            "entropy": entropy,
+            "kl": 0.0,
+            "clip_fraction": 0.012,
+            "ratio_mean": 1.0,
+        },
     )
 
 

@@ -41,9 +41,7 @@ class _Engine:
     async def pause(self) -> None:
         """Nothing to do."""
 
-    resume = pause
-
-    async def set_version(self, version: object) -> None:
+    async def resume(self, version: object) -> None:
         """Nothing to do."""
 
 

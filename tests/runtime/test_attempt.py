@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import Stopped
 from milescli.core.events import EventBus
 from milescli.recipe.load import load
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.devices import Devices
+from milescli.runtime.spec import RunSpec
 from tests.backends.ray.test_cluster import PLAN
 from tests.runtime.test_devices import _Recorder
 
@@ -33,21 +35,17 @@ class _Saver:
 def _stop(tmp_path, *, step: int, newest_step: int) -> list[str]:
     """What happens at a stop after a publish: engines answer, the trainer sleeps."""
     told: list[str] = []
-    session = SimpleNamespace(run=SimpleNamespace(checkpoints=tmp_path, shown="runs/x"))
     recipe = load("quickstart", environ={}, cwd=tmp_path, home=tmp_path).recipe
-    attempt = Attempt(
-        session=session, recipe=recipe, plan=PLAN, material=None, checkpoint=None, bus=EventBus()
-    )  # type: ignore[arg-type]
+    spec = RunSpec(run=RunDir(tmp_path), recipe=recipe, plan=PLAN, sites=None, inputs=None)  # type: ignore[arg-type]
+    attempt = Attempt(spec, session=None, bus=EventBus())  # type: ignore[arg-type]
     devices = Devices(
         colocated=True, trainer=_Recorder("trainer", told), engines=_Recorder("engines", told)
     )
-    attempt.run = SimpleNamespace(step=step, devices=devices)  # type: ignore[assignment]
+    attempt.run = SimpleNamespace(  # type: ignore[assignment]
+        step=step, devices=devices, trainer=None, groups=SimpleNamespace(position=0)
+    )
     attempt.saver = _Saver(told, newest_step)  # type: ignore[assignment]
 
-    async def save(step: int) -> None:
-        await attempt.saver.save(None, step=step, prompt_position=0)  # type: ignore[arg-type]
-
-    attempt._save = save  # type: ignore[method-assign]
     with pytest.raises(Stopped, match=f"stopped after step {step}, and saved"):
         asyncio.run(attempt._save_and_stop())
     return told

@@ -7,13 +7,16 @@ import asyncio
 from array import array
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from milescli.core.errors import MismatchError
 from milescli.core.types import Prompt, StopReason, VersionSpan, WeightVersion
+from milescli.recipe.schema import Recipe
 from milescli.rollout.base import Completion, GenerateRequest
 from milescli.runtime import truth
 from milescli.runtime.devices import Devices
+from milescli.train.base import TrainBatch
 from tests.backends.ray.test_cluster import PLAN
 
 NUM_LAYERS = 6
@@ -47,12 +50,13 @@ class Pair:
             version_spans=[span],
         )
 
-    async def logprobs(self, batch) -> list[array]:
+    async def score(self, batch: TrainBatch) -> list[np.ndarray]:
         assert self.holder == "trainer"
-        sizes = [
-            end - start for start, end in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False)
-        ]
-        return [array("f", [-1.0 - 0.1 * self.layers] * size) for size in sizes]
+        scores: list[np.ndarray] = [np.zeros(0)] * batch.num_sequences
+        for shard in batch.shards:
+            for number, size in zip(shard.sequence_ids, np.diff(shard.cu_seqlens), strict=True):
+                scores[number] = np.full(size, -1.0 - 0.1 * self.layers, np.float32)
+        return scores
 
     async def verify(self) -> None:
         if self.wrong_weight:
@@ -81,21 +85,13 @@ class Pair:
     async def nothing(self, *_: object) -> None:
         """An order that changes no memory."""
 
-    shed = pause = resume = wake_cache = set_version = nothing
+    shed = pause = resume = wake_cache = nothing
 
 
 async def _run(pair: Pair, *, colocated: bool):
     devices = Devices(colocated=colocated, trainer=pair, engines=pair, engines_asleep=colocated)  # type: ignore[arg-type]
     await devices.publish(WeightVersion(1))
-    check = truth.Check(
-        devices=devices,
-        silencer=pair,
-        plan=PLAN,
-        num_layers=NUM_LAYERS,
-        temperature=1.0,
-        seed=0,
-        routing_replay=False,
-    )
+    check = truth.Check(recipe=Recipe(), plan=PLAN, num_layers=NUM_LAYERS, devices=devices)
     checked = await check.run(
         [Prompt(index=index, token_ids=[1, 2, 3, 4], text="?") for index in range(3)]
     )

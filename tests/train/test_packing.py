@@ -1,183 +1,169 @@
-"""Packing: every answer once, caps kept, weights that sum to one, and tokens where they belong."""
+"""Packing: every sequence once, groups and units whole, weights that sum to one, tokens where they
+belong."""
 
 from __future__ import annotations
 
-from array import array
-
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milescli.core.types import Group, Prompt, RoutedExperts, Sample, StopReason
-from milescli.train import packing
-from milescli.train.base import LossKind, TrainBatch
+from milescli.core.types import RoutedExperts
+from milescli.recipe.schema import Recipe
+from milescli.rollout.trajectories import demonstration
+from milescli.train.base import Stream, TrainBatch, TrainSequence
+from milescli.train.objectives import load_objective
+from milescli.train.packing import pack
+from tests.samples import make_group, make_sample, make_trajectory
 
 
-def _sample(
-    prompt: list[int], response: list[int], mask: list[bool], routed: RoutedExperts | None = None
-) -> Sample:
-    return Sample(
-        sample_index=0,
-        seed=0,
-        prompt_ids=prompt,
-        response_ids=response,
-        logprobs=array("d", [-0.5 - index for index in range(len(response))]),
-        loss_mask=mask,
-        text="",
-        stop_reason=StopReason.STOP,
-        version_spans=[],
-        reward=0.0,
-        routed_experts=routed,
+def _sequence(
+    length: int, *, group: int = 0, unit: int | None = None, mask: list[bool] | None = None
+) -> TrainSequence:
+    """Tokens 0, 1, 2, ...; all but the first trained on, unless told otherwise."""
+    loss_mask = np.array(mask if mask is not None else [False] + [True] * (length - 1))
+    return TrainSequence(
+        token_ids=np.arange(length, dtype=np.int32),
+        loss_mask=loss_mask,
+        streams={Stream.ADVANTAGE: np.full(length, group + 1, np.float32)},
+        token_weight=1.0,
+        share=float(loss_mask.sum()),
+        group=group,
+        unit=unit,
     )
 
 
-def _group(samples: list[Sample]) -> Group:
-    return Group(prompt=Prompt(index=0, token_ids=samples[0].prompt_ids, text=""), samples=samples)
+def _unit(sequences: list[TrainSequence], number: int) -> object:
+    unit = sequences[number].unit
+    return ("alone", number) if unit is None else unit
 
 
-def _pack(
-    samples: list[Sample],
-    *,
-    dp: int = 1,
-    cap: int = 64,
-    updates: int = 1,
-    aggregation: str = "token_mean",
-) -> TrainBatch:
-    return packing.pack_policy(
-        [_group(samples)],
-        [[float(index + 1) for index in range(len(samples))]],
-        dp=dp,
-        max_tokens_per_microbatch=cap,
-        updates=updates,
-        aggregation=aggregation,
-        temperature=1.0,
+def _pack(sequences: list[TrainSequence], **options: int) -> TrainBatch:
+    return pack(
+        sequences, objective="policy", **{"dp": 1, "max_tokens_per_microbatch": 64, **options}
     )
 
 
 def test_the_example_of_the_contract() -> None:
-    batch = _pack([_sample([10, 11], [12, 13], [True, True])])
-    assert batch.input_ids.tolist() == [10, 11, 12]
-    assert batch.target_ids.tolist() == [11, 12, 13]
-    assert batch.loss_mask.tolist() == [False, True, True]
-    assert batch.engine_logprobs.tolist() == [0.0, -0.5, -1.5]
-    assert batch.advantages.tolist() == [0.0, 1.0, 1.0]
-    assert batch.loss_weights.tolist() == [0.0, 0.5, 0.5]
-    assert batch.cu_seqlens == [0, 3]
+    trajectory = make_trajectory([10, 11], [12, 13], logprobs=[-0.5, -1.5])
+    group = make_group([make_sample(trajectory, reward=1.0), make_sample(trajectory, reward=0.0)])
+    sequences = load_objective("policy", Recipe()).sequences([group])
+    (shard,) = _pack(sequences[:1]).shards
+    assert shard.token_ids.tolist() == [10, 11, 12, 13]
+    assert shard.loss_mask.tolist() == [False, False, True, True]
+    assert shard.streams[Stream.ENGINE].tolist() == [0.0, 0.0, -0.5, -1.5]
+    assert shard.loss_weights.tolist() == [0.5]
+    assert shard.cu_seqlens.tolist() == [0, 4]
+    assert shard.updates == [[[0]]]
 
 
-def test_tokens_that_are_not_trained_on_carry_nothing() -> None:
-    batch = _pack([_sample([1], [2, 3, 4], [True, False, True])])
-    assert batch.loss_mask.tolist() == [True, False, True]
-    assert batch.engine_logprobs.tolist() == [-0.5, 0.0, -2.5]
-    assert batch.loss_weights.tolist() == [0.5, 0.0, 0.5]
+@st.composite
+def batches(draw: st.DrawFn) -> list[TrainSequence]:
+    """Groups of uneven size; some sequences are pairs, some have nothing to train on."""
+    sequences: list[TrainSequence] = []
+    for group in range(draw(st.integers(1, 6))):
+        for _ in range(draw(st.integers(1, 5))):
+            masks = draw(st.lists(st.lists(st.booleans(), max_size=25), min_size=1, max_size=2))
+            unit = len(sequences) if len(masks) > 1 else None
+            for mask in masks:
+                whole = [False, *mask]
+                sequences.append(_sequence(len(whole), group=group, unit=unit, mask=whole))
+    return sequences
 
 
-def test_sequence_mean_gives_each_answer_an_equal_share() -> None:
-    batch = _pack(
-        [_sample([1], [2], [True]), _sample([1], [2, 3, 4, 5], [True] * 4)],
-        aggregation="sequence_mean",
-    )
-    assert batch.loss_weights.tolist() == [0.5, 0.125, 0.125, 0.125, 0.125]
-
-
-samples = st.lists(
-    st.tuples(st.integers(1, 6), st.lists(st.booleans(), min_size=1, max_size=30)),
-    min_size=1,
-    max_size=24,
-).map(lambda rows: [_sample([1] * prompt, [2] * len(mask), mask) for prompt, mask in rows])
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    samples,
-    st.integers(1, 4),
-    st.integers(8, 80),
-    st.integers(1, 4),
-    st.sampled_from(["token_mean", "sequence_mean"]),
-)
+@settings(max_examples=120, deadline=None)
+@given(batches(), st.integers(1, 4), st.integers(8, 80), st.integers(1, 4))
 def test_every_sequence_is_there_once_and_the_contract_holds(
-    rows: list[Sample], dp: int, cap: int, updates: int, aggregation: str
+    sequences: list[TrainSequence], dp: int, cap: int, updates: int
 ) -> None:
-    batch = _pack(rows, dp=dp, cap=cap, updates=updates, aggregation=aggregation)
-    lengths = np.diff(batch.cu_seqlens)
-    flat = [
-        index
-        for update in batch.updates
-        for rank in update
-        for microbatch in rank
-        for index in microbatch
-    ]
-    assert sorted(flat) == list(range(len(rows)))
-    assert len(batch.updates) == min(updates, len(rows))
-    for update in batch.updates:
-        assert len(update) == dp
-        assert len({len(rank) for rank in update}) == 1, "equally many microbatches"
-        for microbatch in (each for rank in update for each in rank):
-            assert len(microbatch) <= 1 or sum(lengths[index] for index in microbatch) <= cap
-        members = [index for rank in update for microbatch in rank for index in microbatch]
-        total = sum(
-            float(batch.loss_weights[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]].sum())
-            for i in members
-        )
-        trained = any(any(rows[index].loss_mask) for index in members)
-        assert total == pytest.approx(1.0 if trained else 0.0, abs=1e-5)
-    assert not batch.loss_weights[~batch.loss_mask].any()
+    batch = _pack(sequences, dp=dp, max_tokens_per_microbatch=cap, updates=updates)
+    num_groups = len({sequence.group for sequence in sequences})
+    assert batch.num_sequences == len(sequences) and len(batch.shards) == dp
+    numbers = np.concatenate([shard.sequence_ids for shard in batch.shards])
+    assert sorted(numbers.tolist()) == list(range(len(sequences)))
+    assert {len(shard.updates) for shard in batch.shards} == {min(updates, num_groups)}
+    for index in range(min(updates, num_groups)):
+        per_rank = [shard.updates[index] for shard in batch.shards]
+        assert len({len(microbatches) for microbatches in per_rank}) == 1, "equally many"
+        total, members = 0.0, []
+        for shard, microbatches in zip(batch.shards, per_rank, strict=True):
+            for microbatch in microbatches:
+                own = [int(shard.sequence_ids[place]) for place in microbatch]
+                members += own
+                units = {_unit(sequences, number) for number in own}
+                positions = sum(len(sequences[number].token_ids) - 1 for number in own)
+                assert len(units) <= 1 or positions <= cap
+                total += sum(
+                    float(shard.loss_weights[place]) * sequences[number].loss_mask.sum()
+                    for place, number in zip(microbatch, own, strict=True)
+                )
+        is_trained = any(sequences[number].loss_mask.any() for number in members)
+        assert total == pytest.approx(1.0 if is_trained else 0.0, abs=1e-5)
+        groups = {sequences[number].group for number in members}
+        whole = [n for n, sequence in enumerate(sequences) if sequence.group in groups]
+        assert sorted(members) == whole, "an update splits no group"
 
 
-@settings(max_examples=30, deadline=None)
-@given(samples, st.integers(1, 3))
-def test_packing_is_deterministic(rows: list[Sample], dp: int) -> None:
-    one, other = _pack(rows, dp=dp), _pack(rows, dp=dp)
-    assert one.updates == other.updates
-    assert torch.equal(one.loss_weights, other.loss_weights)
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.integers(1, 3))
+def test_tokens_lie_in_the_order_of_their_sequence_and_units_stay_together(
+    sequences: list[TrainSequence], dp: int
+) -> None:
+    batch = _pack(sequences, dp=dp, max_tokens_per_microbatch=40)
+    places: dict[int, set[tuple[int, int]]] = {}
+    for shard in batch.shards:
+        for number, start, end in zip(
+            shard.sequence_ids, shard.cu_seqlens, shard.cu_seqlens[1:], strict=False
+        ):
+            sequence = sequences[number]
+            assert shard.token_ids[start:end].tolist() == sequence.token_ids.tolist()
+            assert shard.loss_mask[start:end].tolist() == sequence.loss_mask.tolist()
+        for index, microbatch in enumerate(shard.updates[0]):
+            for place in microbatch:
+                unit = sequences[shard.sequence_ids[place]].unit
+                if unit is not None:
+                    places.setdefault(unit, set()).add((shard.dp_rank, index))
+    assert all(len(where) == 1 for where in places.values())
 
 
-def test_ranks_get_like_amounts_of_tokens() -> None:
-    rows = [_sample([1], [2] * length, [True] * length) for length in range(1, 41)]
-    batch = _pack(rows, dp=4, cap=10_000)
-    lengths = np.diff(batch.cu_seqlens)
-    loads = [
-        sum(int(lengths[index]) for microbatch in rank for index in microbatch)
-        for rank in batch.updates[0]
-    ]
-    assert max(loads) - min(loads) <= 4
+def test_packing_is_deterministic() -> None:
+    sequences = [_sequence(3 + 7 * index % 11, group=index // 3) for index in range(20)]
+    one, other = (_pack(sequences, dp=3, updates=2) for _ in range(2))
+    for first, second in zip(one.shards, other.shards, strict=True):
+        assert first.updates == second.updates
+        assert first.loss_weights.tobytes() == second.loss_weights.tobytes()
 
 
-def test_demonstrations_train_on_the_whole_answer() -> None:
-    batch = packing.pack_supervised(
-        [([1, 2], [3, 4]), ([5], [6])], dp=1, max_tokens_per_microbatch=64
-    )
-    assert batch.kind is LossKind.SUPERVISED
-    assert batch.input_ids.tolist() == [1, 2, 3, 5]
-    assert batch.target_ids.tolist() == [2, 3, 4, 6]
-    assert batch.loss_mask.tolist() == [False, True, True, True]
-    assert batch.loss_weights.sum().item() == pytest.approx(1.0)
+def test_a_rank_without_a_sequence_gets_an_empty_microbatch() -> None:
+    _, empty = _pack([_sequence(5)], dp=2).shards
+    assert empty.updates == [[[]]] and empty.token_ids.shape == (0,)
 
 
-def test_expert_choices_lie_beside_their_tokens() -> None:
+def test_demonstrations_train_on_the_whole_response() -> None:
+    demonstrations = [demonstration([1, 2], [3, 4]), demonstration([5], [6])]
+    sequences = load_objective("supervised", Recipe()).sequences(demonstrations)
+    (shard,) = pack(sequences, objective="supervised", dp=1, max_tokens_per_microbatch=64).shards
+    assert shard.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert shard.loss_mask.tolist() == [False, False, True, True, False, True]
+    assert shard.loss_weights.tolist() == pytest.approx([1 / 3, 1 / 3])
+    assert shard.streams == {}
+
+
+def test_expert_choices_lie_beside_their_tokens_as_small_as_can_be() -> None:
     def routed(first: int) -> RoutedExperts:
-        return RoutedExperts(
-            indices=np.arange(first, first + 12, dtype=np.int32).tobytes(),
-            num_tokens=3,
-            num_layers=2,
-            topk=2,
-        )
+        indices = np.arange(first, first + 12, dtype=np.int32)
+        return RoutedExperts(indices=indices.tobytes(), num_tokens=3, num_layers=2, topk=2)
 
-    rows = [
-        _sample([1, 2], [3, 4], [True, True], routed(0)),
-        _sample([1, 2], [3, 4], [True, True], routed(100)),
-    ]
-    batch = packing.pack_policy(
-        [_group(rows)],
-        [[0.0, 0.0]],
-        dp=1,
-        max_tokens_per_microbatch=64,
-        updates=1,
-        aggregation="token_mean",
-        temperature=1.0,
-        routing_replay=True,
-    )
-    assert batch.routed_experts.shape == (6, 2, 2)
-    assert batch.routed_experts[3].tolist() == [[100, 101], [102, 103]]
+    trajectories = [make_trajectory([1, 2], [3, 4], routed_experts=routed(n)) for n in (0, 100)]
+    group = make_group([make_sample(trajectory) for trajectory in trajectories])
+    (shard,) = _pack(load_objective("policy", Recipe()).sequences([group])).shards
+    assert shard.routed_experts.shape == (8, 2, 2) and shard.routed_experts.dtype == np.uint8
+    assert shard.routed_experts[4].tolist() == [[100, 101], [102, 103]]
+    assert not shard.routed_experts[[3, 7]].any(), "the last token of a sequence is no input"
+
+
+def test_a_rank_is_sent_its_own_part_alone() -> None:
+    sequences = [_sequence(20, group=index) for index in range(16)]
+    (whole,) = _pack(sequences).shards
+    shards = _pack(sequences, dp=4).shards
+    assert max(shard.size_bytes for shard in shards) < 0.3 * whole.size_bytes

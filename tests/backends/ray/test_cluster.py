@@ -42,7 +42,6 @@ PLAN = Plan(
     max_staleness=0,
     steps=1,
     warmup_steps=0,
-    old_logprobs="trainer",
 )
 
 
