@@ -13,6 +13,8 @@ from pathlib import Path
 from milescli.backends.ray.everywhere import NodeAnswer, each_node, joined
 from milescli.backends.ray.health import lost_nodes
 from milescli.backends.ray.nodes import free_resources
+from milescli.cluster.nodes import who_sees
+from milescli.cluster.report import NODE_REPORT, NodeReport, node_report
 from milescli.core.errors import MilesError
 from milescli.doctor.across import at, judge_interfaces, judge_nodes, judge_versions
 from milescli.doctor.collective import PLACE_VARIABLE, Place, Report
@@ -22,8 +24,6 @@ from milescli.doctor.network import list_interfaces
 from milescli.doctor.node import heavy_at_once, node_checks, this_machine, trial_checks
 from milescli.doctor.trial import run_trial
 from milescli.platform.environment import INTERFACE_VARIABLES
-from milescli.runtime.site import REPORT, SiteReport, report
-from milescli.runtime.sites import who_sees
 
 ASK_S, EXAMINE_S, GROUP_S = 120.0, 900.0, 300.0
 """Bounds on a short question, on all checks of a node, and on the collective of all."""
@@ -66,10 +66,10 @@ def take_place(*, place: dict[str, object], kind: str, settings: dict[str, str])
 
 
 def _all_findings(address: str, runs_dir: Path, with_trials: bool) -> list[Finding]:
-    answers = each_node(address, REPORT, timeout_s=ASK_S)
+    answers = each_node(address, NODE_REPORT, timeout_s=ASK_S)
     sites = {answer.node.address: answer for answer in answers if answer.error is None}
     found = [*_members(address, answers), *_silent("cluster", answers)]
-    mine = report().versions
+    mine = node_report().versions
     found += judge_versions(
         mine, {node: _site(answer).versions for node, answer in sites.items()}, address=address
     )
@@ -212,8 +212,8 @@ def _read(finding: Finding) -> Report:
     return Report(**{**raw, "unreachable": [tuple(each) for each in raw["unreachable"]]})
 
 
-def _site(answer: NodeAnswer) -> SiteReport:
-    assert isinstance(answer.result, SiteReport), answer
+def _site(answer: NodeAnswer) -> NodeReport:
+    assert isinstance(answer.result, NodeReport), answer
     return answer.result
 
 

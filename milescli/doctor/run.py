@@ -179,7 +179,7 @@ def _load(wish: Wish) -> tuple[LoadedRecipe | None, list[Finding]]:
 
 def _whole_machine(loaded: LoadedRecipe | None) -> Machine:
     """What a plan of the recipe is made for: the nodes of the cluster that it takes."""
-    from milescli.runtime.sites import planning_machine
+    from milescli.cluster.nodes import planning_machine
 
     return planning_machine(loaded) if loaded else probe()
 

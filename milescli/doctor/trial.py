@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from milescli.cluster.watchdog import TOKEN_VARIABLE, start_watchdog
 from milescli.doctor.finding import Finding, Status, fail, skip
-from milescli.runtime import guardian
 
 NO_SETTINGS: Mapping[str, str] = {}
 _LAST_LINES = 8
@@ -43,7 +43,7 @@ def run_trial(
     verdict = folder / "verdict.json"
     verdict.touch()
     token = secrets.token_hex(16)
-    watchdog = guardian.start(token=token, scratch_dirs=[folder], verdict=verdict)
+    watchdog = start_watchdog(token=token, scratch_dirs=[folder], verdict=verdict)
     command = command or [
         sys.executable,
         "-m",
@@ -54,7 +54,7 @@ def run_trial(
     ]
     environment = {
         **environ,
-        guardian.TOKEN_VARIABLE: token,
+        TOKEN_VARIABLE: token,
         "TOKENIZERS_PARALLELISM": "false",
         "GLOO_SOCKET_IFNAME": "lo",
         "TMPDIR": str(folder),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
+from milescli.cluster.nodes import RunNodes
 from milescli.console.live import LiveRun
 from milescli.core.errors import MilesError, Stopped, WaitTimeout, WorkerDied
 from milescli.core.events import EvalDone, Event, EventBus, PhaseStarted, RunEnded, StepDone
@@ -27,7 +28,6 @@ from milescli.runtime.launch import RunSummary
 from milescli.runtime.material import Material, scorer_of
 from milescli.runtime.saving import Saver, version_of
 from milescli.runtime.session import Session, open_session
-from milescli.runtime.sites import Sites
 from milescli.runtime.supervise import Probe, StopSignals, run_watched
 from milescli.runtime.trainer import RankGroup
 
@@ -43,7 +43,7 @@ def train(
     run: RunDir,
     recipe: Recipe,
     plan: Plan,
-    sites: Sites,
+    sites: RunNodes,
     material: Material,
     checkpoint: StoredCheckpoint | None,
     bus: EventBus,

@@ -16,12 +16,12 @@ from milescli.backends.sglang.http import EngineHandle
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.process import last_log_lines
 from milescli.backends.sglang.server import EngineSpec, RouterServer, RouterSpec, check_servable
+from milescli.cluster.resources import NodeResources
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.models import ModelFacts
 from milescli.plan.types import Plan, Slot
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.recipe.schema import Recipe
-from milescli.runtime.ground import Ground
 from milescli.runtime.trainer import RankGroup
 from milescli.weights.base import EngineAddress
 from milescli.weights.sharing import sharing_ranks
@@ -68,7 +68,7 @@ class Builder:
     recipe: Recipe
     plan: Plan
     cluster: Cluster
-    ground: Ground
+    ground: NodeResources
     model_dir: Path
     facts: ModelFacts
     log_dir: Path

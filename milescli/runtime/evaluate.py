@@ -25,8 +25,8 @@ from milescli.rollout.tokenizer import ChatTokenizer
 from milescli.runtime.material import Material, scorer_of
 
 if TYPE_CHECKING:
+    from milescli.cluster.nodes import RunNodes
     from milescli.console.output import Output
-    from milescli.runtime.sites import Sites
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +128,7 @@ def evaluate_run(
     `eval/` of the run. `address`: of the Ray cluster, where it is another than the run's."""
     from milescli.checkpoint.run_dir import lock, open_run
     from milescli.checkpoint.store import CheckpointStore
+    from milescli.cluster.nodes import find_nodes
     from milescli.console.output import Mode, Output
     from milescli.platform.torch_wheel import require_wheel
     from milescli.recipe.load import override
@@ -135,7 +136,6 @@ def evaluate_run(
     from milescli.runtime.convert_back import OutletOptions, convert_to_hf
     from milescli.runtime.convert_verify import Verify
     from milescli.runtime.material import prepare
-    from milescli.runtime.sites import find_sites
 
     run = open_run(path)
     flags = {"machine.address": f"--address {address}"} if address else {}
@@ -147,7 +147,7 @@ def evaluate_run(
     plan = engines_only(Plan.from_json(run.plan_file.read_text()))
     require_wheel(plan.device_kind)
     material = prepare(recipe, run, output=output)
-    sites = find_sites(loaded, output=output)
+    sites = find_nodes(loaded, output=output)
     with lock(run), TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary:
         sites.require_shared(run.path)
         model_dir = Path(temporary) / "model"
@@ -170,7 +170,7 @@ def _serve_and_evaluate(
     *,
     recipe: Recipe,
     plan: Plan,
-    sites: Sites,
+    sites: RunNodes,
     run: RunDir,
     material: Material,
     model_dir: Path,

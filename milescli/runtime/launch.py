@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from milescli import __version__
 from milescli.checkpoint.run_dir import RunDir, create, lock, utc_now, write_json
+from milescli.cluster.nodes import find_nodes, planning_machine
 from milescli.core.errors import CheckpointError
 from milescli.core.events import EventBus
 from milescli.models import ModelFacts
@@ -25,7 +26,6 @@ from milescli.recipe.resolved import resolved_yaml
 from milescli.recipe.schema import Recipe
 from milescli.rollout.rewards import load_reward
 from milescli.runtime.material import Material, facts_of_recipe, prepare
-from milescli.runtime.sites import find_sites, planning_machine
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -97,7 +97,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
 
     facts = facts_of_recipe(loaded.recipe.model)
     refuse_unproven(loaded.recipe, facts)
-    sites = find_sites(loaded, output=output)
+    sites = find_nodes(loaded, output=output)
     plan = plan_only(loaded, sites.machine, facts=facts)
     require_wheel(plan.device_kind)
     run = create(

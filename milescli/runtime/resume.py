@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.run_dir import lock, open_run
 from milescli.checkpoint.store import CheckpointStore
+from milescli.cluster.nodes import find_nodes
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.core.events import EventBus
 from milescli.platform.torch_wheel import require_wheel
@@ -16,7 +17,6 @@ from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
 from milescli.runtime.launch import RunSummary, as_fetched, plan_only, write_records
 from milescli.runtime.material import Material, prepare
-from milescli.runtime.sites import find_sites
 
 if TYPE_CHECKING:
     from milescli.checkpoint.base import CheckpointManifest
@@ -63,7 +63,7 @@ def resume(
             )
         else:
             _refuse_if_done(checkpoint.manifest.step, loaded.recipe.train.steps, path)
-        sites = find_sites(loaded, output=output)
+        sites = find_nodes(loaded, output=output)
         plan = plan_only(loaded, sites.machine)
         require_wheel(plan.device_kind)
         material = prepare(loaded.recipe, run, output=output)

@@ -14,13 +14,13 @@ from pathlib import Path
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.nodes import DEATH_NOTICE_S
 from milescli.checkpoint.run_dir import RunDir, verdict_file
+from milescli.cluster.nodes import RunNodes
+from milescli.cluster.resources import NodeResources
+from milescli.cluster.watchdog import TOKEN_VARIABLE, start_watchdog
 from milescli.models import ModelFacts
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
-from milescli.runtime import guardian
 from milescli.runtime.build import Builder, run_environment
-from milescli.runtime.ground import Ground
-from milescli.runtime.sites import Sites
 from milescli.runtime.supervise import CAUSE_GRACE_S
 
 
@@ -31,7 +31,7 @@ class Session:
     run: RunDir
     log_dir: Path
     cluster: Cluster
-    ground: Ground
+    ground: NodeResources
     builder: Builder
 
     @property
@@ -44,7 +44,7 @@ class Session:
     def cause_grace_s(self) -> float:
         """How long a lost connection waits for its cause: Ray needs a while to find that a node is
         gone."""
-        return DEATH_NOTICE_S if self.ground.sites.beyond_this_computer else CAUSE_GRACE_S
+        return DEATH_NOTICE_S if self.ground.nodes.beyond_this_computer else CAUSE_GRACE_S
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def open_session(
     log_dir: Path,
     recipe: Recipe,
     plan: Plan,
-    sites: Sites,
+    sites: RunNodes,
     model_dir: Path,
     facts: ModelFacts,
 ) -> Iterator[Session]:
@@ -62,19 +62,21 @@ def open_session(
     are its scratch files."""
     token = secrets.token_hex(16)
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
-    watchdog = guardian.start(token=token, scratch_dirs=[temp_dir], verdict=verdict_file(log_dir))
+    watchdog = start_watchdog(token=token, scratch_dirs=[temp_dir], verdict=verdict_file(log_dir))
     old_environment, old_temp_dir = dict(os.environ), tempfile.tempdir
     (temp_dir / "t").mkdir()
     tempfile.tempdir = str(temp_dir / "t")
     cluster = Cluster(
         address=sites.address,
-        nodes=[site.node for site in sites.chosen],
+        nodes=[member.node for member in sites.chosen],
         temp_dir=temp_dir,
         log_dir=log_dir,
-        environment=run_environment(guardian.TOKEN_VARIABLE, token, temp_dir / "t")
+        environment=run_environment(TOKEN_VARIABLE, token, temp_dir / "t")
         | _for_other_computers(sites),
     )
-    ground = Ground(plan=plan, sites=sites, cluster=cluster, token=token, temp_dir=temp_dir / "t")
+    ground = NodeResources(
+        plan=plan, nodes=sites, cluster=cluster, token=token, temp_dir=temp_dir / "t"
+    )
     try:
         builder = Builder(
             recipe=recipe,
@@ -98,7 +100,7 @@ def open_session(
             os.environ.update(old_environment)
 
 
-def _for_other_computers(sites: Sites) -> dict[str, str]:
+def _for_other_computers(sites: RunNodes) -> dict[str, str]:
     """The user's own settings of collectives, which processes on other nodes do not inherit."""
     if not sites.beyond_this_computer:
         return {}

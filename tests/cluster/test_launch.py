@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from milescli.runtime import guardian
+from milescli.cluster.watchdog import TOKEN_VARIABLE
 from tests.cluster_in_small import SmallCluster, SmallNode, wait_until_gone
 from tests.end_to_end.runs import MILES, TINY, Finished
 
@@ -35,9 +35,7 @@ def _ours(node: SmallNode) -> list[psutil.Process]:
     found = []
     for process in node.processes():
         try:
-            if process.environ().get(guardian.TOKEN_VARIABLE) or "milescli" in " ".join(
-                process.cmdline()
-            ):
+            if process.environ().get(TOKEN_VARIABLE) or "milescli" in " ".join(process.cmdline()):
                 found.append(process)
         except psutil.Error:
             continue
@@ -51,7 +49,7 @@ def _left(cluster: SmallCluster) -> list[object]:
 
 
 def _listening(node: SmallNode) -> set[str]:
-    """Addresses on which processes of the run listen, of the outposts and engines alone: Ray's own
+    """Addresses on which processes of the run listen, of the node agents and engines alone: Ray's own
     workers are the cluster's."""
     return {
         each.laddr.ip

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from milescli.platform.machine import read_machine
-from milescli.recipe.load import load
-from milescli.runtime.emit import Form, job_of, script
+from milescli.jobs.script import Form, script
+from tests.jobs.planned import job
 
 STAND_INS = {
     "srun": """
@@ -91,13 +90,15 @@ class Stage:
 
 def stage(folder: Path, form: Form, *, present: str, start_timeout_s: float = 60.0) -> Stage:
     """`present`: the hosts that Ray runs on, a line each."""
-    machine, tools = read_machine("2xcpu"), folder / "tools"
-    flags = {"machine.nodes": "--nodes 2", "run.name": "--name mine"}
-    sets = [f"machine.start_timeout_s={start_timeout_s}"]
-    loaded = load(
-        "quickstart", sets=sets, flags=flags, environ={}, cwd=Path.cwd(), home=Path("/nowhere")
+    tools = folder / "tools"
+    made = job(
+        f"machine.start_timeout_s={start_timeout_s}",
+        machine="2xcpu",
+        folder=folder,
+        bin_dir=tools,
+        run__name="--name mine",
     )
-    text = script(job_of(loaded, machine=machine, folder=folder, bin_dir=tools), form)
+    text = script(made, form)
     tools.mkdir()
     for name, body in STAND_INS.items():
         (tools / name).write_text(f"#!/bin/bash\n{body}\n")
