@@ -99,7 +99,7 @@ def run_checks(checks: Sequence[Check], *, heavy_at_once: int = 1) -> list[Findi
     `heavy_at_once`), each bounded by its own time. A check that raises, or does not end, is a
     `fail`."""
     places = threading.Semaphore(heavy_at_once)
-    tasks = {check.name: _Task(check) for check in checks}
+    tasks = {check.name: _RunningCheck(check) for check in checks}
     for task in tasks.values():
         before = [tasks[name] for name in task.check.needs if name in tasks]
         threading.Thread(
@@ -108,7 +108,7 @@ def run_checks(checks: Sequence[Check], *, heavy_at_once: int = 1) -> list[Findi
     return [finding for task in tasks.values() for finding in task.result()]
 
 
-class _Task:
+class _RunningCheck:
     """One check on its way. `result` is called by the main thread, all else by the check's own."""
 
     def __init__(self, check: Check) -> None:
@@ -118,7 +118,7 @@ class _Task:
         self.found: list[Finding] = []
         self.deadline = float("inf")
 
-    def run(self, before: Sequence[_Task], places: threading.Semaphore) -> None:
+    def run(self, before: Sequence[_RunningCheck], places: threading.Semaphore) -> None:
         failed = [
             task.check.name
             for task in before

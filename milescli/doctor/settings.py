@@ -11,7 +11,7 @@ from packaging.version import Version
 from milescli.core.pins import pin
 from milescli.doctor.finding import Finding, fail, ok, warn
 from milescli.doctor.fixes import pip_install
-from milescli.platform.environment import Decided, engine_environment, trainer_environment
+from milescli.platform.environment import PlanView, engine_environment, trainer_environment
 from milescli.platform.machine import Kind
 
 NOSET = "RAY_EXPERIMENTAL_NOSET_"
@@ -52,7 +52,7 @@ def check_ray_version(
     return fail("ray version", f"Ray {version} is older than {oldest}", why=why, fix=fix)
 
 
-def check_variables(plan: Decided | None, *, environ: Mapping[str, str]) -> list[Finding]:
+def check_variables(plan: PlanView | None, *, environ: Mapping[str, str]) -> list[Finding]:
     """Variables of the user's shell that actors inherit and that do harm, and those that miles will
     replace. `plan`: of the recipe, or None without one."""
     found = [*_harmful(environ), *(_replaced(plan, environ) if plan else [])]
@@ -87,7 +87,7 @@ def _harmful(environ: Mapping[str, str]) -> list[Finding]:
     return found
 
 
-def _replaced(plan: Decided, environ: Mapping[str, str]) -> list[Finding]:
+def _replaced(plan: PlanView, environ: Mapping[str, str]) -> list[Finding]:
     """What the user set and an actor will not get. Visibility is told by its own check, and threads
     are the plan's."""
     ours = {**trainer_environment(plan), **engine_environment(plan)}

@@ -16,7 +16,7 @@ MOST_NAMES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TableRow:
     """Findings of one check that say the same."""
 
     finding: Finding
@@ -37,7 +37,7 @@ class Row:
         return ", ".join(self.nodes[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def fold(findings: Sequence[Finding]) -> list[Row]:
+def fold(findings: Sequence[Finding]) -> list[TableRow]:
     """One row for what several nodes found alike, numbers in an `ok` aside; in the order of the
     checks."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
@@ -51,7 +51,7 @@ def fold(findings: Sequence[Finding]) -> list[Row]:
     for group in groups.values():
         nodes = sorted({each.node for each in group if each.node})
         everywhere = bool(nodes) and set(nodes) == answered[group[0].check]
-        rows.append(Row(finding=group[0], nodes=nodes, is_everywhere=everywhere))
+        rows.append(TableRow(finding=group[0], nodes=nodes, is_everywhere=everywhere))
     return rows
 
 

@@ -14,9 +14,9 @@ from milescli.core.errors import MachineError
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.platform.probe import probe
-from milescli.recipe.layers import Layer
+from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import LoadedRecipe, value_at
-from milescli.recipe.schema import Machine as MachineSettings
+from milescli.recipe.schema import MachineSettings
 
 SET_BY_SCRIPT = ("run.name", "machine.nodes", "machine.gpus", "machine.address")
 """Keys that the script sets itself."""
@@ -85,11 +85,16 @@ class Job:
         this host say is said here too, since the cluster may have others."""
         pairs = [["--recipe", recipe]]
         for key, origin in self.loaded.origins.items():
-            if key in SET_BY_SCRIPT or origin.layer in (Layer.DEFAULT, Layer.RECIPE):
+            if key in SET_BY_SCRIPT or origin.layer in (
+                SettingsLayer.DEFAULT,
+                SettingsLayer.RECIPE,
+            ):
                 continue
             option, _, text = origin.where.partition(" ")
             value = json.dumps(value_at(self.loaded.recipe, key))
-            pair = [option, text] if origin.layer is Layer.SET else ["--set", f"{key}={value}"]
+            pair = (
+                [option, text] if origin.layer is SettingsLayer.SET else ["--set", f"{key}={value}"]
+            )
             if pair not in pairs:  # one --set may fill a whole section
                 pairs.append(pair)
         return [word for pair in pairs for word in pair]

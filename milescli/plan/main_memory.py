@@ -53,7 +53,7 @@ class Fitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Node:
+class _NodeLoad:
     """What one computer holds, the engines' caches aside."""
 
     ranks: TrainerBytes
@@ -161,7 +161,7 @@ def _fullest(
     trainer: TrainerLayout,
     engines: EngineLayout,
     slots: Sequence[Slot],
-) -> _Node:
+) -> _NodeLoad:
     """Of the nodes that the slots are on."""
     stages = memory.stages(trainer, wish)
     weights = memory.engine_weights(engines, size=wish.size)
@@ -172,13 +172,13 @@ def _fullest(
     )
     shards = Counter(slot.node for slot in slots if slot.engine is not None)
 
-    def held(number: int) -> _Node:
+    def held(number: int) -> _NodeLoad:
         here = [(stages[stage], count) for (node, stage), count in ranks.items() if node == number]
         parts = ("weights", "gradients", "optimizer", "activations", "logits", "workspace", "host")
         sums = {part: sum(count * getattr(stage, part) for stage, count in here) for part in parts}
         num_ranks = sum(count for _, count in here)
         sums["workspace"] -= num_ranks * TRAINER_CONTEXT
-        return _Node(
+        return _NodeLoad(
             ranks=TrainerBytes(**sums),
             num_ranks=num_ranks,
             engine_weights=shards[number] * weights,
@@ -229,7 +229,9 @@ def _why_recompute(recipe: Recipe, trainer: TrainerLayout) -> str:
     return "what layers compute fits between forward and backward pass"
 
 
-def _refusal(recipe: Recipe, machine: Machine, node: _Node, least: int, budget: int) -> FitError:
+def _refusal(
+    recipe: Recipe, machine: Machine, node: _NodeLoad, least: int, budget: int
+) -> FitError:
     total = node.total + node.num_shards * least
     return FitError(
         f"recipe `{recipe.name}` does not fit into the main memory of a CPU with {_there(machine)}",
@@ -240,7 +242,7 @@ def _refusal(recipe: Recipe, machine: Machine, node: _Node, least: int, budget: 
     )
 
 
-def _sum(node: _Node, cache: int) -> str:
+def _sum(node: _NodeLoad, cache: int) -> str:
     ranks = node.ranks
     parts = {
         "weights": ranks.weights,

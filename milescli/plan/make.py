@@ -46,12 +46,14 @@ def _planned(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
     log = Log()
     devices_per_node = _devices_per_node(recipe, machine, log)
     num_devices = devices_per_node * recipe.machine.nodes
-    site = _Site(recipe=recipe, machine=machine, facts=facts, devices_per_node=devices_per_node)
+    inputs = _PlanInputs(
+        recipe=recipe, machine=machine, facts=facts, devices_per_node=devices_per_node
+    )
     if num_devices == 0:
-        return _on_cpu(site, log)
+        return _on_cpu(inputs, log)
     colocated, reason = _placement(recipe, num_devices)
     try:
-        return _on_devices(site, log, colocated=colocated, reason=reason)
+        return _on_devices(inputs, log, colocated=colocated, reason=reason)
     except FitError as error:
         if recipe.engines.placement != "auto" or num_devices == 1:
             raise
@@ -61,14 +63,14 @@ def _planned(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
         )
         try:
             return _on_devices(
-                site, Log(decisions=log.decisions[:1]), colocated=not colocated, reason=told
+                inputs, Log(decisions=log.decisions[:1]), colocated=not colocated, reason=told
             )
         except FitError:
             raise error from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Site:
+class _PlanInputs:
     """What is planned, and on what."""
 
     recipe: Recipe
@@ -78,19 +80,19 @@ class _Site:
     """0: the CPU."""
 
 
-def _on_cpu(site: _Site, log: Log) -> Plan:
-    recipe = site.recipe
+def _on_cpu(inputs: _PlanInputs, log: Log) -> Plan:
+    recipe = inputs.recipe
     colocated, reason = _placement(recipe, None)
     log.note("placement", "colocated" if colocated else "split", reason)
-    precision = _precision(recipe, site.machine, log)
+    precision = _precision(recipe, inputs.machine, log)
     trainer, engines = (
-        trainer_on_cpu(recipe, site.facts, log),
-        engines_on_cpu(recipe, site.facts, log),
+        trainer_on_cpu(recipe, inputs.facts, log),
+        engines_on_cpu(recipe, inputs.facts, log),
     )
     fitted = fit_main_memory(
         recipe,
-        site.machine,
-        site.facts,
+        inputs.machine,
+        inputs.facts,
         trainer=trainer,
         engines=engines,
         slots=_slots(trainer, engines, colocated, 0, recipe.machine.nodes),
@@ -98,7 +100,7 @@ def _on_cpu(site: _Site, log: Log) -> Plan:
         log=log,
     )
     return _assembled(
-        site,
+        inputs,
         log,
         trainer=fitted.trainer,
         engines=fitted.engines,
@@ -109,14 +111,14 @@ def _on_cpu(site: _Site, log: Log) -> Plan:
     )
 
 
-def _on_devices(site: _Site, log: Log, *, colocated: bool, reason: str) -> Plan:
-    recipe = site.recipe
-    precision = _precision(recipe, site.machine, placed := Log())
+def _on_devices(inputs: _PlanInputs, log: Log, *, colocated: bool, reason: str) -> Plan:
+    recipe = inputs.recipe
+    precision = _precision(recipe, inputs.machine, placed := Log())
     answer = plan_devices(
         recipe,
-        site.machine,
-        site.facts,
-        devices_per_node=site.devices_per_node,
+        inputs.machine,
+        inputs.facts,
+        devices_per_node=inputs.devices_per_node,
         colocated=colocated,
         size={"bf16": 2, "fp32": 4}[precision],
         log=placed,
@@ -128,10 +130,10 @@ def _on_devices(site: _Site, log: Log, *, colocated: bool, reason: str) -> Plan:
     log.note("placement", "colocated" if colocated else "split", reason + turns)
     log.decisions += placed.decisions
     return _assembled(
-        site,
+        inputs,
         log,
         trainer=answer.trainer.layout,
-        engines=engine_context(recipe, site.facts, answer).layout,
+        engines=engine_context(recipe, inputs.facts, answer).layout,
         colocated=colocated,
         cap=answer.trainer.cap,
         precision=precision,
@@ -140,7 +142,7 @@ def _on_devices(site: _Site, log: Log, *, colocated: bool, reason: str) -> Plan:
 
 
 def _assembled(
-    site: _Site,
+    inputs: _PlanInputs,
     log: Log,
     *,
     trainer: TrainerLayout,
@@ -150,9 +152,9 @@ def _assembled(
     precision: Literal["bf16", "fp32"],
     answer: Answer | None,
 ) -> Plan:
-    recipe, machine = site.recipe, site.machine
-    slots = _slots(trainer, engines, colocated, site.devices_per_node, recipe.machine.nodes)
-    num_devices = site.devices_per_node * recipe.machine.nodes
+    recipe, machine = inputs.recipe, inputs.machine
+    slots = _slots(trainer, engines, colocated, inputs.devices_per_node, recipe.machine.nodes)
+    num_devices = inputs.devices_per_node * recipe.machine.nodes
     if num_devices and len(slots) > num_devices:
         raise FitError(
             f"the plan needs {len(slots)} devices and there are {num_devices}",
@@ -160,7 +162,7 @@ def _assembled(
             f"{engines.tp}{' on the same devices' if colocated else ''}",
             fix=[
                 "--set engines.placement=colocated",
-                f"--nodes {-(-len(slots) // site.devices_per_node)}",
+                f"--nodes {-(-len(slots) // inputs.devices_per_node)}",
             ],
         )
     if num_devices:

@@ -17,7 +17,7 @@ from milescli.plan.activations import Packing
 from milescli.plan.decisions import Log
 from milescli.plan.devices import spec_of
 from milescli.plan.legal import (
-    Fault,
+    IllegalValue,
     cp_faults,
     engine_faults,
     expert_faults,
@@ -192,7 +192,7 @@ def _check_engine_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> N
         if pins.tp
         else [size for size in range(1, num_devices + 1) if num_devices % size == 0]
     )
-    first: Fault | None = None
+    first: IllegalValue | None = None
     for size in sizes:
         ep = pins.ep or (size if facts.num_experts and facts.num_experts % size == 0 else 1)
         fault = next(
@@ -223,7 +223,7 @@ def _check_engine_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> N
         )
 
 
-def _pin_faults(pins: Parallel, facts: ModelFacts) -> Iterator[Fault]:
+def _pin_faults(pins: Parallel, facts: ModelFacts) -> Iterator[IllegalValue]:
     if pins.tp:
         yield from tp_faults(facts, pins.tp)
     if pins.cp:

@@ -29,7 +29,7 @@ from milescli.plan.memory import (
 )
 from milescli.plan.time import RolloutSeconds, TimeModel, TrainSeconds, Work
 from milescli.plan.types import EngineLayout, TrainerLayout
-from milescli.recipe.schema import Engines, Parallel
+from milescli.recipe.schema import EngineSettings, Parallel
 
 MIN_CAP, MAX_CAP = 2048, 32768
 """Tokens of a microbatch on one rank, where nobody pins them."""
@@ -70,7 +70,7 @@ class Question:
     longest_served: int
     """The same that an engine must hold: an evaluation's answers may be longer."""
     pins: Parallel
-    engine_pins: Engines
+    engine_pins: EngineSettings
     cap: int | None
     """Pinned tokens of a microbatch."""
     recompute: str
@@ -340,7 +340,7 @@ def _engine_sizes(num_devices: int, devices_per_node: int, *, across: bool) -> l
     return [size for size in _divisors(devices_per_node) if num_devices % size == 0]
 
 
-def _engine_axes(facts: ModelFacts, pins: Engines, tp: int) -> list[tuple[int, int]]:
+def _engine_axes(facts: ModelFacts, pins: EngineSettings, tp: int) -> list[tuple[int, int]]:
     """(ep, attention_dp). Where devices outnumber what a cache can be cut into (the latent of MLA
     is one; else key/value heads), they would hold copies of it: large engines share out requests to
     groups of them instead. Whole experts are shared out in large engines of MLA models, and where

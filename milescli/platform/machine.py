@@ -154,7 +154,7 @@ def _check_types(part: Machine | Node | Device, origin: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Model:
+class _DeviceModel:
     """A device as its maker sells it."""
 
     kind: Kind
@@ -170,7 +170,7 @@ class _Model:
     """In the usual server."""
 
 
-def _model(
+def _device_model(
     kind: Kind,
     name: str,
     memory_gib: int,
@@ -178,8 +178,8 @@ def _model(
     arch: str,
     link: Interconnect,
     per_node: int = 8,
-) -> _Model:
-    return _Model(
+) -> _DeviceModel:
+    return _DeviceModel(
         kind=kind,
         name=name,
         memory_gib=memory_gib,
@@ -190,21 +190,21 @@ def _model(
     )
 
 
-DEVICE_MODELS: dict[str, _Model] = {
-    "A100": _model("cuda", "NVIDIA A100-SXM4-80GB", 80, 80, "sm_80", "nvlink"),
-    "A100-40GB": _model("cuda", "NVIDIA A100-SXM4-40GB", 40, 40, "sm_80", "nvlink"),
-    "L40S": _model("cuda", "NVIDIA L40S", 44, 48, "sm_89", "pcie"),
-    "RTX4090": _model("cuda", "NVIDIA GeForce RTX 4090", 23, 24, "sm_89", "pcie"),
-    "H100": _model("cuda", "NVIDIA H100 80GB HBM3", 79, 80, "sm_90", "nvlink"),
-    "H200": _model("cuda", "NVIDIA H200", 140, 141, "sm_90", "nvlink"),
-    "B200": _model("cuda", "NVIDIA B200", 179, 180, "sm_100", "nvlink"),
-    "B300": _model("cuda", "NVIDIA B300 SXM6 AC", 268, 288, "sm_103", "nvlink"),
-    "GB200": _model("cuda", "NVIDIA GB200", 185, 186, "sm_100", "nvlink", 4),
-    "GB300": _model("cuda", "NVIDIA GB300", 277, 288, "sm_103", "nvlink", 4),
-    "MI300X": _model("rocm", "AMD Instinct MI300X", 191, 192, "gfx942", "xgmi"),
-    "MI325X": _model("rocm", "AMD Instinct MI325X", 255, 256, "gfx942", "xgmi"),
-    "MI350X": _model("rocm", "AMD Instinct MI350X", 287, 288, "gfx950", "xgmi"),
-    "MI355X": _model("rocm", "AMD Instinct MI355X", 287, 288, "gfx950", "xgmi"),
+DEVICE_MODELS: dict[str, _DeviceModel] = {
+    "A100": _device_model("cuda", "NVIDIA A100-SXM4-80GB", 80, 80, "sm_80", "nvlink"),
+    "A100-40GB": _device_model("cuda", "NVIDIA A100-SXM4-40GB", 40, 40, "sm_80", "nvlink"),
+    "L40S": _device_model("cuda", "NVIDIA L40S", 44, 48, "sm_89", "pcie"),
+    "RTX4090": _device_model("cuda", "NVIDIA GeForce RTX 4090", 23, 24, "sm_89", "pcie"),
+    "H100": _device_model("cuda", "NVIDIA H100 80GB HBM3", 79, 80, "sm_90", "nvlink"),
+    "H200": _device_model("cuda", "NVIDIA H200", 140, 141, "sm_90", "nvlink"),
+    "B200": _device_model("cuda", "NVIDIA B200", 179, 180, "sm_100", "nvlink"),
+    "B300": _device_model("cuda", "NVIDIA B300 SXM6 AC", 268, 288, "sm_103", "nvlink"),
+    "GB200": _device_model("cuda", "NVIDIA GB200", 185, 186, "sm_100", "nvlink", 4),
+    "GB300": _device_model("cuda", "NVIDIA GB300", 277, 288, "sm_103", "nvlink", 4),
+    "MI300X": _device_model("rocm", "AMD Instinct MI300X", 191, 192, "gfx942", "xgmi"),
+    "MI325X": _device_model("rocm", "AMD Instinct MI325X", 255, 256, "gfx942", "xgmi"),
+    "MI350X": _device_model("rocm", "AMD Instinct MI350X", 287, 288, "gfx950", "xgmi"),
+    "MI355X": _device_model("rocm", "AMD Instinct MI355X", 287, 288, "gfx950", "xgmi"),
 }
 """What `8xNAME` can say. Memory as nvidia-smi 580 shows it: A100 81920 and 40960 MiB, L40S 46068,
 RTX 4090 24564, H100 81559, H200 143771, B200 183359, B300 275040, GB200 189471, GB300 284208; as
@@ -274,7 +274,7 @@ def parse_machine(text: str) -> Machine:
     return Machine(kind=model.kind, nodes=[_usual_node(model, num_devices)] * num_nodes)
 
 
-def _usual_node(model: _Model, num_devices: int) -> Node:
+def _usual_node(model: _DeviceModel, num_devices: int) -> Node:
     devices = [
         Device(index=index, name=model.name, memory_bytes=model.memory_gib * GIB, arch=model.arch)
         for index in range(num_devices)

@@ -14,7 +14,7 @@ from milescli.core.errors import MachineError
 from milescli.core.units import GIB
 from milescli.platform import cuda, faults, rocm, sysfs
 from milescli.platform.cpu import HostFacts, read_host
-from milescli.platform.faults import Fault
+from milescli.platform.faults import DeviceFault
 from milescli.platform.machine import (
     DEVICE_MODELS,
     Device,
@@ -60,7 +60,7 @@ class Accelerators:
     links: dict[tuple[int, int], str] = field(default_factory=dict)
     """(a, b) with a < b, indices of devices -> NV18, PIX, SYS; XGMI, PCIE. What the tool does not
     tell is left out."""
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[DeviceFault] = field(default_factory=list)
     """Devices that are there and cannot be used."""
 
 
@@ -171,7 +171,7 @@ def _find_nvidia(run: RunTool, root: Path) -> Accelerators:
     topology = run(cuda.TOPOLOGY).text if len(indices) > 1 else ""
     found = [faults.lost("cuda", index, said, others=indices) for index, said in gone.items()]
     if reply.problem and not found:
-        found = [Fault(kind="cuda", indices=(), error=faults.explain("cuda", reply.problem))]
+        found = [DeviceFault(kind="cuda", indices=(), error=faults.explain("cuda", reply.problem))]
     return Accelerators(
         kind="cuda" if devices else "cpu",
         devices=devices,
@@ -191,7 +191,7 @@ def _nvidia_without_list(reply: ToolReply, root: Path) -> Accelerators:
         f"`nvidia-smi` says: {reply.text.strip().splitlines()[0]}" if reply.text.strip() else ""
     )
     if problem:
-        broken = Fault(kind="cuda", indices=None, error=faults.explain("cuda", problem))
+        broken = DeviceFault(kind="cuda", indices=None, error=faults.explain("cuda", problem))
         return Accelerators(
             kind="cpu",
             devices=[],
@@ -225,7 +225,7 @@ def _find_amd(run: RunTool, root: Path, may_open: MayOpen) -> Accelerators:
         reply = reply if reply.problem else older
     notes = [reply.problem] if reply.problem else []
     if not devices and reply.problem and not faults.is_permission(reply.problem):
-        broken = Fault(kind="rocm", indices=None, error=faults.explain("rocm", reply.problem))
+        broken = DeviceFault(kind="rocm", indices=None, error=faults.explain("rocm", reply.problem))
         return Accelerators(
             kind="cpu", devices=[], notes=notes, faults=[broken] if sysfs.has_amd(root) else []
         )
@@ -254,7 +254,7 @@ def _find_amd(run: RunTool, root: Path, may_open: MayOpen) -> Accelerators:
 
 def _closed_files(
     root: Path, view: sysfs.AmdView, devices: Sequence[Device], may_open: MayOpen
-) -> list[Fault]:
+) -> list[DeviceFault]:
     """Device files that are not there or may not be opened, of AMD's devices."""
     kfd = root / "dev/kfd"
     if not any(map(is_accelerator, [*devices, *view.devices])):

@@ -17,7 +17,7 @@ from milescli.recipe import layers
 from milescli.recipe.check import check
 from milescli.recipe.explain import explain
 from milescli.recipe.keys import SETTINGS, keys, sections
-from milescli.recipe.layers import Layer, Origin, Table
+from milescli.recipe.layers import Origin, SettingsLayer, Table
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import find_recipe, templates_dir
 
@@ -51,7 +51,9 @@ def load(
     """
     path = find_recipe(recipe, cwd=cwd)
     base = layers.from_yaml(
-        layers.read_text(path, what="recipe"), source=_shown(path, cwd, home), layer=Layer.RECIPE
+        layers.read_text(path, what="recipe"),
+        source=_shown(path, cwd, home),
+        layer=SettingsLayer.RECIPE,
     )
     table = layers.merge(
         [
@@ -63,8 +65,8 @@ def load(
         ]
     )
     if "name" not in table:
-        origin = Origin(layer=Layer.RECIPE, where=_shown(path, cwd, home))
-        table["name"] = layers.Entry(value=path.stem, text=path.stem, origin=origin)
+        origin = Origin(layer=SettingsLayer.RECIPE, where=_shown(path, cwd, home))
+        table["name"] = layers.KeyValue(value=path.stem, text=path.stem, origin=origin)
     return build(table, source=recipe)
 
 
@@ -121,7 +123,7 @@ def build(table: Table, *, source: str) -> LoadedRecipe:
         recipe = Recipe.model_validate(nested)
     except ValidationError as error:
         raise explain(error, table) from None
-    default = Origin(layer=Layer.DEFAULT)
+    default = Origin(layer=SettingsLayer.DEFAULT)
     origins = {
         name: table[name].origin if name in table else _section_origin(name, table) or default
         for name in keys()
@@ -152,7 +154,7 @@ def _user_files(
         layers.from_yaml(
             layers.read_text(path, what="user file"),
             source=_shown(path, cwd, home),
-            layer=Layer.FILE,
+            layer=SettingsLayer.FILE,
             only=SETTINGS,
         )
         for path in paths
@@ -182,5 +184,5 @@ def _table_of(loaded: LoadedRecipe) -> Table:
         ):
             continue
         value = value_at(loaded.recipe, name)
-        table[name] = layers.Entry(value=value, text=str(value), origin=origin)
+        table[name] = layers.KeyValue(value=value, text=str(value), origin=origin)
     return table

@@ -202,7 +202,7 @@ class Parallel(Section):
     """The same of the last stage, which has the output layer to compute as well."""
 
 
-class Engines(Section):
+class EngineSettings(Section):
     """Pins of the rollout engines."""
 
     num: Positive | None = None
@@ -249,7 +249,7 @@ class Checkpoint(Section):
     """Write in the background while training goes on."""
 
 
-class Machine(Section):
+class MachineSettings(Section):
     """What the run may use. May also come from the environment and from files."""
 
     gpus: NonNegative | None = None
@@ -265,7 +265,7 @@ class Machine(Section):
     """Bound on one rollout, one optimizer step, one publish or one save."""
 
 
-class Run(Section):
+class RunSettings(Section):
     """Where the run lives and what watches it. May also come from the environment and from
     files."""
 
@@ -290,8 +290,8 @@ class Recipe(Section):
     warmup: Warmup = Warmup()
     weights: Weights = Weights()
     parallel: Parallel = Parallel()
-    engines: Engines = Engines()
+    engines: EngineSettings = EngineSettings()
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
-    machine: Machine = Machine()
-    run: Run = Run()
+    machine: MachineSettings = MachineSettings()
+    run: RunSettings = RunSettings()

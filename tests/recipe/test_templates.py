@@ -10,7 +10,7 @@ import pytest
 from milescli.core.errors import RecipeError
 from milescli.recipe import layers
 from milescli.recipe.keys import keys
-from milescli.recipe.layers import Layer
+from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import load
 from milescli.recipe.templates import ALIASES, describe, find_recipe, template_names, templates_dir
 
@@ -80,7 +80,7 @@ def test_a_template_loads_without_warnings_and_tells_what_it_is(name: str, tmp_p
 def test_a_template_is_short_and_repeats_no_default(name: str) -> None:
     text = (templates_dir() / f"{name}.yaml").read_text()
     assert len(text.splitlines()) <= MAX_LINES
-    table = layers.from_yaml(text, source=name, layer=Layer.RECIPE)
+    table = layers.from_yaml(text, source=name, layer=SettingsLayer.RECIPE)
     repeated = [
         key for key, entry in table.items() if key in keys() and entry.value == keys()[key].default
     ]
