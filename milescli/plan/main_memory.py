@@ -18,7 +18,7 @@ from milescli.plan.memory import (
     TRAINER_CONTEXT,
     MemoryModel,
     TrainerBytes,
-    TrainerWish,
+    TrainerLoad,
     bucket_bytes,
     memory_model,
 )
@@ -137,14 +137,14 @@ def _caps(recipe: Recipe, trainer: TrainerLayout) -> list[int]:
     return [*halves, least]
 
 
-def _wish(recipe: Recipe, trainer: TrainerLayout, *, cap: int, size: int) -> TrainerWish:
+def _wish(recipe: Recipe, trainer: TrainerLayout, *, cap: int, size: int) -> TrainerLoad:
     samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
     most = -(
         -samples
         * (recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens)
         // (trainer.dp * trainer.cp)
     )
-    return TrainerWish(
+    return TrainerLoad(
         size=size,
         row_tokens=min(cap, most),
         num_microbatches=trainer.pp,
@@ -157,7 +157,7 @@ def _wish(recipe: Recipe, trainer: TrainerLayout, *, cap: int, size: int) -> Tra
 
 def _fullest(
     memory: MemoryModel,
-    wish: TrainerWish,
+    wish: TrainerLoad,
     trainer: TrainerLayout,
     engines: EngineLayout,
     slots: Sequence[Slot],

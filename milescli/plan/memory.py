@@ -87,7 +87,7 @@ class EngineBytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerWish:
+class TrainerLoad:
     """What memory depends on, beside model and layout."""
 
     size: int
@@ -117,11 +117,11 @@ class MemoryModel:
     def __post_init__(self) -> None:
         self.counter = Counter(self.table)
 
-    def stages(self, layout: TrainerLayout, wish: TrainerWish) -> list[TrainerBytes]:
+    def stages(self, layout: TrainerLayout, wish: TrainerLoad) -> list[TrainerBytes]:
         """[pp] of one rank of each stage."""
         return self._of_stages(layout, wish, range(layout.pp))
 
-    def worst_stage(self, layout: TrainerLayout, wish: TrainerWish) -> TrainerBytes:
+    def worst_stage(self, layout: TrainerLayout, wish: TrainerLoad) -> TrainerBytes:
         """The stage that needs the most device memory. Of stages alike, it is the first: it holds
         the most microbatches."""
         return max(
@@ -130,7 +130,7 @@ class MemoryModel:
         )
 
     def _of_stages(
-        self, layout: TrainerLayout, wish: TrainerWish, stages: Iterable[int]
+        self, layout: TrainerLayout, wish: TrainerLoad, stages: Iterable[int]
     ) -> list[TrainerBytes]:
         held = self.counter.stages(layout)
         sums = self._layer_sums(layout, wish)
@@ -172,7 +172,7 @@ class MemoryModel:
         return found
 
     def _host_bytes(
-        self, held: Held, layout: TrainerLayout, wish: TrainerWish, static: tuple[int, int, int]
+        self, held: Held, layout: TrainerLayout, wish: TrainerLoad, static: tuple[int, int, int]
     ) -> int:
         host = 0
         if wish.keeps_reference:
@@ -185,7 +185,7 @@ class MemoryModel:
             host += static_bytes(held, replace(layout, offload_optimizer=False), size=wish.size)[2]
         return host
 
-    def _layer_sums(self, layout: TrainerLayout, wish: TrainerWish) -> _LayerSums:
+    def _layer_sums(self, layout: TrainerLayout, wish: TrainerLoad) -> _LayerSums:
         key = (
             layout.tp,
             layout.cp,

@@ -7,7 +7,10 @@ from milescli.core.errors import FitError
 from milescli.core.units import GIB, format_bytes, format_duration
 from milescli.plan.decisions import Log
 from milescli.plan.memory import ENGINE_CONTEXT, ENGINE_GRAPHS, FRAGMENTS
-from milescli.plan.search import EngineChoice, Question, TrainerChoice, TrainerSearch, alike_s
+from milescli.plan.search_engines import EngineChoice
+from milescli.plan.search_space import SearchSpace
+from milescli.plan.search_trainer import TrainerChoice, TrainerSearch
+from milescli.plan.ties import alike_s
 from milescli.plan.types import Alternative, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Parallel, Recipe
@@ -29,7 +32,7 @@ def summary(layout: TrainerLayout) -> str:
 
 
 def explain(
-    question: Question,
+    space: SearchSpace,
     chosen: TrainerChoice,
     searched: TrainerSearch,
     *,
@@ -41,7 +44,7 @@ def explain(
     otherwise."""
     layout, pins = chosen.layout, recipe.parallel
     for axis in _AXES:
-        if axis in ("ep", "etp") and not question.facts.num_experts:
+        if axis in ("ep", "etp") and not space.facts.num_experts:
             continue
         pinned = getattr(pins, axis) is not None
         reason = (
@@ -68,7 +71,7 @@ def explain(
     if layout.sequence_parallel:
         why = "tp > 1: norms and residuals are split along the sequence, which saves memory"
         log.note("trainer.sequence_parallel", True, why)
-    _explain_memory(question, chosen, recipe, log)
+    _explain_memory(space, chosen, recipe, log)
 
 
 def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch, *, beside: float) -> str:
@@ -98,7 +101,7 @@ def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch, *, besid
     )
 
 
-def _explain_memory(question: Question, chosen: TrainerChoice, recipe: Recipe, log: Log) -> None:
+def _explain_memory(space: SearchSpace, chosen: TrainerChoice, recipe: Recipe, log: Log) -> None:
     layout, train = chosen.layout, recipe.train
     if train.recompute != "auto":
         why = "pinned by `train.recompute`"
@@ -117,7 +120,7 @@ def _explain_memory(question: Question, chosen: TrainerChoice, recipe: Recipe, l
         )
     log.note("trainer.offload_optimizer", layout.offload_optimizer, why)
     pinned = train.max_tokens_per_microbatch is not None
-    count = question.time.num_microbatches(layout, question.work, chosen.cap)
+    count = space.time.num_microbatches(layout, space.work, chosen.cap)
     why = (
         "pinned by `train.max_tokens_per_microbatch`"
         if pinned
@@ -127,7 +130,7 @@ def _explain_memory(question: Question, chosen: TrainerChoice, recipe: Recipe, l
 
 
 def explain_engines(
-    question: Question,
+    space: SearchSpace,
     chosen: EngineChoice,
     fleets: list[EngineChoice],
     *,
@@ -178,8 +181,7 @@ def explain_engines(
         "pinned by `engines.num`" if pins.num else f"{room} devices / tp {layout.tp}",
     )
     many = (
-        f"{question.work.num_samples} samples a step over {layout.num} "
-        f"engine{'s'[: layout.num > 1]}"
+        f"{space.work.num_samples} samples a step over {layout.num} engine{'s'[: layout.num > 1]}"
     )
     if layout.attention_dp > 1:
         many += (
@@ -202,7 +204,7 @@ def explain_engines(
 
 
 def alternatives(
-    question: Question, chosen: TrainerChoice, searched: TrainerSearch, *, step_s: float
+    space: SearchSpace, chosen: TrainerChoice, searched: TrainerSearch, *, step_s: float
 ) -> list[Alternative]:
     """The next best three, of other meshes."""
     seen = {_mesh(chosen.layout)}
@@ -227,7 +229,7 @@ def _mesh(layout: TrainerLayout) -> tuple[int, ...]:
 
 
 def refusal(
-    question: Question,
+    space: SearchSpace,
     recipe: Recipe,
     machine: Machine,
     searched: TrainerSearch,
@@ -237,34 +239,34 @@ def refusal(
 ) -> FitError:
     """Why nothing fits, with the equation of what came nearest; `remedies` finds what would."""
     where = f"{num_ranks} x {machine.nodes[0].devices[0].name}"
-    work = question.work
+    work = space.work
     if not searched.num_weighed:
         why = (
             f"no layout is legal: tp x pp x cp x dp must be {num_ranks}, and dp x updates_per_step "
             f"at most {work.num_samples} samples "
-            f"(now {_pins(question.pins) or 'nothing is pinned'})"
+            f"(now {_pins(space.pins) or 'nothing is pinned'})"
         )
         return FitError(f"recipe `{recipe.name}` has no layout on {where}", why=why, fix=[])
     if not searched.fitting:
         assert searched.nearest is not None
         why = (
             f"the trainer at {summary(searched.nearest.layout)}: "
-            f"{equation(question, searched.nearest)}"
+            f"{equation(space, searched.nearest)}"
         )
         return FitError(f"recipe `{recipe.name}` does not fit on {where}", why=why, fix=[])
     if not fleets:
-        weights = question.memory.counter.engine_total(tp=1, ep=1, attention_dp=1) * work.size
-        tp = question.engine_pins.tp or num_ranks
+        weights = space.memory.counter.engine_total(tp=1, ep=1, attention_dp=1) * work.size
+        tp = space.engine_pins.tp or num_ranks
         why = (
             f"an engine's weights are {format_bytes(weights)}; over {tp} devices, with the cache "
             "of one sequence of "
-            f"{question.longest_served:,} tokens, they exceed "
-            f"{format_bytes(question.memory_bytes)} a device"
+            f"{space.longest_served:,} tokens, they exceed "
+            f"{format_bytes(space.memory_bytes)} a device"
         )
         return FitError(f"no engine holds recipe `{recipe.name}` on {where}", why=why, fix=[])
-    host = searched.fitting[0].needs.host * min(question.devices_per_node, num_ranks)
+    host = searched.fitting[0].needs.host * min(space.devices_per_node, num_ranks)
     why = (
-        f"{equation(question, searched.fitting[0])}; while weights are handed over, an engine's "
+        f"{equation(space, searched.fitting[0])}; while weights are handed over, an engine's "
         f"{format_bytes(fleets[0].needs.weights)} "
         f"stand beside the trainer's {format_bytes(searched.fitting[0].needs.weights)}; asleep, "
         f"the trainer keeps {format_bytes(host)} of a "
@@ -277,19 +279,18 @@ def refusal(
     )
 
 
-def equation(question: Question, choice: TrainerChoice) -> str:
+def equation(space: SearchSpace, choice: TrainerChoice) -> str:
     """weights + gradients + ... = total > budget, in GiB."""
     needs = choice.needs
     parts = ("weights", "gradients", "optimizer", "activations", "logits", "workspace")
     told = " + ".join(f"{name} {getattr(needs, name) / GIB:.1f}" for name in parts)
-    sign = ">" if needs.total > question.trainer_budget else "<="
+    sign = ">" if needs.total > space.trainer_budget else "<="
     less = f"less {FRAGMENTS:.0%} margin"
-    if question.colocated:
+    if space.colocated:
         less += f" and {(ENGINE_CONTEXT + ENGINE_GRAPHS) / GIB:.1f} of the sleeping engine"
-    device = f"{question.memory_bytes / GIB:.0f} GiB a device {less}"
+    device = f"{space.memory_bytes / GIB:.0f} GiB a device {less}"
     return (
-        f"{told} = {needs.total / GIB:.1f} GiB {sign} {question.trainer_budget / GIB:.1f} "
-        f"({device})"
+        f"{told} = {needs.total / GIB:.1f} GiB {sign} {space.trainer_budget / GIB:.1f} ({device})"
     )
 
 
