@@ -1,5 +1,5 @@
 """Which layouts Megatron and SGLang can run with a model, axis by axis: the one place that says it,
-for the planner and for the trainer's own check. Pure; a fault tells the equation that does not
+for the planner and for the trainer's own check. Pure; a fault states the equation that does not
 hold."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class IllegalValue:
     """A value that this rule allows."""
 
     def error(self) -> FitError:
-        """As the user is told."""
+        """As the user reads it."""
         return FitError(
             f"`{self.key}={_text(self.value)}` is illegal for this model",
             why=self.why,

@@ -99,7 +99,7 @@ def fit_main_memory(
     if recipe.train.recompute == "auto":
         asked.append(replace(trainer, recompute="full"))
     for layout, cap in product(asked, _caps(recipe, trainer)):
-        node = _fullest(memory, _wish(recipe, layout, cap=cap, size=size), layout, engines, slots)
+        node = _fullest(memory, _load(recipe, layout, cap=cap, size=size), layout, engines, slots)
         if node.total + node.num_shards * least <= budget:
             break
     else:
@@ -137,7 +137,7 @@ def _caps(recipe: Recipe, trainer: TrainerLayout) -> list[int]:
     return [*halves, least]
 
 
-def _wish(recipe: Recipe, trainer: TrainerLayout, *, cap: int, size: int) -> TrainerLoad:
+def _load(recipe: Recipe, trainer: TrainerLayout, *, cap: int, size: int) -> TrainerLoad:
     samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
     most = -(
         -samples
@@ -157,14 +157,14 @@ def _wish(recipe: Recipe, trainer: TrainerLayout, *, cap: int, size: int) -> Tra
 
 def _fullest(
     memory: MemoryModel,
-    wish: TrainerLoad,
+    load: TrainerLoad,
     trainer: TrainerLayout,
     engines: EngineLayout,
     slots: Sequence[Slot],
 ) -> _NodeLoad:
     """Of the nodes that the slots are on."""
-    stages = memory.stages(trainer, wish)
-    weights = memory.engine_weights(engines, size=wish.size)
+    stages = memory.stages(trainer, load)
+    weights = memory.engine_weights(engines, size=load.size)
     ranks = Counter(
         (slot.node, slot.trainer_rank * trainer.pp // trainer.world_size)
         for slot in slots
@@ -205,9 +205,11 @@ def _cache_tokens(
     wanted, running = engines.max_total_tokens, engines.max_running_requests
     assert wanted is not None, "an engine on a CPU has no other measure for its cache"
     states = num_shards * memory.cache_bytes(engines, size=size, tokens=0, sequences=running)
-    each = max(1, num_shards * memory.cache_bytes(engines, size=size, tokens=1 << 20, sequences=0))
+    per_token = max(
+        1, num_shards * memory.cache_bytes(engines, size=size, tokens=1 << 20, sequences=0)
+    )
     most = (
-        max(longest_tokens(recipe), int(max(0, room - states) / each * (1 << 20)))
+        max(longest_tokens(recipe), int(max(0, room - states) / per_token * (1 << 20)))
         if num_shards
         else wanted
     )
@@ -251,11 +253,11 @@ def _sum(node: _NodeLoad, cache: int) -> str:
         "activations": ranks.activations + ranks.logits + ranks.workspace,
         "reference": ranks.host,
     }
-    told = " + ".join(
+    trainer = " + ".join(
         f"{name} {size / GIB:.1f}" for name, size in parts.items() if size or name != "reference"
     )
     return (
-        f"{node.num_ranks} trainer rank{'s'[: node.num_ranks > 1]}: {told}; {node.num_shards} "
+        f"{node.num_ranks} trainer rank{'s'[: node.num_ranks > 1]}: {trainer}; {node.num_shards} "
         f"engine rank{'s'[: node.num_shards > 1]}: "
         f"weights {node.engine_weights / GIB:.1f} + cache {cache / GIB:.1f}; processes "
         f"{node.processes / GIB:.1f}"

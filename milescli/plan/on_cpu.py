@@ -10,6 +10,8 @@ from milescli.plan.types import EngineLayout, TrainerLayout
 from milescli.recipe.schema import Recipe
 
 DEFAULT_FRACTION = 0.7
+"""What SGLang's option is given where nobody pins it; on a CPU the number of tokens bounds the
+cache."""
 KV_SLOTS_PER_REQUEST = 1.25
 """Head room of an engine's cache over what the largest step can hold at once."""
 
@@ -99,7 +101,7 @@ def engines_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log) -> EngineLayout:
 
 
 def max_running(recipe: Recipe, num: int, log: Log) -> int:
-    """Requests that an engine answers at once."""
+    """Requests that an engine runs at once."""
     num_samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
     pinned = recipe.engines.max_running_requests
     running = pinned or max(8, min(512, -(-num_samples // num)))
@@ -109,13 +111,13 @@ def max_running(recipe: Recipe, num: int, log: Log) -> int:
 
 
 def longest_tokens(recipe: Recipe) -> int:
-    """Prompt and answer that an engine must hold."""
-    answers = max(recipe.rollout.max_response_tokens, recipe.eval.max_response_tokens or 0)
-    return recipe.data.max_prompt_tokens + answers
+    """Prompt and response that an engine must hold."""
+    longest_response = max(recipe.rollout.max_response_tokens, recipe.eval.max_response_tokens or 0)
+    return recipe.data.max_prompt_tokens + longest_response
 
 
 def context_length(recipe: Recipe, facts: ModelFacts) -> int:
-    """What an engine is told. Raises nothing: what the model cannot hold is found when the recipe
-    is checked."""
+    """What an engine is started with. Raises nothing: what the model cannot hold is refused when
+    the recipe is checked."""
     longest = longest_tokens(recipe) + 16
     return min(facts.max_position_embeddings, longest) if facts.max_position_embeddings else longest

@@ -1,5 +1,5 @@
-"""Layouts on accelerators: searches trainer and engines, puts the two together (taking turns, or side
-by side), and says why. Called by `make`."""
+"""Layouts on accelerators: searches trainer and engines, puts the two together (taking turns, or
+side by side), and says why. Called by `make`."""
 
 from __future__ import annotations
 
@@ -246,6 +246,6 @@ def publishing_bytes(space: SearchSpace, trainer: TrainerChoice, engines: Engine
 
 
 def engine_context(recipe: Recipe, facts: ModelFacts, pair: Pair) -> EngineChoice:
-    """The engines with the context length that they are told."""
+    """The engines with the context length that they are started with."""
     layout = replace(pair.engines.layout, context_length=context_length(recipe, facts))
     return replace(pair.engines, layout=layout)

@@ -1,5 +1,5 @@
-"""Pins of the recipe, each by itself, before any layout is weighed: those that no layout can keep are
-refused with the equation. Pure; called by `on_devices`."""
+"""Pins of the recipe, each by itself, before any layout is weighed: those that no layout can keep
+are refused with the equation. Pure; called by `on_devices`."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from milescli.recipe.schema import Recipe
 
 
 def devices_per_node(recipe: Recipe, machine: Machine, log: Log) -> int:
-    """Devices of each node that the run takes; 0: it runs on the CPU. Raises FitError where fewer are
-    there than are wanted."""
+    """Devices of each node that the run takes; 0: it runs on the CPU. Raises FitError where fewer
+    are there than are wanted."""
     wanted = recipe.machine.gpus
     visible = 0 if machine.kind == "cpu" else min(len(node.devices) for node in machine.nodes)
     if wanted == 0 or (wanted is None and visible == 0):

@@ -1,4 +1,4 @@
-"""Why a layout was chosen, dimension by dimension, and what stands in the way where none was. Pure;
+"""Why a layout was chosen, axis by axis, and what stands in the way where none was. Pure;
 words for people, with the numbers."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def explain(
     recipe: Recipe,
     log: Log,
 ) -> None:
-    """One decision per dimension of the trainer. `beside`: seconds of a step that pass
+    """One decision per axis of the trainer. `beside`: seconds of a step that pass
     otherwise."""
     layout, pins = chosen.layout, recipe.parallel
     for axis in _AXES:
@@ -92,11 +92,11 @@ def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch, *, besid
             f"{axis} {value} would train in {_s(seconds)} instead of {_s(mine)}, and not fit "
             "beside the engines"
         )
-    told = f"trains in {_s(mine)}; the best layout with {axis} {value} takes {_s(seconds)}"
+    comparison = f"trains in {_s(mine)}; the best layout with {axis} {value} takes {_s(seconds)}"
     if seconds > alike_s(mine, beside=beside) or chosen.cuts > best.cuts:
-        return told
+        return comparison
     return (
-        f"{told}: too alike to tell, of a step of {_s(mine + beside)}, and this layout is the "
+        f"{comparison}: too close to tell in a step of {_s(mine + beside)}, and this layout is the "
         "simpler one"
     )
 
@@ -137,7 +137,7 @@ def explain_engines(
     recipe: Recipe,
     log: Log,
 ) -> None:
-    """One decision per dimension of the engines."""
+    """One decision per axis of the engines."""
     layout, pins = chosen.layout, recipe.engines
     other = next((fleet for fleet in fleets if fleet.layout.tp != layout.tp), None)
     if pins.tp is not None:
@@ -146,7 +146,7 @@ def explain_engines(
         why = "no other size holds the model"
     else:
         why = (
-            f"answers in {_s(chosen.seconds.total)}; engines of tp {other.layout.tp} take "
+            f"generates in {_s(chosen.seconds.total)}; engines of tp {other.layout.tp} take "
             f"{_s(other.seconds.total)}"
         )
         if other.seconds.total < chosen.seconds.total:
@@ -156,7 +156,7 @@ def explain_engines(
                 else "which are cut more"
             )
             why += (
-                f": too alike to tell, {room}"
+                f": too close to tell, {room}"
                 if other.cuts > chosen.cuts
                 else ", and do not fit beside the trainer"
             )
@@ -208,12 +208,12 @@ def alternatives(
 ) -> list[Alternative]:
     """The next best three, of other meshes."""
     seen = {_mesh(chosen.layout)}
-    found = []
+    others = []
     for choice in searched.fitting:
-        if _mesh(choice.layout) in seen or len(found) == 3:
+        if _mesh(choice.layout) in seen or len(others) == 3:
             continue
         seen.add(_mesh(choice.layout))
-        found.append(
+        others.append(
             Alternative(
                 layout=summary(choice.layout),
                 step_s=round(step_s - chosen.seconds.total + choice.seconds.total, 3),
@@ -221,7 +221,7 @@ def alternatives(
                 train_bytes=choice.needs.total,
             )
         )
-    return found
+    return others
 
 
 def _mesh(layout: TrainerLayout) -> tuple[int, ...]:
@@ -283,15 +283,13 @@ def equation(space: SearchSpace, choice: TrainerChoice) -> str:
     """weights + gradients + ... = total > budget, in GiB."""
     needs = choice.needs
     parts = ("weights", "gradients", "optimizer", "activations", "logits", "workspace")
-    told = " + ".join(f"{name} {getattr(needs, name) / GIB:.1f}" for name in parts)
+    parts_sum = " + ".join(f"{name} {getattr(needs, name) / GIB:.1f}" for name in parts)
     sign = ">" if needs.total > space.trainer_budget else "<="
     less = f"less {FRAGMENTS:.0%} margin"
     if space.colocated:
         less += f" and {(ENGINE_CONTEXT + ENGINE_GRAPHS) / GIB:.1f} of the sleeping engine"
-    device = f"{space.memory_bytes / GIB:.0f} GiB a device {less}"
-    return (
-        f"{told} = {needs.total / GIB:.1f} GiB {sign} {space.trainer_budget / GIB:.1f} ({device})"
-    )
+    budget = f"{space.trainer_budget / GIB:.1f} ({space.memory_bytes / GIB:.0f} GiB a device {less})"
+    return f"{parts_sum} = {needs.total / GIB:.1f} GiB {sign} {budget}"
 
 
 def _pins(pins: Parallel) -> str:

@@ -14,7 +14,7 @@ from milescli.plan.types import EngineLayout
 from milescli.recipe.schema import EngineSettings
 
 MOST_REQUESTS = 512
-"""That a group of an engine's devices answers at once, where nobody pins it."""
+"""That a group of an engine's devices runs at once, where nobody pins it."""
 MAX_FRACTION = 0.88
 """Of a device's memory that an engine's weights and cache take at most."""
 MAX_SHARED_FRACTION = 0.80
@@ -31,7 +31,7 @@ class EngineChoice:
     seconds: RolloutSeconds
     cache_tokens: int
     crowded: bool
-    """Its cache does not hold all requests that it has to answer, at their mean length: some
+    """Its cache does not hold all requests that it has to run, at their mean length: some
     wait."""
 
     @property

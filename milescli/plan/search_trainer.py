@@ -1,5 +1,5 @@
-"""All legal layouts of the trainer on so many devices, and those that fit, the fastest first. Pure and
-deterministic: ties go to the layout that is cut least."""
+"""All legal layouts of the trainer on so many devices, and those that fit, the fastest first. Pure
+and deterministic: ties go to the layout that is cut least."""
 
 from __future__ import annotations
 

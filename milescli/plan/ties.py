@@ -1,4 +1,4 @@
-"""Which predicted times are told apart: estimates are not good enough for more. Pure."""
+"""Which predicted times count as equal: estimates are not good enough for more. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from milescli.plan.search_engines import EngineChoice
 from milescli.plan.search_trainer import TrainerChoice
 
 ALIKE = 1.10
-"""Layouts whose predicted times lie within this factor are not told apart: the one that is cut
+"""Layouts whose predicted times are within this factor count as equally fast: the one that is cut
 least is taken."""
 STEP_ALIKE = 0.03
 """Nor are trainers that differ by less than this part of a whole step."""

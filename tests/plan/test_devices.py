@@ -49,7 +49,8 @@ def test_the_peak_is_what_the_units_do_at_their_clock(name: str) -> None:
 
 
 @pytest.mark.parametrize(("links", "both_ways", "names"), [
-    (12, 50e9, ("A100", "A100-40GB")), (18, 50e9, ("H100", "H200")), (18, 100e9, ("B200", "B300", "GB200", "GB300")),
+    (12, 50e9, ("A100", "A100-40GB")), (18, 50e9, ("H100", "H200")),
+    (18, 100e9, ("B200", "B300", "GB200", "GB300")),
     (7, 128e9, ("MI300X", "MI325X")), (7, 153.6e9, ("MI350X", "MI355X")),
 ])  # fmt: skip
 def test_a_device_sends_over_all_its_links_one_way(

@@ -33,11 +33,11 @@ def _schema() -> dict[str, object]:
                 for key, value in sorted(node.items())
                 if key not in ("description", "title")
             }
-        return [bare(each) for each in node] if isinstance(node, list) else node
+        return [bare(item) for item in node] if isinstance(node, list) else node
 
-    found = bare(TypeAdapter(Plan).json_schema(mode="serialization"))
-    assert isinstance(found, dict)
-    return found
+    schema = bare(TypeAdapter(Plan).json_schema(mode="serialization"))
+    assert isinstance(schema, dict)
+    return schema
 
 
 def test_a_change_of_shape_is_a_new_version() -> None:
