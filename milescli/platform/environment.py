@@ -13,7 +13,7 @@ from milescli.platform.machine import Kind
 Role = Literal["trainer", "engine"]
 ROLES: tuple[Role, ...] = ("trainer", "engine")
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""By which Gloo and NCCL (RCCL too) are told the network interface."""
+"""They name the network interface for Gloo and NCCL (RCCL too)."""
 
 
 class SlotView(Protocol):
@@ -131,8 +131,8 @@ def _visibility(kind: Kind, devices: Sequence[str]) -> list[Setting]:
         Setting(name="HIP_VISIBLE_DEVICES", value=value, reason=own),
         Setting(name="CUDA_VISIBLE_DEVICES", value=value, reason=same),
         *(
-            Setting(name=f"RAY_EXPERIMENTAL_NOSET_{each}_VISIBLE_DEVICES", value="1", reason=keep)
-            for each in ("HIP", "ROCR", "CUDA")
+            Setting(name=f"RAY_EXPERIMENTAL_NOSET_{vendor}_VISIBLE_DEVICES", value="1", reason=keep)
+            for vendor in ("HIP", "ROCR", "CUDA")
         ),
     ]
 
@@ -189,9 +189,8 @@ def _accelerator(plan: PlanView, role: Role, *, allocator: str) -> list[Setting]
         )
         if plan.channel == "distributed":
             reason = (
-                "less fragmentation; not with the tensor channel, whose memory handles "
-                "cannot "
-                "be shared from such segments"
+                "less fragmentation; not with the tensor channel, whose memory handles cannot be "
+                "shared from such segments"
             )
             chosen.append(Setting(name=allocator, value="expandable_segments:True", reason=reason))
     return chosen

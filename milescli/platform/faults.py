@@ -155,11 +155,11 @@ def lost(kind: Kind, index: int, said: str, *, others: Sequence[int]) -> DeviceF
 def closed(paths: Sequence[Path], indices: tuple[int, ...] | None) -> DeviceFault:
     """Device files of AMD's driver that are there and may not be opened, and the devices behind
     them."""
-    told = ", ".join(map(str, paths[:3])) + (
+    names = ", ".join(map(str, paths[:3])) + (
         f" and {len(paths) - 3} more" if len(paths) > 3 else ""
     )
     error = MachineError(
-        f"no permission to open {told}",
+        f"no permission to open {names}",
         why="AMD's GPUs are used through these files, which belong to the groups render and video",
         fix=[
             "sudo usermod -aG render,video $USER   # then log in again",

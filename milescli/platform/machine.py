@@ -44,7 +44,7 @@ def is_accelerator(device: Device) -> bool:
     """False for what the vendors' tools list beside accelerators, and nothing here computes on:
     AMD's graphics cards and integrated GPUs (only CDNA has matrix units that the kernels of SGLang
     are written for), NVIDIA's before sm_75 (torch has no code for them). True where the
-    architecture is not told."""
+    architecture is not known."""
     if device.arch.startswith("gfx"):
         return device.arch in _CDNA
     number = device.arch.removeprefix("sm_")
@@ -96,7 +96,9 @@ class Machine:
         try:
             raw = yaml.safe_load(text)
             nodes = [
-                Node(**{**node, "devices": [Device(**each) for each in node.get("devices", [])]})
+                Node(
+                    **{**node, "devices": [Device(**device) for device in node.get("devices", [])]}
+                )
                 for node in raw["nodes"]
             ]
             machine = cls(**{**raw, "nodes": nodes})
@@ -140,16 +142,16 @@ class Machine:
 
 def _check_types(part: Machine | Node | Device, origin: str) -> None:
     """Numbers must be numbers: a file may say `80GB`."""
-    for each in fields(part):
-        value = getattr(part, each.name)
-        if each.type == "int" and (
+    for item in fields(part):
+        value = getattr(part, item.name)
+        if item.type == "int" and (
             not isinstance(value, int) or isinstance(value, bool) or value < 0
         ):
             raise RecipeError(
-                f"{origin}: {each.name} is not a number",
+                f"{origin}: {item.name} is not a number",
                 why=f"`{value}` was given; bytes and counts are whole numbers from 0, memory of 80 "
                 f"GiB is {80 * GIB}",
-                fix=f"set `{each.name}` in {origin}",
+                fix=f"set `{item.name}` in {origin}",
             )
 
 
@@ -246,20 +248,20 @@ def parse_machine(text: str) -> Machine:
 
     Raises MachineError where the name is unknown.
     """
-    found = _NAMED.fullmatch("".join(text.split()).upper().replace("\N{MULTIPLICATION SIGN}", "X"))
-    if found and found["model"] == "CPU" and not found["rest"]:
-        num_nodes = int(found["devices"] or 1)
-        if not found["nodes"] and num_nodes:
+    match = _NAMED.fullmatch("".join(text.split()).upper().replace("\N{MULTIPLICATION SIGN}", "X"))
+    if match and match["model"] == "CPU" and not match["rest"]:
+        num_nodes = int(match["devices"] or 1)
+        if not match["nodes"] and num_nodes:
             node = Node(cpu_cores=8, memory_bytes=32 * GIB, shm_bytes=16 * GIB)
             return Machine(kind="cpu", nodes=[node] * num_nodes)
-    name = _known_model(found["model"], found["rest"].split("-")[1:]) if found else None
+    name = _known_model(match["model"], match["rest"].split("-")[1:]) if match else None
     num_nodes, num_devices = (
-        (int(found["nodes"] or 1), int(found["devices"] or 1)) if found else (0, 0)
+        (int(match["nodes"] or 1), int(match["devices"] or 1)) if match else (0, 0)
     )
-    if found is None or name is None or not num_nodes or not num_devices:
-        raise _unknown(text, found["model"] + found["rest"] if found else text, count=num_devices)
+    if match is None or name is None or not num_nodes or not num_devices:
+        raise _unknown(text, match["model"] + match["rest"] if match else text, count=num_devices)
     model = DEVICE_MODELS[name]
-    if not found["nodes"] and num_devices > model.num_per_node:
+    if not match["nodes"] and num_devices > model.num_per_node:
         num_nodes, left = divmod(num_devices, model.num_per_node)
         if left:
             raise MachineError(

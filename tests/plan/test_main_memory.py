@@ -42,7 +42,7 @@ def test_a_model_that_outgrows_main_memory_is_refused_with_the_sum() -> None:
     )
 
 
-def test_what_fits_is_told_part_by_part() -> None:
+def test_what_fits_is_listed_part_by_part() -> None:
     plan = _plan("quickstart", memory_gib=8)
     value, reason = _told(plan, "memory")
     assert (

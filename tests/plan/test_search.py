@@ -91,7 +91,7 @@ def test_equal_inputs_give_equal_bytes() -> None:
 
 
 @pytest.mark.parametrize("experts", [0, 128])
-def test_four_thousand_devices_take_no_more_than_some_thousand_layouts(
+def test_four_thousand_devices_take_no_more_than_a_few_thousand_layouts(
     experts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each costs microseconds, so that the whole is planned within a second."""
@@ -105,7 +105,7 @@ def test_four_thousand_devices_take_no_more_than_some_thousand_layouts(
     many = {"rollout": {"prompts_per_step": 512, "max_response_tokens": 8192}}
     plan = _plan("512x8xH100", _facts(experts=experts), **many)
     assert len(plan.slots) == 4096
-    assert len(weighed) < 5000, len(weighed)
+    assert len(weighed) < 2500, len(weighed)
 
 
 def test_pins_are_kept_and_named() -> None:
