@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # the reader went away (`miles runs | head`): nobody is left to tell, and Python must not
+        # the reader went away (`miles runs | head`): nobody reads on, and Python must not
         # try at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED

@@ -6,9 +6,13 @@ from milescli.console.output import Mode, Output
 from milescli.recipe.keys import RecipeKey, keys, sections
 
 INTRO = """\
-A recipe is YAML and holds only what differs from the defaults below. On the command line: --set KEY=VALUE.
-Strongest first: --set and flags, MILES_RUN__NAME=… and MILES_MACHINE__GPUS=… (run and machine only),
-./miles.yaml and ~/.config/miles/config.yaml (run and machine only), the recipe, the default.
+A recipe is YAML and holds only what differs from the defaults below.
+On the command line: --set KEY=VALUE. Strongest first:
+  --set and flags
+  MILES_RUN__NAME=… and MILES_MACHINE__GPUS=…     (sections run and machine only)
+  ./miles.yaml and ~/.config/miles/config.yaml    (sections run and machine only)
+  the recipe
+  the default
 """
 
 

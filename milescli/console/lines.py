@@ -82,8 +82,7 @@ def milestone(event: Event) -> Text | None:
     if isinstance(event, EngineTrainerChecked):
         text = (
             f"engine and trainer agree: |difference of logprobs| max {event.diff_max:.1e}, "
-            "mean "
-            f"{event.diff_mean:.1e} "
+            f"mean {event.diff_mean:.1e} "
         )
         return _line(
             "check",

@@ -89,10 +89,9 @@ def _assumptions(pair: Pair, *, source: str) -> list[str]:
     assumptions = [
         f"prompts and responses are {MEAN_SHARE:.0%} of the longest that the recipe allows, on "
         "average",
-        f"of the data sheet, training reaches {TRAIN_SHARE:.0%} of FLOP/s ({EXPERT_SHARE:.0%} in "
-        f"experts), prefill {PREFILL_SHARE:.0%}, "
-        f"decoding {DECODE_SHARE:.0%} of memory bandwidth, collectives {LINK_SHARE:.0%} of the "
-        "link",
+        f"training reaches {TRAIN_SHARE:.0%} of the data sheet's FLOP/s ({EXPERT_SHARE:.0%} in "
+        f"experts), prefill {PREFILL_SHARE:.0%}, decoding {DECODE_SHARE:.0%} of the memory "
+        f"bandwidth, collectives {LINK_SHARE:.0%} of the link",
         f"data sheet: {source}",
         f"attention computes {FILL:.2f} positions for each real one",
     ]
@@ -109,7 +108,7 @@ def _imbalance(pair: Pair) -> str:
         worst_imbalance(space.facts, trainer.layout),
     )
     sentence = (
-        f"memory is for {planned:g} times its even share of tokens at the busiest expert rank "
+        f"the busiest expert rank has memory for {planned:g} times its even share of tokens "
         "(train.expert_imbalance)"
     )
     if worst <= planned:
@@ -120,6 +119,6 @@ def _imbalance(pair: Pair) -> str:
     total = space.memory.worst_stage(trainer.layout, load).total
     ends = "still fits" if total <= space.trainer_budget else "does not fit"
     return (
-        f"{sentence}; at worst it gets {worst:.1f} times, since nothing is dropped: "
+        f"{sentence}; at worst it gets {worst:.1f} times, since no token is dropped: "
         f"{format_bytes(total)} in all, which {ends}"
     )

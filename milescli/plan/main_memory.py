@@ -227,8 +227,8 @@ def _why_recompute(recipe: Recipe, trainer: TrainerLayout) -> str:
     if recipe.train.recompute != "auto":
         return "pinned by `train.recompute`"
     if trainer.recompute == "full":
-        return "what layers compute would not fit between forward and backward pass"
-    return "what layers compute fits between forward and backward pass"
+        return "activations would not fit: the backward pass computes each layer once more"
+    return "activations fit"
 
 
 def _refusal(

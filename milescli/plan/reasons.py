@@ -106,7 +106,7 @@ def _explain_memory(space: SearchSpace, chosen: TrainerChoice, recipe: Recipe, l
     if train.recompute != "auto":
         why = "pinned by `train.recompute`"
     elif layout.recompute == "full":
-        why = "what layers compute would not fit between forward and backward pass"
+        why = "activations would not fit: the backward pass computes each layer once more"
     else:
         why = f"activations of {format_bytes(chosen.needs.activations)} fit"
     log.note("trainer.recompute", layout.recompute, why)
@@ -288,7 +288,9 @@ def equation(space: SearchSpace, choice: TrainerChoice) -> str:
     less = f"less {FRAGMENTS:.0%} margin"
     if space.colocated:
         less += f" and {(ENGINE_CONTEXT + ENGINE_GRAPHS) / GIB:.1f} of the sleeping engine"
-    budget = f"{space.trainer_budget / GIB:.1f} ({space.memory_bytes / GIB:.0f} GiB a device {less})"
+    budget = (
+        f"{space.trainer_budget / GIB:.1f} ({space.memory_bytes / GIB:.0f} GiB a device {less})"
+    )
     return f"{parts_sum} = {needs.total / GIB:.1f} GiB {sign} {budget}"
 
 

@@ -112,7 +112,7 @@ def test_a_dry_run_as_json_is_the_plan(miles: Miles, replace: Replace) -> None:
     assert payload["recipe"]["train.steps"]["origin"].startswith("recipe quickstart.yaml:")
 
 
-def test_a_dry_run_plans_for_a_machine_that_is_not_there_and_tells_its_price(miles: Miles) -> None:
+def test_a_dry_run_plans_for_a_machine_that_is_not_there_and_shows_its_price(miles: Miles) -> None:
     command = [
         "launch",
         "-r",
@@ -329,7 +329,7 @@ def test_export_takes_folders_that_are_no_runs(
     assert miles("export", str(tmp_path / "empty"), "--to", "out").code == 6
 
 
-def test_exports_old_option_is_understood_and_told_of(
+def test_exports_old_option_is_understood_with_a_warning(
     miles: Miles, replace: Replace, run_dir: Path
 ) -> None:
     seen: dict[str, object] = {}
@@ -359,7 +359,7 @@ def test_recipes_are_listed_and_shown(miles: Miles) -> None:
     )
 
 
-def test_help_pages_tell_every_exit_code_and_every_key(miles: Miles) -> None:
+def test_help_pages_list_every_exit_code_and_every_key(miles: Miles) -> None:
     from milescli.core.errors import ExitCode
     from milescli.recipe.keys import keys
 
