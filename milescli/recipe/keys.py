@@ -62,7 +62,7 @@ def sections() -> dict[str, SectionInfo]:
 
 
 def nearest_key(name: str, *, within: tuple[str, ...] = ()) -> str | None:
-    """The key or section that `name` was probably meant to be; `within` limits the answer to some
+    """The key or section that `name` was probably meant to be; `within` limits the search to some
     sections."""
     known = [key for key in (*keys(), *sections()) if not within or key.split(".")[0] in within]
     if name in known:
@@ -87,17 +87,17 @@ def nearest_key(name: str, *, within: tuple[str, ...] = ()) -> str | None:
 
 
 def _walk(section: type[Section], prefix: str) -> list[RecipeKey | SectionInfo]:
-    found: list[RecipeKey | SectionInfo] = []
+    items: list[RecipeKey | SectionInfo] = []
     for name, info in section.model_fields.items():
         dotted = f"{prefix}{name}"
         inner = _section_of(info)
         if inner is None:
-            found.append(_key(dotted, info))
+            items.append(_key(dotted, info))
         else:
             doc = info.description or inner.__doc__ or ""
-            found.append(SectionInfo(name=dotted, doc=doc, optional=_is_optional(info.annotation)))
-            found.extend(_walk(inner, f"{dotted}."))
-    return found
+            items.append(SectionInfo(name=dotted, doc=doc, optional=_is_optional(info.annotation)))
+            items.extend(_walk(inner, f"{dotted}."))
+    return items
 
 
 def _key(dotted: str, info: FieldInfo) -> RecipeKey:

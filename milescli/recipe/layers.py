@@ -109,7 +109,7 @@ def from_env(environ: Mapping[str, str]) -> Table:
         if "__" not in variable:
             raise RecipeError(
                 f"`{variable}` is not read",
-                why="the section and the key are parted by two underscores",
+                why="section and key are separated by two underscores",
                 fix=f"unset {variable}; export {_variable_of_key(name)}={text}",
             )
         node = _parse_value(text, keys()[name], source=variable)
@@ -171,16 +171,22 @@ def _add_override(table: Table, name: str, text: str, *, option: str) -> None:
     origin = Origin(layer=SettingsLayer.SET, where=option)
     if name not in keys() and name not in sections():
         raise unknown_key(name, where=f"`{option}`", fix=lambda guess: f"--set {guess}={text}")
-    found: Table = {}
+    changes: Table = {}
     if name in sections():
         node = reader.read(text, source=f"`{option}`") if text not in NULL_TEXTS else _null()
         _flatten(
-            node, name, found, source=f"`{option}`", layer=SettingsLayer.SET, only=(), origin=origin
+            node,
+            name,
+            changes,
+            source=f"`{option}`",
+            layer=SettingsLayer.SET,
+            only=(),
+            origin=origin,
         )
     else:
         node = _parse_value(text, keys()[name], source=f"`{option}`")
-        found[name] = KeyValue(value=node.value, text=text, origin=origin)
-    for key, entry in found.items():
+        changes[name] = KeyValue(value=node.value, text=text, origin=origin)
+    for key, entry in changes.items():
         _refuse_conflict(table, key, entry)
         table[key] = entry
 
@@ -328,8 +334,8 @@ def _hyperparameter(name: str, *, where: str, remedy: str, value: str = "VALUE")
     return RecipeError(
         f"`{name}` cannot be set here ({where})",
         why="the environment and user files may set `machine` and `run` only: what a run learns is "
-        "read off its recipe "
-        "and its command line, so that two people with one recipe train the same model",
+        "read off its recipe and its command line, so that two people with one recipe train the "
+        "same model",
         fix=f"{remedy}, and say it on the command line: --set "
         f"{name if '.' in name else name + '.KEY'}={value}",
     )

@@ -24,7 +24,7 @@ from milescli.recipe.templates import find_recipe, templates_dir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedRecipe:
-    """A recipe that can be honoured."""
+    """A recipe that was checked, and where each of its values came from."""
 
     recipe: Recipe
     origins: dict[str, Origin]
@@ -32,7 +32,7 @@ class LoadedRecipe:
     source: str
     """What the user named: `quickstart`, or a path."""
     warnings: list[str] = field(default_factory=list)
-    """Wishes that are legal and probably not meant."""
+    """What is legal and probably not meant."""
 
 
 def load(
@@ -86,8 +86,7 @@ def override(
             raise RecipeError(
                 f"`{name}` cannot change in the middle of a run",
                 why=f"`{entry.origin.where}` would make the second half of the run another "
-                "experiment than the first; "
-                f"only {', '.join(only)} may change",
+                f"experiment than the first; only {', '.join(only)} may change",
                 fix=f"miles launch --recipe {loaded.recipe.name} {entry.origin.where}",
             )
     table = _table_of(loaded)

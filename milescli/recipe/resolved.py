@@ -17,8 +17,7 @@ from milescli.recipe.load import LoadedRecipe, build, value_at
 
 _HEADER = (
     "# The whole recipe of this run, with the origin of each value. It loads again: "
-    "--recipe "
-    "{source}\n"
+    "--recipe {source}\n"
 )
 
 
@@ -44,8 +43,8 @@ def resolved_yaml(loaded: LoadedRecipe) -> str:
 
 
 def load_resolved(path: Path) -> LoadedRecipe:
-    """A run's `recipe.yaml`, with the origins that it tells. Raises CheckpointError where the file
-    is gone or spoilt."""
+    """A run's `recipe.yaml`, with the origins in its comments. Raises CheckpointError where the
+    file is gone or spoilt."""
     try:
         text = layers.read_text(path, what="the run's recipe")
         table = layers.from_yaml(text, source=str(path), layer=SettingsLayer.RECIPE)

@@ -108,7 +108,7 @@ def test_a_short_name_is_the_recipe_it_stands_for(alias: str, meant: str, tmp_pa
     assert load(alias, environ={}, cwd=tmp_path, home=tmp_path).recipe.name == meant
 
 
-def test_a_dotted_name_is_no_path_and_a_slip_is_told_the_nearest(tmp_path: Path) -> None:
+def test_a_dotted_name_is_no_path_and_a_slip_names_the_nearest(tmp_path: Path) -> None:
     assert find_recipe("qwen3.6", cwd=tmp_path).name == "qwen3.6-35b-a3b.yaml"
     for slip, meant in {
         "qwen3.6-35b-a3": "qwen3.6-35b-a3b",
