@@ -13,7 +13,7 @@ from milescli.core.errors import MilesError
 
 REPORT = "miles doctor --json > doctor.json   # a fault of miles: please report it with this file"
 SLACK_S = 1.0
-"""For threads that end at their bound to tell what they found."""
+"""For threads that end at their bound to hand over what they found."""
 
 
 class Status(StrEnum):
@@ -55,7 +55,7 @@ class Check:
     is_heavy: bool = False
     """Takes a core or more: few of these run at once."""
     needs: tuple[str, ...] = ()
-    """Checks that must not fail, or this one is skipped: a fault is told once."""
+    """Checks that must not fail, or this one is skipped: a fault is reported once."""
 
 
 def ok(check: str, what: str) -> list[Finding]:
@@ -115,14 +115,14 @@ class _RunningCheck:
         self.check = check
         self.began = threading.Event()
         self.ended = threading.Event()
-        self.found: list[Finding] = []
+        self.findings: list[Finding] = []
         self.deadline = float("inf")
 
     def run(self, before: Sequence[_RunningCheck], places: threading.Semaphore) -> None:
         failed = [
             task.check.name
             for task in before
-            if any(each.status is Status.FAIL for each in task.result())
+            if any(finding.status is Status.FAIL for finding in task.result())
         ]
         if failed:
             self._begin()
@@ -145,7 +145,7 @@ class _RunningCheck:
         bounded likewise."""
         self.began.wait()
         if self.ended.wait(max(0.0, self.deadline - time.monotonic())):
-            return self.found
+            return self.findings
         return fail(
             self.check.name,
             "no answer",
@@ -157,8 +157,8 @@ class _RunningCheck:
         self.deadline = time.monotonic() + self.check.timeout_s
         self.began.set()
 
-    def _end(self, found: list[Finding]) -> None:
-        self.found = found
+    def _end(self, findings: list[Finding]) -> None:
+        self.findings = findings
         self.ended.set()
 
 

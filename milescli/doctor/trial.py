@@ -78,27 +78,31 @@ def run_trial(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        found = _findings(output.read_text(encoding="utf-8", errors="replace"))
-        missing = [name for name in names or (check,) if name not in {each.check for each in found}]
+        findings = _findings(output.read_text(encoding="utf-8", errors="replace"))
+        missing = [
+            name
+            for name in names or (check,)
+            if name not in {finding.check for finding in findings}
+        ]
         if missing:
-            found.append(_broken(missing[0], ended, log, device_kind))
-            found += [
-                each
+            findings.append(_broken(missing[0], ended, log, device_kind))
+            findings += [
+                finding
                 for name in missing[1:]
-                for each in skip(name, f"see `{missing[0]}`, which comes first")
+                for finding in skip(name, f"see `{missing[0]}`, which comes first")
             ]
-        return found
+        return findings
     finally:
         watchdog.release()
 
 
 def _findings(text: str) -> list[Finding]:
-    found = []
+    findings = []
     for line in text.splitlines():
         if line.startswith('{"check"'):
             raw = json.loads(line)
-            found.append(Finding(**{**raw, "status": Status(raw["status"])}))
-    return found
+            findings.append(Finding(**{**raw, "status": Status(raw["status"])}))
+    return findings
 
 
 def _broken(name: str, ended: str, log: Path, device_kind: str) -> Finding:

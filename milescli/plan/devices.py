@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from milescli.platform.machine import Machine, model_of
+from milescli.platform.machine import DEVICE_MODELS, Machine, model_of
 
 TERA, GIGA = 1e12, 1e9
 
@@ -39,6 +39,8 @@ _CONNECTX7 = 50 * GIGA
 """400 Gbit/s a device: DGX H100/H200/B200 and AMD's 8-GPU reference designs have one such adapter
 for each."""
 _CONNECTX8 = 100 * GIGA
+XGMI_PEERS = 7
+"""Other devices of a node to which each of AMD's has one Infinity Fabric link."""
 
 
 DEVICES: dict[str, DeviceSpec] = {
@@ -224,3 +226,10 @@ def spec_of(machine: Machine) -> tuple[DeviceSpec, bool]:
     names = [(model_of(device), device.arch) for device in devices.values()]
     specs = [(DEVICES[name or _ARCHS.get(arch, "A100")], name is not None) for name, arch in names]
     return min(specs, key=lambda spec: (spec[0].bf16_flops, spec[0].memory_bandwidth))
+
+
+def pair_bandwidth(model: str) -> float | None:
+    """Bytes a second from one device of this model to another of its node, one way: NVLink's
+    switches give a pair the whole bandwidth of a device, xGMI one link of seven. None over PCIe."""
+    interconnect, whole = DEVICE_MODELS[model].interconnect, DEVICES[model].link_bandwidth
+    return {"nvlink": whole, "xgmi": whole / XGMI_PEERS}.get(interconnect)

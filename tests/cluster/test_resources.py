@@ -8,19 +8,22 @@ import pytest
 
 from milescli.cluster.nodes import RunNodes
 from milescli.cluster.resources import NodeResources
-from tests.backends.ray.test_cluster import PLAN
+from milescli.doctor.tiny_trainer import tiny_plan
+from milescli.platform.machine import parse_machine
 
 
 def test_no_port_is_promised_twice_although_nobody_listens_on_it_yet(
     tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = iter([[20_001], [20_001], [20_002], [20_001, 20_003], [20_004]])
-    monkeypatch.setattr(
-        "milescli.cluster.resources.free_ports", lambda count, *, host: next(answers)
-    )
+    free = iter([[20_001], [20_001], [20_002], [20_001, 20_003], [20_004]])
+    monkeypatch.setattr("milescli.cluster.resources.free_ports", lambda count, *, host: next(free))
     resources = NodeResources(
-        plan=PLAN, nodes=RunNodes(machine=None), cluster=None, token="t", temp_dir=tmp_path
-    )  # type: ignore[arg-type]
+        plan=tiny_plan("cpu"),
+        nodes=RunNodes(machine=parse_machine("cpu")),
+        cluster=None,  # type: ignore[arg-type]
+        token="t",
+        temp_dir=tmp_path,
+    )
 
     async def ask() -> list[list[int]]:
         return [

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from milescli.plan.devices import DEVICES, spec_of
+from milescli.plan.devices import DEVICES, pair_bandwidth, spec_of
 from milescli.platform.machine import DEVICE_MODELS, parse_machine
 
 
@@ -73,3 +73,12 @@ def test_of_several_models_the_slowest_counts() -> None:
 def test_a_tray_of_gb300_has_four() -> None:
     machine = parse_machine("16x4xGB300")
     assert sum(len(node.devices) for node in machine.nodes) == 64
+
+
+@pytest.mark.parametrize(
+    ("model", "bandwidth"),
+    [("A100", 300e9), ("H200", 450e9), ("B300", 900e9), ("MI300X", 64e9), ("MI355X", 76.8e9)],
+)
+def test_a_pair_of_devices_has_a_switch_or_one_link(model: str, bandwidth: float) -> None:
+    assert pair_bandwidth(model) == pytest.approx(bandwidth)
+    assert pair_bandwidth("L40S") is None

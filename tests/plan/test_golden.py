@@ -19,7 +19,6 @@ from milescli.plan.reasons import summary
 from milescli.plan.types import Plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
-from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -42,18 +41,6 @@ RECIPES = (
 )
 """A flagship of each family."""
 MACHINES = ("8xH100", "8xH200", "8xMI300X", "8xMI355X", "16x4xGB300")
-
-
-def make_recipe(machine: str, **sections: dict[str, object]) -> Recipe:
-    """64 prompts with 8 responses of up to 8192 tokens."""
-    base: dict[str, object] = {
-        "name": "golden",
-        "model": {"path": "x"},
-        "data": {"prompts": "x.jsonl", "max_prompt_tokens": 1024},
-        "rollout": {"prompts_per_step": 64, "max_response_tokens": 8192},
-        "machine": {"nodes": len(parse_machine(machine).nodes)},
-    }
-    return Recipe.model_validate(base | sections)
 
 
 def compact(plan: Plan) -> list[str]:

@@ -18,7 +18,7 @@ from milescli.plan.make import make_plan
 from milescli.plan.types import PLAN_SCHEMA, Plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.templates import shipped_shape
-from tests.plan.test_golden import make_recipe
+from tests.plan.recipes import make_recipe
 
 WRITTEN = Path(__file__).parent / "golden" / f"plan.schema.{PLAN_SCHEMA}.json"
 

@@ -19,7 +19,7 @@ from milescli.plan.memory import MemoryModel
 from milescli.plan.types import Plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.schema import Recipe
-from tests.plan.test_golden import make_recipe
+from tests.plan.recipes import make_recipe
 
 
 def _facts(

@@ -26,7 +26,7 @@ from milescli.platform.machine import Machine, parse_machine
 from milescli.recipe.load import load
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape, template_names
-from tests.plan.test_golden import make_recipe
+from tests.plan.recipes import make_recipe
 
 DEVICES = (
     "A100",
