@@ -28,7 +28,7 @@ it left behind."""
 TERM_GRACE_S = 3.0
 KILL_GRACE_S = 10.0
 WATCHED_VARIABLE = "MILES_WATCHED_TOKEN"
-"""By which the watchdog is told the token: under its own name, the watchdog would end itself."""
+"""How the watchdog learns the token: under its own name, the watchdog would end itself."""
 
 
 @dataclass(slots=True)

@@ -70,7 +70,7 @@ def _choose(**settings: object) -> RunNodes:
     return choose_nodes(MachineSettings(address="10.0.0.1:6379", **settings))
 
 
-def test_the_wished_nodes_are_taken_in_order_and_the_plan_is_made_for_the_weakest(answers) -> None:
+def test_the_wanted_nodes_are_taken_in_order_and_the_plan_is_made_for_the_weakest(answers) -> None:
     weak = _answer(2, "8xH200")
     weak = replace(
         weak,
@@ -99,7 +99,7 @@ def test_a_head_without_devices_and_nodes_that_are_taken_are_passed_over(answers
     ]
 
 
-def test_what_ray_was_not_told_of_is_not_there(answers) -> None:
+def test_devices_that_ray_does_not_count_are_not_there(answers) -> None:
     answers(_answer(1, "8xH200", is_driver=True, num_gpus=2))
     assert len(_choose().machine.nodes[0].devices) == 2
     with pytest.raises(
@@ -109,7 +109,7 @@ def test_what_ray_was_not_told_of_is_not_there(answers) -> None:
     assert "--gpus 2" in caught.value.fixes
 
 
-def test_too_few_nodes_are_told_with_those_that_did_not_answer(answers) -> None:
+def test_too_few_nodes_are_named_with_those_that_did_not_answer(answers) -> None:
     late = NodeAnswer(
         node=_answer(2, "cpu").node,
         error=WaitTimeout("node 10.0.0.2 did not answer", why="hung", fix="ray status"),

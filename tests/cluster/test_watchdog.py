@@ -24,13 +24,21 @@ DRIVER = textwrap.dedent(
     token, scratch, verdict = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     os.environ[TOKEN_VARIABLE] = token
     start_watchdog(token=token, scratch_dirs=[scratch], verdict=verdict)
-    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
-    child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, start_new_session=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", sys.argv[4]], stdout=subprocess.PIPE, start_new_session=True
+    )
     child.stdout.readline()
     print(child.pid, flush=True)
     time.sleep(600)
     """
 )
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(600)
+"""
+"""A child of the driver that does not end when it is asked to."""
 
 
 def _wait_until(condition, seconds: float = 30.0) -> bool:
@@ -66,7 +74,7 @@ def test_a_killed_driver_leaves_nothing_of_its_own_and_everything_of_others(
     (scratch / "file").write_text("x")
     token = f"test-{os.getpid()}-{time.monotonic_ns()}"
     driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, token, str(scratch), str(verdict)],
+        [sys.executable, "-c", DRIVER, token, str(scratch), str(verdict), STUBBORN],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -91,7 +99,7 @@ def test_release_waits_for_the_clean_up_and_keeps_the_drivers_own_verdict(tmp_pa
     verdict.write_text('{"outcome": "done"}\n')
     token = f"test-{os.getpid()}-{time.monotonic_ns()}"
     watchdog = start_watchdog(token=token, scratch_dirs=[], verdict=verdict)
-    own = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
+    own = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
     assert not any("milescli.cluster.watchdog" in line for line in own), (
         "whoever kills our children would kill the watchdog"
     )

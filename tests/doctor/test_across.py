@@ -1,5 +1,5 @@
 """Tests of what nodes are to each other, with faults planted on paper; a real small cluster is
-asked in tests/cluster."""
+asked in tests/end_to_end/cluster."""
 
 from __future__ import annotations
 

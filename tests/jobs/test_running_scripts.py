@@ -243,5 +243,5 @@ def test_no_key_and_no_token_is_in_a_command_line(
     (seen,) = set(at.log("seen"))
     key, token = seen.split()
     assert (key, len(token)) == ("hf_verysecret", 64)
-    told = "\n".join([*at.log("ssh"), *at.log("ray"), *at.log("miles")])
-    assert told and key not in told and token not in told
+    commands = "\n".join([*at.log("ssh"), *at.log("ray"), *at.log("miles")])
+    assert commands and key not in commands and token not in commands

@@ -233,7 +233,7 @@ def test_kuberay_tells_of_files_that_pods_will_not_see(tmp_path: Path) -> None:
     assert not any("data.prompts" in note for note in notes(made, "slurm"))
 
 
-def test_a_host_without_the_gpus_that_are_wanted_is_told_how_to_name_others(
+def test_a_host_without_the_gpus_that_are_wanted_learns_how_to_name_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(job_module, "probe", lambda: read_machine("cpu"))
