@@ -65,28 +65,19 @@ def ok(check: str, what: str) -> list[Finding]:
 
 def warn(check: str, what: str, *, why: str, fix: str | list[str]) -> list[Finding]:
     """It works, with a drawback."""
-    return [
-        Finding(
-            check=check,
-            status=Status.WARN,
-            what=what,
-            why=why,
-            fix=[fix] if isinstance(fix, str) else fix,
-        )
-    ]
+    return _problem(Status.WARN, check, what, why, fix)
 
 
 def fail(check: str, what: str, *, why: str, fix: str | list[str]) -> list[Finding]:
     """It does not work."""
-    return [
-        Finding(
-            check=check,
-            status=Status.FAIL,
-            what=what,
-            why=why,
-            fix=[fix] if isinstance(fix, str) else fix,
-        )
-    ]
+    return _problem(Status.FAIL, check, what, why, fix)
+
+
+def _problem(
+    status: Status, check: str, what: str, why: str, fix: str | list[str]
+) -> list[Finding]:
+    fixes = [fix] if isinstance(fix, str) else fix
+    return [Finding(check=check, status=status, what=what, why=why, fix=fixes)]
 
 
 def skip(check: str, why: str) -> list[Finding]:
