@@ -22,7 +22,9 @@ from milescli.platform import visibility
 
 LOOPBACK = "127.0.0.1"
 PORTS_TIMEOUT_S = 60.0
+"""Bound on an agent's reply with free ports."""
 RELEASE_TIMEOUT_S = 30.0
+"""Bound on the clean-up of other nodes: longer than a watchdog takes."""
 
 
 @dataclass(slots=True, kw_only=True)

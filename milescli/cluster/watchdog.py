@@ -25,8 +25,9 @@ TOKEN_VARIABLE = "MILES_RUN_TOKEN"
 LOOK_EVERY_S = 2.0
 """How often it notes which processes the run has: one that is killed can no longer be asked what
 it left behind."""
-TERM_GRACE_S = 3.0
-KILL_GRACE_S = 10.0
+TERM_GRACE_S, KILL_GRACE_S = 3.0, 10.0
+"""Between TERM and KILL; then until the watchdog gives up on processes that even KILL does not
+end."""
 WATCHED_VARIABLE = "MILES_WATCHED_TOKEN"
 """How the watchdog learns the token: under its own name, the watchdog would end itself."""
 

@@ -23,6 +23,7 @@ from milescli.core.units import format_bytes, format_duration
 WARMUP_LINES = 10
 """A log holds so many lines of the warm-up, whatever its length."""
 LABEL_WIDTH = 10
+"""Characters before the text of a milestone."""
 
 
 def step_line(event: Event) -> Text | None:

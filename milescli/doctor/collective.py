@@ -31,12 +31,15 @@ MEETING_S = 60.0
 STEP_S = 30.0
 """Bound on each step that they take together; communicators of devices are made in it."""
 CONNECT_S = 5.0
+"""Bound on a connection to one of them."""
 NUM_PINGS = 20
 """Of which the quickest counts."""
 MOST_PAIRS = 28
 """All pairs of eight. Among more, those of neighbours are measured."""
 BUFFER_BYTES = {"cpu": 4 * MIB, "cuda": 256 * MIB}
+"""That are added at once: enough to fill a link, and quick."""
 ROUNDS = 5
+"""Of which the mean time counts, after one that is not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

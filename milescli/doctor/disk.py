@@ -19,12 +19,14 @@ from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
 NEEDED, WANTED = 2 * GIB, 20 * GIB
+"""Free where runs live: for the smallest run with two checkpoints; for real models."""
 SPEED_WANTED = 50 * MIB
 """Per second; a checkpoint of a 1B model and its optimizer is 16 GB."""
 SCRATCH = Path("/tmp")
 """Where every run keeps Ray's session: paths of sockets are bounded at 107 bytes, so it is not
 TMPDIR."""
 SCRATCH_NEEDED, SCRATCH_WANTED = 256 * MIB, 2 * GIB
+"""Free there: for the logs of Ray and of one engine; for several, and what Ray spills."""
 RAY_FULL = 0.95
 """Ray's `local_fs_capacity_threshold`: above it no object that does not fit into shared memory is
 taken."""

@@ -24,6 +24,7 @@ SHM_NEEDED, SHM_WANTED = 600 * MIB, 2 * GIB
 SHM_GROWN = 8 * GIB
 """Free, once it is mended."""
 NUM_PORTS = 16
+"""Free ones that are looked for: a run takes one or two for each engine, and some of its own."""
 
 
 def check_platform(machine: Machine) -> list[Finding]:

@@ -13,7 +13,9 @@ from milescli.doctor.fixes import as_root
 from milescli.platform.cpu import cgroup_folders
 
 MEMORY_NEEDED, MEMORY_WANTED = 3 * GIB, 8 * GIB
+"""Free: for the smallest run; for more than one engine or rank."""
 NOFILE_NEEDED, NOFILE_WANTED, NOFILE_GOOD = 1024, 8192, 65536
+"""Open files: that a run needs; that many engines and ranks want; what the fix sets."""
 THREADS_NEEDED, THREADS_WANTED = 600, 2000
 """Beyond those that are there. A run of 13 processes was seen with 341 on 2 cores; libraries start
 more on more cores."""

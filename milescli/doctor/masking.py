@@ -15,6 +15,7 @@ SHORTEST = 6
 """A shorter value is left where it stands in a text: it would match inside many words. Alone, it is
 masked too."""
 SHORTEST_PASSWORD = 3
+"""The same of a password in an address, which is looked for as it stands."""
 _USER = re.compile(r"//[^/\s]+@")
 """Up to the last @ before the path: passwords may hold one."""
 _QUERY = re.compile(

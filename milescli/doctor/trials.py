@@ -26,7 +26,9 @@ from milescli.doctor.torch_build import describe_torch
 
 Kind = Literal["cuda", "rocm", "cpu"]
 WORLD_SIZE = 2
+"""Processes of the collective on a CPU."""
 COLLECTIVE_S = 270.0
+"""Bound on it; the trial itself has 300 s."""
 
 
 def try_ray(folder: Path, kind: Kind) -> list[Finding]:

@@ -17,6 +17,8 @@ from milescli.recipe.templates import find_recipe, templates_dir
 
 WORKDIR = "/work"
 """Of the images."""
+POD_SHARE = 0.75
+"""Of a node's cores and memory that a pod asks for: Kubernetes' own services need the rest."""
 JOB_FILES = "/etc/miles"
 """Where a pod sees the ConfigMap."""
 
@@ -31,7 +33,8 @@ def kuberay_values(job: Job) -> dict[str, str]:
         embedded = f"  {key}: |\n{textwrap.indent(path.read_text(encoding='utf-8'), '    ')}\n"
     node = job.machine.nodes[0]
     cores, memory_gib = (
-        math.floor(0.75 * job.share * size) for size in (node.cpu_cores, node.memory_bytes / GIB)
+        math.floor(POD_SHARE * job.share * size)
+        for size in (node.cpu_cores, node.memory_bytes / GIB)
     )
     resource = {"cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu"}.get(job.plan.device_kind)
     share = [

@@ -16,6 +16,8 @@ START_S = 1800
 """Room for downloads, conversion and start in a time limit. An estimate."""
 SHORTEST_NOTICE_S = 300
 """Before a time limit, to save."""
+SAVE_S = 120
+"""Of that notice, for the checkpoint; the rest is for the step that is half done."""
 
 
 def shared_folder_values(job: Job) -> dict[str, str]:
@@ -47,7 +49,7 @@ def slurm_values(job: Job) -> dict[str, str]:
         ]
     notice_s = SHORTEST_NOTICE_S
     if forecast:
-        notice_s = max(SHORTEST_NOTICE_S, math.ceil(2 * forecast.step_s) + 120)
+        notice_s = max(SHORTEST_NOTICE_S, math.ceil(2 * forecast.step_s) + SAVE_S)
         run_s = forecast.step_s * job.plan.steps
         minutes = math.ceil(min(LONGEST_S, 2 * run_s + START_S) / 60)
         lines += [

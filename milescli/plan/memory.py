@@ -38,6 +38,8 @@ STATE_SHARE = 0.9 / 1.9
 STATES_PER_REQUEST = 3
 """Recurrent states that SGLang reckons for each running request: its own, and those that its prefix
 cache keeps."""
+SAMPLED_REQUESTS = 256
+"""Requests whose float32 logits an engine has at once, with a copy for sampling. An estimate."""
 _PAD = 128
 """Megatron pads flat memory to a multiple of this and of the ranks that share it."""
 
@@ -223,7 +225,8 @@ class MemoryModel:
             facts.topk * facts.moe_ffn_hidden_size / max(1, layout.tp),
         )
         activations = (
-            tokens * size * (6 * facts.hidden_size + 3 * wide) + 4 * 2 * 256 * facts.vocab_size
+            tokens * size * (6 * facts.hidden_size + 3 * wide)
+            + 4 * 2 * SAMPLED_REQUESTS * facts.vocab_size
         )
         cache = int(memory_bytes * layout.memory_fraction) - weights
         if layout.max_total_tokens is not None:

@@ -18,6 +18,7 @@ from milescli.recipe.schema import Parallel, Recipe
 _MOST_NODES = 64
 """Nodes up to which a refusal looks for what would fit."""
 _MOST_FIXES = 3
+"""More than that nobody reads below an error."""
 _LEAST_TOKENS = 256
 """Of a response: shorter limits are not proposed."""
 _OPTION = re.compile(

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from milescli.models.facts import ModelFacts
 from milescli.plan.legal import engine_faults
 from milescli.plan.memory import FRAGMENTS, TRAINER_CONTEXT, EngineBytes
+from milescli.plan.on_cpu import LEAST_REQUESTS, MOST_REQUESTS
 from milescli.plan.search_space import SearchSpace, divisors, values_to_try
 from milescli.plan.time import RolloutSeconds
 from milescli.plan.types import EngineLayout
 from milescli.recipe.schema import EngineSettings
 
-MOST_REQUESTS = 512
-"""That a group of an engine's devices runs at once, where nobody pins it."""
 MAX_FRACTION = 0.88
 """Of a device's memory that an engine's weights and cache take at most."""
 MAX_SHARED_FRACTION = 0.80
@@ -102,7 +101,7 @@ def weigh_engines(
         num=num, tp=tp, ep=ep, attention_dp=attention_dp, context_length=space.longest_served
     )
     # SGLang gives each group its whole share of the requests
-    wanted = max(8, min(MOST_REQUESTS * attention_dp, -(-work.num_samples // num)))
+    wanted = max(LEAST_REQUESTS, min(MOST_REQUESTS * attention_dp, -(-work.num_samples // num)))
     running = pins.max_running_requests or -(-wanted // attention_dp) * attention_dp
     layout = replace(layout, max_running_requests=running, max_total_tokens=pins.max_total_tokens)
     fraction = pins.memory_fraction or _fraction(space, layout)

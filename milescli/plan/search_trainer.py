@@ -24,6 +24,8 @@ MIN_CAP, MAX_CAP = 2048, 32768
 CP_TOKENS, LEAST_CP_TOKENS = 4096, 1024
 """Context parallelism is considered as long as each rank has so many positions of the longest
 sequence; the second, where nothing else fits."""
+UNEVEN_GAIN = 0.99
+"""A shorter last stage is taken only where the step then takes less than this part of the time."""
 CAP_ALIKE = 1.02
 """Larger microbatches are taken only where they are faster by more than this factor: smaller ones
 leave room."""
@@ -217,7 +219,7 @@ def _try_lighter_last_stages(space: SearchSpace, search: TrainerSearch) -> None:
                 break
             other = _choice(space, lighter, choice.cap)
             search.num_weighed += 1
-            if other.fits and other.seconds.total < 0.99 * choice.seconds.total:
+            if other.fits and other.seconds.total < UNEVEN_GAIN * choice.seconds.total:
                 search.fitting.append(other)
     search.fitting.sort(key=lambda choice: choice.rank)
 
