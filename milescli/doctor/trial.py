@@ -38,21 +38,11 @@ def run_trial(
     `check`; `environ`: what it starts with; `settings`: variables of this trial, over those of
     every trial.
     """
-    folder = Path(
-        tempfile.mkdtemp(prefix="miles-", dir="/tmp")
-    )  # short: socket names are bounded at 107 bytes
-    verdict = folder / "verdict.json"
-    verdict.touch()
+    # short: socket names are bounded at 107 bytes
+    folder = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
     token = secrets.token_hex(16)
-    watchdog = start_watchdog(token=token, scratch_dirs=[folder], verdict=verdict)
-    command = command or [
-        sys.executable,
-        "-m",
-        "milescli.doctor.trials",
-        check,
-        str(folder),
-        device_kind,
-    ]
+    watchdog = start_watchdog(token=token, scratch_dirs=[folder])
+    own = [sys.executable, "-m", "milescli.doctor.trials", check, str(folder), device_kind]
     environment = {
         **environ,
         TOKEN_VARIABLE: token,
@@ -62,39 +52,40 @@ def run_trial(
         **settings,
     }
     output, log = folder / "findings.jsonl", folder / "trial.log"
-    ended = f"did not end within {timeout_s:g} s"
     try:
-        # Files, not pipes: a process that the trial left behind would hold a pipe open.
-        with output.open("wb") as stdout, log.open("wb") as stderr:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                env=environment,
-                start_new_session=True,
-            )
-            try:
-                ended = f"ended with status {process.wait(timeout_s)} and said nothing"
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        ended = _run(command or own, environment, output=output, log=log, timeout_s=timeout_s)
         findings = _findings(output.read_text(encoding="utf-8", errors="replace"))
-        missing = [
-            name
-            for name in names or (check,)
-            if name not in {finding.check for finding in findings}
-        ]
+        there = {finding.check for finding in findings}
+        missing = [name for name in names or (check,) if name not in there]
         if missing:
             findings.append(_broken(missing[0], ended, log, device_kind))
-            findings += [
-                finding
-                for name in missing[1:]
-                for finding in skip(name, f"see `{missing[0]}`, which comes first")
-            ]
+        for name in missing[1:]:
+            findings += skip(name, f"see `{missing[0]}`, which comes first")
         return findings
     finally:
         watchdog.release()
+
+
+def _run(
+    command: list[str], environment: dict[str, str], *, output: Path, log: Path, timeout_s: float
+) -> str:
+    """How it ended, in words. Files, not pipes: a process that the trial left behind would hold a
+    pipe open."""
+    with output.open("wb") as stdout, log.open("wb") as stderr:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            return f"ended with status {process.wait(timeout_s)} and said nothing"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return f"did not end within {timeout_s:g} s"
 
 
 def _findings(text: str) -> list[Finding]:

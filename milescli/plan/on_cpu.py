@@ -112,7 +112,11 @@ def max_running(recipe: Recipe, num: int, log: Log) -> int:
     many = (
         f"{num_samples} samples a step over {num} engine{'s'[: num > 1]}, at most {MOST_REQUESTS}"
     )
-    log.note("engines.max_running_requests", running, "pinned" if pinned else many)
+    log.note(
+        "engines.max_running_requests",
+        running,
+        "pinned by `engines.max_running_requests`" if pinned else many,
+    )
     return running
 
 

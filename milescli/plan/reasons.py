@@ -139,68 +139,49 @@ def explain_engines(
 ) -> None:
     """One decision per axis of the engines."""
     layout, pins = chosen.layout, recipe.engines
-    other = next((fleet for fleet in fleets if fleet.layout.tp != layout.tp), None)
-    if pins.tp is not None:
-        why = "pinned by `engines.tp`"
-    elif other is None:
-        why = "no other size holds the model"
-    else:
-        why = (
-            f"generates in {_s(chosen.seconds.total)}; engines of tp {other.layout.tp} take "
-            f"{_s(other.seconds.total)}"
-        )
-        if other.seconds.total < chosen.seconds.total:
-            room = (
-                "of which some would wait for cache"
-                if other.crowded > chosen.crowded
-                else "which are cut more"
-            )
-            why += (
-                f": too close to tell, {room}"
-                if other.cuts > chosen.cuts
-                else ", and do not fit beside the trainer"
-            )
-    log.note("engines.tp", layout.tp, why)
+
+    def note(axis: str, reason: str) -> None:
+        pinned = getattr(pins, axis) is not None
+        why = f"pinned by `engines.{axis}`" if pinned else reason
+        log.note(f"engines.{axis}", getattr(layout, axis), why)
+
+    note("tp", _why_engine_size(chosen, fleets))
     if layout.ep > 1 or pins.ep:
-        log.note(
-            "engines.ep",
-            layout.ep,
-            "pinned by `engines.ep`" if pins.ep else "whole experts, shared out over the engine",
-        )
+        note("ep", "whole experts, shared out over the engine")
     if layout.attention_dp > 1 or pins.attention_dp:
-        why = (
-            "pinned by `engines.attention_dp`"
-            if pins.attention_dp
-            else "each cache is held once, not by every device"
-        )
-        log.note("engines.attention_dp", layout.attention_dp, why)
-    room = layout.num * layout.tp
-    log.note(
-        "engines.num",
-        layout.num,
-        "pinned by `engines.num`" if pins.num else f"{room} devices / tp {layout.tp}",
+        note("attention_dp", "each cache is held once, not by every device")
+    note("num", f"{layout.num * layout.tp} devices / tp {layout.tp}")
+    note("max_running_requests", _why_so_many_requests(space, chosen))
+    note(
+        "memory_fraction",
+        f"graphs, a prefill and both processes keep the rest; {chosen.cache_tokens:,} tokens of "
+        "cache an engine",
     )
-    many = (
-        f"{space.work.num_samples} samples a step over {layout.num} engine{'s'[: layout.num > 1]}"
+
+
+def _why_engine_size(chosen: EngineChoice, fleets: list[EngineChoice]) -> str:
+    other = next((fleet for fleet in fleets if fleet.layout.tp != chosen.layout.tp), None)
+    if other is None:
+        return "no other size holds the model"
+    why = (
+        f"generates in {_s(chosen.seconds.total)}; engines of tp {other.layout.tp} take "
+        f"{_s(other.seconds.total)}"
     )
-    if layout.attention_dp > 1:
-        many += (
-            f", {layout.max_running_requests // layout.attention_dp} for each of "
-            f"{layout.attention_dp} groups"
-        )
-    log.note(
-        "engines.max_running_requests",
-        layout.max_running_requests,
-        "pinned" if pins.max_running_requests else many,
-    )
-    why = "pinned by `engines.memory_fraction`"
-    if pins.memory_fraction is None:
-        why = (
-            f"graphs, a prefill and both processes keep the rest; {chosen.cache_tokens:,} "
-            "tokens "
-            "of cache an engine"
-        )
-    log.note("engines.memory_fraction", layout.memory_fraction, why)
+    if other.seconds.total >= chosen.seconds.total:
+        return why
+    if other.cuts <= chosen.cuts:
+        return f"{why}, and do not fit beside the trainer"
+    waits = other.crowded > chosen.crowded
+    drawback = "of which some would wait for cache" if waits else "which are cut more"
+    return f"{why}: too close to tell, {drawback}"
+
+
+def _why_so_many_requests(space: SearchSpace, chosen: EngineChoice) -> str:
+    num, groups = chosen.layout.num, chosen.layout.attention_dp
+    why = f"{space.work.num_samples} samples a step over {num} engine{'s'[: num > 1]}"
+    if groups > 1:
+        why += f", {chosen.layout.max_running_requests // groups} for each of {groups} groups"
+    return why
 
 
 def alternatives(

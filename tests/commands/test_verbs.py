@@ -343,7 +343,7 @@ def test_exports_old_option_is_understood_with_a_warning(
 
 
 def test_doctor_ends_with_the_code_of_its_findings(miles: Miles, replace: Replace) -> None:
-    replace("milescli.doctor.run", run_doctor=lambda wish, *, output: 4 if wish.recipe else 0)
+    replace("milescli.doctor.run", run_doctor=lambda options, *, output: 4 if options.recipe else 0)
     assert miles("doctor").code == 0
     assert miles("doctor", "--recipe", "quickstart").code == 4
     assert miles("doctor", "--set", "run.dir=/x").code == 2

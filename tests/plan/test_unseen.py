@@ -139,7 +139,7 @@ def check_plan(plan: Plan, recipe: Recipe, machine: Machine, facts: ModelFacts) 
         forecast.step_s,
         *forecast.train_parts_s.values(),
     ]
-    assert all(math.isfinite(each) and each >= 0 for each in seconds), seconds
+    assert all(math.isfinite(value) and value >= 0 for value in seconds), seconds
     assert abs(sum(forecast.train_parts_s.values()) - forecast.train_s) < 0.01
     assert {
         "device",
