@@ -6,8 +6,8 @@ PYTHON ?= $(shell command -v python$(PIN_PYTHON_OLDEST) || command -v python3)
 export PYTHON
 PINS := pyproject.toml docker/install.sh docker/pins.env docker/requirements.txt docker/requirements-cpu.txt
 RUN ?=
-# rooms whose tests are whole runs, which wait as often as they compute: beside the others, when all tests are asked for
-RUNS := tests/end_to_end tests/cluster
+# tests that are whole runs, which wait as often as they compute: beside the others, when all tests are asked for
+RUNS := tests/end_to_end
 # of the image: cpu, cuda or rocm; for rocm GFX942 or GFX950
 KIND ?= cpu
 GFX ?= GFX942

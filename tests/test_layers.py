@@ -30,9 +30,11 @@ FLOORS = {
     "backends.ray": 4,
     "backends.transformers": 4,
     "export": 4,
-    "runtime": 5,
-    "doctor": 6,
-    "commands": 7,
+    "cluster": 5,
+    "jobs": 5,
+    "runtime": 6,
+    "doctor": 7,
+    "commands": 8,
 }
 """Room -> floor. A room imports from lower floors, and from nothing of its own floor but itself."""
 

@@ -52,7 +52,7 @@ class UsageError(MilesError):
     exit_code = ExitCode.USAGE
 
 
-class Fault(MilesError):
+class InternalFault(MilesError):
     """miles itself is wrong."""
 
     exit_code = ExitCode.INTERNAL
@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # the reader went away (`miles runs | head`): nobody is left to tell, and Python must not
+        # the reader went away (`miles runs | head`): nobody reads on, and Python must not
         # try at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
@@ -137,7 +137,7 @@ def _usage_error(error: typer.TyperException) -> MilesError:
 
 def _fault(error: Exception, argv: list[str]) -> MilesError:
     file = write_crash_report(error, argv=argv)
-    return Fault(
+    return InternalFault(
         f"miles failed in a way that is its own fault: {type(error).__name__}",
         why=str(error) or "no message",
         fix=f"less {file}   # the traceback; please send it with a report",

@@ -36,12 +36,11 @@ def doctor(
 ) -> None:
     """Check this machine, or each node of a Ray cluster; each finding with the command that mends
     it. Ends with 4 where something fails."""
-    from milescli.doctor.fixes import Wish
+    from milescli.doctor.fixes import DoctorOptions
     from milescli.doctor.run import run_doctor
 
     if sets and recipe is None:
         raise typer.BadParameter("--set changes a recipe: name it with --recipe")
     output: Output = context.obj
-    raise typer.Exit(
-        run_doctor(Wish(recipe=recipe, sets=sets or [], address=address), output=output)
-    )
+    options = DoctorOptions(recipe=recipe, sets=sets or [], address=address)
+    raise typer.Exit(run_doctor(options, output=output))

@@ -26,7 +26,7 @@ class Topic(StrEnum):
 TOPICS = {
     Topic.EXIT_CODES: "what the process says when it ends",
     Topic.RECIPE: "every key of a recipe: type, default, meaning",
-    Topic.RUN_DIRECTORY: "what lies in runs/NAME",
+    Topic.RUN_DIRECTORY: "the files of runs/NAME",
 }
 
 
@@ -58,6 +58,6 @@ def help_page(
     else:
         output.json("help", {"topics": {str(name): text for name, text in TOPICS.items()}})
         output.table(
-            ["page", "what it tells"],
+            ["page", "what is on it"],
             [(f"miles help {name}", text) for name, text in TOPICS.items()],
         )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from milescli.commands.options import (
     AddressOption,
+    DryRunOption,
     EmitOption,
     GpusOption,
+    NameOption,
+    NodesOption,
     OnOption,
     PriceOption,
     RecipeOption,
+    SeedOption,
     SetOption,
     StepsOption,
+    VerboseOption,
     flags_of,
     here,
     planned_machine,
@@ -40,40 +43,28 @@ def launch(
     context: typer.Context,
     *,
     recipe: RecipeOption,
-    name: Annotated[
-        str | None, typer.Option("--name", "-n", help="Name of the run (run.name).")
-    ] = None,
+    name: NameOption = None,
     sets: SetOption = None,
     gpus: GpusOption = None,
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, help="Nodes (machine.nodes).")
-    ] = None,
+    nodes: NodesOption = None,
     address: AddressOption = None,
     steps: StepsOption = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", min=0, help="Seed of the run (run.seed).")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan and its reasons; start nothing.")
-    ] = False,
+    seed: SeedOption = None,
+    dry_run: DryRunOption = False,
     on: OnOption = None,
     emit: EmitOption = None,
     price: PriceOption = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="With --dry-run: the origin of every value.")
-    ] = False,
+    verbose: VerboseOption = False,
 ) -> None:
     """Train a model by a recipe."""
     from milescli.recipe.load import load
 
     output: Output = context.obj
     machine = planned_machine(on, price=price, dry_run=dry_run, emits=emit is not None)
-    if machine is not None and nodes is None:
-        nodes = len(machine.nodes)
     flags = flags_of(
         run__name=("--name", name),
         machine__gpus=("--gpus", gpus),
-        machine__nodes=("--nodes", nodes),
+        machine__nodes=("--nodes", nodes or (len(machine.nodes) if machine else None)),
         machine__address=("--address", address),
         train__steps=("--steps", steps),
         run__seed=("--seed", seed),
@@ -89,13 +80,8 @@ def launch(
         from milescli.commands.show_plan import show_plan
         from milescli.runtime.launch import dry_run as plan_for
 
-        show_plan(
-            plan_for(loaded, machine, output=output),
-            loaded,
-            output=output,
-            with_origins=verbose,
-            price_per_gpu_hour=price,
-        )
+        plan = plan_for(loaded, machine, output=output)
+        show_plan(plan, loaded, output=output, with_origins=verbose, price_per_gpu_hour=price)
     else:
         from milescli.commands.show_summary import show_run_summary
         from milescli.runtime.launch import launch as start

@@ -64,6 +64,17 @@ RunArgument = Annotated[
         show_default=False,
     ),
 ]
+NameOption = Annotated[str | None, typer.Option("--name", "-n", help="Name of the run (run.name).")]
+NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes (machine.nodes).")]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", min=0, help="Seed of the run (run.seed).")
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show the plan and its reasons; start nothing.")
+]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="With --dry-run: the origin of every value.")
+]
 StepsOption = Annotated[
     int | None, typer.Option("--steps", min=1, help="Train up to this step (train.steps).")
 ]
@@ -89,13 +100,13 @@ OnOption = Annotated[
 PriceOption = Annotated[
     float | None,
     typer.Option(
-        "--price-per-gpu-hour", min=0.0, help="With --dry-run: tell what the run would cost."
+        "--price-per-gpu-hour", min=0.0, help="With --dry-run: show what the run would cost."
     ),
 ]
 
 
 class JobForm(StrEnum):
-    """What --emit writes."""
+    """What --emit writes; `jobs.script` has a form for each."""
 
     SLURM = "slurm"
     KUBERAY = "kuberay"

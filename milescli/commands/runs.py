@@ -27,10 +27,10 @@ def runs(context: typer.Context) -> None:
 
     output: Output = context.obj
     folder = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
-    found = [read_state(RunDir(folder / name)) for name in run_names(folder)]
-    output.json("runs", {"dir": str(folder), "runs": [asdict(state) for state in found]})
-    if not found:
+    states = [read_state(RunDir(folder / name)) for name in run_names(folder)]
+    output.json("runs", {"dir": str(folder), "runs": [asdict(state) for state in states]})
+    if not states:
         output.note(f"no run in {folder} yet; start one: miles launch --recipe quickstart")
         return
     columns = ["run", "state", "step", "reward", "accuracy", "changed"]
-    output.table(columns, [state.row() for state in found])
+    output.table(columns, [state.row() for state in states])

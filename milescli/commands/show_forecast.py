@@ -1,5 +1,5 @@
 """What a plan will need and take, on the screen: memory of one device in both phases, seconds of a
-step, GPU-hours and cost, what was weighed beside it, and which figures are counted, by formula, or
+step, GPU-hours and cost, the next best layouts, and which figures are counted, by formula, or
 estimates."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ WIDTH = 40
 def show_forecast(plan: Plan, forecast: Forecast, *, price: float | None, output: Output) -> None:
     """Nothing in JSON mode: the plan holds it all."""
     for title, parts in (
-        ("while training", forecast.training),
-        ("while answering", forecast.rollout),
+        ("during training", forecast.training),
+        ("during rollout", forecast.rollout),
     ):
         output.table(
             ["part", "GiB", "", "known by"],
@@ -35,12 +35,12 @@ def show_forecast(plan: Plan, forecast: Forecast, *, price: float | None, output
             ["next best trainer", "step", "training", "GiB"],
             [
                 (
-                    each.layout,
-                    format_duration(each.step_s),
-                    format_duration(each.train_s),
-                    round(each.train_bytes / GIB, 1),
+                    other.layout,
+                    format_duration(other.step_s),
+                    format_duration(other.train_s),
+                    round(other.train_bytes / GIB, 1),
                 )
-                for each in forecast.alternatives
+                for other in forecast.alternatives
             ],
         )
         output.blank()
@@ -66,11 +66,12 @@ def _times(plan: Plan, forecast: Forecast, price: float | None) -> dict[str, obj
         for name, seconds in forecast.train_parts_s.items()
         if seconds >= 0.05
     )
-    found = {
+    rows = {
         "rollout": f"{format_duration(forecast.rollout_s)}; an engine holds "
         f"{format_count(forecast.cache_tokens)} tokens",
         "train": format_duration(forecast.train_s) + (f" ({parts})" if parts else ""),
-        "sync": format_duration(forecast.sync_s) + (", turns included" if plan.colocated else ""),
+        "sync": format_duration(forecast.sync_s)
+        + (", with sleep and wake-up" if plan.colocated else ""),
         "step": f"{format_duration(forecast.step_s)}, {format_count(forecast.tokens_per_s)} "
         "tokens/s",
         "run": f"{plan.steps} steps: {format_duration(forecast.step_s * plan.steps)}, "
@@ -79,12 +80,12 @@ def _times(plan: Plan, forecast: Forecast, price: float | None) -> dict[str, obj
         f"{format_bytes(forecast.host_memory_bytes)} main memory of a node",
     }
     if forecast.publishing_bytes:
-        found["publishing"] = (
+        rows["publishing"] = (
             f"{format_bytes(forecast.publishing_bytes)} while trainer and engine both hold weights"
         )
     if price is not None:
-        found["cost"] = f"{cost(forecast, price):,.0f} at {price:g} a GPU-hour"
-    return found
+        rows["cost"] = f"{cost(forecast, price):,.0f} at {price:g} a GPU-hour"
+    return rows
 
 
 def cost(forecast: Forecast, price: float) -> float:

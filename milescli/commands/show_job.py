@@ -6,26 +6,32 @@ import sys
 from pathlib import Path
 
 from milescli.console.output import Output
+from milescli.jobs.job import Job, machine_like_this
+from milescli.jobs.script import Form, notes, script
+from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe
-from milescli.runtime.emit import Form, job_of, notes, script
+from milescli.runtime.inputs import facts_of_recipe
+from milescli.runtime.launch import plan_only, refuse_unproven
 
 
 def show_job(
     loaded: LoadedRecipe, *, form: Form, machine: Machine | None, on: str | None, output: Output
 ) -> None:
-    """Print it whole; `machine`: what --on says, or None for nodes like this one; `on`: its
-    words."""
+    """Print it whole. `on`: what --on says, and `machine`: which nodes that means; None: nodes like
+    this one. Raises where a launch there would be refused."""
     if loaded.recipe.machine.address:
         output.warn(
             "--address is left out: the script starts a Ray cluster of its own, and names it"
         )
-    job = job_of(
-        loaded,
+    machine = machine or machine_like_this(loaded.recipe.machine)
+    job = Job(
+        loaded=loaded,
+        plan=_plan(loaded, machine),
         machine=machine,
         folder=Path.cwd(),
         bin_dir=Path(sys.executable).parent,
-        machine_words=on,
+        on=on,
     )
     text = script(job, form)
     output.json(
@@ -34,3 +40,9 @@ def show_job(
     output.text(text)
     for note in notes(job, form):
         output.note(note)
+
+
+def _plan(loaded: LoadedRecipe, machine: Machine) -> Plan:
+    facts = facts_of_recipe(loaded.recipe.model)
+    refuse_unproven(loaded.recipe, facts)
+    return plan_only(loaded, machine, facts=facts)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from milescli.console.output import Mode, Output
-from milescli.recipe.keys import Key, keys, sections
+from milescli.recipe.keys import RecipeKey, keys, sections
 
 INTRO = """\
-A recipe is YAML and holds only what differs from the defaults below. On the command line: --set KEY=VALUE.
-Strongest first: --set and flags, MILES_RUN__NAME=… and MILES_MACHINE__GPUS=… (run and machine only),
-./miles.yaml and ~/.config/miles/config.yaml (run and machine only), the recipe, the default.
+A recipe is YAML and holds only what differs from the defaults below.
+On the command line: --set KEY=VALUE. Strongest first:
+  --set and flags
+  MILES_RUN__NAME=… and MILES_MACHINE__GPUS=…     (sections run and machine only)
+  ./miles.yaml and ~/.config/miles/config.yaml    (sections run and machine only)
+  the recipe
+  the default
 """
 
 
@@ -30,11 +34,11 @@ def show_keys(output: Output) -> None:
             output.blank()
 
 
-def _default(key: Key) -> str:
+def _default(key: RecipeKey) -> str:
     if key.default is None:
         return "null"
     return str(key.default).lower() if isinstance(key.default, bool) else f"{key.default}"
 
 
-def _meaning(key: Key) -> str:
+def _meaning(key: RecipeKey) -> str:
     return f"{key.wants}. {key.doc}".replace("\n", " ") if key.doc else key.wants

@@ -122,8 +122,8 @@ def _batch(plan: Plan) -> dict[str, object]:
 
 
 def _node_rows(plan: Plan) -> list[tuple[object, ...]]:
-    """One row for each node; neighbours that differ in nothing but numbers stay apart, so that
-    every rank is found."""
+    """One row for each node; neighbours that differ in nothing but numbers are not merged, so that
+    every rank can be looked up."""
     nodes: dict[int, list[Slot]] = {}
     for slot in plan.slots:
         nodes.setdefault(slot.node, []).append(slot)

@@ -12,14 +12,14 @@ from milescli.core.units import format_bytes, format_duration
 
 
 def show_run_summary(summary: object, *, output: Output) -> None:
-    """How a run ended, where it lies, and what can be done with it."""
+    """How a run ended, where it is, and what can be done with it."""
     fields = _fields(summary)
     output.json("run_summary", fields)
     run = shlex.quote(str(fields["path"]))
     output.kv(readable(fields), title="reached")
     output.next_steps(
         {
-            f"miles eval {run}": "measure it again",
+            f"miles eval {run}": "evaluate it once more",
             f"miles resume {run} --steps {2 * int(str(fields['steps']))}": "train it further",
             f"miles export {run} --to "
             f"{shlex.quote(Path(str(fields['path'])).name + '-hf')}": "write a Hugging Face folder",

@@ -39,4 +39,4 @@ def runs(incomplete: str) -> list[str]:
             if name.startswith(incomplete)
         ]
     except MilesError:
-        return []  # a broken user file is told by the verb, not at TAB
+        return []  # a broken user file is reported by the verb, not at TAB

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from milescli.core.events import EvalDone, StepDone
 from milescli.core.units import format_count
@@ -29,7 +30,7 @@ class Column:
 
 
 def number(value: float | None, form: str) -> str:
-    """A figure; NaN and infinity are said as they are, and what the objective does not tell is a
+    """A figure; NaN and infinity are said as they are, and what the objective does not show is a
     dash."""
     if value is None:
         return "-"
@@ -48,109 +49,75 @@ def rate(per_s: float) -> str:
     return format_count(per_s) if math.isfinite(per_s) else str(per_s)
 
 
+def _column(
+    head: str, word: str, *, width: int, rank: int, write: Callable[[StepDone], str]
+) -> Column:
+    """`head`: `logprob|diff max` stands on two lines."""
+    upper, _, lower = head.rpartition("|")
+    return Column(head=(upper, lower), word=word, width=width, rank=rank, write=write)
+
+
+def _figure(path: str, form: str) -> Callable[[StepDone], str]:
+    """`report.loss` of a step, written in this form."""
+    return lambda done: number(attrgetter(path)(done), form)
+
+
+def _objective_figure(name: str, form: str) -> Callable[[StepDone], str]:
+    """A figure of the objective, by its name; a dash where it shows none of this name."""
+    return lambda done: number(done.report.figures.get(name), form)
+
+
 COLUMNS = (
-    Column(head=("", "step"), word="step", width=5, rank=0, write=lambda done: str(done.step)),
-    Column(
-        head=("", "reward"),
-        word="reward",
-        width=6,
-        rank=0,
-        write=lambda done: number(done.rollout.reward_mean, ".3f"),
-    ),
-    Column(
-        head=("", "loss"),
-        word="loss",
-        width=7,
-        rank=2,
-        write=lambda done: number(done.report.loss, ".4f"),
-    ),
-    Column(
-        head=("", "kl"),
-        word="kl",
-        width=6,
-        rank=8,
-        write=lambda done: number(done.report.figures.get("kl"), ".4f"),
-    ),
-    Column(
-        head=("", "entropy"),
-        word="entropy",
-        width=7,
-        rank=3,
-        write=lambda done: number(done.report.figures.get("entropy"), ".3f"),
-    ),
-    Column(
-        head=("logprob", "diff max"),
-        word="logprob_diff_max",
+    _column("step", "step", width=5, rank=0, write=lambda done: str(done.step)),
+    _column("reward", "reward", width=6, rank=0, write=_figure("rollout.reward_mean", ".3f")),
+    _column("loss", "loss", width=7, rank=2, write=_figure("report.loss", ".4f")),
+    _column("kl", "kl", width=6, rank=8, write=_objective_figure("kl", ".4f")),
+    _column("entropy", "entropy", width=7, rank=3, write=_objective_figure("entropy", ".3f")),
+    _column(
+        "logprob|diff max",
+        "logprob_diff_max",
         width=8,
         rank=1,
-        write=lambda done: number(done.report.logprob_diff_max, ".1e"),
+        write=_figure("report.logprob_diff_max", ".1e"),
     ),
-    Column(
-        head=("response", "tokens"),
-        word="response_tokens",
+    _column(
+        "response|tokens",
+        "response_tokens",
         width=8,
         rank=4,
-        write=lambda done: number(done.rollout.response_tokens_mean, ".1f"),
+        write=_figure("rollout.response_tokens_mean", ".1f"),
     ),
-    Column(
-        head=("", "truncated"),
-        word="truncated",
+    _column(
+        "truncated",
+        "truncated",
         width=9,
         rank=7,
         write=lambda done: percent(done.rollout.truncated_fraction),
     ),
-    Column(
-        head=("", "staleness"),
-        word="staleness",
-        width=9,
-        rank=9,
-        write=lambda done: number(done.rollout.staleness_mean, ".1f"),
+    _column(
+        "staleness", "staleness", width=9, rank=9, write=_figure("rollout.staleness_mean", ".1f")
     ),
-    Column(
-        head=("rollout", "tokens/s"),
-        word="rollout_tokens/s",
+    _column(
+        "rollout|tokens/s",
+        "rollout_tokens/s",
         width=8,
         rank=5,
         write=lambda done: rate(done.rollout_tokens_per_s),
     ),
-    Column(
-        head=("train", "tokens/s"),
-        word="train_tokens/s",
+    _column(
+        "train|tokens/s",
+        "train_tokens/s",
         width=8,
         rank=6,
         write=lambda done: rate(done.train_tokens_per_s),
     ),
-    Column(
-        head=("rollout", "s"),
-        word="rollout_s",
-        width=7,
-        rank=10,
-        write=lambda done: number(done.seconds.rollout_s, ".2f"),
-    ),
-    Column(
-        head=("train", "s"),
-        word="train_s",
-        width=6,
-        rank=11,
-        write=lambda done: number(done.seconds.train_s, ".2f"),
-    ),
-    Column(
-        head=("publish", "s"),
-        word="publish_s",
-        width=7,
-        rank=12,
-        write=lambda done: number(done.seconds.publish_s, ".2f"),
-    ),
-    Column(
-        head=("step", "s"),
-        word="step_s",
-        width=6,
-        rank=2,
-        write=lambda done: number(done.seconds.step_s, ".2f"),
-    ),
+    _column("rollout|s", "rollout_s", width=7, rank=10, write=_figure("seconds.rollout_s", ".2f")),
+    _column("train|s", "train_s", width=6, rank=11, write=_figure("seconds.train_s", ".2f")),
+    _column("publish|s", "publish_s", width=7, rank=12, write=_figure("seconds.publish_s", ".2f")),
+    _column("step|s", "step_s", width=6, rank=2, write=_figure("seconds.step_s", ".2f")),
 )
 
-ACCURACY = Column(head=("", "accuracy"), word="accuracy", width=8, rank=1, write=lambda done: "")
+ACCURACY = _column("accuracy", "accuracy", width=8, rank=1, write=lambda done: "")
 """Filled from the evaluation after the step, where there was one."""
 
 

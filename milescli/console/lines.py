@@ -23,6 +23,7 @@ from milescli.core.units import format_bytes, format_duration
 WARMUP_LINES = 10
 """A log holds so many lines of the warm-up, whatever its length."""
 LABEL_WIDTH = 10
+"""Characters before the text of a milestone."""
 
 
 def step_line(event: Event) -> Text | None:
@@ -82,8 +83,7 @@ def milestone(event: Event) -> Text | None:
     if isinstance(event, EngineTrainerChecked):
         text = (
             f"engine and trainer agree: |difference of logprobs| max {event.diff_max:.1e}, "
-            "mean "
-            f"{event.diff_mean:.1e} "
+            f"mean {event.diff_mean:.1e} "
         )
         return _line(
             "check",

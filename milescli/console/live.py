@@ -42,7 +42,7 @@ class LiveRun:
         self._milestones: deque[Text] = deque(maxlen=SVG_MILESTONES)
         self._lock = threading.RLock()  # the panel is drawn by a thread of its own
         self._live: Live | None = None
-        self._is_deaf = False
+        self._is_closed = False
 
     def __enter__(self) -> LiveRun:
         if self.output.mode is Mode.HUMAN and self.output.is_interactive:
@@ -77,15 +77,13 @@ class LiveRun:
             self.progress.feed(event)
             if (line := lines.milestone(event)) is not None:
                 self._milestones.append(line)
-        if self._is_deaf:
+        if self._is_closed:
             return
         try:
             self._show(event)
-        except (
-            OSError,
-            ValueError,
-        ):  # the terminal or the pipe was closed; files and trackers still record the run
-            self._is_deaf = True
+        except (OSError, ValueError):
+            # the terminal or the pipe was closed; files and trackers still record the run
+            self._is_closed = True
 
     def save_svg(
         self, path: Path, *, command: str = "", width: int = 110, height: int = 40

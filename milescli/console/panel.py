@@ -63,9 +63,8 @@ def frame(progress: RunProgress, *, width: int, height: int) -> RenderableType:
 def _state(progress: RunProgress) -> tuple[str, str]:
     if progress.ended is None:
         return theme.ACCENT, progress.phase
-    return {"done": theme.GOOD, "stopped": theme.WARN}.get(
-        progress.ended.outcome, theme.BAD
-    ), progress.ended.outcome
+    outcome = progress.ended.outcome
+    return {"done": theme.GOOD, "stopped": theme.WARN}.get(outcome, theme.BAD), outcome
 
 
 def _bar_line(progress: RunProgress, width: int) -> Text:

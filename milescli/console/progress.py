@@ -1,4 +1,4 @@
-"""What a run has told so far: events in, the figures that a screen shows out. Pure; drawn by
+"""How far a run has come: events in, the figures that a screen shows out. Pure; drawn by
 `panel` and `lines`."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from milescli.core.events import (
 KEPT_STEPS = 64
 """Steps whose full figures are kept; a screen shows fewer."""
 ETA_STEPS = 10
-"""The time that is left is told by the mean of so many last steps."""
+"""The time that is left is estimated by the mean of so many last steps."""
 
 
 @dataclass(slots=True, kw_only=True)

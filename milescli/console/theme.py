@@ -1,4 +1,4 @@
-"""Colours and small drawings, in one place. Calm: colour says something, or it is absent."""
+"""Colours and small drawings, in one place. Colour is used only where it says something."""
 
 from __future__ import annotations
 

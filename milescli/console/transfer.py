@@ -39,12 +39,12 @@ class Transfer:
             done_bytes,
         )
         self._before, self._began = done_bytes, time.monotonic()
-        self._told = self._began
+        self._last_shown = self._began
         self._lock = threading.Lock()
         self._bar: Progress | None = None
 
     def __enter__(self) -> Transfer:
-        self._began = self._told = time.monotonic()
+        self._began = self._last_shown = time.monotonic()
         if self.output.mode is Mode.HUMAN and self.output.is_interactive:
             self._bar = Progress(
                 TextColumn("{task.description}"),
@@ -80,11 +80,11 @@ class Transfer:
                 self._bar.advance(self._task, num_bytes)
                 return
             now = time.monotonic()
-            if self.output.mode is Mode.JSON and now - self._told >= EVENT_EVERY_S:
-                self._told = now
+            if self.output.mode is Mode.JSON and now - self._last_shown >= EVENT_EVERY_S:
+                self._last_shown = now
                 self._event()
-            elif self.output.mode is Mode.HUMAN and now - self._told >= LINE_EVERY_S:
-                self._told = now
+            elif self.output.mode is Mode.HUMAN and now - self._last_shown >= LINE_EVERY_S:
+                self._last_shown = now
                 left = "" if self.eta_s is None else f", {format_duration(self.eta_s)} left"
                 self.output.note(
                     f"{self.label}: {format_bytes(self.done_bytes)} of "

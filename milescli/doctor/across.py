@@ -14,7 +14,7 @@ from milescli.doctor.network import GLOO_VARIABLE, NCCL_VARIABLE, gloo_choice, n
 
 CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 300.0
 """Events of several nodes are ordered by their time stamps, and steps take seconds; Kerberos (five
-minutes by default) and with it some shared file systems refuse whoever is further off."""
+minutes by default) and with it some shared file systems refuse a clock that is further off."""
 SLOW_SHARE = 0.5
 """Of the median pair."""
 SETTLE = (
@@ -28,7 +28,7 @@ def judge_versions(
 ) -> list[Finding]:
     """`mine`: of the driver; `theirs`: by node. All must be equal: they talk to each other in
     formats of their own."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for node, versions in theirs.items():
         unlike = {
             name: versions.get(name, "missing")
@@ -41,14 +41,13 @@ def judge_versions(
             )
             fix = (
                 f"ssh {node}   # ray stop; install the same there; ray start "
-                f"--address={address} "
-                "from that environment"
+                f"--address={address} from that environment"
             )
-            found += at(
+            findings += at(
                 node, fail("versions", "runs other software than the driver", why=why, fix=fix)
             )
-    told = ", ".join(f"{name} {version}" for name, version in mine.items())
-    return found or ok("versions", f"alike on {len(theirs)} nodes: {told}")
+    listed = ", ".join(f"{name} {version}" for name, version in mine.items())
+    return findings or ok("versions", f"alike on {len(theirs)} nodes: {listed}")
 
 
 def judge_interfaces(
@@ -58,7 +57,7 @@ def judge_interfaces(
 ) -> list[Finding]:
     """`interfaces`: node -> its addresses -> their interfaces; `variables`: node -> what is set
     there; `environ`: of the driver."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for node, held in interfaces.items():
         own = held.get(node)
         if own is None:
@@ -67,11 +66,10 @@ def judge_interfaces(
                 f"{', '.join(sorted(held))}: ranks could not listen there"
             )
             fix = (
-                f"ssh {node}   # ray stop; ray start --node-ip-address=ADDRESS ..., one that "
-                "the "
+                f"ssh {node}   # ray stop; ray start --node-ip-address=ADDRESS ..., one that the "
                 "node itself has"
             )
-            found += at(node, fail("interfaces", f"no interface holds {node}", why=why, fix=fix))
+            findings += at(node, fail("interfaces", f"no interface holds {node}", why=why, fix=fix))
             continue
         for name, choose in ((NCCL_VARIABLE, nccl_choice), (GLOO_VARIABLE, gloo_choice)):
             value = variables[node].get(name) or environ.get(name)
@@ -81,35 +79,35 @@ def judge_interfaces(
                     f"export {name}={own}   # before `ray start` there, or before miles",
                     f"unset {name}",
                 ]
-                found += at(
+                findings += at(
                     node,
                     warn(
                         "interfaces", f"{name}={value} chooses another network", why=why, fix=fixes
                     ),
                 )
-    return found or ok(
+    return findings or ok(
         "interfaces", ", ".join(f"{node} {held[node]}" for node, held in interfaces.items())
     )
 
 
 def judge_nodes(names: Sequence[str], reports: Sequence[Report], *, backend: str) -> list[Finding]:
     """[rank] of all nodes: findings `reach`, `clocks` and `group`."""
-    unreachable = sorted({each for report in reports for each in report.unreachable})
+    unreachable = sorted({pair for report in reports for pair in report.unreachable})
     if unreachable:
-        found: list[Finding] = []
+        findings: list[Finding] = []
         for a, b, why in unreachable:
             fixes = [f"ssh {a} ping -c 1 {b}", f"ssh {b} iptables -L INPUT -n   # what is let in"]
-            found += at(
+            findings += at(
                 a, fail("reach", f"{b} cannot be reached", why=f"{why}; {SETTLE}", fix=fixes)
             )
         return (
-            found
+            findings
             + skip("group", "see `reach`, which comes first")
             + judge_clocks(names, reports[0])
         )
     broken = next(
-        (each for each in reports if each.problem),
-        next((each for each in reports if each.step), None),
+        (report for report in reports if report.problem),
+        next((report for report in reports if report.step), None),
     )
     if broken is not None and broken.step in ("starting", "meeting", "reaching each other"):
         why = f"{broken.problem or 'no answer'}; {SETTLE}"
@@ -128,7 +126,7 @@ def judge_clocks(names: Sequence[str], report: Report) -> list[Finding]:
     """Clocks against that of the first node, each with its error bound."""
     if len(report.offsets) < len(names) - 1:
         return skip("clocks", "see `reach`, which comes first")
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for node, (offset_s, error_s) in report.offsets.items():
         surely_s = max(0.0, abs(offset_s) - error_s)
         what = (
@@ -138,24 +136,23 @@ def judge_clocks(names: Sequence[str], report: Report) -> list[Finding]:
         fix = f"ssh {node} sudo chronyc makestep   # or: systemctl restart systemd-timesyncd"
         if surely_s > CLOCK_FAIL_S:
             why = (
-                "tickets and certificates are refused by then, and logs of the run cannot be "
-                "put "
+                "tickets and certificates are refused by then, and logs of the run cannot be put "
                 "in order"
             )
-            found += at(node, fail("clocks", what, why=why, fix=fix))
+            findings += at(node, fail("clocks", what, why=why, fix=fix))
         elif surely_s > CLOCK_WARN_S:
             why = (
                 "events and logs of the run are put in order by their time stamps, and will be "
                 "in the wrong one"
             )
-            found += at(node, warn("clocks", what, why=why, fix=fix))
+            findings += at(node, warn("clocks", what, why=why, fix=fix))
     worst = max((abs(offset) + error for offset, error in report.offsets.values()), default=0.0)
-    return found or ok("clocks", f"within {worst * 1000:.2g} ms of {names[0]}")
+    return findings or ok("clocks", f"within {worst * 1000:.2g} ms of {names[0]}")
 
 
-def at(node: str, found: list[Finding]) -> list[Finding]:
-    """Found on that node."""
-    return [replace(each, node=node) for each in found]
+def at(node: str, findings: list[Finding]) -> list[Finding]:
+    """The findings, as those of that node."""
+    return [replace(finding, node=node) for finding in findings]
 
 
 def _group(reports: Sequence[Report], broken: Report | None, backend: str) -> list[Finding]:
@@ -174,10 +171,9 @@ def _group(reports: Sequence[Report], broken: Report | None, backend: str) -> li
     if not pairs:
         return ok("group", "one node")
     slowest, usual = min(pairs, key=lambda pair: pairs[pair]), median(pairs.values())
-    told = (
+    summary = (
         f"{backend} added numbers over {len(reports)} nodes, {format_bytes(reports[0].everyone)}/s "
-        "of bus bandwidth; "
-        f"slowest pair {slowest}: {format_bytes(pairs[slowest])}/s"
+        f"of bus bandwidth; slowest pair {slowest}: {format_bytes(pairs[slowest])}/s"
     )
     slow = [pair for pair in pairs if pairs[pair] < SLOW_SHARE * usual]
     if slow:
@@ -187,8 +183,8 @@ def _group(reports: Sequence[Report], broken: Report | None, backend: str) -> li
         )
         return warn(
             "group",
-            told,
+            summary,
             why=why,
             fix=["ethtool DEVICE | grep Speed   # on both nodes of the pair", trace],
         )
-    return ok("group", told)
+    return ok("group", summary)

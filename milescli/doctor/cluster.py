@@ -1,5 +1,5 @@
-"""`miles doctor` on a Ray cluster: the checks of one computer on every node, and what the nodes are
-to each other. One that does not answer is named, and holds up no other."""
+"""`miles doctor` on a Ray cluster: the checks of one computer on every node, and those of the nodes
+together. A node that does not answer is named, and holds up no other."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
 from milescli.backends.ray.everywhere import NodeAnswer, each_node, joined
 from milescli.backends.ray.health import lost_nodes
 from milescli.backends.ray.nodes import free_resources
+from milescli.cluster.nodes import RunNode, who_sees
+from milescli.cluster.report import NODE_REPORT, NodeReport, node_report
 from milescli.core.errors import MilesError
 from milescli.doctor.across import at, judge_interfaces, judge_nodes, judge_versions
 from milescli.doctor.collective import PLACE_VARIABLE, Place, Report
@@ -21,9 +24,6 @@ from milescli.doctor.fixes import nearest_folder
 from milescli.doctor.network import list_interfaces
 from milescli.doctor.node import heavy_at_once, node_checks, this_machine, trial_checks
 from milescli.doctor.trial import run_trial
-from milescli.platform.environment import INTERFACE_VARIABLES
-from milescli.runtime.site import REPORT, SiteReport, report
-from milescli.runtime.sites import who_sees
 
 ASK_S, EXAMINE_S, GROUP_S = 120.0, 900.0, 300.0
 """Bounds on a short question, on all checks of a node, and on the collective of all."""
@@ -46,7 +46,7 @@ def examine(*, runs_dir: str, nodes: list[str], with_trials: bool) -> list[Findi
     """Called on every node: the checks of one computer. `nodes`: addresses of all, of which one is
     its own."""
     machine = this_machine(os.environ)
-    held = {address for each in list_interfaces() for address in each.addresses}
+    held = {address for interface in list_interfaces() for address in interface.addresses}
     own = next((address for address in nodes if address in held), "127.0.0.1")
     checks = node_checks(
         runs_dir=Path(runs_dir), machine=machine, loaded=None, environ=os.environ, address=own
@@ -66,156 +66,151 @@ def take_place(*, place: dict[str, object], kind: str, settings: dict[str, str])
 
 
 def _all_findings(address: str, runs_dir: Path, with_trials: bool) -> list[Finding]:
-    answers = each_node(address, REPORT, timeout_s=ASK_S)
-    sites = {answer.node.address: answer for answer in answers if answer.error is None}
-    found = [*_members(address, answers), *_silent("cluster", answers)]
-    mine = report().versions
-    found += judge_versions(
-        mine, {node: _site(answer).versions for node, answer in sites.items()}, address=address
+    answers = each_node(address, NODE_REPORT, timeout_s=ASK_S)
+    nodes = {answer.node.address: answer for answer in answers if answer.error is None}
+    findings = [*_members(address, answers), *_silent("cluster", answers)]
+    findings += judge_versions(
+        node_report().versions,
+        {name: _report(answer).versions for name, answer in nodes.items()},
+        address=address,
     )
-    odd = {each.node for each in found if each.check == "versions" and each.status is Status.FAIL}
-    alike = {node: answer for node, answer in sites.items() if node not in odd}
-    wish = {"runs_dir": str(runs_dir), "nodes": list(alike), "with_trials": with_trials}
-    examined = each_node(address, EXAMINE, wish, timeout_s=EXAMINE_S, only=_ids(alike))
+    odd = {
+        finding.node
+        for finding in findings
+        if finding.check == "versions" and finding.status is Status.FAIL
+    }
+    alike = {name: answer for name, answer in nodes.items() if name not in odd}
+    arguments = {"runs_dir": str(runs_dir), "nodes": list(alike), "with_trials": with_trials}
+    examined = each_node(address, EXAMINE, arguments, timeout_s=EXAMINE_S, only=_ids(alike))
     for answer in examined:
-        found += at(answer.node.address, answer.result or [])
-    return [*found, *_silent("node", examined), *_between(address, alike, runs_dir)]
+        findings += at(answer.node.address, answer.result or [])
+    return [*findings, *_silent("node", examined), *_between(address, alike, runs_dir)]
 
 
-def _between(address: str, sites: Mapping[str, NodeAnswer], runs_dir: Path) -> list[Finding]:
-    """What the nodes are to each other."""
-    if len(sites) < 2:
+def _between(address: str, nodes: Mapping[str, NodeAnswer], runs_dir: Path) -> list[Finding]:
+    """Of the nodes together: interfaces, the shared disk, a collective."""
+    if len(nodes) < 2:
         return skip("shared disk", "there is one node") + skip("group", "there is one node")
-    held = {node: _site(answer).interfaces for node, answer in sites.items()}
-    variables = {node: _site(answer).variables for node, answer in sites.items()}
-    found = judge_interfaces(held, variables, os.environ)
-    shared = _shared_disk(address, sites, runs_dir)
-    if any(each.status is Status.FAIL for each in found):
-        return [*found, *shared, *skip("group", "see `interfaces`, which comes first")]
-    return [*found, *shared, *_group(address, sites)]
+    held = {name: _report(answer).interfaces for name, answer in nodes.items()}
+    variables = {name: _report(answer).variables for name, answer in nodes.items()}
+    findings = judge_interfaces(held, variables, os.environ)
+    shared = _shared_disk(address, nodes, runs_dir)
+    if any(finding.status is Status.FAIL for finding in findings):
+        return [*findings, *shared, *skip("group", "see `interfaces`, which comes first")]
+    return [*findings, *shared, *_group(address, nodes)]
 
 
 def _members(address: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
     """Who is there, who was lost, and what others hold."""
     nodes = [answer.node for answer in answers]
-    free = sum(each.get("GPU", 0.0) for each in free_resources().values())
+    free = sum(resources.get("GPU", 0.0) for resources in free_resources().values())
     gpus = sum(node.num_gpus for node in nodes)
     devices = f"; {free:g} of {gpus} GPUs are free" if gpus else ""
-    found = ok(
-        "cluster",
-        f"{len(nodes)} nodes at {address}: "
-        f"{', '.join(f'{n.address} ({n.host_name})' for n in nodes)}{devices}",
-    )
+    names = ", ".join(f"{node.address} ({node.host_name})" for node in nodes)
+    findings = ok("cluster", f"{len(nodes)} nodes at {address}: {names}{devices}")
     for lost in lost_nodes():
         why = "Ray had it once and has it no more; a run would do without"
         fix = f"ssh {lost.address} ray start --address={address}   # where it should be there"
-        found += at(lost.address, warn("cluster", f"{lost} was lost", why=why, fix=fix))
+        findings += at(lost.address, warn("cluster", f"{lost} was lost", why=why, fix=fix))
     if free < gpus:
         why = "a run waits for them, or takes fewer"
-        found += warn(
+        findings += warn(
             "cluster",
             f"{gpus - free:g} of {gpus} GPUs are taken by others",
             why=why,
             fix=f"ray status --address={address}",
         )
-    return found
+    return findings
 
 
 def _silent(check: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
     """Nodes that gave no answer, or broke on it."""
-    found: list[Finding] = []
-    for answer in answers:
-        if answer.error is not None:
-            found += at(
-                answer.node.address,
-                fail(check, answer.error.what, why=answer.error.why, fix=answer.error.fixes),
-            )
-    return found
+    return [
+        finding
+        for answer in answers
+        if (error := answer.error) is not None
+        for finding in at(
+            answer.node.address, fail(check, error.what, why=error.why, fix=error.fixes)
+        )
+    ]
 
 
-def _shared_disk(address: str, sites: Mapping[str, NodeAnswer], runs_dir: Path) -> list[Finding]:
+def _shared_disk(address: str, nodes: Mapping[str, NodeAnswer], runs_dir: Path) -> list[Finding]:
     """A file that is written here must be read there."""
     folder = nearest_folder(runs_dir)
     try:
-        answers = who_sees(folder, address, only=_ids(sites))
+        answers = who_sees(folder, address, only=_ids(nodes))
     except OSError as error:
         return skip(
             "shared disk", f"{folder} cannot be written here ({error.strerror}); see `disk`"
         )
-    found = _silent("shared disk", answers)
+    findings = _silent("shared disk", answers)
     for answer in answers:
         if answer.error is None and not answer.result:
             why = (
-                f"a file that was written to {folder} here was not found there; logs and "
-                "checkpoints of all ranks go into it"
+                f"a file that was written to {folder} here is not there; logs and checkpoints of "
+                "all ranks go into it"
             )
             fixes = [
                 "--set run.dir=FOLDER   # on a file system that all nodes share",
                 f"ssh {answer.node.address} mount SHARE {folder}",
             ]
-            found += at(
+            findings += at(
                 answer.node.address,
                 fail("shared disk", f"{folder} is another folder there", why=why, fix=fixes),
             )
-    return found or ok("shared disk", f"{folder} is the same on {len(answers)} nodes")
+    return findings or ok("shared disk", f"{folder} is the same on {len(answers)} nodes")
 
 
-def _group(address: str, sites: Mapping[str, NodeAnswer]) -> list[Finding]:
+def _group(address: str, nodes: Mapping[str, NodeAnswer]) -> list[Finding]:
     """All nodes meet on the first of them; each takes its place at the same time."""
-    names, nodes = list(sites), [answer.node for answer in sites.values()]
-    asked = each_node(
-        address,
-        FREE_PORTS,
-        {"count": 1, "host": names[0]},
-        timeout_s=ASK_S,
-        only=[nodes[0].node_id],
-    )[0]
-    if asked.error is not None:
-        return _silent("group", [asked])
-    has_devices = all(_site(answer).machine.kind != "cpu" for answer in sites.values())
+    names = list(nodes)
+    members = [RunNode(node=answer.node, report=_report(answer)) for answer in nodes.values()]
+    first = members[0].node.node_id
+    arguments = {"count": 1, "host": names[0]}
+    port = each_node(address, FREE_PORTS, arguments, timeout_s=ASK_S, only=[first])[0]
+    if port.error is not None:
+        return _silent("group", [port])
+    has_devices = all(member.report.machine.kind != "cpu" for member in members)
+    backend: Literal["nccl", "gloo"] = "nccl" if has_devices else "gloo"
 
     def seat(rank: int) -> NodeAnswer:
-        own = _site(sites[names[rank]])
+        member = members[rank]
         place = Place(
             rank=rank,
             names=names,
             addresses=names,
-            meeting=(names[0], asked.result[0]),
-            backend="nccl" if has_devices else "gloo",
+            meeting=(names[0], port.result[0]),
+            backend=backend,
             device=0 if has_devices else None,
         )
-        interface = own.interfaces[names[rank]]
-        settings = {
-            name: own.variables.get(name) or os.environ.get(name) or interface
-            for name in INTERFACE_VARIABLES
+        kwargs = {
+            "place": asdict(place),
+            "kind": member.report.machine.kind,
+            "settings": member.interface_variables(os.environ),
         }
-        kwargs = {"place": asdict(place), "kind": own.machine.kind, "settings": settings}
         return each_node(
-            address, TAKE_PLACE, kwargs, timeout_s=GROUP_S + ASK_S, only=[nodes[rank].node_id]
+            address, TAKE_PLACE, kwargs, timeout_s=GROUP_S + ASK_S, only=[member.node.node_id]
         )[0]
 
     with ThreadPoolExecutor(max_workers=len(names)) as pool:
         answers = list(pool.map(seat, range(len(names))))
     if silent := _silent("group", answers):
         return silent
-    return judge_nodes(
-        names,
-        [_read(answer.result[0]) for answer in answers],
-        backend="nccl" if has_devices else "gloo",
-    )
+    return judge_nodes(names, [_read(answer.result[0]) for answer in answers], backend=backend)
 
 
 def _read(finding: Finding) -> Report:
     if finding.status is not Status.OK:
         return Report(problem=finding.why)
     raw = json.loads(finding.what)
-    return Report(**{**raw, "unreachable": [tuple(each) for each in raw["unreachable"]]})
+    return Report(**{**raw, "unreachable": [tuple(pair) for pair in raw["unreachable"]]})
 
 
-def _site(answer: NodeAnswer) -> SiteReport:
-    assert isinstance(answer.result, SiteReport), answer
+def _report(answer: NodeAnswer) -> NodeReport:
+    assert isinstance(answer.result, NodeReport), answer
     return answer.result
 
 
-def _ids(sites: Mapping[str, NodeAnswer]) -> list[str]:
-    return [answer.node.node_id for answer in sites.values()]
+def _ids(nodes: Mapping[str, NodeAnswer]) -> list[str]:
+    return [answer.node.node_id for answer in nodes.values()]

@@ -25,18 +25,21 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
 
 PLACE_VARIABLE = "MILES_DOCTOR_PLACE"
-"""Tells the process of a trial its `Place`, as JSON."""
+"""The `Place` of a trial's process, as JSON."""
 MEETING_S = 60.0
 """Bound on the wait for the others to come."""
 STEP_S = 30.0
 """Bound on each step that they take together; communicators of devices are made in it."""
 CONNECT_S = 5.0
+"""Bound on a connection to one of them."""
 NUM_PINGS = 20
 """Of which the quickest counts."""
 MOST_PAIRS = 28
 """All pairs of eight. Among more, those of neighbours are measured."""
 BUFFER_BYTES = {"cpu": 4 * MIB, "cuda": 256 * MIB}
+"""That are added at once: enough to fill a link, and quick."""
 ROUNDS = 5
+"""Of which the mean time counts, after one that is not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,39 +73,38 @@ class Report:
     step: str = "meeting"
     """The last that was begun; empty: all were ended."""
     problem: str = ""
-    """Why it could not be ended; empty where nobody lived to say."""
+    """Why it could not be ended; empty where its process was killed."""
 
 
 def take_part(
     place: Place,
     *,
-    tell: Callable[[Report], None] = lambda _: None,
+    on_step: Callable[[Report], None] = lambda _: None,
     clock: Callable[[], float] = time.time,
 ) -> Report:
     """All steps in order: meet, reach each other and read clocks, add numbers in pairs, then all
-    together. `tell` is called as each step begins, so that one that hangs has its name. Never
+    together. `on_step` is called as each step begins, so that one that hangs has its name. Never
     raises for what the network or a device does: the report has it."""
     import torch.distributed as dist
 
-    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = (
-        "1"  # a collective that hangs raises at its bound, in the step that it belongs to
-    )
+    # a collective that hangs raises at its bound, in the step that it belongs to
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     report = Report()
     try:
         with _listener(place.addresses[place.rank], clock) as port:
             store = _meet(place)
             store.set(f"port/{place.rank}", str(port))
-            _begin(report, "reaching each other", tell)
+            _begin(report, "reaching each other", on_step)
             _reach(place, store, report, clock)
         if not report.unreachable:
-            _add_numbers(place, store, report, tell)
+            _add_numbers(place, store, report, on_step)
             report.step = ""
         return report
     except (RuntimeError, OSError) as error:  # DistError and DistStoreError are RuntimeErrors
         report.problem = next(iter(str(error).splitlines()), type(error).__name__)
         return report
     finally:
-        tell(report)
+        on_step(report)
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -135,8 +137,8 @@ def pairs_of(count: int) -> list[tuple[int, int]]:
 
 def read_clock(host: str, port: int, clock: Callable[[], float]) -> tuple[float, float]:
     """(seconds that the clock of the listener there is ahead of ours, how far that may be off): the
-    answer lies between question and arrival, and is taken for the middle (RFC 5905, section 8, with
-    one time stamp of the server). Raises OSError."""
+    time stamp lies between question and reply, and is taken for the middle (RFC 5905, section 8,
+    with one time stamp of the server). Raises OSError."""
     best = (0.0, float("inf"))
     with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -153,7 +155,7 @@ def read_clock(host: str, port: int, clock: Callable[[], float]) -> tuple[float,
 
 @contextmanager
 def _listener(address: str, clock: Callable[[], float]) -> Iterator[int]:
-    """A port that tells the time to whoever asks, while it is open."""
+    """A port that sends the time to whoever asks, while it is open."""
     with socket.create_server((address, 0), backlog=1024) as server:
 
         def serve(connection: socket.socket) -> None:
@@ -215,14 +217,13 @@ def _reach(place: Place, store: Store, report: Report, clock: Callable[[], float
         except OSError as error:
             report.unreachable.append((place.names[place.rank], name, str(error)))
     store.set(f"reached/{place.rank}", json.dumps(report.unreachable))
-    told = [
-        json.loads(store.get(f"reached/{rank}")) for rank in range(len(place.names))
-    ]  # so nobody leaves before all have asked
-    report.unreachable = [tuple(each) for own in told for each in own]
+    # every rank waits for all others here, so that none leaves before all have asked
+    reached = [json.loads(store.get(f"reached/{rank}")) for rank in range(len(place.names))]
+    report.unreachable = [tuple(pair) for pairs in reached for pair in pairs]
 
 
 def _add_numbers(
-    place: Place, store: Store, report: Report, tell: Callable[[Report], None]
+    place: Place, store: Store, report: Report, on_step: Callable[[Report], None]
 ) -> None:
     import torch
     import torch.distributed as dist
@@ -231,17 +232,17 @@ def _add_numbers(
     device = torch.device("cpu" if place.device is None else f"cuda:{place.device}")
     if place.device is not None:
         torch.cuda.set_device(device)
-    _begin(report, "forming a group", tell)
+    _begin(report, "forming a group", on_step)
     dist.init_process_group("gloo", store=store, rank=place.rank, world_size=size, timeout=bound)
     speeds: dict[str, float] = {}
     for a, b in pairs_of(size):
-        _begin(report, f"adding numbers of {place.names[a]} and {place.names[b]}", tell)
+        _begin(report, f"adding numbers of {place.names[a]} and {place.names[b]}", on_step)
         group = dist.new_group([a, b], backend=place.backend, timeout=bound)
         if place.rank in (a, b):
             speeds[f"{place.names[a]}-{place.names[b]}"] = bus_bandwidth(device, group, 2)
             dist.destroy_process_group(group)
         dist.monitored_barrier(timeout=bound)
-    _begin(report, "adding numbers of all", tell)
+    _begin(report, "adding numbers of all", on_step)
     report.everyone = bus_bandwidth(
         device, dist.new_group(backend=place.backend, timeout=bound), size
     )
@@ -273,6 +274,6 @@ def bus_bandwidth(device: torch.device, group: ProcessGroup, size: int) -> float
     return 2 * (size - 1) / size * BUFFER_BYTES[device.type] * ROUNDS / (time.monotonic() - start)
 
 
-def _begin(report: Report, step: str, tell: Callable[[Report], None]) -> None:
+def _begin(report: Report, step: str, on_step: Callable[[Report], None]) -> None:
     report.step = step
-    tell(report)
+    on_step(report)

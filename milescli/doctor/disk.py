@@ -19,20 +19,22 @@ from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
 NEEDED, WANTED = 2 * GIB, 20 * GIB
+"""Free where runs live: for the smallest run with two checkpoints; for real models."""
 SPEED_WANTED = 50 * MIB
 """Per second; a checkpoint of a 1B model and its optimizer is 16 GB."""
 SCRATCH = Path("/tmp")
 """Where every run keeps Ray's session: paths of sockets are bounded at 107 bytes, so it is not
 TMPDIR."""
 SCRATCH_NEEDED, SCRATCH_WANTED = 256 * MIB, 2 * GIB
+"""Free there: for the logs of Ray and of one engine; for several, and what Ray spills."""
 RAY_FULL = 0.95
 """Ray's `local_fs_capacity_threshold`: above it no object that does not fit into shared memory is
-taken any more."""
+taken."""
 CHECKPOINT_BYTES = {"fp32": 16, "bf16": 14}
 """Per parameter, as Megatron-Core saves them: weights, the optimizer's own float32 weights, two
 moments. fp32 measured on quickstart."""
 SLOW_SAVE_S = 600.0
-"""A checkpoint that takes longer is told of: what comes after it waits, and a stop does."""
+"""A checkpoint that takes longer gets a warning: the run waits for it where it stops."""
 
 
 def check_disk(
@@ -70,8 +72,7 @@ def check_disk(
     what = f"{format_bytes(free)} free in {existing}, writes {format_bytes(speed)}/s"
     if free < WANTED or speed < SPEED_WANTED:
         why = (
-            f"wanted: {format_bytes(WANTED)} and {format_bytes(SPEED_WANTED)}/s, for "
-            "checkpoints "
+            f"wanted: {format_bytes(WANTED)} and {format_bytes(SPEED_WANTED)}/s, for checkpoints "
             "of real models"
         )
         return warn("disk", what, why=why, fix=[another, look] if free < WANTED else another)
@@ -115,8 +116,7 @@ def check_scratch(*, folder: Path = SCRATCH) -> list[Finding]:
     used = 1 - usage.free / usage.total
     if usage.free < SCRATCH_WANTED or used > RAY_FULL:
         why = (
-            f"it is {used:.0%} full; Ray spills there what its store cannot hold, and refuses "
-            "to "
+            f"it is {used:.0%} full; Ray spills there what its store cannot hold, and refuses to "
             f"beyond {RAY_FULL:.0%}"
         )
         return warn("scratch", what, why=why, fix=look)
@@ -143,24 +143,24 @@ def check_checkpoints(
         if on_host
         else "bf16"
     )
-    each = numbers * CHECKPOINT_BYTES[precision]
-    needed = (recipe.checkpoint.keep + 1) * each
+    per_checkpoint = numbers * CHECKPOINT_BYTES[precision]
+    needed = (recipe.checkpoint.keep + 1) * per_checkpoint
     existing = nearest_folder(Path(recipe.run.dir).expanduser())
     free = shutil.disk_usage(existing).free if free_bytes is None else free_bytes
     what = (
-        f"{format_bytes(each)} each, {format_bytes(needed)} at most; {format_bytes(free)} free "
-        f"in {existing}"
+        f"{format_bytes(per_checkpoint)} each, {format_bytes(needed)} at most; "
+        f"{format_bytes(free)} free in {existing}"
     )
     elsewhere = f"--set run.dir={another_folder(but_not=existing, needed_bytes=needed)}"
     if needed > free:
-        fewer = int(free // each) - 1
+        fewer = int(free // per_checkpoint) - 1
         why = (
             f"{recipe.checkpoint.keep} are kept while one more is written: {numbers:,} "
             f"parameters x {CHECKPOINT_BYTES[precision]} bytes"
         )
         fixes = [*([f"--set checkpoint.keep={fewer}"] if fewer >= 1 else []), elsewhere]
         return fail("checkpoints", what, why=why, fix=fixes)
-    seconds = each / (write_speed(existing) if bytes_per_s is None else bytes_per_s)
+    seconds = per_checkpoint / (write_speed(existing) if bytes_per_s is None else bytes_per_s)
     what += f"; one takes about {format_duration(seconds)} to write from here alone"
     if seconds > SLOW_SAVE_S:
         why = (

@@ -1,6 +1,6 @@
-"""The trial of a real engine and a real trainer: it answers, it repeats itself, the trainer finds
-its answers as likely as it does, a step changes the weights, and the new ones arrive bit for bit
-and are used. Run by `trials`."""
+"""The trial of a real engine and a real trainer: the engine responds, it repeats itself, the
+trainer finds its responses as likely as it does, a step changes the weights, and the new ones
+arrive bit for bit and are used. Run by `trials`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from milescli.runtime.truth import BOUND_MAX, BOUND_MEAN
 if TYPE_CHECKING:
     from milescli.backends.megatron.worker import TrainerRank
 
-ANSWER_TOKENS = 8
+RESPONSE_TOKENS = 8
 PROMPT_IDS = list(range(10, 26))
-REQUEST = GenerateRequest(prompt_ids=PROMPT_IDS, max_new_tokens=ANSWER_TOKENS, seed=7)
+REQUEST = GenerateRequest(prompt_ids=PROMPT_IDS, max_new_tokens=RESPONSE_TOKENS, seed=7)
 
 
 def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Finding]:
@@ -61,10 +61,10 @@ def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Findi
         handle = EngineHandle(name="engine 0", url=engine.spec.url, log_path=engine.spec.log_path)
         fleet = SglangFleet(router_url=engine.spec.url, engines=[handle], answer_timeout_s=120.0)
         try:
-            answered, answer = await check_answer(fleet, start_s=seconds)
+            responded, completion = await check_response(fleet, start_s=seconds)
             trainer = await asyncio.to_thread(start_trainer, model_dir, kind)
             try:
-                return answered + await exercise(fleet, trainer, answer, url=engine.spec.url)
+                return responded + await exercise(fleet, trainer, completion, url=engine.spec.url)
             finally:
                 await asyncio.to_thread(trainer.close)
         finally:
@@ -77,10 +77,10 @@ def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Findi
         engine.stop()
 
 
-async def check_answer(
+async def check_response(
     engine: RolloutEngine, *, start_s: float
 ) -> tuple[list[Finding], Completion]:
-    """It answers, and equally for equal seeds. Returns the answer, too."""
+    """It responds, and equally for equal seeds. Returns the response, too."""
     first, second = await engine.generate(REQUEST), await engine.generate(REQUEST)
     if first.response_ids != second.response_ids:
         why = (
@@ -90,43 +90,45 @@ async def check_answer(
         return fail("engine", "the engine does not repeat itself", why=why, fix=REPORT), first
     return ok(
         "engine",
-        f"SGLang was ready after {start_s:.0f} s, answered, and repeats itself for equal seeds",
+        f"SGLang was ready after {start_s:.0f} s, responded, and repeats itself for equal seeds",
     ), first
 
 
 async def exercise(
-    engine: RolloutEngine, trainer: TrainerRank, answer: Completion, *, url: str
+    engine: RolloutEngine, trainer: TrainerRank, completion: Completion, *, url: str
 ) -> list[Finding]:
-    """The trainer scores the answer, takes a step, publishes, and scores what the engine says
+    """The trainer scores the response, takes a step, publishes, and scores what the engine says
     then."""
-    found = await _agree("agreement", "with the weights of the folder", trainer, answer)
+    findings = await _agree("agreement", "with the weights of the folder", trainer, completion)
     try:
-        found += ok(
+        findings += ok(
             "trainer", f"Megatron-Core took a step: {await asyncio.to_thread(take_step, trainer)}"
         )
     except MilesError as error:
-        found += fail("trainer", error.what, why=error.why, fix=error.fixes)
+        findings += fail("trainer", error.what, why=error.why, fix=error.fixes)
     await engine.pause()
     try:
         await asyncio.to_thread(publish_exactly, trainer, url)
     except MilesError as error:
-        return found + fail("weights", error.what, why=error.why, fix=error.fixes)
+        return findings + fail("weights", error.what, why=error.why, fix=error.fixes)
     await engine.resume(WeightVersion(1))
     later = await engine.generate(REQUEST)
-    if later.response_ids == answer.response_ids and later.logprobs == answer.logprobs:
-        why = "its answer and all log-probs are the same after every weight was changed"
-        return found + fail("weights", "the engine ignores new weights", why=why, fix=REPORT)
+    if later.response_ids == completion.response_ids and later.logprobs == completion.logprobs:
+        why = "its response and all log-probs are the same after every weight was changed"
+        return findings + fail("weights", "the engine ignores new weights", why=why, fix=REPORT)
     agreed = await _agree("weights", "after a publish", trainer, later)
     arrived = (
         "the trainer's new weights arrived over the tensor channel, equal bit for bit, and "
         "the engine computes with them"
     )
-    return found + (agreed if agreed[0].fix else ok("weights", arrived))
+    return findings + (agreed if agreed[0].fix else ok("weights", arrived))
 
 
-async def _agree(check: str, when: str, trainer: TrainerRank, answer: Completion) -> list[Finding]:
-    ours = await asyncio.to_thread(score, trainer, PROMPT_IDS, answer.response_ids)
-    return judge_agreement(check, when, ours, answer.logprobs, precision=trainer.plan.precision)
+async def _agree(
+    check: str, when: str, trainer: TrainerRank, completion: Completion
+) -> list[Finding]:
+    ours = await asyncio.to_thread(score, trainer, PROMPT_IDS, completion.response_ids)
+    return judge_agreement(check, when, ours, completion.logprobs, precision=trainer.plan.precision)
 
 
 def judge_agreement(
@@ -137,8 +139,8 @@ def judge_agreement(
     *,
     precision: Literal["fp32", "bf16"],
 ) -> list[Finding]:
-    """[tokens] log-probs of the same answer; they may differ by what a run allows before its first
-    step. NaN never agrees."""
+    """[tokens] log-probs of the same response; they may differ by what a run allows before its
+    first step. NaN never agrees."""
     gaps = [abs(a - b) for a, b in zip(trainer, engine, strict=True)]
     worst, mean = max(gaps), sum(gaps) / len(gaps)
     if all(gap <= BOUND_MAX[precision] for gap in gaps) and mean <= BOUND_MEAN[precision]:
@@ -148,7 +150,7 @@ def judge_agreement(
             f"{worst:.0e} at most",
         )
     why = (
-        f"log-probs of one answer differ by {worst:.2e} at most and {mean:.2e} on average; "
+        f"log-probs of one response differ by {worst:.2e} at most and {mean:.2e} on average; "
         f"{precision} allows {BOUND_MAX[precision]:.0e} and {BOUND_MEAN[precision]:.0e}"
     )
     return fail(

@@ -13,7 +13,7 @@ from milescli.core.errors import MilesError
 
 REPORT = "miles doctor --json > doctor.json   # a fault of miles: please report it with this file"
 SLACK_S = 1.0
-"""For threads that end at their bound to tell what they found."""
+"""For threads that end at their bound to hand over what they found."""
 
 
 class Status(StrEnum):
@@ -55,7 +55,7 @@ class Check:
     is_heavy: bool = False
     """Takes a core or more: few of these run at once."""
     needs: tuple[str, ...] = ()
-    """Checks that must not fail, or this one is skipped: a fault is told once."""
+    """Checks that must not fail, or this one is skipped: a fault is reported once."""
 
 
 def ok(check: str, what: str) -> list[Finding]:
@@ -65,28 +65,19 @@ def ok(check: str, what: str) -> list[Finding]:
 
 def warn(check: str, what: str, *, why: str, fix: str | list[str]) -> list[Finding]:
     """It works, with a drawback."""
-    return [
-        Finding(
-            check=check,
-            status=Status.WARN,
-            what=what,
-            why=why,
-            fix=[fix] if isinstance(fix, str) else fix,
-        )
-    ]
+    return _problem(Status.WARN, check, what, why, fix)
 
 
 def fail(check: str, what: str, *, why: str, fix: str | list[str]) -> list[Finding]:
     """It does not work."""
-    return [
-        Finding(
-            check=check,
-            status=Status.FAIL,
-            what=what,
-            why=why,
-            fix=[fix] if isinstance(fix, str) else fix,
-        )
-    ]
+    return _problem(Status.FAIL, check, what, why, fix)
+
+
+def _problem(
+    status: Status, check: str, what: str, why: str, fix: str | list[str]
+) -> list[Finding]:
+    fixes = [fix] if isinstance(fix, str) else fix
+    return [Finding(check=check, status=status, what=what, why=why, fix=fixes)]
 
 
 def skip(check: str, why: str) -> list[Finding]:
@@ -99,7 +90,7 @@ def run_checks(checks: Sequence[Check], *, heavy_at_once: int = 1) -> list[Findi
     `heavy_at_once`), each bounded by its own time. A check that raises, or does not end, is a
     `fail`."""
     places = threading.Semaphore(heavy_at_once)
-    tasks = {check.name: _Task(check) for check in checks}
+    tasks = {check.name: _RunningCheck(check) for check in checks}
     for task in tasks.values():
         before = [tasks[name] for name in task.check.needs if name in tasks]
         threading.Thread(
@@ -108,21 +99,21 @@ def run_checks(checks: Sequence[Check], *, heavy_at_once: int = 1) -> list[Findi
     return [finding for task in tasks.values() for finding in task.result()]
 
 
-class _Task:
+class _RunningCheck:
     """One check on its way. `result` is called by the main thread, all else by the check's own."""
 
     def __init__(self, check: Check) -> None:
         self.check = check
         self.began = threading.Event()
         self.ended = threading.Event()
-        self.found: list[Finding] = []
+        self.findings: list[Finding] = []
         self.deadline = float("inf")
 
-    def run(self, before: Sequence[_Task], places: threading.Semaphore) -> None:
+    def run(self, before: Sequence[_RunningCheck], places: threading.Semaphore) -> None:
         failed = [
             task.check.name
             for task in before
-            if any(each.status is Status.FAIL for each in task.result())
+            if any(finding.status is Status.FAIL for finding in task.result())
         ]
         if failed:
             self._begin()
@@ -145,7 +136,7 @@ class _Task:
         bounded likewise."""
         self.began.wait()
         if self.ended.wait(max(0.0, self.deadline - time.monotonic())):
-            return self.found
+            return self.findings
         return fail(
             self.check.name,
             "no answer",
@@ -157,8 +148,8 @@ class _Task:
         self.deadline = time.monotonic() + self.check.timeout_s
         self.began.set()
 
-    def _end(self, found: list[Finding]) -> None:
-        self.found = found
+    def _end(self, findings: list[Finding]) -> None:
+        self.findings = findings
         self.ended.set()
 
 

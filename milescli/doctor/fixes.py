@@ -1,5 +1,5 @@
-"""Commands that mend, as the one who is told can paste them: with his own arguments, his own
-Python, and `sudo` where he is not root."""
+"""Commands that mend, ready to be pasted: with the user's own arguments, their own Python, and
+`sudo` where they are not root."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from milescli.core.units import GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class DoctorOptions:
     """What the user typed after `miles doctor`."""
 
     recipe: str | None = None
@@ -26,18 +26,18 @@ class Wish:
     """As `--address` takes it."""
 
     def command(self, verb: str, *more: str) -> str:
-        """`miles VERB` with all of it and `more` options, which win: no key is set twice."""
-        keys = {_key(each) for each in more}
-        sets = [each for each in self.sets if _key(f"--set {each}") not in keys]
+        """`miles VERB` with all of them and `more` options, which win: no key is set twice."""
+        keys = {_key(option) for option in more}
+        sets = [text for text in self.sets if _key(f"--set {text}") not in keys]
         words = ["miles", verb]
         words += (
             ["--recipe", self.recipe or "quickstart"] if self.recipe or verb == "launch" else []
         )
-        words += [word for each in sets for word in ("--set", each)]
+        words += [word for text in sets for word in ("--set", text)]
         words += ["--address", self.address] if self.address else []
         return " ".join([shlex.join(words), *more])
 
-    def whole(self, fix: str) -> str:
+    def full_command(self, fix: str) -> str:
         """A fix that is an option becomes the whole command; `miles doctor` alone gets the user's
         own arguments."""
         if fix.startswith("--"):
@@ -62,12 +62,15 @@ def another_folder(*, but_not: Path, needed_bytes: int = 20 * GIB) -> Path:
     other than that of `but_not`; where none has `needed_bytes`, one that the user must name."""
     import psutil
 
-    here, home = device_of(but_not), Path.home()
-    places = [home, *(Path(each.mountpoint) for each in psutil.disk_partitions(all=False))]
+    here, home = file_system_of(but_not), Path.home()
+    places = [
+        home,
+        *(Path(partition.mountpoint) for partition in psutil.disk_partitions(all=False)),
+    ]
     usable = [
         place
         for place in places
-        if place.is_dir() and os.access(place, os.W_OK) and device_of(place) != here
+        if place.is_dir() and os.access(place, os.W_OK) and file_system_of(place) != here
     ]
     free, _, place = max(
         ((shutil.disk_usage(place).free, place == home, place) for place in usable),
@@ -78,11 +81,11 @@ def another_folder(*, but_not: Path, needed_bytes: int = 20 * GIB) -> Path:
 
 def nearest_folder(path: Path) -> Path:
     """The folder itself, or the nearest above it that exists."""
-    return next(each for each in (path.absolute(), *path.absolute().parents) if each.is_dir())
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
 
 
-def device_of(path: Path) -> int:
-    """Number of the file system on which it lies, or will."""
+def file_system_of(path: Path) -> int:
+    """Number of the file system that it is on, or will be."""
     return nearest_folder(path).stat().st_dev
 
 

@@ -24,6 +24,7 @@ SHM_NEEDED, SHM_WANTED = 600 * MIB, 2 * GIB
 SHM_GROWN = 8 * GIB
 """Free, once it is mended."""
 NUM_PORTS = 16
+"""Free ones that are looked for: a run takes one or two for each engine, and some of its own."""
 
 
 def check_platform(machine: Machine) -> list[Finding]:
@@ -51,24 +52,36 @@ def check_platform(machine: Machine) -> list[Finding]:
     return ok("platform", what)
 
 
-def check_visibility(found: Accelerators, *, environ: Mapping[str, str]) -> list[Finding]:
+def check_visibility(accelerators: Accelerators, *, environ: Mapping[str, str]) -> list[Finding]:
     """CUDA_, HIP_, ROCR_VISIBLE_DEVICES against each other and the devices; before all, devices
     that are there and cannot be used."""
-    if faults := fault_errors(found, environ):
+    if faults := fault_errors(accelerators, environ):
         return [
             Finding(
-                check="visibility", status=Status.FAIL, what=each.what, why=each.why, fix=each.fixes
+                check="visibility",
+                status=Status.FAIL,
+                what=fault.what,
+                why=fault.why,
+                fix=fault.fixes,
             )
-            for each in faults
+            for fault in faults
         ]
     status = Status.FAIL
-    conflicts = find_conflicts(found.kind, found.devices, environ)
-    if found.kind == "cpu":  # nobody obeys them here; a machine with devices would stumble
+    conflicts = find_conflicts(accelerators.kind, accelerators.devices, environ)
+    if (
+        accelerators.kind == "cpu"
+    ):  # nobody obeys them here; they would mislead a machine with devices
         status, conflicts = Status.WARN, find_contradictions(environ)
     if conflicts:
         return [
-            Finding(check="visibility", status=status, what=each.what, why=each.why, fix=each.fixes)
-            for each in conflicts
+            Finding(
+                check="visibility",
+                status=status,
+                what=conflict.what,
+                why=conflict.why,
+                fix=conflict.fixes,
+            )
+            for conflict in conflicts
         ]
     given = set_variables(environ)
     return ok(
@@ -79,7 +92,7 @@ def check_visibility(found: Accelerators, *, environ: Mapping[str, str]) -> list
 
 
 def check_shm(*, size_bytes: int, free_bytes: int) -> list[Finding]:
-    """/dev/shm: Ray's object store and weights on their way live there."""
+    """/dev/shm: Ray's object store and weights on their way to the engines."""
     what = f"{format_bytes(free_bytes)} of {format_bytes(size_bytes)} free in /dev/shm"
     grown = format_size(size_bytes - free_bytes + SHM_GROWN)
     fixes = [
@@ -135,12 +148,12 @@ def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -
             f"{candidates[-1]}"
         )
         holders = port_holders(candidates)
-        told = ", ".join(f"{name} (pid {pid}) holds {count}" for (pid, name), count in holders)
+        holding = ", ".join(f"{name} (pid {pid}) holds {count}" for (pid, name), count in holders)
         fixes = [f"kill {pid}   # {name}, {count} ports" for (pid, name), count in holders[:3]]
         return fail(
             "ports",
             what,
-            why=told or "processes of other users hold the rest",
+            why=holding or "processes of other users hold the rest",
             fix=fixes or "sudo ss -ltnp",
         )
     try:
@@ -154,19 +167,13 @@ def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -
             why=why,
             fix=[as_root("ip link set lo up"), "iptables -L INPUT -n   # a firewall"],
         )
-    passed = (
-        ", ".join(f"{name} (pid {pid})" for (pid, name), _ in port_holders(taken)[:3])
-        if taken
-        else ""
-    )
-    told = (
-        f"; {len(taken)} are taken and passed over{f', by {passed}' if passed else ''}"
-        if taken
-        else ""
-    )
+    others = ""
+    if taken:
+        names = ", ".join(f"{name} (pid {pid})" for (pid, name), _ in port_holders(taken)[:3])
+        others = f"; {len(taken)} are taken and passed over{f', by {names}' if names else ''}"
     return ok(
         "ports",
-        f"{host} answers; {NUM_PORTS} ports from {free[0]} on are free{told}, none is fixed",
+        f"{host} answers; {NUM_PORTS} ports from {free[0]} on are free{others}, none is fixed",
     )
 
 
@@ -176,8 +183,12 @@ def port_holders(ports: Collection[int]) -> list[tuple[tuple[int, str], int]]:
     import psutil
 
     held: Counter[tuple[int, str]] = Counter()
-    for each in psutil.net_connections(kind="tcp"):
-        if each.status == psutil.CONN_LISTEN and each.pid is not None and each.laddr.port in ports:
+    for connection in psutil.net_connections(kind="tcp"):
+        if (
+            connection.status == psutil.CONN_LISTEN
+            and connection.pid is not None
+            and connection.laddr.port in ports
+        ):
             with contextlib.suppress(psutil.Error):
-                held[each.pid, psutil.Process(each.pid).name()] += 1
+                held[connection.pid, psutil.Process(connection.pid).name()] += 1
     return held.most_common()

@@ -1,5 +1,5 @@
 """Can the Hugging Face hub be reached, is the token taken, and is what the recipe names to be had
-there or in the cache. No secret is told."""
+there or in the cache. No secret is shown."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from milescli.runtime.inputs import DATA_FIELDS
 
 PUBLIC = "https://huggingface.co"
 TIMEOUT_S = 10.0
+"""Of one request to the hub."""
 NO_HUB = (407, 500, 502, 503, 504)
 """Proxy authentication required, and what gateways say of a server that is down."""
 
@@ -71,14 +72,14 @@ def check_hub(
             "hub", "the hub does not know the token that is set", why=why, fix=fix
         )
     problems = [finding for repo in repos for finding in _repo(endpoint, repo, token)]
-    told = (
+    token_state = (
         "token accepted"
         if token
         else "no token" + (", none is needed" if repos and not problems else "")
     )
     return problems or ok(
         "hub",
-        f"{_bare(endpoint)} answers, {told}"
+        f"{_bare(endpoint)} answers, {token_state}"
         + "".join(f"; {name} is there" for _, name, _ in repos),
     )
 
@@ -97,16 +98,14 @@ def _ask(url: str, token: str | None) -> int:
         request = urllib.request.Request(
             url, headers={"Authorization": f"Bearer {token}"} if token else {}
         )
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            return int(answer.status)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            return int(response.status)
     except urllib.error.HTTPError as error:
         if error.code in NO_HUB:
             raise OSError(f"it answered {error.code} {error.reason}") from None
         return error.code
-    except (
-        ValueError,
-        http.client.HTTPException,
-    ) as error:  # no address at all, or no HTTP behind it
+    except (ValueError, http.client.HTTPException) as error:
+        # no address at all, or no HTTP behind it
         raise OSError(f"{type(error).__name__}: {error}") from None
 
 
@@ -169,7 +168,7 @@ def _without(
 
 
 def is_cached(repo: tuple[str, str, str]) -> bool:
-    """Some snapshot lies there with more than a config; whether it is whole is for the download to
+    """A snapshot is there with more than a config; whether it is whole is for the download to
     say."""
     from huggingface_hub import constants
 

@@ -13,7 +13,9 @@ from milescli.doctor.fixes import as_root
 from milescli.platform.cpu import cgroup_folders
 
 MEMORY_NEEDED, MEMORY_WANTED = 3 * GIB, 8 * GIB
+"""Free: for the smallest run; for more than one engine or rank."""
 NOFILE_NEEDED, NOFILE_WANTED, NOFILE_GOOD = 1024, 8192, 65536
+"""Open files: that a run needs; that many engines and ranks want; what the fix sets."""
 THREADS_NEEDED, THREADS_WANTED = 600, 2000
 """Beyond those that are there. A run of 13 processes was seen with 341 on 2 cores; libraries start
 more on more cores."""
@@ -40,17 +42,17 @@ def check_memory(*, total_bytes: int, available_bytes: int) -> list[Finding]:
 def available_memory(*, root: Path = Path("/")) -> int:
     """Bytes that can still be had: MemAvailable, or what a cgroup leaves of its limit, page cache
     not counted; the smaller."""
-    found = [*_memory_left(root)]
+    bounds = [*_memory_left(root)]
     for line in (root / "proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) * 1024)
-    return min(found, default=0)
+            bounds.append(int(line.split()[1]) * 1024)
+    return min(bounds, default=0)
 
 
 def check_limits(*, soft: int | None = None, hard: int | None = None) -> list[Finding]:
     """Open files: every actor and engine holds hundreds."""
-    found_soft, found_hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = found_soft if soft is None else soft, found_hard if hard is None else hard
+    own_soft, own_hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = own_soft if soft is None else soft, own_hard if hard is None else hard
     if soft == resource.RLIM_INFINITY or soft >= NOFILE_WANTED:
         return ok(
             "limits",
@@ -64,15 +66,15 @@ def check_limits(*, soft: int | None = None, hard: int | None = None) -> list[Fi
         else [as_root(f"prlimit --pid $$ --nofile={count}:{count}")]
     )
     fixes += [] if may_raise else [f"docker run --ulimit nofile={count}:{count} ...   # in Docker"]
-    told = (
+    what = (
         f"open files: {soft}, may be raised to "
         f"{'any number' if hard == resource.RLIM_INFINITY else hard}"
     )
     if soft < NOFILE_NEEDED:
         return fail(
-            "limits", told, why=f"Ray and SGLang need {NOFILE_NEEDED} at the least", fix=fixes
+            "limits", what, why=f"Ray and SGLang need {NOFILE_NEEDED} at the least", fix=fixes
         )
-    return warn("limits", told, why=f"many engines and ranks want {NOFILE_WANTED}", fix=fixes)
+    return warn("limits", what, why=f"many engines and ranks want {NOFILE_WANTED}", fix=fixes)
 
 
 def check_threads(*, root: Path = Path("/")) -> list[Finding]:
@@ -82,7 +84,7 @@ def check_threads(*, root: Path = Path("/")) -> list[Finding]:
     if tight is None:
         return ok("threads", "no limit")
     left, limit = tight
-    told = f"{limit - left} of {limit} are in use"
+    what = f"{limit - left} of {limit} are in use"
     fixes = [
         "docker run --pids-limit=-1 ...   # in Docker",
         "systemctl show --property=TasksMax,TasksCurrent user.slice   # elsewhere: which limit it "
@@ -91,18 +93,18 @@ def check_threads(*, root: Path = Path("/")) -> list[Finding]:
     if left < THREADS_NEEDED:
         return fail(
             "threads",
-            told,
+            what,
             why=f"Ray, one engine and one rank start hundreds; {THREADS_NEEDED} should be free",
             fix=fixes,
         )
     if left < THREADS_WANTED:
         return warn(
             "threads",
-            told,
+            what,
             why=f"runs with several engines and ranks want {THREADS_WANTED} more",
             fix=fixes,
         )
-    return ok("threads", told)
+    return ok("threads", what)
 
 
 def _memory_left(root: Path) -> Iterator[int]:
@@ -138,4 +140,4 @@ def _stat(path: Path, name: str) -> int:
         words = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
     except OSError:
         return 0
-    return next((int(each[1]) for each in words if len(each) == 2 and each[0] == name), 0)
+    return next((int(pair[1]) for pair in words if len(pair) == 2 and pair[0] == name), 0)

@@ -9,25 +9,10 @@ from statistics import median
 from milescli.core.units import format_bytes
 from milescli.doctor.collective import Report
 from milescli.doctor.finding import Finding, fail, ok, skip, warn
-from milescli.platform.machine import DEVICE_MODELS, Interconnect
+from milescli.plan.devices import pair_bandwidth
+from milescli.platform.machine import DEVICE_MODELS, Device, Interconnect, model_of
 from milescli.platform.probe import Accelerators
 
-LINK_BYTES_PER_S: dict[str, float] = {
-    "A100": 300e9,
-    "H100": 450e9,
-    "H200": 450e9,
-    "B200": 900e9,
-    "B300": 900e9,
-    "GB200": 900e9,
-    "GB300": 900e9,
-    "MI300X": 64e9,
-    "MI325X": 64e9,
-    "MI350X": 76.8e9,
-    "MI355X": 76.8e9,
-}
-"""One way between two devices, by the vendors' data sheets: NVLink 3, 4 and 5 through a switch give
-a pair the whole bandwidth of a device (600, 900, 1800 GB/s both ways); AMD's devices have one
-Infinity Fabric link to each of the seven others (128, 153.6 GB/s both ways)."""
 MOST_NAMED = 6
 """Pairs in one line."""
 SHARE_WANTED = 0.5
@@ -35,37 +20,37 @@ SHARE_WANTED = 0.5
 something is wrong."""
 
 
-def check_topology(found: Accelerators) -> list[Finding]:
+def check_topology(accelerators: Accelerators) -> list[Finding]:
     """Whether the devices are linked as their model can be."""
-    if found.kind == "cpu":
+    if accelerators.kind == "cpu":
         return skip("topology", "there is no accelerator")
-    if len(found.devices) < 2:
+    if len(accelerators.devices) < 2:
         return skip("topology", "one device has no link to another")
-    slow = sorted(pair for pair, link in found.links.items() if not _is_fast(link))
-    want = _wanted(found.devices[0].name)
-    num_pairs = len(found.devices) * (len(found.devices) - 1) // 2
-    look = "nvidia-smi nvlink --status" if found.kind == "cuda" else "amd-smi xgmi"
-    if not found.links:
-        why = "the vendor's tool did not tell; collectives may go over the host"
+    slow = sorted(pair for pair, link in accelerators.links.items() if not _is_fast(link))
+    want = _usual_link(accelerators.devices[0])
+    num_pairs = len(accelerators.devices) * (len(accelerators.devices) - 1) // 2
+    look = "nvidia-smi nvlink --status" if accelerators.kind == "cuda" else "amd-smi xgmi"
+    if not accelerators.links:
+        why = "the vendor's tool does not say; collectives may go over the host"
         return warn(
             "topology",
             f"links of {num_pairs} pairs are unknown",
             why=why,
-            fix=_topology_command(found),
+            fix=_topology_command(accelerators),
         )
-    told = ", ".join(f"{a}-{b} {found.links[a, b]}" for a, b in slow[:4]) + (
+    slowest = ", ".join(f"{a}-{b} {accelerators.links[a, b]}" for a, b in slow[:4]) + (
         f" and {len(slow) - 4} more" if len(slow) > 4 else ""
     )
     if slow and (want in ("nvlink", "xgmi") or len(slow) < num_pairs):
         return warn(
             "topology",
             f"{len(slow)} of {num_pairs} pairs have no {want if want != 'pcie' else 'fast link'}",
-            why=f"{told}: tensor parallel over such a pair runs at the speed of PCIe",
-            fix=[f"{look}   # a link that is down", _topology_command(found)],
+            why=f"{slowest}: tensor parallel over such a pair runs at the speed of PCIe",
+            fix=[f"{look}   # a link that is down", _topology_command(accelerators)],
         )
     if slow:
         return ok("topology", f"{num_pairs} pairs over PCIe, as this model has it")
-    return ok("topology", f"all {num_pairs} pairs over {found.interconnect}")
+    return ok("topology", f"all {num_pairs} pairs over {accelerators.interconnect}")
 
 
 def judge_collective(
@@ -80,8 +65,8 @@ def judge_collective(
     that cannot read each other's memory."""
     check = "collective"
     broken = next(
-        (each for each in reports if each.problem),
-        next((each for each in reports if each.step), None),
+        (report for report in reports if report.problem),
+        next((report for report in reports if report.step), None),
     )
     if broken is not None:
         why = broken.problem or f"it did not end within {seconds:.0f} s, or its process was killed"
@@ -95,15 +80,16 @@ def judge_collective(
             "links", f"see `{check}`, which comes first"
         )
     speed = reports[0].everyone
-    told = f", {format_bytes(speed)}/s of bus bandwidth" if speed else ""
-    found = ok(
-        check, f"{backend} added numbers over {len(reports)} processes in {seconds:.1f} s{told}"
+    bandwidth = f", {format_bytes(speed)}/s of bus bandwidth" if speed else ""
+    findings = ok(
+        check,
+        f"{backend} added numbers over {len(reports)} processes in {seconds:.1f} s{bandwidth}",
     )
     if not device:
-        return found + skip("links", "there is no link between devices on a CPU")
+        return findings + skip("links", "there is no link between devices on a CPU")
     if len(reports) < 2:
-        return found + skip("links", "one device has no link to another")
-    return found + judge_bandwidths(reports[0].pairs, no_access, device=device)
+        return findings + skip("links", "one device has no link to another")
+    return findings + judge_bandwidths(reports[0].pairs, no_access, device=device)
 
 
 def judge_bandwidths(
@@ -123,11 +109,11 @@ def judge_bandwidths(
             ],
         )
     slowest, usual = min(speeds, key=lambda pair: speeds[pair]), median(speeds.values())
-    told = (
+    what = (
         f"slowest pair {slowest}: {format_bytes(speeds[slowest])}/s; median {format_bytes(usual)}/s"
     )
-    model = _model_of(device)
-    link = LINK_BYTES_PER_S.get(model or "")
+    model = model_of(Device(index=0, name=device, memory_bytes=0, arch=""))
+    link = pair_bandwidth(model) if model else None
     slow = sorted(
         (pair for pair in speeds if speeds[pair] < SHARE_WANTED * (link or usual)),
         key=lambda pair: speeds[pair],
@@ -140,7 +126,7 @@ def judge_bandwidths(
         )
         return warn(
             "links",
-            told,
+            what,
             why=f"{len(slow)} of {len(speeds)} pairs are slow: {_few(slow)}; {against}, and a step "
             "waits for the slowest pair",
             fix=[
@@ -148,7 +134,7 @@ def judge_bandwidths(
                 "NCCL_DEBUG=INFO miles doctor",
             ],
         )
-    return ok("links", told)
+    return ok("links", what)
 
 
 def _few(names: Sequence[str]) -> str:
@@ -161,21 +147,15 @@ def _is_fast(link: str) -> bool:
     return link.startswith("NV") or link == "XGMI"
 
 
-def _model_of(name: str) -> str | None:
-    """H200 of `NVIDIA H200`; the longest that fits, for H200 is also in GH200."""
-    words = name.upper().replace("-", " ").split()
-    return next(
-        (model for model in sorted(DEVICE_MODELS, key=len, reverse=True) if model in words), None
-    )
+def _usual_link(device: Device) -> Interconnect:
+    """As servers with this device have it; PCIe for cards, whose names say so."""
+    model = model_of(device)
+    return DEVICE_MODELS[model].interconnect if model else "pcie"
 
 
-def _wanted(name: str) -> Interconnect:
-    """H100 and A100 also exist as PCIe cards, whose names say so."""
-    model = _model_of(name)
-    return DEVICE_MODELS[model].interconnect if model and "PCIE" not in name.upper() else "pcie"
-
-
-def _topology_command(found: Accelerators) -> str:
+def _topology_command(accelerators: Accelerators) -> str:
     return (
-        "nvidia-smi topo -m" if found.kind == "cuda" else "amd-smi topology || rocm-smi --showtopo"
+        "nvidia-smi topo -m"
+        if accelerators.kind == "cuda"
+        else "amd-smi topology || rocm-smi --showtopo"
     )

@@ -12,9 +12,10 @@ from milescli.doctor.finding import Finding
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL")
 MASK = "***"
 SHORTEST = 6
-"""A shorter value is left where it stands in a text: it would be found in many words. Alone, it is
+"""A shorter value is left where it stands in a text: it would match inside many words. Alone, it is
 masked too."""
 SHORTEST_PASSWORD = 3
+"""The same of a password in an address, which is looked for as it stands."""
 _USER = re.compile(r"//[^/\s]+@")
 """Up to the last @ before the path: passwords may hold one."""
 _QUERY = re.compile(
@@ -40,17 +41,17 @@ def mask(text: str, environ: Mapping[str, str]) -> str:
 
 
 def _passwords(value: str) -> list[str]:
-    """Of the addresses in a variable: libraries tell them in pieces, too."""
-    found = [
+    """Of the addresses in a variable: libraries show them in pieces, too."""
+    passwords = [
         user.removeprefix("//").removesuffix("@").partition(":")[2] for user in _USER.findall(value)
     ]
-    return [password for password in found if len(password) >= SHORTEST_PASSWORD]
+    return [password for password in passwords if len(password) >= SHORTEST_PASSWORD]
 
 
 def mask_secrets(finding: Finding, environ: Mapping[str, str]) -> Finding:
     """The finding without secrets, as `mask` finds them."""
     cleaned = {name: mask(getattr(finding, name), environ) for name in ("what", "why")}
-    return replace(finding, **cleaned, fix=[mask(each, environ) for each in finding.fix])
+    return replace(finding, **cleaned, fix=[mask(command, environ) for command in finding.fix])
 
 
 def mask_environment(environ: Mapping[str, str], *, prefixes: tuple[str, ...]) -> dict[str, str]:

@@ -48,7 +48,9 @@ def list_interfaces() -> list[Interface]:
             name=name,
             is_up=states[name].isup,
             addresses=tuple(
-                each.address for each in addresses.get(name, ()) if each.family == socket.AF_INET
+                address.address
+                for address in addresses.get(name, ())
+                if address.family == socket.AF_INET
             ),
         )
         for name in sorted(states)
@@ -60,14 +62,14 @@ def check_interfaces(
 ) -> list[Finding]:
     """NCCL_ and GLOO_SOCKET_IFNAME name interfaces that are there and up. On a CPU NCCL is not
     used: a warning."""
-    found: list[Finding] = []
-    usable = [each.name for each in interfaces if each.is_up and each.addresses]
+    findings: list[Finding] = []
+    usable = [interface.name for interface in interfaces if interface.is_up and interface.addresses]
     best = next((name for name in usable if not name.startswith(VIRTUAL)), "lo")
     for variable, choose in ((NCCL_VARIABLE, nccl_choice), (GLOO_VARIABLE, gloo_choice)):
         value = environ.get(variable)
         if value is None or choose(value, usable):
             continue
-        there = choose(value, [each.name for each in interfaces])
+        there = choose(value, [interface.name for interface in interfaces])
         why = (
             f"it is there, and down or without an address: {', '.join(there)}"
             if there
@@ -75,23 +77,27 @@ def check_interfaces(
         )
         # Without accelerators NCCL is not used, and on one node miles itself sets Gloo's to
         # loopback.
-        tell = fail if variable == NCCL_VARIABLE and kind != "cpu" else warn
-        found += tell(
+        judge = fail if variable == NCCL_VARIABLE and kind != "cpu" else warn
+        findings += judge(
             "network",
             f"{variable}={value} names no interface that works",
             why=why,
             fix=[f"export {variable}={best}", f"unset {variable}"],
         )
     if "lo" not in usable:
-        found += fail(
+        findings += fail(
             "network",
             "loopback is down",
             why="engines, trainer ranks and Ray meet there",
             fix=as_root("ip link set lo up"),
         )
-    return [*found, *_proxies(environ)] or ok(
+    return [*findings, *_proxies(environ)] or ok(
         "network",
-        ", ".join(f"{each.name} {each.addresses[0]}" for each in interfaces if each.name in usable),
+        ", ".join(
+            f"{interface.name} {interface.addresses[0]}"
+            for interface in interfaces
+            if interface.name in usable
+        ),
     )
 
 
@@ -114,7 +120,7 @@ def gloo_choice(value: str, names: Sequence[str]) -> list[str]:
 
 
 def _proxies(environ: Mapping[str, str]) -> list[Finding]:
-    """gRPC, thus Ray, sends even loopback through a proxy unless it is told not to."""
+    """gRPC, thus Ray, sends even loopback through a proxy unless no_proxy forbids it."""
     given = [name for name in PROXIES if environ.get(name)]
     exempt = f"{environ.get('no_proxy', '')},{environ.get('NO_PROXY', '')}".split(",")
     if (
@@ -215,5 +221,5 @@ def _port(path: Path) -> tuple[str, str]:
         state, rate = (path / "state").read_text().strip(), (path / "rate").read_text().strip()
     except OSError:
         return "unknown", ""
-    found = re.match(r"[\d.]+ G", rate)
-    return state.partition(": ")[2] or state, f"{found[0]}b/s" if found else rate
+    match = re.match(r"[\d.]+ G", rate)
+    return state.partition(": ")[2] or state, f"{match[0]}b/s" if match else rate

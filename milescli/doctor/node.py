@@ -28,7 +28,7 @@ from milescli.recipe.load import LoadedRecipe
 TOOLS_S = 120.0
 """Bound on what asks the vendors' tools: a few questions of 20 s each, where the driver hangs."""
 DEVICES = ("visibility",)
-"""Must be in order before anybody can say what the machine is."""
+"""Must pass before it is known what the machine is."""
 T = TypeVar("T")
 
 
@@ -39,20 +39,20 @@ class Once(Generic[T]):
     def __init__(self, make: Callable[[], T]) -> None:
         """`make` is called by the first who asks."""
         self._make, self._lock = make, threading.Lock()
-        self._found: list[T] = []
+        self._values: list[T] = []
         self._error: MilesError | None = None
 
     def __call__(self) -> T:
         """The value. Raises what making it raised."""
         with self._lock:
-            if not self._found and self._error is None:
+            if not self._values and self._error is None:
                 try:
-                    self._found.append(self._make())
+                    self._values.append(self._make())
                 except MilesError as error:
                     self._error = error
         if self._error is not None:
             raise self._error
-        return self._found[0]
+        return self._values[0]
 
 
 def node_checks(
@@ -63,7 +63,7 @@ def node_checks(
     environ: Mapping[str, str],
     address: str = "127.0.0.1",
 ) -> list[Check]:
-    """In the order in which they are told. `address`: by which the other nodes know this one."""
+    """In the order in which they are shown. `address`: by which the other nodes know this one."""
     accelerators = Once(lambda: find_accelerators(run_tool))
 
     def of_machine(name: str, run: Callable[[], list[Finding]], *needs: str) -> Check:
@@ -129,7 +129,7 @@ def trial_checks(
 
 
 def this_machine(environ: Mapping[str, str]) -> Once[Machine]:
-    """As the vendors' tools tell it, under the visibility variables of `environ`."""
+    """As the vendors' tools report it, under the visibility variables of `environ`."""
     return Once(lambda: probe(environ=environ))
 
 

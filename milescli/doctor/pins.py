@@ -35,8 +35,8 @@ def check_python(*, version: tuple[int, int] = sys.version_info[:2]) -> list[Fin
 
 def requirements() -> list[str]:
     """What the installed package asks for, extras aside."""
-    found = importlib.metadata.requires(DISTRIBUTION) or []
-    return [line for line in found if "extra ==" not in line]
+    required = importlib.metadata.requires(DISTRIBUTION) or []
+    return [line for line in required if "extra ==" not in line]
 
 
 def check_pins(
@@ -54,18 +54,18 @@ def check_pins(
             why="its list of packages cannot be read",
             fix="make install",
         )
-    told, fixes = [], []
+    problems, fixes = [], []
     for line in lines:
         problem = _problem(line, version_of)
         if problem:
-            told.append(problem)
+            problems.append(problem)
             fixes.append(_fix(line))
-    if not told:
+    if not problems:
         return ok("pins", f"{len(lines)} packages as pinned")
     return fail(
         "pins",
-        f"{len(told)} of {len(lines)} packages are not as pinned",
-        why="; ".join(told),
+        f"{len(problems)} of {len(lines)} packages are not as pinned",
+        why="; ".join(problems),
         fix=fixes,
     )
 

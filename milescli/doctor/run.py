@@ -1,4 +1,4 @@
-"""`miles doctor`: which checks there are, and how their findings are told. Called by the command;
+"""`miles doctor`: which checks there are, and how their findings are shown. Called by the command;
 ends with an exit code."""
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from milescli.console.output import Output
 from milescli.core.errors import ExitCode, MilesError
 from milescli.doctor.cluster import cluster_findings
 from milescli.doctor.finding import Check, Finding, Status, fail, run_checks
-from milescli.doctor.fixes import Wish
+from milescli.doctor.fixes import DoctorOptions
 from milescli.doctor.hub_access import check_hub, saved_token
 from milescli.doctor.masking import mask_environment, mask_secrets
 from milescli.doctor.node import Once, heavy_at_once, node_checks, this_machine, trial_checks
-from milescli.doctor.table import tell_people
-from milescli.doctor.wish import recipe_checks
+from milescli.doctor.recipe_checks import recipe_checks
+from milescli.doctor.table import show_findings
 from milescli.platform.machine import Machine
 from milescli.platform.probe import probe
 from milescli.recipe.layers import RAY_VARIABLE
@@ -55,56 +55,57 @@ REPORTED_VARIABLES = (
 )
 
 
-def run_doctor(wish: Wish, *, output: Output) -> int:
+def run_doctor(options: DoctorOptions, *, output: Output) -> int:
     """Check the machine, and the recipe where one is given. 0, or 4 where something fails; warnings
     do not count."""
-    loaded, problem = _load(wish)
+    loaded, problem = _load(options)
     refused = [
-        each for each in wish.sets if any(f"--set {each}" in finding.why for finding in problem)
+        text for text in options.sets if any(f"--set {text}" in finding.why for finding in problem)
     ]
-    wish = replace(wish, sets=[each for each in wish.sets if each not in refused])
+    options = replace(options, sets=[text for text in options.sets if text not in refused])
     output.note("checking; starting an engine takes up to a minute or two")
-    with contextlib.redirect_stdout(
-        sys.stderr
-    ):  # a reward that prints as it is imported would spoil the JSON
-        findings = problem + _findings(loaded, address=_address(wish, loaded))
+    # a reward that prints as it is imported would spoil the JSON
+    with contextlib.redirect_stdout(sys.stderr):
+        findings = problem + _findings(loaded, address=_address(options, loaded))
     secrets = {**os.environ, "SAVED_HUB_TOKEN": saved_token() or ""}
     findings = [
-        mask_secrets(replace(each, fix=[wish.whole(fix) for fix in each.fix]), secrets)
-        for each in findings
+        mask_secrets(
+            replace(finding, fix=[options.full_command(fix) for fix in finding.fix]), secrets
+        )
+        for finding in findings
     ]
-    tell(findings, output)
+    report_findings(findings, output)
     return int(
         ExitCode.NOT_READY
-        if any(each.status is Status.FAIL for each in findings)
+        if any(finding.status is Status.FAIL for finding in findings)
         else ExitCode.DONE
     )
 
 
 def _findings(loaded: LoadedRecipe | None, *, address: str | None) -> list[Finding]:
     """Of every node of the cluster, where one is named and can be joined; else of this machine."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if address is not None:
-        found = cluster_findings(address, runs_dir=_runs_dir(loaded))
-        if any(each.node for each in found):
-            return found + run_checks(
+        findings = cluster_findings(address, runs_dir=_runs_dir(loaded))
+        if any(finding.node for finding in findings):
+            return findings + run_checks(
                 driver_checks(loaded, Once(lambda: _whole_machine(loaded))),
                 heavy_at_once=heavy_at_once(),
             )
-    return found + run_checks(all_checks(loaded), heavy_at_once=heavy_at_once())
+    return findings + run_checks(all_checks(loaded), heavy_at_once=heavy_at_once())
 
 
-def _address(wish: Wish, loaded: LoadedRecipe | None) -> str | None:
+def _address(options: DoctorOptions, loaded: LoadedRecipe | None) -> str | None:
     """Of the Ray cluster that a run would join: as the recipe has it; without one, as the option or
     RAY_ADDRESS has it (`local`: none)."""
     if loaded is not None:
         return loaded.recipe.machine.address
-    address = wish.address or os.environ.get(RAY_VARIABLE, "")
+    address = options.address or os.environ.get(RAY_VARIABLE, "")
     return None if address in ("", "local") else address
 
 
 def all_checks(loaded: LoadedRecipe | None) -> list[Check]:
-    """In the order in which they are told."""
+    """In the order in which they are shown."""
     machine = this_machine(os.environ)
     return [
         *node_checks(
@@ -126,48 +127,48 @@ def driver_checks(loaded: LoadedRecipe | None, machine: Callable[[], Machine]) -
     return [hub, *([] if loaded is None else recipe_checks(loaded, machine=machine))]
 
 
-def tell(findings: Sequence[Finding], output: Output) -> None:
+def report_findings(findings: Sequence[Finding], output: Output) -> None:
     """One object in JSON mode, a table otherwise."""
-    counts = Counter(each.status for each in findings)
-    told = {
+    counts = Counter(finding.status for finding in findings)
+    payload = {
         "counts": {status.value: counts[status] for status in Status},
-        "findings": [asdict(each) for each in findings],
+        "findings": [asdict(finding) for finding in findings],
     }
     output.json(
         "doctor",
         {
-            **told,
+            **payload,
             "versions": versions(),
             "environment": mask_environment(os.environ, prefixes=REPORTED_VARIABLES),
         },
     )
-    tell_people(findings, output)
+    show_findings(findings, output)
 
 
 def versions() -> dict[str, str]:
     """Of what a run is made of; for bug reports."""
-    found = {
+    installed = {
         "miles": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
     }
     for name in REPORTED_PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            installed[name] = importlib.metadata.version(name)
+    return installed
 
 
-def _load(wish: Wish) -> tuple[LoadedRecipe | None, list[Finding]]:
+def _load(options: DoctorOptions) -> tuple[LoadedRecipe | None, list[Finding]]:
     """The recipe, or what is wrong with it: the machine is looked at all the same. Raises
     RecipeError where there is no such recipe."""
-    if wish.recipe is None:
+    if options.recipe is None:
         return None, []
-    find_recipe(wish.recipe, cwd=Path.cwd())
-    flags = {"machine.address": f"--address {wish.address}"} if wish.address else {}
+    find_recipe(options.recipe, cwd=Path.cwd())
+    flags = {"machine.address": f"--address {options.address}"} if options.address else {}
     try:
         return load(
-            wish.recipe,
-            sets=wish.sets,
+            options.recipe,
+            sets=options.sets,
             flags=flags,
             environ=os.environ,
             cwd=Path.cwd(),
@@ -179,7 +180,7 @@ def _load(wish: Wish) -> tuple[LoadedRecipe | None, list[Finding]]:
 
 def _whole_machine(loaded: LoadedRecipe | None) -> Machine:
     """What a plan of the recipe is made for: the nodes of the cluster that it takes."""
-    from milescli.runtime.sites import planning_machine
+    from milescli.cluster.nodes import planning_machine
 
     return planning_machine(loaded) if loaded else probe()
 

@@ -1,4 +1,4 @@
-"""Variables and versions that Ray and torch obey and that spoil runs: Ray's age, its own switches,
+"""Variables and versions that Ray and torch obey and that harm runs: Ray's age, its own switches,
 allocator and debug variables. Pure."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from packaging.version import Version
 from milescli.core.pins import pin
 from milescli.doctor.finding import Finding, fail, ok, warn
 from milescli.doctor.fixes import pip_install
-from milescli.platform.environment import Decided, engine_environment, trainer_environment
+from milescli.platform.environment import PlanView, engine_environment, trainer_environment
 from milescli.platform.machine import Kind
 
 NOSET = "RAY_EXPERIMENTAL_NOSET_"
@@ -52,22 +52,22 @@ def check_ray_version(
     return fail("ray version", f"Ray {version} is older than {oldest}", why=why, fix=fix)
 
 
-def check_variables(plan: Decided | None, *, environ: Mapping[str, str]) -> list[Finding]:
+def check_variables(plan: PlanView | None, *, environ: Mapping[str, str]) -> list[Finding]:
     """Variables of the user's shell that actors inherit and that do harm, and those that miles will
     replace. `plan`: of the recipe, or None without one."""
-    found = [*_harmful(environ), *(_replaced(plan, environ) if plan else [])]
-    return found or ok("variables", "none that harms a run")
+    findings = [*_harmful(environ), *(_replaced(plan, environ) if plan else [])]
+    return findings or ok("variables", "none that harms a run")
 
 
 def _harmful(environ: Mapping[str, str]) -> list[Finding]:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if "expandable_segments:True" in environ.get(name, ""):
             why = (
                 "engines inherit it: memory in such segments can neither be given back while "
                 "they sleep nor shared by handle"
             )
-            found += fail(
+            findings += fail(
                 "variables",
                 f"{name}={environ[name]}",
                 why=why,
@@ -75,20 +75,19 @@ def _harmful(environ: Mapping[str, str]) -> list[Finding]:
             )
     for name, why in SLOWING.items():
         if environ.get(name, "0") not in ("0", ""):
-            found += warn("variables", f"{name}={environ[name]}", why=why, fix=f"unset {name}")
+            findings += warn("variables", f"{name}={environ[name]}", why=why, fix=f"unset {name}")
     for name in sorted(environ):
         if name.startswith(NOSET) and environ[name] not in ("0", ""):
             why = (
-                "Ray no longer shows an actor its own devices alone; miles sets this itself, "
-                "for "
+                "Ray no longer shows an actor its own devices alone; miles sets this itself, for "
                 "its actors only"
             )
-            found += warn("variables", f"{name}={environ[name]}", why=why, fix=f"unset {name}")
-    return found
+            findings += warn("variables", f"{name}={environ[name]}", why=why, fix=f"unset {name}")
+    return findings
 
 
-def _replaced(plan: Decided, environ: Mapping[str, str]) -> list[Finding]:
-    """What the user set and an actor will not get. Visibility is told by its own check, and threads
+def _replaced(plan: PlanView, environ: Mapping[str, str]) -> list[Finding]:
+    """What the user set and an actor will not get. Visibility has a check of its own, and threads
     are the plan's."""
     ours = {**trainer_environment(plan), **engine_environment(plan)}
     names = [
@@ -97,11 +96,11 @@ def _replaced(plan: Decided, environ: Mapping[str, str]) -> list[Finding]:
         if environ.get(name, value) != value
         and not name.endswith(("VISIBLE_DEVICES", "_NUM_THREADS"))
     ]
-    told = ", ".join(f"{name}={environ[name]} becomes {ours[name]}" for name in names)
+    changes = ", ".join(f"{name}={environ[name]} becomes {ours[name]}" for name in names)
     if not names:
         return []
     why = (
         "miles composes the environment of its actors; the reasons are in `miles launch "
         "--dry-run -v`"
     )
-    return warn("variables", told, why=why, fix=f"unset {' '.join(names)}")
+    return warn("variables", changes, why=why, fix=f"unset {' '.join(names)}")

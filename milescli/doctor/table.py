@@ -1,5 +1,5 @@
-"""How findings are told: one table, then why and what to do where it matters. What nodes of a
-cluster found alike is one row."""
+"""How findings are shown: one table, then why and what to do where it matters. What nodes of a
+cluster have in common is one row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_NAMES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TableRow:
     """Findings of one check that say the same."""
 
     finding: Finding
@@ -37,25 +37,26 @@ class Row:
         return ", ".join(self.nodes[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def fold(findings: Sequence[Finding]) -> list[Row]:
-    """One row for what several nodes found alike, numbers in an `ok` aside; in the order of the
+def fold(findings: Sequence[Finding]) -> list[TableRow]:
+    """One row for equal findings of several nodes, numbers in an `ok` aside; in the order of the
     checks."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
-    places = {each.check: place for place, each in reversed(list(enumerate(findings)))}
-    for each in sorted(findings, key=lambda each: places[each.check]):
-        groups.setdefault(_likeness(each), []).append(each)
+    places = {finding.check: place for place, finding in reversed(list(enumerate(findings)))}
+    for finding in sorted(findings, key=lambda finding: places[finding.check]):
+        groups.setdefault(_likeness(finding), []).append(finding)
     answered = {
-        each.check: {one.node for one in findings if one.check == each.check} for each in findings
+        finding.check: {one.node for one in findings if one.check == finding.check}
+        for finding in findings
     }
     rows = []
     for group in groups.values():
-        nodes = sorted({each.node for each in group if each.node})
+        nodes = sorted({finding.node for finding in group if finding.node})
         everywhere = bool(nodes) and set(nodes) == answered[group[0].check]
-        rows.append(Row(finding=group[0], nodes=nodes, is_everywhere=everywhere))
+        rows.append(TableRow(finding=group[0], nodes=nodes, is_everywhere=everywhere))
     return rows
 
 
-def tell_people(findings: Sequence[Finding], output: Output) -> None:
+def show_findings(findings: Sequence[Finding], output: Output) -> None:
     """The table, the warnings with their fixes, the verdict."""
     rows = fold(findings)
     if any(row.nodes for row in rows):
@@ -70,11 +71,17 @@ def tell_people(findings: Sequence[Finding], output: Output) -> None:
             [(r.finding.check, r.finding.status.value, r.finding.what) for r in rows],
         )
     for row in rows:
-        each, where = row.finding, f" on {row.where}" if row.nodes and not row.is_everywhere else ""
-        if each.status is Status.OK:
+        finding, where = (
+            row.finding,
+            f" on {row.where}" if row.nodes and not row.is_everywhere else "",
+        )
+        if finding.status is Status.OK:
             continue
-        lines = [f"{each.check}{where}: {each.why}", *(f"  fix: {fix}" for fix in each.fix)]
-        output.note("\n".join(lines)) if each.status is Status.SKIP else output.warn(
+        lines = [
+            f"{finding.check}{where}: {finding.why}",
+            *(f"  fix: {fix}" for fix in finding.fix),
+        ]
+        output.note("\n".join(lines)) if finding.status is Status.SKIP else output.warn(
             "\n".join(lines)
         )
     counts = Counter(row.finding.status for row in rows)
@@ -89,8 +96,8 @@ def tell_people(findings: Sequence[Finding], output: Output) -> None:
 
 
 def _likeness(finding: Finding) -> tuple[object, ...]:
-    """What must be equal for one row. Free bytes and seconds differ from node to node, and of what
-    is well nobody cares."""
+    """What must be equal for one row. Free bytes and seconds differ from node to node, and do
+    not matter where all is well."""
     what = (
         re.sub(r"\d+(\.\d+)*( [KMGT]iB| m)?", "#", finding.what)
         if finding.status is Status.OK

@@ -16,7 +16,7 @@ REINSTALL = "docker/install.sh .venv {kind}"
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "gfx942", "gfx950")
 """That SGLang's kernels are built for."""
 MEMORY_SHARE = 0.9
-"""Of a device's memory as the vendor's tool tells it: torch sees a little less."""
+"""Of a device's memory as the vendor's tool shows it: torch sees a little less."""
 
 
 def describe_torch() -> dict[str, Any]:
@@ -27,13 +27,15 @@ def describe_torch() -> dict[str, Any]:
     problem = ""
     try:
         for index in range(torch.cuda.device_count()):
-            found = torch.cuda.get_device_properties(index)
+            properties = torch.cuda.get_device_properties(index)
             arch = (
-                str(getattr(found, "gcnArchName", "")).partition(":")[0]
+                str(getattr(properties, "gcnArchName", "")).partition(":")[0]
                 if torch.version.hip
-                else f"sm_{found.major}{found.minor}"
+                else f"sm_{properties.major}{properties.minor}"
             )
-            devices.append({"name": found.name, "arch": arch, "memory_bytes": found.total_memory})
+            devices.append(
+                {"name": properties.name, "arch": arch, "memory_bytes": properties.total_memory}
+            )
             torch.ones(8, device=f"cuda:{index}").sum().item()
     except RuntimeError as error:
         problem = next(iter(str(error).splitlines()), type(error).__name__)
@@ -47,32 +49,32 @@ def describe_torch() -> dict[str, Any]:
     }
 
 
-def judge_trial(found: list[Finding], machine: Machine) -> list[Finding]:
+def judge_trial(findings: list[Finding], machine: Machine) -> list[Finding]:
     """The finding of the trial `torch` as findings for people; a trial that failed stays as it
     is."""
-    if found[0].status is not Status.OK:
-        return found
-    return judge_torch(json.loads(found[0].what), machine)
+    if findings[0].status is not Status.OK:
+        return findings
+    return judge_torch(json.loads(findings[0].what), machine)
 
 
 def judge_torch(seen: Mapping[str, Any], machine: Machine) -> list[Finding]:
     """`seen` as `describe_torch` gives it. On a CPU there is nothing to compare: any build will
     do."""
-    kind, told = machine.kind, f"torch {seen['version']}"
+    kind, what = machine.kind, f"torch {seen['version']}"
     built = "rocm" if seen["hip"] else "cuda" if seen["cuda"] else "cpu"
     if kind == "cpu":
-        return ok("torch", told) + skip("driver", "there is no accelerator that miles may use")
+        return ok("torch", what) + skip("driver", "there is no accelerator that miles may use")
     devices = machine.nodes[0].devices
     if built != kind:
         why = (
             f"the machine has {len(devices)} x {devices[0].name}, and this torch was built for "
             f"{built}"
         )
-        return fail("torch", told, why=why, fix=REINSTALL.format(kind=kind))
-    return [*_devices(seen, machine, told), *_driver(seen, machine)]
+        return fail("torch", what, why=why, fix=REINSTALL.format(kind=kind))
+    return [*_devices(seen, machine, what), *_driver(seen, machine)]
 
 
-def _devices(seen: Mapping[str, Any], machine: Machine, told: str) -> list[Finding]:
+def _devices(seen: Mapping[str, Any], machine: Machine, what: str) -> list[Finding]:
     devices = machine.nodes[0].devices
     look = (
         "nvidia-smi -q -d ECC,PAGE_RETIREMENT" if machine.kind == "cuda" else "amd-smi static --ras"
@@ -86,7 +88,7 @@ def _devices(seen: Mapping[str, Any], machine: Machine, told: str) -> list[Findi
             if machine.kind == "cuda"
             else "ls -l /dev/kfd /dev/dri; groups   # render and video are needed"
         )
-        return fail("torch", f"{told} does not see what is there", why=why, fix=[access, look])
+        return fail("torch", f"{what} does not see what is there", why=why, fix=[access, look])
     for device, own in zip(devices, seen["devices"], strict=True):
         if device.arch and own["arch"] and device.arch != own["arch"]:
             why = (
@@ -95,7 +97,7 @@ def _devices(seen: Mapping[str, Any], machine: Machine, told: str) -> list[Findi
             )
             return fail(
                 "torch",
-                f"{told} and the vendor's tool disagree",
+                f"{what} and the vendor's tool disagree",
                 why=why,
                 fix="export CUDA_DEVICE_ORDER=PCI_BUS_ID",
             )
@@ -112,7 +114,7 @@ def _devices(seen: Mapping[str, Any], machine: Machine, told: str) -> list[Findi
         why = f"it has code for {', '.join(seen['archs'])}, and the devices are {arch}"
         return fail(
             "torch",
-            f"{told} has no kernels for {arch}",
+            f"{what} has no kernels for {arch}",
             why=why,
             fix=REINSTALL.format(kind=machine.kind),
         )
@@ -120,20 +122,20 @@ def _devices(seen: Mapping[str, Any], machine: Machine, told: str) -> list[Findi
         why = f"{arch} is none of {', '.join(ARCHS)}"
         return warn(
             "torch",
-            f"{told}, {arch}",
+            f"{what}, {arch}",
             why=why,
             fix="miles launch --recipe quickstart   # try it in small",
         )
-    return ok("torch", f"{told} sees {len(devices)} x {arch or devices[0].name}")
+    return ok("torch", f"{what} sees {len(devices)} x {arch or devices[0].name}")
 
 
 def _has_code(arch: str, built: list[str]) -> bool:
     """Binaries run on later minor versions of the same major; PTX (compute_) on all later ones."""
     if not arch.startswith("sm_"):
-        return arch in [each.partition(":")[0] for each in built]
+        return arch in [entry.partition(":")[0] for entry in built]
     own = int(arch[3:].rstrip("af"))
-    for each in built:
-        kind, _, number = each.partition("_")
+    for entry in built:
+        kind, _, number = entry.partition("_")
         if number.rstrip("af").isdigit():
             other = int(number.rstrip("af"))
             if other <= own and (kind == "compute" or other // 10 == own // 10):

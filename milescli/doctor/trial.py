@@ -12,11 +12,12 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from milescli.cluster.watchdog import TOKEN_VARIABLE, start_watchdog
 from milescli.doctor.finding import Finding, Status, fail, skip
-from milescli.runtime import guardian
 
 NO_SETTINGS: Mapping[str, str] = {}
 _LAST_LINES = 8
+"""Of a broken trial's log, shown with the finding."""
 _TRIAL_OF = {"weights": "engine", "trainer": "engine", "agreement": "engine", "links": "collective"}
 
 
@@ -37,68 +38,63 @@ def run_trial(
     `check`; `environ`: what it starts with; `settings`: variables of this trial, over those of
     every trial.
     """
-    folder = Path(
-        tempfile.mkdtemp(prefix="miles-", dir="/tmp")
-    )  # short: socket names are bounded at 107 bytes
-    verdict = folder / "verdict.json"
-    verdict.touch()
+    # short: socket names are bounded at 107 bytes
+    folder = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
     token = secrets.token_hex(16)
-    watchdog = guardian.start(token=token, scratch_dirs=[folder], verdict=verdict)
-    command = command or [
-        sys.executable,
-        "-m",
-        "milescli.doctor.trials",
-        check,
-        str(folder),
-        device_kind,
-    ]
+    watchdog = start_watchdog(token=token, scratch_dirs=[folder])
+    own = [sys.executable, "-m", "milescli.doctor.trials", check, str(folder), device_kind]
     environment = {
         **environ,
-        guardian.TOKEN_VARIABLE: token,
+        TOKEN_VARIABLE: token,
         "TOKENIZERS_PARALLELISM": "false",
         "GLOO_SOCKET_IFNAME": "lo",
         "TMPDIR": str(folder),
         **settings,
     }
     output, log = folder / "findings.jsonl", folder / "trial.log"
-    ended = f"did not end within {timeout_s:g} s"
     try:
-        # Files, not pipes: a process that the trial left behind would hold a pipe open.
-        with output.open("wb") as stdout, log.open("wb") as stderr:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                env=environment,
-                start_new_session=True,
-            )
-            try:
-                ended = f"ended with status {process.wait(timeout_s)} and said nothing"
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        found = _findings(output.read_text(encoding="utf-8", errors="replace"))
-        missing = [name for name in names or (check,) if name not in {each.check for each in found}]
+        ended = _run(command or own, environment, output=output, log=log, timeout_s=timeout_s)
+        findings = _findings(output.read_text(encoding="utf-8", errors="replace"))
+        there = {finding.check for finding in findings}
+        missing = [name for name in names or (check,) if name not in there]
         if missing:
-            found.append(_broken(missing[0], ended, log, device_kind))
-            found += [
-                each
-                for name in missing[1:]
-                for each in skip(name, f"see `{missing[0]}`, which comes first")
-            ]
-        return found
+            findings.append(_broken(missing[0], ended, log, device_kind))
+        for name in missing[1:]:
+            findings += skip(name, f"see `{missing[0]}`, which comes first")
+        return findings
     finally:
         watchdog.release()
 
 
+def _run(
+    command: list[str], environment: dict[str, str], *, output: Path, log: Path, timeout_s: float
+) -> str:
+    """How it ended, in words. Files, not pipes: a process that the trial left behind would hold a
+    pipe open."""
+    with output.open("wb") as stdout, log.open("wb") as stderr:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            return f"ended with status {process.wait(timeout_s)} and said nothing"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return f"did not end within {timeout_s:g} s"
+
+
 def _findings(text: str) -> list[Finding]:
-    found = []
+    findings = []
     for line in text.splitlines():
         if line.startswith('{"check"'):
             raw = json.loads(line)
-            found.append(Finding(**{**raw, "status": Status(raw["status"])}))
-    return found
+            findings.append(Finding(**{**raw, "status": Status(raw["status"])}))
+    return findings
 
 
 def _broken(name: str, ended: str, log: Path, device_kind: str) -> Finding:

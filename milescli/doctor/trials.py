@@ -26,7 +26,9 @@ from milescli.doctor.torch_build import describe_torch
 
 Kind = Literal["cuda", "rocm", "cpu"]
 WORLD_SIZE = 2
+"""Processes of the collective on a CPU."""
 COLLECTIVE_S = 270.0
+"""Bound on it; the trial itself has 300 s."""
 
 
 def try_ray(folder: Path, kind: Kind) -> list[Finding]:
@@ -92,14 +94,14 @@ def take_one_part(
     """One process of `try_collective`."""
     place = Place(
         rank=rank,
-        names=[str(each) for each in range(size)],
+        names=[str(number) for number in range(size)],
         addresses=["127.0.0.1"] * size,
         meeting=("127.0.0.1", port),
         backend=backend,
         device=rank if backend == "nccl" else None,
     )
     file = Path(folder) / f"report-{rank}.json"
-    take_part(place, tell=lambda report: write_report(file, report))
+    take_part(place, on_step=lambda report: write_report(file, report))
 
 
 def try_nodes(folder: Path, kind: Kind) -> list[Finding]:
@@ -108,7 +110,7 @@ def try_nodes(folder: Path, kind: Kind) -> list[Finding]:
     raw = json.loads(os.environ[PLACE_VARIABLE])
     report = take_part(
         Place(**{**raw, "meeting": tuple(raw["meeting"])}),
-        tell=lambda report: write_report(folder / "report", report),
+        on_step=lambda report: write_report(folder / "report", report),
     )
     return ok("nodes", json.dumps(asdict(report)))
 
@@ -136,10 +138,10 @@ def main(arguments: list[str]) -> None:
     reply = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print belongs into the log
     try:
-        found = TRIALS[name](Path(folder), cast(Kind, kind))
+        findings = TRIALS[name](Path(folder), cast(Kind, kind))
     except MilesError as error:
-        found = fail(name, error.what, why=error.why, fix=error.fixes)
-    for finding in found:
+        findings = fail(name, error.what, why=error.why, fix=error.fixes)
+    for finding in findings:
         print(json.dumps(asdict(finding)), file=reply, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What was decided, in order, each with its reason: a plan's diary while it is made. Pure."""
+"""What was decided, in order, each with its reason: the log of a plan while it is made. Pure."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ class Log:
 
     def note(self, key: str, value: object, reason: str) -> None:
         """One choice."""
-        told = str(value).lower() if isinstance(value, bool) else str(value)
-        self.decisions.append(Decision(key=key, value=told, reason=reason))
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        self.decisions.append(Decision(key=key, value=text, reason=reason))

@@ -3,9 +3,9 @@ links. Plain figures, each with its source; how much of them a run reaches is in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from milescli.platform.machine import Machine, model_of
+from milescli.platform.machine import DEVICE_MODELS, Machine, model_of
 
 TERA, GIGA = 1e12, 1e9
 
@@ -31,163 +31,153 @@ class DeviceSpec:
     """Devices that reach each other over the fast link, where they are so many (NVLink spans 72 of
     a GB200 or GB300 rack)."""
     source: str
-    measured: bool = False
-    """Not from a data sheet."""
+    """Of all figures."""
 
 
 _CONNECTX7 = 50 * GIGA
 """400 Gbit/s a device: DGX H100/H200/B200 and AMD's 8-GPU reference designs have one such adapter
 for each."""
 _CONNECTX8 = 100 * GIGA
+XGMI_PEERS = 7
+"""Other devices of a node to which each of AMD's has one Infinity Fabric link."""
 
+
+_A100 = DeviceSpec(
+    name="A100",
+    bf16_flops=312 * TERA,
+    fp8_flops=312 * TERA,
+    memory_bandwidth=2.039e12,
+    link_bandwidth=300 * GIGA,
+    network_bandwidth=25 * GIGA,
+    source="NVIDIA A100 Tensor Core GPU data sheet (SXM 80 GB); DGX A100 data sheet (200 Gbit/s a "
+    "GPU)",
+)
+_L40S = DeviceSpec(
+    name="L40S",
+    bf16_flops=362 * TERA,
+    fp8_flops=733 * TERA,
+    memory_bandwidth=864 * GIGA,
+    link_bandwidth=32 * GIGA,
+    network_bandwidth=25 * GIGA,
+    source="NVIDIA L40S data sheet (PCIe 4.0 x16); network: 200 Gbit/s a GPU assumed",
+)
+_RTX4090 = DeviceSpec(
+    name="RTX4090",
+    bf16_flops=165.2 * TERA,
+    fp8_flops=330.3 * TERA,
+    memory_bandwidth=1008 * GIGA,
+    link_bandwidth=32 * GIGA,
+    network_bandwidth=12.5 * GIGA,
+    source="NVIDIA Ada GPU architecture whitepaper, appendix A (float32 accumulation; PCIe 4.0 "
+    "x16); network: 100 Gbit/s assumed",
+)
+_H100 = DeviceSpec(
+    name="H100",
+    bf16_flops=989 * TERA,
+    fp8_flops=1979 * TERA,
+    memory_bandwidth=3.35e12,
+    link_bandwidth=450 * GIGA,
+    network_bandwidth=_CONNECTX7,
+    source="NVIDIA H100 Tensor Core GPU data sheet (SXM); DGX H100 data sheet",
+)
+_B200 = DeviceSpec(
+    name="B200",
+    bf16_flops=2250 * TERA,
+    fp8_flops=4500 * TERA,
+    memory_bandwidth=8e12,
+    link_bandwidth=900 * GIGA,
+    network_bandwidth=_CONNECTX7,
+    source="NVIDIA DGX B200 data sheet (72 PFLOP/s fp8 and 36 bf16 with sparsity over 8 GPUs, 64 "
+    "TB/s, 14.4 TB/s NVLink)",
+)
+_GB200 = replace(
+    _B200,
+    name="GB200",
+    bf16_flops=2500 * TERA,
+    fp8_flops=5000 * TERA,
+    link_domain=72,
+    source="NVIDIA GB200 NVL72 data sheet (720 PFLOP/s fp8 and 360 bf16 with sparsity, 576 TB/s, "
+    "130 TB/s NVLink over 72 GPUs of 1200 W)",
+)
+_MI300X = DeviceSpec(
+    name="MI300X",
+    bf16_flops=1307.4 * TERA,
+    fp8_flops=2614.9 * TERA,
+    memory_bandwidth=5.3e12,
+    link_bandwidth=XGMI_PEERS * 64 * GIGA,
+    network_bandwidth=_CONNECTX7,
+    source="AMD Instinct MI300X data sheet (304 CUs at 2.1 GHz; 7 xGMI links of 128 GB/s both "
+    "ways)",
+)
+_MI350X = DeviceSpec(
+    name="MI350X",
+    bf16_flops=2306.9 * TERA,
+    fp8_flops=4614 * TERA,
+    memory_bandwidth=8e12,
+    link_bandwidth=XGMI_PEERS * 76.8 * GIGA,
+    network_bandwidth=_CONNECTX7,
+    source="AMD Instinct MI350X data sheet (256 CUs at 2.2 GHz; 7 xGMI links of 153.6 GB/s both "
+    "ways)",
+)
 
 DEVICES: dict[str, DeviceSpec] = {
     spec.name: spec
     for spec in (
-        DeviceSpec(
-            name="A100",
-            bf16_flops=312 * TERA,
-            fp8_flops=312 * TERA,
-            memory_bandwidth=2.039e12,
-            link_bandwidth=300 * GIGA,
-            network_bandwidth=25 * GIGA,
-            source="NVIDIA A100 Tensor Core GPU data sheet (SXM 80 GB); DGX A100 data sheet (200 "
-            "Gbit/s a GPU)",
-        ),
-        DeviceSpec(
+        _A100,
+        replace(
+            _A100,
             name="A100-40GB",
-            bf16_flops=312 * TERA,
-            fp8_flops=312 * TERA,
             memory_bandwidth=1.555e12,
-            link_bandwidth=300 * GIGA,
-            network_bandwidth=25 * GIGA,
             source="NVIDIA A100 Tensor Core GPU data sheet (SXM 40 GB); DGX A100 data sheet (200 "
             "Gbit/s a GPU)",
         ),
-        DeviceSpec(
-            name="L40S",
-            bf16_flops=362 * TERA,
-            fp8_flops=733 * TERA,
-            memory_bandwidth=864 * GIGA,
-            link_bandwidth=32 * GIGA,
-            network_bandwidth=25 * GIGA,
-            source="NVIDIA L40S data sheet (PCIe 4.0 x16); network: 200 Gbit/s a GPU assumed",
-        ),
-        DeviceSpec(
-            name="RTX4090",
-            bf16_flops=165.2 * TERA,
-            fp8_flops=330.3 * TERA,
-            memory_bandwidth=1008 * GIGA,
-            link_bandwidth=32 * GIGA,
-            network_bandwidth=12.5 * GIGA,
-            source="NVIDIA Ada GPU architecture whitepaper, appendix A (float32 accumulation; PCIe "
-            "4.0 x16); network: 100 Gbit/s assumed",
-        ),
-        DeviceSpec(
-            name="H100",
-            bf16_flops=989 * TERA,
-            fp8_flops=1979 * TERA,
-            memory_bandwidth=3.35e12,
-            link_bandwidth=450 * GIGA,
-            network_bandwidth=_CONNECTX7,
-            source="NVIDIA H100 Tensor Core GPU data sheet (SXM); DGX H100 data sheet",
-        ),
-        DeviceSpec(
+        _L40S,
+        _RTX4090,
+        _H100,
+        replace(
+            _H100,
             name="H200",
-            bf16_flops=989 * TERA,
-            fp8_flops=1979 * TERA,
             memory_bandwidth=4.8e12,
-            link_bandwidth=450 * GIGA,
-            network_bandwidth=_CONNECTX7,
             source="NVIDIA H200 Tensor Core GPU data sheet (SXM); DGX H200 data sheet",
         ),
-        DeviceSpec(
-            name="B200",
-            bf16_flops=2250 * TERA,
-            fp8_flops=4500 * TERA,
-            memory_bandwidth=8e12,
-            link_bandwidth=900 * GIGA,
-            network_bandwidth=_CONNECTX7,
-            source="NVIDIA DGX B200 data sheet (72 PFLOP/s fp8 and 36 bf16 with sparsity over 8 "
-            "GPUs, 64 TB/s, 14.4 TB/s NVLink)",
-        ),
-        DeviceSpec(
+        _B200,
+        replace(
+            _B200,
             name="B300",
-            bf16_flops=2250 * TERA,
-            fp8_flops=4500 * TERA,
-            memory_bandwidth=8e12,
-            link_bandwidth=900 * GIGA,
             network_bandwidth=_CONNECTX8,
             source="NVIDIA DGX B300 data sheet (72 PFLOP/s fp8 with sparsity over 8 GPUs, 14.4 "
             "TB/s NVLink, ConnectX-8 of 800 Gbit/s a GPU); bf16 half of fp8",
         ),
-        DeviceSpec(
-            name="GB200",
-            bf16_flops=2500 * TERA,
-            fp8_flops=5000 * TERA,
-            memory_bandwidth=8e12,
-            link_bandwidth=900 * GIGA,
-            network_bandwidth=_CONNECTX7,
-            link_domain=72,
-            source="NVIDIA GB200 NVL72 data sheet (720 PFLOP/s fp8 and 360 bf16 with sparsity, 576 "
-            "TB/s, 130 TB/s NVLink over 72 GPUs of 1200 W)",
-        ),
-        DeviceSpec(
+        _GB200,
+        replace(
+            _GB200,
             name="GB300",
-            bf16_flops=2500 * TERA,
-            fp8_flops=5000 * TERA,
-            memory_bandwidth=8e12,
-            link_bandwidth=900 * GIGA,
             network_bandwidth=_CONNECTX8,
-            link_domain=72,
             source="NVIDIA GB300 NVL72 data sheet (720 PFLOP/s fp8 and 360 bf16 with sparsity, 576 "
             "TB/s over 72 GPUs; ConnectX-8, 800 Gbit/s)",
         ),
-        DeviceSpec(
-            name="MI300X",
-            bf16_flops=1307.4 * TERA,
-            fp8_flops=2614.9 * TERA,
-            memory_bandwidth=5.3e12,
-            link_bandwidth=448 * GIGA,
-            network_bandwidth=_CONNECTX7,
-            source="AMD Instinct MI300X data sheet (304 CUs at 2.1 GHz; 7 xGMI links of 128 GB/s "
-            "both ways)",
-        ),
-        DeviceSpec(
+        _MI300X,
+        replace(
+            _MI300X,
             name="MI325X",
-            bf16_flops=1307.4 * TERA,
-            fp8_flops=2614.9 * TERA,
             memory_bandwidth=6e12,
-            link_bandwidth=448 * GIGA,
-            network_bandwidth=_CONNECTX7,
             source="AMD Instinct MI325X data sheet (compute and links as MI300X)",
         ),
-        DeviceSpec(
-            name="MI350X",
-            bf16_flops=2306.9 * TERA,
-            fp8_flops=4614 * TERA,
-            memory_bandwidth=8e12,
-            link_bandwidth=537.6 * GIGA,
-            network_bandwidth=_CONNECTX7,
-            source="AMD Instinct MI350X data sheet (256 CUs at 2.2 GHz; 7 xGMI links of 153.6 GB/s "
-            "both ways)",
-        ),
-        DeviceSpec(
+        _MI350X,
+        replace(
+            _MI350X,
             name="MI355X",
             bf16_flops=2516.6 * TERA,
             fp8_flops=5033.2 * TERA,
-            memory_bandwidth=8e12,
-            link_bandwidth=537.6 * GIGA,
-            network_bandwidth=_CONNECTX7,
             source="AMD Instinct MI355X data sheet (256 CUs at 2.4 GHz; 7 xGMI links of 153.6 GB/s "
             "both ways)",
         ),
     )
 }
-"""As the makers' sheets state them. The sheets themselves could not be opened from here; the
-figures agree with what others quote of them (Blackwell: 2250 and 4500 TFLOP/s at 1000 W, 2500 and
-5000 at 1200 W and in a GB300) and, where clocks are published, with units x operations a clock x
-clock (tests/plan/test_devices.py). B200 stands in HGX servers of other makers with 7.7 TB/s."""
+"""As the makers' sheets state them, where figures that others quote agree with them (Blackwell:
+2250 and 4500 TFLOP/s at 1000 W, 2500 and 5000 at 1200 W and in a GB300) and, where clocks are
+published, units x operations a clock x clock (tests/plan/test_devices.py). B200 stands in HGX
+servers of other makers with 7.7 TB/s."""
 
 CPU_CORE = DeviceSpec(
     name="CPU",
@@ -224,3 +214,10 @@ def spec_of(machine: Machine) -> tuple[DeviceSpec, bool]:
     names = [(model_of(device), device.arch) for device in devices.values()]
     specs = [(DEVICES[name or _ARCHS.get(arch, "A100")], name is not None) for name, arch in names]
     return min(specs, key=lambda spec: (spec[0].bf16_flops, spec[0].memory_bandwidth))
+
+
+def pair_bandwidth(model: str) -> float | None:
+    """Bytes a second from one device of this model to another of its node, one way: NVLink's
+    switches give a pair the whole bandwidth of a device, xGMI one link of seven. None over PCIe."""
+    interconnect, whole = DEVICE_MODELS[model].interconnect, DEVICES[model].link_bandwidth
+    return {"nvlink": whole, "xgmi": whole / XGMI_PEERS}.get(interconnect)

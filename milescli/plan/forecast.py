@@ -11,44 +11,43 @@ from milescli.plan.activations import FILL, worst_imbalance
 from milescli.plan.devices import spec_of
 from milescli.plan.links import LINK_SHARE
 from milescli.plan.memory import ENGINE_CONTEXT, ENGINE_GRAPHS, TRAINER_CONTEXT
-from milescli.plan.on_devices import Answer
-from milescli.plan.search import publishing_bytes
+from milescli.plan.on_devices import Pair, publishing_bytes
 from milescli.plan.time import DECODE_SHARE, EXPERT_SHARE, MEAN_SHARE, PREFILL_SHARE, TRAIN_SHARE
 from milescli.plan.types import Forecast, Part
 from milescli.platform.machine import Machine
 
 
-def forecast(answer: Answer, machine: Machine, *, steps: int, num_devices: int) -> Forecast:
-    """Of an answer of the search."""
-    question, trainer, engines = answer.question, answer.trainer, answer.engines
+def forecast(pair: Pair, machine: Machine, *, steps: int, num_devices: int) -> Forecast:
+    """Of a pair that the search found."""
+    space, trainer, engines = pair.space, pair.trainer, pair.engines
     device, known = spec_of(machine)
-    step_s = answer.step_s
+    step_s = pair.step_s
     parts = ("compute", "bubble", "stages", "tensor", "experts", "data", "optimizer")
     return Forecast(
         device=device.name
         if known
         else f"{machine.nodes[0].devices[0].name} (taken for {device.name})",
-        memory_bytes=question.memory_bytes,
-        training=_training(answer),
-        rollout=_rollout(answer),
-        publishing_bytes=publishing_bytes(question, trainer, engines) if question.colocated else 0,
-        host_bytes=answer.host_bytes,
+        memory_bytes=space.memory_bytes,
+        training=_training(pair),
+        rollout=_rollout(pair),
+        publishing_bytes=publishing_bytes(space, trainer, engines) if space.colocated else 0,
+        host_bytes=pair.host_bytes,
         host_memory_bytes=machine.nodes[0].memory_bytes,
         cache_tokens=engines.cache_tokens,
         rollout_s=round(engines.seconds.total, 3),
         train_s=round(trainer.seconds.total, 3),
-        sync_s=round(answer.sync_s + answer.turn_s, 3),
+        sync_s=round(pair.sync_s + pair.turn_s, 3),
         step_s=round(step_s, 3),
         train_parts_s={name: round(getattr(trainer.seconds, name), 3) for name in parts},
-        tokens_per_s=round(question.work.tokens / step_s, 1),
+        tokens_per_s=round(space.work.tokens / step_s, 1),
         gpu_hours=round(step_s * steps * num_devices / 3600, 2),
-        assumptions=_assumptions(answer, source=device.source),
-        alternatives=reasons.alternatives(question, trainer, answer.searched, step_s=step_s),
+        assumptions=_assumptions(pair, source=device.source),
+        alternatives=reasons.alternatives(space, trainer, pair.trainers, step_s=step_s),
     )
 
 
-def _training(answer: Answer) -> list[Part]:
-    needs = answer.trainer.needs
+def _training(pair: Pair) -> list[Part]:
+    needs = pair.trainer.needs
     parts = [
         Part(name="weights", size_bytes=needs.weights, basis="counted"),
         Part(name="gradients", size_bytes=needs.gradients, basis="counted"),
@@ -57,70 +56,69 @@ def _training(answer: Answer) -> list[Part]:
         Part(name="logits", size_bytes=needs.logits, basis="formula"),
         Part(name="workspace", size_bytes=needs.workspace, basis="estimate"),
     ]
-    if answer.question.colocated:
+    if pair.space.colocated:
         parts.append(
             Part(name="engine, asleep", size_bytes=ENGINE_CONTEXT + ENGINE_GRAPHS, basis="estimate")
         )
-    return [*parts, _margin(answer, parts)]
+    return [*parts, _margin(pair, parts)]
 
 
-def _rollout(answer: Answer) -> list[Part]:
-    needs = answer.engines.needs
+def _rollout(pair: Pair) -> list[Part]:
+    needs = pair.engines.needs
     parts = [
         Part(name="weights", size_bytes=needs.weights, basis="counted"),
         Part(name="KV cache", size_bytes=needs.cache, basis="formula"),
         Part(name="graphs", size_bytes=needs.graphs, basis="estimate"),
         Part(name="workspace", size_bytes=needs.workspace, basis="estimate"),
     ]
-    if answer.question.colocated:
+    if pair.space.colocated:
         parts.append(Part(name="trainer, asleep", size_bytes=TRAINER_CONTEXT, basis="estimate"))
-    return [*parts, _margin(answer, parts)]
+    return [*parts, _margin(pair, parts)]
 
 
-def _margin(answer: Answer, parts: list[Part]) -> Part:
+def _margin(pair: Pair, parts: list[Part]) -> Part:
     return Part(
         name="margin",
-        size_bytes=answer.question.memory_bytes - sum(part.size_bytes for part in parts),
+        size_bytes=pair.space.memory_bytes - sum(part.size_bytes for part in parts),
         basis="formula",
     )
 
 
-def _assumptions(answer: Answer, *, source: str) -> list[str]:
-    question = answer.question
-    told = [
-        f"prompts and answers are {MEAN_SHARE:.0%} of the longest that the recipe allows, on "
+def _assumptions(pair: Pair, *, source: str) -> list[str]:
+    space = pair.space
+    assumptions = [
+        f"prompts and responses are {MEAN_SHARE:.0%} of the longest that the recipe allows, on "
         "average",
-        f"of the data sheet, training reaches {TRAIN_SHARE:.0%} of FLOP/s ({EXPERT_SHARE:.0%} in "
-        f"experts), prefill {PREFILL_SHARE:.0%}, "
-        f"decoding {DECODE_SHARE:.0%} of memory bandwidth, collectives {LINK_SHARE:.0%} of the "
-        "link",
+        f"training reaches {TRAIN_SHARE:.0%} of the data sheet's FLOP/s ({EXPERT_SHARE:.0%} in "
+        f"experts), prefill {PREFILL_SHARE:.0%}, decoding {DECODE_SHARE:.0%} of the memory "
+        f"bandwidth, collectives {LINK_SHARE:.0%} of the link",
         f"data sheet: {source}",
         f"attention computes {FILL:.2f} positions for each real one",
     ]
-    if question.facts.num_experts:
-        told.append(_imbalance(answer))
-    return told
+    if space.facts.num_experts:
+        assumptions.append(_imbalance(pair))
+    return assumptions
 
 
-def _imbalance(answer: Answer) -> str:
+def _imbalance(pair: Pair) -> str:
     """Nothing is dropped: how many tokens an expert rank gets is up to the router."""
-    question, trainer = answer.question, answer.trainer
+    space, trainer = pair.space, pair.trainer
     planned, worst = (
-        question.wish.packing.imbalance,
-        worst_imbalance(question.facts, trainer.layout),
+        space.load.packing.imbalance,
+        worst_imbalance(space.facts, trainer.layout),
     )
-    told = (
-        f"memory is for {planned:g} times its even share of tokens at the busiest expert rank "
+    sentence = (
+        f"the busiest expert rank has memory for {planned:g} times its even share of tokens "
         "(train.expert_imbalance)"
     )
     if worst <= planned:
-        return f"{told}; it cannot get more than {worst:.1f} times"
-    count = question.time.num_microbatches(trainer.layout, question.work, trainer.cap)
-    packing = replace(question.wish.packing, imbalance=worst)
-    wish = replace(question.wish, row_tokens=trainer.cap, num_microbatches=count, packing=packing)
-    total = question.memory.worst_stage(trainer.layout, wish).total
-    ends = "would fit all the same" if total <= question.trainer_budget else "would not fit"
+        return f"{sentence}; it cannot get more than {worst:.1f} times"
+    count = space.time.num_microbatches(trainer.layout, space.work, trainer.cap)
+    packing = replace(space.load.packing, imbalance=worst)
+    load = replace(space.load, row_tokens=trainer.cap, num_microbatches=count, packing=packing)
+    total = space.memory.worst_stage(trainer.layout, load).total
+    ends = "still fits" if total <= space.trainer_budget else "does not fit"
     return (
-        f"{told}; at worst it gets {worst:.1f} times, since nothing is dropped: "
+        f"{sentence}; at worst it gets {worst:.1f} times, since no token is dropped: "
         f"{format_bytes(total)} in all, which {ends}"
     )

@@ -1,5 +1,5 @@
 """Which layouts Megatron and SGLang can run with a model, axis by axis: the one place that says it,
-for the planner and for the trainer's own check. Pure; a fault tells the equation that does not
+for the planner and for the trainer's own check. Pure; a fault states the equation that does not
 hold."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from milescli.plan.types import TrainerLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class IllegalValue:
     """Why a value of an axis is illegal."""
 
     key: str
@@ -26,7 +26,7 @@ class Fault:
     """A value that this rule allows."""
 
     def error(self) -> FitError:
-        """As the user is told."""
+        """As the user reads it."""
         return FitError(
             f"`{self.key}={_text(self.value)}` is illegal for this model",
             why=self.why,
@@ -40,7 +40,7 @@ def check_layout(layout: TrainerLayout, facts: ModelFacts) -> None:
         raise fault.error()
 
 
-def faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
+def faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalValue]:
     """All of a trainer's layout."""
     yield from tp_faults(facts, layout.tp)
     yield from cp_faults(facts, layout.cp, tp=layout.tp)
@@ -51,14 +51,14 @@ def faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
             "experts under tensor parallelism need sequence parallelism: Megatron refuses them "
             "otherwise"
         )
-        yield Fault(key="parallel.sequence_parallel", value=False, why=why, legal=True)
+        yield IllegalValue(key="parallel.sequence_parallel", value=False, why=why, legal=True)
 
 
-def tp_faults(facts: ModelFacts, tp: int) -> Iterator[Fault]:
+def tp_faults(facts: ModelFacts, tp: int) -> Iterator[IllegalValue]:
     """Tensor parallelism cuts heads and MLPs."""
     kv_heads = facts.common_kv_heads
     if tp > kv_heads:
-        yield Fault(
+        yield IllegalValue(
             key="parallel.tp",
             value=tp,
             why=f"it exceeds the model's {kv_heads} key/value heads",
@@ -81,12 +81,12 @@ def tp_faults(facts: ModelFacts, tp: int) -> Iterator[Fault]:
     )
 
 
-def cp_faults(facts: ModelFacts, cp: int, *, tp: int) -> Iterator[Fault]:
+def cp_faults(facts: ModelFacts, cp: int, *, tp: int) -> Iterator[IllegalValue]:
     """Context parallelism cuts sequences."""
     if cp == 1:
         return
     if facts.mamba:
-        yield Fault(
+        yield IllegalValue(
             key="parallel.cp",
             value=cp,
             why="Mamba-2 computes a sequence on one rank, and cp cuts it",
@@ -94,22 +94,22 @@ def cp_faults(facts: ModelFacts, cp: int, *, tp: int) -> Iterator[Fault]:
         )
     if facts.indexer:
         why = "sparse attention chooses among the positions of one rank, and cp cuts sequences"
-        yield Fault(key="parallel.cp", value=cp, why=why, legal=1)
+        yield IllegalValue(key="parallel.cp", value=cp, why=why, legal=1)
     delta = facts.gated_delta
     if delta and delta.num_key_heads % (tp * cp):
         why = (
             f"{delta.num_key_heads} key heads of linear attention / (tp {tp} x cp {cp}) is not "
             "whole"
         )
-        yield Fault(key="parallel.cp", value=cp, why=why, legal=1)
+        yield IllegalValue(key="parallel.cp", value=cp, why=why, legal=1)
 
 
-def stage_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
+def stage_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalValue]:
     """Pipeline parallelism shares out whole layers."""
     pp, layers = layout.pp, facts.num_layers
     if pp > layers:
         why = f"the model has {layers} layers, and each stage needs one"
-        yield Fault(key="parallel.pp", value=pp, why=why, legal=layers)
+        yield IllegalValue(key="parallel.pp", value=pp, why=why, legal=layers)
         return
     pins = {
         "first_stage_layers": layout.first_stage_layers,
@@ -123,7 +123,7 @@ def stage_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
                 f"{layers} "
                 "with one at least in each"
             )
-            yield Fault(key=f"parallel.{name}", value=pin, why=why, legal="null")
+            yield IllegalValue(key=f"parallel.{name}", value=pin, why=why, legal="null")
             return
     starts = [0, *accumulate(sizes)][:-1]
     if any(facts.layers[start].shares_choice for start in starts):
@@ -131,19 +131,19 @@ def stage_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
             f"a stage of pp={pp} would begin with a layer that takes the choice of positions of "
             "the layer before"
         )
-        yield Fault(key="parallel.pp", value=pp, why=why, legal=1)
+        yield IllegalValue(key="parallel.pp", value=pp, why=why, legal=1)
 
 
-def expert_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
+def expert_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalValue]:
     """Expert parallelism shares out whole experts, its tensor parallelism cuts each."""
     ep, etp, ranks = layout.ep, layout.etp, layout.tp * layout.cp * layout.dp
     if not facts.num_experts:
         if ep > 1:
-            yield Fault(
+            yield IllegalValue(
                 key="parallel.ep", value=ep, why="the model is dense: it has no experts", legal=1
             )
         if etp not in (1, layout.tp):
-            yield Fault(
+            yield IllegalValue(
                 key="parallel.etp",
                 value=etp,
                 why="the model is dense: it has no experts to cut",
@@ -163,10 +163,10 @@ def expert_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
             f"{ep * etp}"
         )
         legal = max(1, -(-ep * etp // (layout.tp * layout.cp)))
-        yield Fault(key="parallel.dp", value=layout.dp, why=why, legal=legal)
+        yield IllegalValue(key="parallel.dp", value=layout.dp, why=why, legal=legal)
 
 
-def training_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]:
+def training_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalValue]:
     """Beyond `faults`: what can be loaded and saved, and would be trained wrongly."""
     if facts.num_experts and layout.ep == 1 and layout.etp != layout.tp:
         # Megatron-Core 0.16.1 takes such experts for dense layers and does not sum what tp ranks
@@ -175,10 +175,12 @@ def training_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Fault]
             "with ep 1, Megatron sums the experts' gradients rightly only where etp is tp, "
             f"{layout.tp}"
         )
-        yield Fault(key="parallel.etp", value=layout.etp, why=why, legal=layout.tp)
+        yield IllegalValue(key="parallel.etp", value=layout.etp, why=why, legal=layout.tp)
 
 
-def engine_faults(facts: ModelFacts, *, tp: int, ep: int, attention_dp: int) -> Iterator[Fault]:
+def engine_faults(
+    facts: ModelFacts, *, tp: int, ep: int, attention_dp: int
+) -> Iterator[IllegalValue]:
     """What SGLang refuses: heads are cut by tp / attention_dp, experts by ep within tp. Key/value
     heads fewer than that are repeated."""
     for key, value in (("engines.attention_dp", attention_dp), ("engines.ep", ep)):
@@ -192,7 +194,7 @@ def engine_faults(facts: ModelFacts, *, tp: int, ep: int, attention_dp: int) -> 
         if fault := indivisible(key, value, total, what):
             yield fault
     if ep > 1 and not facts.num_experts:
-        yield Fault(
+        yield IllegalValue(
             key="engines.ep", value=ep, why="the model is dense: it has no experts", legal=1
         )
     # within one ep group, experts are cut by what is left of tp
@@ -204,12 +206,14 @@ def engine_faults(facts: ModelFacts, *, tp: int, ep: int, attention_dp: int) -> 
         yield fault
 
 
-def indivisible(key: str, value: int, total: int, what: str) -> Fault | None:
+def indivisible(key: str, value: int, total: int, what: str) -> IllegalValue | None:
     """Where `total` cannot be cut into `value` equal parts; a total of 0 is not there."""
     if not total % value:
         return None
     legal = max(divisor for divisor in range(1, value + 1) if total % divisor == 0)
-    return Fault(key=key, value=value, why=f"{total} {what} / {value} is not whole", legal=legal)
+    return IllegalValue(
+        key=key, value=value, why=f"{total} {what} / {value} is not whole", legal=legal
+    )
 
 
 def _text(value: object) -> str:

@@ -1,7 +1,7 @@
 """How fast ranks reach each other: the fast link within a node (or a rack), the network beyond.
 Pure; called by `time`.
 
-Groups are told by `ranks` and `stride`: every stride-th device, as Megatron lays its axes over
+Groups are given by `ranks` and `stride`: every stride-th device, as Megatron spreads its axes over
 neighbouring ranks."""
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from milescli.plan.memory import (
     TRAINER_CONTEXT,
     MemoryModel,
     TrainerBytes,
-    TrainerWish,
+    TrainerLoad,
     bucket_bytes,
     memory_model,
 )
@@ -53,7 +53,7 @@ class Fitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Node:
+class _NodeLoad:
     """What one computer holds, the engines' caches aside."""
 
     ranks: TrainerBytes
@@ -99,7 +99,7 @@ def fit_main_memory(
     if recipe.train.recompute == "auto":
         asked.append(replace(trainer, recompute="full"))
     for layout, cap in product(asked, _caps(recipe, trainer)):
-        node = _fullest(memory, _wish(recipe, layout, cap=cap, size=size), layout, engines, slots)
+        node = _fullest(memory, _load(recipe, layout, cap=cap, size=size), layout, engines, slots)
         if node.total + node.num_shards * least <= budget:
             break
     else:
@@ -137,14 +137,14 @@ def _caps(recipe: Recipe, trainer: TrainerLayout) -> list[int]:
     return [*halves, least]
 
 
-def _wish(recipe: Recipe, trainer: TrainerLayout, *, cap: int, size: int) -> TrainerWish:
+def _load(recipe: Recipe, trainer: TrainerLayout, *, cap: int, size: int) -> TrainerLoad:
     samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
     most = -(
         -samples
         * (recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens)
         // (trainer.dp * trainer.cp)
     )
-    return TrainerWish(
+    return TrainerLoad(
         size=size,
         row_tokens=min(cap, most),
         num_microbatches=trainer.pp,
@@ -157,14 +157,14 @@ def _wish(recipe: Recipe, trainer: TrainerLayout, *, cap: int, size: int) -> Tra
 
 def _fullest(
     memory: MemoryModel,
-    wish: TrainerWish,
+    load: TrainerLoad,
     trainer: TrainerLayout,
     engines: EngineLayout,
     slots: Sequence[Slot],
-) -> _Node:
+) -> _NodeLoad:
     """Of the nodes that the slots are on."""
-    stages = memory.stages(trainer, wish)
-    weights = memory.engine_weights(engines, size=wish.size)
+    stages = memory.stages(trainer, load)
+    weights = memory.engine_weights(engines, size=load.size)
     ranks = Counter(
         (slot.node, slot.trainer_rank * trainer.pp // trainer.world_size)
         for slot in slots
@@ -172,13 +172,13 @@ def _fullest(
     )
     shards = Counter(slot.node for slot in slots if slot.engine is not None)
 
-    def held(number: int) -> _Node:
+    def held(number: int) -> _NodeLoad:
         here = [(stages[stage], count) for (node, stage), count in ranks.items() if node == number]
         parts = ("weights", "gradients", "optimizer", "activations", "logits", "workspace", "host")
         sums = {part: sum(count * getattr(stage, part) for stage, count in here) for part in parts}
         num_ranks = sum(count for _, count in here)
         sums["workspace"] -= num_ranks * TRAINER_CONTEXT
-        return _Node(
+        return _NodeLoad(
             ranks=TrainerBytes(**sums),
             num_ranks=num_ranks,
             engine_weights=shards[number] * weights,
@@ -205,9 +205,11 @@ def _cache_tokens(
     wanted, running = engines.max_total_tokens, engines.max_running_requests
     assert wanted is not None, "an engine on a CPU has no other measure for its cache"
     states = num_shards * memory.cache_bytes(engines, size=size, tokens=0, sequences=running)
-    each = max(1, num_shards * memory.cache_bytes(engines, size=size, tokens=1 << 20, sequences=0))
+    per_token = max(
+        1, num_shards * memory.cache_bytes(engines, size=size, tokens=1 << 20, sequences=0)
+    )
     most = (
-        max(longest_tokens(recipe), int(max(0, room - states) / each * (1 << 20)))
+        max(longest_tokens(recipe), int(max(0, room - states) / per_token * (1 << 20)))
         if num_shards
         else wanted
     )
@@ -225,11 +227,13 @@ def _why_recompute(recipe: Recipe, trainer: TrainerLayout) -> str:
     if recipe.train.recompute != "auto":
         return "pinned by `train.recompute`"
     if trainer.recompute == "full":
-        return "what layers compute would not fit between forward and backward pass"
-    return "what layers compute fits between forward and backward pass"
+        return "activations would not fit: the backward pass computes each layer once more"
+    return "activations fit"
 
 
-def _refusal(recipe: Recipe, machine: Machine, node: _Node, least: int, budget: int) -> FitError:
+def _refusal(
+    recipe: Recipe, machine: Machine, node: _NodeLoad, least: int, budget: int
+) -> FitError:
     total = node.total + node.num_shards * least
     return FitError(
         f"recipe `{recipe.name}` does not fit into the main memory of a CPU with {_there(machine)}",
@@ -240,7 +244,7 @@ def _refusal(recipe: Recipe, machine: Machine, node: _Node, least: int, budget: 
     )
 
 
-def _sum(node: _Node, cache: int) -> str:
+def _sum(node: _NodeLoad, cache: int) -> str:
     ranks = node.ranks
     parts = {
         "weights": ranks.weights,
@@ -249,11 +253,11 @@ def _sum(node: _Node, cache: int) -> str:
         "activations": ranks.activations + ranks.logits + ranks.workspace,
         "reference": ranks.host,
     }
-    told = " + ".join(
+    trainer = " + ".join(
         f"{name} {size / GIB:.1f}" for name, size in parts.items() if size or name != "reference"
     )
     return (
-        f"{node.num_ranks} trainer rank{'s'[: node.num_ranks > 1]}: {told}; {node.num_shards} "
+        f"{node.num_ranks} trainer rank{'s'[: node.num_ranks > 1]}: {trainer}; {node.num_shards} "
         f"engine rank{'s'[: node.num_shards > 1]}: "
         f"weights {node.engine_weights / GIB:.1f} + cache {cache / GIB:.1f}; processes "
         f"{node.processes / GIB:.1f}"

@@ -38,6 +38,8 @@ STATE_SHARE = 0.9 / 1.9
 STATES_PER_REQUEST = 3
 """Recurrent states that SGLang reckons for each running request: its own, and those that its prefix
 cache keeps."""
+SAMPLED_REQUESTS = 256
+"""Requests whose float32 logits an engine has at once, with a copy for sampling. An estimate."""
 _PAD = 128
 """Megatron pads flat memory to a multiple of this and of the ranks that share it."""
 
@@ -87,7 +89,7 @@ class EngineBytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerWish:
+class TrainerLoad:
     """What memory depends on, beside model and layout."""
 
     size: int
@@ -98,7 +100,7 @@ class TrainerWish:
     """Of one rank in one update."""
     keeps_reference: bool
     sleeps: bool
-    """Goes to host memory while the engines answer."""
+    """Goes to host memory while the engines generate."""
     bucket_bytes: int
     """Of weight sync."""
     packing: Packing = field(default_factory=Packing)
@@ -117,83 +119,83 @@ class MemoryModel:
     def __post_init__(self) -> None:
         self.counter = Counter(self.table)
 
-    def stages(self, layout: TrainerLayout, wish: TrainerWish) -> list[TrainerBytes]:
+    def stages(self, layout: TrainerLayout, load: TrainerLoad) -> list[TrainerBytes]:
         """[pp] of one rank of each stage."""
-        return self._of_stages(layout, wish, range(layout.pp))
+        return self._of_stages(layout, load, range(layout.pp))
 
-    def worst_stage(self, layout: TrainerLayout, wish: TrainerWish) -> TrainerBytes:
+    def worst_stage(self, layout: TrainerLayout, load: TrainerLoad) -> TrainerBytes:
         """The stage that needs the most device memory. Of stages alike, it is the first: it holds
         the most microbatches."""
         return max(
-            self._of_stages(layout, wish, self.counter.distinct_stages(layout)),
+            self._of_stages(layout, load, self.counter.distinct_stages(layout)),
             key=lambda stage: stage.total,
         )
 
     def _of_stages(
-        self, layout: TrainerLayout, wish: TrainerWish, stages: Iterable[int]
+        self, layout: TrainerLayout, load: TrainerLoad, stages: Iterable[int]
     ) -> list[TrainerBytes]:
         held = self.counter.stages(layout)
-        sums = self._layer_sums(layout, wish)
+        sums = self._layer_sums(layout, load)
         ends = stage_ends(layout, self.table.facts.num_layers)
-        norm, logits = head_bytes(self.table.facts, layout, size=wish.size)
-        found = []
+        norm, logits = head_bytes(self.table.facts, layout, size=load.size)
+        sizes = []
         for stage in stages:
             start, end = ends[stage - 1] if stage else 0, ends[stage]
             is_last = stage == layout.pp - 1
-            in_flight = microbatches_in_flight(stage, layout.pp, wish.num_microbatches)
+            in_flight = microbatches_in_flight(stage, layout.pp, load.num_microbatches)
             saved, kept = sums.saved_between(start, end), sums.input * (end - start)
-            top = wish.row_tokens * (norm if is_last else 0.0)
-            head = wish.row_tokens * (logits if is_last else 0.0)
+            top = load.row_tokens * (norm if is_last else 0.0)
+            head = load.row_tokens * (logits if is_last else 0.0)
             if layout.recompute == "full":
-                again = wish.row_tokens * (sums.most_between(start, end) - sums.input)
-                activations = wish.row_tokens * kept * in_flight + max(
-                    top, again if again > top + head else top
+                recomputed = load.row_tokens * (sums.most_between(start, end) - sums.input)
+                activations = load.row_tokens * kept * in_flight + max(
+                    top, recomputed if recomputed > top + head else top
                 )
-                head = head if top + head >= again else 0.0
+                head = head if top + head >= recomputed else 0.0
             else:
-                activations = wish.row_tokens * saved * in_flight + top
-            scratch = wish.row_tokens * sums.widest + (
-                3 * 4 * min(LOGITS_CHUNK, wish.row_tokens) * self.table.facts.vocab_size / layout.tp
+                activations = load.row_tokens * saved * in_flight + top
+            scratch = load.row_tokens * sums.widest + (
+                3 * 4 * min(LOGITS_CHUNK, load.row_tokens) * self.table.facts.vocab_size / layout.tp
                 if is_last
                 else 0
             )
-            static = static_bytes(held[stage], layout, size=wish.size)
-            found.append(
+            static = static_bytes(held[stage], layout, size=load.size)
+            sizes.append(
                 TrainerBytes(
                     weights=static[0],
                     gradients=static[1],
                     optimizer=static[2],
                     activations=int(activations),
                     logits=int(head),
-                    workspace=int(max(scratch, 2 * wish.bucket_bytes)) + TRAINER_CONTEXT,
-                    host=self._host_bytes(held[stage], layout, wish, static),
+                    workspace=int(max(scratch, 2 * load.bucket_bytes)) + TRAINER_CONTEXT,
+                    host=self._host_bytes(held[stage], layout, load, static),
                 )
             )
-        return found
+        return sizes
 
     def _host_bytes(
-        self, held: Held, layout: TrainerLayout, wish: TrainerWish, static: tuple[int, int, int]
+        self, held: Held, layout: TrainerLayout, load: TrainerLoad, static: tuple[int, int, int]
     ) -> int:
         host = 0
-        if wish.keeps_reference:
+        if load.keeps_reference:
             host += (
-                2 * held.total * wish.size
+                2 * held.total * load.size
             )  # the frozen weights, and the current ones while those take their place
-        if wish.sleeps:
+        if load.sleeps:
             host += static[0] + static[2]
         if layout.offload_optimizer:
-            host += static_bytes(held, replace(layout, offload_optimizer=False), size=wish.size)[2]
+            host += static_bytes(held, replace(layout, offload_optimizer=False), size=load.size)[2]
         return host
 
-    def _layer_sums(self, layout: TrainerLayout, wish: TrainerWish) -> _LayerSums:
+    def _layer_sums(self, layout: TrainerLayout, load: TrainerLoad) -> _LayerSums:
         key = (
             layout.tp,
             layout.cp,
             layout.ep,
             layout.etp,
             layout.sequence_parallel,
-            wish.size,
-            wish.packing,
+            load.size,
+            load.packing,
         )
         if key not in self._layers:
             facts = self.table.facts
@@ -202,8 +204,8 @@ class MemoryModel:
                     facts.at(facts.layers.index(layer)),
                     layer,
                     layout,
-                    size=wish.size,
-                    packing=wish.packing,
+                    size=load.size,
+                    packing=load.packing,
                 )
                 for layer in set(facts.layers)
             }
@@ -223,7 +225,8 @@ class MemoryModel:
             facts.topk * facts.moe_ffn_hidden_size / max(1, layout.tp),
         )
         activations = (
-            tokens * size * (6 * facts.hidden_size + 3 * wide) + 4 * 2 * 256 * facts.vocab_size
+            tokens * size * (6 * facts.hidden_size + 3 * wide)
+            + 4 * 2 * SAMPLED_REQUESTS * facts.vocab_size
         )
         cache = int(memory_bytes * layout.memory_fraction) - weights
         if layout.max_total_tokens is not None:
@@ -271,16 +274,16 @@ class MemoryModel:
         """Requests of `tokens` tokens each that an engine holds at once in `cache_bytes` of each of
         its ranks."""
         states = self.cache_bytes(layout, size=size, tokens=0, sequences=STATES_PER_REQUEST)
-        each = self.cache_bytes(layout, size=size, tokens=tokens, sequences=0)
+        per_request = self.cache_bytes(layout, size=size, tokens=tokens, sequences=0)
         share = STATE_SHARE if states else 0.0
-        room = (1 - share) * cache_bytes / max(each, 1)
+        room = (1 - share) * cache_bytes / max(per_request, 1)
         return layout.attention_dp * (min(room, share * cache_bytes / states) if states else room)
 
     def cache_tokens(self, layout: EngineLayout, *, cache_bytes: int, size: int) -> int:
         """Tokens whose keys and values an engine holds in `cache_bytes` of each of its ranks."""
-        each = self.cache_bytes(layout, size=size, tokens=1 << 20, sequences=0)
+        per_tokens = self.cache_bytes(layout, size=size, tokens=1 << 20, sequences=0)
         share = 1 - STATE_SHARE if self.cache_cost.state_bytes else 1.0
-        return int(share * cache_bytes / max(each, 1) * (1 << 20)) * layout.attention_dp
+        return int(share * cache_bytes / max(per_tokens, 1) * (1 << 20)) * layout.attention_dp
 
 
 @lru_cache(maxsize=8)
@@ -291,21 +294,21 @@ def memory_model(facts: ModelFacts) -> MemoryModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LayerSums:
-    """Over the layers before each."""
+    """Running sums over the layers of a model."""
 
     saved: list[float]
-    """[layers + 1]"""
+    """[layers + 1] bytes of all layers before this one"""
     layers: list[float]
-    """[layers] of each"""
+    """[layers] bytes of this layer"""
     input: float
     widest: float
 
     @classmethod
     def of(cls, layers: Sequence[LayerBytes]) -> _LayerSums:
-        each = [layer.saved for layer in layers]
+        saved = [layer.saved for layer in layers]
         return cls(
-            saved=list(accumulate(each, initial=0.0)),
-            layers=each,
+            saved=list(accumulate(saved, initial=0.0)),
+            layers=saved,
             input=layers[0].input,
             widest=max(layer.widest for layer in layers),
         )

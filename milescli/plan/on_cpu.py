@@ -10,6 +10,12 @@ from milescli.plan.types import EngineLayout, TrainerLayout
 from milescli.recipe.schema import Recipe
 
 DEFAULT_FRACTION = 0.7
+"""What SGLang's option is given where nobody pins it; on a CPU the number of tokens bounds the
+cache."""
+LEAST_REQUESTS, MOST_REQUESTS = 8, 512
+"""Bounds of what an engine, or a group of its devices, runs at once, where nobody pins it."""
+LEAST_CACHE_TOKENS = 4096
+"""Of one engine, however small the recipe."""
 KV_SLOTS_PER_REQUEST = 1.25
 """Head room of an engine's cache over what the largest step can hold at once."""
 
@@ -92,30 +98,36 @@ def engines_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log) -> EngineLayout:
         attention_dp=pins.attention_dp or 1,
         max_running_requests=running,
         max_total_tokens=pins.max_total_tokens
-        or max(4096, int(running * longest * KV_SLOTS_PER_REQUEST)),
+        or max(LEAST_CACHE_TOKENS, int(running * longest * KV_SLOTS_PER_REQUEST)),
         memory_fraction=pins.memory_fraction or DEFAULT_FRACTION,
         context_length=context_length(recipe, facts),
     )
 
 
 def max_running(recipe: Recipe, num: int, log: Log) -> int:
-    """Requests that an engine answers at once."""
+    """Requests that an engine runs at once."""
     num_samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
     pinned = recipe.engines.max_running_requests
-    running = pinned or max(8, min(512, -(-num_samples // num)))
-    many = f"{num_samples} samples a step over {num} engine{'s'[: num > 1]}, at most 512"
-    log.note("engines.max_running_requests", running, "pinned" if pinned else many)
+    running = pinned or max(LEAST_REQUESTS, min(MOST_REQUESTS, -(-num_samples // num)))
+    many = (
+        f"{num_samples} samples a step over {num} engine{'s'[: num > 1]}, at most {MOST_REQUESTS}"
+    )
+    log.note(
+        "engines.max_running_requests",
+        running,
+        "pinned by `engines.max_running_requests`" if pinned else many,
+    )
     return running
 
 
 def longest_tokens(recipe: Recipe) -> int:
-    """Prompt and answer that an engine must hold."""
-    answers = max(recipe.rollout.max_response_tokens, recipe.eval.max_response_tokens or 0)
-    return recipe.data.max_prompt_tokens + answers
+    """Prompt and response that an engine must hold."""
+    longest_response = max(recipe.rollout.max_response_tokens, recipe.eval.max_response_tokens or 0)
+    return recipe.data.max_prompt_tokens + longest_response
 
 
 def context_length(recipe: Recipe, facts: ModelFacts) -> int:
-    """What an engine is told. Raises nothing: what the model cannot hold is found when the recipe
-    is checked."""
+    """What an engine is started with. Raises nothing: what the model cannot hold is refused when
+    the recipe is checked."""
     longest = longest_tokens(recipe) + 16
     return min(facts.max_position_embeddings, longest) if facts.max_position_embeddings else longest

@@ -1,63 +1,41 @@
-"""Layouts on accelerators: asks `search` for trainer and engines, puts the two together (taking
-turns, or side by side), and says why. Called by `make`."""
+"""Layouts on accelerators: searches trainer and engines, puts the two together (taking turns, or
+side by side), and says why. Called by `make`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from milescli import models
 from milescli.core.errors import FitError
-from milescli.core.units import GIB
-from milescli.models.base import WeightTable
 from milescli.models.facts import ModelFacts
 from milescli.plan import reasons
-from milescli.plan.activations import Packing
 from milescli.plan.decisions import Log
-from milescli.plan.devices import spec_of
-from milescli.plan.legal import (
-    Fault,
-    cp_faults,
-    engine_faults,
-    expert_faults,
-    faults,
-    stage_faults,
-    tp_faults,
-)
-from milescli.plan.memory import TrainerWish, bucket_bytes, memory_model
-from milescli.plan.on_cpu import context_length, longest_tokens
-from milescli.plan.search import (
-    ALIKE,
-    EngineChoice,
-    Question,
-    TrainerChoice,
-    TrainerSearch,
-    alike_s,
-    publishing_bytes,
-    search_engines,
-    search_trainer,
-)
-from milescli.plan.time import MEAN_SHARE, TimeModel, Work
-from milescli.plan.types import TrainerLayout
-from milescli.platform.machine import DEVICE_MODELS, Machine
-from milescli.recipe.schema import Parallel, Recipe
+from milescli.plan.memory import ENGINE_CONTEXT, ENGINE_GRAPHS, TRAINER_CONTEXT
+from milescli.plan.on_cpu import context_length
+from milescli.plan.pins import check_pins
+from milescli.plan.search_engines import EngineChoice, search_engines
+from milescli.plan.search_space import SearchSpace, divisors, search_space
+from milescli.plan.search_trainer import TrainerChoice, TrainerSearch, search_trainer
+from milescli.plan.ties import ALIKE, alike
+from milescli.platform.machine import Machine
+from milescli.recipe.schema import Recipe
 
-_Choice = TypeVar("_Choice", TrainerChoice, EngineChoice)
 _FINE_DEVICES = 64
 """Up to so many devices, splits are tried in eighths; beyond, in quarters."""
 _MANY = 12
 """Fleets that are weighed against trainers."""
+_HOST_SHARE = 0.9
+"""Of a node's main memory that sleeping trainers and offloaded optimizers may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Pair:
     """Trainer and engines that fit together."""
 
-    question: Question
+    space: SearchSpace
     trainer: TrainerChoice
     engines: EngineChoice
-    searched: TrainerSearch
+    trainers: TrainerSearch
     fleets: list[EngineChoice]
     """All, best first."""
     trainer_devices: int
@@ -77,7 +55,7 @@ class Answer:
     @property
     def host_bytes(self) -> int:
         """Of one node."""
-        return self.trainer.needs.host * min(self.question.devices_per_node, self.trainer_devices)
+        return self.trainer.needs.host * min(self.space.devices_per_node, self.trainer_devices)
 
 
 def plan_devices(
@@ -89,207 +67,68 @@ def plan_devices(
     colocated: bool,
     size: int,
     log: Log,
-) -> Answer:
+) -> Pair:
     """The best trainer and engines on `devices_per_node` devices of each wanted node. Raises
     FitError with the equation where a pin is illegal, or nothing fits."""
     table = models.table(facts)
-    question = ask(
+    space = search_space(
         recipe, machine, table, devices_per_node=devices_per_node, colocated=colocated, size=size
     )
     num_devices = devices_per_node * recipe.machine.nodes
-    _check_pins(recipe, facts, num_devices)
-    answer = _best(
-        question, machine, num_devices, overlap=recipe.rollout.max_staleness > 0, recipe=recipe
+    check_pins(recipe, facts, num_devices)
+    pair = _best(
+        space, machine, num_devices, overlap=recipe.rollout.max_staleness > 0, recipe=recipe
     )
-    beside = 0.0 if answer.overlap else answer.engines.seconds.total
-    reasons.explain(
-        answer.question, answer.trainer, answer.searched, beside=beside, recipe=recipe, log=log
-    )
-    reasons.explain_engines(answer.question, answer.engines, answer.fleets, recipe=recipe, log=log)
-    return answer
-
-
-def ask(
-    recipe: Recipe,
-    machine: Machine,
-    table: WeightTable,
-    *,
-    devices_per_node: int,
-    colocated: bool,
-    size: int,
-) -> Question:
-    """All that the search depends on."""
-    device, _ = spec_of(machine)
-    memory = memory_model(table.facts)
-    memory_bytes = (
-        machine.nodes[0].devices[0].memory_bytes or DEVICE_MODELS[device.name].memory_gib * GIB
-    )
-    bucket = bucket_bytes(recipe.weights.bucket_mib)
-    rollout, train = recipe.rollout, recipe.train
-    scores_old = train.updates_per_step > 1 and recipe.old_logprobs == "trainer"
-    scores = recipe.keeps_reference + scores_old
-    return Question(
-        memory=memory,
-        time=TimeModel(
-            table=table, memory=memory, device=device, devices_per_node=devices_per_node
-        ),
-        work=Work(
-            num_samples=rollout.prompts_per_step * rollout.samples_per_prompt,
-            num_prompts=rollout.prompts_per_step,
-            prompt_tokens=max(1.0, recipe.data.max_prompt_tokens * MEAN_SHARE),
-            response_tokens=max(1.0, rollout.max_response_tokens * MEAN_SHARE),
-            longest_response=rollout.max_response_tokens,
-            updates=train.updates_per_step,
-            extra_forwards=scores,
-            size=size,
-            bucket_bytes=bucket,
-        ),
-        wish=TrainerWish(
-            size=size,
-            row_tokens=0,
-            num_microbatches=1,
-            keeps_reference=recipe.keeps_reference,
-            sleeps=colocated,
-            bucket_bytes=bucket,
-            packing=Packing(imbalance=train.expert_imbalance),
-        ),
-        memory_bytes=memory_bytes,
-        devices_per_node=devices_per_node,
-        longest=recipe.data.max_prompt_tokens + rollout.max_response_tokens,
-        longest_served=longest_tokens(recipe),
-        pins=recipe.parallel,
-        engine_pins=recipe.engines,
-        cap=train.max_tokens_per_microbatch,
-        recompute=train.recompute,
-        offload=train.optimizer.offload,
-        colocated=colocated,
-    )
-
-
-def _check_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> None:
-    """Each pin by itself, before anything is weighed."""
-    pins = recipe.parallel
-    for fault in _pin_faults(pins, facts):
-        raise fault.error()
-    parts = (pins.tp or 1) * (pins.pp or 1) * (pins.cp or 1)
-    if pins.dp is None and num_devices % parts and recipe.engines.placement != "split":
-        raise FitError(
-            f"tp x pp x cp = {pins.tp or 1} x {pins.pp or 1} x {pins.cp or 1} = {parts} does not "
-            f"divide {num_devices} devices",
-            why=f"{num_devices} / {parts} is not whole, so ranks would be left over",
-            fix=f"--set parallel.dp={max(1, num_devices // parts)}   # leaves devices idle; or pin "
-            "a layout that divides",
-        )
-    _check_engine_pins(recipe, facts, num_devices)
-
-
-def _check_engine_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> None:
-    """They leave at least one size of engines."""
-    pins, per_node = recipe.engines, num_devices // recipe.machine.nodes
-    sizes = (
-        [pins.tp]
-        if pins.tp
-        else [size for size in range(1, num_devices + 1) if num_devices % size == 0]
-    )
-    first: Fault | None = None
-    for size in sizes:
-        ep = pins.ep or (size if facts.num_experts and facts.num_experts % size == 0 else 1)
-        fault = next(
-            engine_faults(facts, tp=size, ep=ep, attention_dp=pins.attention_dp or 1), None
-        )
-        if fault is None:
-            break
-        first = first or fault
-    else:
-        assert first is not None
-        raise first.error()
-    if pins.tp and pins.tp > num_devices:
-        raise FitError(
-            f"an engine of {pins.tp} devices is pinned and there are {num_devices}",
-            why=f"engines.tp {pins.tp} > {recipe.machine.nodes} nodes x {per_node} devices = "
-            f"{num_devices}",
-            fix=f"--set engines.tp={per_node}",
-        )
-    if pins.tp and recipe.machine.nodes > 1 and pins.tp % per_node and per_node % pins.tp:
-        legal = max(
-            size for size in range(1, per_node + 1) if per_node % size == 0 and size <= pins.tp
-        )
-        raise FitError(
-            f"engines of {pins.tp} devices would lie across nodes",
-            why=f"a node has {per_node} devices: engines.tp must divide that, or be a multiple of "
-            "it",
-            fix=f"--set engines.tp={legal}",
-        )
-
-
-def _pin_faults(pins: Parallel, facts: ModelFacts) -> Iterator[Fault]:
-    if pins.tp:
-        yield from tp_faults(facts, pins.tp)
-    if pins.cp:
-        yield from cp_faults(facts, pins.cp, tp=pins.tp or 1)
-    ends = {
-        "first_stage_layers": pins.first_stage_layers,
-        "last_stage_layers": pins.last_stage_layers,
-    }
-    if pins.sequence_parallel is False and facts.num_experts and (pins.tp or 1) > 1:
-        yield from faults(TrainerLayout(tp=pins.tp, ep=1, etp=1), facts)
-    if pins.pp:
-        yield from stage_faults(TrainerLayout(pp=pins.pp, **ends), facts)
-    ep, etp = pins.ep or 1, pins.etp or 1
-    if facts.num_experts or ep > 1 or etp > 1:
-        group = ep * etp
-        yield from expert_faults(TrainerLayout(ep=ep, etp=etp, dp=group), facts)
+    beside = 0.0 if pair.overlap else pair.engines.seconds.total
+    reasons.explain(pair.space, pair.trainer, pair.trainers, beside=beside, recipe=recipe, log=log)
+    reasons.explain_engines(pair.space, pair.engines, pair.fleets, recipe=recipe, log=log)
+    return pair
 
 
 def _best(
-    question: Question, machine: Machine, num_devices: int, *, overlap: bool, recipe: Recipe
-) -> Answer:
+    space: SearchSpace, machine: Machine, num_devices: int, *, overlap: bool, recipe: Recipe
+) -> Pair:
     """Engines span nodes only where none within a node will do, and the optimizer goes to the host
     only where neither helps."""
-    asked = [question, replace(question, offload=True)] if question.offload is None else [question]
-    shares = _shares(question, num_devices)
-    tried: tuple[TrainerSearch, list[EngineChoice], int] | None = None
-    for wish in asked:
-        searches = {
-            share: search_trainer(wish, num_devices if wish.colocated else num_devices - share)
-            for share in shares
-        }
+    spaces = [space, replace(space, offload=True)] if space.offload is None else [space]
+    shares = _shares(space, num_devices)
+    nearest: tuple[TrainerSearch, list[EngineChoice], int] | None = None
+    for tried in spaces:
+        ranks = {share: num_devices - (0 if tried.colocated else share) for share in shares}
+        searches = {share: search_trainer(tried, ranks[share]) for share in shares}
         for across in (False, True):
-            found = []
-            for share, searched in searches.items():
-                fleets = search_engines(wish, share, across=across)
-                ranks = num_devices if wish.colocated else num_devices - share
-                if tried is None or (fleets and not tried[1]):
-                    tried = (searched, fleets, ranks)
-                if answer := _join(wish, machine, searched, fleets, ranks=ranks, overlap=overlap):
-                    found.append(answer)
-            if found:
-                return _simplest(found)
-    assert tried is not None
-    raise reasons.refusal(question, recipe, machine, tried[0], tried[1], num_ranks=tried[2])
+            pairs = []
+            for share, trainers in searches.items():
+                fleets = search_engines(tried, share, across=across)
+                if nearest is None or (fleets and not nearest[1]):
+                    nearest = (trainers, fleets, ranks[share])
+                pair = _join(tried, machine, trainers, fleets, ranks=ranks[share], overlap=overlap)
+                if pair is not None:
+                    pairs.append(pair)
+            if pairs:
+                return _simplest(pairs)
+    assert nearest is not None
+    trainers, fleets, num_ranks = nearest
+    raise reasons.refusal(space, recipe, machine, trainers, fleets, num_ranks=num_ranks)
 
 
-def _simplest(found: list[Answer]) -> Answer:
+def _simplest(pairs: list[Pair]) -> Pair:
     """Of those about as fast as the fastest, the one that is cut least."""
-    fastest = min(answer.step_s for answer in found)
+    fastest = min(pair.step_s for pair in pairs)
     return min(
-        (answer for answer in found if answer.step_s <= fastest * ALIKE),
-        key=lambda answer: (answer.trainer.cuts, answer.engines.cuts, round(answer.step_s, 3)),
+        (pair for pair in pairs if pair.step_s <= fastest * ALIKE),
+        key=lambda pair: (pair.trainer.cuts, pair.engines.cuts, round(pair.step_s, 3)),
     )
 
 
-def _shares(question: Question, num_devices: int) -> list[int]:
+def _shares(space: SearchSpace, num_devices: int) -> list[int]:
     """Devices of the engines."""
-    if question.colocated:
+    if space.colocated:
         return [num_devices]
-    pins, per_node = question.engine_pins, question.devices_per_node
-    model_ranks = (question.pins.tp or 1) * (question.pins.pp or 1) * (question.pins.cp or 1)
+    pins, per_node = space.engine_pins, space.devices_per_node
+    model_ranks = (space.pins.tp or 1) * (space.pins.pp or 1) * (space.pins.cp or 1)
     if pins.num is not None:
-        sizes = (
-            [pins.tp]
-            if pins.tp
-            else [size for size in range(1, per_node + 1) if per_node % size == 0]
-        )
+        sizes = [pins.tp] if pins.tp else divisors(per_node)
         shares = sorted({pins.num * size for size in sizes})
     elif num_devices > per_node:
         unit = per_node // 2 if num_devices <= 4 * per_node and per_node % 2 == 0 else per_node
@@ -302,7 +141,7 @@ def _shares(question: Question, num_devices: int) -> list[int]:
     else:
         shares = sorted({max(1, round(num_devices * part)) for part in (0.25, 0.5, 0.75)})
     fitting = [
-        share for share in shares if num_devices - share >= model_ranks * (question.pins.dp or 1)
+        share for share in shares if num_devices - share >= model_ranks * (space.pins.dp or 1)
     ]
     if fitting:
         return fitting
@@ -320,75 +159,93 @@ def _shares(question: Question, num_devices: int) -> list[int]:
 
 
 def _join(
-    question: Question,
+    space: SearchSpace,
     machine: Machine,
-    searched: TrainerSearch,
+    trainers: TrainerSearch,
     fleets: list[EngineChoice],
     *,
     ranks: int,
     overlap: bool,
-) -> Answer | None:
-    """The best pair that fits together, or None. Of each, those about as fast as the fastest are
-    taken for alike: estimates are not better."""
-    found: list[Answer] = []
-    host = 0.9 * machine.nodes[0].memory_bytes
-    for engines in alike(fleets[:_MANY]):
-        trainers = [
-            trainer
-            for trainer in searched.fitting
-            if not (
-                question.colocated
-                and publishing_bytes(question, trainer, engines) > question.usable_bytes
-            )
-            and trainer.needs.host * min(question.devices_per_node, ranks) <= host
-        ]
-        if not trainers:
-            continue
-        beside = 0.0 if overlap else engines.seconds.total
-        trainer = min(alike(trainers, beside=beside), key=lambda choice: (choice.cuts, choice.rank))
-        found.append(
-            Answer(
-                question=question,
-                trainer=trainer,
-                engines=engines,
-                searched=searched,
-                fleets=fleets,
-                trainer_devices=ranks,
-                sync_s=question.time.sync(
-                    trainer.layout,
-                    question.work,
-                    num_receivers=None
-                    if question.colocated
-                    else engines.layout.num * engines.layout.tp,
-                ),
-                turn_s=question.time.turns(trainer.needs.weights + trainer.needs.optimizer)
-                if question.colocated
-                else 0.0,
-                overlap=overlap and not question.colocated,
-            )
-        )
-    if not found and len(alike(fleets[:_MANY])) < len(fleets):
-        return _join(
-            question,
-            machine,
-            searched,
-            fleets[len(alike(fleets[:_MANY])) :],
-            ranks=ranks,
-            overlap=overlap,
-        )
-    return _simplest(found) if found else None
+) -> Pair | None:
+    """The best pair that fits together, or None. Of trainers and of fleets, those about as fast as
+    the fastest count as equally fast; slower fleets are tried where none of these fits."""
+    fastest = alike(fleets[:_MANY])
+    pairs = [
+        _pair(space, trainer, engines, trainers, fleets, ranks=ranks, overlap=overlap)
+        for engines in fastest
+        if (trainer := _trainer_beside(engines, space, machine, trainers, ranks, overlap))
+    ]
+    if pairs:
+        return _simplest(pairs)
+    if len(fastest) == len(fleets):
+        return None
+    slower = fleets[len(fastest) :]
+    return _join(space, machine, trainers, slower, ranks=ranks, overlap=overlap)
 
 
-def alike(choices: list[_Choice], *, beside: float = 0.0) -> list[_Choice]:
-    """Those about as fast as the first, which is the fastest; `beside`: seconds of a step that pass
-    meanwhile or otherwise."""
-    if not choices:
-        return []
-    most = alike_s(choices[0].seconds.total, beside=beside)
-    return [each for each in choices if each.seconds.total <= most]
+def _trainer_beside(
+    engines: EngineChoice,
+    space: SearchSpace,
+    machine: Machine,
+    trainers: TrainerSearch,
+    ranks: int,
+    overlap: bool,
+) -> TrainerChoice | None:
+    """The trainer that is cut least, of the fastest that fit beside these engines."""
+    host = _HOST_SHARE * machine.nodes[0].memory_bytes
+    fitting = [
+        trainer
+        for trainer in trainers.fitting
+        if not (space.colocated and publishing_bytes(space, trainer, engines) > space.usable_bytes)
+        and trainer.needs.host * min(space.devices_per_node, ranks) <= host
+    ]
+    beside = 0.0 if overlap else engines.seconds.total
+    return min(
+        alike(fitting, beside=beside), key=lambda choice: (choice.cuts, choice.rank), default=None
+    )
 
 
-def engine_context(recipe: Recipe, facts: ModelFacts, answer: Answer) -> EngineChoice:
-    """The engines with the context length that they are told."""
-    layout = replace(answer.engines.layout, context_length=context_length(recipe, facts))
-    return replace(answer.engines, layout=layout)
+def _pair(
+    space: SearchSpace,
+    trainer: TrainerChoice,
+    engines: EngineChoice,
+    trainers: TrainerSearch,
+    fleets: list[EngineChoice],
+    *,
+    ranks: int,
+    overlap: bool,
+) -> Pair:
+    shared = space.colocated
+    receivers = None if shared else engines.layout.num * engines.layout.tp
+    moved = trainer.needs.weights + trainer.needs.optimizer
+    return Pair(
+        space=space,
+        trainer=trainer,
+        engines=engines,
+        trainers=trainers,
+        fleets=fleets,
+        trainer_devices=ranks,
+        sync_s=space.time.sync(trainer.layout, space.work, num_receivers=receivers),
+        turn_s=space.time.turns(moved) if shared else 0.0,
+        overlap=overlap and not shared,
+    )
+
+
+def publishing_bytes(space: SearchSpace, trainer: TrainerChoice, engines: EngineChoice) -> int:
+    """Of a device that both share while weights are handed over: the trainer has shed gradients and
+    optimizer, the engine has no cache yet."""
+    buckets = 2 * space.work.bucket_bytes
+    return (
+        trainer.needs.weights
+        + engines.needs.weights
+        + buckets
+        + TRAINER_CONTEXT
+        + ENGINE_CONTEXT
+        + ENGINE_GRAPHS
+    )
+
+
+def engine_context(recipe: Recipe, facts: ModelFacts, pair: Pair) -> EngineChoice:
+    """The engines with the context length that they are started with."""
+    layout = replace(pair.engines.layout, context_length=context_length(recipe, facts))
+    return replace(pair.engines, layout=layout)

@@ -24,7 +24,8 @@ _WIDE = (".A_log", ".self_attention.out_norm.weight")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """Of one kind of weights: as they are, and as they lie in flat memory (each start aligned)."""
+    """Of one kind of weights: as they are, and as they are laid out in flat memory (each start
+    aligned)."""
 
     plain: int = 0
     aligned: int = 0
@@ -72,8 +73,8 @@ class Held:
 
 @dataclass(slots=True)
 class Counter:
-    """Counts for one model; remembers what it counted, since a search asks for the same cuts again
-    and again."""
+    """Counts for one model; remembers what it counted, since a search asks for the same cuts many
+    times."""
 
     table: WeightTable
     _groups: list[tuple[tuple[Entry, int], ...]] = field(default_factory=list)
@@ -105,7 +106,8 @@ class Counter:
         """Of the stage that holds most."""
         held = self.stages(layout)
         return max(
-            (held[stage] for stage in self.distinct_stages(layout)), key=lambda each: each.total
+            (held[stage] for stage in self.distinct_stages(layout)),
+            key=lambda counted: counted.total,
         )
 
     def stages(self, layout: TrainerLayout) -> list[Held]:
@@ -120,7 +122,7 @@ class Counter:
         key = self._key(layout)
         if key not in self._distinct:
             held = self.stages(layout)
-            firsts = {each: stage for stage, each in reversed(list(enumerate(held)))}
+            firsts = {counted: stage for stage, counted in reversed(list(enumerate(held)))}
             self._distinct[key] = tuple(sorted({*firsts.values(), layout.pp - 1}))
         return self._distinct[key]
 
@@ -157,7 +159,9 @@ class Counter:
 
     def _outside(self, layout: TrainerLayout, *, first: bool) -> Held:
         entries = [
-            each for each in self._groups[-1] if each[0].megatron.startswith("embedding.") is first
+            entry
+            for entry in self._groups[-1]
+            if entry[0].megatron.startswith("embedding.") is first
         ]
         return _held(entries, layout.tp, layout.ep, layout.etp)
 

@@ -1,4 +1,4 @@
-"""Why a layout was chosen, dimension by dimension, and what stands in the way where none was. Pure;
+"""Why a layout was chosen, axis by axis, and what stands in the way where none was. Pure;
 words for people, with the numbers."""
 
 from __future__ import annotations
@@ -7,7 +7,10 @@ from milescli.core.errors import FitError
 from milescli.core.units import GIB, format_bytes, format_duration
 from milescli.plan.decisions import Log
 from milescli.plan.memory import ENGINE_CONTEXT, ENGINE_GRAPHS, FRAGMENTS
-from milescli.plan.search import EngineChoice, Question, TrainerChoice, TrainerSearch, alike_s
+from milescli.plan.search_engines import EngineChoice
+from milescli.plan.search_space import SearchSpace
+from milescli.plan.search_trainer import TrainerChoice, TrainerSearch
+from milescli.plan.ties import alike_s
 from milescli.plan.types import Alternative, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Parallel, Recipe
@@ -29,7 +32,7 @@ def summary(layout: TrainerLayout) -> str:
 
 
 def explain(
-    question: Question,
+    space: SearchSpace,
     chosen: TrainerChoice,
     searched: TrainerSearch,
     *,
@@ -37,11 +40,11 @@ def explain(
     recipe: Recipe,
     log: Log,
 ) -> None:
-    """One decision per dimension of the trainer. `beside`: seconds of a step that pass
+    """One decision per axis of the trainer. `beside`: seconds of a step that pass
     otherwise."""
     layout, pins = chosen.layout, recipe.parallel
     for axis in _AXES:
-        if axis in ("ep", "etp") and not question.facts.num_experts:
+        if axis in ("ep", "etp") and not space.facts.num_experts:
             continue
         pinned = getattr(pins, axis) is not None
         reason = (
@@ -68,7 +71,7 @@ def explain(
     if layout.sequence_parallel:
         why = "tp > 1: norms and residuals are split along the sequence, which saves memory"
         log.note("trainer.sequence_parallel", True, why)
-    _explain_memory(question, chosen, recipe, log)
+    _explain_memory(space, chosen, recipe, log)
 
 
 def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch, *, beside: float) -> str:
@@ -89,21 +92,21 @@ def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch, *, besid
             f"{axis} {value} would train in {_s(seconds)} instead of {_s(mine)}, and not fit "
             "beside the engines"
         )
-    told = f"trains in {_s(mine)}; the best layout with {axis} {value} takes {_s(seconds)}"
+    comparison = f"trains in {_s(mine)}; the best layout with {axis} {value} takes {_s(seconds)}"
     if seconds > alike_s(mine, beside=beside) or chosen.cuts > best.cuts:
-        return told
+        return comparison
     return (
-        f"{told}: too alike to tell, of a step of {_s(mine + beside)}, and this layout is the "
+        f"{comparison}: too close to tell in a step of {_s(mine + beside)}, and this layout is the "
         "simpler one"
     )
 
 
-def _explain_memory(question: Question, chosen: TrainerChoice, recipe: Recipe, log: Log) -> None:
+def _explain_memory(space: SearchSpace, chosen: TrainerChoice, recipe: Recipe, log: Log) -> None:
     layout, train = chosen.layout, recipe.train
     if train.recompute != "auto":
         why = "pinned by `train.recompute`"
     elif layout.recompute == "full":
-        why = "what layers compute would not fit between forward and backward pass"
+        why = "activations would not fit: the backward pass computes each layer once more"
     else:
         why = f"activations of {format_bytes(chosen.needs.activations)} fit"
     log.note("trainer.recompute", layout.recompute, why)
@@ -117,7 +120,7 @@ def _explain_memory(question: Question, chosen: TrainerChoice, recipe: Recipe, l
         )
     log.note("trainer.offload_optimizer", layout.offload_optimizer, why)
     pinned = train.max_tokens_per_microbatch is not None
-    count = question.time.num_microbatches(layout, question.work, chosen.cap)
+    count = space.time.num_microbatches(layout, space.work, chosen.cap)
     why = (
         "pinned by `train.max_tokens_per_microbatch`"
         if pinned
@@ -127,91 +130,71 @@ def _explain_memory(question: Question, chosen: TrainerChoice, recipe: Recipe, l
 
 
 def explain_engines(
-    question: Question,
+    space: SearchSpace,
     chosen: EngineChoice,
     fleets: list[EngineChoice],
     *,
     recipe: Recipe,
     log: Log,
 ) -> None:
-    """One decision per dimension of the engines."""
+    """One decision per axis of the engines."""
     layout, pins = chosen.layout, recipe.engines
-    other = next((fleet for fleet in fleets if fleet.layout.tp != layout.tp), None)
-    if pins.tp is not None:
-        why = "pinned by `engines.tp`"
-    elif other is None:
-        why = "no other size holds the model"
-    else:
-        why = (
-            f"answers in {_s(chosen.seconds.total)}; engines of tp {other.layout.tp} take "
-            f"{_s(other.seconds.total)}"
-        )
-        if other.seconds.total < chosen.seconds.total:
-            room = (
-                "of which some would wait for cache"
-                if other.crowded > chosen.crowded
-                else "which are cut more"
-            )
-            why += (
-                f": too alike to tell, {room}"
-                if other.cuts > chosen.cuts
-                else ", and do not fit beside the trainer"
-            )
-    log.note("engines.tp", layout.tp, why)
+
+    def note(axis: str, reason: str) -> None:
+        pinned = getattr(pins, axis) is not None
+        why = f"pinned by `engines.{axis}`" if pinned else reason
+        log.note(f"engines.{axis}", getattr(layout, axis), why)
+
+    note("tp", _why_engine_size(chosen, fleets))
     if layout.ep > 1 or pins.ep:
-        log.note(
-            "engines.ep",
-            layout.ep,
-            "pinned by `engines.ep`" if pins.ep else "whole experts, shared out over the engine",
-        )
+        note("ep", "whole experts, shared out over the engine")
     if layout.attention_dp > 1 or pins.attention_dp:
-        why = (
-            "pinned by `engines.attention_dp`"
-            if pins.attention_dp
-            else "each cache is held once, not by every device"
-        )
-        log.note("engines.attention_dp", layout.attention_dp, why)
-    room = layout.num * layout.tp
-    log.note(
-        "engines.num",
-        layout.num,
-        "pinned by `engines.num`" if pins.num else f"{room} devices / tp {layout.tp}",
+        note("attention_dp", "each cache is held once, not by every device")
+    note("num", f"{layout.num * layout.tp} devices / tp {layout.tp}")
+    note("max_running_requests", _why_so_many_requests(space, chosen))
+    note(
+        "memory_fraction",
+        f"graphs, a prefill and both processes keep the rest; {chosen.cache_tokens:,} tokens of "
+        "cache an engine",
     )
-    many = (
-        f"{question.work.num_samples} samples a step over {layout.num} "
-        f"engine{'s'[: layout.num > 1]}"
+
+
+def _why_engine_size(chosen: EngineChoice, fleets: list[EngineChoice]) -> str:
+    other = next((fleet for fleet in fleets if fleet.layout.tp != chosen.layout.tp), None)
+    if other is None:
+        return "no other size holds the model"
+    why = (
+        f"generates in {_s(chosen.seconds.total)}; engines of tp {other.layout.tp} take "
+        f"{_s(other.seconds.total)}"
     )
-    if layout.attention_dp > 1:
-        many += (
-            f", {layout.max_running_requests // layout.attention_dp} for each of "
-            f"{layout.attention_dp} groups"
-        )
-    log.note(
-        "engines.max_running_requests",
-        layout.max_running_requests,
-        "pinned" if pins.max_running_requests else many,
-    )
-    why = "pinned by `engines.memory_fraction`"
-    if pins.memory_fraction is None:
-        why = (
-            f"graphs, a prefill and both processes keep the rest; {chosen.cache_tokens:,} "
-            "tokens "
-            "of cache an engine"
-        )
-    log.note("engines.memory_fraction", layout.memory_fraction, why)
+    if other.seconds.total >= chosen.seconds.total:
+        return why
+    if other.cuts <= chosen.cuts:
+        return f"{why}, and do not fit beside the trainer"
+    waits = other.crowded > chosen.crowded
+    drawback = "of which some would wait for cache" if waits else "which are cut more"
+    return f"{why}: too close to tell, {drawback}"
+
+
+def _why_so_many_requests(space: SearchSpace, chosen: EngineChoice) -> str:
+    num, groups = chosen.layout.num, chosen.layout.attention_dp
+    why = f"{space.work.num_samples} samples a step over {num} engine{'s'[: num > 1]}"
+    if groups > 1:
+        why += f", {chosen.layout.max_running_requests // groups} for each of {groups} groups"
+    return why
 
 
 def alternatives(
-    question: Question, chosen: TrainerChoice, searched: TrainerSearch, *, step_s: float
+    space: SearchSpace, chosen: TrainerChoice, searched: TrainerSearch, *, step_s: float
 ) -> list[Alternative]:
     """The next best three, of other meshes."""
     seen = {_mesh(chosen.layout)}
-    found = []
+    others = []
     for choice in searched.fitting:
-        if _mesh(choice.layout) in seen or len(found) == 3:
+        if _mesh(choice.layout) in seen or len(others) == 3:
             continue
         seen.add(_mesh(choice.layout))
-        found.append(
+        others.append(
             Alternative(
                 layout=summary(choice.layout),
                 step_s=round(step_s - chosen.seconds.total + choice.seconds.total, 3),
@@ -219,7 +202,7 @@ def alternatives(
                 train_bytes=choice.needs.total,
             )
         )
-    return found
+    return others
 
 
 def _mesh(layout: TrainerLayout) -> tuple[int, ...]:
@@ -227,7 +210,7 @@ def _mesh(layout: TrainerLayout) -> tuple[int, ...]:
 
 
 def refusal(
-    question: Question,
+    space: SearchSpace,
     recipe: Recipe,
     machine: Machine,
     searched: TrainerSearch,
@@ -237,34 +220,34 @@ def refusal(
 ) -> FitError:
     """Why nothing fits, with the equation of what came nearest; `remedies` finds what would."""
     where = f"{num_ranks} x {machine.nodes[0].devices[0].name}"
-    work = question.work
+    work = space.work
     if not searched.num_weighed:
         why = (
             f"no layout is legal: tp x pp x cp x dp must be {num_ranks}, and dp x updates_per_step "
             f"at most {work.num_samples} samples "
-            f"(now {_pins(question.pins) or 'nothing is pinned'})"
+            f"(now {_pins(space.pins) or 'nothing is pinned'})"
         )
         return FitError(f"recipe `{recipe.name}` has no layout on {where}", why=why, fix=[])
     if not searched.fitting:
         assert searched.nearest is not None
         why = (
             f"the trainer at {summary(searched.nearest.layout)}: "
-            f"{equation(question, searched.nearest)}"
+            f"{equation(space, searched.nearest)}"
         )
         return FitError(f"recipe `{recipe.name}` does not fit on {where}", why=why, fix=[])
     if not fleets:
-        weights = question.memory.counter.engine_total(tp=1, ep=1, attention_dp=1) * work.size
-        tp = question.engine_pins.tp or num_ranks
+        weights = space.memory.counter.engine_total(tp=1, ep=1, attention_dp=1) * work.size
+        tp = space.engine_pins.tp or num_ranks
         why = (
             f"an engine's weights are {format_bytes(weights)}; over {tp} devices, with the cache "
             "of one sequence of "
-            f"{question.longest_served:,} tokens, they exceed "
-            f"{format_bytes(question.memory_bytes)} a device"
+            f"{space.longest_served:,} tokens, they exceed "
+            f"{format_bytes(space.memory_bytes)} a device"
         )
         return FitError(f"no engine holds recipe `{recipe.name}` on {where}", why=why, fix=[])
-    host = searched.fitting[0].needs.host * min(question.devices_per_node, num_ranks)
+    host = searched.fitting[0].needs.host * min(space.devices_per_node, num_ranks)
     why = (
-        f"{equation(question, searched.fitting[0])}; while weights are handed over, an engine's "
+        f"{equation(space, searched.fitting[0])}; while weights are handed over, an engine's "
         f"{format_bytes(fleets[0].needs.weights)} "
         f"stand beside the trainer's {format_bytes(searched.fitting[0].needs.weights)}; asleep, "
         f"the trainer keeps {format_bytes(host)} of a "
@@ -277,20 +260,19 @@ def refusal(
     )
 
 
-def equation(question: Question, choice: TrainerChoice) -> str:
+def equation(space: SearchSpace, choice: TrainerChoice) -> str:
     """weights + gradients + ... = total > budget, in GiB."""
     needs = choice.needs
     parts = ("weights", "gradients", "optimizer", "activations", "logits", "workspace")
-    told = " + ".join(f"{name} {getattr(needs, name) / GIB:.1f}" for name in parts)
-    sign = ">" if needs.total > question.trainer_budget else "<="
+    parts_sum = " + ".join(f"{name} {getattr(needs, name) / GIB:.1f}" for name in parts)
+    sign = ">" if needs.total > space.trainer_budget else "<="
     less = f"less {FRAGMENTS:.0%} margin"
-    if question.colocated:
+    if space.colocated:
         less += f" and {(ENGINE_CONTEXT + ENGINE_GRAPHS) / GIB:.1f} of the sleeping engine"
-    device = f"{question.memory_bytes / GIB:.0f} GiB a device {less}"
-    return (
-        f"{told} = {needs.total / GIB:.1f} GiB {sign} {question.trainer_budget / GIB:.1f} "
-        f"({device})"
+    budget = (
+        f"{space.trainer_budget / GIB:.1f} ({space.memory_bytes / GIB:.0f} GiB a device {less})"
     )
+    return f"{parts_sum} = {needs.total / GIB:.1f} GiB {sign} {budget}"
 
 
 def _pins(pins: Parallel) -> str:

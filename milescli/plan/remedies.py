@@ -1,5 +1,5 @@
 """What would make a recipe fit that does not: options that can be added to the user's command, each
-planned with before it is told. Pure; called by `make` when it refuses."""
+planned with before it is proposed. Pure; called by `make` when it refuses."""
 
 from __future__ import annotations
 
@@ -13,26 +13,33 @@ from milescli.core.errors import FitError
 from milescli.plan.reasons import summary
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
-from milescli.recipe.schema import Recipe
+from milescli.recipe.schema import Parallel, Recipe
 
 _MOST_NODES = 64
 """Nodes up to which a refusal looks for what would fit."""
-_MOST_TOLD = 3
+_MOST_FIXES = 3
+"""More than that nobody reads below an error."""
 _LEAST_TOKENS = 256
-"""Of an answer: shorter ones are not proposed."""
+"""Of a response: shorter limits are not proposed."""
 _OPTION = re.compile(
     r"--(?:set (?P<key>[a-z_.]+)=(?P<value>\S+)|(?P<flag>gpus|nodes) (?P<number>\d+))"
 )
 _FREE = {"train.recompute": "auto", "engines.placement": "auto"}
 """What leaves a key to the planner, where it is not null."""
 _PINS = (
-    *(f"parallel.{key}" for key in ("tp", "pp", "cp", "ep", "etp", "dp", "sequence_parallel", "first_stage_layers", "last_stage_layers")),
-    *(f"engines.{key}" for key in ("tp", "ep", "attention_dp", "num", "memory_fraction", "max_running_requests", "max_total_tokens")),
+    *(f"parallel.{key}" for key in Parallel.model_fields),
+    "engines.tp",
+    "engines.ep",
+    "engines.attention_dp",
+    "engines.num",
+    "engines.memory_fraction",
+    "engines.max_running_requests",
+    "engines.max_total_tokens",
     "engines.placement",
     "train.max_tokens_per_microbatch",
     "train.recompute",
     "train.optimizer.offload",
-)  # fmt: skip
+)
 """Keys that pin what the planner would choose."""
 
 _Planner = Callable[[Recipe], Plan]
@@ -41,10 +48,10 @@ _Planner = Callable[[Recipe], Plan]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trial:
-    """Changes of a recipe, and as which options they are told."""
+    """Changes of a recipe, and the options that stand for them."""
 
     kind: str
-    """Of trials of a kind, the first that fits is told."""
+    """Of trials of a kind, the first that fits is proposed."""
     options: str
     changes: dict[str, object]
 
@@ -52,21 +59,21 @@ class _Trial:
 def with_remedies(error: FitError, recipe: Recipe, machine: Machine, plans: _Planner) -> FitError:
     """The same refusal, with fixes that were tried: the one that the refusal proposes itself, pins
     to let go, fewer tokens, more devices. What the refusal proposes in words is kept."""
-    found: dict[str, str] = {}
+    fixes: dict[str, str] = {}
     for trial in _trials(error, recipe, machine):
-        if trial.kind in found or len(found) == _MOST_TOLD:
+        if trial.kind in fixes or len(fixes) == _MOST_FIXES:
             continue
         try:
             plan = plans(_changed(recipe, trial.changes))
         except FitError:
             continue
         then = f"   # then {summary(plan.trainer)} fits" if "pin" in trial.kind else ""
-        found[trial.kind] = trial.options + then
+        fixes[trial.kind] = trial.options + then
     words = [fix for fix in error.fixes if not _parsed(fix)]
     return FitError(
         error.what,
         why=error.why,
-        fix=[*dict.fromkeys(found.values()), *words] or _last_resorts(machine),
+        fix=[*dict.fromkeys(fixes.values()), *words] or _last_resorts(machine),
     )
 
 
@@ -82,8 +89,8 @@ def _trials(error: FitError, recipe: Recipe, machine: Machine) -> Iterator[_Tria
         *(("pins", some) for some in (*rooms, pinned) if len(some) > 1),
     ):
         changes = {key: _FREE.get(key) for key in keys}
-        told = " ".join(f"--set {key}={changes[key] or 'null'}" for key in keys)
-        yield _Trial(kind=kind, options=told, changes=changes)
+        options = " ".join(f"--set {key}={changes[key] or 'null'}" for key in keys)
+        yield _Trial(kind=kind, options=options, changes=changes)
     visible = min((len(node.devices) for node in machine.nodes), default=0)
     if recipe.machine.gpus and recipe.machine.gpus < visible:
         yield _Trial(kind="gpus", options=f"--gpus {visible}", changes={"machine.gpus": visible})
@@ -121,10 +128,10 @@ def _parsed(fix: str) -> dict[str, object]:
 
 
 def _value(recipe: Recipe, key: str) -> object:
-    found: object = recipe
+    value: object = recipe
     for name in key.split("."):
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
 def _changed(recipe: Recipe, changes: dict[str, object]) -> Recipe:

@@ -24,8 +24,8 @@ EXPERT_SHARE = 0.30
 PREFILL_SHARE = 0.45
 """Of peak FLOP/s in prefill. An estimate."""
 DECODE_SHARE = 0.70
-"""Of memory bandwidth that decoding reaches. An estimate; the one figure that the field tells would
-be 0.65 to 0.9 (`tests/plan/told.py`)."""
+"""Of memory bandwidth that decoding reaches. An estimate; the one figure that the field has
+published would be 0.65 to 0.9 (`tests/plan/reported_times.py`)."""
 LAYER_S = 0.4e-3
 """Launching the kernels of one layer forward and backward, per microbatch: what small microbatches
 cost. An estimate."""
@@ -36,13 +36,14 @@ HOST_BANDWIDTH = 25e9
 HOST_ADAM = 0.5e9
 """Numbers a second that a rank's share of the host's cores updates by Adam. An estimate."""
 BUCKET_S = 0.01
-"""Handing one bucket of weights to the engines, beside its transfer: what the field tells of whole
-publications (0.02 to 0.05 s a gigabyte) leaves about so much (`tests/plan/told.py`)."""
+"""Handing one bucket of weights to the engines, beside its transfer: what the field reports of
+whole publications (0.02 to 0.05 s a gigabyte) leaves about so much
+(`tests/plan/reported_times.py`)."""
 MEAN_SHARE = 0.5
-"""Mean length of prompts and of answers, of the longest that the recipe allows. An estimate."""
+"""Mean length of prompts and of responses, of the longest that the recipe allows. An estimate."""
 UNEVEN = 4 / 3
-"""Length of the sequence in which the mean token stands, of the mean length: tokens are met more
-often in long sequences. Where lengths are spread evenly from 0 to the longest, it is (L^2 / 3) / (L
+"""Length of the sequence in which the mean token stands, of the mean length: more tokens stand
+in long sequences. Where lengths are spread evenly from 0 to the longest, it is (L^2 / 3) / (L
 / 2) against L / 2."""
 
 
@@ -66,11 +67,11 @@ class Work:
 
     @property
     def sequence_tokens(self) -> float:
-        """Mean of prompt and answer."""
+        """Mean of prompt and response."""
         return self.prompt_tokens + self.response_tokens
 
     @property
-    def met_tokens(self) -> int:
+    def typical_tokens(self) -> int:
         """Length of the sequence in which the mean token stands."""
         return max(1, int(UNEVEN * self.sequence_tokens))
 
@@ -118,12 +119,12 @@ class TrainSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSeconds:
-    """Of one step's answers."""
+    """Of one step's rollout."""
 
     prefill: float
     decode: float
     running: float
-    """Requests that an engine answers at once, on average while it is full."""
+    """Requests that an engine runs at once, on average while it is full."""
 
     @property
     def total(self) -> float:
@@ -194,7 +195,7 @@ class TimeModel:
         read = (
             microbatches * (passes - 1) * work.size / (self.device.memory_bandwidth * DECODE_SHARE)
         )
-        plain = self.flops.forward_mean(work.met_tokens) - self._routed
+        plain = self.flops.forward_mean(work.typical_tokens) - self._routed
         dense = max(even * plain / TRAIN_SHARE, read * (held.dense.plain + held.wide.plain))
         experts = max(even * self._routed * IMBALANCE / EXPERT_SHARE, read * held.experts.plain)
         added = (
@@ -312,20 +313,24 @@ class TimeModel:
     def rollout(self, layout: EngineLayout, work: Work, *, cache_bytes: int) -> RolloutSeconds:
         """`cache_bytes`: of one engine rank. Of the engine with the most requests: it decodes as
         many at once as its cache and its limit hold, a token each per step; a step reads the
-        weights that are met and the caches of all running requests. The last requests run on by
-        themselves."""
+        weights that its tokens need and the caches of all running requests. The last requests run
+        on by themselves."""
         context = work.prompt_tokens + work.response_tokens / 2
-        each = self.memory.cache_bytes(layout, size=work.size, tokens=int(context) + 1, sequences=1)
+        request_bytes = self.memory.cache_bytes(
+            layout, size=work.size, tokens=int(context) + 1, sequences=1
+        )
         room = self.memory.cache_room(
             layout, cache_bytes=cache_bytes, size=work.size, tokens=int(context) + 1
         )
         requests = math.ceil(work.num_samples / layout.num)
         running = max(1.0, min(requests, layout.max_running_requests, room))
-        step_s = self._decode_step(layout, work, running=running, each=each)
+        step_s = self._decode_step(layout, work, running=running, request_bytes=request_bytes)
         steps = requests * work.response_tokens / running
         tail = max(0.0, work.longest_response - work.response_tokens)
         few = max(1.0, running / 8)
-        decode = steps * step_s + tail * self._decode_step(layout, work, running=few, each=each)
+        decode = steps * step_s + tail * self._decode_step(
+            layout, work, running=few, request_bytes=request_bytes
+        )
         prompts = math.ceil(work.num_prompts / layout.num) * work.prompt_tokens
         prefill = prompts * self.flops.forward_mean(max(1, int(work.prompt_tokens)))
         return RolloutSeconds(
@@ -334,7 +339,9 @@ class TimeModel:
             running=running,
         )
 
-    def _decode_step(self, layout: EngineLayout, work: Work, *, running: float, each: int) -> float:
+    def _decode_step(
+        self, layout: EngineLayout, work: Work, *, running: float, request_bytes: int
+    ) -> float:
         facts = self.table.facts
         weights = self.memory.engine_weights(layout, size=work.size)
         if facts.num_experts:
@@ -347,7 +354,7 @@ class TimeModel:
             )
             met = 1 - (1 - facts.topk / facts.num_experts) ** running
             weights -= experts * (1 - met)
-        read = weights + running / layout.attention_dp * each
+        read = weights + running / layout.attention_dp * request_bytes
         memory = read / (self.device.memory_bandwidth * DECODE_SHARE)
         compute = (
             running

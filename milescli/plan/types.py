@@ -71,7 +71,7 @@ class EngineLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One device (or, on a CPU, one share of it) and who lives there."""
+    """One device (or, on a CPU, one share of it) and what runs there."""
 
     node: int
     device: int
@@ -94,7 +94,7 @@ class BatchPlan:
     max_tokens_per_microbatch: int
     """On one rank; a lone longer sequence is a microbatch all the same."""
     max_sequence_tokens: int
-    """Longest prompt and answer together."""
+    """Longest prompt and response together."""
 
     def max_row_tokens(self, cp: int) -> int:
         """Of a packed row, which `cp` ranks share."""
@@ -157,7 +157,7 @@ class Forecast:
     training: list[Part]
     """On the fullest device while the trainer works."""
     rollout: list[Part]
-    """The same while engines answer."""
+    """The same while engines generate."""
     publishing_bytes: int
     """The same while trainer and engines both hold weights; 0 where they have devices of their
     own."""
@@ -229,7 +229,7 @@ class Plan:
             parts = {
                 name: [Part(**part) for part in forecast[name]] for name in ("training", "rollout")
             }
-            others = [Alternative(**each) for each in forecast["alternatives"]]
+            others = [Alternative(**other) for other in forecast["alternatives"]]
             raw["forecast"] = Forecast(**{**forecast, **parts, "alternatives": others})
         return cls(**raw)
 

@@ -38,7 +38,7 @@ def read_host(*, root: Path = Path("/"), cpus: Collection[int] | None = None) ->
 
 
 def _physical_cores(root: Path, usable: Collection[int]) -> int:
-    """Distinct sets of hyper-thread siblings; a CPU that does not tell counts as a core."""
+    """Distinct sets of hyper-thread siblings; a CPU without this entry counts as a core."""
     siblings = {
         _text(root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
         or f"alone {number}"

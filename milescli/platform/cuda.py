@@ -13,7 +13,7 @@ _FIELDS = "index,name,uuid,memory.total,compute_cap,driver_version,mig.mode.curr
 QUERY = ("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
 INSTANCES = ("nvidia-smi", "-L")
 SUMMARY = ("nvidia-smi",)
-"""Its header alone tells the CUDA version, and its last table the memory of instances."""
+"""Its header alone has the CUDA version, and its last table the memory of instances."""
 TOPOLOGY = ("nvidia-smi", "topo", "-m")
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -67,14 +67,14 @@ def parse_instances(listing: str, summary: str, whole: list[Device]) -> list[Dev
     for line in listing.splitlines():
         if start := re.match(r"GPU (\d+):", line):
             parent = parents.get(int(start[1]))
-        found = _INSTANCE.search(line)
-        if found is None or parent is None:
+        instance = _INSTANCE.search(line)
+        if instance is None or parent is None:
             continue
-        mib = memory_mib.get((parent.index, int(found["place"])))
-        promised = re.search(r"(\d+)gb", found["profile"])
+        mib = memory_mib.get((parent.index, int(instance["place"])))
+        promised = re.search(r"(\d+)gb", instance["profile"])
         memory = mib * 1024**2 if mib else int(promised[1]) * 10**9 if promised else 0
-        name = f"{parent.name} MIG {found['profile']}"
-        instances.append(replace(parent, name=name, memory_bytes=memory, uuid=found["uuid"]))
+        name = f"{parent.name} MIG {instance['profile']}"
+        instances.append(replace(parent, name=name, memory_bytes=memory, uuid=instance["uuid"]))
     return instances
 
 
@@ -96,8 +96,8 @@ def _said_of_gone(fields: list[str]) -> str:
 
 def parse_cuda_version(text: str) -> str:
     """The newest CUDA that the driver bears, or an empty text."""
-    found = _CUDA_VERSION.search(text)
-    return found[1] if found else ""
+    match = _CUDA_VERSION.search(text)
+    return match[1] if match else ""
 
 
 def parse_interconnect(text: str, *, indices: list[int]) -> Interconnect:
@@ -106,8 +106,8 @@ def parse_interconnect(text: str, *, indices: list[int]) -> Interconnect:
     if len(indices) < 2:
         return "none"
     links = parse_links(text)
-    told = [links.get((a, b), "") for a, b in itertools.combinations(sorted(indices), 2)]
-    return "nvlink" if all(link.startswith("NV") for link in told) else "pcie"
+    kinds = [links.get((a, b), "") for a, b in itertools.combinations(sorted(indices), 2)]
+    return "nvlink" if all(link.startswith("NV") for link in kinds) else "pcie"
 
 
 def parse_links(text: str) -> dict[tuple[int, int], str]:
@@ -118,11 +118,11 @@ def parse_links(text: str) -> dict[tuple[int, int], str]:
         cells = line.split()
         if (
             cells
-            and (found := re.fullmatch(r"GPU(\d+)", cells[0]))
+            and (head := re.fullmatch(r"GPU(\d+)", cells[0]))
             and len(cells) > 1
             and _LINK.fullmatch(cells[1])
         ):
-            rows[int(found[1])] = cells[1:]
+            rows[int(head[1])] = cells[1:]
     order = sorted(rows)
     links: dict[tuple[int, int], str] = {}
     for (i, a), (j, b) in itertools.combinations(enumerate(order), 2):

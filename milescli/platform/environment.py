@@ -13,17 +13,17 @@ from milescli.platform.machine import Kind
 Role = Literal["trainer", "engine"]
 ROLES: tuple[Role, ...] = ("trainer", "engine")
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""By which Gloo and NCCL (RCCL too) are told the network interface."""
+"""They name the network interface for Gloo and NCCL (RCCL too)."""
 
 
-class Placed(Protocol):
+class SlotView(Protocol):
     """What must be known of a slot of a plan."""
 
     @property
     def node(self) -> int: ...
 
 
-class Decided(Protocol):
+class PlanView(Protocol):
     """What must be known of a plan."""
 
     @property
@@ -33,7 +33,7 @@ class Decided(Protocol):
     @property
     def channel(self) -> Literal["tensor", "distributed"]: ...
     @property
-    def slots(self) -> Sequence[Placed]: ...
+    def slots(self) -> Sequence[SlotView]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Setting:
 
 
 def trainer_environment(
-    plan: Decided, devices: Sequence[str] = (), interfaces: Mapping[str, str] | None = None
+    plan: PlanView, devices: Sequence[str] = (), interfaces: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """For one trainer rank of the plan; `devices` and `interfaces` as in `settings`."""
     return {
@@ -58,7 +58,7 @@ def trainer_environment(
 
 
 def engine_environment(
-    plan: Decided, devices: Sequence[str] = (), interfaces: Mapping[str, str] | None = None
+    plan: PlanView, devices: Sequence[str] = (), interfaces: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """For one engine of the plan; `devices` and `interfaces` as in `settings`."""
     return {
@@ -67,7 +67,7 @@ def engine_environment(
 
 
 def settings(
-    plan: Decided,
+    plan: PlanView,
     role: Role,
     devices: Sequence[str] = (),
     interfaces: Mapping[str, str] | None = None,
@@ -94,7 +94,7 @@ def _yielded(setting: Setting, environ: Mapping[str, str]) -> Setting:
     )
 
 
-def environment_rows(plan: Decided) -> list[tuple[str, str, str, str]]:
+def environment_rows(plan: PlanView) -> list[tuple[str, str, str, str]]:
     """(for whom, variable, value, why) for people: what is equal for trainer and engine once, then
     what differs."""
     own = ["(its slot's device)"] if plan.device_kind != "cpu" else []
@@ -131,8 +131,8 @@ def _visibility(kind: Kind, devices: Sequence[str]) -> list[Setting]:
         Setting(name="HIP_VISIBLE_DEVICES", value=value, reason=own),
         Setting(name="CUDA_VISIBLE_DEVICES", value=value, reason=same),
         *(
-            Setting(name=f"RAY_EXPERIMENTAL_NOSET_{each}_VISIBLE_DEVICES", value="1", reason=keep)
-            for each in ("HIP", "ROCR", "CUDA")
+            Setting(name=f"RAY_EXPERIMENTAL_NOSET_{vendor}_VISIBLE_DEVICES", value="1", reason=keep)
+            for vendor in ("HIP", "ROCR", "CUDA")
         ),
     ]
 
@@ -161,7 +161,7 @@ def _threads(count: int, reason: str) -> list[Setting]:
     return [Setting(name=name, value=str(count), reason=reason) for name in names]
 
 
-def _cpu(plan: Decided, role: Role) -> list[Setting]:
+def _cpu(plan: PlanView, role: Role) -> list[Setting]:
     hidden = "a run on the CPU must not touch a GPU that happens to be there"
     return [
         *_threads(plan.cpu_threads, "the plan's share of the cores"),
@@ -170,7 +170,7 @@ def _cpu(plan: Decided, role: Role) -> list[Setting]:
     ]
 
 
-def _accelerator(plan: Decided, role: Role, *, allocator: str) -> list[Setting]:
+def _accelerator(plan: PlanView, role: Role, *, allocator: str) -> list[Setting]:
     chosen = [
         *_threads(max(1, min(8, plan.cpu_threads)), "the host side of a device needs few threads"),
         Setting(
@@ -189,15 +189,14 @@ def _accelerator(plan: Decided, role: Role, *, allocator: str) -> list[Setting]:
         )
         if plan.channel == "distributed":
             reason = (
-                "less fragmentation; not with the tensor channel, whose memory handles "
-                "cannot "
-                "be shared from such segments"
+                "less fragmentation; not with the tensor channel, whose memory handles cannot be "
+                "shared from such segments"
             )
             chosen.append(Setting(name=allocator, value="expandable_segments:True", reason=reason))
     return chosen
 
 
-def _cuda(plan: Decided, role: Role) -> list[Setting]:
+def _cuda(plan: PlanView, role: Role) -> list[Setting]:
     spans_nodes = len({slot.node for slot in plan.slots}) > 1
     saves = (
         "saves device memory for each group; trainers and engines form groups together, and "
@@ -224,7 +223,7 @@ def _cuda(plan: Decided, role: Role) -> list[Setting]:
     ]
 
 
-def _rocm(plan: Decided, role: Role) -> list[Setting]:
+def _rocm(plan: PlanView, role: Role) -> list[Setting]:
     chosen = [
         *_accelerator(plan, role, allocator="PYTORCH_HIP_ALLOC_CONF"),
         Setting(

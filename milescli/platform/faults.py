@@ -14,7 +14,7 @@ from milescli.platform.visibility import CUDA, HIP, named_devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class DeviceFault:
     """Devices that are there and cannot be used."""
 
     kind: Kind
@@ -136,7 +136,7 @@ def is_permission(problem: str) -> bool:
     return bool(re.search(_AMD[0][0], problem))
 
 
-def lost(kind: Kind, index: int, said: str, *, others: Sequence[int]) -> Fault:
+def lost(kind: Kind, index: int, said: str, *, others: Sequence[int]) -> DeviceFault:
     """Device `index` is listed and does not answer; `others` do."""
     look = "sudo dmesg | grep -i xid" if kind == "cuda" else "sudo dmesg | grep -i amdgpu"
     reset = (
@@ -149,17 +149,17 @@ def lost(kind: Kind, index: int, said: str, *, others: Sequence[int]) -> Fault:
         why=f"the vendor's tool says `{said}` of it; the driver has lost it, or it needs a reset",
         fix=[f"{look}   # why", f"{reset} || sudo reboot", hide(kind, others)],
     )
-    return Fault(kind=kind, indices=(index,), error=error)
+    return DeviceFault(kind=kind, indices=(index,), error=error)
 
 
-def closed(paths: Sequence[Path], indices: tuple[int, ...] | None) -> Fault:
+def closed(paths: Sequence[Path], indices: tuple[int, ...] | None) -> DeviceFault:
     """Device files of AMD's driver that are there and may not be opened, and the devices behind
     them."""
-    told = ", ".join(map(str, paths[:3])) + (
+    names = ", ".join(map(str, paths[:3])) + (
         f" and {len(paths) - 3} more" if len(paths) > 3 else ""
     )
     error = MachineError(
-        f"no permission to open {told}",
+        f"no permission to open {names}",
         why="AMD's GPUs are used through these files, which belong to the groups render and video",
         fix=[
             "sudo usermod -aG render,video $USER   # then log in again",
@@ -168,10 +168,10 @@ def closed(paths: Sequence[Path], indices: tuple[int, ...] | None) -> Fault:
             hide("rocm"),
         ],
     )
-    return Fault(kind="rocm", indices=indices, error=error)
+    return DeviceFault(kind="rocm", indices=indices, error=error)
 
 
-def absent(path: Path, *, num_devices: int) -> Fault:
+def absent(path: Path, *, num_devices: int) -> DeviceFault:
     """AMD's tool or driver lists devices, and the file through which programs use them is not
     there."""
     error = MachineError(
@@ -184,7 +184,7 @@ def absent(path: Path, *, num_devices: int) -> Fault:
             hide("rocm"),
         ],
     )
-    return Fault(kind="rocm", indices=None, error=error)
+    return DeviceFault(kind="rocm", indices=None, error=error)
 
 
 def hide(kind: Kind, others: Sequence[int] = ()) -> str:

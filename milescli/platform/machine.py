@@ -44,7 +44,7 @@ def is_accelerator(device: Device) -> bool:
     """False for what the vendors' tools list beside accelerators, and nothing here computes on:
     AMD's graphics cards and integrated GPUs (only CDNA has matrix units that the kernels of SGLang
     are written for), NVIDIA's before sm_75 (torch has no code for them). True where the
-    architecture is not told."""
+    architecture is not known."""
     if device.arch.startswith("gfx"):
         return device.arch in _CDNA
     number = device.arch.removeprefix("sm_")
@@ -96,7 +96,9 @@ class Machine:
         try:
             raw = yaml.safe_load(text)
             nodes = [
-                Node(**{**node, "devices": [Device(**each) for each in node.get("devices", [])]})
+                Node(
+                    **{**node, "devices": [Device(**device) for device in node.get("devices", [])]}
+                )
                 for node in raw["nodes"]
             ]
             machine = cls(**{**raw, "nodes": nodes})
@@ -140,21 +142,21 @@ class Machine:
 
 def _check_types(part: Machine | Node | Device, origin: str) -> None:
     """Numbers must be numbers: a file may say `80GB`."""
-    for each in fields(part):
-        value = getattr(part, each.name)
-        if each.type == "int" and (
+    for item in fields(part):
+        value = getattr(part, item.name)
+        if item.type == "int" and (
             not isinstance(value, int) or isinstance(value, bool) or value < 0
         ):
             raise RecipeError(
-                f"{origin}: {each.name} is not a number",
+                f"{origin}: {item.name} is not a number",
                 why=f"`{value}` was given; bytes and counts are whole numbers from 0, memory of 80 "
                 f"GiB is {80 * GIB}",
-                fix=f"set `{each.name}` in {origin}",
+                fix=f"set `{item.name}` in {origin}",
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Model:
+class _DeviceModel:
     """A device as its maker sells it."""
 
     kind: Kind
@@ -170,7 +172,7 @@ class _Model:
     """In the usual server."""
 
 
-def _model(
+def _device_model(
     kind: Kind,
     name: str,
     memory_gib: int,
@@ -178,8 +180,8 @@ def _model(
     arch: str,
     link: Interconnect,
     per_node: int = 8,
-) -> _Model:
-    return _Model(
+) -> _DeviceModel:
+    return _DeviceModel(
         kind=kind,
         name=name,
         memory_gib=memory_gib,
@@ -190,21 +192,21 @@ def _model(
     )
 
 
-DEVICE_MODELS: dict[str, _Model] = {
-    "A100": _model("cuda", "NVIDIA A100-SXM4-80GB", 80, 80, "sm_80", "nvlink"),
-    "A100-40GB": _model("cuda", "NVIDIA A100-SXM4-40GB", 40, 40, "sm_80", "nvlink"),
-    "L40S": _model("cuda", "NVIDIA L40S", 44, 48, "sm_89", "pcie"),
-    "RTX4090": _model("cuda", "NVIDIA GeForce RTX 4090", 23, 24, "sm_89", "pcie"),
-    "H100": _model("cuda", "NVIDIA H100 80GB HBM3", 79, 80, "sm_90", "nvlink"),
-    "H200": _model("cuda", "NVIDIA H200", 140, 141, "sm_90", "nvlink"),
-    "B200": _model("cuda", "NVIDIA B200", 179, 180, "sm_100", "nvlink"),
-    "B300": _model("cuda", "NVIDIA B300 SXM6 AC", 268, 288, "sm_103", "nvlink"),
-    "GB200": _model("cuda", "NVIDIA GB200", 185, 186, "sm_100", "nvlink", 4),
-    "GB300": _model("cuda", "NVIDIA GB300", 277, 288, "sm_103", "nvlink", 4),
-    "MI300X": _model("rocm", "AMD Instinct MI300X", 191, 192, "gfx942", "xgmi"),
-    "MI325X": _model("rocm", "AMD Instinct MI325X", 255, 256, "gfx942", "xgmi"),
-    "MI350X": _model("rocm", "AMD Instinct MI350X", 287, 288, "gfx950", "xgmi"),
-    "MI355X": _model("rocm", "AMD Instinct MI355X", 287, 288, "gfx950", "xgmi"),
+DEVICE_MODELS: dict[str, _DeviceModel] = {
+    "A100": _device_model("cuda", "NVIDIA A100-SXM4-80GB", 80, 80, "sm_80", "nvlink"),
+    "A100-40GB": _device_model("cuda", "NVIDIA A100-SXM4-40GB", 40, 40, "sm_80", "nvlink"),
+    "L40S": _device_model("cuda", "NVIDIA L40S", 44, 48, "sm_89", "pcie"),
+    "RTX4090": _device_model("cuda", "NVIDIA GeForce RTX 4090", 23, 24, "sm_89", "pcie"),
+    "H100": _device_model("cuda", "NVIDIA H100 80GB HBM3", 79, 80, "sm_90", "nvlink"),
+    "H200": _device_model("cuda", "NVIDIA H200", 140, 141, "sm_90", "nvlink"),
+    "B200": _device_model("cuda", "NVIDIA B200", 179, 180, "sm_100", "nvlink"),
+    "B300": _device_model("cuda", "NVIDIA B300 SXM6 AC", 268, 288, "sm_103", "nvlink"),
+    "GB200": _device_model("cuda", "NVIDIA GB200", 185, 186, "sm_100", "nvlink", 4),
+    "GB300": _device_model("cuda", "NVIDIA GB300", 277, 288, "sm_103", "nvlink", 4),
+    "MI300X": _device_model("rocm", "AMD Instinct MI300X", 191, 192, "gfx942", "xgmi"),
+    "MI325X": _device_model("rocm", "AMD Instinct MI325X", 255, 256, "gfx942", "xgmi"),
+    "MI350X": _device_model("rocm", "AMD Instinct MI350X", 287, 288, "gfx950", "xgmi"),
+    "MI355X": _device_model("rocm", "AMD Instinct MI355X", 287, 288, "gfx950", "xgmi"),
 }
 """What `8xNAME` can say. Memory as nvidia-smi 580 shows it: A100 81920 and 40960 MiB, L40S 46068,
 RTX 4090 24564, H100 81559, H200 143771, B200 183359, B300 275040, GB200 189471, GB300 284208; as
@@ -246,20 +248,20 @@ def parse_machine(text: str) -> Machine:
 
     Raises MachineError where the name is unknown.
     """
-    found = _NAMED.fullmatch("".join(text.split()).upper().replace("\N{MULTIPLICATION SIGN}", "X"))
-    if found and found["model"] == "CPU" and not found["rest"]:
-        num_nodes = int(found["devices"] or 1)
-        if not found["nodes"] and num_nodes:
+    match = _NAMED.fullmatch("".join(text.split()).upper().replace("\N{MULTIPLICATION SIGN}", "X"))
+    if match and match["model"] == "CPU" and not match["rest"]:
+        num_nodes = int(match["devices"] or 1)
+        if not match["nodes"] and num_nodes:
             node = Node(cpu_cores=8, memory_bytes=32 * GIB, shm_bytes=16 * GIB)
             return Machine(kind="cpu", nodes=[node] * num_nodes)
-    name = _known_model(found["model"], found["rest"].split("-")[1:]) if found else None
+    name = _known_model(match["model"], match["rest"].split("-")[1:]) if match else None
     num_nodes, num_devices = (
-        (int(found["nodes"] or 1), int(found["devices"] or 1)) if found else (0, 0)
+        (int(match["nodes"] or 1), int(match["devices"] or 1)) if match else (0, 0)
     )
-    if found is None or name is None or not num_nodes or not num_devices:
-        raise _unknown(text, found["model"] + found["rest"] if found else text, count=num_devices)
+    if match is None or name is None or not num_nodes or not num_devices:
+        raise _unknown(text, match["model"] + match["rest"] if match else text, count=num_devices)
     model = DEVICE_MODELS[name]
-    if not found["nodes"] and num_devices > model.num_per_node:
+    if not match["nodes"] and num_devices > model.num_per_node:
         num_nodes, left = divmod(num_devices, model.num_per_node)
         if left:
             raise MachineError(
@@ -274,7 +276,7 @@ def parse_machine(text: str) -> Machine:
     return Machine(kind=model.kind, nodes=[_usual_node(model, num_devices)] * num_nodes)
 
 
-def _usual_node(model: _Model, num_devices: int) -> Node:
+def _usual_node(model: _DeviceModel, num_devices: int) -> Node:
     devices = [
         Device(index=index, name=model.name, memory_bytes=model.memory_gib * GIB, arch=model.arch)
         for index in range(num_devices)

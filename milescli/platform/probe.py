@@ -14,7 +14,7 @@ from milescli.core.errors import MachineError
 from milescli.core.units import GIB
 from milescli.platform import cuda, faults, rocm, sysfs
 from milescli.platform.cpu import HostFacts, read_host
-from milescli.platform.faults import Fault
+from milescli.platform.faults import DeviceFault
 from milescli.platform.machine import (
     DEVICE_MODELS,
     Device,
@@ -49,7 +49,7 @@ MayOpen = Callable[[Path], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerators:
-    """All that tools and kernel tell, before visibility."""
+    """All that tools and kernel report, before visibility variables."""
 
     kind: Kind
     devices: list[Device]
@@ -59,8 +59,8 @@ class Accelerators:
     notes: list[str]
     links: dict[tuple[int, int], str] = field(default_factory=dict)
     """(a, b) with a < b, indices of devices -> NV18, PIX, SYS; XGMI, PCIE. What the tool does not
-    tell is left out."""
-    faults: list[Fault] = field(default_factory=list)
+    say is left out."""
+    faults: list[DeviceFault] = field(default_factory=list)
     """Devices that are there and cannot be used."""
 
 
@@ -76,40 +76,41 @@ def probe(
 
     The arguments are for tests. Raises MachineError where those variables contradict each other or
     the machine, or leave a device that cannot be used: to run on fewer devices, or on the CPU, must
-    be somebody's wish.
+    be somebody's decision.
     """
     environ = os.environ if environ is None else environ
     host = host or read_host(root=root)
-    found = find_accelerators(run or run_tool, root=root, may_open=may_open)
-    if errors := fault_errors(found, environ):
+    accelerators = find_accelerators(run or run_tool, root=root, may_open=may_open)
+    if errors := fault_errors(accelerators, environ):
         raise errors[0]
-    visible = visible_devices(found.kind, found.devices, environ)
+    visible = visible_devices(accelerators.kind, accelerators.devices, environ)
     devices = [
         _with_memory(device, host, share=len(visible))
         for device in visible
         if is_accelerator(device)
     ]
-    notes = list(found.notes)
-    if found.devices and not visible:
-        notes.append(f"{len(found.devices)} {found.kind} devices are there, and none is visible")
+    notes = list(accelerators.notes)
+    if accelerators.devices and not visible:
+        there = f"{len(accelerators.devices)} {accelerators.kind} devices"
+        notes.append(f"{there} are there, and none is visible")
     if visible and not devices:
         notes.append(
             f"{visible[0].name} ({visible[0].arch}) is no GPU that SGLang and Megatron-Core "
             "compute on: the CPU is used"
         )
     return Machine(
-        kind=found.kind if devices else "cpu",
-        nodes=[_node(host, devices, found.interconnect)],
-        driver_version=found.driver_version,
-        runtime_version=found.runtime_version,
+        kind=accelerators.kind if devices else "cpu",
+        nodes=[_node(host, devices, accelerators.interconnect)],
+        driver_version=accelerators.driver_version,
+        runtime_version=accelerators.runtime_version,
         visibility=set_variables(environ),
         notes=notes,
     )
 
 
-def fault_errors(found: Accelerators, environ: Mapping[str, str]) -> list[MachineError]:
+def fault_errors(accelerators: Accelerators, environ: Mapping[str, str]) -> list[MachineError]:
     """What must be mended, or hidden, before the devices that `environ` leaves can be used."""
-    return [fault.error for fault in found.faults if fault.concerns(environ)]
+    return [fault.error for fault in accelerators.faults if fault.concerns(environ)]
 
 
 def find_accelerators(
@@ -147,10 +148,10 @@ def run_tool(command: Sequence[str]) -> ToolReply:
     text = done.stdout.decode("utf-8", errors="replace")
     if done.returncode == 0:
         return ToolReply(text=text)
-    told = (done.stderr.decode("utf-8", errors="replace").strip() or text.strip()).splitlines()
+    lines = (done.stderr.decode("utf-8", errors="replace").strip() or text.strip()).splitlines()
     # Python's tools end with the error, the others begin with it
     line = next(
-        (line for line in reversed(told) if "Error:" in line), told[0] if told else "no message"
+        (line for line in reversed(lines) if "Error:" in line), lines[0] if lines else "no message"
     )
     return ToolReply(
         text=text, problem=f"`{' '.join(command)}` ended with {done.returncode}: {line}"
@@ -169,9 +170,9 @@ def _find_nvidia(run: RunTool, root: Path) -> Accelerators:
     devices = [device for device in listed if device not in cut] + parts
     indices = [device.index for device in devices]
     topology = run(cuda.TOPOLOGY).text if len(indices) > 1 else ""
-    found = [faults.lost("cuda", index, said, others=indices) for index, said in gone.items()]
-    if reply.problem and not found:
-        found = [Fault(kind="cuda", indices=(), error=faults.explain("cuda", reply.problem))]
+    broken = [faults.lost("cuda", index, said, others=indices) for index, said in gone.items()]
+    if reply.problem and not broken:
+        broken = [DeviceFault(kind="cuda", indices=(), error=faults.explain("cuda", reply.problem))]
     return Accelerators(
         kind="cuda" if devices else "cpu",
         devices=devices,
@@ -180,7 +181,7 @@ def _find_nvidia(run: RunTool, root: Path) -> Accelerators:
         driver_version=driver,
         runtime_version=cuda.parse_cuda_version(summary),
         notes=[reply.problem] if reply.problem else [],
-        faults=found,
+        faults=broken,
     )
 
 
@@ -191,7 +192,7 @@ def _nvidia_without_list(reply: ToolReply, root: Path) -> Accelerators:
         f"`nvidia-smi` says: {reply.text.strip().splitlines()[0]}" if reply.text.strip() else ""
     )
     if problem:
-        broken = Fault(kind="cuda", indices=None, error=faults.explain("cuda", problem))
+        broken = DeviceFault(kind="cuda", indices=None, error=faults.explain("cuda", problem))
         return Accelerators(
             kind="cpu",
             devices=[],
@@ -199,18 +200,18 @@ def _nvidia_without_list(reply: ToolReply, root: Path) -> Accelerators:
             faults=[broken] if sysfs.has_nvidia(root) else [],
         )
     devices, gone, driver = sysfs.find_nvidia(root)
-    found = [
-        faults.lost("cuda", index, said, others=[each.index for each in devices])
+    lost_devices = [
+        faults.lost("cuda", index, said, others=[device.index for device in devices])
         for index, said in gone.items()
     ]
-    note = "nvidia-smi is not there: devices are as the driver tells them, links are not known"
+    note = "nvidia-smi is not there: devices are as the driver lists them, links are not known"
     return Accelerators(
         kind="cuda" if devices else "cpu",
         devices=devices,
         interconnect="pcie" if len(devices) > 1 else "none",
         driver_version=driver,
         notes=[note] if devices else [],
-        faults=found,
+        faults=lost_devices,
     )
 
 
@@ -225,17 +226,17 @@ def _find_amd(run: RunTool, root: Path, may_open: MayOpen) -> Accelerators:
         reply = reply if reply.problem else older
     notes = [reply.problem] if reply.problem else []
     if not devices and reply.problem and not faults.is_permission(reply.problem):
-        broken = Fault(kind="rocm", indices=None, error=faults.explain("rocm", reply.problem))
+        broken = DeviceFault(kind="rocm", indices=None, error=faults.explain("rocm", reply.problem))
         return Accelerators(
             kind="cpu", devices=[], notes=notes, faults=[broken] if sysfs.has_amd(root) else []
         )
     if view.devices and len(view.devices) != len(devices):
-        told = f": {view.num_absent} more are not in this container" if view.num_absent else ""
-        notes.append(f"devices are as the kernel tells them{told}" if devices else "neither "
-                                                                                   "amd-smi nor "
-                                                                                   "rocm-smi lists "
-                                                                                   "devices: "
-                     "they are as the kernel tells them")  # fmt: skip
+        absent = f": {view.num_absent} more are not in this container" if view.num_absent else ""
+        notes.append(
+            f"devices are as the kernel lists them{absent}"
+            if devices
+            else "neither amd-smi nor rocm-smi lists devices: they are as the kernel lists them"
+        )
         devices, links = view.devices, view.links
     else:
         links = rocm.parse_links(run(topology).text) if len(devices) > 1 else {}
@@ -254,7 +255,7 @@ def _find_amd(run: RunTool, root: Path, may_open: MayOpen) -> Accelerators:
 
 def _closed_files(
     root: Path, view: sysfs.AmdView, devices: Sequence[Device], may_open: MayOpen
-) -> list[Fault]:
+) -> list[DeviceFault]:
     """Device files that are not there or may not be opened, of AMD's devices."""
     kfd = root / "dev/kfd"
     if not any(map(is_accelerator, [*devices, *view.devices])):
@@ -274,7 +275,7 @@ def _closed_files(
 
 
 def _with_memory(device: Device, host: HostFacts, *, share: int) -> Device:
-    """Where the tool does not tell: that of its model, else (GB10) the host's, which CUDA reports
+    """Where the tool does not say: that of its model, else (GB10) the host's, which CUDA reports
     too, divided among `share` devices."""
     if device.memory_bytes:
         return device

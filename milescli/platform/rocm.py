@@ -40,7 +40,7 @@ NAMES = {
     0x75A3: "AMD Instinct MI355X",
 }
 """PCI device -> name, virtual functions too (pci.ids). Older tools, and drivers in virtual
-machines, tell a generic name only."""
+machines, show a generic name only."""
 
 _UNITS = {"B": 1, "KB": 1024, "MB": 1024**2, "GB": 1024**3}
 """The tools write MB and mean 1024 * 1024."""
@@ -59,15 +59,15 @@ def parse_amd_smi(text: str) -> tuple[list[Device], str]:
         if not isinstance(entry.get("gpu"), int) or not isinstance(asic, dict):
             continue
         if isinstance(driver_part, dict):
-            driver = _told(driver_part, "version", "driver_version") or driver
-        name = _name(_told(asic, "market_name"), _told(asic, "device_id"))
+            driver = _field(driver_part, "version", "driver_version") or driver
+        name = _name(_field(asic, "market_name"), _field(asic, "device_id"))
         devices.append(
             Device(
                 index=entry["gpu"],
                 name=name,
                 memory_bytes=_size(vram) if isinstance(vram, dict) else 0,
-                arch=_arch(_told(asic, "target_graphics_version")) or _arch_of_name(name),
-                uuid=uuid_of(_told(asic, "asic_serial")),
+                arch=_arch(_field(asic, "target_graphics_version")) or _arch_of_name(name),
+                uuid=uuid_of(_field(asic, "asic_serial")),
             )
         )
     return devices, driver
@@ -81,28 +81,28 @@ def parse_rocm_smi(text: str) -> tuple[list[Device], str]:
         return [], ""
     devices = []
     for key, card in raw.items():
-        found = re.fullmatch(r"card(\d+)", key)
-        if not found or not isinstance(card, dict):
+        match = re.fullmatch(r"card(\d+)", key)
+        if not match or not isinstance(card, dict):
             continue
-        memory = _told(card, "VRAM Total Memory (B)")
-        number = _told(card, "Card Model", "Card model", "Device ID", "GPU ID")
-        name = _name(_told(card, "Card Series", "Card series", "Device Name"), number)
+        memory = _field(card, "VRAM Total Memory (B)")
+        number = _field(card, "Card Model", "Card model", "Device ID", "GPU ID")
+        name = _name(_field(card, "Card Series", "Card series", "Device Name"), number)
         devices.append(
             Device(
-                index=int(found[1]),
+                index=int(match[1]),
                 name=name,
                 memory_bytes=int(memory) if memory.isdigit() else 0,
-                arch=_arch(_told(card, "GFX Version")) or _arch_of_name(name),
-                uuid=uuid_of(_told(card, "Unique ID")),
+                arch=_arch(_field(card, "GFX Version")) or _arch_of_name(name),
+                uuid=uuid_of(_field(card, "Unique ID")),
             )
         )
     system = raw.get("system")
-    driver = _told(system, "Driver version") if isinstance(system, dict) else ""
-    return sorted(devices, key=lambda each: each.index), driver
+    driver = _field(system, "Driver version") if isinstance(system, dict) else ""
+    return sorted(devices, key=lambda device: device.index), driver
 
 
 def slowest_link(links: Mapping[tuple[int, int], str], *, indices: list[int]) -> Interconnect:
-    """Of any two of the devices; pcie where one is not told."""
+    """Of any two of the devices; pcie where one is not known."""
     if len(indices) < 2:
         return "none"
     return (
@@ -134,8 +134,8 @@ def _amd_links(text: str) -> dict[tuple[int, int], str]:
                 links[entry["gpu"], link["gpu"]] = str(link.get("link_type", ""))
         older = entry.get("link_type")
         for key, value in older.items() if isinstance(older, dict) else ():
-            if found := re.fullmatch(r"gpu_(\d+)", key):
-                links[entry["gpu"], int(found[1])] = str(value)
+            if match := re.fullmatch(r"gpu_(\d+)", key):
+                links[entry["gpu"], int(match[1])] = str(value)
     return links
 
 
@@ -144,9 +144,9 @@ def _rocm_links(text: str) -> dict[tuple[int, int], str]:
     system = raw.get("system") if isinstance(raw, dict) else None
     links = {}
     for key, value in (system or {}).items():
-        found = re.search(r"devices (\d+) and (\d+)", key)
-        if found:
-            links[int(found[1]), int(found[2])] = str(value)
+        match = re.search(r"devices (\d+) and (\d+)", key)
+        if match:
+            links[int(match[1]), int(match[2])] = str(value)
     return links
 
 
@@ -173,7 +173,7 @@ def _json(text: str) -> Any:
 
 def uuid_of(serial: str) -> str:
     """0xA1B2 -> GPU-000000000000a1b2, as HIP writes it and its variables take it; empty where it is
-    not told."""
+    not known."""
     try:
         number = int(serial, 16)
     except ValueError:
@@ -181,20 +181,20 @@ def uuid_of(serial: str) -> str:
     return f"GPU-{number:016x}" if number else ""
 
 
-def _told(part: dict[str, Any], *keys: str) -> str:
+def _field(part: dict[str, Any], *keys: str) -> str:
     """The first of these that says something."""
     return next(
         (str(part[key]) for key in keys if key in part and str(part[key]) not in _MISSING), ""
     )
 
 
-def _name(told: str, number: str) -> str:
+def _name(shown: str, number: str) -> str:
     """By the PCI device where that is known: `Aqua Vanjaram [Instinct MI300X]` and `AMD Radeon
-    Graphics` are told of the same."""
+    Graphics` are shown for the same."""
     try:
-        return NAMES.get(int(number, 16), told)
+        return NAMES.get(int(number, 16), shown)
     except ValueError:
-        return told
+        return shown
 
 
 def _size(vram: dict[str, Any]) -> int:
@@ -211,8 +211,8 @@ def _size(vram: dict[str, Any]) -> int:
 def _arch(text: str) -> str:
     """gfx942:sramecc+:xnack- -> gfx942. rocm-smi of ROCm 6.0 writes the last part in decimal:
     gfx9010."""
-    found = re.match(r"gfx[0-9a-f]+", text.lower())
-    return _DECIMAL.get(found[0], found[0]) if found else ""
+    match = re.match(r"gfx[0-9a-f]+", text.lower())
+    return _DECIMAL.get(match[0], match[0]) if match else ""
 
 
 _DECIMAL = {"gfx9010": "gfx90a"}

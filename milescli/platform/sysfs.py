@@ -1,4 +1,4 @@
-"""Devices as the kernel tells them: for containers that have the driver and not the vendor's tool,
+"""Devices as the kernel lists them: for containers that have the driver and not the vendor's tool,
 or fewer devices than the tool lists. Reads /sys and /proc, and asks whether files may be opened."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ buffer, public or private)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmdView:
-    """What the driver amdkfd tells."""
+    """What the driver amdkfd reports."""
 
     devices: list[Device]
     """Those whose device file is here, in the order in which HIP counts them."""
@@ -40,16 +40,16 @@ def find_amd(root: Path) -> AmdView:
     """Empty where there is none. Of a device that belongs to another container the kernel lets us
     read nothing."""
     nodes = {int(path.name): path for path in (root / KFD).glob("[0-9]*")}
-    told = {number: _numbers(path / "properties") for number, path in nodes.items()}
-    every = [number for number in sorted(nodes) if told[number].get("gfx_target_version", 0)]
+    properties = {number: _numbers(path / "properties") for number, path in nodes.items()}
+    every = [number for number in sorted(nodes) if properties[number].get("gfx_target_version", 0)]
     files = {
-        number: root / f"dev/dri/renderD{told[number].get('drm_render_minor', 0)}"
+        number: root / f"dev/dri/renderD{properties[number].get('drm_render_minor', 0)}"
         for number in every
     }
     here = [number for number in every if files[number].exists()]
     devices = []
     for index, number in enumerate(here):
-        facts = told[number]
+        facts = properties[number]
         banks = [_numbers(path) for path in sorted(nodes[number].glob("mem_banks/*/properties"))]
         memory = sum(
             bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _VRAM
@@ -126,22 +126,24 @@ def has_nvidia(root: Path) -> bool:
 def has_amd(root: Path) -> bool:
     """The same of AMD's driver. A graphics card is no reason: its driver is loaded on every
     desktop, and makes this file too."""
-    told = [_numbers(path) for path in (root / KFD).glob("[0-9]*/properties")]
-    versions = [facts["gfx_target_version"] for facts in told if facts.get("gfx_target_version", 0)]
+    properties = [_numbers(path) for path in (root / KFD).glob("[0-9]*/properties")]
+    versions = [
+        facts["gfx_target_version"] for facts in properties if facts.get("gfx_target_version", 0)
+    ]
     if versions:
         return any(
-            is_accelerator(Device(index=0, name="", memory_bytes=0, arch=gfx_name(each)))
-            for each in versions
+            is_accelerator(Device(index=0, name="", memory_bytes=0, arch=gfx_name(version)))
+            for version in versions
         )
     return (root / "dev/kfd").exists()
 
 
 def _on_bus(root: Path, *, vendor: str) -> bool:
     """Whether a display controller (class 0x03) of this vendor is on the PCI bus."""
-    found = (root / "sys/bus/pci/devices").glob("*")
+    devices = (root / "sys/bus/pci/devices").glob("*")
     return any(
         _text(path / "vendor").strip() == vendor and _text(path / "class").startswith("0x03")
-        for path in found
+        for path in devices
     )
 
 
@@ -158,7 +160,7 @@ def _pairs(path: Path) -> list[tuple[str, str]]:
 def _numbers(path: Path) -> Mapping[str, int]:
     """`name number` on each line."""
     words = [line.split() for line in _text(path).splitlines()]
-    return {each[0]: int(each[1]) for each in words if len(each) == 2 and each[1].isdigit()}
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
 
 
 def _text(path: Path) -> str:

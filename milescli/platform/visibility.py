@@ -134,7 +134,9 @@ def _unlike(variable: str, chosen: Sequence[Device]) -> list[MachineError]:
     if len(able) > 1 and any(map(is_instance, able)):
         return [_cut(variable, able)]
     if able and len(able) < len(chosen):
-        others = ", ".join(f"{each.name} ({each.arch})" for each in chosen if each not in able)
+        others = ", ".join(
+            f"{device.name} ({device.arch})" for device in chosen if device not in able
+        )
         return [
             MachineError(
                 f"{others} cannot train, and is visible beside {len(able)} x {able[0].name}",
@@ -166,9 +168,9 @@ def _cut(variable: str, devices: Sequence[Device]) -> MachineError:
     parts = [device for device in devices if is_instance(device)]
     whole = [device for device in devices if is_accelerator(device) and not is_instance(device)]
     parents = sorted({device.index for device in parts})
-    told = ", ".join(map(str, parents))
+    names = ", ".join(map(str, parents))
     return MachineError(
-        f"GPU {told} is cut into instances (MIG)",
+        f"GPU {names} is cut into instances (MIG)",
         why="CUDA shows a process one instance at the most, and NCCL joins none: a run has one "
         "instance, or whole GPUs",
         fix=[
@@ -203,7 +205,7 @@ def _match(entry: str, devices: Sequence[Device]) -> Device | None:
             ),
             None,
         )
-    found = [
+    matching = [
         device for device in devices if entry and device.uuid.lower().startswith(entry.lower())
     ]
-    return found[0] if len(found) == 1 else None
+    return matching[0] if len(matching) == 1 else None

@@ -19,7 +19,7 @@ Origins = Mapping[str, object]
 
 
 def check(recipe: Recipe, origins: Origins) -> list[str]:
-    """Warnings. Raises RecipeError; `origins` tells in the message who set what."""
+    """Warnings. Raises RecipeError; its message takes from `origins` who set what."""
     for rule in _RULES:
         rule(recipe, origins)
     return [text for doubt in _DOUBTS if (text := doubt(recipe))]
@@ -38,8 +38,7 @@ def _one_model(recipe: Recipe, origins: Origins) -> None:
         raise RecipeError(
             "the recipe names two models",
             why=f"`model.path` is `{model.path}` ({origins['model.path']}) and `model.scratch` is "
-            "given too "
-            f"({origins['model.scratch.hidden_size']}); one of them can be trained",
+            f"given too ({origins['model.scratch.hidden_size']}); one of them can be trained",
             fix=[
                 f"--set model.path={model.path} --set model.scratch=null",
                 "--set model.path=null",
@@ -87,10 +86,10 @@ def _scratch_shape(recipe: Recipe, origins: Origins) -> None:
     longest = recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens
     if longest > scratch.max_position_embeddings:
         raise RecipeError(
-            "prompt and answer do not fit into the model's positions",
+            "prompt and response do not fit into the model's positions",
             why=f"data.max_prompt_tokens {recipe.data.max_prompt_tokens} + "
-            "rollout.max_response_tokens "
-            f"{recipe.rollout.max_response_tokens} = {longest}; the model has "
+            f"rollout.max_response_tokens {recipe.rollout.max_response_tokens} = {longest}; the "
+            "model has "
             f"{scratch.max_position_embeddings} positions",
             fix=f"--set model.scratch.max_position_embeddings={longest}",
         )
@@ -116,7 +115,7 @@ def _scratch_experts(scratch: ScratchModel) -> None:
         raise RecipeError(
             "a mixture of experts cannot share its embeddings here",
             why="SGLang leaves the output layer of a `qwen3_moe` model with tied embeddings empty, "
-            "and would answer at random",
+            "and would sample at random",
             fix="--set model.scratch.tie_embeddings=false",
         )
     if is_moe and scratch.topk > scratch.num_experts:
@@ -131,7 +130,7 @@ def _data(recipe: Recipe, origins: Origins) -> None:
     if not recipe.data.prompts:
         raise RecipeError(
             "the recipe has no prompts",
-            why="`data.prompts` is not set: there is nothing to answer",
+            why="`data.prompts` is not set: there is nothing to respond to",
             fix=["--set data.prompts=train.jsonl", "--set data.prompts=task:sums"],
         )
     if recipe.warmup.steps and not recipe.data.demonstrations:
@@ -168,20 +167,20 @@ def _sampling(recipe: Recipe, origins: Origins) -> None:
     if "" in rollout.stop:
         raise RecipeError(
             "`rollout.stop` has an empty string",
-            why="every answer would end at once",
+            why="every response would end at once",
             fix="--set rollout.stop=[]",
         )
     if rollout.samples_per_prompt == 1 and recipe.train.advantage == "grpo":
         raise RecipeError(
             "groups of one teach nothing",
-            why="GRPO compares the answers to one prompt; with `rollout.samples_per_prompt` 1 "
+            why="GRPO compares the samples of one prompt; with `rollout.samples_per_prompt` 1 "
             "every advantage is 0",
             fix="--set rollout.samples_per_prompt=8",
         )
     num_samples = rollout.prompts_per_step * rollout.samples_per_prompt
     if num_samples % recipe.train.updates_per_step:
         raise RecipeError(
-            f"{num_samples} samples cannot be parted into {recipe.train.updates_per_step} equal "
+            f"{num_samples} samples cannot be split into {recipe.train.updates_per_step} equal "
             "updates",
             why=f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples = "
             f"{num_samples}; "
@@ -202,7 +201,7 @@ def _training(recipe: Recipe, origins: Origins) -> None:
         )
     if optimizer.warmup_steps >= train.steps:
         raise RecipeError(
-            "the learning rate would never arrive",
+            "the learning rate would never reach its value",
             why=f"train.optimizer.warmup_steps {optimizer.warmup_steps}, train.steps {train.steps}",
             fix=f"--set train.optimizer.warmup_steps={train.steps // 10}",
         )
@@ -323,7 +322,7 @@ def _doubt_eval_on_training_prompts(recipe: Recipe) -> str | None:
 def _doubt_truncated_sampling(recipe: Recipe) -> str | None:
     cut = recipe.rollout.top_p < 1.0 or recipe.rollout.top_k != -1
     text = (
-        "`rollout.top_p` and `top_k` cut the distribution that is sampled, and the trainer's "
+        "`rollout.top_p` and `top_k` cut the distribution that is sampled, while the trainer's "
         "log-probs are of the whole one"
     )
     return text if cut else None

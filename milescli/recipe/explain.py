@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from milescli.core.errors import RecipeError
 from milescli.core.registry import nearest
-from milescli.recipe.keys import Key, keys
-from milescli.recipe.layers import Entry, Layer, Table, example
+from milescli.recipe.keys import RecipeKey, keys
+from milescli.recipe.layers import KeyValue, SettingsLayer, Table, example
 
 
 def explain(error: ValidationError, table: Table) -> RecipeError:
@@ -34,20 +34,22 @@ def _key_of(location: tuple[int | str, ...]) -> str:
     raise AssertionError(f"the schema refused a place that is no key: {location}")
 
 
-def _place(entry: Entry) -> str:
-    return f"`{entry.origin.where}`" if entry.origin.layer is Layer.SET else entry.origin.where
+def _place(entry: KeyValue) -> str:
+    return (
+        f"`{entry.origin.where}`" if entry.origin.layer is SettingsLayer.SET else entry.origin.where
+    )
 
 
-def _fix(key: Key, entry: Entry) -> str:
+def _fix(key: RecipeKey, entry: KeyValue) -> str:
     better = _better_value(key, entry)
-    if entry.origin.layer is Layer.SET:
+    if entry.origin.layer is SettingsLayer.SET:
         return f"--set '{key.name}={better}'" if key.is_list else f"--set {key.name}={better}"
-    if entry.origin.layer is Layer.ENV:
+    if entry.origin.layer is SettingsLayer.ENV:
         return f"export {entry.origin.where}={better}"
     return f"write `{key.name.rpartition('.')[2]}: {better}` at {entry.origin.where}"
 
 
-def _better_value(key: Key, entry: Entry) -> str:
+def _better_value(key: RecipeKey, entry: KeyValue) -> str:
     if key.choices:
         return nearest(entry.text, key.choices) or key.choices[0]
     if key.is_list and isinstance(entry.value, str):

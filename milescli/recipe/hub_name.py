@@ -48,18 +48,18 @@ def is_hub(value: str) -> bool:
 def parse_hub(value: str, *, key: str) -> HubData:
     """`hf:openai/gsm8k:main:train`; one part behind the name is the split. `key`: the recipe's key,
     for RecipeError."""
-    found = _SPELLING.fullmatch(value)
-    if found is None:
+    match = _SPELLING.fullmatch(value)
+    if match is None:
         raise RecipeError(
             f"`{key}` cannot be `{value}`",
             why="a data set of the hub is written hf:NAME, hf:NAME:SPLIT or hf:NAME:SUBSET:SPLIT, "
             "with @REVISION behind the name",
             fix=f"--set {key}=hf:openai/gsm8k:main:train",
         )
-    first, second = found["first"], found["second"]
+    first, second = match["first"], match["second"]
     return HubData(
-        name=found["name"],
-        revision=found["revision"],
+        name=match["name"],
+        revision=match["revision"],
         subset=first if second else None,
         split=second or first,
     )

@@ -22,7 +22,7 @@ and user files may set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class RecipeKey:
     """One value that a recipe can hold."""
 
     name: str
@@ -50,9 +50,9 @@ class SectionInfo:
 
 
 @cache
-def keys() -> dict[str, Key]:
+def keys() -> dict[str, RecipeKey]:
     """Every key by its dotted name, in the order of the schema."""
-    return {item.name: item for item in _walk(Recipe, "") if isinstance(item, Key)}
+    return {item.name: item for item in _walk(Recipe, "") if isinstance(item, RecipeKey)}
 
 
 @cache
@@ -62,7 +62,7 @@ def sections() -> dict[str, SectionInfo]:
 
 
 def nearest_key(name: str, *, within: tuple[str, ...] = ()) -> str | None:
-    """The key or section that `name` was probably meant to be; `within` limits the answer to some
+    """The key or section that `name` was probably meant to be; `within` limits the search to some
     sections."""
     known = [key for key in (*keys(), *sections()) if not within or key.split(".")[0] in within]
     if name in known:
@@ -86,26 +86,26 @@ def nearest_key(name: str, *, within: tuple[str, ...] = ()) -> str | None:
     return by_tail.get(guess, guess) if guess else None
 
 
-def _walk(section: type[Section], prefix: str) -> list[Key | SectionInfo]:
-    found: list[Key | SectionInfo] = []
+def _walk(section: type[Section], prefix: str) -> list[RecipeKey | SectionInfo]:
+    items: list[RecipeKey | SectionInfo] = []
     for name, info in section.model_fields.items():
         dotted = f"{prefix}{name}"
         inner = _section_of(info)
         if inner is None:
-            found.append(_key(dotted, info))
+            items.append(_key(dotted, info))
         else:
             doc = info.description or inner.__doc__ or ""
-            found.append(SectionInfo(name=dotted, doc=doc, optional=_is_optional(info.annotation)))
-            found.extend(_walk(inner, f"{dotted}."))
-    return found
+            items.append(SectionInfo(name=dotted, doc=doc, optional=_is_optional(info.annotation)))
+            items.extend(_walk(inner, f"{dotted}."))
+    return items
 
 
-def _key(dotted: str, info: FieldInfo) -> Key:
+def _key(dotted: str, info: FieldInfo) -> RecipeKey:
     base, bounds = _unwrap(info.annotation, tuple(info.metadata))
     choices = tuple(str(choice) for choice in get_args(base)) if get_origin(base) is Literal else ()
     optional = _is_optional(info.annotation)
     is_list = get_origin(base) is list
-    return Key(
+    return RecipeKey(
         name=dotted,
         wants=_words(base, bounds) + (", or null" if optional else ""),
         default=info.default,

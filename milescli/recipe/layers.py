@@ -1,7 +1,7 @@
 """The layers that a recipe is made of, lowest first: recipe, user files, environment, `--set` and
 flags.
 
-Each becomes a table key -> Entry.
+Each becomes a table key -> KeyValue.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 
 from milescli.core.errors import RecipeError
 from milescli.recipe import reader
-from milescli.recipe.keys import SETTINGS, Key, keys, nearest_key, sections
-from milescli.recipe.reader import NULL_TEXTS, Node
+from milescli.recipe.keys import SETTINGS, RecipeKey, keys, nearest_key, sections
+from milescli.recipe.reader import NULL_TEXTS, YamlNode
 
 ENV_PREFIX = "MILES_"
 RAY_VARIABLE = "RAY_ADDRESS"
 
 
-class Layer(StrEnum):
+class SettingsLayer(StrEnum):
     """Where a value can come from, weakest first."""
 
     DEFAULT = "default"
@@ -34,24 +34,26 @@ class Layer(StrEnum):
 class Origin:
     """Who said so."""
 
-    layer: Layer
+    layer: SettingsLayer
     where: str = ""
     """`quickstart.yaml:12`, `MILES_RUN__NAME`, `--set train.steps=3`; empty for a default."""
 
     def __str__(self) -> str:
-        return self.where if self.layer is Layer.SET else f"{self.layer} {self.where}".strip()
+        return (
+            self.where if self.layer is SettingsLayer.SET else f"{self.layer} {self.where}".strip()
+        )
 
     @classmethod
     def parse(cls, text: str) -> Origin:
         """The inverse of `str`."""
         if text.startswith("--"):
-            return cls(layer=Layer.SET, where=text)
+            return cls(layer=SettingsLayer.SET, where=text)
         layer, _, where = text.partition(" ")
-        return cls(layer=Layer(layer), where=where)
+        return cls(layer=SettingsLayer(layer), where=where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class KeyValue:
     """One key as one layer sets it."""
 
     value: object
@@ -62,10 +64,10 @@ class Entry:
     comment: str = ""
 
 
-Table = dict[str, Entry]
+Table = dict[str, KeyValue]
 
 
-def from_yaml(text: str, *, source: str, layer: Layer, only: tuple[str, ...] = ()) -> Table:
+def from_yaml(text: str, *, source: str, layer: SettingsLayer, only: tuple[str, ...] = ()) -> Table:
     """A recipe or a user file. `only` limits the sections, for files that may not hold
     hyperparameters."""
     root = reader.read(text, source=source)
@@ -107,12 +109,12 @@ def from_env(environ: Mapping[str, str]) -> Table:
         if "__" not in variable:
             raise RecipeError(
                 f"`{variable}` is not read",
-                why="the section and the key are parted by two underscores",
+                why="section and key are separated by two underscores",
                 fix=f"unset {variable}; export {_variable_of_key(name)}={text}",
             )
         node = _parse_value(text, keys()[name], source=variable)
-        table[name] = Entry(
-            value=node.value, text=text, origin=Origin(layer=Layer.ENV, where=variable)
+        table[name] = KeyValue(
+            value=node.value, text=text, origin=Origin(layer=SettingsLayer.ENV, where=variable)
         )
     return table
 
@@ -124,8 +126,8 @@ def from_ray_environment(environ: Mapping[str, str]) -> Table:
     if text in ("", "local"):
         return {}
     return {
-        "machine.address": Entry(
-            value=text, text=text, origin=Origin(layer=Layer.ENV, where=RAY_VARIABLE)
+        "machine.address": KeyValue(
+            value=text, text=text, origin=Origin(layer=SettingsLayer.ENV, where=RAY_VARIABLE)
         )
     }
 
@@ -166,22 +168,30 @@ def merge(layers: Iterable[Table]) -> Table:
 
 
 def _add_override(table: Table, name: str, text: str, *, option: str) -> None:
-    origin = Origin(layer=Layer.SET, where=option)
+    origin = Origin(layer=SettingsLayer.SET, where=option)
     if name not in keys() and name not in sections():
         raise unknown_key(name, where=f"`{option}`", fix=lambda guess: f"--set {guess}={text}")
-    found: Table = {}
+    changes: Table = {}
     if name in sections():
         node = reader.read(text, source=f"`{option}`") if text not in NULL_TEXTS else _null()
-        _flatten(node, name, found, source=f"`{option}`", layer=Layer.SET, only=(), origin=origin)
+        _flatten(
+            node,
+            name,
+            changes,
+            source=f"`{option}`",
+            layer=SettingsLayer.SET,
+            only=(),
+            origin=origin,
+        )
     else:
         node = _parse_value(text, keys()[name], source=f"`{option}`")
-        found[name] = Entry(value=node.value, text=text, origin=origin)
-    for key, entry in found.items():
+        changes[name] = KeyValue(value=node.value, text=text, origin=origin)
+    for key, entry in changes.items():
         _refuse_conflict(table, key, entry)
         table[key] = entry
 
 
-def _refuse_conflict(table: Table, name: str, entry: Entry) -> None:
+def _refuse_conflict(table: Table, name: str, entry: KeyValue) -> None:
     rivals = [
         name,
         *([] if entry.value is not None else [key for key in table if key.startswith(f"{name}.")]),
@@ -199,14 +209,14 @@ def _refuse_conflict(table: Table, name: str, entry: Entry) -> None:
             )
 
 
-def _parse_value(text: str, key: Key, *, source: str) -> Node:
+def _parse_value(text: str, key: RecipeKey, *, source: str) -> YamlNode:
     """Text for a text key is taken as it stands, so that it needs no quoting for YAML; all else is
     YAML."""
     if key.optional and text.strip() in NULL_TEXTS:
         return _null()
     quoted = text[:1] in ("'", '"')
     if key.is_text and not key.is_list and not quoted:
-        return Node(value=text, text=text, plain=True, line=1)
+        return YamlNode(value=text, text=text, plain=True, line=1)
     try:
         node = reader.read(text, source=source)
     except RecipeError as error:
@@ -217,23 +227,23 @@ def _parse_value(text: str, key: Key, *, source: str) -> Node:
         ) from None
     if isinstance(node.value, dict) and not text.strip():
         return _null()
-    return Node(value=_typed(node, key), text=text, plain=node.plain, line=1)
+    return YamlNode(value=_typed(node, key), text=text, plain=node.plain, line=1)
 
 
 def _flatten(
-    node: Node,
+    node: YamlNode,
     name: str,
     table: Table,
     *,
     source: str,
-    layer: Layer,
+    layer: SettingsLayer,
     only: tuple[str, ...],
     origin: Origin | None = None,
 ) -> None:
     where = f"{source}:{node.line}" if origin is None else source
     said_by = origin or Origin(layer=layer, where=where)
     if name in keys():
-        table[name] = Entry(
+        table[name] = KeyValue(
             value=_typed(node, keys()[name]), text=node.text, origin=said_by, comment=node.comment
         )
     elif name not in sections():
@@ -242,7 +252,7 @@ def _flatten(
         )
     elif isinstance(node.value, dict):
         if not node.value and sections()[name].optional:
-            table[name] = Entry(value={}, text=node.text, origin=said_by, comment=node.comment)
+            table[name] = KeyValue(value={}, text=node.text, origin=said_by, comment=node.comment)
         for child, child_node in node.value.items():
             _refuse_dotted(child, child_node, where=where)
             _flatten(
@@ -261,10 +271,10 @@ def _flatten(
             fix=f"miles help recipe   # then write the keys of `{name}` below it",
         )
     elif sections()[name].optional:
-        table[name] = Entry(value=None, text=node.text, origin=said_by, comment=node.comment)
+        table[name] = KeyValue(value=None, text=node.text, origin=said_by, comment=node.comment)
 
 
-def _refuse_dotted(name: str, node: Node, *, where: str) -> None:
+def _refuse_dotted(name: str, node: YamlNode, *, where: str) -> None:
     if "." in name:
         nested = ": {".join(name.split(".")) + f": {_short(node.text)}" + "}" * name.count(".")
         raise RecipeError(
@@ -274,7 +284,7 @@ def _refuse_dotted(name: str, node: Node, *, where: str) -> None:
         )
 
 
-def _typed(node: Node, key: Key) -> object:
+def _typed(node: YamlNode, key: RecipeKey) -> object:
     """What the key's type makes of the node: text keys keep the user's spelling, lists hold
     texts."""
     if isinstance(node.value, dict):
@@ -300,7 +310,7 @@ def unknown_key(name: str, *, where: str, fix, within: tuple[str, ...] = ()) -> 
     )
 
 
-def example(key: Key) -> str:
+def example(key: RecipeKey) -> str:
     """A value that the key takes, for advice."""
     if key.choices:
         return key.choices[0]
@@ -324,8 +334,8 @@ def _hyperparameter(name: str, *, where: str, remedy: str, value: str = "VALUE")
     return RecipeError(
         f"`{name}` cannot be set here ({where})",
         why="the environment and user files may set `machine` and `run` only: what a run learns is "
-        "read off its recipe "
-        "and its command line, so that two people with one recipe train the same model",
+        "read off its recipe and its command line, so that two people with one recipe train the "
+        "same model",
         fix=f"{remedy}, and say it on the command line: --set "
         f"{name if '.' in name else name + '.KEY'}={value}",
     )
@@ -345,8 +355,8 @@ def _variable_of_key(name: str) -> str:
     return ENV_PREFIX + name.upper().replace(".", "__")
 
 
-def _null() -> Node:
-    return Node(value=None, text="null", plain=True, line=1)
+def _null() -> YamlNode:
+    return YamlNode(value=None, text="null", plain=True, line=1)
 
 
 def _short(text: str, limit: int = 60) -> str:

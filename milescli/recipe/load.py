@@ -17,14 +17,14 @@ from milescli.recipe import layers
 from milescli.recipe.check import check
 from milescli.recipe.explain import explain
 from milescli.recipe.keys import SETTINGS, keys, sections
-from milescli.recipe.layers import Layer, Origin, Table
+from milescli.recipe.layers import Origin, SettingsLayer, Table
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import find_recipe, templates_dir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedRecipe:
-    """A recipe that can be honoured."""
+    """A recipe that was checked, and where each of its values came from."""
 
     recipe: Recipe
     origins: dict[str, Origin]
@@ -32,7 +32,7 @@ class LoadedRecipe:
     source: str
     """What the user named: `quickstart`, or a path."""
     warnings: list[str] = field(default_factory=list)
-    """Wishes that are legal and probably not meant."""
+    """What is legal and probably not meant."""
 
 
 def load(
@@ -51,7 +51,9 @@ def load(
     """
     path = find_recipe(recipe, cwd=cwd)
     base = layers.from_yaml(
-        layers.read_text(path, what="recipe"), source=_shown(path, cwd, home), layer=Layer.RECIPE
+        layers.read_text(path, what="recipe"),
+        source=_shown(path, cwd, home),
+        layer=SettingsLayer.RECIPE,
     )
     table = layers.merge(
         [
@@ -63,8 +65,8 @@ def load(
         ]
     )
     if "name" not in table:
-        origin = Origin(layer=Layer.RECIPE, where=_shown(path, cwd, home))
-        table["name"] = layers.Entry(value=path.stem, text=path.stem, origin=origin)
+        origin = Origin(layer=SettingsLayer.RECIPE, where=_shown(path, cwd, home))
+        table["name"] = layers.KeyValue(value=path.stem, text=path.stem, origin=origin)
     return build(table, source=recipe)
 
 
@@ -84,8 +86,7 @@ def override(
             raise RecipeError(
                 f"`{name}` cannot change in the middle of a run",
                 why=f"`{entry.origin.where}` would make the second half of the run another "
-                "experiment than the first; "
-                f"only {', '.join(only)} may change",
+                f"experiment than the first; only {', '.join(only)} may change",
                 fix=f"miles launch --recipe {loaded.recipe.name} {entry.origin.where}",
             )
     table = _table_of(loaded)
@@ -121,7 +122,7 @@ def build(table: Table, *, source: str) -> LoadedRecipe:
         recipe = Recipe.model_validate(nested)
     except ValidationError as error:
         raise explain(error, table) from None
-    default = Origin(layer=Layer.DEFAULT)
+    default = Origin(layer=SettingsLayer.DEFAULT)
     origins = {
         name: table[name].origin if name in table else _section_origin(name, table) or default
         for name in keys()
@@ -152,7 +153,7 @@ def _user_files(
         layers.from_yaml(
             layers.read_text(path, what="user file"),
             source=_shown(path, cwd, home),
-            layer=Layer.FILE,
+            layer=SettingsLayer.FILE,
             only=SETTINGS,
         )
         for path in paths
@@ -182,5 +183,5 @@ def _table_of(loaded: LoadedRecipe) -> Table:
         ):
             continue
         value = value_at(loaded.recipe, name)
-        table[name] = layers.Entry(value=value, text=str(value), origin=origin)
+        table[name] = layers.KeyValue(value=value, text=str(value), origin=origin)
     return table

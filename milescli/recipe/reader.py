@@ -32,11 +32,11 @@ _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": Fal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class YamlNode:
     """A piece of YAML with its place."""
 
     value: object
-    """A scalar, a list of scalars, or a `dict[str, Node]`."""
+    """A scalar, a list of scalars, or a `dict[str, YamlNode]`."""
     text: str
     """What the user wrote, for errors; quotes included."""
     plain: bool
@@ -46,7 +46,7 @@ class Node:
     """What stands behind it on its line."""
 
 
-def read(text: str, *, source: str) -> Node:
+def read(text: str, *, source: str) -> YamlNode:
     """The one document in `text`. `source` is how errors name it (`quickstart.yaml`). Raises
     RecipeError with file:line."""
     try:
@@ -57,7 +57,7 @@ def read(text: str, *, source: str) -> Node:
     except RecursionError:
         raise _too_deep(source, 1) from None
     if root is None:
-        return Node(value={}, text="", plain=True, line=1)
+        return YamlNode(value={}, text="", plain=True, line=1)
     return _convert(root, text.splitlines(), source=source)
 
 
@@ -106,16 +106,18 @@ def _not_yaml(error: yaml.YAMLError, *, source: str) -> RecipeError:
     return RecipeError(f"{where}: not valid YAML", why=f"{problem}{column}", fix=f"correct {where}")
 
 
-def _convert(node: yaml.Node, lines: list[str], *, source: str) -> Node:
+def _convert(node: yaml.Node, lines: list[str], *, source: str) -> YamlNode:
     line = node.start_mark.line + 1
     if isinstance(node, yaml.ScalarNode):
         return _scalar(node, lines)
     if isinstance(node, yaml.SequenceNode):
         items = [_convert(item, lines, source=source) for item in node.value]
         text = "[" + ", ".join(item.text for item in items) + "]"
-        return Node(value=items, text=text, plain=True, line=line, comment=_comment(node, lines))
+        return YamlNode(
+            value=items, text=text, plain=True, line=line, comment=_comment(node, lines)
+        )
     assert isinstance(node, yaml.MappingNode), node
-    children: dict[str, Node] = {}
+    children: dict[str, YamlNode] = {}
     for key_node, value_node in node.value:
         key_line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
@@ -134,12 +136,12 @@ def _convert(node: yaml.Node, lines: list[str], *, source: str) -> Node:
             )
         children[key] = _convert(value_node, lines, source=source)
     text = "{" + ", ".join(f"{key}: {child.text}" for key, child in children.items()) + "}"
-    return Node(value=children, text=text, plain=True, line=line)
+    return YamlNode(value=children, text=text, plain=True, line=line)
 
 
-def _scalar(node: yaml.ScalarNode, lines: list[str]) -> Node:
+def _scalar(node: yaml.ScalarNode, lines: list[str]) -> YamlNode:
     plain = node.style is None
-    return Node(
+    return YamlNode(
         value=_plain_value(node.value) if plain else node.value,
         text=node.value if plain else f'"{node.value}"',
         plain=plain,

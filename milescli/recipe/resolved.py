@@ -12,13 +12,12 @@ import yaml
 
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.recipe import layers
-from milescli.recipe.layers import Layer, Origin
+from milescli.recipe.layers import Origin, SettingsLayer
 from milescli.recipe.load import LoadedRecipe, build, value_at
 
 _HEADER = (
     "# The whole recipe of this run, with the origin of each value. It loads again: "
-    "--recipe "
-    "{source}\n"
+    "--recipe {source}\n"
 )
 
 
@@ -44,11 +43,11 @@ def resolved_yaml(loaded: LoadedRecipe) -> str:
 
 
 def load_resolved(path: Path) -> LoadedRecipe:
-    """A run's `recipe.yaml`, with the origins that it tells. Raises CheckpointError where the file
-    is gone or spoilt."""
+    """A run's `recipe.yaml`, with the origins in its comments. Raises CheckpointError where the
+    file is gone or spoilt."""
     try:
         text = layers.read_text(path, what="the run's recipe")
-        table = layers.from_yaml(text, source=str(path), layer=Layer.RECIPE)
+        table = layers.from_yaml(text, source=str(path), layer=SettingsLayer.RECIPE)
     except RecipeError as error:
         raise CheckpointError(
             f"the run's recipe `{path}` cannot be read",
@@ -57,7 +56,7 @@ def load_resolved(path: Path) -> LoadedRecipe:
         ) from None
     for name, entry in list(table.items()):
         origin = _origin(entry.comment) or entry.origin
-        table[name] = layers.Entry(value=entry.value, text=entry.text, origin=origin)
+        table[name] = layers.KeyValue(value=entry.value, text=entry.text, origin=origin)
     return build(table, source=str(path))
 
 

@@ -69,18 +69,20 @@ class Data(Section):
     (`hf:openai/gsm8k:main:train`), which is fetched; or `task:NAME` for prompts that miles makes
     itself (`task:sums`)."""
     eval: str | None = None
-    """Held-out prompts, same forms; none: no evaluation."""
+    """Held-out prompts, in the same forms; null: no evaluation."""
     demonstrations: str | None = None
-    """Worked answers for the warm-up, same forms."""
+    """Worked examples for the warm-up, in the same forms."""
     prompt_key: str | None = None
-    """Column of the prompt (text, or a list of messages); none: found among prompt, messages,
-    question, problem, input."""
+    """Column of the prompt (text, or a list of messages); null: the first of prompt, messages,
+    question, problem and input that is there."""
     label_key: str | None = None
-    """Column of the label; none: found among label, answer, solution, target."""
+    """Column of the label; null: the first of label, answer, solution and target that is there."""
     system_prompt: str | None = None
+    """Put before every prompt as the system message; null: none."""
     max_prompt_tokens: Positive = 256
+    """Longest prompt, chat template included."""
     long_prompts: Literal["drop", "error"] = "drop"
-    """What happens to longer prompts: dropped and counted, or the run is refused."""
+    """What happens to longer prompts. drop: left out and counted; error: the run is refused."""
     shuffle: bool = True
     """A new order for each epoch, fixed by the run's seed."""
 
@@ -128,8 +130,8 @@ class Optimizer(Section):
     clip_grad: NonNegativeFloat = 1.0
     """Global norm; 0: no clipping."""
     offload: bool | None = None
-    """Keep Adam's moments and float32 weights in host memory, and step there; none: where nothing
-    else fits."""
+    """Keep Adam's moments and float32 weights in host memory, and step there; null: only where
+    nothing else fits."""
 
 
 class Train(Section):
@@ -182,6 +184,7 @@ class Warmup(Section):
 
     steps: NonNegative = 0
     batch_size: Positive = 64
+    """Demonstrations in one step."""
     lr: PositiveFloat = 1e-3
     max_loss_tokens: Positive = 4096
     """Demonstrations longer than this are refused."""
@@ -191,7 +194,10 @@ class Weights(Section):
     """How weights reach the engines."""
 
     channel: Literal["auto", "tensor", "distributed"] = "auto"
+    """tensor: shared memory, where trainer and engines share devices; distributed: broadcast to
+    engines on other devices; auto: chosen by the plan."""
     bucket_mib: Positive = 512
+    """Weights that are sent at once, in MiB."""
     verify: bool = False
     """After each publish, compare what the engines hold with what the trainer sent, bit for bit."""
 
@@ -200,37 +206,45 @@ class Parallel(Section):
     """Pins of the trainer's layout; what is not pinned is chosen."""
 
     tp: Positive | None = None
+    """Tensor-parallel ranks."""
     pp: Positive | None = None
+    """Pipeline stages."""
     cp: Positive | None = None
+    """Context-parallel ranks, which share the positions of a sequence."""
     ep: Positive | None = None
+    """Expert-parallel ranks, which share the experts."""
     etp: Positive | None = None
+    """Tensor-parallel ranks of each expert."""
     dp: Positive | None = None
+    """Data-parallel ranks."""
     sequence_parallel: bool | None = None
+    """Split norms and residuals along the sequence over the tensor-parallel ranks."""
     first_stage_layers: Positive | None = None
-    """Layers of the first pipeline stage; none: as many as the others."""
+    """Layers of the first pipeline stage; null: as many as the others."""
     last_stage_layers: Positive | None = None
     """The same of the last stage, which has the output layer to compute as well."""
 
 
-class Engines(Section):
+class EngineSettings(Section):
     """Pins of the rollout engines."""
 
     num: Positive | None = None
+    """Engines."""
     tp: Positive | None = None
     """Devices of one engine."""
     ep: Positive | None = None
-    """Groups of them that share out the experts."""
+    """Expert-parallel groups among the devices of an engine."""
     attention_dp: Positive | None = None
-    """Groups of them that share out the requests, each with its own cache (SGLang's DP
-    attention)."""
+    """Groups of an engine's devices that take different requests, each with its own cache (SGLang's
+    DP attention)."""
     placement: Literal["auto", "colocated", "split"] = "auto"
     """colocated: trainer and engines share devices and take turns; split: each has its own."""
     memory_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Of a device's memory, for weights and cache; none: chosen by the plan."""
+    """Of a device's memory, for weights and cache; null: chosen by the plan."""
     max_running_requests: Positive | None = None
-    """Per engine; none: chosen by the plan."""
+    """Per engine; null: chosen by the plan."""
     max_total_tokens: Positive | None = None
-    """KV-cache slots per engine; none: what the memory fraction allows (on a CPU: chosen by the
+    """KV-cache slots per engine; null: what the memory fraction allows (on a CPU: chosen by the
     plan)."""
 
 
@@ -240,12 +254,12 @@ class Evaluation(Section):
     every: NonNegative = 0
     """Steps between evaluations; 0: only at the start and the end."""
     num_prompts: Positive | None = None
-    """The first N held-out prompts; none: all."""
+    """Only the first N held-out prompts; null: all."""
     samples_per_prompt: Positive = 1
     temperature: NonNegativeFloat = 0.0
     """0: greedy."""
     max_response_tokens: Positive | None = None
-    """None: as in `rollout`."""
+    """null: as in `rollout`."""
 
 
 class Checkpoint(Section):
@@ -259,37 +273,39 @@ class Checkpoint(Section):
     """Write in the background while training goes on."""
 
 
-class Machine(Section):
+class MachineSettings(Section):
     """What the run may use. May also come from the environment and from files."""
 
     gpus: NonNegative | None = None
-    """GPUs per node; none: all that are visible; 0: the CPU."""
+    """GPUs per node; null: all that are visible; 0: the CPU."""
     nodes: Positive = 1
     address: str | None = None
-    """An existing Ray cluster; none: start one on this machine, on loopback."""
+    """HOST:PORT of a running Ray cluster, or auto; null: start Ray on this machine alone."""
     cpu_threads: Positive | None = None
-    """Threads of each trainer rank and engine on a CPU; none: chosen by the plan."""
+    """Threads of each trainer rank and engine on a CPU; null: chosen by the plan."""
     start_timeout_s: PositiveFloat = 600.0
     """Bound on the start of Ray, engines and trainer ranks."""
     step_timeout_s: PositiveFloat = 3600.0
     """Bound on one rollout, one optimizer step, one publish or one save."""
 
 
-class Run(Section):
+class RunSettings(Section):
     """Where the run lives and what watches it. May also come from the environment and from
     files."""
 
     name: str | None = None
-    """None: the recipe's name and a number that is free."""
+    """null: the recipe's name and a number that is free."""
     dir: str = "runs"
+    """Folder that run directories are made in."""
     seed: NonNegative = 0
     tensorboard: bool = True
+    """Log to TensorBoard, in the run directory."""
     wandb_project: str | None = None
-    """Log to Weights & Biases too; the key comes from WANDB_API_KEY alone."""
+    """Log to this project of Weights & Biases too; the key comes from WANDB_API_KEY alone."""
 
 
 class Recipe(Section):
-    """The whole wish."""
+    """The whole recipe."""
 
     name: str = "unnamed"
     description: str = ""
@@ -300,11 +316,11 @@ class Recipe(Section):
     warmup: Warmup = Warmup()
     weights: Weights = Weights()
     parallel: Parallel = Parallel()
-    engines: Engines = Engines()
+    engines: EngineSettings = EngineSettings()
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
-    machine: Machine = Machine()
-    run: Run = Run()
+    machine: MachineSettings = MachineSettings()
+    run: RunSettings = RunSettings()
 
     @property
     def old_logprobs(self) -> Literal["trainer", "engine"]:

@@ -69,7 +69,7 @@ class Attempt:
             )
         finally:
             await self.engines.stop()
-            await self.session.ground.release()
+            await self.session.resources.release()
 
     def _on_stop(self) -> bool:
         if self.run is None:
@@ -89,7 +89,7 @@ class Attempt:
         plan = self.spec.plan
         detail = f"{plan.trainer.world_size} trainer ranks, {plan.engines.num} engines"
         self.bus.emit(PhaseStarted(phase="start", detail=detail))
-        await self.session.ground.take(timeout_s=self.spec.recipe.machine.start_timeout_s)
+        await self.session.resources.take(timeout_s=self.spec.recipe.machine.start_timeout_s)
         self.probes.append(self.session.cluster.check_nodes)
         engines = asyncio.ensure_future(self.session.builder.start_engines(self.engines))
         self.probes.append(_failure_of(engines))

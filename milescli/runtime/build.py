@@ -14,13 +14,13 @@ from milescli.backends.ray.group import run_all, start_all
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.server import EngineSpec, RouterServer, RouterSpec, check_servable
+from milescli.cluster.resources import NodeResources
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.log_tail import last_log_lines
 from milescli.core.types import EngineAddress
 from milescli.plan.types import Plan, Slot
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.recipe.schema import Recipe
-from milescli.runtime.ground import Ground
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.trainer import RankGroup
 from milescli.weights.sharing import sharing_ranks
@@ -62,11 +62,11 @@ class Engines:
 
 @dataclass(slots=True, kw_only=True)
 class Builder:
-    """Starts the processes of one run. `ground` is taken already."""
+    """Starts the processes of one run. `resources` is taken already."""
 
     spec: RunSpec
     cluster: Cluster
-    ground: Ground
+    resources: NodeResources
     log_dir: Path
 
     @property
@@ -81,18 +81,18 @@ class Builder:
 
     async def start_trainer(self) -> RankGroup:
         """All trainer ranks, with the model loaded. They meet on the node of rank 0."""
-        settings, ground, ranks = self.recipe.machine, self.ground, []
+        settings, resources, ranks = self.recipe.machine, self.resources, []
         slots = sorted(
             (slot for slot in self.plan.slots if slot.trainer_rank is not None),
             key=lambda slot: slot.trainer_rank or 0,
         )
         master = slots[0].node
-        port = (await ground.free_ports(1, node=master))[0]
+        port = (await resources.free_ports(1, node=master))[0]
         for slot in slots:
             arguments = {
                 "rank": slot.trainer_rank,
                 "world_size": self.plan.trainer.world_size,
-                "master_addr": ground.host(master),
+                "master_addr": resources.host(master),
                 "master_port": port,
                 "recipe": self.recipe,
                 "plan": self.plan,
@@ -107,7 +107,7 @@ class Builder:
                     num_gpus=self._gpu_share(),
                     kwargs=arguments,
                     environment=trainer_environment(
-                        self.plan, ground.devices([slot]), ground.interfaces(slot.node)
+                        self.plan, resources.devices([slot]), resources.interfaces(slot.node)
                     ),
                 )
             )
@@ -138,7 +138,7 @@ class Builder:
                 port=port,
                 metrics_port=metrics_port,
                 log_path=self.log_dir / "router.log",
-                api_key=self.ground.api_key,
+                api_key=self.resources.api_key,
             )
         )
         engines.router.start()
@@ -158,21 +158,21 @@ class Builder:
         """One actor on each node that the engine lies on; the first has its HTTP server."""
         nodes = sorted({slot.node for slot in self.plan.slots if slot.engine == index})
         head = nodes[0]
-        ports = await self.ground.free_ports(2 if len(nodes) > 1 else 1, node=head)
-        meeting = f"{self.ground.host(head)}:{ports[1]}" if len(nodes) > 1 else None
+        ports = await self.resources.free_ports(2 if len(nodes) > 1 else 1, node=head)
+        meeting = f"{self.resources.host(head)}:{ports[1]}" if len(nodes) > 1 else None
         for rank, node in enumerate(nodes):
-            port = ports[0] if node == head else (await self.ground.free_ports(1, node=node))[0]
+            port = ports[0] if node == head else (await self.resources.free_ports(1, node=node))[0]
             spec = replace(
                 self._engine_spec(index, port),
                 name=f"engine {index}" if node == head else f"engine {index} on node {rank}",
                 log_path=self.log_dir
                 / f"engine-{index}{'' if node == head else f'-node-{rank}'}-server.log",
-                host=self.ground.host(node),
-                api_key=self.ground.api_key,
+                host=self.resources.host(node),
+                api_key=self.resources.api_key,
                 num_nodes=len(nodes),
                 node_rank=rank,
                 init_address=meeting,
-                visible_devices=self.ground.devices(self._engine_slots(index, node)),
+                visible_devices=self.resources.devices(self._engine_slots(index, node)),
             )
             engines.specs.append(spec)
             engines.handles.append(
@@ -183,7 +183,7 @@ class Builder:
                     num_gpus=self._gpu_share(),
                     kwargs={"spec": spec},
                     environment=engine_environment(
-                        self.plan, spec.visible_devices, self.ground.interfaces(node)
+                        self.plan, spec.visible_devices, self.resources.interfaces(node)
                     ),
                 )
             )

@@ -36,6 +36,7 @@ def evaluate_run(
     to `eval/` of the run. `address`: of the Ray cluster, where it is another than the run's."""
     from milescli.checkpoint.run_dir import lock, open_run
     from milescli.checkpoint.store import CheckpointStore
+    from milescli.cluster.nodes import find_nodes
     from milescli.console.output import Mode, Output
     from milescli.platform.torch_wheel import require_wheel
     from milescli.recipe.load import override
@@ -43,7 +44,6 @@ def evaluate_run(
     from milescli.runtime.convert_back import OutletOptions, convert_to_hf
     from milescli.runtime.convert_verify import Verify
     from milescli.runtime.inputs import prepare
-    from milescli.runtime.sites import find_sites
 
     run = open_run(path)
     flags = {"machine.address": f"--address {address}"} if address else {}
@@ -55,9 +55,9 @@ def evaluate_run(
     plan = engines_only(Plan.from_json(run.plan_file.read_text()))
     require_wheel(plan.device_kind)
     inputs = prepare(recipe, run, output=output)
-    sites = find_sites(loaded, output=output)
+    nodes = find_nodes(loaded, output=output)
     with lock(run), TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary:
-        sites.require_shared(run.path)
+        nodes.require_shared(run.path)
         model_dir = Path(temporary) / "model"
         output.note(f"reading checkpoint step {checkpoint.step}")
         options = OutletOptions(model=str(inputs.model_dir), verify=Verify.NONE)
@@ -68,7 +68,7 @@ def evaluate_run(
                 run=run,
                 recipe=recipe,
                 plan=plan,
-                sites=sites,
+                nodes=nodes,
                 inputs=replace(inputs, model_dir=model_dir),
                 checkpoint=checkpoint,
             )
@@ -86,7 +86,7 @@ def _serve_and_evaluate(spec: RunSpec) -> EvalDone:
         engines, probes = Engines(), []
 
         async def work() -> None:
-            await session.ground.take(timeout_s=recipe.machine.start_timeout_s)
+            await session.resources.take(timeout_s=recipe.machine.start_timeout_s)
             probes.append(session.cluster.check_nodes)
             fleet = await session.builder.start_engines(engines)
             probes.extend(
@@ -113,7 +113,7 @@ def _serve_and_evaluate(spec: RunSpec) -> EvalDone:
                 await run_watched(work(), probes, signals, cause_grace_s=session.cause_grace_s)
             finally:
                 await engines.stop()
-                await session.ground.release()
+                await session.resources.release()
 
         asyncio.run(main())
     return done[0]

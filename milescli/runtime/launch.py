@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from milescli import __version__
 from milescli.checkpoint.run_dir import create, lock, utc_now, write_json
+from milescli.cluster.nodes import find_nodes, planning_machine
 from milescli.core.errors import CheckpointError
 from milescli.models import ModelFacts
 from milescli.models.catalogue import UNPROVEN
@@ -23,7 +24,6 @@ from milescli.recipe.resolved import resolved_yaml
 from milescli.recipe.schema import Recipe
 from milescli.runtime.inputs import facts_of_recipe, prepare
 from milescli.runtime.plugins import load_plugins
-from milescli.runtime.sites import find_sites, planning_machine
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
 
     facts = facts_of_recipe(loaded.recipe.model)
     refuse_unproven(loaded.recipe, facts)
-    sites = find_sites(loaded, output=output)
-    plan = plan_only(loaded, sites.machine, facts=facts)
+    nodes = find_nodes(loaded, output=output)
+    plan = plan_only(loaded, nodes.machine, facts=facts)
     require_wheel(plan.device_kind)
     run = create(
         base=Path(loaded.recipe.run.dir).expanduser(),
@@ -88,9 +88,9 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     with lock(run):
         try:
             inputs = prepare(loaded.recipe, run, output=output)
-            plan = as_fetched(plan, loaded, sites.machine, inputs.facts, output=output)
-            sites.require_shared(run.path, inputs.model_dir)
-            spec = RunSpec(run=run, recipe=loaded.recipe, plan=plan, sites=sites, inputs=inputs)
+            plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
+            nodes.require_shared(run.path, inputs.model_dir)
+            spec = RunSpec(run=run, recipe=loaded.recipe, plan=plan, nodes=nodes, inputs=inputs)
             write_records(spec, loaded)
         except BaseException:
             run.discard_if_unused()

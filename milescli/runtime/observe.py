@@ -12,7 +12,7 @@ from typing import IO, Any
 from milescli.checkpoint.run_dir import RunDir, utc_now
 from milescli.core.errors import RecipeError
 from milescli.core.events import EvalDone, Event, EventBus, StepDone, WarmupStepDone, to_record
-from milescli.recipe.schema import Run
+from milescli.recipe.schema import RunSettings
 
 
 class EventLog:
@@ -113,7 +113,7 @@ def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
     return None
 
 
-def attach(bus: EventBus, run: RunDir, settings: Run) -> None:
+def attach(bus: EventBus, run: RunDir, settings: RunSettings) -> None:
     """Let the recipe's observers listen. Raises RecipeError where one was asked for and cannot be
     had."""
     bus.listeners.append(EventLog(run.events_file))

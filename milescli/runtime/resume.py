@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.run_dir import lock, open_run
 from milescli.checkpoint.store import CheckpointStore
+from milescli.cluster.nodes import find_nodes
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
 from milescli.runtime.inputs import RunInputs, prepare
 from milescli.runtime.launch import as_fetched, plan_only, write_records
-from milescli.runtime.sites import find_sites
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -64,17 +64,17 @@ def resume(
             )
         else:
             _refuse_if_done(checkpoint.step, loaded.recipe.train.steps, path)
-        sites = find_sites(loaded, output=output)
-        plan = plan_only(loaded, sites.machine)
+        nodes = find_nodes(loaded, output=output)
+        plan = plan_only(loaded, nodes.machine)
         require_wheel(plan.device_kind)
         inputs = prepare(loaded.recipe, run, output=output)
-        plan = as_fetched(plan, loaded, sites.machine, inputs.facts, output=output)
-        sites.require_shared(run.path, inputs.model_dir)
+        plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
+        nodes.require_shared(run.path, inputs.model_dir)
         spec = RunSpec(
             run=run,
             recipe=loaded.recipe,
             plan=plan,
-            sites=sites,
+            nodes=nodes,
             inputs=inputs,
             checkpoint=checkpoint,
         )

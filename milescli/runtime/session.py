@@ -14,10 +14,10 @@ from pathlib import Path
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.nodes import DEATH_NOTICE_S
 from milescli.checkpoint.run_dir import verdict_file
-from milescli.runtime import guardian
+from milescli.cluster.nodes import RunNodes
+from milescli.cluster.resources import NodeResources
+from milescli.cluster.watchdog import TOKEN_VARIABLE, start_watchdog
 from milescli.runtime.build import Builder, run_environment
-from milescli.runtime.ground import Ground
-from milescli.runtime.sites import Sites
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.supervise import CAUSE_GRACE_S
 
@@ -28,7 +28,7 @@ class Session:
 
     log_dir: Path
     cluster: Cluster
-    ground: Ground
+    resources: NodeResources
     builder: Builder
 
     @property
@@ -41,34 +41,36 @@ class Session:
     def cause_grace_s(self) -> float:
         """How long a lost connection waits for its cause: Ray needs a while to find that a node is
         gone."""
-        return DEATH_NOTICE_S if self.ground.sites.beyond_this_computer else CAUSE_GRACE_S
+        return DEATH_NOTICE_S if self.resources.nodes.beyond_this_computer else CAUSE_GRACE_S
 
 
 @contextmanager
 def open_session(spec: RunSpec, *, log_dir: Path) -> Iterator[Session]:
     """Ray is up inside; afterwards every process of the session is gone, whatever happened, and so
     are its scratch files."""
-    plan, sites = spec.plan, spec.sites
+    plan, nodes = spec.plan, spec.nodes
     token = secrets.token_hex(16)
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
-    watchdog = guardian.start(token=token, scratch_dirs=[temp_dir], verdict=verdict_file(log_dir))
+    watchdog = start_watchdog(token=token, scratch_dirs=[temp_dir], verdict=verdict_file(log_dir))
     old_environment, old_temp_dir = dict(os.environ), tempfile.tempdir
     (temp_dir / "t").mkdir()
     tempfile.tempdir = str(temp_dir / "t")
     cluster = Cluster(
-        address=sites.address,
-        nodes=[site.node for site in sites.chosen],
+        address=nodes.address,
+        nodes=[member.node for member in nodes.chosen],
         temp_dir=temp_dir,
         log_dir=log_dir,
-        environment=run_environment(guardian.TOKEN_VARIABLE, token, temp_dir / "t")
-        | _for_other_computers(sites),
+        environment=run_environment(TOKEN_VARIABLE, token, temp_dir / "t")
+        | _for_other_computers(nodes),
     )
-    ground = Ground(plan=plan, sites=sites, cluster=cluster, token=token, temp_dir=temp_dir / "t")
+    resources = NodeResources(
+        plan=plan, nodes=nodes, cluster=cluster, token=token, temp_dir=temp_dir / "t"
+    )
     try:
-        builder = Builder(spec=spec, cluster=cluster, ground=ground, log_dir=log_dir)
+        builder = Builder(spec=spec, cluster=cluster, resources=resources, log_dir=log_dir)
         builder.check()
         cluster.start(plan)
-        yield Session(log_dir=log_dir, cluster=cluster, ground=ground, builder=builder)
+        yield Session(log_dir=log_dir, cluster=cluster, resources=resources, builder=builder)
     finally:
         try:
             cluster.stop()
@@ -79,9 +81,9 @@ def open_session(spec: RunSpec, *, log_dir: Path) -> Iterator[Session]:
             os.environ.update(old_environment)
 
 
-def _for_other_computers(sites: Sites) -> dict[str, str]:
+def _for_other_computers(nodes: RunNodes) -> dict[str, str]:
     """The user's own settings of collectives, which processes on other nodes do not inherit."""
-    if not sites.beyond_this_computer:
+    if not nodes.beyond_this_computer:
         return {}
     return {
         name: value

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.store import StoredCheckpoint
+from milescli.cluster.nodes import RunNodes
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.runtime.inputs import RunInputs
-from milescli.runtime.sites import Sites
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class RunSpec:
     run: RunDir
     recipe: Recipe
     plan: Plan
-    sites: Sites
+    nodes: RunNodes
     """The computers that the run takes."""
     inputs: RunInputs
     checkpoint: StoredCheckpoint | None = None

@@ -22,7 +22,7 @@ def test_as_json_the_script_is_one_field(miles: Miles) -> None:
     payload = json.loads(
         miles("launch", "-r", "quickstart", "--on", "2x8xH200", "--emit", "kuberay", "--json").out
     )
-    assert [each["kind"] for each in yaml.safe_load_all(payload["script"])] == [
+    assert [document["kind"] for document in yaml.safe_load_all(payload["script"])] == [
         "ConfigMap",
         "RayJob",
     ]
@@ -54,7 +54,7 @@ def test_an_address_has_no_place_in_a_script_that_starts_its_own_cluster(miles: 
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "told"),
+    ("options", "code", "reason"),
     [
         (["--on", "8xH200", "--emit", "slurm", "--dry-run"], 2, "leave one out"),
         (["--on", "8xH200", "--emit", "slurm", "--price-per-gpu-hour", "2"], 2, "--dry-run"),
@@ -64,7 +64,7 @@ def test_an_address_has_no_place_in_a_script_that_starts_its_own_cluster(miles: 
     ],
 )
 def test_what_does_not_go_together_is_refused(
-    miles: Miles, options: list[str], code: int, told: str
+    miles: Miles, options: list[str], code: int, reason: str
 ) -> None:
     said = miles("launch", "-r", "quickstart", *options)
-    assert said.code == code and told in said.err and not said.out
+    assert said.code == code and reason in said.err and not said.out

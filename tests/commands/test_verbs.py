@@ -111,7 +111,7 @@ def test_a_dry_run_as_json_is_the_plan(miles: Miles, replace: Replace) -> None:
     assert payload["recipe"]["train.steps"]["origin"].startswith("recipe quickstart.yaml:")
 
 
-def test_a_dry_run_plans_for_a_machine_that_is_not_there_and_tells_its_price(miles: Miles) -> None:
+def test_a_dry_run_plans_for_a_machine_that_is_not_there_and_shows_its_price(miles: Miles) -> None:
     command = [
         "launch",
         "-r",
@@ -328,7 +328,7 @@ def test_export_takes_folders_that_are_no_runs(
     assert miles("export", str(tmp_path / "empty"), "--to", "out").code == 6
 
 
-def test_exports_old_option_is_understood_and_told_of(
+def test_exports_old_option_is_understood_with_a_warning(
     miles: Miles, replace: Replace, run_dir: Path
 ) -> None:
     seen: dict[str, object] = {}
@@ -342,7 +342,7 @@ def test_exports_old_option_is_understood_and_told_of(
 
 
 def test_doctor_ends_with_the_code_of_its_findings(miles: Miles, replace: Replace) -> None:
-    replace("milescli.doctor.run", run_doctor=lambda wish, *, output: 4 if wish.recipe else 0)
+    replace("milescli.doctor.run", run_doctor=lambda options, *, output: 4 if options.recipe else 0)
     assert miles("doctor").code == 0
     assert miles("doctor", "--recipe", "quickstart").code == 4
     assert miles("doctor", "--set", "run.dir=/x").code == 2
@@ -358,7 +358,7 @@ def test_recipes_are_listed_and_shown(miles: Miles) -> None:
     )
 
 
-def test_help_pages_tell_every_exit_code_and_every_key(miles: Miles) -> None:
+def test_help_pages_list_every_exit_code_and_every_key(miles: Miles) -> None:
     from milescli.core.errors import ExitCode
     from milescli.recipe.keys import keys
 

@@ -41,13 +41,13 @@ def test_the_panel_looks_as_it_was_approved(
     width: int, moment: str, num_events: int | None
 ) -> None:
     """To approve a new look: delete the golden file, run the test, look at the file, commit it."""
-    found = "\n".join(drawn(after(num_events), width)) + "\n"
+    drawing = "\n".join(drawn(after(num_events), width)) + "\n"
     file = GOLDEN / f"panel-{moment}-{width}.txt"
     if not file.exists():
         file.parent.mkdir(exist_ok=True)
-        file.write_text(found)
+        file.write_text(drawing)
         pytest.fail(f"{file} was not there and has been written: look at it, and commit it")
-    assert found == file.read_text()
+    assert drawing == file.read_text()
 
 
 @settings(max_examples=150, deadline=None)
@@ -76,7 +76,9 @@ def test_no_figure_and_no_terminal_breaks_the_panel(
         replace(
             odd,
             rollout_tokens_per_s=seconds,
-            report=replace(odd.report, kl=loss, entropy=loss, grad_norm=loss),
+            report=replace(
+                odd.report, grad_norm=loss, figures={"kl": loss, "entropy": loss}
+            ),
         )
     )
     lines = drawn(progress, width, height)

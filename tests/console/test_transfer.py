@@ -22,9 +22,9 @@ class _Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
-    found = _Clock()
-    monkeypatch.setattr(transfer, "time", found)
-    return found
+    clock = _Clock()
+    monkeypatch.setattr(transfer, "time", clock)
+    return clock
 
 
 def _output(mode: Mode) -> tuple[Output, io.StringIO, io.StringIO]:

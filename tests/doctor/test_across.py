@@ -1,5 +1,5 @@
 """Tests of what nodes are to each other, with faults planted on paper; a real small cluster is
-asked in tests/cluster."""
+asked in tests/end_to_end/cluster."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_nodes_with_the_same_versions_are_one_line_and_another_one_is_named() ->
     assert judge_versions(MINE, {A: MINE, B: MINE}, address="a:1")[0].what.startswith(
         "alike on 2 nodes: python 3.11.7"
     )
-    found = judge_versions(MINE, {A: MINE, B: {**MINE, "ray": "2.40.0"}}, address="a:1")
-    assert [(each.status, each.node, each.why) for each in found] == [
+    findings = judge_versions(MINE, {A: MINE, B: {**MINE, "ray": "2.40.0"}}, address="a:1")
+    assert [(finding.status, finding.node, finding.why) for finding in findings] == [
         (Status.FAIL, B, "ray is 2.40.0, and 2.60.0 here")
     ]
 
@@ -45,25 +45,25 @@ def test_nodes_with_the_same_versions_are_one_line_and_another_one_is_named() ->
 def test_a_clock_is_blamed_only_for_what_its_measurement_surely_shows(
     offset: float, error: float, status: Status
 ) -> None:
-    found = judge_clocks([A, B], Report(offsets={B: (offset, error)}))[0]
-    assert found.status is status
+    finding = judge_clocks([A, B], Report(offsets={B: (offset, error)}))[0]
+    assert finding.status is status
     assert status is Status.OK or (
-        found.node == B and ("behind" if offset < 0 else "ahead") in found.what
+        finding.node == B and ("behind" if offset < 0 else "ahead") in finding.what
     )
 
 
 def test_the_interface_that_holds_the_address_must_be_the_one_that_variables_choose() -> None:
     held = {A: {A: "eth0", "127.0.0.1": "lo"}, B: {B: "eth0"}}
     assert judge_interfaces(held, {A: {}, B: {}}, {})[0].what == f"{A} eth0, {B} eth0"
-    found = judge_interfaces(held, {A: {}, B: {"NCCL_SOCKET_IFNAME": "ib0"}}, {})
-    assert [(each.status, each.node) for each in found] == [(Status.WARN, B)]
-    assert found[0].fix[0].startswith("export NCCL_SOCKET_IFNAME=eth0")
+    findings = judge_interfaces(held, {A: {}, B: {"NCCL_SOCKET_IFNAME": "ib0"}}, {})
+    assert [(finding.status, finding.node) for finding in findings] == [(Status.WARN, B)]
+    assert findings[0].fix[0].startswith("export NCCL_SOCKET_IFNAME=eth0")
     assert judge_interfaces({A: {"10.9.9.9": "eth0"}}, {A: {}}, {})[0].status is Status.FAIL
 
 
 def test_nodes_that_add_numbers_are_ok_and_a_slow_pair_is_named() -> None:
-    found = judge_nodes([A, B, C], [GOOD] * 3, backend="gloo")
-    assert [(each.check, each.status) for each in found] == [
+    findings = judge_nodes([A, B, C], [GOOD] * 3, backend="gloo")
+    assert [(finding.check, finding.status) for finding in findings] == [
         ("reach", Status.OK),
         ("clocks", Status.OK),
         ("group", Status.OK),
@@ -76,23 +76,25 @@ def test_a_node_that_another_cannot_reach_is_named_with_both_ends() -> None:
     blind = Report(
         step="reaching each other", unreachable=[(B, C, "timed out")], offsets=GOOD.offsets
     )
-    found = judge_nodes([A, B, C], [blind] * 3, backend="gloo")
-    assert (found[0].check, found[0].status, found[0].node, found[0].what) == (
+    findings = judge_nodes([A, B, C], [blind] * 3, backend="gloo")
+    assert (findings[0].check, findings[0].status, findings[0].node, findings[0].what) == (
         "reach",
         Status.FAIL,
         B,
         f"{C} cannot be reached",
     )
-    assert [each.status for each in found[1:]] == [Status.SKIP, Status.OK]
+    assert [finding.status for finding in findings[1:]] == [Status.SKIP, Status.OK]
 
 
 def test_a_node_that_does_not_come_and_a_pair_that_breaks_are_named() -> None:
     late = Report(problem=f"{B} did not come to {A}:20000 within 60 s")
-    found = judge_nodes([A, B], [late, late], backend="gloo")
-    assert (found[0].check, found[0].status) == ("reach", Status.FAIL) and B in found[0].why
+    findings = judge_nodes([A, B], [late, late], backend="gloo")
+    assert (findings[0].check, findings[0].status) == ("reach", Status.FAIL) and B in findings[
+        0
+    ].why
     broken = replace(GOOD, step=f"adding numbers of {B} and {C}", problem="connection reset")
-    found = judge_nodes([A, B, C], [GOOD, broken, GOOD], backend="nccl")
-    assert found[-1].status is Status.FAIL and f"{B} and {C} failed" in found[-1].what
+    findings = judge_nodes([A, B, C], [GOOD, broken, GOOD], backend="nccl")
+    assert findings[-1].status is Status.FAIL and f"{B} and {C} failed" in findings[-1].what
 
 
 def test_of_many_nodes_neighbours_are_paired() -> None:

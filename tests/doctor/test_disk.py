@@ -21,7 +21,7 @@ from milescli.models import parse_facts, table
 from milescli.platform.machine import parse_machine
 from milescli.recipe.schema import Recipe, ScratchModel
 from milescli.runtime.scratch import config_of
-from tests.doctor.test_wish import SMALL
+from tests.doctor.small_model import SMALL
 
 
 @pytest.mark.parametrize(
@@ -54,17 +54,17 @@ def test_a_disk_that_takes_no_more_is_a_fail_with_its_reason(
         raise OSError(122, "Disk quota exceeded")
 
     monkeypatch.setattr(disk, "write_speed", full)
-    found = check_disk(tmp_path)[0]
-    assert found.status is Status.FAIL and found.why.startswith("Disk quota exceeded")
+    finding = check_disk(tmp_path)[0]
+    assert finding.status is Status.FAIL and finding.why.startswith("Disk quota exceeded")
 
 
 def test_a_file_in_the_place_of_the_folder_is_a_fail_and_its_command_mends_it(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "my runs").touch()
-    found = check_disk(tmp_path / "my runs", free_bytes=99 * GIB, bytes_per_s=99 * MIB)[0]
-    assert found.status is Status.FAIL and "is a file" in found.why
-    subprocess.run(found.fix[0], shell=True, check=True, timeout=30)
+    finding = check_disk(tmp_path / "my runs", free_bytes=99 * GIB, bytes_per_s=99 * MIB)[0]
+    assert finding.status is Status.FAIL and "is a file" in finding.why
+    subprocess.run(finding.fix[0], shell=True, check=True, timeout=30)
     assert (
         check_disk(tmp_path / "my runs", free_bytes=99 * GIB, bytes_per_s=99 * MIB)[0].status
         is Status.OK
@@ -88,24 +88,31 @@ def _recipe(keep: int, folder: Path) -> Recipe:
 
 def test_a_disk_without_room_for_the_checkpoints_is_a_fail_and_fewer_fit(tmp_path: Path) -> None:
     machine, recipe = parse_machine("cpu"), _recipe(4, tmp_path)
-    each = table(parse_facts(config_of(ScratchModel.model_validate(SMALL)))).num_parameters * 16
-    assert check_checkpoints(recipe, machine, free_bytes=5 * each)[0].status is Status.OK
-    found = check_checkpoints(recipe, machine, free_bytes=4 * each)[0]
-    assert (found.status, found.fix[0]) == (Status.FAIL, "--set checkpoint.keep=3")
+    size_bytes = (
+        table(parse_facts(config_of(ScratchModel.model_validate(SMALL)))).num_parameters * 16
+    )
+    assert check_checkpoints(recipe, machine, free_bytes=5 * size_bytes)[0].status is Status.OK
+    finding = check_checkpoints(recipe, machine, free_bytes=4 * size_bytes)[0]
+    assert (finding.status, finding.fix[0]) == (Status.FAIL, "--set checkpoint.keep=3")
     assert (
-        check_checkpoints(_recipe(3, tmp_path), machine, free_bytes=4 * each)[0].status is Status.OK
+        check_checkpoints(_recipe(3, tmp_path), machine, free_bytes=4 * size_bytes)[0].status
+        is Status.OK
     )
     assert (
-        check_checkpoints(recipe, machine, free_bytes=each)[0].fix[0].startswith("--set run.dir=/")
+        check_checkpoints(recipe, machine, free_bytes=size_bytes)[0]
+        .fix[0]
+        .startswith("--set run.dir=/")
     )
 
 
 def test_a_disk_on_which_a_checkpoint_takes_long_is_a_warning_with_the_time(tmp_path: Path) -> None:
-    each = table(parse_facts(config_of(ScratchModel.model_validate(SMALL)))).num_parameters * 16
-    found = check_checkpoints(_recipe(2, tmp_path), parse_machine("cpu"), bytes_per_s=each / 1200)[
-        0
-    ]
-    assert found.status is Status.WARN and "20 m 00 s" in found.what
+    size_bytes = (
+        table(parse_facts(config_of(ScratchModel.model_validate(SMALL)))).num_parameters * 16
+    )
+    findings = check_checkpoints(
+        _recipe(2, tmp_path), parse_machine("cpu"), bytes_per_s=size_bytes / 1200
+    )[0]
+    assert findings.status is Status.WARN and "20 m 00 s" in findings.what
 
 
 def test_a_cache_without_room_for_the_model_is_a_fail(
@@ -115,11 +122,11 @@ def test_a_cache_without_room_for_the_model_is_a_fail(
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     recipe = Recipe.model_validate({"model": {"path": "Qwen/Qwen3-0.6B"}})
-    found = check_download(recipe, free_bytes=GIB)[0]
+    finding = check_download(recipe, free_bytes=GIB)[0]
     assert (
-        found.status is Status.FAIL
-        and "about 1.1 GiB" in found.what
-        and found.fix[0].startswith("export HF_HOME=/")
+        finding.status is Status.FAIL
+        and "about 1.1 GiB" in finding.what
+        and finding.fix[0].startswith("export HF_HOME=/")
     )
     assert check_download(recipe, free_bytes=9 * GIB)[0].status is Status.OK
     assert check_download(_recipe(1, tmp_path), free_bytes=0)[0].status is Status.OK

@@ -1,6 +1,6 @@
-"""Tests of the trial of engine, trainer and weights with faults planted: an engine that answers
-garbage, one that forgets, weights that were changed on their way. A real engine cannot be made to
-fail so; whether the real ones pass is asked in test_run."""
+"""Tests of the trial of engine, trainer and weights with faults planted: an engine that responds
+with garbage, one that forgets, weights that were changed on their way. A real engine cannot be made
+to fail so; whether the real ones pass is asked in test_run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from milescli.core.errors import MismatchError
 from milescli.core.types import StopReason
 from milescli.doctor import engine_trial
-from milescli.doctor.engine_trial import check_answer, exercise, judge_agreement
+from milescli.doctor.engine_trial import check_response, exercise, judge_agreement
 from milescli.doctor.finding import Status
 from milescli.doctor.tiny_trainer import tiny_plan
 from milescli.rollout.base import Completion
 
 
-def _answer(token: int, logprob: float) -> Completion:
+def _completion(token: int, logprob: float) -> Completion:
     return Completion(
         response_ids=[token],
         logprobs=array("d", [logprob]),
@@ -31,12 +31,12 @@ def _answer(token: int, logprob: float) -> Completion:
 
 @dataclass
 class _Engine:
-    """Gives these answers, one after the other."""
+    """Gives these responses, one after the other."""
 
-    answers: list[Completion]
+    responses: list[Completion]
 
     async def generate(self, request: object) -> Completion:
-        return self.answers.pop(0)
+        return self.responses.pop(0)
 
     async def pause(self) -> None:
         """Nothing to do."""
@@ -47,7 +47,7 @@ class _Engine:
 
 @dataclass
 class _Trainer:
-    """Finds every answer as likely as it says."""
+    """Finds every response as likely as it says."""
 
     scores: list[float]
     plan: Any = field(default_factory=lambda: tiny_plan("cpu"))
@@ -67,46 +67,46 @@ def _exercise(
     monkeypatch.setattr(engine_trial, "take_step", lambda trainer: "fine")
     monkeypatch.setattr(engine_trial, "publish_exactly", send)
     monkeypatch.setattr(
-        engine_trial, "score", lambda trainer, prompt, answer: [trainer.scores.pop(0)]
+        engine_trial, "score", lambda trainer, prompt, response: [trainer.scores.pop(0)]
     )
-    found = asyncio.run(
-        exercise(_Engine([later]), _Trainer(scores), _answer(7, -2.0), url="http://here")
+    findings = asyncio.run(
+        exercise(_Engine([later]), _Trainer(scores), _completion(7, -2.0), url="http://here")
     )  # type: ignore[arg-type]
-    return {each.check: each.status for each in found}
+    return {finding.check: finding.status for finding in findings}
 
 
 def test_an_engine_that_repeats_itself_is_ok_and_one_that_does_not_is_a_fail() -> None:
-    async def found(*answers: Completion) -> Status:
-        return (await check_answer(_Engine(list(answers)), start_s=1.0))[0][0].status  # type: ignore[arg-type]
+    async def status(*responses: Completion) -> Status:
+        return (await check_response(_Engine(list(responses)), start_s=1.0))[0][0].status  # type: ignore[arg-type]
 
-    assert asyncio.run(found(_answer(7, -2.0), _answer(7, -2.0))) is Status.OK
-    assert asyncio.run(found(_answer(7, -2.0), _answer(8, -2.0))) is Status.FAIL
+    assert asyncio.run(status(_completion(7, -2.0), _completion(7, -2.0))) is Status.OK
+    assert asyncio.run(status(_completion(7, -2.0), _completion(8, -2.0))) is Status.FAIL
 
 
 def test_parts_that_agree_before_and_after_a_publish_are_ok(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = _exercise(monkeypatch, _answer(9, -1.0), [-2.0, -1.0])
-    assert found == dict.fromkeys(("agreement", "trainer", "weights"), Status.OK)
+    findings = _exercise(monkeypatch, _completion(9, -1.0), [-2.0, -1.0])
+    assert findings == dict.fromkeys(("agreement", "trainer", "weights"), Status.OK)
 
 
-def test_an_engine_that_answers_garbage_is_a_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _exercise(monkeypatch, _answer(9, -1.0), [-5.0, -1.0])["agreement"] is Status.FAIL
+def test_an_engine_that_responds_with_garbage_is_a_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _exercise(monkeypatch, _completion(9, -1.0), [-5.0, -1.0])["agreement"] is Status.FAIL
 
 
 def test_an_engine_that_ignores_new_weights_or_computes_otherwise_with_them_is_a_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert _exercise(monkeypatch, _answer(7, -2.0), [-2.0, -2.0])["weights"] is Status.FAIL
-    assert _exercise(monkeypatch, _answer(9, -1.0), [-2.0, -1.1])["weights"] is Status.FAIL
+    assert _exercise(monkeypatch, _completion(7, -2.0), [-2.0, -2.0])["weights"] is Status.FAIL
+    assert _exercise(monkeypatch, _completion(9, -1.0), [-2.0, -1.1])["weights"] is Status.FAIL
 
 
 def test_a_weight_that_was_changed_on_its_way_is_a_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = MismatchError(
         "engine 0 holds other weights", why="`norm` differs", fix="miles doctor"
     )
-    found = _exercise(monkeypatch, _answer(9, -1.0), [-2.0], publish=changed)
-    assert found == {"agreement": Status.OK, "trainer": Status.OK, "weights": Status.FAIL}
+    findings = _exercise(monkeypatch, _completion(9, -1.0), [-2.0], publish=changed)
+    assert findings == {"agreement": Status.OK, "trainer": Status.OK, "weights": Status.FAIL}
 
 
 @pytest.mark.parametrize(

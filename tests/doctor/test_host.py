@@ -23,20 +23,20 @@ from milescli.platform.machine import Machine, Node, parse_machine
 from milescli.platform.probe import Accelerators
 
 
-def test_the_platform_is_told_with_its_oddities() -> None:
+def test_the_platform_is_shown_with_its_oddities() -> None:
     assert "8 x NVIDIA H200 (sm_90), nvlink" in check_platform(parse_machine("8xH200"))[0].what
     odd = Machine(
         kind="cpu",
         nodes=[Node(cpu_cores=1, memory_bytes=1, shm_bytes=1)],
         notes=["`nvidia-smi` ended with 9"],
     )
-    found = check_platform(odd)[0]
-    assert (found.status, found.why) == (Status.WARN, "`nvidia-smi` ended with 9")
+    finding = check_platform(odd)[0]
+    assert (finding.status, finding.why) == (Status.WARN, "`nvidia-smi` ended with 9")
 
 
 def test_every_contradiction_of_visibility_is_a_fail() -> None:
     machine = parse_machine("2xMI300X")
-    found = check_visibility(
+    findings = check_visibility(
         Accelerators(kind="rocm", devices=machine.nodes[0].devices, notes=[]),
         environ={
             "ROCR_VISIBLE_DEVICES": "0",
@@ -44,17 +44,17 @@ def test_every_contradiction_of_visibility_is_a_fail() -> None:
             "CUDA_VISIBLE_DEVICES": "1",
         },
     )
-    assert [(each.status, each.fix) for each in found] == [
+    assert [(finding.status, finding.fix) for finding in findings] == [
         (Status.FAIL, ["unset ROCR_VISIBLE_DEVICES"]),
         (Status.FAIL, ["unset CUDA_VISIBLE_DEVICES"]),
     ]
 
 
-def test_a_contradiction_is_told_on_a_cpu_too_and_its_command_mends_it() -> None:
+def test_a_contradiction_is_reported_on_a_cpu_too_and_its_command_mends_it() -> None:
     none = Accelerators(kind="cpu", devices=[], notes=[])
     environ = {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}
-    found = check_visibility(none, environ=environ)[0]
-    assert (found.status, found.fix) == (Status.WARN, ["unset CUDA_VISIBLE_DEVICES"])
+    finding = check_visibility(none, environ=environ)[0]
+    assert (finding.status, finding.fix) == (Status.WARN, ["unset CUDA_VISIBLE_DEVICES"])
     assert check_visibility(none, environ={"HIP_VISIBLE_DEVICES": "0"})[0].status is Status.OK
 
 
@@ -62,23 +62,23 @@ def test_a_contradiction_is_told_on_a_cpu_too_and_its_command_mends_it() -> None
     ("free", "status"), [(64 * MIB, Status.FAIL), (GIB, Status.WARN), (8 * GIB, Status.OK)]
 )
 def test_a_small_or_full_shared_memory_is_found(free: int, status: Status) -> None:
-    found = check_shm(size_bytes=max(free, 64 * MIB), free_bytes=free)[0]
-    assert found.status is status
-    assert found.status is Status.OK or "mount -o remount,size=" in found.fix[0]
+    finding = check_shm(size_bytes=max(free, 64 * MIB), free_bytes=free)[0]
+    assert finding.status is status
+    assert finding.status is Status.OK or "mount -o remount,size=" in finding.fix[0]
 
 
 def test_free_ports_are_found() -> None:
-    found = check_ports()[0]
-    assert found.status is Status.OK and "none is fixed" in found.what
+    finding = check_ports()[0]
+    assert finding.status is Status.OK and "none is fixed" in finding.what
 
 
 def test_a_single_taken_port_is_named_and_passed_over() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
-        found = check_ports(candidates=[held.getsockname()[1], *range(31000, 32000)])[0]
+        finding = check_ports(candidates=[held.getsockname()[1], *range(31000, 32000)])[0]
     assert (
-        found.status is Status.OK
-        and "1 are taken and passed over, by " in found.what
-        and f"(pid {os.getpid()})" in found.what
+        finding.status is Status.OK
+        and "1 are taken and passed over, by " in finding.what
+        and f"(pid {os.getpid()})" in finding.what
     )
 
 
@@ -93,12 +93,12 @@ def test_taken_ports_are_a_fail_that_names_who_holds_them_and_its_command_mends_
         try:
             assert holder.stdout is not None
             ports = [int(word) for word in holder.stdout.readline().split()]
-            found = check_ports(candidates=ports)[0]
-            assert found.status is Status.FAIL and found.what.startswith("0 of 16 ports")
-            assert f"(pid {holder.pid}) holds 17" in found.why and found.fix[0].startswith(
+            finding = check_ports(candidates=ports)[0]
+            assert finding.status is Status.FAIL and finding.what.startswith("0 of 16 ports")
+            assert f"(pid {holder.pid}) holds 17" in finding.why and finding.fix[0].startswith(
                 f"kill {holder.pid} "
             )
-            subprocess.run(found.fix[0], shell=True, check=True, timeout=30)
+            subprocess.run(finding.fix[0], shell=True, check=True, timeout=30)
             holder.wait(30)
             assert check_ports(candidates=ports)[0].status is Status.OK
         finally:
@@ -136,6 +136,7 @@ FAULTS = {
     ),
 }
 """What plants it, what finds it, how the fix begins that mends it."""
+SHOW = "print(f[0].status.value); print(*f[0].fix, sep=chr(10))"
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -146,7 +147,7 @@ def test_a_planted_fault_is_found_and_mended_by_the_printed_command(fault: str) 
     plant, find, begins = FAULTS[fault]
     script = f"""set -e
         {plant}
-        look() {{ {sys.executable} -c "{find}; print(f[0].status.value); print(*f[0].fix, sep=chr(10))"; }}
+        look() {{ {sys.executable} -c "{find}; {SHOW}"; }}
         look > $DIR/before
         eval "$(grep '^{begins}' $DIR/before)"
         look > $DIR/after"""

@@ -66,11 +66,11 @@ def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hub_that_answers_is_ok_with_and_without_a_token() -> None:
     with _hub() as environ:
         assert "no token" in check_hub(None, environ=environ, token=None)[0].what
-        found = check_hub(_recipe("org/open", "hf:org/data"), environ=environ, token=GOOD)[0]
+        finding = check_hub(_recipe("org/open", "hf:org/data"), environ=environ, token=GOOD)[0]
     assert (
-        found.status is Status.OK
-        and "org/open is there; org/data is there" in found.what
-        and GOOD not in found.what
+        finding.status is Status.OK
+        and "org/open is there; org/data is there" in finding.what
+        and GOOD not in finding.what
     )
 
 
@@ -86,17 +86,17 @@ def test_what_is_refused_is_a_fail_with_its_reason(
     name: str, token: str | None, why: str, fix: str
 ) -> None:
     with _hub() as environ:
-        found = check_hub(_recipe(name), environ=environ, token=token)[0]
-    assert found.status is Status.FAIL and why in found.why and found.fix[0] == fix
+        finding = check_hub(_recipe(name), environ=environ, token=token)[0]
+    assert finding.status is Status.FAIL and why in finding.why and finding.fix[0] == fix
 
 
 def test_a_hub_that_is_not_there_fails_only_recipes_that_need_it(tmp_path: Path) -> None:
     environ = {"HF_ENDPOINT": NOWHERE}
-    found = check_hub(_recipe("org/open"), environ=environ, token=GOOD)[0]
-    assert found.status is Status.FAIL and "Connection refused" in found.why
+    finding = check_hub(_recipe("org/open"), environ=environ, token=GOOD)[0]
+    assert finding.status is Status.FAIL and "Connection refused" in finding.why
     assert (
-        found.fix[0].startswith("unset HF_ENDPOINT")
-        and "--set model.path=/path/to/a/copy" in found.fix
+        finding.fix[0].startswith("unset HF_ENDPOINT")
+        and "--set model.path=/path/to/a/copy" in finding.fix
     )
     assert check_hub(None, environ=environ, token=None)[0].status is Status.WARN
     snapshot = tmp_path / "models--org--open/snapshots/abc"
@@ -106,14 +106,14 @@ def test_a_hub_that_is_not_there_fails_only_recipes_that_need_it(tmp_path: Path)
 
 
 def test_the_offline_switch_is_named() -> None:
-    found = check_hub(_recipe("org/open"), environ={"HF_HUB_OFFLINE": "1"}, token=None)[0]
-    assert found.status is Status.FAIL and found.fix[0] == "unset HF_HUB_OFFLINE"
+    finding = check_hub(_recipe("org/open"), environ={"HF_HUB_OFFLINE": "1"}, token=None)[0]
+    assert finding.status is Status.FAIL and finding.fix[0] == "unset HF_HUB_OFFLINE"
 
 
 @pytest.mark.parametrize("endpoint", ["foo", "http://", "https://me:pw@127.0.0.1:notaport"])
 def test_an_endpoint_that_is_no_address_is_found_and_its_command_mends_it(endpoint: str) -> None:
-    found = check_hub(_recipe("org/open"), environ={"HF_ENDPOINT": endpoint}, token=None)[0]
-    assert found.status is Status.FAIL and found.fix[0].startswith("unset HF_ENDPOINT")
+    finding = check_hub(_recipe("org/open"), environ={"HF_ENDPOINT": endpoint}, token=None)[0]
+    assert finding.status is Status.FAIL and finding.fix[0].startswith("unset HF_ENDPOINT")
 
 
 @pytest.mark.parametrize("status", [407, 503])
@@ -122,5 +122,5 @@ def test_a_gateway_that_does_not_reach_the_hub_is_no_hub(
 ) -> None:
     monkeypatch.setattr(_Hub, "do_GET", lambda self: self.send_error(status))
     with _hub() as environ:
-        found = check_hub(_recipe("org/open"), environ=environ, token=None)[0]
-    assert found.status is Status.FAIL and f"it answered {status}" in found.why
+        finding = check_hub(_recipe("org/open"), environ=environ, token=None)[0]
+    assert finding.status is Status.FAIL and f"it answered {status}" in finding.why

@@ -60,10 +60,10 @@ def test_a_container_that_allows_few_threads_is_found(
     tmp_path: Path, limit: int | str, used: int, status: Status
 ) -> None:
     _cgroup(tmp_path, pids_max=limit, pids_current=used)
-    found = check_threads(root=tmp_path)[0]
-    assert found.status is status
+    finding = check_threads(root=tmp_path)[0]
+    assert finding.status is status
     assert status is not Status.FAIL or (
-        found.what == "100 of 512 are in use" and "--pids-limit" in found.fix[0]
+        finding.what == "100 of 512 are in use" and "--pids-limit" in finding.fix[0]
     )
 
 
@@ -78,6 +78,6 @@ def test_a_container_that_allows_few_threads_is_found(
     ],
 )
 def test_a_low_limit_of_open_files_is_found(soft: int, hard: int, status: Status, fix: str) -> None:
-    found = check_limits(soft=soft, hard=hard)[0]
-    assert found.status is status
-    assert not fix or found.fix[0].removeprefix("sudo ") == fix
+    finding = check_limits(soft=soft, hard=hard)[0]
+    assert finding.status is status
+    assert not fix or finding.fix[0].removeprefix("sudo ") == fix

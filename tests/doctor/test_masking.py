@@ -15,11 +15,11 @@ SECRETS = {
 }
 
 
-def test_no_secret_is_told() -> None:
-    found = mask_secrets(
+def test_no_secret_is_shown() -> None:
+    findings = mask_secrets(
         fail("x", "sk-12345678", why="hf_abcdef in /home/me", fix="login hunter22")[0], SECRETS
     )
-    assert (found.what, found.why, found.fix) == ("***", "*** in /home/me", ["login ***"])
+    assert (findings.what, findings.why, findings.fix) == ("***", "*** in /home/me", ["login ***"])
 
 
 def test_short_values_are_not_masked_for_they_are_no_secrets() -> None:
@@ -27,7 +27,7 @@ def test_short_values_are_not_masked_for_they_are_no_secrets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "masked"),
     [
         ("https://me:hunter2@mirror/path", "https://***@mirror/path"),
         ("http://me:p@ss@proxy:3128 and http://a:b@c", "http://***@proxy:3128 and http://***@c"),
@@ -36,8 +36,8 @@ def test_short_values_are_not_masked_for_they_are_no_secrets() -> None:
         ("https://mirror/models/name", "https://mirror/models/name"),
     ],
 )
-def test_credentials_of_addresses_are_masked(text: str, told: str) -> None:
-    assert mask(text, {}) == told
+def test_credentials_of_addresses_are_masked(text: str, masked: str) -> None:
+    assert mask(text, {}) == masked
 
 
 def test_a_password_of_an_address_is_masked_where_a_library_tells_a_piece_of_it() -> None:

@@ -34,9 +34,9 @@ def test_names_that_nccl_would_find_are_ok(value: str) -> None:
 
 @pytest.mark.parametrize("value", ["ib0", "=eth", "eth1", "^eth,lo,docker"])
 def test_a_name_that_is_not_there_or_down_is_a_fail_and_its_command_mends_it(value: str) -> None:
-    found = check_interfaces(NAMES, environ={"NCCL_SOCKET_IFNAME": value}, kind="rocm")[0]
-    assert found.status is Status.FAIL and f"NCCL_SOCKET_IFNAME={value}" in found.what
-    name, _, mended = found.fix[0].removeprefix("export ").partition("=")
+    finding = check_interfaces(NAMES, environ={"NCCL_SOCKET_IFNAME": value}, kind="rocm")[0]
+    assert finding.status is Status.FAIL and f"NCCL_SOCKET_IFNAME={value}" in finding.what
+    name, _, mended = finding.fix[0].removeprefix("export ").partition("=")
     assert check_interfaces(NAMES, environ={name: mended}, kind="rocm")[0].status is Status.OK
     assert (
         check_interfaces(NAMES, environ={"NCCL_SOCKET_IFNAME": value}, kind="cpu")[0].status
@@ -61,13 +61,13 @@ def test_a_machine_without_loopback_is_a_fail() -> None:
 
 def test_a_proxy_that_takes_loopback_is_a_warning_without_its_password() -> None:
     environ = {"http_proxy": "http://me:hunter2@proxy:3128"}
-    found = check_interfaces(NAMES, environ=environ, kind="cpu")[0]
-    assert found.status is Status.WARN and "hunter2" not in f"{found}"
+    finding = check_interfaces(NAMES, environ=environ, kind="cpu")[0]
+    assert finding.status is Status.WARN and "hunter2" not in f"{finding}"
     mended = {**environ, "no_proxy": ",127.0.0.1,localhost"}
     assert check_interfaces(NAMES, environ=mended, kind="cpu")[0].status is Status.OK
 
 
-def test_several_faults_are_told_at_once() -> None:
+def test_several_faults_are_reported_at_once() -> None:
     environ = {
         "NCCL_SOCKET_IFNAME": "ib0",
         "GLOO_SOCKET_IFNAME": "ib0",
@@ -80,8 +80,8 @@ def test_an_own_name_that_leads_nowhere_is_a_warning() -> None:
     def resolve(name: str) -> str:
         raise OSError("Name or service not known")
 
-    found = check_host_name(name="node7", resolve=resolve)[0]
-    assert found.status is Status.WARN and found.fix[0].startswith("echo '127.0.0.1 node7' | ")
+    finding = check_host_name(name="node7", resolve=resolve)[0]
+    assert finding.status is Status.WARN and finding.fix[0].startswith("echo '127.0.0.1 node7' | ")
 
 
 def _rdma(root: Path, **states: str) -> None:
@@ -95,8 +95,8 @@ def _rdma(root: Path, **states: str) -> None:
 def test_rdma_ports_are_read_with_limits_and_variables(tmp_path: Path) -> None:
     assert check_rdma(root=tmp_path, environ={})[0].status is Status.SKIP
     _rdma(tmp_path, mlx5_0="4: ACTIVE", mlx5_1="4: ACTIVE")
-    found = check_rdma(root=tmp_path, environ={}, memlock=-1)[0]
-    assert found.status is Status.OK and "mlx5_0:1 400 Gb/s" in found.what
+    finding = check_rdma(root=tmp_path, environ={}, memlock=-1)[0]
+    assert finding.status is Status.OK and "mlx5_0:1 400 Gb/s" in finding.what
     low = check_rdma(root=tmp_path, environ={}, memlock=65536)[0]
     assert (low.status, low.fix[0]) == (Status.FAIL, "ulimit -l unlimited")
     assert check_rdma(root=tmp_path, environ={"NCCL_IB_HCA": "mlx5_9"}, memlock=-1)[0].fix == [
@@ -114,4 +114,4 @@ def test_rdma_ports_are_read_with_limits_and_variables(tmp_path: Path) -> None:
 
 
 def test_interfaces_of_this_machine_are_read() -> None:
-    assert any(each.name == "lo" for each in list_interfaces())
+    assert any(interface.name == "lo" for interface in list_interfaces())

@@ -19,10 +19,10 @@ def _check(**changes: str | None):
     versions = {**GOOD, **changes}
 
     def version_of(name: str) -> str:
-        found = versions[name]
-        if found is None:
+        version = versions[name]
+        if version is None:
             raise PackageNotFoundError(name)
-        return found
+        return version
 
     return check_pins(wanted=WANTED, version_of=version_of)[0]
 
@@ -47,8 +47,8 @@ def test_versions_as_pinned_are_ok_whatever_their_build() -> None:
 def test_a_wrong_or_missing_package_is_named_with_the_command_that_mends_it(
     name: str, version: str | None, why: str, fix: str
 ) -> None:
-    found = _check(**{name: version})
-    assert (found.status, found.why, found.fix) == (
+    finding = _check(**{name: version})
+    assert (finding.status, finding.why, finding.fix) == (
         Status.FAIL,
         why,
         [f"{sys.executable} -m {fix}"],

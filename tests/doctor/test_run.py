@@ -1,4 +1,4 @@
-"""Tests of telling the findings, and the whole doctor on this machine."""
+"""Tests of reporting the findings, and the whole doctor on this machine."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from milescli.console.output import Mode, Output
 from milescli.doctor import run as module
 from milescli.doctor.finding import Check, Finding, ok, skip, warn
 from milescli.doctor.finding import fail as failed
-from milescli.doctor.fixes import Wish
+from milescli.doctor.fixes import DoctorOptions
 from milescli.doctor.run import run_doctor
 
-NOTHING = Wish()
-FOUND = [
+NOTHING = DoctorOptions()
+FINDINGS = [
     *ok("python", "Python 3.11"),
     *warn("shm", "1 GiB", why="larger models want more", fix="mount -o remount"),
     *skip("data", "on the hub"),
@@ -24,17 +24,23 @@ FOUND = [
 
 
 def _doctor(
-    monkeypatch: pytest.MonkeyPatch, findings: list[Finding], mode: Mode, wish: Wish = NOTHING
+    monkeypatch: pytest.MonkeyPatch,
+    findings: list[Finding],
+    mode: Mode,
+    options: DoctorOptions = NOTHING,
 ) -> tuple[int, str, str]:
-    checks = [Check(name=each.check, run=lambda each=each: [each]) for each in findings]  # type: ignore[misc]
+    checks = [
+        Check(name=finding.check, run=lambda finding=finding: [finding])  # type: ignore[misc]
+        for finding in findings
+    ]
     monkeypatch.setattr(module, "all_checks", lambda _: checks)
     stdout, stderr = io.StringIO(), io.StringIO()
-    code = run_doctor(wish, output=Output(mode, stdout=stdout, stderr=stderr))
+    code = run_doctor(options, output=Output(mode, stdout=stdout, stderr=stderr))
     return code, stdout.getvalue(), stderr.getvalue()
 
 
-def test_a_fail_ends_with_4_and_is_told_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, stdout, stderr = _doctor(monkeypatch, FOUND, Mode.HUMAN)
+def test_a_fail_ends_with_4_and_is_shown_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, stdout, stderr = _doctor(monkeypatch, FINDINGS, Mode.HUMAN)
     assert code == 4
     assert [line.split()[:2] for line in stdout.splitlines()[1:]] == [
         ["python", "ok"],
@@ -51,19 +57,19 @@ def test_a_fail_ends_with_4_and_is_told_with_its_fix(monkeypatch: pytest.MonkeyP
 
 
 def test_warnings_and_skips_end_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _doctor(monkeypatch, FOUND[:3], Mode.HUMAN)[0] == 0
+    assert _doctor(monkeypatch, FINDINGS[:3], Mode.HUMAN)[0] == 0
 
 
-def test_json_mode_tells_everything_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, stdout, _ = _doctor(monkeypatch, FOUND, Mode.JSON)
+def test_json_mode_has_everything_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, stdout, _ = _doctor(monkeypatch, FINDINGS, Mode.JSON)
     (line,) = stdout.splitlines()
-    told = json.loads(line)
+    report = json.loads(line)
     assert (
         code == 4
-        and told["kind"] == "doctor"
-        and told["counts"] == {"ok": 1, "warn": 1, "fail": 1, "skip": 1}
+        and report["kind"] == "doctor"
+        and report["counts"] == {"ok": 1, "warn": 1, "fail": 1, "skip": 1}
     )
-    assert told["findings"][3] == {
+    assert report["findings"][3] == {
         "check": "ports",
         "status": "fail",
         "what": "0 of 16",
@@ -73,20 +79,20 @@ def test_json_mode_tells_everything_in_one_line(monkeypatch: pytest.MonkeyPatch)
     }
 
 
-def test_an_option_that_mends_is_told_as_a_whole_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = failed("disk", "full", why="x", fix="--set run.dir=/another")
+def test_an_option_that_mends_is_shown_as_a_whole_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = failed("disk", "full", why="x", fix="--set run.dir=/another")
     assert (
         "fix: miles launch --recipe quickstart --set run.dir=/another"
-        in _doctor(monkeypatch, found, Mode.HUMAN)[2]
+        in _doctor(monkeypatch, findings, Mode.HUMAN)[2]
     )
 
 
 def test_fixes_bear_the_arguments_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = failed(
+    findings = failed(
         "disk", "full", why="x", fix=["--set run.dir=/another", "miles doctor   # again"]
     )
-    wish = Wish(recipe="quickstart", sets=["data.eval=null"])
-    stderr = _doctor(monkeypatch, found, Mode.HUMAN, wish)[2]
+    options = DoctorOptions(recipe="quickstart", sets=["data.eval=null"])
+    stderr = _doctor(monkeypatch, findings, Mode.HUMAN, options)[2]
     assert (
         "fix: miles launch --recipe quickstart --set data.eval=null --set run.dir=/another"
         in stderr
@@ -98,7 +104,10 @@ def test_a_recipe_that_cannot_be_read_is_a_fail_and_the_machine_is_looked_at_all
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     code, stdout, stderr = _doctor(
-        monkeypatch, FOUND[:1], Mode.HUMAN, Wish(recipe="quickstart", sets=["data.promts=x"])
+        monkeypatch,
+        FINDINGS[:1],
+        Mode.HUMAN,
+        DoctorOptions(recipe="quickstart", sets=["data.promts=x"]),
     )
     assert code == 4
     assert [line.split()[:2] for line in stdout.splitlines()[1:]] == [
@@ -136,10 +145,10 @@ def test_no_secret_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
         _, stdout, stderr = _doctor(monkeypatch, leaky, mode)
         assert "secret_of_mine" not in stdout + stderr and "***" in stdout
         if mode is Mode.JSON:
-            told = json.loads(stdout)
+            report = json.loads(stdout)
             assert (
-                told["environment"]["HF_ENDPOINT"] == "https://***@mirror"
-                and told["versions"]["ray"]
+                report["environment"]["HF_ENDPOINT"] == "https://***@mirror"
+                and report["versions"]["ray"]
             )
 
 
@@ -147,6 +156,8 @@ def test_no_secret_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_this_machine_is_ready_for_ray_an_engine_a_trainer_and_new_weights() -> None:
     stdout = io.StringIO()
     code = run_doctor(NOTHING, output=Output(Mode.JSON, stdout=stdout, stderr=io.StringIO()))
-    found = {each["check"]: each for each in json.loads(stdout.getvalue())["findings"]}
-    assert code == 0, found
-    assert {"torch", "ray", "collective", "engine", "agreement", "trainer", "weights"} <= set(found)
+    findings = {finding["check"]: finding for finding in json.loads(stdout.getvalue())["findings"]}
+    assert code == 0, findings
+    assert {"torch", "ray", "collective", "engine", "agreement", "trainer", "weights"} <= set(
+        findings
+    )

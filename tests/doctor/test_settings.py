@@ -17,11 +17,11 @@ from milescli.doctor.tiny_trainer import tiny_plan
 def test_an_old_ray_is_a_fail_with_what_it_does_to_amd_devices(
     version: str, status: Status
 ) -> None:
-    found = check_ray_version(kind="rocm", version_of=lambda _: version)[0]
-    assert found.status is status
+    finding = check_ray_version(kind="rocm", version_of=lambda _: version)[0]
+    assert finding.status is status
     assert status is Status.OK or (
-        "HIP_VISIBLE_DEVICES" in found.why
-        and found.fix == [f"{sys.executable} -m pip install 'ray[default]>=2.48'"]
+        "HIP_VISIBLE_DEVICES" in finding.why
+        and finding.fix == [f"{sys.executable} -m pip install 'ray[default]>=2.48'"]
     )
 
 
@@ -36,15 +36,15 @@ def test_an_old_ray_is_a_fail_with_what_it_does_to_amd_devices(
 def test_a_variable_that_harms_is_found_and_its_command_mends_it(
     name: str, value: str, status: Status
 ) -> None:
-    found = check_variables(None, environ={name: value})[0]
-    assert found.status is status and f"{name}={value}" in found.what
-    assert found.fix[0].startswith(f"unset {name}")
+    finding = check_variables(None, environ={name: value})[0]
+    assert finding.status is status and f"{name}={value}" in finding.what
+    assert finding.fix[0].startswith(f"unset {name}")
     assert check_variables(None, environ={})[0].status is Status.OK
 
 
-def test_what_miles_will_replace_is_told() -> None:
-    found = check_variables(
+def test_what_miles_will_replace_is_listed() -> None:
+    finding = check_variables(
         tiny_plan("rocm"), environ={"NCCL_MIN_NCHANNELS": "16", "OMP_NUM_THREADS": "99"}
     )[0]
-    assert found.status is Status.WARN and found.what == "NCCL_MIN_NCHANNELS=16 becomes 112"
-    assert found.fix == ["unset NCCL_MIN_NCHANNELS"]
+    assert finding.status is Status.WARN and finding.what == "NCCL_MIN_NCHANNELS=16 becomes 112"
+    assert finding.fix == ["unset NCCL_MIN_NCHANNELS"]

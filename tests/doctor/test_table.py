@@ -1,4 +1,4 @@
-"""Tests of folding what nodes found: alike in one row, a node that differs by its name."""
+"""Tests of folding findings of nodes: equal ones in one row, a node that differs by its name."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import replace
 
 from milescli.console.output import Mode, Output
 from milescli.doctor.finding import Finding, Status, fail, ok, skip
-from milescli.doctor.table import fold, tell_people
+from milescli.doctor.table import fold, show_findings
 
 NODES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 
 
-def _on(node: str, found: list[Finding]) -> list[Finding]:
-    return [replace(each, node=node) for each in found]
+def _on(node: str, findings: list[Finding]) -> list[Finding]:
+    return [replace(finding, node=node) for finding in findings]
 
 
-FOUND = [
+FINDINGS = [
     *_on(
         NODES[0],
         ok("memory", "22.7 GiB of 23.5 GiB free")
@@ -39,8 +39,8 @@ FOUND = [
 ]
 
 
-def test_what_all_nodes_found_alike_is_one_row_and_the_odd_one_is_named() -> None:
-    rows = [(row.finding.check, row.finding.status, row.where) for row in fold(FOUND)]
+def test_what_is_equal_on_all_nodes_is_one_row_and_the_odd_one_is_named() -> None:
+    rows = [(row.finding.check, row.finding.status, row.where) for row in fold(FINDINGS)]
     assert rows == [
         ("memory", Status.OK, "all 3"),
         ("shm", Status.OK, "10.0.0.1, 10.0.0.3"),
@@ -52,7 +52,7 @@ def test_what_all_nodes_found_alike_is_one_row_and_the_odd_one_is_named() -> Non
 
 def test_the_warning_names_the_node_and_the_counts_are_of_rows() -> None:
     stdout, stderr = io.StringIO(), io.StringIO()
-    tell_people(FOUND, Output(Mode.HUMAN, stdout=stdout, stderr=stderr))
+    show_findings(FINDINGS, Output(Mode.HUMAN, stdout=stdout, stderr=stderr))
     assert stdout.getvalue().splitlines()[0].split() == ["check", "node", "status", "found"]
     assert (
         "warning: shm on 10.0.0.2: y" in stderr.getvalue()
@@ -61,18 +61,18 @@ def test_the_warning_names_the_node_and_the_counts_are_of_rows() -> None:
 
 
 def test_many_nodes_are_named_in_part() -> None:
-    found = [
-        each
+    findings = [
+        finding
         for number in range(9)
-        for each in _on(f"10.0.0.{number}", fail("shm", "small", why="y", fix="f"))
+        for finding in _on(f"10.0.0.{number}", fail("shm", "small", why="y", fix="f"))
     ]
     assert (
-        fold([*found, *_on("10.0.1.1", ok("shm", "fine"))])[0].where
+        fold([*findings, *_on("10.0.1.1", ok("shm", "fine"))])[0].where
         == "10.0.0.0, 10.0.0.1, 10.0.0.2, 10.0.0.3 and 5 more"
     )
 
 
 def test_one_machine_alone_has_no_column_of_nodes() -> None:
     stdout = io.StringIO()
-    tell_people(ok("shm", "fine"), Output(Mode.HUMAN, stdout=stdout, stderr=io.StringIO()))
+    show_findings(ok("shm", "fine"), Output(Mode.HUMAN, stdout=stdout, stderr=io.StringIO()))
     assert stdout.getvalue().splitlines()[0].split() == ["check", "status", "found"]

@@ -14,6 +14,7 @@ from milescli.platform.machine import Machine, parse_machine
 
 CUDA = replace(parse_machine("2xH200"), driver_version="580.65.06", runtime_version="13.0")
 ROCM = replace(parse_machine("2xMI300X"), driver_version="6.12.12", runtime_version="7.2.0-43")
+A100 = {"name": "x", "arch": "sm_80", "memory_bytes": 2**40}
 
 
 def _seen(machine: Machine, **changes: Any) -> dict[str, Any]:
@@ -29,11 +30,11 @@ def _seen(machine: Machine, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("machine", [CUDA, ROCM])
 def test_torch_that_agrees_is_ok(machine: Machine) -> None:
-    found = judge_torch(_seen(machine), machine)
-    assert [(each.check, each.status) for each in found] == [
+    findings = judge_torch(_seen(machine), machine)
+    assert [(finding.check, finding.status) for finding in findings] == [
         ("torch", Status.OK),
         ("driver", Status.OK),
-    ], found
+    ], findings
 
 
 @pytest.mark.parametrize(
@@ -45,16 +46,15 @@ def test_torch_that_agrees_is_ok(machine: Machine) -> None:
         (CUDA, {"problem": "CUDA error: ECC"}, "CUDA error: ECC", "ls -l /dev/nvidia*"),
         (CUDA, {"archs": ["sm_100"]}, "the devices are sm_90", "docker/install.sh .venv cuda"),
         (ROCM, {"archs": ["gfx90a"]}, "the devices are gfx942", "docker/install.sh .venv rocm"),
-        (CUDA, {"devices": [{"name": "x", "arch": "sm_80", "memory_bytes": 2**40}] * 2}, "numbered "
-                                                                                         "differently", "export CUDA_DEVICE_ORDER"),
+        (CUDA, {"devices": [A100] * 2}, "numbered differently", "export CUDA_DEVICE_ORDER"),
     ],
-)  # fmt: skip
+)
 def test_torch_that_disagrees_is_a_fail(
     machine: Machine, changes: dict[str, Any], why: str, fix: str
 ) -> None:
-    found = judge_torch(_seen(machine, **changes), machine)[0]
-    assert (found.check, found.status) == ("torch", Status.FAIL)
-    assert why in found.why and found.fix[0].startswith(fix)
+    finding = judge_torch(_seen(machine, **changes), machine)[0]
+    assert (finding.check, finding.status) == ("torch", Status.FAIL)
+    assert why in finding.why and finding.fix[0].startswith(fix)
 
 
 def test_a_partition_of_a_device_is_a_warning() -> None:
@@ -83,8 +83,8 @@ def test_code_of_an_older_minor_version_and_ptx_run_on_a_newer_device() -> None:
 def test_a_driver_that_is_too_old_is_found(
     machine: Machine, changes: dict[str, Any], status: Status
 ) -> None:
-    found = judge_torch(_seen(machine, **changes), machine)[-1]
-    assert (found.check, found.status) == ("driver", status)
+    finding = judge_torch(_seen(machine, **changes), machine)[-1]
+    assert (finding.check, finding.status) == ("driver", status)
 
 
 def test_this_machine_is_described() -> None:

@@ -18,9 +18,9 @@ def _python(code: str) -> list[str]:
 
 def test_a_trial_that_says_nothing_is_a_fail_with_its_last_words() -> None:
     command = _python("import sys; print('it broke here', file=sys.stderr); sys.exit(3)")
-    found = run_trial("ray", device_kind="cpu", timeout_s=30.0, command=command)[0]
-    assert (found.check, found.status) == ("ray", Status.FAIL)
-    assert "ended with status 3" in found.why and "| it broke here" in found.why
+    finding = run_trial("ray", device_kind="cpu", timeout_s=30.0, command=command)[0]
+    assert (finding.check, finding.status) == ("ray", Status.FAIL)
+    assert "ended with status 3" in finding.why and "| it broke here" in finding.why
 
 
 def test_a_trial_that_hangs_is_a_fail_and_what_it_started_is_ended(tmp_path: Path) -> None:
@@ -29,36 +29,36 @@ def test_a_trial_that_hangs_is_a_fail_and_what_it_started_is_ended(tmp_path: Pat
         f"import subprocess, time; p = subprocess.Popen(['sleep', '600']); open({str(note)!r}, "
         "'w').write(str(p.pid)); time.sleep(600)"
     )
-    found = run_trial(
+    findings = run_trial(
         "engine",
         device_kind="cpu",
         timeout_s=2.0,
         command=_python(code),
         names=("engine", "weights"),
     )
-    assert [(each.check, each.status) for each in found] == [
+    assert [(finding.check, finding.status) for finding in findings] == [
         ("engine", Status.FAIL),
         ("weights", Status.SKIP),
     ]
-    assert "did not end within 2 s" in found[0].why
+    assert "did not end within 2 s" in findings[0].why
     assert not _is_alive(int(note.read_text()))
 
 
 def test_findings_of_a_trial_are_read_and_what_it_left_out_is_a_fail() -> None:
     line = '{"check": "engine", "status": "ok", "what": "fine", "why": "", "fix": []}'
     command = _python(f"print('noise'); print({line!r})")
-    found = run_trial(
+    findings = run_trial(
         "engine", device_kind="cpu", timeout_s=30.0, command=command, names=("engine", "weights")
     )
-    assert [(each.check, each.status) for each in found] == [
+    assert [(finding.check, finding.status) for finding in findings] == [
         ("engine", Status.OK),
         ("weights", Status.FAIL),
     ]
 
 
 def test_the_collective_works_on_this_machine() -> None:
-    found = run_trial("collective", device_kind="cpu", timeout_s=120.0)[0]
-    assert (found.status, found.what[:4]) == (Status.OK, "gloo"), found
+    finding = run_trial("collective", device_kind="cpu", timeout_s=120.0)[0]
+    assert (finding.status, finding.what[:4]) == (Status.OK, "gloo"), finding
 
 
 def _is_alive(pid: int) -> bool:

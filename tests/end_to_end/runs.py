@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from milescli.runtime import guardian
+from milescli.cluster.watchdog import TOKEN_VARIABLE, processes_of
 
 MILES = Path(sys.executable).with_name("miles")
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +66,7 @@ class Workplace:
             "COLUMNS": "120",
             "PYTHONPATH": str(ROOT),
         }
-        self.environment.pop(guardian.TOKEN_VARIABLE, None)
+        self.environment.pop(TOKEN_VARIABLE, None)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start `miles` and go on."""
@@ -145,11 +145,11 @@ def processes_of_run(driver: int) -> list[psutil.Process]:
     """All processes that carry the token of the run that `driver` drives."""
     for child in psutil.Process(driver).children(recursive=True):
         try:
-            token = child.environ().get(guardian.TOKEN_VARIABLE)
+            token = child.environ().get(TOKEN_VARIABLE)
         except psutil.Error:
             continue
         if token:
-            return [psutil.Process(pid) for pid in guardian.processes_of(token)]
+            return [psutil.Process(pid) for pid in processes_of(token)]
     raise AssertionError(f"process {driver} has no child with a token")
 
 

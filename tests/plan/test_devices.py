@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from milescli.plan.devices import DEVICES, spec_of
+from milescli.plan.devices import DEVICES, pair_bandwidth, spec_of
 from milescli.platform.machine import DEVICE_MODELS, parse_machine
 
 
@@ -49,7 +49,8 @@ def test_the_peak_is_what_the_units_do_at_their_clock(name: str) -> None:
 
 
 @pytest.mark.parametrize(("links", "both_ways", "names"), [
-    (12, 50e9, ("A100", "A100-40GB")), (18, 50e9, ("H100", "H200")), (18, 100e9, ("B200", "B300", "GB200", "GB300")),
+    (12, 50e9, ("A100", "A100-40GB")), (18, 50e9, ("H100", "H200")),
+    (18, 100e9, ("B200", "B300", "GB200", "GB300")),
     (7, 128e9, ("MI300X", "MI325X")), (7, 153.6e9, ("MI350X", "MI355X")),
 ])  # fmt: skip
 def test_a_device_sends_over_all_its_links_one_way(
@@ -72,3 +73,12 @@ def test_of_several_models_the_slowest_counts() -> None:
 def test_a_tray_of_gb300_has_four() -> None:
     machine = parse_machine("16x4xGB300")
     assert sum(len(node.devices) for node in machine.nodes) == 64
+
+
+@pytest.mark.parametrize(
+    ("model", "bandwidth"),
+    [("A100", 300e9), ("H200", 450e9), ("B300", 900e9), ("MI300X", 64e9), ("MI355X", 76.8e9)],
+)
+def test_a_pair_of_devices_has_a_switch_or_one_link(model: str, bandwidth: float) -> None:
+    assert pair_bandwidth(model) == pytest.approx(bandwidth)
+    assert pair_bandwidth("L40S") is None

@@ -19,28 +19,28 @@ from milescli.plan.reasons import summary
 from milescli.plan.types import Plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
-from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape
 
 GOLDEN = Path(__file__).parent / "golden"
 RECIPES = (
-    "qwen2.5-7b", "llama-3.1-8b", "mimo-7b", "qwen3-8b", "qwen3-30b-a3b", "qwen3-235b-a22b", "qwen3-next-80b-a3b", "qwen3.6-35b-a3b",
-    "glm-4.5", "glm-5.1", "deepseek-v3", "kimi-k2", "gpt-oss-20b", "gemma-4-31b", "nemotron-3-nano",
-)  # fmt: skip
+    "qwen2.5-7b",
+    "llama-3.1-8b",
+    "mimo-7b",
+    "qwen3-8b",
+    "qwen3-30b-a3b",
+    "qwen3-235b-a22b",
+    "qwen3-next-80b-a3b",
+    "qwen3.6-35b-a3b",
+    "glm-4.5",
+    "glm-5.1",
+    "deepseek-v3",
+    "kimi-k2",
+    "gpt-oss-20b",
+    "gemma-4-31b",
+    "nemotron-3-nano",
+)
 """A flagship of each family."""
 MACHINES = ("8xH100", "8xH200", "8xMI300X", "8xMI355X", "16x4xGB300")
-
-
-def make_recipe(machine: str, **sections: dict[str, object]) -> Recipe:
-    """64 prompts with 8 answers of up to 8192 tokens."""
-    base: dict[str, object] = {
-        "name": "golden",
-        "model": {"path": "x"},
-        "data": {"prompts": "x.jsonl", "max_prompt_tokens": 1024},
-        "rollout": {"prompts_per_step": 64, "max_response_tokens": 8192},
-        "machine": {"nodes": len(parse_machine(machine).nodes)},
-    }
-    return Recipe.model_validate(base | sections)
 
 
 def compact(plan: Plan) -> list[str]:
@@ -67,13 +67,13 @@ def compact(plan: Plan) -> list[str]:
     ]
 
 
-def told(recipe: str, machine: str) -> list[str]:
+def outcome(recipe: str, machine: str) -> list[str]:
     """The plan, or the refusal."""
-    wish, place = load(recipe, environ={}, cwd=GOLDEN, home=GOLDEN).recipe, parse_machine(machine)
-    shape = shipped_shape(str(wish.model.path))
+    wanted, place = load(recipe, environ={}, cwd=GOLDEN, home=GOLDEN).recipe, parse_machine(machine)
+    shape = shipped_shape(str(wanted.model.path))
     assert shape is not None, recipe
-    sized = wish.model_copy(
-        update={"machine": wish.machine.model_copy(update={"nodes": len(place.nodes)})}
+    sized = wanted.model_copy(
+        update={"machine": wanted.machine.model_copy(update={"nodes": len(place.nodes)})}
     )
     try:
         return compact(make_plan(sized, place, models.parse_facts(shape)))
@@ -87,7 +87,9 @@ def told(recipe: str, machine: str) -> list[str]:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_plans_are_as_they_were(recipe: str) -> None:
-    lines = [line for machine in MACHINES for line in (f"[{machine}]", *told(recipe, machine), "")]
+    lines = [
+        line for machine in MACHINES for line in (f"[{machine}]", *outcome(recipe, machine), "")
+    ]
     path = GOLDEN / f"{recipe}.txt"
     if os.environ.get("MILES_UPDATE_GOLDEN"):
         path.write_text("\n".join(lines), encoding="utf-8")

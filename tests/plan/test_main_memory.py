@@ -27,8 +27,8 @@ def _plan(name: str, *sets: str, memory_gib: float) -> Plan:
 
 
 def _told(plan: Plan, key: str) -> tuple[str, str]:
-    [found] = [each for each in plan.decisions if each.key == key]
-    return found.value, found.reason
+    (decision,) = (made for made in plan.decisions if made.key == key)
+    return decision.value, decision.reason
 
 
 def test_a_model_that_outgrows_main_memory_is_refused_with_the_sum() -> None:
@@ -42,7 +42,7 @@ def test_a_model_that_outgrows_main_memory_is_refused_with_the_sum() -> None:
     )
 
 
-def test_what_fits_is_told_part_by_part() -> None:
+def test_what_fits_is_listed_part_by_part() -> None:
     plan = _plan("quickstart", memory_gib=8)
     value, reason = _told(plan, "memory")
     assert (

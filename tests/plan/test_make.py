@@ -96,8 +96,13 @@ def test_experts_on_two_cpu_ranks_make_two_ranks() -> None:
     assert (plan.trainer.ep, plan.trainer.dp, plan.trainer.world_size) == (2, 2, 2)
 
 
+def _moe(experts: int) -> dict[str, object]:
+    scratch = {"family": "qwen3_moe", "num_experts": experts, "tie_embeddings": False}
+    return {"scratch": scratch}
+
+
 @pytest.mark.parametrize(
-    ("sections", "machine", "told"),
+    ("sections", "machine", "reason"),
     [
         ({"parallel": {"tp": 3}}, CPU, "8 attention heads / 3 is not whole"),
         ({"parallel": {"tp": 8}}, CPU, "4 key/value heads"),
@@ -108,19 +113,20 @@ def test_experts_on_two_cpu_ranks_make_two_ranks() -> None:
         ({"machine": {"gpus": 16}}, H200, "8 are visible"),
         ({"parallel": {"pp": 3}}, H200, "does not divide 8 devices"),
         ({"engines": {"placement": "split", "num": 8}}, H200, "leaves 0 devices for the trainer"),
-        ({"train": {"max_tokens_per_microbatch": 100}}, CPU, "> train.max_tokens_per_microbatch "
-                                                             "100"),
-        ({"rollout": {"prompts_per_step": 1, "samples_per_prompt": 2}, "parallel": {"dp": 4}}, CPU, "are too few for 4"),
-        ({"model": {"scratch": {"family": "qwen3_moe", "num_experts": 6, "tie_embeddings": False}}, "parallel": {"ep": 4}}, CPU, "6 experts / 4"),
-        ({"model": {"scratch": {"family": "qwen3_moe", "num_experts": 4, "tie_embeddings": False}}, "parallel": {"tp": 2, "etp": 1}}, CPU, "etp is tp"),
+        ({"train": {"max_tokens_per_microbatch": 100}}, CPU,
+         "> train.max_tokens_per_microbatch 100"),
+        ({"rollout": {"prompts_per_step": 1, "samples_per_prompt": 2}, "parallel": {"dp": 4}},
+         CPU, "are too few for 4"),
+        ({"model": _moe(6), "parallel": {"ep": 4}}, CPU, "6 experts / 4"),
+        ({"model": _moe(4), "parallel": {"tp": 2, "etp": 1}}, CPU, "etp is tp"),
     ],
 )  # fmt: skip
 def test_a_pin_that_cannot_be_honoured_is_refused_with_its_equation(
-    sections, machine, told: str
+    sections, machine, reason: str
 ) -> None:
     with pytest.raises(FitError) as caught:
         _plan(_recipe(**sections), machine)
-    assert told in f"{caught.value.what} {caught.value.why}"
+    assert reason in f"{caught.value.what} {caught.value.why}"
     assert caught.value.exit_code is ExitCode.DOES_NOT_FIT
     assert caught.value.fixes
 

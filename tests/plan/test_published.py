@@ -52,11 +52,11 @@ def recipe_of(row: Row) -> Recipe:
             "data": {
                 "prompts": "x.jsonl",
                 "max_prompt_tokens": min(
-                    PROMPT, row.mt * row.cp - row.answer if row.mt < 2048 else 10**6
+                    PROMPT, row.mt * row.cp - row.response if row.mt < 2048 else 10**6
                 ),
             },
             "rollout": {
-                "max_response_tokens": min(row.answer, row.mt * row.cp - PROMPT),
+                "max_response_tokens": min(row.response, row.mt * row.cp - PROMPT),
                 "prompts_per_step": row.prompts[0],
                 "samples_per_prompt": row.prompts[1],
             },

@@ -18,7 +18,7 @@ from milescli.plan.make import make_plan
 from milescli.plan.types import PLAN_SCHEMA, Plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.templates import shipped_shape
-from tests.plan.test_golden import make_recipe
+from tests.plan.recipes import make_recipe
 
 WRITTEN = Path(__file__).parent / "golden" / f"plan.schema.{PLAN_SCHEMA}.json"
 
@@ -33,11 +33,11 @@ def _schema() -> dict[str, object]:
                 for key, value in sorted(node.items())
                 if key not in ("description", "title")
             }
-        return [bare(each) for each in node] if isinstance(node, list) else node
+        return [bare(item) for item in node] if isinstance(node, list) else node
 
-    found = bare(TypeAdapter(Plan).json_schema(mode="serialization"))
-    assert isinstance(found, dict)
-    return found
+    schema = bare(TypeAdapter(Plan).json_schema(mode="serialization"))
+    assert isinstance(schema, dict)
+    return schema
 
 
 def test_a_change_of_shape_is_a_new_version() -> None:

@@ -1,27 +1,25 @@
-"""The search: only legal layouts, the same answer each time, quick for thousands of devices; pins
-are kept, and refusals bear true fixes."""
+"""The search: only legal layouts, the same result every time, little work for thousands of devices;
+pins are kept, and refusals bear true fixes."""
 
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milescli import models
 from milescli.core.errors import ExitCode, FitError
 from milescli.core.units import GIB
 from milescli.models.facts import Layer, ModelFacts, Rope, plain_layers
 from milescli.plan.legal import engine_faults, faults, training_faults
 from milescli.plan.make import make_plan
-from milescli.plan.memory import memory_model
+from milescli.plan.memory import MemoryModel
 from milescli.plan.types import Plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.schema import Recipe
-from tests.plan.test_golden import make_recipe
+from tests.plan.recipes import make_recipe
 
 
 def _facts(
@@ -87,28 +85,30 @@ def test_whatever_is_chosen_is_legal_and_fits(layers, experts, kv_heads, machine
     assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_equal_questions_give_equal_bytes() -> None:
+def test_equal_inputs_give_equal_bytes() -> None:
     facts = _facts(experts=128)
     assert _plan("8x8xH100", facts).to_json() == _plan("8x8xH100", facts).to_json()
 
 
 @pytest.mark.parametrize("experts", [0, 128])
-def test_four_thousand_devices_are_planned_within_a_second(experts: int) -> None:
-    facts = _facts(experts=experts)
-    models.table(facts)
+def test_four_thousand_devices_take_no_more_than_a_few_thousand_layouts(
+    experts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each costs microseconds, so that the whole is planned within a second."""
+    weighed, worst_stage = [], MemoryModel.worst_stage
+
+    def counted(self, layout, load):
+        weighed.append(layout)
+        return worst_stage(self, layout, load)
+
+    monkeypatch.setattr(MemoryModel, "worst_stage", counted)
     many = {"rollout": {"prompts_per_step": 512, "max_response_tokens": 8192}}
-    recipe, machine = make_recipe("512x8xH100", **many), parse_machine("512x8xH100")
-    taken = []
-    for _ in range(3):
-        memory_model.cache_clear()
-        began = time.process_time()
-        plan = make_plan(recipe, machine, facts)
-        taken.append(time.process_time() - began)
-        assert len(plan.slots) == 4096
-    assert min(taken) < 1.0, taken
+    plan = _plan("512x8xH100", _facts(experts=experts), **many)
+    assert len(plan.slots) == 4096
+    assert len(weighed) < 2500, len(weighed)
 
 
-def test_pins_are_kept_and_told() -> None:
+def test_pins_are_kept_and_named() -> None:
     pins = {"tp": 4, "pp": 4, "cp": 2, "ep": 16, "last_stage_layers": 22}
     recompute = {
         "recompute": "full",
@@ -166,9 +166,7 @@ def test_what_does_not_fit_is_refused_with_its_equation_and_a_fix_that_holds() -
     *terms, total, budget = (float(part) for part in parts.groups())
     assert abs(sum(terms) - total) < 0.4
     assert total > budget
-    (nodes,) = [
-        int(found[1]) for fix in caught.value.fixes if (found := re.search(r"--nodes (\d+)", fix))
-    ]
+    (nodes,) = re.findall(r"--nodes (\d+)", " ".join(caught.value.fixes))
     assert _plan(f"{nodes}x8xH100", facts).forecast is not None
 
 
@@ -181,7 +179,7 @@ def test_a_pin_that_does_not_fit_names_the_layout_without_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pins", "told"),
+    ("pins", "reason"),
     [
         ({"tp": 8}, "exceeds the model's 4 key/value heads"),
         ({"pp": 128}, "the model has 94 layers"),
@@ -192,10 +190,10 @@ def test_a_pin_that_does_not_fit_names_the_layout_without_it() -> None:
         ({"tp": 4, "pp": 5}, "does not divide 64 devices"),
     ],
 )
-def test_an_illegal_pin_is_refused_before_the_search(pins: dict[str, int], told: str) -> None:
+def test_an_illegal_pin_is_refused_before_the_search(pins: dict[str, int], reason: str) -> None:
     with pytest.raises(FitError) as caught:
         _plan("8x8xH100", _facts(experts=128), parallel=pins)
-    assert told in f"{caught.value.what} {caught.value.why}"
+    assert reason in f"{caught.value.what} {caught.value.why}"
 
 
 def test_activations_that_do_not_fit_are_computed_again_before_the_optimizer_moves() -> None:
@@ -238,9 +236,17 @@ def test_auto_placement_splits_where_a_sleeping_trainer_has_no_room_in_main_memo
 
 
 def test_memory_is_planned_for_as_uneven_experts_as_the_recipe_says() -> None:
-    """And what the worst case would need is told."""
-    plans = [_plan("4x8xH200", _facts(layers=24, experts=64), train={"expert_imbalance": wanted}, parallel={"ep": 8, "tp": 1, "pp": 1, "cp": 1})
-             for wanted in (1.0, 6.0)]  # fmt: skip
+    """And the plan says what the worst case would need."""
+    layout = {"ep": 8, "tp": 1, "pp": 1, "cp": 1}
+    plans = [
+        _plan(
+            "4x8xH200",
+            _facts(layers=24, experts=64),
+            train={"expert_imbalance": wanted},
+            parallel=layout,
+        )
+        for wanted in (1.0, 6.0)
+    ]
     forecasts = [plan.forecast for plan in plans if plan.forecast is not None]
     even, uneven = (
         {part.name: part.size_bytes for part in forecast.training} for forecast in forecasts

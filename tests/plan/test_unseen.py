@@ -20,13 +20,13 @@ from milescli.core.errors import CheckpointError, FitError
 from milescli.models.facts import ModelFacts
 from milescli.plan.legal import engine_faults, faults, training_faults
 from milescli.plan.make import make_plan
-from milescli.plan.search import LEAST_CP_TOKENS
+from milescli.plan.search_trainer import LEAST_CP_TOKENS
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine, parse_machine
 from milescli.recipe.load import load
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape, template_names
-from tests.plan.test_golden import make_recipe
+from tests.plan.recipes import make_recipe
 
 DEVICES = (
     "A100",
@@ -69,10 +69,8 @@ QUICK = settings(
     max_examples=14,
     deadline=None,
     derandomize=True,
-    phases=[
-        Phase.explicit,
-        Phase.generate,
-    ],  # a case is told as it is: to make it smaller takes minutes
+    # a failing case is reported as it is: to make it smaller takes minutes
+    phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )
 FIX = re.compile(r"--(?:set ([a-z_.]+)=(\S+)|(gpus|nodes) (\d+))")
@@ -130,7 +128,7 @@ def check_plan(plan: Plan, recipe: Recipe, machine: Machine, facts: ModelFacts) 
     for engine in range(engines.num):
         nodes = [slot.node for slot in plan.slots if slot.engine == engine]
         assert len(set(nodes)) == math.ceil(engines.tp / per_node), (
-            f"engine {engine} lies across {sorted(set(nodes))}"
+            f"engine {engine} spans {sorted(set(nodes))}"
         )
     used = sum(slot.trainer_rank is not None or slot.engine is not None for slot in plan.slots)
     keys = {decision.key for decision in plan.decisions}
@@ -141,7 +139,7 @@ def check_plan(plan: Plan, recipe: Recipe, machine: Machine, facts: ModelFacts) 
         forecast.step_s,
         *forecast.train_parts_s.values(),
     ]
-    assert all(math.isfinite(each) and each >= 0 for each in seconds), seconds
+    assert all(math.isfinite(value) and value >= 0 for value in seconds), seconds
     assert abs(sum(forecast.train_parts_s.values()) - forecast.train_s) < 0.01
     assert {
         "device",
@@ -177,9 +175,9 @@ def plan_or_refusal(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan
 def test_recipes_that_ship_are_planned_well_on_any_machine(
     name: str, machine: str, staleness: int
 ) -> None:
-    found, place = _shipped(name), parse_machine(machine)
-    assume(found is not None)
-    recipe, facts = found
+    shipped, place = _shipped(name), parse_machine(machine)
+    assume(shipped is not None)
+    recipe, facts = shipped
     recipe = with_options(_on(recipe, place), f"--set rollout.max_staleness={staleness}")
     plan_or_refusal(recipe, place, facts)
 
@@ -193,17 +191,21 @@ def test_recipes_that_ship_are_planned_well_on_any_machine(
     width=st.sampled_from([128, 704, 1000, 1408]),
     vocab=st.sampled_from([512, 32000, 151937, 400000]),
     machine=MACHINES,
-    answer=st.sampled_from([128, 2000, 8192, 60000]),
+    response=st.sampled_from([128, 2000, 8192, 60000]),
     samples=st.sampled_from([(1, 2), (3, 5), (32, 8), (256, 16)]),
 )
 def test_made_up_models_are_planned_well(
-    model, layers, heads, experts, width, vocab, machine, answer, samples
+    model, layers, heads, experts, width, vocab, machine, response, samples
 ) -> None:
     shape, fields = dict(shipped_shape(model) or {}), MADE_FROM[model]
     made = {
-        "num_hidden_layers": layers, "vocab_size": vocab, "tie_word_embeddings": layers % 2 == 0, "num_experts": experts,
-        "n_routed_experts": experts, "moe_intermediate_size": width,
-    }  # fmt: skip
+        "num_hidden_layers": layers,
+        "vocab_size": vocab,
+        "tie_word_embeddings": layers % 2 == 0,
+        "num_experts": experts,
+        "n_routed_experts": experts,
+        "moe_intermediate_size": width,
+    }
     shape |= {field: made[field] for field in fields if field in made}
     if "heads" in fields:
         shape |= {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": 128}
@@ -215,7 +217,7 @@ def test_made_up_models_are_planned_well(
         assume(False)
     place = parse_machine(machine)
     rollout = {
-        "max_response_tokens": answer,
+        "max_response_tokens": response,
         "prompts_per_step": samples[0],
         "samples_per_prompt": samples[1],
     }
@@ -255,9 +257,9 @@ def test_made_up_models_are_planned_well(
 def test_pins_are_kept_or_refused_with_fixes_that_hold(
     pins: dict[str, int], engines: dict[str, int], name: str, machine: str
 ) -> None:
-    found, place = _shipped(name), parse_machine(machine)
-    assert found is not None
-    recipe, facts = found
+    shipped, place = _shipped(name), parse_machine(machine)
+    assert shipped is not None
+    recipe, facts = shipped
     wanted: dict[str, object] = {
         key: bool(value % 2) if key == "sequence_parallel" else value for key, value in pins.items()
     }
@@ -277,10 +279,10 @@ def test_pins_are_kept_or_refused_with_fixes_that_hold(
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "qwen3.6-35b-a3b", "glm-4.5"])
 def test_more_devices_are_not_slower(name: str) -> None:
-    """Beyond what is too alike to tell."""
-    found = _shipped(name)
-    assert found is not None
-    recipe, facts = found
+    """Beyond what is too close to tell."""
+    shipped = _shipped(name)
+    assert shipped is not None
+    recipe, facts = shipped
     steps = []
     for nodes in (8, 16, 32):
         place = parse_machine(f"{nodes}x8xH200")
@@ -290,9 +292,9 @@ def test_more_devices_are_not_slower(name: str) -> None:
     assert all(after <= 1.15 * before for before, after in pairwise(steps)), steps
 
 
-def test_longer_answers_and_larger_models_cost_more() -> None:
+def test_longer_responses_and_larger_models_cost_more() -> None:
     machine = parse_machine("8xH200")
-    found = {}
+    seconds = {}
     for name in ("qwen3-4b", "qwen3-8b", "qwen3-32b"):
         known = _shipped(name)
         assert known is not None
@@ -301,12 +303,12 @@ def test_longer_answers_and_larger_models_cost_more() -> None:
             longer = with_options(recipe, f"--set rollout.max_response_tokens={tokens}")
             forecast = make_plan(longer, machine, facts).forecast
             assert forecast is not None
-            found[name, tokens] = (forecast.train_s, forecast.rollout_s)
+            seconds[name, tokens] = (forecast.train_s, forecast.rollout_s)
     for name in ("qwen3-4b", "qwen3-8b", "qwen3-32b"):
-        assert found[name, 2048] < found[name, 8192] < found[name, 16384]
+        assert seconds[name, 2048] < seconds[name, 8192] < seconds[name, 16384]
     for tokens in (2048, 8192, 16384):
         assert (
-            found["qwen3-4b", tokens][0]
-            < found["qwen3-8b", tokens][0]
-            < found["qwen3-32b", tokens][0]
+            seconds["qwen3-4b", tokens][0]
+            < seconds["qwen3-8b", tokens][0]
+            < seconds["qwen3-32b", tokens][0]
         )

@@ -58,14 +58,14 @@ def test_what_is_no_device_is_none(said: str) -> None:
         ),
     ],
 )
-def test_a_device_that_is_gone_is_none_and_is_told(row: str, said: str) -> None:
+def test_a_device_that_is_gone_is_left_out_and_named(row: str, said: str) -> None:
     assert parse_devices(row) == ([], "") and parse_gone(row) == {2: said}
     assert (
         parse_gone(text("nvidia_query.txt") + text("gb200_query.txt") + text("mig_query.txt")) == {}
     )
 
 
-def test_memory_that_is_not_told_is_zero_and_not_a_crash() -> None:
+def test_memory_that_is_not_known_is_zero_and_not_a_crash() -> None:
     devices, _ = parse_devices("0, NVIDIA GB10, GPU-1, [N/A], 12.1, 580.95.05, [N/A]")
     assert (devices[0].memory_bytes, devices[0].arch) == (0, "sm_121")
 

@@ -37,8 +37,8 @@ def test_every_variable_is_set_once_as_text_and_with_a_reason(
     kind: Kind, role: str, channel: str
 ) -> None:
     chosen = settings(_Plan(device_kind=kind, channel=channel), role)  # type: ignore[arg-type]
-    assert len({each.name for each in chosen}) == len(chosen)
-    assert all(isinstance(each.value, str) and each.reason for each in chosen)
+    assert len({setting.name for setting in chosen}) == len(chosen)
+    assert all(isinstance(setting.value, str) and setting.reason for setting in chosen)
 
 
 def test_a_run_on_the_cpu_hides_the_gpus_and_shares_the_cores() -> None:
@@ -75,7 +75,9 @@ def test_rows_for_people_hold_every_setting_of_both_roles_once(kind: Kind) -> No
     rows = environment_rows(plan)
     for role in ROLES:
         shown = {name: value for whom, name, value, _ in rows if whom in ("all", role)}
-        wanted = {each.name: each.value for each in settings(plan, role, ["(its slot's device)"])}
+        wanted = {
+            setting.name: setting.value for setting in settings(plan, role, ["(its slot's device)"])
+        }
         assert shown == wanted
     assert all(why for *_, why in rows)
 
@@ -84,8 +86,8 @@ def test_rows_for_people_hold_every_setting_of_both_roles_once(kind: Kind) -> No
 def _no_variables_of_this_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("cpu", "cuda", "rocm"):
         for role in ROLES:
-            for each in settings(_Plan(device_kind=kind), role):  # type: ignore[arg-type]
-                monkeypatch.delenv(each.name, raising=False)
+            for setting in settings(_Plan(device_kind=kind), role):  # type: ignore[arg-type]
+                monkeypatch.delenv(setting.name, raising=False)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "rocm"])
@@ -94,13 +96,13 @@ def test_the_users_own_value_stands_where_it_is_about_speed_and_nowhere_else(
 ) -> None:
     plan = _Plan(device_kind=kind)
     ours = {role: settings(plan, role, ["0"]) for role in ROLES}
-    for each in (each for role in ROLES for each in ours[role]):
-        monkeypatch.setenv(each.name, "theirs")
+    for setting in (setting for role in ROLES for setting in ours[role]):
+        monkeypatch.setenv(setting.name, "theirs")
     for role in ROLES:
         for before, now in zip(ours[role], settings(plan, role, ["0"]), strict=True):
             assert now.value == ("theirs" if before.yields else before.value), now
             assert not before.yields or f"yours; miles would set {before.value}: " in now.reason
-    yielding = {each.name for role in ROLES for each in ours[role] if each.yields}
+    yielding = {setting.name for role in ROLES for setting in ours[role] if setting.yields}
     must = {
         name
         for name in yielding

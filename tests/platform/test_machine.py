@@ -58,8 +58,8 @@ def test_names_without_counts_mean_one() -> None:
 def test_a_name_that_is_not_known_is_answered_with_the_nearest(text: str, fixes: set[str]) -> None:
     with pytest.raises(MachineError) as error:
         parse_machine(text)
-    told = {fix.removeprefix("--on ") for fix in error.value.fixes}
-    assert fixes <= told and all(fix.startswith("--on ") for fix in error.value.fixes)
+    proposed = {fix.removeprefix("--on ") for fix in error.value.fixes}
+    assert fixes <= proposed and all(fix.startswith("--on ") for fix in error.value.fixes)
     for fix in fixes:
         parse_machine(fix)
 

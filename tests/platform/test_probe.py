@@ -71,7 +71,8 @@ def test_an_nvidia_machine_is_found(tmp_path: Path) -> None:
 def test_a_tray_of_gb200_is_found(tmp_path: Path) -> None:
     machine = _probe(replay(GB200), tmp_path)
     assert {
-        (each.name, each.arch, each.memory_bytes // 2**20) for each in machine.nodes[0].devices
+        (device.name, device.arch, device.memory_bytes // 2**20)
+        for device in machine.nodes[0].devices
     } == {("NVIDIA GB200", "sm_100", 189_471)}
     assert len(machine.nodes[0].devices) == 4 and machine.nodes[0].interconnect == "nvlink"
 
@@ -170,7 +171,7 @@ def test_a_tool_without_a_driver_and_a_gpu_is_only_noted(tmp_path: Path, said: s
     assert machine.kind == "cpu" and said in machine.notes[0]
 
 
-def test_a_gpu_on_the_bus_without_its_driver_is_told(tmp_path: Path) -> None:
+def test_a_gpu_on_the_bus_without_its_driver_is_reported(tmp_path: Path) -> None:
     said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     bus = "sys/bus/pci/devices/0000:65:00.0"
     plant(tmp_path, {f"{bus}/vendor": "0x10de\n", f"{bus}/class": "0x030200\n"})
@@ -209,8 +210,8 @@ def test_a_gpu_in_instances_is_refused_until_one_is_chosen(tmp_path: Path) -> No
     whole, instance = (
         _probe(replay(MIG), tmp_path, **_obey(fix)).nodes[0].devices for fix in error.fixes[:2]
     )
-    assert [(each.index, each.memory_bytes // 2**20) for each in whole] == [(1, 81_920)]
-    assert [(each.name, each.memory_bytes // 2**20, each.arch) for each in instance] == [
+    assert [(device.index, device.memory_bytes // 2**20) for device in whole] == [(1, 81_920)]
+    assert [(device.name, device.memory_bytes // 2**20, device.arch) for device in instance] == [
         ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 40_192, "sm_80")
     ]
     two = "MIG-b3061c09-2a4c-5026-a575-79f86a5bb12c,MIG-53864714-0a66-5df2-9007-9268e30d9a72"
@@ -228,12 +229,12 @@ def test_a_container_with_one_instance_has_one_device(tmp_path: Path) -> None:
     devices = (
         _probe(replay({cuda.QUERY: query, cuda.INSTANCES: listing}), tmp_path).nodes[0].devices
     )
-    assert [(each.name, each.memory_bytes) for each in devices] == [
+    assert [(device.name, device.memory_bytes) for device in devices] == [
         ("NVIDIA H200 MIG 2g.35gb", 35 * 10**9)
     ]
 
 
-def test_memory_that_is_not_told_is_that_of_the_model_or_of_the_host(tmp_path: Path) -> None:
+def test_memory_that_is_not_known_is_that_of_the_model_or_of_the_host(tmp_path: Path) -> None:
     row = "0, {name}, GPU-1, [N/A], {arch}, 580.95.05, [N/A]\n"
     for name, arch, memory in (("NVIDIA GB10", "12.1", 2**41), ("NVIDIA H200", "9.0", 140 * 2**30)):
         run = replay({cuda.QUERY: row.format(name=name, arch=arch)})
@@ -292,11 +293,11 @@ def test_a_tool_that_misses_groups_is_overruled_by_the_kernel(tmp_path: Path) ->
         2,
         "xgmi",
     )
-    assert said in machine.notes[0] and "as the kernel tells" in machine.notes[1]
+    assert said in machine.notes[0] and "as the kernel lists" in machine.notes[1]
 
 
 @pytest.mark.parametrize("closed", ["kfd", "renderD129"])
-def test_device_files_that_may_not_be_opened_are_told(tmp_path: Path, closed: str) -> None:
+def test_device_files_that_may_not_be_opened_are_reported(tmp_path: Path, closed: str) -> None:
     error = _refused(replay(AMD), plant_amd(tmp_path), lambda path: path.name != closed)
     assert error.what.startswith("no permission") and closed in error.what
     assert error.fixes[0].startswith("sudo usermod -aG render,video")
@@ -316,7 +317,7 @@ def test_a_device_that_may_not_be_opened_can_be_left_out(tmp_path: Path) -> None
     assert [device.index for device in machine.nodes[0].devices] == [0]
 
 
-def test_a_container_without_the_files_is_told(tmp_path: Path) -> None:
+def test_a_container_without_the_files_is_reported(tmp_path: Path) -> None:
     assert "/dev/kfd is not there" in _refused(replay(AMD), tmp_path).what
     plant_amd(tmp_path, files=False)
     assert "/dev/dri/renderD* is not there" in _refused(replay(AMD), tmp_path).what
@@ -355,9 +356,9 @@ def test_a_laptop_with_amds_graphics_is_a_cpu_whoever_may_open_them(tmp_path: Pa
 
 
 def test_faults_are_listed_without_being_raised(tmp_path: Path) -> None:
-    found = find_accelerators(replay(LOST), root=tmp_path)
-    assert [error.what for error in fault_errors(found, {})] == ["GPU 2 does not answer"]
-    assert fault_errors(found, {"CUDA_VISIBLE_DEVICES": "0"}) == []
+    accelerators = find_accelerators(replay(LOST), root=tmp_path)
+    assert [error.what for error in fault_errors(accelerators, {})] == ["GPU 2 does not answer"]
+    assert fault_errors(accelerators, {"CUDA_VISIBLE_DEVICES": "0"}) == []
 
 
 def test_tools_that_hang_fail_or_are_absent_are_borne(monkeypatch: pytest.MonkeyPatch) -> None:

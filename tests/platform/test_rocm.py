@@ -28,7 +28,7 @@ def test_amd_smi_is_read_bare_and_wrapped() -> None:
 def test_rocm_smi_is_read_behind_a_warning() -> None:
     devices, driver = parse_rocm_smi(text("rocm_static.txt"))
     assert driver == "6.14.14"
-    assert [(each.index, each.arch, each.memory_bytes) for each in devices] == [
+    assert [(device.index, device.arch, device.memory_bytes) for device in devices] == [
         (0, "gfx950", 309220868096),
         (1, "gfx950", 309220868096),
     ]
@@ -85,12 +85,12 @@ def test_other_releases_write_other_keys(
     name: str, device: str, arch: str, memory: int, driver: str
 ) -> None:
     parse = parse_amd_smi if name.startswith("amd") else parse_rocm_smi
-    devices, told = parse(text(name))
-    assert {(each.name, each.arch, each.memory_bytes) for each in devices} == {
+    devices, version = parse(text(name))
+    assert {(device.name, device.arch, device.memory_bytes) for device in devices} == {
         (device, arch, memory)
     }
-    assert told == driver and all(
-        each.uuid.startswith("GPU-") and len(each.uuid) == 20 for each in devices
+    assert version == driver and all(
+        device.uuid.startswith("GPU-") and len(device.uuid) == 20 for device in devices
     )
 
 

@@ -23,7 +23,7 @@ def test_amd_devices_are_read_from_the_topology_of_kfd(tmp_path: Path) -> None:
         uuid="GPU-0000000000001001",
     )
     assert (
-        [each.index for each in view.devices] == [0, 1]
+        [device.index for device in view.devices] == [0, 1]
         and view.links == {(0, 1): "XGMI"}
         and view.num_absent == 0
     )
@@ -34,7 +34,7 @@ def test_devices_of_another_container_do_not_count(tmp_path: Path) -> None:
     for minor in (128, 129, 131, 133, 135):
         (tmp_path / f"dev/dri/renderD{minor}").unlink()
     view = find_amd(tmp_path)
-    assert [each.index for each in view.devices] == [0, 1, 2] and view.num_absent == 5
+    assert [device.index for device in view.devices] == [0, 1, 2] and view.num_absent == 5
     assert [path.name for path in view.files] == ["renderD130", "renderD132", "renderD134"]
 
 
@@ -42,9 +42,13 @@ def test_devices_of_another_container_do_not_count(tmp_path: Path) -> None:
 def test_a_machine_without_the_tools_is_found_and_says_so(
     tmp_path: Path, link_type: int, interconnect: str
 ) -> None:
-    found = find_accelerators(replay({}), root=plant_amd(tmp_path, link_type=link_type))
-    assert (found.kind, len(found.devices), found.interconnect) == ("rocm", 2, interconnect)
-    assert "as the kernel tells" in found.notes[0] and found.faults == []
+    accelerators = find_accelerators(replay({}), root=plant_amd(tmp_path, link_type=link_type))
+    assert (accelerators.kind, len(accelerators.devices), accelerators.interconnect) == (
+        "rocm",
+        2,
+        interconnect,
+    )
+    assert "as the kernel lists" in accelerators.notes[0] and accelerators.faults == []
 
 
 @pytest.mark.parametrize(
@@ -60,11 +64,11 @@ def _nvidia(root: Path, *models: str) -> Path:
     plant(root, {"proc/driver/nvidia/version": version})
     for number, model in enumerate(models):
         bus = f"proc/driver/nvidia/gpus/0000:{number:02x}:00.0/information"
-        told = (
+        information = (
             f"Model: \t\t {model}\nIRQ:   \t 24\nGPU UUID: \t GPU-{number}c2f\nBus Type: \t "
             f"PCIe\nDevice Minor: \t {number}\n"
         )
-        plant(root, {bus: told, f"dev/nvidia{number}": "", "dev/nvidiactl": ""})
+        plant(root, {bus: information, f"dev/nvidia{number}": "", "dev/nvidiactl": ""})
     return root
 
 
@@ -85,9 +89,12 @@ def test_nvidia_devices_without_a_file_do_not_count(tmp_path: Path) -> None:
     root = _nvidia(tmp_path, *["NVIDIA H100 80GB HBM3"] * 4)
     for number in (0, 2):
         (root / f"dev/nvidia{number}").unlink()
-    found = find_accelerators(replay({}), root=root)
-    assert (found.kind, [each.index for each in found.devices]) == ("cuda", [0, 1])
-    assert [each.uuid for each in found.devices] == ["GPU-1c2f", "GPU-3c2f"]
+    accelerators = find_accelerators(replay({}), root=root)
+    assert (accelerators.kind, [device.index for device in accelerators.devices]) == (
+        "cuda",
+        [0, 1],
+    )
+    assert [device.uuid for device in accelerators.devices] == ["GPU-1c2f", "GPU-3c2f"]
     for path in (root / "dev").iterdir():
         path.unlink()
     assert find_accelerators(replay({}), root=root).kind == "cpu"

@@ -1,4 +1,4 @@
-"""Replays hand-written outputs of the vendors' tools (`tools/`), and plants what the kernel tells:
+"""Replays hand-written outputs of the vendors' tools (`tools/`), and plants what the kernel lists:
 a stand-in for hardware that is not here."""
 
 from __future__ import annotations
@@ -65,27 +65,27 @@ def plant(root: Path, files: Mapping[str, str]) -> Path:
 def plant_amd(
     root: Path, *, versions: Sequence[int] = (90402, 90402), link_type: int = 11, files: bool = True
 ) -> Path:
-    """What amdkfd tells of a host and these devices, all linked; with their device files or (a
+    """What amdkfd reports of a host and these devices, all linked; with their device files or (a
     container) without."""
     nodes = "sys/class/kfd/kfd/topology/nodes"
-    told = {
+    kernel = {
         "dev/kfd": "",
         f"{nodes}/0/properties": "cpu_cores_count 96\nsimd_count 0\ngfx_target_version 0\n",
     }
     for number, version in enumerate(versions, start=1):
         node, minor = f"{nodes}/{number}", 127 + number
-        told[f"{node}/properties"] = (
+        kernel[f"{node}/properties"] = (
             f"cpu_cores_count 0\nsimd_count 1216\ngfx_target_version {version}\nvendor_id 4098\n"
             f"device_id {29857 if version == 90402 else 0}\ndrm_render_minor {minor}\nunique_id "
             f"{4096 + number}\n"
         )
-        told[f"{node}/mem_banks/0/properties"] = "heap_type 1\nsize_in_bytes 206141652992\n"
+        kernel[f"{node}/mem_banks/0/properties"] = "heap_type 1\nsize_in_bytes 206141652992\n"
         others = [0, *(other for other in range(1, len(versions) + 1) if other != number)]
         for place, other in enumerate(others):
             kind = link_type if other else 2
-            told[f"{node}/io_links/{place}/properties"] = (
+            kernel[f"{node}/io_links/{place}/properties"] = (
                 f"type {kind}\nnode_from {number}\nnode_to {other}\n"
             )
         if files:
-            told[f"dev/dri/renderD{minor}"] = ""
-    return plant(root, told)
+            kernel[f"dev/dri/renderD{minor}"] = ""
+    return plant(root, kernel)

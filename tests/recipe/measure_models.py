@@ -30,7 +30,8 @@ MEASURED_FROM = {
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Llama-3.1-8B",
     "google/gemma-4-26B-A4B-it": "google/gemma-4-26B-A4B",
 }
-"""The instruction-tuned release -> its base, which differs in tokens that end an answer alone."""
+"""The instruction-tuned release -> its base, which differs only in the tokens that end a
+response."""
 ABOUT = (
     "Written by tests/recipe/measure_models.py from published config.json files. models: "
     "parameters without multi-token-prediction layers "
@@ -103,7 +104,7 @@ def shape_of(config: dict[str, object]) -> dict[str, object]:
 
 def shapes(folder: Path | None) -> dict[str, dict[str, object]]:
     """Name on the hub -> shape, of all models that recipes name."""
-    found = {}
+    measured = {}
     for name in template_names():
         model = load(name, environ={}, cwd=Path("/"), home=Path("/")).recipe.model.path
         if model is None:
@@ -116,8 +117,8 @@ def shapes(folder: Path | None) -> dict[str, dict[str, object]]:
         else:
             file = folder / f"{MEASURED_FROM.get(model, model).replace('/', '--')}.json"
             shape = shape_of(json.loads(file.read_text(encoding="utf-8")))
-        found[model] = shape
-    return dict(sorted(found.items()))
+        measured[model] = shape
+    return dict(sorted(measured.items()))
 
 
 def measure(known: dict[str, ModelFacts]) -> dict[str, object]:
@@ -139,11 +140,11 @@ def measure(known: dict[str, ModelFacts]) -> dict[str, object]:
     return {"about": ABOUT, "models": dict(sorted(models.items())), "smallest_machines": machines}
 
 
-def write_shapes(found: dict[str, dict[str, object]]) -> None:
+def write_shapes(shapes: dict[str, dict[str, object]]) -> None:
     """One line a model."""
     lines = ",\n".join(
         f"  {json.dumps(model)}: {json.dumps(shape, separators=(',', ':'))}"
-        for model, shape in found.items()
+        for model, shape in shapes.items()
     )
     text = f'{{\n "about": {json.dumps(ABOUT_SHAPES)},\n "models": {{\n{lines}\n }}\n}}\n'
     (templates_dir() / SHAPES_FILE).write_text(text, encoding="utf-8")

@@ -31,7 +31,7 @@ def test_a_name_is_a_key_or_a_section() -> None:
     assert set(keys()).isdisjoint(sections())
 
 
-def test_types_are_told_in_words() -> None:
+def test_types_are_put_in_words() -> None:
     assert keys()["train.steps"].wants == "a whole number >= 1"
     assert keys()["parallel.tp"].wants == "a whole number >= 1, or null"
     assert keys()["rollout.top_p"].wants == "a number > 0 and <= 1"

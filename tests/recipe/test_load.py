@@ -72,8 +72,8 @@ def test_an_override_is_read_as_its_key_wants_it(
 ) -> None:
     from milescli.recipe.load import value_at
 
-    found = value_at(place.load(sets=[override_text]).recipe, key)
-    assert found == value and type(found) is type(value)
+    read = value_at(place.load(sets=[override_text]).recipe, key)
+    assert read == value and type(read) is type(value)
 
 
 def test_a_section_can_be_set_to_null_and_filled_again(place: Place) -> None:
@@ -137,15 +137,15 @@ def test_staleness_with_the_trainers_logprobs_is_a_choice(place: Place) -> None:
 
 def test_override_changes_only_what_may_change(place: Place) -> None:
     loaded = place.load(sets=["train.steps=7"])
-    again = override(
+    resumed = override(
         loaded,
         sets=["parallel.tp=2"],
         flags={"train.steps": "--steps 9"},
         only=("parallel", "train.steps"),
     )
-    assert (again.recipe.parallel.tp, again.recipe.train.steps) == (2, 9)
-    assert str(again.origins["train.steps"]) == "--steps 9"
-    assert str(again.origins["data.prompts"]) == "recipe my.yaml:2"
+    assert (resumed.recipe.parallel.tp, resumed.recipe.train.steps) == (2, 9)
+    assert str(resumed.origins["train.steps"]) == "--steps 9"
+    assert str(resumed.origins["data.prompts"]) == "recipe my.yaml:2"
     with pytest.raises(RecipeError) as refusal:
         override(loaded, sets=["train.optimizer.lr=1"], only=("parallel", "train.steps"))
     assert "another experiment" in refusal.value.why
@@ -187,10 +187,10 @@ def test_a_resumed_run_asks_ray_address_again_and_keeps_what_was_said(place: Pla
 
 
 def test_runs_dir_follows_the_layers(place: Place) -> None:
-    def found(**environ: str) -> Path:
+    def runs(**environ: str) -> Path:
         return runs_dir(environ=environ, cwd=place.cwd, home=place.home)
 
-    assert found() == place.cwd / "runs"
+    assert runs() == place.cwd / "runs"
     place.local("run: {dir: /data/runs}\n")
-    assert found() == Path("/data/runs")
-    assert found(MILES_RUN__DIR="elsewhere") == place.cwd / "elsewhere"
+    assert runs() == Path("/data/runs")
+    assert runs(MILES_RUN__DIR="elsewhere") == place.cwd / "elsewhere"

@@ -273,7 +273,7 @@ CASES = {
     ),
     "clip of one": Case(sets=["train.clip_low=1.0"], says=("clip_low",), fix="clip_low=0.2"),
     "endless lr warm-up": Case(
-        sets=["train.optimizer.warmup_steps=100"], says=("never arrive",), fix="warmup_steps=10"
+        sets=["train.optimizer.warmup_steps=100"], says=("never reach",), fix="warmup_steps=10"
     ),
     "rising lr": Case(sets=["train.optimizer.min_lr=1"], says=("min_lr 1",), fix="min_lr=0"),
     "beta of one": Case(sets=["train.optimizer.beta2=1.0"], says=("beta2",), fix="beta2=0.98"),

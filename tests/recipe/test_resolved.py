@@ -38,9 +38,9 @@ def test_every_key_stands_there_with_its_origin(place: Place) -> None:
 def test_recipe_and_origins_survive_the_way_to_disk_and_back(place: Place, sets: list[str]) -> None:
     loaded = place.load(sets=sets)
     (place.cwd / "recipe.yaml").write_text(resolved_yaml(loaded))
-    again = load_resolved(place.cwd / "recipe.yaml")
-    assert again.recipe == loaded.recipe
-    assert again.origins == loaded.origins
+    from_disk = load_resolved(place.cwd / "recipe.yaml")
+    assert from_disk.recipe == loaded.recipe
+    assert from_disk.origins == loaded.origins
 
 
 @settings(

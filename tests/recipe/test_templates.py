@@ -10,7 +10,7 @@ import pytest
 from milescli.core.errors import RecipeError
 from milescli.recipe import layers
 from milescli.recipe.keys import keys
-from milescli.recipe.layers import Layer
+from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import load
 from milescli.recipe.templates import ALIASES, describe, find_recipe, template_names, templates_dir
 
@@ -80,7 +80,7 @@ def test_a_template_loads_without_warnings_and_tells_what_it_is(name: str, tmp_p
 def test_a_template_is_short_and_repeats_no_default(name: str) -> None:
     text = (templates_dir() / f"{name}.yaml").read_text()
     assert len(text.splitlines()) <= MAX_LINES
-    table = layers.from_yaml(text, source=name, layer=Layer.RECIPE)
+    table = layers.from_yaml(text, source=name, layer=SettingsLayer.RECIPE)
     repeated = [
         key for key, entry in table.items() if key in keys() and entry.value == keys()[key].default
     ]
@@ -108,7 +108,7 @@ def test_a_short_name_is_the_recipe_it_stands_for(alias: str, meant: str, tmp_pa
     assert load(alias, environ={}, cwd=tmp_path, home=tmp_path).recipe.name == meant
 
 
-def test_a_dotted_name_is_no_path_and_a_slip_is_told_the_nearest(tmp_path: Path) -> None:
+def test_a_dotted_name_is_no_path_and_a_slip_names_the_nearest(tmp_path: Path) -> None:
     assert find_recipe("qwen3.6", cwd=tmp_path).name == "qwen3.6-35b-a3b.yaml"
     for slip, meant in {
         "qwen3.6-35b-a3": "qwen3.6-35b-a3b",

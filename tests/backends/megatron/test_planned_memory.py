@@ -7,7 +7,7 @@ import pytest
 
 from milescli.models import parse_facts, table
 from milescli.plan.activations import Packing
-from milescli.plan.memory import MemoryModel, TrainerBytes, TrainerWish
+from milescli.plan.memory import MemoryModel, TrainerBytes, TrainerLoad
 from milescli.plan.types import TrainerLayout
 from tests.backends.megatron.cases import MODELS
 from tests.backends.megatron.conftest import Worlds
@@ -19,7 +19,7 @@ WITHIN = 0.05
 def planned(case: MemoryCase) -> list[TrainerBytes]:
     """[pp] by the model: rows of one sequence, and experts that get alike."""
     layout = TrainerLayout(**case.layout)  # type: ignore[arg-type]
-    wish = TrainerWish(
+    wish = TrainerLoad(
         size=2 if case.precision == "bf16" else 4,
         row_tokens=case.tokens // layout.cp,
         num_microbatches=layout.pp,

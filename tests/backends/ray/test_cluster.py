@@ -16,9 +16,9 @@ import pytest
 
 from milescli.backends.ray.cluster import ActorHandle, Cluster
 from milescli.backends.ray.group import run_all, start_all
+from milescli.cluster.watchdog import TOKEN_VARIABLE, processes_of, start_watchdog
 from milescli.core.errors import DataError, FitError, WaitTimeout, WorkerDied
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, Slot, TrainerLayout
-from milescli.runtime import guardian
 
 TOY = "tests.backends.ray.toys:Toy"
 PLAN = Plan(
@@ -51,15 +51,15 @@ def session(tmp_path_factory):
     token, log_dir = secrets.token_hex(8), tmp_path_factory.mktemp("logs")
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-test-", dir="/tmp"))
     before = dict(os.environ)
-    os.environ[guardian.TOKEN_VARIABLE] = token
-    watchdog = guardian.start(
+    os.environ[TOKEN_VARIABLE] = token
+    watchdog = start_watchdog(
         token=token, scratch_dirs=[temp_dir], verdict=log_dir / "verdict.json"
     )
     cluster = Cluster(
         address=None,
         temp_dir=temp_dir,
         log_dir=log_dir,
-        environment={"PYTHONPATH": os.getcwd(), guardian.TOKEN_VARIABLE: token},
+        environment={"PYTHONPATH": os.getcwd(), TOKEN_VARIABLE: token},
     )
     cluster.start(PLAN)
     asyncio.run(cluster.place(PLAN, timeout_s=60))
@@ -68,7 +68,7 @@ def session(tmp_path_factory):
     watchdog.release()
     os.environ.clear()
     os.environ.update(before)
-    assert not list(guardian.processes_of(token)), "processes of the session outlived it"
+    assert not list(processes_of(token)), "processes of the session outlived it"
     assert not temp_dir.exists()
 
 
@@ -177,7 +177,7 @@ def test_a_plan_that_the_cluster_cannot_hold_is_refused_within_its_bound(session
 
 
 def test_nothing_listens_beyond_loopback(session) -> None:
-    ours = set(guardian.processes_of(session[1]))
+    ours = set(processes_of(session[1]))
     assert len(ours) > 3, "the session has processes"
     open_to_all = [
         (psutil.Process(each.pid).name(), each.laddr)

@@ -1,6 +1,6 @@
-"""The ground that a run's processes stand on: which node each slot of the plan is, and by which
-address, interface, ports and devices it is used. `Outpost` is the small actor that looks after a
-node where the driver is not."""
+"""What a run holds of its nodes: which node each slot of the plan is, and by which address,
+interface, ports and devices it is used. Made by runtime.session; `agent` is its hand on nodes where
+the driver is not."""
 
 from __future__ import annotations
 
@@ -14,46 +14,26 @@ from pathlib import Path
 from milescli.backends.ray.cluster import ActorHandle, Cluster
 from milescli.backends.ray.group import run_all, start_all
 from milescli.backends.sglang.ports import free_ports
+from milescli.cluster.agent import NODE_AGENT
+from milescli.cluster.nodes import RunNodes
+from milescli.cluster.watchdog import TOKEN_VARIABLE
 from milescli.plan.types import Plan, Slot
 from milescli.platform import visibility
-from milescli.runtime import guardian
-from milescli.runtime.sites import Sites
 
 LOOPBACK = "127.0.0.1"
-OUTPOST = "milescli.runtime.ground:Outpost"
 PORTS_TIMEOUT_S = 60.0
+"""Bound on an agent's reply with free ports."""
 RELEASE_TIMEOUT_S = 30.0
-
-
-class Outpost:
-    """A watchdog, a folder for temporary files, and ports. Its actor does not carry the run's
-    token, so that the watchdog, whose pipe it holds, does not end it with the others. Ray ends it
-    when the driver ends, in whatever way; then the pipe closes."""
-
-    def __init__(self, *, token: str, temp_dir: str) -> None:
-        """`temp_dir`: what the run's processes have as TMPDIR; made here, and removed by the
-        watchdog with the folder above it."""
-        folder = Path(temp_dir)
-        folder.parent.mkdir(mode=0o700, exist_ok=True)
-        folder.mkdir(exist_ok=True)
-        self._watchdog = guardian.start(token=token, scratch_dirs=[folder.parent])
-
-    def free_ports(self, count: int, host: str) -> list[int]:
-        """That nobody listens on, on this node."""
-        return free_ports(count, host=host)
-
-    def release(self) -> None:
-        """Ask for the clean-up of this node, and wait for it."""
-        self._watchdog.release()
+"""Bound on the clean-up of other nodes: longer than a watchdog takes."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Ground:
-    """Made by the session; `take` comes before anything is spawned, `release` after all was told to
-    end."""
+class NodeResources:
+    """Made by the session; `take` comes before anything is spawned, `release` after everything was
+    asked to end."""
 
     plan: Plan
-    sites: Sites
+    nodes: RunNodes
     cluster: Cluster
     token: str
     """Of the run, by which watchdogs know its processes."""
@@ -61,7 +41,7 @@ class Ground:
     """The run's TMPDIR, by the same name everywhere."""
     api_key: str = field(init=False, repr=False)
     """What engines ask for, also on loopback: a computer may have other users."""
-    outposts: dict[int, ActorHandle] = field(default_factory=dict)
+    agents: dict[int, ActorHandle] = field(default_factory=dict)
     """By node of the plan: where the driver is not."""
     device_names: list[list[str]] = field(default_factory=list)
     """[plan nodes][devices] as Ray gave them; empty on a CPU."""
@@ -72,23 +52,23 @@ class Ground:
         self.api_key = secrets.token_urlsafe(32)
 
     async def take(self, *, timeout_s: float) -> None:
-        """Reserve the plan's slots, learn which devices they are, and send an outpost to every node
+        """Reserve the plan's slots, learn which devices they are, and send an agent to every node
         but the driver's."""
         await self.cluster.place(self.plan, timeout_s=timeout_s)
         self.device_names = await self._name_devices(timeout_s)
         kwargs = {"token": self.token, "temp_dir": str(self.temp_dir)}
-        without_token = {guardian.TOKEN_VARIABLE: "", "TMPDIR": str(self.temp_dir.parent.parent)}
+        without_token = {TOKEN_VARIABLE: "", "TMPDIR": str(self.temp_dir.parent.parent)}
         for number in sorted({slot.node for slot in self.plan.slots}):
             if not self.cluster.nodes[number].is_driver:
-                self.outposts[number] = await self.cluster.spawn(
-                    f"outpost {number}",
-                    OUTPOST,
+                self.agents[number] = await self.cluster.spawn(
+                    f"node agent {number}",
+                    NODE_AGENT,
                     node=number,
                     num_cpus=0.0,
                     kwargs=kwargs,
                     environment=without_token,
                 )
-        await start_all(list(self.outposts.values()), timeout_s=timeout_s)
+        await start_all(list(self.agents.values()), timeout_s=timeout_s)
 
     async def _name_devices(self, timeout_s: float) -> list[list[str]]:
         """A session of our own has all devices that are visible here; a cluster gives some, and
@@ -96,7 +76,7 @@ class Ground:
         kind = self.plan.device_kind
         if kind == "cpu":
             return []
-        if self.sites.address is not None:
+        if self.nodes.address is not None:
             return await self.cluster.devices(self.plan, timeout_s=timeout_s)
         places = range(1 + max(slot.device for slot in self.plan.slots))
         return [visibility.device_names(kind, places, os.environ)]
@@ -104,14 +84,14 @@ class Ground:
     def host(self, node: int) -> str:
         """Where servers on a node of the plan listen: loopback, unless some process of the run is
         on another computer."""
-        return self.cluster.nodes[node].address if self.sites.beyond_this_computer else LOOPBACK
+        return self.cluster.nodes[node].address if self.nodes.beyond_this_computer else LOOPBACK
 
     def interfaces(self, node: int) -> dict[str, str]:
         """Variables that name the network interface for collectives; none where all is on this
         computer."""
         return (
-            self.sites.chosen[node].interface_variables(os.environ)
-            if self.sites.beyond_this_computer
+            self.nodes.chosen[node].interface_variables(os.environ)
+            if self.nodes.beyond_this_computer
             else {}
         )
 
@@ -125,24 +105,24 @@ class Ground:
 
     async def free_ports(self, count: int, *, node: int) -> list[int]:
         """Asked for where they will be bound; none twice."""
-        given, found = self._given_ports.setdefault(node, set()), []
-        while len(found) < count:
-            fresh = await self._ask_for_ports(count - len(found), node)
-            found += [port for port in fresh if port not in given]
+        given, ports = self._given_ports.setdefault(node, set()), list[int]()
+        while len(ports) < count:
+            fresh = await self._ask_for_ports(count - len(ports), node)
+            ports += [port for port in fresh if port not in given]
             given.update(fresh)
-        return found
+        return ports
 
     async def _ask_for_ports(self, count: int, node: int) -> list[int]:
-        host, outpost = self.host(node), self.outposts.get(node)
-        if outpost is None:
+        host, node_agent = self.host(node), self.agents.get(node)
+        if node_agent is None:
             return await asyncio.to_thread(free_ports, count, host=host)
-        return await outpost.run("free_ports", count, host, timeout_s=PORTS_TIMEOUT_S)
+        return await node_agent.run("free_ports", count, host, timeout_s=PORTS_TIMEOUT_S)
 
     async def release(self) -> None:
         """Wait until the other nodes are clean. A node that is gone cannot be cleaned, and its
         watchdog knows by itself when Ray has ended."""
-        outposts = list(self.outposts.values())
+        agents = list(self.agents.values())
         with contextlib.suppress(Exception):
-            await self.cluster.kill_all(but=outposts)
-            await run_all(outposts, "release", timeout_s=RELEASE_TIMEOUT_S)
-        self.outposts.clear()
+            await self.cluster.kill_all(but=agents)
+            await run_all(agents, "release", timeout_s=RELEASE_TIMEOUT_S)
+        self.agents.clear()

@@ -1,4 +1,4 @@
-"""What one node of a cluster tells of itself: devices, versions, interfaces, whether it sees a
+"""What one node of a cluster reports of itself: devices, versions, interfaces, whether it sees a
 folder of the driver. Called on every node by `each_node`, and on the driver itself; takes no
 device."""
 
@@ -21,13 +21,13 @@ from milescli.platform.probe import probe
 
 COMPARED_PACKAGES = ("torch", "sglang", "megatron-core", "ray", "transformers")
 """Must be equal on all nodes: they talk to each other in formats of their own."""
-REPORT = "milescli.runtime.site:report"
-HAS_NONCE = "milescli.runtime.site:has_nonce"
-DIGEST = "milescli.runtime.site:folder_digest"
+NODE_REPORT = "milescli.cluster.report:node_report"
+HAS_NONCE = "milescli.cluster.report:has_nonce"
+FOLDER_DIGEST = "milescli.cluster.report:folder_digest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SiteReport:
+class NodeReport:
     """One node, as it sees itself."""
 
     machine: Machine
@@ -41,33 +41,33 @@ class SiteReport:
     """Those of `INTERFACE_VARIABLES` that somebody set there."""
 
 
-def report() -> SiteReport:
+def node_report() -> NodeReport:
     """Of the computer that this runs on. Raises MachineError where its visibility variables
     contradict each other."""
-    return SiteReport(
+    return NodeReport(
         machine=probe(),
         versions=_versions(),
         interfaces={
-            each.address: name
+            address.address: name
             for name, addresses in psutil.net_if_addrs().items()
-            for each in addresses
-            if each.family in (socket.AF_INET, socket.AF_INET6)
+            for address in addresses
+            if address.family in (socket.AF_INET, socket.AF_INET6)
         },
         variables={name: os.environ[name] for name in INTERFACE_VARIABLES if os.environ.get(name)},
     )
 
 
 def _versions() -> dict[str, str]:
-    found = {
+    versions = {
         "python": python_platform.python_version(),
         "miles": f"{milescli.__version__} ({_source_digest()})",
     }
     for name in COMPARED_PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "missing"
-    return found
+            versions[name] = "missing"
+    return versions
 
 
 def _source_digest() -> str:
@@ -89,11 +89,10 @@ def has_nonce(*, file: str, nonce: str) -> bool:
 def folder_digest(*, folder: str) -> str:
     """Of names, sizes and small files of a model folder: equal copies on local disks will do. Empty
     where there is no such folder."""
-    digest, found = hashlib.sha256(), False
-    for file in sorted(Path(folder).glob("*")):
-        if file.is_file():
-            found, size = True, file.stat().st_size
-            digest.update(f"{file.name} {size}\n".encode())
-            if file.suffix == ".json" and size < 2**20:
-                digest.update(file.read_bytes())
-    return digest.hexdigest() if found else ""
+    digest, files = hashlib.sha256(), [file for file in Path(folder).glob("*") if file.is_file()]
+    for file in sorted(files):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        if file.suffix == ".json" and size < 2**20:
+            digest.update(file.read_bytes())
+    return digest.hexdigest() if files else ""

@@ -118,8 +118,7 @@ def _large_data(recipe: Recipe) -> str:
             size_bytes = missing_bytes(parse_hub(value, key=f"data.{field}"), key=field)
             if size_bytes > DATA_LIMIT:
                 return (
-                    f"{value} would be {format_bytes(size_bytes)} to fetch; `miles launch` "
-                    "does "
+                    f"{value} would be {format_bytes(size_bytes)} to fetch; `miles launch` does "
                     "it, and checks every row first"
                 )
     return ""

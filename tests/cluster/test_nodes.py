@@ -10,11 +10,12 @@ import pytest
 
 from milescli.backends.ray.everywhere import NodeAnswer
 from milescli.backends.ray.nodes import ClusterNode
+from milescli.cluster import nodes as module
+from milescli.cluster.nodes import RunNodes, choose_nodes
+from milescli.cluster.report import NodeReport, node_report
 from milescli.core.errors import FitError, MachineError, WaitTimeout
 from milescli.platform.machine import parse_machine
-from milescli.recipe.schema import Machine as Wish
-from milescli.runtime import sites as module
-from milescli.runtime.site import SiteReport, report
+from milescli.recipe.schema import MachineSettings
 
 Cluster = Callable[..., None]
 
@@ -27,9 +28,8 @@ def _answer(
     num_gpus: int | None = None,
     **versions: str,
 ) -> NodeAnswer:
-    own = report()
-    found = parse_machine(machine)
-    gpus = len(found.nodes[0].devices) if num_gpus is None else num_gpus
+    there = parse_machine(machine)
+    gpus = len(there.nodes[0].devices) if num_gpus is None else num_gpus
     node = ClusterNode(
         node_id=f"id{number}",
         address=f"10.0.0.{number}",
@@ -37,13 +37,13 @@ def _answer(
         is_driver=is_driver,
         num_gpus=gpus,
     )
-    told = SiteReport(
-        machine=found,
-        versions=own.versions | versions,
+    report = NodeReport(
+        machine=there,
+        versions=node_report().versions | versions,
         interfaces={f"10.0.0.{number}": f"eth{number}"},
         variables={},
     )
-    return NodeAnswer(node=node, result=told)
+    return NodeAnswer(node=node, result=report)
 
 
 @pytest.fixture
@@ -66,11 +66,11 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return plant
 
 
-def _found(**wish: object) -> module.Sites:
-    return module._found(Wish(address="10.0.0.1:6379", **wish))
+def _choose(**settings: object) -> RunNodes:
+    return choose_nodes(MachineSettings(address="10.0.0.1:6379", **settings))
 
 
-def test_the_wished_nodes_are_taken_in_order_and_the_plan_is_made_for_the_weakest(answers) -> None:
+def test_the_wanted_nodes_are_taken_in_order_and_the_plan_is_made_for_the_weakest(answers) -> None:
     weak = _answer(2, "8xH200")
     weak = replace(
         weak,
@@ -78,10 +78,10 @@ def test_the_wished_nodes_are_taken_in_order_and_the_plan_is_made_for_the_weakes
         node=replace(weak.node, num_gpus=4),
     )
     answers(_answer(1, "8xH200", is_driver=True), weak, _answer(3, "8xH200"))
-    found = _found(nodes=2)
-    assert [site.node.address for site in found.chosen] == ["10.0.0.1", "10.0.0.2"]
-    assert [len(node.devices) for node in found.machine.nodes] == [4, 4]
-    assert found.beyond_this_computer
+    taken = _choose(nodes=2)
+    assert [member.node.address for member in taken.chosen] == ["10.0.0.1", "10.0.0.2"]
+    assert [len(node.devices) for node in taken.machine.nodes] == [4, 4]
+    assert taken.beyond_this_computer
 
 
 def test_a_head_without_devices_and_nodes_that_are_taken_are_passed_over(answers) -> None:
@@ -92,24 +92,24 @@ def test_a_head_without_devices_and_nodes_that_are_taken_are_passed_over(answers
         _answer(4, "8xH200"),
         free={"id2": 3.0},
     )
-    assert [site.node.address for site in _found(nodes=2).chosen] == ["10.0.0.3", "10.0.0.4"]
-    assert [site.node.address for site in _found(nodes=2, gpus=0).chosen] == [
+    assert [member.node.address for member in _choose(nodes=2).chosen] == ["10.0.0.3", "10.0.0.4"]
+    assert [member.node.address for member in _choose(nodes=2, gpus=0).chosen] == [
         "10.0.0.1",
         "10.0.0.2",
     ]
 
 
-def test_what_ray_was_not_told_of_is_not_there(answers) -> None:
+def test_devices_that_ray_does_not_count_are_not_there(answers) -> None:
     answers(_answer(1, "8xH200", is_driver=True, num_gpus=2))
-    assert len(_found().machine.nodes[0].devices) == 2
+    assert len(_choose().machine.nodes[0].devices) == 2
     with pytest.raises(
         FitError, match=r"4 GPUs per node are wanted and node 10.0.0.1 \(host-1\) has 2"
     ) as caught:
-        _found(gpus=4)
+        _choose(gpus=4)
     assert "--gpus 2" in caught.value.fixes
 
 
-def test_too_few_nodes_are_told_with_those_that_did_not_answer(answers) -> None:
+def test_too_few_nodes_are_named_with_those_that_did_not_answer(answers) -> None:
     late = NodeAnswer(
         node=_answer(2, "cpu").node,
         error=WaitTimeout("node 10.0.0.2 did not answer", why="hung", fix="ray status"),
@@ -118,7 +118,7 @@ def test_too_few_nodes_are_told_with_those_that_did_not_answer(answers) -> None:
     with pytest.raises(
         MachineError, match=r"2 nodes are wanted, and the Ray cluster at 10\.0\.0\.1:6379 has 1"
     ) as caught:
-        _found(nodes=2)
+        _choose(nodes=2)
     assert "node 10.0.0.2 did not answer" in caught.value.why
 
 
@@ -128,9 +128,11 @@ def test_another_version_on_a_node_is_named(answers, package: str) -> None:
     with pytest.raises(
         MachineError, match=r"node 10.0.0.2 \(host-2\) runs other software"
     ) as caught:
-        _found(nodes=2)
-    assert f"{package} is 0.0.1 there and {report().versions[package]} here" in caught.value.why
-    assert [site.node.address for site in _found().chosen] == ["10.0.0.1"], (
+        _choose(nodes=2)
+    assert (
+        f"{package} is 0.0.1 there and {node_report().versions[package]} here" in caught.value.why
+    )
+    assert [member.node.address for member in _choose().chosen] == ["10.0.0.1"], (
         "a node that is not taken does not matter"
     )
 
@@ -138,18 +140,20 @@ def test_another_version_on_a_node_is_named(answers, package: str) -> None:
 def test_unlike_devices_are_refused(answers) -> None:
     answers(_answer(1, "8xH200", is_driver=True), _answer(2, "8xH100"))
     with pytest.raises(MachineError, match="unlike") as caught:
-        _found(nodes=2)
+        _choose(nodes=2)
     assert "NVIDIA H200" in caught.value.why and "NVIDIA H100 80GB HBM3" in caught.value.why
 
 
 def test_the_interface_is_that_of_the_address_unless_the_user_named_one(answers) -> None:
     answers(_answer(1, "cpu", is_driver=True), _answer(2, "cpu"))
-    site = _found(nodes=2).chosen[1]
+    member = _choose(nodes=2).chosen[1]
     both = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    assert site.interface_variables({}) == dict.fromkeys(both, "eth2")
-    assert site.interface_variables({"NCCL_SOCKET_IFNAME": "ib0"}) == {
+    assert member.interface_variables({}) == dict.fromkeys(both, "eth2")
+    assert member.interface_variables({"NCCL_SOCKET_IFNAME": "ib0"}) == {
         "GLOO_SOCKET_IFNAME": "eth2",
         "NCCL_SOCKET_IFNAME": "ib0",
     }
-    there = replace(site, report=replace(site.report, variables={"NCCL_SOCKET_IFNAME": "bond0"}))
+    there = replace(
+        member, report=replace(member.report, variables={"NCCL_SOCKET_IFNAME": "bond0"})
+    )
     assert there.interface_variables({"NCCL_SOCKET_IFNAME": "ib0"})["NCCL_SOCKET_IFNAME"] == "bond0"

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from milescli.runtime import guardian
-from tests.cluster_in_small import SmallCluster, SmallNode, wait_until_gone
+from milescli.cluster.watchdog import TOKEN_VARIABLE
+from tests.end_to_end.cluster.small_cluster import SmallCluster, SmallNode, wait_until_gone
 from tests.end_to_end.runs import MILES, TINY, Finished
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -32,16 +32,14 @@ def _environment(cluster: SmallCluster) -> dict[str, str]:
 
 def _ours(node: SmallNode) -> list[psutil.Process]:
     """Processes of a run on a node, its watchdog and folders of temporary files apart."""
-    found = []
+    ours = []
     for process in node.processes():
         try:
-            if process.environ().get(guardian.TOKEN_VARIABLE) or "milescli" in " ".join(
-                process.cmdline()
-            ):
-                found.append(process)
+            if process.environ().get(TOKEN_VARIABLE) or "milescli" in " ".join(process.cmdline()):
+                ours.append(process)
         except psutil.Error:
             continue
-    return found
+    return ours
 
 
 def _left(cluster: SmallCluster) -> list[object]:
@@ -51,14 +49,14 @@ def _left(cluster: SmallCluster) -> list[object]:
 
 
 def _listening(node: SmallNode) -> set[str]:
-    """Addresses on which processes of the run listen, of the outposts and engines alone: Ray's own
-    workers are the cluster's."""
+    """Addresses on which processes of the run listen, of the node agents and engines alone: Ray's
+    own workers are the cluster's."""
     return {
-        each.laddr.ip
+        connection.laddr.ip
         for process in _ours(node)
         if "sglang" in " ".join(process.cmdline()) or "milescli" in " ".join(process.cmdline())
-        for each in process.net_connections(kind="inet")
-        if each.status == psutil.CONN_LISTEN
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
     }
 
 
@@ -82,8 +80,8 @@ def test_a_run_over_two_nodes_survives_its_driver_and_leaves_nothing(
         if "sglang" in " ".join(process.cmdline())
     ]
     keys = {process.environ().get("MILES_ENGINE_KEY") for process in engines} - {None, ""}
-    told = [*(" ".join(process.cmdline()) for process in engines), *_texts(run)]
-    assert keys and not any(key in text for key in keys for text in told)
+    visible = [*(" ".join(process.cmdline()) for process in engines), *_texts(run)]
+    assert keys and not any(key in text for key in keys for text in visible)
     for node in cluster.nodes:
         assert _ours(node), f"nothing of the run is on {node.name}"
         assert _listening(node) <= {node.address, "127.0.0.1", "::1"}

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster_in_small import SmallCluster, small_cluster, why_impossible
+from tests.end_to_end.cluster.small_cluster import SmallCluster, small_cluster, why_impossible
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
-    """Two nodes; the second has another value of one variable, by which it can be told apart. Ray
-    is told of GPUs that nobody touches."""
+    """Two nodes; the second has another value of one variable, by which it can be recognised. Ray
+    counts GPUs that nobody touches. Tests may read it and use it; whoever changes a node takes
+    `own_cluster`."""
     _skip_where_impossible()
     with small_cluster(
         tmp_path_factory.mktemp("cluster"), gpus=4, node_environment={1: {"MILES_TEST_ODD": "yes"}}

@@ -1,5 +1,5 @@
 """The watchdog of one run: a small process that outlives the driver and leaves nothing of ours
-behind. Standard library only.
+behind. Standard library only. Started by runtime.session, by `agent` and by doctor's trials.
 
 It holds the reading end of a pipe. While the driver lives, the pipe stays open; when the driver
 ends, in whatever way, the pipe closes, and every process that carries this run's token in its
@@ -23,15 +23,18 @@ from pathlib import Path
 TOKEN_VARIABLE = "MILES_RUN_TOKEN"
 """Every process of a run inherits it; no other process has its value."""
 LOOK_EVERY_S = 2.0
-"""How often it notes which processes the run has: one that is killed cannot be asked any more what
+"""How often it notes which processes the run has: one that is killed can no longer be asked what
 it left behind."""
-TERM_GRACE_S = 3.0
-KILL_GRACE_S = 10.0
+TERM_GRACE_S, KILL_GRACE_S = 3.0, 10.0
+"""Between TERM and KILL; then until the watchdog gives up on processes that even KILL does not
+end."""
+WATCHED_VARIABLE = "MILES_WATCHED_TOKEN"
+"""How the watchdog learns the token: under its own name, the watchdog would end itself."""
 
 
 @dataclass(slots=True)
-class Guardian:
-    """The driver's handle on its watchdog."""
+class Watchdog:
+    """What the process that started a watchdog holds of it."""
 
     pipe: int
     """Writing end; closing it tells the watchdog to clean up and end."""
@@ -48,11 +51,13 @@ class Guardian:
             os.close(self.done)
             if not ended:
                 raise TimeoutError(
-                    f"the watchdog has not ended {timeout_s:.0f} s after it was told to clean up"
+                    f"the watchdog has not ended {timeout_s:.0f} s after it was asked to clean up"
                 )
 
 
-def start(*, token: str, scratch_dirs: list[Path], verdict: Path | None = None) -> Guardian:
+def start_watchdog(
+    *, token: str, scratch_dirs: list[Path], verdict: Path | None = None
+) -> Watchdog:
     """Start the watchdog of this process. `scratch_dirs` are removed at the end; `verdict` is a
     file that the driver writes when it ends in order: where it is missing, the watchdog writes
     there that the driver was killed. None: on another node than the driver's."""
@@ -61,17 +66,15 @@ def start(*, token: str, scratch_dirs: list[Path], verdict: Path | None = None) 
     command = [
         sys.executable,
         "-m",
-        "milescli.runtime.guardian",
+        "milescli.cluster.watchdog",
         "--pipe",
         str(reading),
-        "--driver",
-        str(os.getpid()),
     ]
     if verdict is not None:
         command += ["--verdict", str(verdict)]
     for folder in scratch_dirs:
         command += ["--remove", str(folder)]
-    environment = {**os.environ, "MILES_GUARDED_TOKEN": token}
+    environment = {**os.environ, WATCHED_VARIABLE: token}
     environment.pop(TOKEN_VARIABLE, None)
     # The shell ends at once, and the watchdog is nobody's child: Ray kills the children of an actor
     # with it.
@@ -87,7 +90,7 @@ def start(*, token: str, scratch_dirs: list[Path], verdict: Path | None = None) 
     )
     os.close(reading)
     os.close(ended)
-    return Guardian(pipe=writing, done=done)
+    return Watchdog(pipe=writing, done=done)
 
 
 def processes_of(token: str) -> Iterator[int]:
@@ -108,15 +111,15 @@ def processes_of(token: str) -> Iterator[int]:
 def stop_all(token: str, *, seen: set[int]) -> None:
     """TERM, a grace, then KILL, to every process of the run. `seen`: ids of those that ended
     before, for what they left."""
-    found = set(processes_of(token))
-    _signal(found, signal.SIGTERM)
+    stopped = set(processes_of(token))
+    _signal(stopped, signal.SIGTERM)
     _wait_until_gone(token, TERM_GRACE_S)
     deadline = time.monotonic() + KILL_GRACE_S
     while (left := set(processes_of(token))) and time.monotonic() < deadline:
-        found |= left
+        stopped |= left
         _signal(left, signal.SIGKILL)
         time.sleep(0.1)
-    _remove_shared_memory(found | seen)
+    _remove_shared_memory(stopped | seen)
 
 
 def _signal(pids: set[int], number: signal.Signals) -> None:
@@ -147,13 +150,12 @@ def main() -> None:
     """Wait for the pipe to close, then clean up."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--pipe", type=int, required=True)
-    parser.add_argument("--driver", type=int, required=True)
     parser.add_argument("--verdict", type=Path)
     parser.add_argument("--remove", type=Path, action="append", default=[])
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    token, seen = os.environ["MILES_GUARDED_TOKEN"], set[int]()
+    token, seen = os.environ[WATCHED_VARIABLE], set[int]()
     while not select.select([options.pipe], [], [], LOOK_EVERY_S)[0]:
         seen.update(processes_of(token))
     stop_all(token, seen=seen)

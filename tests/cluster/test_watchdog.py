@@ -14,23 +14,31 @@ from pathlib import Path
 import psutil
 import pytest
 
-from milescli.runtime import guardian
+from milescli.cluster.watchdog import TOKEN_VARIABLE, processes_of, start_watchdog
 
 DRIVER = textwrap.dedent(
     """
     import os, subprocess, sys, time
     from pathlib import Path
-    from milescli.runtime import guardian
+    from milescli.cluster.watchdog import TOKEN_VARIABLE, start_watchdog
     token, scratch, verdict = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    os.environ[guardian.TOKEN_VARIABLE] = token
-    guardian.start(token=token, scratch_dirs=[scratch], verdict=verdict)
-    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
-    child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, start_new_session=True)
+    os.environ[TOKEN_VARIABLE] = token
+    start_watchdog(token=token, scratch_dirs=[scratch], verdict=verdict)
+    child = subprocess.Popen(
+        [sys.executable, "-c", sys.argv[4]], stdout=subprocess.PIPE, start_new_session=True
+    )
     child.stdout.readline()
     print(child.pid, flush=True)
     time.sleep(600)
     """
 )
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(600)
+"""
+"""A child of the driver that does not end when it is asked to."""
 
 
 def _wait_until(condition, seconds: float = 30.0) -> bool:
@@ -66,7 +74,7 @@ def test_a_killed_driver_leaves_nothing_of_its_own_and_everything_of_others(
     (scratch / "file").write_text("x")
     token = f"test-{os.getpid()}-{time.monotonic_ns()}"
     driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, token, str(scratch), str(verdict)],
+        [sys.executable, "-c", DRIVER, token, str(scratch), str(verdict), STUBBORN],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -90,16 +98,16 @@ def test_release_waits_for_the_clean_up_and_keeps_the_drivers_own_verdict(tmp_pa
     verdict = tmp_path / "verdict.json"
     verdict.write_text('{"outcome": "done"}\n')
     token = f"test-{os.getpid()}-{time.monotonic_ns()}"
-    watchdog = guardian.start(token=token, scratch_dirs=[], verdict=verdict)
-    own = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
-    assert not any("milescli.runtime.guardian" in line for line in own), (
+    watchdog = start_watchdog(token=token, scratch_dirs=[], verdict=verdict)
+    own = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    assert not any("milescli.cluster.watchdog" in line for line in own), (
         "whoever kills our children would kill the watchdog"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"],
-        env={**os.environ, guardian.TOKEN_VARIABLE: token},
+        env={**os.environ, TOKEN_VARIABLE: token},
     )
-    assert _wait_until(lambda: child.pid in set(guardian.processes_of(token)))
+    assert _wait_until(lambda: child.pid in set(processes_of(token)))
     watchdog.release()
     assert child.wait(10) == -signal.SIGTERM
     assert json.loads(verdict.read_text())["outcome"] == "done"
@@ -108,11 +116,11 @@ def test_release_waits_for_the_clean_up_and_keeps_the_drivers_own_verdict(tmp_pa
 def test_another_runs_token_is_not_ours() -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"],
-        env={**os.environ, guardian.TOKEN_VARIABLE: "abc-longer"},
+        env={**os.environ, TOKEN_VARIABLE: "abc-longer"},
     )
     try:
-        assert _wait_until(lambda: child.pid in set(guardian.processes_of("abc-longer")))
-        assert child.pid not in set(guardian.processes_of("abc"))
+        assert _wait_until(lambda: child.pid in set(processes_of("abc-longer")))
+        assert child.pid not in set(processes_of("abc"))
     finally:
         child.kill()
         child.wait()

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from milescli.platform.machine import read_machine
-from milescli.recipe.load import load
-from milescli.runtime.emit import Form, job_of, script
+from milescli.jobs.script import Form, script
+from tests.jobs.planned import job
 
 STAND_INS = {
     "srun": """
@@ -91,13 +90,15 @@ class Stage:
 
 def stage(folder: Path, form: Form, *, present: str, start_timeout_s: float = 60.0) -> Stage:
     """`present`: the hosts that Ray runs on, a line each."""
-    machine, tools = read_machine("2xcpu"), folder / "tools"
-    flags = {"machine.nodes": "--nodes 2", "run.name": "--name mine"}
-    sets = [f"machine.start_timeout_s={start_timeout_s}"]
-    loaded = load(
-        "quickstart", sets=sets, flags=flags, environ={}, cwd=Path.cwd(), home=Path("/nowhere")
+    tools = folder / "tools"
+    made = job(
+        f"machine.start_timeout_s={start_timeout_s}",
+        machine="2xcpu",
+        folder=folder,
+        bin_dir=tools,
+        run__name="--name mine",
     )
-    text = script(job_of(loaded, machine=machine, folder=folder, bin_dir=tools), form)
+    text = script(made, form)
     tools.mkdir()
     for name, body in STAND_INS.items():
         (tools / name).write_text(f"#!/bin/bash\n{body}\n")
@@ -242,5 +243,5 @@ def test_no_key_and_no_token_is_in_a_command_line(
     (seen,) = set(at.log("seen"))
     key, token = seen.split()
     assert (key, len(token)) == ("hf_verysecret", 64)
-    told = "\n".join([*at.log("ssh"), *at.log("ray"), *at.log("miles")])
-    assert told and key not in told and token not in told
+    commands = "\n".join([*at.log("ssh"), *at.log("ray"), *at.log("miles")])
+    assert commands and key not in commands and token not in commands

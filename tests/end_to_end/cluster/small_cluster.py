@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 RAY = Path(sys.executable).with_name("ray")
 PORT = 6379
 TOOLS = ("ip", "unshare", "nsenter", "mount", "bash")
@@ -35,7 +35,10 @@ set -eu
 ip link set lo up
 hostname "$NAME"
 mount -t tmpfs -o size=4g tmpfs /dev/shm
-for folder in $VISIBLE; do mkdir -p "$PRIVATE/${folder#/tmp/}"; mount --bind "$folder" "$PRIVATE/${folder#/tmp/}"; done
+for folder in $VISIBLE; do
+  mkdir -p "$PRIVATE/${folder#/tmp/}"
+  mount --bind "$folder" "$PRIVATE/${folder#/tmp/}"
+done
 echo "nameserver 127.0.0.1" > "$PRIVATE/resolv.conf"
 mount --bind "$PRIVATE/resolv.conf" /etc/resolv.conf
 mount --rbind "$PRIVATE" /tmp
@@ -89,9 +92,9 @@ class SmallNode:
     def processes(self) -> list[psutil.Process]:
         """All that run there now, zombies left out."""
         return [
-            each
-            for each in self.init.children(recursive=True)
-            if _state(each) not in (None, psutil.STATUS_ZOMBIE)
+            process
+            for process in self.init.children(recursive=True)
+            if _state(process) not in (None, psutil.STATUS_ZOMBIE)
         ]
 
     def cut_off(self) -> None:
@@ -177,8 +180,8 @@ def small_cluster(
     node_environment: dict[int, dict[str, str]] | None = None,
 ) -> Iterator[SmallCluster]:
     """Ray on `num_nodes` computers, reachable by token only. `base`: an empty folder of the caller.
-    `gpus`: that Ray is told of, per node; there need be none. `node_environment`: further variables
-    of single nodes, by number: how one of them differs from the others."""
+    `gpus`: that Ray is made to count, per node; there need be none. `node_environment`: further
+    variables of single nodes, by number: how one of them differs from the others."""
     shared, token_file = base / "shared", base / "shared" / ".ray-token"
     shared.mkdir(parents=True)
     token_file.touch(mode=0o600)
@@ -202,7 +205,7 @@ def small_cluster(
             for number in range(1, num_nodes + 1)
         ]
         cluster = SmallCluster(nodes=nodes, shared=shared, token_file=token_file)
-        stack.callback(_bury, cluster)
+        stack.callback(_end_started, cluster)
         for number, node in enumerate(nodes):
             _start_ray(
                 cluster,
@@ -278,7 +281,7 @@ def _enter(pid: int, *namespaces: str, cwd: Path | None = None) -> list[str]:
         "nsenter",
         "--target",
         str(pid),
-        *(f"--{each}" for each in namespaces),
+        *(f"--{kind}" for kind in namespaces),
         *([f"--wdns={cwd}"] if cwd else []),
         "--",
     ]
@@ -322,9 +325,8 @@ def _start_ray(
         if number == 0
         else [f"--address={cluster.address}"]
     )
-    log = (
-        node.private / "ray-start.log"
-    )  # a file: Ray's daemons keep the output open, and a pipe would never end
+    # a file: Ray's daemons keep the output open, and a pipe would never end
+    log = node.private / "ray-start.log"
     environment = {**_own_environment(), **cluster.environment(), **env}
     for _ in range(START_TRIES):
         if _ray(node, command, environment, log) == 0:
@@ -353,15 +355,13 @@ def _ray(
     return done.returncode
 
 
-def _bury(cluster: SmallCluster) -> None:
+def _end_started(cluster: SmallCluster) -> None:
     """Processes that were started from outside into the nodes end before their nodes do."""
     for process in cluster._started:
         if process.poll() is None:
-            for each in (
-                *psutil.Process(process.pid).children(recursive=True),
-                psutil.Process(process.pid),
-            ):
-                _kill(each)
+            inside = psutil.Process(process.pid)
+            for victim in (*inside.children(recursive=True), inside):
+                _kill(victim)
             process.communicate(timeout=30)
 
 

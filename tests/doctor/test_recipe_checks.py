@@ -10,23 +10,19 @@ from huggingface_hub import constants
 
 from milescli.core.errors import DataError, RecipeError
 from milescli.doctor.finding import Finding, Status, run_checks
-from milescli.doctor.wish import check_material, check_model, check_reward_of, recipe_checks
+from milescli.doctor.recipe_checks import (
+    check_material,
+    check_model,
+    check_reward_of,
+    recipe_checks,
+)
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe, ScratchModel
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.runtime.scratch import config_of
+from tests.doctor.small_model import SMALL
 from tests.loopback_hub import loopback_hub
-
-SMALL = {
-    "num_layers": 1,
-    "hidden_size": 32,
-    "num_heads": 1,
-    "num_kv_heads": 1,
-    "head_dim": 32,
-    "ffn_hidden_size": 32,
-    "vocab_size": 300,
-}
 
 
 def _recipe(data: dict[str, object] | None = None, **sections: object) -> Recipe:
@@ -37,16 +33,19 @@ def _recipe(data: dict[str, object] | None = None, **sections: object) -> Recipe
 
 def _checked(recipe: Recipe) -> dict[str, Finding]:
     loaded = LoadedRecipe(recipe=recipe, origins={}, source="test")
-    found = run_checks(recipe_checks(loaded, machine=lambda: parse_machine("cpu")))
-    return {each.check: each for each in found}
+    findings = run_checks(recipe_checks(loaded, machine=lambda: parse_machine("cpu")))
+    return {finding.check: finding for finding in findings}
 
 
 def test_a_good_recipe_is_ok_in_all_parts() -> None:
-    found = _checked(_recipe({"eval": "task:sums-heldout"}))
-    assert {name: each.status for name, each in found.items()} == dict.fromkeys(
+    findings = _checked(_recipe({"eval": "task:sums-heldout"}))
+    assert {name: finding.status for name, finding in findings.items()} == dict.fromkeys(
         ("model", "checkpoints", "download", "reward", "plan", "data"), Status.OK
     )
-    assert "8192 prompts" in found["data"].what and "columns prompt and label" in found["data"].what
+    assert (
+        "8192 prompts" in findings["data"].what
+        and "columns prompt and label" in findings["data"].what
+    )
 
 
 def test_a_reward_that_cannot_be_imported_is_a_fail_with_its_reason(
@@ -55,9 +54,9 @@ def test_a_reward_that_cannot_be_imported_is_a_fail_with_its_reason(
     (tmp_path / "broken_rewards.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     recipe = _recipe(rollout={"reward": "broken_rewards:strict"})
-    found = _checked(recipe)
-    assert found["reward"].status is Status.FAIL and "no_such_package" in found["reward"].why
-    assert {found[name].status for name in ("plan", "data")} == {Status.SKIP}
+    findings = _checked(recipe)
+    assert findings["reward"].status is Status.FAIL and "no_such_package" in findings["reward"].why
+    assert {findings[name].status for name in ("plan", "data")} == {Status.SKIP}
     with pytest.raises(RecipeError):
         check_reward_of(recipe)
 
@@ -74,8 +73,10 @@ def test_many_dropped_prompts_are_a_warning(tmp_path: Path) -> None:
     path.write_text(
         "".join(json.dumps({"prompt": "7" * length, "label": "1"}) + "\n" for length in (3, 500))
     )
-    found = check_material(_recipe({"prompts": str(path)}))[0]
-    assert found.status is Status.WARN and found.fix[0].startswith("--set data.max_prompt_tokens=")
+    finding = check_material(_recipe({"prompts": str(path)}))[0]
+    assert finding.status is Status.WARN and finding.fix[0].startswith(
+        "--set data.max_prompt_tokens="
+    )
 
 
 def test_a_model_on_the_hub_is_judged_by_config_and_tokenizer_alone(
@@ -102,8 +103,8 @@ def test_a_model_on_the_hub_is_judged_by_config_and_tokenizer_alone(
         recipe = Recipe.model_validate(
             {"model": {"path": "org/tiny"}, "data": {"prompts": "task:sums"}}
         )
-        found = check_material(recipe)[0]
-        assert found.status is Status.OK and "8192 prompts" in found.what
+        finding = check_material(recipe)[0]
+        assert finding.status is Status.OK and "8192 prompts" in finding.what
         assert check_model(recipe, parse_machine("cpu"))[0].status is Status.OK
         assert "model.safetensors" not in hub.fetched and "config.json" in hub.fetched
 
@@ -111,11 +112,11 @@ def test_a_model_on_the_hub_is_judged_by_config_and_tokenizer_alone(
 def test_a_family_that_cannot_be_served_on_this_machine_is_a_fail_with_its_reason() -> None:
     tied = {**SMALL, "family": "qwen3_moe", "num_experts": 4, "tie_embeddings": True}
     recipe = Recipe.model_validate({"model": {"scratch": tied}, "data": {"prompts": "task:sums"}})
-    found = check_model(recipe, parse_machine("cpu"))[0]
-    assert found.status is Status.FAIL and "tied" in found.why
+    finding = check_model(recipe, parse_machine("cpu"))[0]
+    assert finding.status is Status.FAIL and "tied" in finding.why
 
 
-def test_a_model_that_cannot_be_had_is_told_once(
+def test_a_model_that_cannot_be_had_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
@@ -123,6 +124,6 @@ def test_a_model_that_cannot_be_had_is_told_once(
     recipe = Recipe.model_validate(
         {"model": {"path": "org/tiny"}, "data": {"prompts": "task:sums"}}
     )
-    found = _checked(recipe)
-    assert found["model"].status is Status.FAIL and "org/tiny" in found["model"].what
-    assert {found[name].status for name in ("checkpoints", "plan")} == {Status.SKIP}
+    findings = _checked(recipe)
+    assert findings["model"].status is Status.FAIL and "org/tiny" in findings["model"].what
+    assert {findings[name].status for name in ("checkpoints", "plan")} == {Status.SKIP}

@@ -1,6 +1,6 @@
-"""Seconds and tokens that the field tells of its own runs: what the time model is held against.
-Facts, with no text of theirs; none was measured here. Where answers' lengths are not told, they are
-found from another figure of the same run."""
+"""Seconds and tokens that others have reported of their own runs: what the time model is compared
+with. Facts, with no text of theirs; none was measured here. Where the length of responses is not
+reported, it is inferred from another figure of the same run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PUBLICATIONS = (
     Publication(model="zai-org/GLM-5", devices=128, seconds=58.302),
     Publication(model="moonshotai/Kimi-K2-Instruct", devices=256, seconds=53.279),
 )
-"""Of those whose number of devices is not told, it is taken to be one node."""
+"""Where the number of devices is not reported, it is taken to be one node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A 27B dense model with linear attention on 8 H200s that take turns: 32 prompts x 8 answers,
+    """A 27B dense model with linear attention on 8 H200s that take turns: 32 prompts x 8 responses,
     tp 4, Adam on the host, with a reference."""
 
     model: str = "Qwen/Qwen3.6-27B"

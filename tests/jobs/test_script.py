@@ -18,36 +18,18 @@ from hypothesis import strategies as st
 
 from milescli.core.errors import MachineError
 from milescli.core.pins import pin
+from milescli.jobs import job as job_module
+from milescli.jobs.job import Job, machine_like_this
+from milescli.jobs.script import FORMS as TABLE
+from milescli.jobs.script import Form, fill, notes, script
 from milescli.platform.machine import read_machine
-from milescli.recipe.load import load
-from milescli.runtime import emit
-from milescli.runtime.emit import FILES, Form, Job, fill, job_of, notes, script
-from tests.runtime import kuberay_fields
+from milescli.recipe.schema import MachineSettings
+from tests.jobs import kuberay_fields
+from tests.jobs.planned import job
 from tests.tools import tool
 
-FORMS: tuple[Form, ...] = tuple(FILES)
+FORMS: tuple[Form, ...] = tuple(TABLE)
 SHELL: tuple[Form, ...] = ("slurm", "ssh")
-
-
-def job(
-    *sets: str,
-    recipe: str = "quickstart",
-    machine: str = "2x8xH200",
-    environ: dict[str, str] | None = None,
-    **flags: str,
-) -> Job:
-    """Planned for a machine that is only named; flags as `machine__gpus="--gpus 4"`."""
-    named = read_machine(machine)
-    told = {
-        "machine.nodes": f"--nodes {len(named.nodes)}",
-        **{key.replace("__", "."): text for key, text in flags.items()},
-    }
-    loaded = load(
-        recipe, sets=sets, flags=told, environ=environ or {}, cwd=Path.cwd(), home=Path("/nowhere")
-    )
-    return job_of(
-        loaded, machine=named, folder=Path("/shared/my work"), bin_dir=Path("/opt/a b/bin")
-    )
 
 
 def parts(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -251,21 +233,14 @@ def test_kuberay_tells_of_files_that_pods_will_not_see(tmp_path: Path) -> None:
     assert not any("data.prompts" in note for note in notes(made, "slurm"))
 
 
-def test_a_host_without_the_gpus_that_are_wanted_is_told_how_to_name_others(
+def test_a_host_without_the_gpus_that_are_wanted_learns_how_to_name_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(emit, "probe", lambda: read_machine("cpu"))
-    loaded = load(
-        "quickstart",
-        flags={"machine.gpus": "--gpus 8"},
-        environ={},
-        cwd=Path.cwd(),
-        home=Path("/nowhere"),
-    )
+    monkeypatch.setattr(job_module, "probe", lambda: read_machine("cpu"))
     with pytest.raises(
         MachineError, match="8 GPUs per node are wanted, and this host has 0"
     ) as caught:
-        job_of(loaded, machine=None, folder=Path.cwd(), bin_dir=Path("/opt"))
+        machine_like_this(MachineSettings(gpus=8))
     assert caught.value.fixes[0] == "--on 1x8xH200"
 
 

@@ -1,0 +1,311 @@
+"""Which computers a run takes: this one, or nodes of a Ray cluster that is there already. The
+driver chooses, compares and checks them before a run directory is made or an actor started."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from milescli.backends.ray.everywhere import NodeAnswer, each_node, joined
+from milescli.backends.ray.nodes import ClusterNode, free_resources
+from milescli.cluster.report import (
+    FOLDER_DIGEST,
+    HAS_NONCE,
+    NODE_REPORT,
+    NodeReport,
+    folder_digest,
+    node_report,
+)
+from milescli.core.errors import CheckpointError, FitError, MachineError
+from milescli.platform.environment import INTERFACE_VARIABLES
+from milescli.platform.machine import Device, Machine, Node
+from milescli.platform.probe import probe
+from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.schema import MachineSettings
+
+if TYPE_CHECKING:
+    from milescli.console.output import Output
+
+ASK_TIMEOUT_S = 120.0
+"""Bound on an answer of every node: Ray starts a Python process there, and a vendor's tool takes
+seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNode:
+    """One node of a cluster that the run takes."""
+
+    node: ClusterNode
+    report: NodeReport
+
+    @property
+    def devices(self) -> list[Device]:
+        """Those that the node has, and Ray gives away."""
+        return self.report.machine.nodes[0].devices[: self.node.num_gpus]
+
+    def interface_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """GLOO_ and NCCL_SOCKET_IFNAME for processes on this node. What the user set wins, there or
+        for the driver (`environ`); else the interface that holds the address by which the other
+        nodes know this one."""
+        own = self.report.interfaces.get(self.node.address)
+        chosen = {
+            name: self.report.variables.get(name) or environ.get(name) or own
+            for name in INTERFACE_VARIABLES
+        }
+        return {name: value for name, value in chosen.items() if value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNodes:
+    """All computers of a run."""
+
+    machine: Machine
+    """What the plan is made for."""
+    address: str | None = None
+    """Of the cluster; None: Ray is started on this computer, for this run alone."""
+    chosen: tuple[RunNode, ...] = ()
+    """[plan nodes] in the plan's order; empty without a cluster."""
+
+    @property
+    def beyond_this_computer(self) -> bool:
+        """Some process will run elsewhere than the driver."""
+        return any(not member.node.is_driver for member in self.chosen)
+
+    def describe(self) -> str:
+        """For the one line that says where a run takes place."""
+        names = ", ".join(str(member.node) for member in self.chosen)
+        return f"Ray cluster at {self.address}: {names}"
+
+    def require_shared(self, run_dir: Path, model_dir: Path | None = None) -> None:
+        """Raises MachineError where another node does not see the run directory, CheckpointError
+        where its model folder is not the same. None: the model will be made within the run
+        directory."""
+        if not self.beyond_this_computer:
+            return
+        assert self.address is not None
+        only = [member.node.node_id for member in self.chosen]
+        with joined(self.address):
+            _require_run_dir(run_dir, self.address, only)
+            if model_dir is not None and run_dir not in model_dir.parents:
+                _require_model(model_dir, self.address, only)
+
+
+def _require_run_dir(run_dir: Path, address: str, only: Sequence[str]) -> None:
+    answers = _all_answered(who_sees(run_dir, address, only=only))
+    blind = [answer.node for answer in answers if not answer.result]
+    if blind:
+        raise MachineError(
+            f"the run directory is not the same on {', '.join(map(str, blind))}",
+            why=f"a file that was written to {run_dir} here is not there; logs and checkpoints of "
+            "all ranks go into it",
+            fix=[
+                "--set run.dir=FOLDER   # on a file system that all nodes share",
+                f"mount {run_dir.parent} there",
+            ],
+        )
+
+
+def _require_model(model_dir: Path, address: str, only: Sequence[str]) -> None:
+    answers = _all_answered(
+        each_node(
+            address,
+            FOLDER_DIGEST,
+            {"folder": str(model_dir)},
+            timeout_s=ASK_TIMEOUT_S,
+            only=only,
+        )
+    )
+    own = folder_digest(folder=str(model_dir))
+    unlike = [answer for answer in answers if answer.result != own]
+    if unlike:
+        differences = "; ".join(
+            f"{answer.node}: {'other files' if answer.result else 'no such folder'}"
+            for answer in unlike
+        )
+        raise CheckpointError(
+            f"the model is not the same on all nodes: {model_dir}",
+            why=f"every rank and engine reads it there. {differences}",
+            fix=[
+                "--set model.path=FOLDER   # on a file system that all nodes share",
+                f"rsync -a {model_dir}/ NODE:{model_dir}/",
+            ],
+        )
+
+
+def who_sees(folder: Path, address: str, *, only: Sequence[str]) -> list[NodeAnswer]:
+    """Whether each node reads in `folder` what is written there now. `only`: ids of the nodes.
+    Raises OSError where it cannot be written here."""
+    nonce, file = secrets.token_hex(8), folder / f".miles-seen-{secrets.token_hex(4)}"
+    file.write_text(nonce, encoding="utf-8")
+    try:
+        return each_node(
+            address,
+            HAS_NONCE,
+            {"file": str(file), "nonce": nonce},
+            timeout_s=ASK_TIMEOUT_S,
+            only=only,
+        )
+    finally:
+        file.unlink()
+
+
+def planning_machine(loaded: LoadedRecipe) -> Machine:
+    """What a plan alone is made for: this computer for as many nodes as the recipe wants, or the
+    nodes of the cluster that is named."""
+    settings = loaded.recipe.machine
+    return probe() if settings.address is None else choose_nodes(settings).machine
+
+
+def find_nodes(loaded: LoadedRecipe, *, output: Output | None) -> RunNodes:
+    """The computers of a run; a cluster that is joined is noted in one line, with who named it.
+    Raises as `choose_nodes`."""
+    nodes = choose_nodes(loaded.recipe.machine)
+    if nodes.address is not None and output is not None:
+        output.note(f"{nodes.describe()} ({loaded.origins['machine.address']})")
+    return nodes
+
+
+def choose_nodes(settings: MachineSettings) -> RunNodes:
+    """The computers of a run with these settings. Raises MachineError where several are wanted and
+    no cluster is named, too few answer, or they differ in what must be equal; FitError where they
+    have fewer devices than wanted."""
+    if settings.address is None:
+        if settings.nodes > 1:
+            raise _no_cluster_named(settings.nodes)
+        return RunNodes(machine=probe())
+    with joined(settings.address):
+        answers = each_node(settings.address, NODE_REPORT, timeout_s=ASK_TIMEOUT_S)
+        free = free_resources()
+    members = [
+        RunNode(node=answer.node, report=answer.result)
+        for answer in answers
+        if answer.error is None
+    ]
+    if len(members) < settings.nodes:
+        raise _too_few(settings, answers)
+    chosen = _choose(members, settings, free)
+    _require_same_software(chosen)
+    if settings.gpus != 0:
+        _require_same_devices(chosen)
+    _require_devices(chosen, settings)
+    return RunNodes(machine=_as_one_machine(chosen), address=settings.address, chosen=tuple(chosen))
+
+
+def _no_cluster_named(num_nodes: int) -> MachineError:
+    """Several computers are wanted, and nobody said which."""
+    return MachineError(
+        f"{num_nodes} nodes are wanted, and no Ray cluster is named",
+        why="miles starts Ray on this computer only; on several it joins a cluster that runs "
+        "already",
+        fix=[
+            "ray start --head --port=6379   # here; `ray start --address=HOST:6379` on the others; "
+            "then add --address HOST:6379",
+            "export RAY_ADDRESS=HOST:6379   # the same as --address",
+            "--emit slurm   # or kuberay, ssh: a script that does all this",
+        ],
+    )
+
+
+def _too_few(settings: MachineSettings, answers: Sequence[NodeAnswer]) -> MachineError:
+    silent = [f"{answer.node}: {answer.error}" for answer in answers if answer.error is not None]
+    there = ", ".join(str(answer.node) for answer in answers if answer.error is None) or "none"
+    why = f"those that answered: {there}" + "".join(f"\n{line}" for line in silent)
+    return MachineError(
+        f"{settings.nodes} nodes are wanted, and the Ray cluster at {settings.address} has "
+        f"{len(answers) - len(silent)} that can be used",
+        why=why,
+        fix=[
+            f"ray start --address={settings.address}   # on each further node",
+            f"--nodes {max(1, len(answers) - len(silent))}",
+        ],
+    )
+
+
+def _choose(
+    members: list[RunNode], settings: MachineSettings, free: Mapping[str, Mapping[str, float]]
+) -> list[RunNode]:
+    """`settings.nodes` of them: those with enough devices and free ones before others, then in the
+    order in which they are given, which stays."""
+
+    def lacks(member: RunNode) -> tuple[bool, bool]:
+        there = len(member.devices)
+        wanted = there if settings.gpus is None else settings.gpus
+        useless = there < wanted or (settings.gpus is None and not there)
+        return useless, free.get(member.node.node_id, {}).get("GPU", 0.0) < wanted
+
+    best = sorted(members, key=lacks)[: settings.nodes]
+    return [member for member in members if member in best]
+
+
+def _require_same_software(chosen: Sequence[RunNode]) -> None:
+    """Each node against the program that runs here."""
+    mine = node_report().versions
+    for member in chosen:
+        theirs = {name: member.report.versions.get(name, "missing") for name in mine}
+        unlike = [name for name in mine if theirs[name] != mine[name]]
+        if unlike:
+            raise MachineError(
+                f"{member.node} runs other software than this one",
+                why="; ".join(
+                    f"{name} is {theirs[name]} there and {mine[name]} here" for name in unlike
+                ),
+                fix=f"on {member.node.address}: ray stop, install the same, then `ray start "
+                "--address=...` from that environment",
+            )
+
+
+def _require_same_devices(chosen: Sequence[RunNode]) -> None:
+    kinds = {_device_names(member): member for member in chosen}
+    if len(kinds) > 1:
+        raise MachineError(
+            "the nodes are unlike",
+            why="; ".join(
+                f"{member.node} has {names or 'no devices'}" for names, member in kinds.items()
+            )
+            + "; a plan is made for equal ones",
+            fix=[
+                "--gpus 0   # run on their CPUs",
+                "leave the odd ones out: --nodes N, or `ray stop` there",
+            ],
+        )
+
+
+def _device_names(member: RunNode) -> str:
+    return ", ".join(sorted({device.name for device in member.devices}))
+
+
+def _require_devices(chosen: Sequence[RunNode], settings: MachineSettings) -> None:
+    for member in chosen:
+        there = len(member.devices)
+        if settings.gpus is not None and settings.gpus > there:
+            raise FitError(
+                f"{settings.gpus} GPUs per node are wanted and {member.node} has {there}",
+                why="; ".join(f"{other.node} has {len(other.devices)}" for other in chosen),
+                fix=[
+                    f"--gpus {there}" if there else "--gpus 0   # run on their CPUs",
+                    "ray status",
+                ],
+            )
+
+
+def _as_one_machine(chosen: Sequence[RunNode]) -> Machine:
+    """All nodes, with what the weakest has: a plan gives every node the same."""
+    nodes = [member.report.machine.nodes[0] for member in chosen]
+    weakest: Node = replace(
+        nodes[0],
+        devices=min((member.devices for member in chosen), key=len),
+        cpu_cores=min(node.cpu_cores for node in nodes),
+        memory_bytes=min(node.memory_bytes for node in nodes),
+        shm_bytes=min(node.shm_bytes for node in nodes),
+    )
+    return replace(chosen[0].report.machine, nodes=[weakest] * len(nodes))
+
+
+def _all_answered(answers: list[NodeAnswer]) -> list[NodeAnswer]:
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
+    return answers

@@ -1,0 +1,129 @@
+"""A run as a job of somebody else's cluster: the plan, the user's own command, and what every form
+of a script needs of them. Starts nothing, and writes no file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from milescli.core.errors import MachineError
+from milescli.plan.types import Plan
+from milescli.platform.machine import Machine
+from milescli.platform.probe import probe
+from milescli.recipe.layers import SettingsLayer
+from milescli.recipe.load import LoadedRecipe, value_at
+from milescli.recipe.schema import MachineSettings
+
+SET_BY_SCRIPT = ("run.name", "machine.nodes", "machine.gpus", "machine.address")
+"""Keys that the script sets itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What every form needs to know."""
+
+    loaded: LoadedRecipe
+    plan: Plan
+    machine: Machine
+    folder: Path
+    """Where the user stands; on a cluster with a shared file system the job runs there."""
+    bin_dir: Path
+    """Where `miles` and `ray` lie."""
+    on: str | None = None
+    """What `--on` said; None: nodes like this host."""
+
+    @property
+    def num_nodes(self) -> int:
+        return self.loaded.recipe.machine.nodes
+
+    @property
+    def gpus(self) -> int:
+        """Of one node; 0 on a CPU."""
+        if self.plan.device_kind == "cpu":
+            return 0
+        return self.loaded.recipe.machine.gpus or min(
+            len(node.devices) for node in self.machine.nodes
+        )
+
+    @property
+    def ray_cpus(self) -> int:
+        """Ray's counters on one node, not cores: a slot takes two, and one is left for questions to
+        the node."""
+        return 2 * max(Counter(slot.node for slot in self.plan.slots).values()) + 1
+
+    @property
+    def share(self) -> float:
+        """Of a node that the job takes."""
+        num_devices = min(len(node.devices) for node in self.machine.nodes)
+        return self.gpus / num_devices if self.gpus else 1.0
+
+    @property
+    def run_dir(self) -> str:
+        """Runs live here."""
+        return self.loaded.recipe.run.dir
+
+    @property
+    def name(self) -> str:
+        """Of the run. The user's own, or one that equal commands share: a script that is started
+        again goes on with its run."""
+        command = json.dumps([self.plan.fingerprint, *self.words(recipe=self.loaded.source)])
+        digest = hashlib.sha256(command.encode()).hexdigest()[:8]
+        return self.loaded.recipe.run.name or f"{self.loaded.recipe.name}-{digest}"
+
+    @property
+    def label(self) -> str:
+        """The name as DNS takes it, in 47 characters: a RayJob's may not be longer."""
+        label = re.sub(r"[^a-z0-9]+", "-", f"miles-{self.name}".lower())
+        return label[:47].strip("-")
+
+    def words(self, *, recipe: str) -> list[str]:
+        """The user's own command, less what the plan settles. What the environment and files of
+        this host say is said here too, since the cluster may have others."""
+        pairs = [["--recipe", recipe]]
+        for key, origin in self.loaded.origins.items():
+            if key in SET_BY_SCRIPT or origin.layer in (
+                SettingsLayer.DEFAULT,
+                SettingsLayer.RECIPE,
+            ):
+                continue
+            option, _, text = origin.where.partition(" ")
+            value = json.dumps(value_at(self.loaded.recipe, key))
+            pair = (
+                [option, text] if origin.layer is SettingsLayer.SET else ["--set", f"{key}={value}"]
+            )
+            if pair not in pairs:  # one --set may fill a whole section
+                pairs.append(pair)
+        return [word for pair in pairs for word in pair]
+
+    def launch(self, *, recipe: str) -> list[str]:
+        """The command that the script runs, --address aside."""
+        where = ["--nodes", str(self.num_nodes), "--gpus", str(self.gpus), "--name", self.name]
+        return ["miles", "launch", *self.words(recipe=recipe), *where]
+
+    @property
+    def size(self) -> str:
+        """`4 nodes of 8 x NVIDIA H200`, for people."""
+        node = self.machine.nodes[0]
+        parts = f"{self.gpus} x {node.devices[0].name}" if self.gpus else f"{node.cpu_cores} cores"
+        return f"{self.num_nodes} node{'s'[: self.num_nodes > 1]} of {parts}"
+
+
+def machine_like_this(settings: MachineSettings) -> Machine:
+    """What a job is planned for where `--on` describes no nodes: nodes like this host. Raises
+    MachineError where it lacks the GPUs that are wanted."""
+    machine = probe()
+    visible = len(machine.nodes[0].devices)
+    if (settings.gpus or 0) > visible:
+        raise MachineError(
+            f"{settings.gpus} GPUs per node are wanted, and this host has {visible}",
+            why="a job is planned for nodes like this host unless they are described",
+            fix=[
+                f"--on {settings.nodes}x{settings.gpus}xH200",
+                "--on nodes.yaml   # any other machine, as a file",
+            ],
+        )
+    return machine

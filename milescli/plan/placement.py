@@ -1,0 +1,143 @@
+"""Which devices a run takes and who lives on which: trainer and engines on the same ones or each on
+their own, rank by rank, and how weights get from one to the other. Pure; called by `make`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from milescli.core.errors import FitError
+from milescli.plan.decisions import Log
+from milescli.plan.types import EngineLayout, Slot, TrainerLayout
+from milescli.platform.machine import Machine
+from milescli.recipe.schema import Recipe
+
+
+def devices_per_node(recipe: Recipe, machine: Machine, log: Log) -> int:
+    """Devices of each node that the run takes; 0: it runs on the CPU. Raises FitError where fewer
+    are there than are wanted."""
+    wanted = recipe.machine.gpus
+    visible = 0 if machine.kind == "cpu" else min(len(node.devices) for node in machine.nodes)
+    if wanted == 0 or (wanted is None and visible == 0):
+        log.note("device", "cpu", "`machine.gpus` is 0" if wanted == 0 else "no GPU is visible")
+        return 0
+    if wanted is None:
+        log.note("device", f"{visible} x {machine.kind}", "all that are visible")
+        return visible
+    if wanted > visible:
+        raise FitError(
+            f"{wanted} GPUs per node are wanted and {visible} are visible",
+            why=f"this machine is of the kind {machine.kind}"
+            + ("" if visible else " and has no GPU that miles can see"),
+            fix=[
+                f"--gpus {visible}" if visible else "leave --gpus out to run on the CPU",
+                "miles doctor",
+            ],
+        )
+    log.note("device", f"{wanted} x {machine.kind}", "pinned by `machine.gpus`")
+    return wanted
+
+
+def choose_placement(recipe: Recipe, num_devices: int | None) -> tuple[bool, str]:
+    """(colocated, why). `num_devices`: None on a CPU."""
+    wanted, staleness = recipe.engines.placement, recipe.rollout.max_staleness
+    if wanted != "auto":
+        return wanted == "colocated", "pinned by `engines.placement`"
+    if staleness > 0 and (num_devices is None or num_devices > 1):
+        return False, f"max_staleness {staleness}: rollout runs while the trainer works"
+    return True, "strictly on-policy steps take turns, so each gets all devices"
+
+
+def assign_slots(
+    trainer: TrainerLayout,
+    engines: EngineLayout,
+    colocated: bool,
+    devices_per_node: int,
+    num_nodes: int,
+) -> list[Slot]:
+    """Slot i: trainer rank i; engine ranks on the same slots (colocated) or behind the trainer's
+    (split), where an engine can begin without lying across two nodes. On a CPU a node has as many
+    slots as it takes to use all nodes. Raises FitError where these have not one each."""
+    ranks, shards = trainer.world_size, engines.num * engines.tp
+    unit = min(engines.tp, devices_per_node) if devices_per_node else 1
+    offset = 0 if colocated else -(-ranks // unit) * unit
+    num_slots = max(ranks, offset + shards)
+    if not devices_per_node and num_slots < num_nodes:
+        raise FitError(
+            f"{num_nodes} nodes are wanted, and the plan has {num_slots} "
+            f"slot{'s'[: num_slots > 1]} for them",
+            why=f"trainer ranks {ranks}, engine ranks "
+            f"{shards}{', which share slots' if colocated else ''}: each node needs one at "
+            "least",
+            fix=[f"--nodes {num_slots}", f"--set parallel.dp={num_nodes}"],
+        )
+    per_node = devices_per_node or -(-num_slots // num_nodes)
+    slots = []
+    for index in range(num_slots):
+        shard = index - offset
+        lives = 0 <= shard < shards
+        slots.append(
+            Slot(
+                node=index // per_node,
+                device=index % per_node,
+                trainer_rank=index if index < ranks else None,
+                engine=shard // engines.tp if lives else None,
+                engine_rank=shard % engines.tp if lives else None,
+            )
+        )
+    return slots
+
+
+def note_idle_devices(slots: list[Slot], num_devices: int, recipe: Recipe, log: Log) -> None:
+    """Devices that neither trainer nor engines use are noted, with the reason."""
+    used = sum(slot.trainer_rank is not None or slot.engine is not None for slot in slots)
+    if used == num_devices:
+        return
+    pins = [
+        f"{room}.{key}"
+        for room, keys in (("parallel", ("tp", "pp", "cp", "dp")), ("engines", ("tp", "num")))
+        for key in keys
+        if getattr(getattr(recipe, room), key) is not None
+    ]
+    why = (
+        f"pinned: {', '.join(pins)}"
+        if pins
+        else "no legal layout of trainer and engines takes them all, or none that fits"
+    )
+    log.note("idle devices", num_devices - used, why)
+
+
+def choose_channel(
+    recipe: Recipe, slots: list[Slot], colocated: bool, log: Log
+) -> Literal["tensor", "distributed"]:
+    """How weights reach the engines. Raises FitError for a pin that cannot work."""
+    with_trainer = {slot.node for slot in slots if slot.trainer_rank is not None}
+    alone = sorted({slot.node for slot in slots if slot.engine is not None} - with_trainer)
+    if alone and recipe.weights.channel == "tensor":
+        raise FitError(
+            "weights cannot be handed over in shared memory",
+            why=f"engines on node {', '.join(map(str, alone))} have no trainer rank beside them",
+            fix=["--set weights.channel=distributed", "--set engines.placement=colocated"],
+        )
+    if recipe.weights.channel != "auto":
+        log.note("weights.channel", recipe.weights.channel, "pinned by `weights.channel`")
+        return recipe.weights.channel
+    if colocated and alone:
+        log.note(
+            "weights.channel",
+            "distributed",
+            f"engines on node {', '.join(map(str, alone))} have no trainer rank beside them",
+        )
+        return "distributed"
+    if colocated:
+        log.note(
+            "weights.channel",
+            "tensor",
+            "trainer and engines share devices: buckets are handed over in shared memory",
+        )
+        return "tensor"
+    log.note(
+        "weights.channel",
+        "distributed",
+        "trainer and engines have devices of their own: buckets are broadcast",
+    )
+    return "distributed"

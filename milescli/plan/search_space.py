@@ -1,0 +1,136 @@
+"""What the search for layouts depends on: model, devices, the work of a step, and what the recipe
+pins. Pure; made by `on_devices`, read by `search_trainer` and `search_engines`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from milescli.core.units import GIB
+from milescli.models.base import WeightTable
+from milescli.models.facts import ModelFacts
+from milescli.plan.activations import Packing
+from milescli.plan.devices import spec_of
+from milescli.plan.memory import (
+    ENGINE_CONTEXT,
+    ENGINE_GRAPHS,
+    FRAGMENTS,
+    MemoryModel,
+    TrainerLoad,
+    bucket_bytes,
+    memory_model,
+)
+from milescli.plan.on_cpu import longest_tokens
+from milescli.plan.time import MEAN_SHARE, TimeModel, Work
+from milescli.platform.machine import DEVICE_MODELS, Machine
+from milescli.recipe.schema import EngineSettings, Parallel, Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSpace:
+    """Equal ones give equal layouts."""
+
+    memory: MemoryModel
+    time: TimeModel
+    work: Work
+    load: TrainerLoad
+    """Row and number of microbatches are filled in for each layout."""
+    memory_bytes: int
+    """Of one device."""
+    devices_per_node: int
+    longest: int
+    """Tokens of the longest sequence that is trained on."""
+    longest_served: int
+    """The same that an engine must hold: an evaluation's responses may be longer."""
+    pins: Parallel
+    engine_pins: EngineSettings
+    cap: int | None
+    """Pinned tokens of a microbatch."""
+    recompute: str
+    """auto, none or full"""
+    offload: bool | None
+    colocated: bool
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Of the model."""
+        return self.memory.table.facts
+
+    @property
+    def usable_bytes(self) -> int:
+        """Of one device."""
+        return int(self.memory_bytes * (1 - FRAGMENTS))
+
+    @property
+    def trainer_budget(self) -> int:
+        """What a trainer rank may use; a sleeping engine's process is beside it."""
+        return self.usable_bytes - (ENGINE_CONTEXT + ENGINE_GRAPHS if self.colocated else 0)
+
+
+def search_space(
+    recipe: Recipe,
+    machine: Machine,
+    table: WeightTable,
+    *,
+    devices_per_node: int,
+    colocated: bool,
+    size: int,
+) -> SearchSpace:
+    """All that the search depends on."""
+    device, _ = spec_of(machine)
+    memory = memory_model(table.facts)
+    memory_bytes = (
+        machine.nodes[0].devices[0].memory_bytes or DEVICE_MODELS[device.name].memory_gib * GIB
+    )
+    bucket = bucket_bytes(recipe.weights.bucket_mib)
+    rollout, train = recipe.rollout, recipe.train
+    scores_old = train.updates_per_step > 1 and recipe.old_logprobs == "trainer"
+    scores = recipe.keeps_reference + scores_old
+    return SearchSpace(
+        memory=memory,
+        time=TimeModel(
+            table=table, memory=memory, device=device, devices_per_node=devices_per_node
+        ),
+        work=Work(
+            num_samples=rollout.prompts_per_step * rollout.samples_per_prompt,
+            num_prompts=rollout.prompts_per_step,
+            prompt_tokens=max(1.0, recipe.data.max_prompt_tokens * MEAN_SHARE),
+            response_tokens=max(1.0, rollout.max_response_tokens * MEAN_SHARE),
+            longest_response=rollout.max_response_tokens,
+            updates=train.updates_per_step,
+            extra_forwards=scores,
+            size=size,
+            bucket_bytes=bucket,
+        ),
+        load=TrainerLoad(
+            size=size,
+            row_tokens=0,
+            num_microbatches=1,
+            keeps_reference=recipe.keeps_reference,
+            sleeps=colocated,
+            bucket_bytes=bucket,
+            packing=Packing(imbalance=train.expert_imbalance),
+        ),
+        memory_bytes=memory_bytes,
+        devices_per_node=devices_per_node,
+        longest=recipe.data.max_prompt_tokens + rollout.max_response_tokens,
+        longest_served=longest_tokens(recipe),
+        pins=recipe.parallel,
+        engine_pins=recipe.engines,
+        cap=train.max_tokens_per_microbatch,
+        recompute=train.recompute,
+        offload=train.optimizer.offload,
+        colocated=colocated,
+    )
+
+
+def values_to_try(pin: int | None, free: Iterable[int], *, most: int) -> list[int]:
+    """Of one axis: the pinned value alone, or those of `free` up to `most`."""
+    return [pin] if pin is not None else [value for value in free if value <= most]
+
+
+def divisors(number: int) -> list[int]:
+    """Ascending."""
+    small = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
+    return sorted({*small, *(number // value for value in small)})

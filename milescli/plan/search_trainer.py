@@ -1,0 +1,229 @@
+"""All legal layouts of the trainer on so many devices, and those that fit, the fastest first. Pure
+and deterministic: ties go to the layout that is cut least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+
+from milescli.plan.legal import (
+    cp_faults,
+    expert_faults,
+    stage_faults,
+    tp_faults,
+    training_faults,
+)
+from milescli.plan.memory import TrainerBytes
+from milescli.plan.search_space import SearchSpace, divisors, values_to_try
+from milescli.plan.time import TrainSeconds
+from milescli.plan.types import TrainerLayout
+
+MIN_CAP, MAX_CAP = 2048, 32768
+"""Tokens of a microbatch on one rank, where nobody pins them."""
+CP_TOKENS, LEAST_CP_TOKENS = 4096, 1024
+"""Context parallelism is considered as long as each rank has so many positions of the longest
+sequence; the second, where nothing else fits."""
+UNEVEN_GAIN = 0.99
+"""A shorter last stage is taken only where the step then takes less than this part of the time."""
+CAP_ALIKE = 1.02
+"""Larger microbatches are taken only where they are faster by more than this factor: smaller ones
+leave room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerChoice:
+    """One layout that was weighed."""
+
+    layout: TrainerLayout
+    cap: int
+    needs: TrainerBytes
+    """Of the fullest stage."""
+    seconds: TrainSeconds
+    fits: bool
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Ascending: what is faster."""
+        return (round(self.seconds.total, 3), *self.cuts, -self.cap)
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Ascending: what is simpler to run, and cut less."""
+        own = self.layout
+        uneven = own.first_stage_layers is not None or own.last_stage_layers is not None
+        return (
+            own.offload_optimizer,
+            own.cp,
+            own.pp,
+            own.tp,
+            own.ep * own.etp,
+            own.etp,
+            own.recompute == "full",
+            uneven,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainerSearch:
+    """All that was weighed."""
+
+    fitting: list[TrainerChoice] = field(default_factory=list)
+    """Best first."""
+    nearest: TrainerChoice | None = None
+    """Of those that do not fit, the one that needs the least."""
+    num_weighed: int = 0
+
+
+def search_trainer(space: SearchSpace, num_ranks: int) -> TrainerSearch:
+    """Every legal layout of `num_ranks` ranks."""
+    search = TrainerSearch()
+    for shortest in (CP_TOKENS, LEAST_CP_TOKENS):
+        for layout in legal_layouts(space, num_ranks, shortest=shortest):
+            choice = weigh(space, layout)
+            search.num_weighed += 1
+            if choice.fits:
+                search.fitting.append(choice)
+            elif search.nearest is None or choice.needs.total < search.nearest.needs.total:
+                search.nearest = choice
+        if search.fitting:
+            break
+    search.fitting.sort(key=lambda choice: choice.rank)
+    if space.pins.first_stage_layers is None and space.pins.last_stage_layers is None:
+        _try_lighter_last_stages(space, search)
+    return search
+
+
+def legal_layouts(
+    space: SearchSpace, num_ranks: int, *, shortest: int = CP_TOKENS
+) -> Iterator[TrainerLayout]:
+    """Tensor parallelism stays within a node; samples suffice for every data-parallel rank; context
+    parallelism leaves each rank `shortest` positions of the longest sequence."""
+    facts, pins, work = space.facts, space.pins, space.work
+    within = [
+        tp
+        for tp in divisors(num_ranks)
+        if space.devices_per_node % tp == 0 or num_ranks <= space.devices_per_node
+    ]
+    for tp in values_to_try(pins.tp, within, most=space.devices_per_node):
+        if pins.tp is None and next(tp_faults(facts, tp), None):
+            continue
+        for cp in values_to_try(
+            pins.cp, _powers_of_two(num_ranks // tp), most=max(1, space.longest // shortest)
+        ):
+            if pins.cp is None and next(cp_faults(facts, cp, tp=tp), None):
+                continue
+            for pp in values_to_try(
+                pins.pp, divisors(num_ranks // (tp * cp)), most=facts.num_layers
+            ):
+                if pp == 1 and (pins.first_stage_layers or pins.last_stage_layers):
+                    continue  # there would be no stages to pin
+                dp = pins.dp or num_ranks // (tp * pp * cp)
+                if (
+                    not dp
+                    or tp * pp * cp * dp > num_ranks
+                    or (pins.dp is None and tp * pp * cp * dp != num_ranks)
+                ):
+                    continue
+                if dp * work.updates > work.num_samples:
+                    continue
+                yield from _expert_layouts(space, tp=tp, cp=cp, pp=pp, dp=dp)
+
+
+def _expert_layouts(
+    space: SearchSpace, *, tp: int, cp: int, pp: int, dp: int
+) -> Iterator[TrainerLayout]:
+    facts, pins = space.facts, space.pins
+    parallel = tp > 1 if pins.sequence_parallel is None else pins.sequence_parallel and tp > 1
+    group = tp * cp * dp
+    if facts.num_experts and tp > 1 and not parallel:
+        return  # Megatron refuses it
+    for ep in values_to_try(
+        pins.ep, divisors(facts.num_experts) if facts.num_experts else [1], most=group
+    ):
+        if group % ep:
+            continue
+        etps = [tp] if not facts.num_experts or ep == 1 else sorted({1, tp})
+        for etp in values_to_try(pins.etp, etps, most=group):
+            layout = TrainerLayout(
+                tp=tp,
+                pp=pp,
+                cp=cp,
+                ep=ep,
+                etp=etp,
+                dp=dp,
+                sequence_parallel=parallel,
+                first_stage_layers=pins.first_stage_layers if pp > 1 else None,
+                last_stage_layers=pins.last_stage_layers if pp > 1 else None,
+            )
+            rules = (expert_faults, training_faults, stage_faults)
+            if not any(next(rule(layout, facts), None) for rule in rules):
+                yield layout
+
+
+def weigh(space: SearchSpace, layout: TrainerLayout) -> TrainerChoice:
+    """The layout with the microbatches that suit it best; with recomputation only where nothing
+    else fits, with the optimizer on the host only where that does not help either. If none fits:
+    the smallest."""
+    modes = [
+        (recompute, offload)
+        for offload in ([space.offload] if space.offload is not None else [False, True])
+        for recompute in ([space.recompute] if space.recompute != "auto" else ["none", "full"])
+    ]
+    caps = _caps(space, layout)
+    smallest = _choice(
+        space, replace(layout, recompute=modes[-1][0], offload_optimizer=modes[-1][1]), caps[0]
+    )
+    if not smallest.fits:
+        return smallest
+    for recompute, offload in modes:
+        tried = replace(layout, recompute=recompute, offload_optimizer=offload)
+        choices = (_choice(space, tried, cap) for cap in caps)
+        if fitting := list(takewhile(lambda choice: choice.fits, choices)):
+            fastest = min(choice.seconds.total for choice in fitting)
+            return next(choice for choice in fitting if choice.seconds.total <= CAP_ALIKE * fastest)
+    raise AssertionError(f"{layout} fits with the smallest microbatch, and then does not")
+
+
+def _choice(space: SearchSpace, layout: TrainerLayout, cap: int) -> TrainerChoice:
+    count = space.time.num_microbatches(layout, space.work, cap)
+    load = replace(space.load, row_tokens=cap, num_microbatches=count)
+    needs = space.memory.worst_stage(layout, load)
+    fits = needs.total <= space.trainer_budget
+    nothing = TrainSeconds(compute=0, bubble=0, stages=0, tensor=0, experts=0, data=0, optimizer=0)
+    seconds = space.time.train(layout, space.work, cap=cap) if fits else nothing
+    return TrainerChoice(layout=layout, cap=cap, needs=needs, seconds=seconds, fits=fits)
+
+
+def _caps(space: SearchSpace, layout: TrainerLayout) -> list[int]:
+    """Ascending: those that hold the longest sequence."""
+    if space.cap is not None:
+        return [space.cap]
+    least = -(-space.longest // layout.cp)
+    first = max(MIN_CAP, -(-least // 1024) * 1024)
+    caps = [first]
+    while caps[-1] * 2 <= MAX_CAP and len(caps) < 4:
+        caps.append(caps[-1] * 2)
+    return caps
+
+
+def _try_lighter_last_stages(space: SearchSpace, search: TrainerSearch) -> None:
+    """The last stage computes the logits too: with fewer layers there the pipeline may run more
+    evenly."""
+    for choice in [best for best in search.fitting[:8] if best.layout.pp > 1]:
+        layout = choice.layout
+        mean = space.facts.num_layers // layout.pp
+        for fewer in (1, 2, 3):
+            lighter = replace(layout, last_stage_layers=mean - fewer)
+            if mean - fewer < 1 or next(stage_faults(lighter, space.facts), None):
+                break
+            other = _choice(space, lighter, choice.cap)
+            search.num_weighed += 1
+            if other.fits and other.seconds.total < UNEVEN_GAIN * choice.seconds.total:
+                search.fitting.append(other)
+    search.fitting.sort(key=lambda choice: choice.rank)
+
+
+def _powers_of_two(number: int) -> list[int]:
+    """Those that divide it."""
+    return [value for value in divisors(number) if value & (value - 1) == 0]
