@@ -30,6 +30,7 @@ FLOORS = {
     "backends.ray": 4,
     "backends.transformers": 4,
     "export": 4,
+    "agents": 4,
     "cluster": 5,
     "jobs": 5,
     "runtime": 6,

@@ -76,9 +76,7 @@ def test_no_figure_and_no_terminal_breaks_the_panel(
         replace(
             odd,
             rollout_tokens_per_s=seconds,
-            report=replace(
-                odd.report, grad_norm=loss, figures={"kl": loss, "entropy": loss}
-            ),
+            report=replace(odd.report, grad_norm=loss, figures={"kl": loss, "entropy": loss}),
         )
     )
     lines = drawn(progress, width, height)

@@ -56,13 +56,28 @@ def test_a_cpu_takes_turns_in_fp32_over_gloo() -> None:
         True,
         "tensor",
     )
-    assert plan.old_logprobs == "trainer"
+    assert [role.name for role in plan.roles] == ["policy"]
 
 
 def test_staleness_splits_the_devices_and_asks_the_engine_for_the_old_policy() -> None:
     plan = _plan(_recipe(rollout={"max_staleness": 2}))
-    assert (plan.colocated, plan.channel, plan.old_logprobs) == (False, "distributed", "engine")
+    assert (plan.colocated, plan.channel) == (False, "distributed")
+    (decision,) = [d for d in plan.decisions if d.key == "old_logprobs"]
+    assert decision.value == "engine"
     assert [(slot.trainer_rank, slot.engine) for slot in plan.slots] == [(0, None), (None, 0)]
+
+
+@pytest.mark.parametrize(
+    ("train", "reason"),
+    [({"kl_coef": 0.1}, "`train.kl_coef` is 0.1"), ({"reference": True}, "pinned by")],
+)
+def test_a_reference_is_a_model_of_the_run_where_somebody_needs_it(
+    train: dict, reason: str
+) -> None:
+    plan = _plan(_recipe(train=train))
+    assert [role.name for role in plan.roles] == ["policy", "reference"]
+    (decision,) = [d for d in plan.decisions if d.key == "reference"]
+    assert reason in decision.reason
 
 
 def test_a_cpu_takes_microbatches_as_long_as_the_longest_sequence() -> None:

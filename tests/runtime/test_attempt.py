@@ -15,8 +15,8 @@ from milescli.recipe.load import load
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.devices import Devices
 from milescli.runtime.spec import RunSpec
-from tests.backends.ray.test_cluster import PLAN
-from tests.runtime.test_devices import _Recorder
+from tests.plans import PLAN
+from tests.runtime.recorder import Recorder
 
 
 class _Saver:
@@ -36,10 +36,10 @@ def _stop(tmp_path, *, step: int, newest_step: int) -> list[str]:
     """What happens at a stop after a publish: engines answer, the trainer sleeps."""
     told: list[str] = []
     recipe = load("quickstart", environ={}, cwd=tmp_path, home=tmp_path).recipe
-    spec = RunSpec(run=RunDir(tmp_path), recipe=recipe, plan=PLAN, sites=None, inputs=None)  # type: ignore[arg-type]
+    spec = RunSpec(run=RunDir(tmp_path), recipe=recipe, plan=PLAN, nodes=None, inputs=None)  # type: ignore[arg-type]
     attempt = Attempt(spec, session=None, bus=EventBus())  # type: ignore[arg-type]
     devices = Devices(
-        colocated=True, trainer=_Recorder("trainer", told), engines=_Recorder("engines", told)
+        colocated=True, trainer=Recorder("trainer", told), engines=Recorder("engines", told)
     )
     attempt.run = SimpleNamespace(  # type: ignore[assignment]
         step=step, devices=devices, trainer=None, groups=SimpleNamespace(position=0)

@@ -6,25 +6,13 @@ import asyncio
 
 from milescli.core.types import WeightVersion
 from milescli.runtime.devices import Devices
-
-
-class _Recorder:
-    """Stands for a trainer or a fleet: notes what it is told."""
-
-    def __init__(self, name: str, told: list[str]) -> None:
-        self.name, self.told = name, told
-
-    def __getattr__(self, order: str):
-        async def obey(*arguments: object) -> None:
-            self.told.append(f"{self.name}.{order}")
-
-        return obey
+from tests.runtime.recorder import Recorder
 
 
 def _step(*, colocated: bool) -> list[str]:
     told: list[str] = []
     devices = Devices(
-        colocated=colocated, trainer=_Recorder("trainer", told), engines=_Recorder("engines", told)
+        colocated=colocated, trainer=Recorder("trainer", told), engines=Recorder("engines", told)
     )
 
     async def work() -> None:
@@ -55,8 +43,8 @@ def test_weights_are_verified_before_the_trainer_sleeps_and_anyone_asks_the_engi
     told: list[str] = []
     devices = Devices(
         colocated=True,
-        trainer=_Recorder("trainer", told),
-        engines=_Recorder("engines", told),
+        trainer=Recorder("trainer", told),
+        engines=Recorder("engines", told),
         engines_asleep=True,
     )
     asyncio.run(devices.publish(WeightVersion(1), verify=True))

@@ -17,7 +17,7 @@ from milescli.rollout.base import Completion, GenerateRequest
 from milescli.runtime import truth
 from milescli.runtime.devices import Devices
 from milescli.train.base import TrainBatch
-from tests.backends.ray.test_cluster import PLAN
+from tests.plans import PLAN
 
 NUM_LAYERS = 6
 

@@ -18,7 +18,8 @@ from milescli.backends.ray.nodes import ClusterNode, living_nodes
 from milescli.core.errors import FitError
 from milescli.plan.types import Plan, Slot
 from milescli.platform.environment import trainer_environment
-from tests.backends.ray.test_cluster import PLAN, TOY
+from tests.backends.ray.test_cluster import TOY
+from tests.plans import PLAN
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME")
 
