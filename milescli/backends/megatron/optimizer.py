@@ -62,6 +62,10 @@ def make_optimizer(
     for inner in inner_optimizers(optimizer) if on_host else []:
         if inner.optimizer is not None:
             move_to_host(inner)
+    for group in optimizer.param_groups:
+        # Megatron's own scheduler, which is not run, would multiply: 0 for gains, biases and all
+        # else that has one dimension
+        group["weight_decay"] = recipe.weight_decay * group["wd_mult"]
     model.module.config.grad_scale_func = optimizer.scale_loss
     return optimizer
 

@@ -363,6 +363,33 @@ def train_steps(
     return {"checksums": checksums, "scores": scores, "reports": reports}
 
 
+def adamw_steps(
+    *,
+    rank: int,
+    size: int,
+    port: int,
+    model: str,
+    layout: dict,
+    steps: list[list[list[int]]],
+    optimizer: dict,
+    save: str,
+) -> None:
+    """One supervised update per entry of `steps`, rows of tokens; the weights go to `save`."""
+    made = trainer(
+        rank=rank, size=size, port=port, model=model, layout=layout, train={"optimizer": optimizer}
+    )
+    for rows in steps:
+        made.step(rows_shard(made, rows), optimizer["lr"])
+    weights = {
+        name: tensor.detach().clone().contiguous()
+        for bucket in made.buckets()
+        for name, tensor in bucket
+    }
+    if rank == 0:
+        save_file(weights, save)
+    made.close()
+
+
 def train_and_save(
     *,
     rank: int,

@@ -137,6 +137,23 @@ PACKED = {
 }
 """Layouts under which PackedTokens is held against plain loops, by world."""
 PACKED_EXAMPLES = 25
+ADAMW = {
+    "lr": 1e-2,
+    "weight_decay": 0.1,
+    "eps": 1e-3,
+    "betas": [0.9, 0.98],
+    "clip_grad": 1.0,
+    "steps": [
+        [[5, 9, 100, 3, 77, 42, 8], [17, 4, 4, 90, 12, 60]],
+        [[7, 7, 7, 30], [1, 130, 20]],
+        [[61, 62, 63, 64, 65, 2], [9, 100, 5, 6]],
+    ],
+}
+"""Three updates, also done by plain PyTorch."""
+ADAMW_LAYOUTS = {
+    "one": {"adamw": {}, "adamw host": {"offload_optimizer": True}},
+    "two": {"adamw tp2": {"tp": 2}, "adamw dp2": {"dp": 2}},
+}
 
 
 @pytest.fixture(scope="session")
@@ -181,6 +198,31 @@ class Worlds:
                 "precision": case.precision,
             }
             for case in MEMORY[which]
+        ]
+
+    def adamw(self, name: str) -> str:
+        """Where the case of plain AdamW steps writes its weights."""
+        return str(self.root / f"{name.replace(' ', '-')}.safetensors")
+
+    def _adamw(self, which: str) -> list[dict]:
+        return [
+            {
+                "name": name,
+                "call": "adamw_steps",
+                "model": self.models["dense"],
+                "layout": layout,
+                "steps": ADAMW["steps"],
+                "optimizer": {
+                    "lr": ADAMW["lr"],
+                    "eps": ADAMW["eps"],
+                    "weight_decay": ADAMW["weight_decay"],
+                    "beta1": ADAMW["betas"][0],
+                    "beta2": ADAMW["betas"][1],
+                    "clip_grad": ADAMW["clip_grad"],
+                },
+                "save": self.adamw(name),
+            }
+            for name, layout in ADAMW_LAYOUTS[which].items()
         ]
 
     def _host_steps(self) -> list[dict]:
@@ -236,6 +278,7 @@ class Worlds:
             *self._layouts(ONE),
             *self._memory("one"),
             *self._packed("one"),
+            *self._adamw("one"),
             self._saving("dense six", "dense", {}, 0, 6),
             self._saving("dense three", "dense", {}, 0, 3, save="dense3"),
             self._saving("moe six", "moe", {}, 0, 6),
@@ -273,6 +316,7 @@ class Worlds:
             *self._layouts(TWO),
             *self._memory("two"),
             *self._packed("two"),
+            *self._adamw("two"),
             *self._host_steps(),
             self._saving("dense tp2 rest", "dense", {"tp": 2}, 3, 4, load="dense3"),
             self._saving("dense pp2 rest", "dense", {"pp": 2}, 3, 4, load="dense3"),
