@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote
+
+import pytest
 
 COMMIT = "1234567890abcdef1234567890abcdef12345678"
 WRITE_TOKEN = "hf_localtestlocaltestlocaltest"
@@ -247,3 +250,32 @@ def loopback_hub() -> Iterator[LoopbackHub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def client_of(hub: LoopbackHub, *, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's client asks this one, and keeps what it fetched in `cache`."""
+    from huggingface_hub import constants
+
+    _ask(hub.url, monkeypatch)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+
+
+def no_hub_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on nobody answers the client, and it may not wait to try again."""
+
+    def wait(seconds: float) -> None:
+        raise AssertionError(f"the client waits {seconds} s for a hub that is not there")
+
+    _ask("http://127.0.0.1:9", monkeypatch)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", wait)
+
+
+def _ask(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
+    )

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from milescli.backends.hub.models import fetch_model
+from milescli.backends.hub.outline import outline_model
 from milescli.checkpoint.base import CARRIED, CHECKPOINT, METADATA_NAME, TRACKER_NAME, is_converted
 from milescli.checkpoint.record import RECORD_NAME
 from milescli.checkpoint.run_dir import RECIPE_FILE, open_run
@@ -16,8 +18,6 @@ from milescli.checkpoint.store import PREFIX, CheckpointStore
 from milescli.core.errors import CheckpointError
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.resolved import load_resolved
-from milescli.runtime.hub import fetch_model
-from milescli.runtime.hub_outline import outline_model
 from milescli.runtime.material import model_dir_of
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from milescli.backends.hub.push import Hub
 from milescli.checkpoint.base import METADATA_NAME, TRACKER_NAME
 from milescli.checkpoint.run_dir import RECIPE_FILE, RunDir
 from milescli.checkpoint.source import open_source
@@ -22,7 +23,6 @@ from milescli.export.adapter import Adapter, is_adapter, merge_into, read_adapte
 from milescli.export.adapter_folder import write_adapter_folder
 from milescli.export.card import model_card
 from milescli.export.folder import Folder, ReadTensors, refuse_used, write_folder
-from milescli.export.push import Hub
 from milescli.export.reading import read_folder
 from milescli.export.story import Story, hub_name, read_story
 from milescli.models import load_facts, table
@@ -110,15 +110,16 @@ def export_weights(
         )
     url = None
     if hub is not None:
-        if not output.is_interactive:
-            from huggingface_hub.utils import disable_progress_bars
-
-            disable_progress_bars()
         output.note(
             f"uploading to {hub.repo} as {hub.user}, {'private' if private else 'public'} where it "
             "is new"
         )
-        url = hub.push(to, private=private, message=f"Exported by miles as {summary.format}")
+        url = hub.push(
+            to,
+            private=private,
+            message=f"Exported by miles as {summary.format}",
+            show_progress=output.is_interactive,
+        )
     return replace(summary, pushed=url, seconds=time.monotonic() - began)
 
 

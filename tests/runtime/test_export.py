@@ -184,7 +184,7 @@ def test_a_push_is_refused_before_the_work_and_done_after_it(
 ) -> None:
     from huggingface_hub import constants
 
-    from milescli.export import push
+    from milescli.backends.hub.push import Hub
     from milescli.runtime import export as module
 
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
@@ -195,7 +195,7 @@ def test_a_push_is_refused_before_the_work_and_done_after_it(
     assert not (tmp_path / "out").exists()
     monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
     with loopback_hub() as hub:
-        monkeypatch.setattr(module, "Hub", lambda repo: push.Hub(repo, endpoint=hub.url))
+        monkeypatch.setattr(module, "Hub", lambda repo: Hub(repo, endpoint=hub.url))
         done = export(base, tmp_path / "out", push="my-org/my-model", format="fp8")
         assert done.pushed == f"{hub.url}/my-org/my-model"
         pushed = hub.files["models/my-org/my-model"]
