@@ -111,6 +111,11 @@ class PartFolder:
         os.ftruncate(self._journal, 0)
         self._append({"fingerprint": self._fingerprint})
 
+    @property
+    def finished_bytes(self) -> int:
+        """Of all files that are finished."""
+        return sum(file.size_bytes for file in self.finished.values())
+
     def finish_file(self, file: FinishedFile) -> None:
         """Remember it, durably."""
         self.finished[file.name] = file

@@ -103,6 +103,10 @@ class QuantisedReader:
     def __contains__(self, name: str) -> bool:
         return name in self._stored or name in self._plain
 
+    def read_once(self) -> None:
+        """From now on what was read is forgotten by the page cache."""
+        self._reader.read_once()
+
     def names(self) -> list[str]:
         """All tensors of the model, under plain names."""
         return sorted([*self._stored, *self._plain])

@@ -59,15 +59,14 @@ def hf_to_megatron(
 ) -> None:
     """Write a torch_dist checkpoint that stock Megatron-Core loads under any layout."""
     from milescli.commands.show_convert import show_conversion, show_preview
-    from milescli.runtime.convert import IntakeOptions, convert_to_megatron, preview_to_megatron
+    from milescli.conversion.convert import convert
+    from milescli.conversion.preview import preview
+    from milescli.conversion.to_megatron import ToMegatron
 
     output: Output = context.obj
-    options = IntakeOptions(verify=verify, dtype=dtype.value if dtype else None, revision=revision)
+    direction = ToMegatron(source=source, revision=revision, dtype=dtype and dtype.value)
     if dry_run:
-        show_preview(
-            preview_to_megatron(source, target, options=options, output=output), output=output
-        )
+        show_preview(preview(direction, target, output=output), output=output)
     else:
-        show_conversion(
-            convert_to_megatron(source, target, options=options, output=output), output=output
-        )
+        done = convert(direction, target, verify=verify, output=output)
+        show_conversion(done, output=output)

@@ -128,12 +128,10 @@ def evaluate_run(
     `eval/` of the run. `address`: of the Ray cluster, where it is another than the run's."""
     from milescli.checkpoint.run_dir import lock, open_run
     from milescli.checkpoint.store import CheckpointStore
-    from milescli.console.output import Mode, Output
+    from milescli.conversion.unpack import unpack
     from milescli.platform.torch_wheel import require_wheel
     from milescli.recipe.load import override
     from milescli.recipe.resolved import load_resolved
-    from milescli.runtime.convert_back import OutletOptions, convert_to_hf
-    from milescli.runtime.convert_verify import Verify
     from milescli.runtime.material import prepare
     from milescli.runtime.sites import find_sites
 
@@ -152,8 +150,7 @@ def evaluate_run(
         sites.require_shared(run.path)
         model_dir = Path(temporary) / "model"
         output.note(f"reading checkpoint step {found.step}")
-        options = OutletOptions(model=str(material.model_dir), verify=Verify.NONE)
-        convert_to_hf(found.path, model_dir, options=options, output=Output(Mode.QUIET))
+        unpack(found.path, model_dir, model_dir=material.model_dir, read_back=False)
         output.note("starting engines")
         return _serve_and_evaluate(
             recipe=recipe,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from milescli.backends.hub.datasets import fetch_data
 from milescli.backends.hub.models import fetch_config, fetch_model
-from milescli.checkpoint.base import CARRIED, is_converted
+from milescli.checkpoint.base import CARRIED, CHECKPOINT, is_converted
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
@@ -160,16 +160,9 @@ def _unpacked(folder: Path, run: RunDir) -> Path:
     """A converted model as a Hugging Face folder within the run, made once: the engines read no
     other."""
     if not (run.own_model_dir / CONFIG_NAME).exists():
-        from milescli.console.output import Mode, Output
-        from milescli.runtime.convert_back import OutletOptions, convert_to_hf
-        from milescli.runtime.convert_verify import Verify
+        from milescli.conversion.unpack import unpack
 
-        convert_to_hf(
-            folder,
-            run.own_model_dir,
-            options=OutletOptions(verify=Verify.TENSORS),
-            output=Output(Mode.QUIET),
-        )
+        unpack(folder / CHECKPOINT, run.own_model_dir, model_dir=folder / CARRIED)
     return run.own_model_dir
 
 

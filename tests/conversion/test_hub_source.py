@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conversion.making import make
 from tests.loopback_hub import LoopbackHub, loopback_hub
-from tests.runtime.test_convert import make
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Megatron-Core as it comes, on a CPU: loads a converted checkpoint under a layout and writes
 logits. Uses nothing of miles but the shim without which Megatron does not run here: model, config
-and loading are stock. Each rank is `python tests/runtime/stock.py REQUEST.json RANK WORLD`."""
+and loading are stock. Each rank is `python tests/conversion/stock.py REQUEST.json RANK WORLD`."""
 
 from __future__ import annotations
 

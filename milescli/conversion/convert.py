@@ -1,0 +1,107 @@
+"""`miles convert`, in either direction: plan, write beside the target, prove, and only then give
+the target its name. Streams, checks itself, and goes on where it was interrupted. Needs no device."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from milescli.checkpoint.journal import PartFolder, require_free
+from milescli.console.transfer import Transfer
+from milescli.conversion.base import ConversionPlan, Direction
+from milescli.conversion.report import Conversion, Proof, write_manifest
+from milescli.conversion.verify import Verify, verify_logits
+from milescli.conversion.writing import completing, write_files
+from milescli.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from milescli.console.output import Output
+
+_READ_BACK = "every file read back from the disk: CRC-32 equal to that of the tensors in memory"
+
+
+def convert(
+    direction: Direction, target: Path, *, output: Output, verify: Verify | None = None
+) -> Conversion:
+    """Write `target`, which must not exist. `verify` None: logits where the model fits into memory,
+    else tensors.
+
+    Raises CheckpointError for a source that is not what its config.json says, a target that is
+    there, a full disk; MismatchError where it computes something else; Stopped after Ctrl-C.
+    """
+    began = time.monotonic()
+    target = target.absolute()
+    require_free(target)
+    with direction.plan(output=output) as plan:
+        for note in plan.notes:
+            output.note(note)
+        resume_command = f"miles convert {direction.name} {direction.source} {_shown(target)}"
+        with PartFolder(target, fingerprint=plan.fingerprint) as part:
+            resumed = part.finished_bytes
+            _tell_of_earlier(part, output=output)
+            with Transfer(
+                output, label="converting", total_bytes=plan.size_bytes, done_bytes=resumed
+            ) as transfer:
+                write_files(
+                    part,
+                    plan.files,
+                    progress=transfer,
+                    resume_command=resume_command,
+                    read_back=verify is not Verify.NONE,
+                )
+            with completing(part, resume_command=resume_command):
+                plan.write_rest(part.path)
+                proof = _prove(plan, part, verify=verify, output=output)
+                write_manifest(
+                    part, plan, direction=direction.name, given_as=direction.source, proof=proof
+                )
+                part.complete()
+        return Conversion(
+            direction=direction.name,
+            path=str(target),
+            family=plan.table.facts.family,
+            num_parameters=plan.table.num_parameters,
+            size_bytes=plan.size_bytes,
+            seconds=time.monotonic() - began,
+            bytes_per_s=transfer.bytes_per_s,
+            resumed_bytes=resumed,
+            proof=proof,
+            notes=plan.notes,
+        )
+
+
+def _tell_of_earlier(part: PartFolder, *, output: Output) -> None:
+    """That an interrupted conversion goes on, or that another one's beginnings were thrown away."""
+    if part.finished:
+        output.note(
+            f"going on: {format_bytes(part.finished_bytes)} in {len(part.finished)} files are "
+            "there from an earlier attempt"
+        )
+    elif part.was_other:
+        output.note(
+            "starting anew: what an earlier attempt left was of another source, or made with other "
+            "options"
+        )
+
+
+def _prove(
+    plan: ConversionPlan, part: PartFolder, *, verify: Verify | None, output: Output
+) -> Proof:
+    folder, checkpoint = plan.logits_of(part.path)
+    compared, difference = verify_logits(
+        folder, checkpoint, table=plan.table, verify=verify, output=output
+    )
+    return Proof(
+        num_source_tensors=plan.num_source_tensors,
+        num_target_tensors=plan.num_target_tensors,
+        dtypes=plan.dtypes,
+        checksums="not compared (--verify none)" if verify is Verify.NONE else _READ_BACK,
+        logits=compared,
+        logits_difference=difference,
+    )
+
+
+def _shown(path: Path) -> str:
+    return os.path.relpath(path) if Path.cwd() in path.parents else str(path)
