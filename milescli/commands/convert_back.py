@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from milescli.commands.command_line import typed
 from milescli.commands.convert_options import DryRunOption, DtypeOption, Target, VerifyOption
 from milescli.commands.options import verb
 from milescli.console.output import Output
@@ -64,7 +65,7 @@ def megatron_to_hf(
     if dry_run:
         show_preview(preview(direction, target, output=output), output=output)
     else:
-        done = convert(direction, target, verify=verify, output=output)
+        done = convert(direction, target, command=typed(), verify=verify, output=output)
         show_conversion(done, output=output)
 
 

@@ -46,6 +46,9 @@ class ConversionPlan:
     """What the user should know of it."""
     fingerprint: str
     """Of everything that decides which bytes are written: see `fingerprint`."""
+    resume_options: tuple[str, ...] = ()
+    """What the user's command lacks to mean the same later: `--step 20` where the newest was
+    meant."""
     pairs: Callable[[], list[tuple[str, str, str]]]
     """(name on one side, name on the other, shape of one) of every tensor."""
     logits_of: Callable[[Path], tuple[Path, Path]]

@@ -1,10 +1,12 @@
 """`miles convert`, in either direction: plan, write beside the target, prove, and only then give
-the target its name. Streams, checks itself, and goes on where it was interrupted. Needs no device."""
+the target its name. Streams, checks itself, and goes on where it was interrupted. Needs no
+device."""
 
 from __future__ import annotations
 
-import os
+import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,13 +25,20 @@ _READ_BACK = "every file read back from the disk: CRC-32 equal to that of the te
 
 
 def convert(
-    direction: Direction, target: Path, *, output: Output, verify: Verify | None = None
+    direction: Direction,
+    target: Path,
+    *,
+    command: Sequence[str],
+    output: Output,
+    verify: Verify | None = None,
 ) -> Conversion:
-    """Write `target`, which must not exist. `verify` None: logits where the model fits into memory,
-    else tensors.
+    """Write `target`, which must not exist. `command`: the words that the user typed, for him to
+    type them once more after an interruption. `verify` None: logits where the model fits into
+    memory, else tensors.
 
     Raises CheckpointError for a source that is not what its config.json says, a target that is
-    there, a full disk; MismatchError where it computes something else; Stopped after Ctrl-C.
+    there or was begun with other options, a full disk; MismatchError where it computes
+    something else; Stopped after Ctrl-C.
     """
     began = time.monotonic()
     target = target.absolute()
@@ -37,10 +46,14 @@ def convert(
     with direction.plan(output=output) as plan:
         for note in plan.notes:
             output.note(note)
-        resume_command = f"miles convert {direction.name} {direction.source} {_shown(target)}"
-        with PartFolder(target, fingerprint=plan.fingerprint) as part:
+        resume_command = _with_options(command, plan.resume_options)
+        with PartFolder(target, fingerprint=plan.fingerprint, command=resume_command) as part:
             resumed = part.finished_bytes
-            _tell_of_earlier(part, output=output)
+            if resumed:
+                output.note(
+                    f"going on: {format_bytes(resumed)} in {len(part.finished)} files are there "
+                    "from an earlier attempt"
+                )
             with Transfer(
                 output, label="converting", total_bytes=plan.size_bytes, done_bytes=resumed
             ) as transfer:
@@ -48,10 +61,9 @@ def convert(
                     part,
                     plan.files,
                     progress=transfer,
-                    resume_command=resume_command,
                     read_back=verify is not Verify.NONE,
                 )
-            with completing(part, resume_command=resume_command):
+            with completing(part):
                 plan.write_rest(part.path)
                 proof = _prove(plan, part, verify=verify, output=output)
                 write_manifest(
@@ -72,20 +84,6 @@ def convert(
         )
 
 
-def _tell_of_earlier(part: PartFolder, *, output: Output) -> None:
-    """That an interrupted conversion goes on, or that another one's beginnings were thrown away."""
-    if part.finished:
-        output.note(
-            f"going on: {format_bytes(part.finished_bytes)} in {len(part.finished)} files are "
-            "there from an earlier attempt"
-        )
-    elif part.was_other:
-        output.note(
-            "starting anew: what an earlier attempt left was of another source, or made with other "
-            "options"
-        )
-
-
 def _prove(
     plan: ConversionPlan, part: PartFolder, *, verify: Verify | None, output: Output
 ) -> Proof:
@@ -103,5 +101,7 @@ def _prove(
     )
 
 
-def _shown(path: Path) -> str:
-    return os.path.relpath(path) if Path.cwd() in path.parents else str(path)
+def _with_options(command: Sequence[str], options: Sequence[str]) -> str:
+    """The command with further options, as a shell takes it. What stands behind `--` is none."""
+    end = command.index("--") if "--" in command else len(command)
+    return shlex.join([*command[:end], *options, *command[end:]])

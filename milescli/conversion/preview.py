@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from milescli.checkpoint import files as disk
-from milescli.checkpoint.journal import part_of, require_free
-from milescli.conversion.base import Direction
+from milescli.checkpoint.journal import part_of, read_journal, require_free
+from milescli.conversion.base import ConversionPlan, Direction
 from milescli.conversion.report import Preview, collapsed
+from milescli.core.units import format_bytes
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -25,7 +26,7 @@ def preview(direction: Direction, target: Path, *, output: Output) -> Preview:
     require_free(target)
     with direction.outline(output=output) as plan:
         speed = measure_disk(target.parent)
-        finished = _finished_bytes(part_of(target))
+        finished, notes = _earlier(part_of(target), plan)
         return Preview(
             source=plan.source,
             target=str(target),
@@ -38,14 +39,22 @@ def preview(direction: Direction, target: Path, *, output: Output) -> Preview:
             disk_bytes_per_s=speed,
             seconds=max(plan.size_bytes - finished, 0) / speed,
             mapping=collapsed(plan.pairs()),
-            notes=plan.notes,
+            notes=[*plan.notes, *notes],
         )
 
 
-def _finished_bytes(part: Path) -> int:
-    if not part.is_dir():
-        return 0
-    return sum(path.stat().st_size for path in part.rglob("*") if path.is_file())
+def _earlier(part: Path, plan: ConversionPlan) -> tuple[int, list[str]]:
+    """(bytes that an earlier attempt has finished of this, what there is to say of one at something
+    else)"""
+    journal = read_journal(part)
+    if journal.fingerprint == plan.fingerprint:
+        return journal.finished_bytes, []
+    if not journal.finished:
+        return 0, []
+    return 0, [
+        f"{part} holds {format_bytes(journal.finished_bytes)} that were made from another source, "
+        f"or with other options; this goes on with it: {journal.resume_command or 'not known'}"
+    ]
 
 
 def measure_disk(folder: Path, *, size_bytes: int = 128 * 2**20) -> float:

@@ -36,6 +36,8 @@ class CheckpointSource:
     them."""
     what: str
     """For people."""
+    newest_step: int | None = None
+    """Of a folder with several of which the newest was meant: it will be another one soon."""
 
 
 def find_model(
@@ -88,6 +90,7 @@ def find_checkpoint(
                 tensors=stored.path,
                 model_dir=_with_config(model or _model_of(run, model_option=model_option)),
                 what=f"step {stored.step} of run {run.name}",
+                newest_step=stored.step if chosen is None else None,
             )
     tensors = _tracked(source, step=step)
     if model is None:
@@ -101,8 +104,12 @@ def find_checkpoint(
             why="a checkpoint of Megatron's holds no config.json, and there is no `hf/` beside it",
             fix=_name_it(model_option),
         )
+    tracked = re.fullmatch(r"iter_(\d+)", tensors.name) if tensors != source else None
     return CheckpointSource(
-        tensors=tensors, model_dir=_with_config(model), what=os.path.relpath(tensors, source.parent)
+        tensors=tensors,
+        model_dir=_with_config(model),
+        what=os.path.relpath(tensors, source.parent),
+        newest_step=int(tracked[1]) if tracked and step is None else None,
     )
 
 

@@ -69,6 +69,9 @@ class ToHf:
                 dtypes=dict(Counter(dtype_name(spec.dtype) for spec in plan.tensors)),
                 notes=_notes(plan),
                 fingerprint=fingerprint(checkpoint.tensors, options),
+                resume_options=()
+                if checkpoint.newest_step is None
+                else ("--step", str(checkpoint.newest_step)),
                 pairs=lambda: _pairs(plan),
                 logits_of=lambda written: (written, checkpoint.tensors),
             )

@@ -25,7 +25,6 @@ def unpack(checkpoint: Path, target: Path, *, model_dir: Path, read_back: bool =
                 part,
                 plan.files,
                 progress=lambda num_bytes: None,
-                resume_command="",
                 read_back=read_back,
             )
             plan.write_rest(part.path, dtype=None)

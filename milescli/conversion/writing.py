@@ -3,6 +3,7 @@ runs full, Ctrl-C. What is finished stays for the next attempt. Called by `conve
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -21,34 +22,34 @@ def write_files(
     files: Sequence[PlannedFile],
     *,
     progress: Callable[[int], None],
-    resume_command: str,
     read_back: bool,
 ) -> None:
     """Write what is missing. What is finished stays after Ctrl-C or on a full disk; after any other
     error nothing does."""
-    _require_room(part, _bytes_left(part, files), resume_command=resume_command)
+    _require_room(part, _bytes_left(part, files))
     try:
         Pipeline(part, progress=progress, check=read_back).run(files)
     except DiskFull as error:
-        raise _disk_full(part, files, resume_command=resume_command) from error.__cause__
+        raise _disk_full(part, files) from error.__cause__
     except KeyboardInterrupt:
+        if part.command is None:
+            raise
         total = sum(file.size_bytes for file in files)
-        raise Stopped(
-            "the conversion was interrupted",
-            why=f"{format_bytes(part.finished_bytes)} of {format_bytes(total)} are finished and "
-            f"kept in {part.path}",
-            fix=[f"{resume_command}   # goes on", f"rm -r {part.path}"],
+        raise _interrupted(
+            part, f"{format_bytes(part.finished_bytes)} of {format_bytes(total)} are finished"
         ) from None
     except CheckpointError as error:
         # what a disk or a network failed to read may be read the next time; anything else will be
         # wrong again
-        if not isinstance(error.__cause__, OSError):
+        if isinstance(error.__cause__, OSError):
+            error.fixes += _ways_out(part)
+        else:
             part.discard()
         raise
 
 
 @contextmanager
-def completing(part: PartFolder, *, resume_command: str) -> Iterator[None]:
+def completing(part: PartFolder) -> Iterator[None]:
     """While the small files are written and the whole is proven: what fails leaves nothing, but a
     full disk and Ctrl-C leave what is finished."""
     try:
@@ -58,21 +59,31 @@ def completing(part: PartFolder, *, resume_command: str) -> Iterator[None]:
         raise
     except OSError as error:
         if error.errno in DISK_FULL:
-            raise _disk_full(part, [], resume_command=resume_command) from error
+            raise _disk_full(part, []) from error
         raise
     except KeyboardInterrupt:
-        raise Stopped(
-            "the conversion was interrupted",
-            why=f"everything is written, and kept in {part.path}; it was not proven yet",
-            fix=[f"{resume_command}   # goes on", f"rm -r {part.path}"],
-        ) from None
+        raise _interrupted(part, "everything is written but not proven yet") from None
+
+
+def _interrupted(part: PartFolder, how_far: str) -> Stopped:
+    return Stopped(
+        "the conversion was interrupted",
+        why=f"{how_far}, and kept in {part.path}",
+        fix=_ways_out(part),
+    )
+
+
+def _ways_out(part: PartFolder) -> list[str]:
+    """What goes on with what is finished, and what throws it away."""
+    resume = f"{part.command}   # goes on" if part.command else "the same once more: it goes on"
+    return [resume, f"rm -r {shlex.quote(str(part.path))}   # throws it away"]
 
 
 def _bytes_left(part: PartFolder, files: Sequence[PlannedFile]) -> int:
     return sum(file.size_bytes for file in files if file.name not in part.finished)
 
 
-def _require_room(part: PartFolder, left: int, *, resume_command: str) -> None:
+def _require_room(part: PartFolder, left: int) -> None:
     free, needed = disk.free_bytes(part.path), left + _SPARE_BYTES
     if not left or free >= needed:
         return
@@ -84,13 +95,14 @@ def _require_room(part: PartFolder, left: int, *, resume_command: str) -> None:
         "the disk has not room enough",
         why=f"{format_bytes(needed)} are needed{beside}, and {format_bytes(free)} are free in "
         f"{part.target.parent}: {format_bytes(needed - free)} are missing",
-        fix=[f"make room, then: {resume_command}", "choose a target on another disk"],
+        fix=[
+            *([f"{part.command}   # when there is room"] if part.command else []),
+            "choose a target on another disk",
+        ],
     )
 
 
-def _disk_full(
-    part: PartFolder, files: Sequence[PlannedFile], *, resume_command: str
-) -> CheckpointError:
+def _disk_full(part: PartFolder, files: Sequence[PlannedFile]) -> CheckpointError:
     left, free = _bytes_left(part, files) + _SPARE_BYTES, disk.free_bytes(part.path)
     missing = (
         f"{format_bytes(left - free)} more" if left > free else "more than a quota or limit grants"
@@ -100,5 +112,5 @@ def _disk_full(
         why=f"{format_bytes(part.finished_bytes)} are finished and kept in {part.path}; "
         f"{format_bytes(left)} are still to be written, and {format_bytes(free)} are free: "
         f"{missing} must be had",
-        fix=[f"make room, then: {resume_command}   # goes on", f"rm -r {part.path}"],
+        fix=_ways_out(part),
     )

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from milescli.checkpoint.journal import FinishedFile, PartFolder
 from milescli.console.output import Mode, Output
+from milescli.conversion.base import Direction
 from milescli.conversion.convert import convert
 from milescli.conversion.report import Conversion
 from milescli.conversion.to_hf import ToHf
@@ -74,14 +75,23 @@ def to_megatron(
 ) -> Conversion:
     """`miles convert hf-to-megatron` with small files."""
     direction = ToMegatron(source=str(source), **{"file_bytes": SMALL, **options})
-    return convert(direction, target, verify=verify, output=output or quiet())
+    words = _words(direction, target, options)
+    return convert(direction, target, command=words, verify=verify, output=output or quiet())
 
 
 def to_hf(
     source: Path, target: Path, *, verify: Verify = Verify.TENSORS, **options: object
 ) -> Conversion:
     """`miles convert megatron-to-hf`."""
-    return convert(ToHf(source=str(source), **options), target, verify=verify, output=quiet())
+    direction = ToHf(source=str(source), **options)
+    words = _words(direction, target, options)
+    return convert(direction, target, command=words, verify=verify, output=quiet())
+
+
+def _words(direction: Direction, target: Path, options: dict[str, object]) -> list[str]:
+    """As if they had been typed."""
+    typed = [f"--{name}={value}" for name, value in options.items()]
+    return ["miles", "convert", direction.name, direction.source, str(target), *typed]
 
 
 def nothing_but(folder: Path, *names: str) -> None:

@@ -12,7 +12,7 @@ from milescli.core.errors import CheckpointError
 from milescli.models import load_facts
 from milescli.recipe.schema import Model
 from milescli.runtime.material import facts_of_recipe, model_dir_of
-from tests.conversion.making import make, nothing_but, same_bytes, to_megatron
+from tests.conversion.making import interrupted_after, make, nothing_but, same_bytes, to_megatron
 
 
 def test_a_converted_model_becomes_the_folder_that_it_was(tmp_path: Path) -> None:
@@ -20,6 +20,17 @@ def test_a_converted_model_becomes_the_folder_that_it_was(tmp_path: Path) -> Non
     to_megatron(source, made)
     unpack(made / "release", tmp_path / "back", model_dir=made / "hf")
     assert same_bytes(source, tmp_path / "back", "model.safetensors", "tokenizer.json")
+    nothing_but(tmp_path, "hf", "megatron", "back")
+
+
+def test_what_ctrl_c_left_is_gone_on_with(tmp_path: Path) -> None:
+    source, made = make(tmp_path / "hf"), tmp_path / "megatron"
+    to_megatron(source, made)
+    with interrupted_after(1), pytest.raises(KeyboardInterrupt):
+        unpack(made / "release", tmp_path / "back", model_dir=made / "hf")
+    nothing_but(tmp_path, "hf", "megatron", ".back.part")
+    unpack(made / "release", tmp_path / "back", model_dir=made / "hf")
+    assert same_bytes(source, tmp_path / "back")
     nothing_but(tmp_path, "hf", "megatron", "back")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import signal
@@ -13,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from milescli.checkpoint import files
 from milescli.checkpoint.journal import part_of
-from milescli.console.output import Mode, Output
 from milescli.core.errors import CheckpointError, Stopped
 from tests.conversion.making import (
     ROOT,
@@ -63,15 +62,14 @@ def test_a_killed_conversion_goes_on_where_it_stopped(tmp_path: Path) -> None:
     nothing_but(tmp_path, "hf", "megatron", "at-once")
 
 
-def test_another_source_or_other_options_start_anew(tmp_path: Path) -> None:
+def test_nothing_finished_is_thrown_away_for_another_dtype(tmp_path: Path) -> None:
     source, target = make(tmp_path / "hf"), tmp_path / "megatron"
     with interrupted_after(3), pytest.raises(Stopped):
         to_megatron(source, target)
-    said = io.StringIO()
-    output = Output(Mode.HUMAN, stdout=io.StringIO(), stderr=said)
-    done = to_megatron(source, target, dtype="bf16", output=output)
-    assert done.resumed_bytes == 0 and "starting anew" in said.getvalue()
-    assert done.proof.dtypes.keys() == {"BF16"}
+    with pytest.raises(CheckpointError, match="with other options") as caught:
+        to_megatron(source, target, dtype="bf16")
+    assert caught.value.exit_code == 6 and "3 files are finished" in caught.value.why
+    assert to_megatron(source, target).resumed_bytes > 0
     nothing_but(tmp_path, "hf", "megatron")
 
 
@@ -102,6 +100,8 @@ def test_a_full_disk_half_way_keeps_what_is_finished(tmp_path: Path) -> None:
     # one tensor (131 x 300 floats) is larger than the largest file that this process may write;
     # those before it are not
     source, target = make(tmp_path / "hf", intermediate_size=300), tmp_path / "megatron"
+    with interrupted_after(1), pytest.raises(Stopped):
+        to_megatron(source, target, file_bytes=28_000)
     done = subprocess.run(
         [sys.executable, "-c", _FULL, str(source), str(target)],
         cwd=ROOT,
@@ -132,19 +132,22 @@ def test_a_file_system_that_runs_full_says_how_much_is_missing(
     source, disk = make(tmp_path / "hf"), tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True
+        ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(disk)], capture_output=True
     )
     if mounted.returncode:
         pytest.skip("no file system can be mounted here")
     try:
-        monkeypatch.setattr(
-            "milescli.conversion.writing._require_room", lambda *args, **kwargs: None
-        )
+        with interrupted_after(1), pytest.raises(Stopped):
+            to_megatron(source, disk / "megatron")
+        subprocess.run(["mount", "-o", "remount,size=256k", str(disk)], check=True)
+        # there seemed to be room; then somebody else took it
+        plain, before = files.free_bytes, iter([2**30])
+        monkeypatch.setattr(files, "free_bytes", lambda folder: next(before, None) or plain(folder))
         with pytest.raises(CheckpointError, match="disk is full") as caught:
             to_megatron(source, disk / "megatron")
         assert caught.value.__cause__ is not None and caught.value.__cause__.errno == errno.ENOSPC
         assert "more must be had" in caught.value.why
-        subprocess.run(["mount", "-o", "remount,size=2m", str(disk)], check=True)
+        subprocess.run(["mount", "-o", "remount,size=32m", str(disk)], check=True)
         assert to_megatron(source, disk / "megatron").resumed_bytes > 0
     finally:
         subprocess.run(["umount", str(disk)], check=True)
