@@ -88,31 +88,23 @@ class SafetensorsFile:
             self._file = -1
 
     def read(self, name: str, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """[start:end along every dim]"""
+        """[start:end along every dim]. Raises CheckpointError where bytes are missing."""
         import torch
 
-        stored = self.tensors[name]
-        packed = stored.dtype == "F4"
-        if packed:
-            # torch counts pairs
-            ranges = [*ranges[:-1], (ranges[-1][0] // 2, ranges[-1][1] // 2)]
-        out = torch.empty([end - start for start, end in ranges], dtype=stored.torch_dtype)
-        self.read_into(name, ranges, out)
-        return out
-
-    def read_into(self, name: str, ranges: Sequence[tuple[int, int]], out: torch.Tensor) -> None:
-        """Fill `out`, contiguous, of the tensor's dtype, with [start:end along every dim]. Raises
-        CheckpointError where bytes are missing."""
         from milescli.checkpoint.files import read_region
 
         stored = self.tensors[name]
         shape = list(stored.shape)
         if stored.dtype == "F4":
+            # torch counts pairs
             shape[-1] //= 2
+            ranges = [*ranges[:-1], (ranges[-1][0] // 2, ranges[-1][1] // 2)]
+        out = torch.empty([end - start for start, end in ranges], dtype=stored.torch_dtype)
         try:
             read_region(self._file, stored.begin, shape, ranges, out, forget=self.drops_behind)
         except (OSError, EOFError) as error:
             raise _unreadable(self.path, f"`{name}`: {error}") from error
+        return out
 
 
 def _read_header(file: int, path: Path) -> tuple[dict[str, Stored], dict[str, str]]:

@@ -131,7 +131,9 @@ class QuantisedReader:
         """[..., start:end along `dim` (0 or 1), ...] of a plain tensor."""
         if name not in self._stored:
             return self._reader.read(name, dim=dim, start=start, end=end)
-        return self._read(name, dim=dim, start=start, end=end, dtype=PLAIN_DTYPE)
+        ranges = [(0, length) for length in self._stored[name].plain_shape]
+        ranges[dim] = slice(start, end).indices(ranges[dim][1])[:2]
+        return _region(self._reader, self._stored[name], ranges)
 
     def read_row(self, name: str, *, row: int) -> torch.Tensor:
         """[row] of a stacked tensor."""
@@ -143,23 +145,7 @@ class QuantisedReader:
         """[start:end along every dim] of a plain tensor."""
         if name not in self._stored:
             return self._reader.read_region(name, *ranges)
-        return _region(self._reader, self._stored[name], list(ranges), dtype=PLAIN_DTYPE)
-
-    def read_float(
-        self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None
-    ) -> torch.Tensor:
-        """As `read`, in float32: quantised numbers times their scales, not rounded again."""
-        if name not in self._stored:
-            return self._reader.read(name, dim=dim, start=start, end=end).float()
-        return self._read(name, dim=dim, start=start, end=end, dtype=torch.float32)
-
-    def _read(
-        self, name: str, *, dim: int, start: int, end: int | None, dtype: torch.dtype
-    ) -> torch.Tensor:
-        shape = self._stored[name].plain_shape
-        ranges = [(0, length) for length in shape]
-        ranges[dim] = slice(start, end).indices(shape[dim])[:2]
-        return _region(self._reader, self._stored[name], ranges, dtype=dtype)
+        return _region(self._reader, self._stored[name], list(ranges))
 
     def parts(self, name: str) -> dict[str, torch.Tensor] | None:
         """role -> stored tensor of a quantised tensor, whole; None where it is plain."""
@@ -285,9 +271,7 @@ def _misfit(reader: HfReader, scheme: Scheme, values_name: str) -> str:
     )
 
 
-def _region(
-    reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]], *, dtype: torch.dtype
-) -> torch.Tensor:
+def _region(reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]]) -> torch.Tensor:
     """[start:end along every dim] of the plain tensor."""
     scheme, codec = stored.scheme, stored.scheme.codec
     assert len(ranges) == len(stored.shape), (stored.names, ranges)
@@ -313,7 +297,7 @@ def _region(
         )
     within = (columns[0] - first * unit, columns[1] - first * unit)
     region = dequantise_by_rows(
-        codec, parts, dtype=dtype, columns=within, offset=(row_offset, column_offset)
+        codec, parts, dtype=PLAIN_DTYPE, columns=within, offset=(row_offset, column_offset)
     )
     return region.transpose(-1, -2).contiguous() if scheme.transposed else region
 

@@ -39,7 +39,6 @@ class Story:
     versions: dict[str, str] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
     """prompts, eval, demonstrations -> name, rows and checksum"""
-    created: str = ""
 
 
 def read_story(*, recipe: Recipe, step: int, manifest: Path, events: Path) -> Story:
@@ -61,7 +60,6 @@ def read_story(*, recipe: Recipe, step: int, manifest: Path, events: Path) -> St
         evals=tuple(evals[each] for each in sorted(evals)),
         versions={name: version for name, version in versions.items() if version},
         data=_data(recipe.data, told.get("data")),
-        created=str(told.get("created", "")),
     )
 
 

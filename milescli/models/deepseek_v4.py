@@ -79,7 +79,6 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         ),
         compressed=Compressed(
             q_lora_rank=fields.number(config, "q_lora_rank", kind=int),
-            rope_head_dim=rope_head_dim,
             sparse_rate=rates[_SPARSE],
             heavy_rate=rates[_HEAVY],
             output_groups=fields.number(config, "o_groups", default=8, kind=int),
@@ -96,8 +95,6 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         router_bias=True,
         router_scaling=fields.number(config, "routed_scaling_factor", default=1.5, kind=float),
         num_mtp_layers=fields.number(config, "num_nextn_predict_layers", default=1, kind=int),
-        mtp_layer=Layer(mixer="compressed", mlp="moe"),
-        hf_prefix="",
         dtype=fields.dtype(config),
         eos_token_ids=fields.eos_token_ids(config),
         untrainable=MEGATRON_LACKS["deepseek_v4"],

@@ -67,7 +67,6 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         ** -0.5,
         eos_token_ids=fields.eos_token_ids(config) or plain.eos_token_ids,
         multimodal=multimodal,
-        hf_prefix=_BESIDE_VISION + "model." if multimodal else "model.",
     )
 
 

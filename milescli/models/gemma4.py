@@ -68,7 +68,6 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         layer_scalar=True,
         eos_token_ids=fields.eos_token_ids(config) or plain.eos_token_ids,
         multimodal=multimodal,
-        hf_prefix=_BESIDE_TOWERS if multimodal else "model.",
     )
     return (
         _with_experts(found, text)

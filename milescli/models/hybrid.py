@@ -98,7 +98,6 @@ def with_experts(
     return replace(
         found,
         layers=tuple(replace(layer, mlp="moe") for layer in found.layers),
-        mtp_layer=Layer(mlp="moe"),
         num_experts=num_experts,
         topk=topk,
         moe_ffn_hidden_size=fields.number(config, "moe_intermediate_size", kind=int),
@@ -127,7 +126,7 @@ def text_config(config: Mapping[str, object]) -> Mapping[str, object]:
 def nested(found: ModelFacts, config: Mapping[str, object]) -> ModelFacts:
     """The facts of a text model, as one within a multimodal release where the config says so."""
     multimodal = config.get("text_config") is not None
-    return replace(found, multimodal=True, hf_prefix=_BESIDE_VISION) if multimodal else found
+    return replace(found, multimodal=True) if multimodal else found
 
 
 def _layer_types(config: Mapping[str, object], num_layers: int) -> Sequence[str]:

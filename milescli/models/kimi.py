@@ -30,7 +30,6 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     return replace(
         found,
         family="kimi_k25",
-        hf_prefix="language_model.model.",
         multimodal=True,
         dtype=fields.dtype(text)
         if "dtype" in text or "torch_dtype" in text

@@ -140,7 +140,6 @@ def facts(
         router_topk_groups=topk_groups,
         router_scaling=fields.number(config, "routed_scaling_factor", kind=float),
         num_mtp_layers=fields.number(config, "num_nextn_predict_layers", default=0, kind=int),
-        mtp_layer=Layer(mixer="mla", mlp="moe"),
         dtype=fields.dtype(config),
         eos_token_ids=fields.eos_token_ids(config),
     )

@@ -77,7 +77,6 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         mamba=_mamba(config),
         activation="relu2",
         gated_mlp=False,
-        hf_prefix=_PREFIX,
         dtype=fields.dtype(config),
         eos_token_ids=fields.eos_token_ids(config),
     )

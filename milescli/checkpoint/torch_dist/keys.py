@@ -12,41 +12,12 @@ from functools import lru_cache
 import torch
 
 from milescli.models.base import Entry, Rule, WeightTable
+from milescli.models.engine_names import fused_names
 from milescli.models.facts import ModelFacts
 from milescli.models.transforms import concatenate, same
 
 _LAYER = re.compile(r"^decoder\.layers\.\d+\.")
 _EXPERT = re.compile(r"\.local_experts\.\d+\.")
-_OTHER_NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = (
-    (
-        "plain",
-        re.compile(r"\.input_layernorm\.(\w+)$"),
-        r".self_attention.linear_qkv.layer_norm_\1",
-    ),
-    (
-        "gated_delta",
-        re.compile(r"\.input_layernorm\.(\w+)$"),
-        r".self_attention.in_proj.layer_norm_\1",
-    ),
-    ("any", re.compile(r"\.pre_mlp_layernorm\.(\w+)$"), r".mlp.linear_fc1.layer_norm_\1"),
-    (
-        "mla",
-        re.compile(r"\.self_attention\.q_layernorm\.(\w+)$"),
-        r".self_attention.linear_q_up_proj.layer_norm_\1",
-    ),
-    (
-        "mla",
-        re.compile(r"\.self_attention\.kv_layernorm\.(\w+)$"),
-        r".self_attention.linear_kv_up_proj.layer_norm_\1",
-    ),
-    (
-        "mamba",
-        re.compile(r"^(decoder\.layers\.\d+)\.norm\.(\w+)$"),
-        r"\1.mixer.in_proj.layer_norm_\2",
-    ),
-)
-"""(mixer of the layer, name of a module by itself, name where it is fused into the next one):
-Megatron writes either, as its layer spec says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +53,6 @@ class Item:
     def name(self) -> str:
         """For people: Megatron's name, with the part."""
         return self.entry.megatron if self.part is None else f"{self.entry.megatron} [{self.part}]"
-
-
-def items(table: WeightTable) -> Iterator[Item]:
-    """Everything that a checkpoint of the model holds, in the order of the table."""
-    stacked = can_stack(table)
-    for entry in table.entries:
-        yield from items_of(entry, table, stacked=stacked)
 
 
 def items_of(entry: Entry, table: WeightTable, *, stacked: bool) -> Iterator[Item]:
@@ -157,15 +121,8 @@ def names_of(entry: Entry) -> tuple[str, ...]:
     its local modules first; experts are rows of one tensor."""
     plain = _EXPERT.sub(".experts.", entry.megatron)
     mixer = "full" if entry.layer is None else entry.facts.layers[entry.layer].mixer
-    kinds = {"any", mixer, *(("plain",) if mixer != "mamba" else ())}
-    others = [
-        pattern.sub(fused, plain)
-        for kind, pattern, fused in _OTHER_NAMES
-        if kind in kinds and pattern.search(plain)
-    ]
-    if not others:
-        return (plain,)
-    return (*others, plain) if mixer in ("full", "sliding", "gated_delta") else (plain, *others)
+    fused = fused_names(plain, mixer=mixer)
+    return (*fused, plain) if mixer in ("full", "sliding", "gated_delta") else (plain, *fused)
 
 
 def can_stack(table: WeightTable) -> bool:

@@ -50,11 +50,6 @@ class Placed:
     """First byte of its frame."""
 
     @property
-    def data_offset(self) -> int:
-        """First byte of the tensor."""
-        return self.offset + framing_sizes(self.dtype, self.item.frame_shapes)[0]
-
-    @property
     def num_bytes(self) -> int:
         """Frame and data."""
         return framing_sizes(self.dtype, self.item.frame_shapes)[1]
