@@ -116,8 +116,8 @@ def _one_place(
             where[name] = file_name
     for name, file_name in index.items():
         if where.get(name) != file_name:
-            found = f"it is in `{where[name]}`" if name in where else "it is in no file"
-            why = f"{INDEX_NAME} says that `{name}` is in `{file_name}`, and {found}"
+            place = f"it is in `{where[name]}`" if name in where else "it is in no file"
+            why = f"{INDEX_NAME} says that `{name}` is in `{file_name}`, and {place}"
             raise CheckpointError(f"`{folder}` has no usable weights", why=why, fix=FETCH_AGAIN)
     return where
 

@@ -196,11 +196,11 @@ class Pipeline:
     def _check_all(self) -> None:
         while (item := self._take(self._to_check)) is not None:
             file, stream, pieces = item
-            found = crc32_of_file(stream.path) if self._check else stream.crc32
-            if found != stream.crc32:
+            crc32 = crc32_of_file(stream.path) if self._check else stream.crc32
+            if crc32 != stream.crc32:
                 raise _came_back_otherwise(stream.path, pieces)
             self._part.finish_file(
-                FinishedFile(name=file.name, size_bytes=stream.size, crc32=found)
+                FinishedFile(name=file.name, size_bytes=stream.size, crc32=crc32)
             )
 
 

@@ -46,9 +46,11 @@ def open_source(folder: Path) -> Source:
     reader = HfReader(folder)
     try:
         if schemes:
-            found = quantization_config(config) or {}
+            quantised = quantization_config(config) or {}
             return QuantisedReader(
-                reader, schemes, method=str(found.get("quant_method") or found.get("quant_algo"))
+                reader,
+                schemes,
+                method=str(quantised.get("quant_method") or quantised.get("quant_algo")),
             )
         _refuse_unannounced(reader)
         return reader
@@ -161,7 +163,7 @@ Source = HfReader | QuantisedReader
 
 
 def _find_stored(reader: HfReader, schemes: Sequence[Scheme], *, method: str) -> dict[str, _Stored]:
-    found: dict[str, _Stored] = {}
+    by_name: dict[str, _Stored] = {}
     for name in reader.names():
         if name.endswith(_UNSUPPORTED):
             raise _contradiction(
@@ -187,15 +189,15 @@ def _find_stored(reader: HfReader, schemes: Sequence[Scheme], *, method: str) ->
             raise _contradiction(reader, why=_misfit(reader, complete[0], name))
         plain = fitting[0].scheme.plain_name(name)
         assert plain is not None
-        found[plain] = fitting[0]
-    if not found:
+        by_name[plain] = fitting[0]
+    if not by_name:
         raise CheckpointError(
             f"`{reader.folder}`: config.json and weights do not belong together",
             why=f"config.json says that they are quantised as {method}, and no tensor is",
             fix="remove `quantization_config` from config.json if the weights are plain, or fetch "
             "the model again",
         )
-    return found
+    return by_name
 
 
 def _is_values(reader: HfReader, name: str, scheme: Scheme) -> bool:
@@ -222,9 +224,9 @@ def _stored(reader: HfReader, scheme: Scheme, values_name: str) -> _Stored | Non
     if shape is None or reader.dtype(names["scale"]) not in scheme.codec.scale_dtypes:
         return None
     expected = stored_shapes(scheme.codec, shape)["scale"]
-    found = reader.shape(names["scale"])
-    same = found == expected or (
-        math.prod(expected) == math.prod(found) and found in (expected[:-1], expected[:-2], (1,))
+    scale = reader.shape(names["scale"])
+    same = scale == expected or (
+        math.prod(expected) == math.prod(scale) and scale in (expected[:-1], expected[:-2], (1,))
     )
     return _Stored(scheme=scheme, names=names, shape=shape) if same else None
 
@@ -242,14 +244,14 @@ def _shape(reader: HfReader, scheme: Scheme, names: dict[str, str]) -> tuple[int
         return None
     columns = values[-1] * codec.per_element
     if "shape" in names:
-        told = [int(length) for length in reader.read(names["shape"])]
+        recorded = [int(length) for length in reader.read(names["shape"])]
         if (
-            len(told) != 2
-            or told[0] != values[-2]
-            or -(-told[1] // codec.per_element) != values[-1]
+            len(recorded) != 2
+            or recorded[0] != values[-2]
+            or -(-recorded[1] // codec.per_element) != values[-1]
         ):
             return None
-        columns = told[1]
+        columns = recorded[1]
     return (*values[:-1], columns)
 
 
@@ -309,7 +311,7 @@ def _scale(reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]]) -> 
     if reader.shape(name) == expected:
         return reader.read_region(name, *ranges)
     whole = reader.read_region(name, *_whole(reader, name)).reshape(expected)
-    return whole[tuple(slice(*each) for each in ranges)]
+    return whole[tuple(slice(*bounds) for bounds in ranges)]
 
 
 def _whole(reader: HfReader, name: str) -> list[tuple[int, int]]:

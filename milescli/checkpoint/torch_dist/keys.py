@@ -1,4 +1,4 @@
-"""Lines of the weight table -> keys of a `torch_dist` checkpoint, with the place of each tensor in
+"""Entries of the weight table -> keys of a `torch_dist` checkpoint, with the place of each tensor in
 them. Stock Megatron-Core's model asks for these in `sharded_state_dict`; under which of its names
 depends on its config and its modules, so all names are given."""
 
@@ -137,12 +137,12 @@ def can_stack(table: WeightTable) -> bool:
             )
     kinds = {layer.mixer for layer in table.facts.layers}
     one_family = kinds <= {"full", "sliding"} or len(kinds) == 1
-    found = list(by_layer.values())
+    layers = list(by_layer.values())
     return (
         one_family
         and "mamba" not in kinds
-        and len(found) == table.facts.num_layers
-        and all(each == found[0] for each in found)
+        and len(layers) == table.facts.num_layers
+        and all(layer == layers[0] for layer in layers)
     )
 
 
@@ -162,19 +162,19 @@ def incomplete(boxes: Iterable[Box]) -> str | None:
     by_key: dict[str, list[Box]] = {}
     for box in boxes:
         by_key.setdefault(box.key, []).append(box)
-    for key, found in by_key.items():
-        whole = found[0].whole
-        if any(box.whole != whole for box in found):
+    for key, own in by_key.items():
+        whole = own[0].whole
+        if any(box.whole != whole for box in own):
             return f"`{key}` is said to have different shapes"
-        if len({box.offsets for box in found}) != len(found):
+        if len({box.offsets for box in own}) != len(own):
             return f"`{key}` has two tensors in one place"
         if any(
             start + size > length
-            for box in found
+            for box in own
             for start, size, length in zip(box.offsets, box.sizes, whole, strict=True)
         ):
             return f"`{key}` has a tensor beyond its end"
-        if why := _gap(key, found, whole):
+        if why := _gap(key, own, whole):
             return why
     return None
 
