@@ -19,10 +19,13 @@ EXAMPLES = [
 PAGE = """\
 miles convert: weights from one form into the other, exactly
 
-  miles convert hf-to-megatron SRC DST    a Hugging Face folder or hub name -> a checkpoint that Megatron-Core loads under any layout
-  miles convert megatron-to-hf SRC DST    a checkpoint of any layout, or a run -> a Hugging Face folder
+  miles convert hf-to-megatron SRC DST    a Hugging Face folder or hub name -> a checkpoint that
+                                          Megatron-Core loads under any layout
+  miles convert megatron-to-hf SRC DST    a checkpoint of any layout, or a run -> a Hugging Face
+                                          folder
 
-Both stream, check themselves, and go on where they were interrupted; --dry-run shows what they would do.
+Both stream, check themselves, and go on where they were interrupted; --dry-run shows what they
+would do.
 """
 
 

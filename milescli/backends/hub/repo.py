@@ -1,5 +1,5 @@
-"""One repository of the hub: what it lists, single files of it, and what goes wrong, in three parts.
-Without the hub, what is in the client's cache will do. Called by the rest of this room."""
+"""One repository of the hub: what it lists, single files of it, and what goes wrong, in three
+parts. Without the hub, what is in the client's cache will do. Called by the rest of this room."""
 
 from __future__ import annotations
 
