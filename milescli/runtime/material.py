@@ -13,7 +13,7 @@ from milescli.checkpoint.base import CARRIED, CHECKPOINT, is_converted
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
-from milescli.models import ModelFacts, load_facts, parse_facts
+from milescli.models import ModelFacts, load_facts, parse_facts, scratch
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Data, Model, Recipe, Rollout
@@ -24,7 +24,6 @@ from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.rollout.source import FilePrompts, SourceReport, load_source
 from milescli.rollout.tasks import is_task, write_task
 from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
-from milescli.runtime import scratch
 
 if TYPE_CHECKING:
     from milescli.console.output import Output

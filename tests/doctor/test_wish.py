@@ -11,11 +11,11 @@ from huggingface_hub import constants
 from milescli.core.errors import DataError, RecipeError
 from milescli.doctor.finding import Finding, Status, run_checks
 from milescli.doctor.wish import check_material, check_model, check_reward_of, recipe_checks
+from milescli.models.scratch import config_of
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe, ScratchModel
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from milescli.runtime.scratch import config_of
 from tests.loopback_hub import loopback_hub
 
 SMALL = {
