@@ -1,5 +1,5 @@
-"""A folder that grows beside its place: what is finished stays, goes on, and is never thrown away in
-silence."""
+"""A folder that grows beside its place: what is finished stays, goes on, and is never thrown away
+in silence."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ def _save(store: CheckpointStore, step: int) -> None:
 def test_a_checkpoint_is_found_again_with_its_files(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     _save(store, 3)
-    found = store.latest()
-    assert found is not None
-    assert (found.step, found.path) == (3, tmp_path / "step_3")
-    assert found.manifest.files == {"data/tensors.bin": 13}
-    assert found.manifest.size_bytes == 13
-    assert found.manifest.prompt_position == 24
+    newest = store.latest()
+    assert newest is not None
+    assert (newest.step, newest.path) == (3, tmp_path / "step_3")
+    assert newest.manifest.files == {"data/tensors.bin": 13}
+    assert newest.manifest.size_bytes == 13
+    assert newest.manifest.prompt_position == 24
 
 
 def test_steps_are_ordered_by_number(tmp_path: Path) -> None:

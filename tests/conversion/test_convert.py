@@ -1,5 +1,5 @@
-"""Conversions both ways: what comes out is what went in, what the manifest says, and how much memory
-it takes."""
+"""Conversions both ways: what comes out is what went in, what the manifest says, and how much
+memory it takes."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def test_the_manifest_says_what_was_shown_and_lists_every_file(tmp_path: Path) -
         if path.is_file()
     }
     assert files == {*manifest["files"], "manifest.json"}
-    for name, told in manifest["files"].items():
-        assert f"{crc32_of_file(tmp_path / 'megatron' / name):08x}" == told["crc32"]
+    for name, recorded in manifest["files"].items():
+        assert f"{crc32_of_file(tmp_path / 'megatron' / name):08x}" == recorded["crc32"]
     assert manifest["family"] == "qwen3" and manifest["proof"]["num_source_tensors"] == 36
 
 

@@ -97,7 +97,7 @@ def test_stock_megatron_loads_the_checkpoint_and_computes_what_transformers_does
     stock: dict[str, tuple[Path, Path]], name: str
 ) -> None:
     path, model = stock[name]
-    found, expected = load_file(path), load_file(model / "logits.witness")
-    for key, row in found.items():
+    actual, expected = load_file(path), load_file(model / "logits.witness")
+    for key, row in actual.items():
         theirs = expected[key][: row.shape[0]]
         assert float((row - theirs).abs().max()) <= 1e-4 * float(theirs.abs().max())

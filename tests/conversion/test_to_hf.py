@@ -27,13 +27,13 @@ def test_shards_are_as_large_as_asked_and_are_listed(tmp_path: Path) -> None:
     files = sorted((tmp_path / "back").glob("*.safetensors"))
     assert len(files) > 2 and all(path.stat().st_size < 70_000 for path in files)
     index = json.loads((tmp_path / "back" / "model.safetensors.index.json").read_text())
-    expected, found = load_file(source / "model.safetensors"), {}
+    expected, actual = load_file(source / "model.safetensors"), {}
     for path in files:
         tensors = load_file(path)
         assert all(index["weight_map"][name] == path.name for name in tensors)
-        found |= tensors
-    assert found.keys() == expected.keys() and all(
-        torch.equal(found[name], expected[name]) for name in found
+        actual |= tensors
+    assert actual.keys() == expected.keys() and all(
+        torch.equal(actual[name], expected[name]) for name in actual
     )
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in expected.values())
 
@@ -44,11 +44,11 @@ def test_another_dtype_is_written_and_said_in_the_config(tmp_path: Path) -> None
     done = to_hf(tmp_path / "megatron", tmp_path / "back", dtype="bf16")
     assert json.loads((tmp_path / "back" / "config.json").read_text())["dtype"] == "bfloat16"
     assert any("rounded from F32 to BF16" in note for note in done.notes)
-    expected, found = (
+    expected, actual = (
         load_file(source / "model.safetensors"),
         load_file(tmp_path / "back" / "model.safetensors"),
     )
-    assert all(torch.equal(found[name], expected[name].bfloat16()) for name in expected)
+    assert all(torch.equal(actual[name], expected[name].bfloat16()) for name in expected)
 
 
 def test_mtp_layers_that_a_checkpoint_lacks_come_from_the_model_and_are_told_of(
@@ -62,9 +62,9 @@ def test_mtp_layers_that_a_checkpoint_lacks_come_from_the_model_and_are_told_of(
     assert any("taken from the model" in note for note in done.notes)
     expected = load_file(source / "model.safetensors")
     expected |= load_file(trained / "model.safetensors")
-    found = load_file(tmp_path / "back" / "model.safetensors")
-    assert found.keys() == expected.keys() and all(
-        torch.equal(found[name], expected[name]) for name in found
+    actual = load_file(tmp_path / "back" / "model.safetensors")
+    assert actual.keys() == expected.keys() and all(
+        torch.equal(actual[name], expected[name]) for name in actual
     )
     bare = tmp_path / "bare"
     bare.mkdir()

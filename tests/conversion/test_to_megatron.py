@@ -69,10 +69,10 @@ def test_a_quantised_source_becomes_bfloat16_and_its_config_says_so_no_longer(
     done = to_megatron(source, tmp_path / "megatron")
     assert any("dequantised to bfloat16" in note for note in done.notes)
     to_hf(tmp_path / "megatron", tmp_path / "back")
-    found = load_file(tmp_path / "back" / "model.safetensors")
-    assert found.keys() == plain.keys()
+    actual = load_file(tmp_path / "back" / "model.safetensors")
+    assert actual.keys() == plain.keys()
     assert all(
-        found[name].dtype is torch.bfloat16 and torch.equal(found[name], plain[name])
+        actual[name].dtype is torch.bfloat16 and torch.equal(actual[name], plain[name])
         for name in plain
     )
     config = json.loads((tmp_path / "back" / "config.json").read_text())

@@ -21,13 +21,13 @@ from tests.conversion.making import (
 def test_logits_that_differ_leave_no_target_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def answer(module: str, job: dict, scratch: Path) -> Path:
+    def compute(module: str, job: dict, scratch: Path) -> Path:
         out = scratch.with_suffix(".safetensors")
         wrong = 0.01 if "megatron" in module else 0.0
         save_file({"0": torch.ones(3, 5) + wrong}, out)
         return out
 
-    monkeypatch.setattr(verifying, "_run", answer)
+    monkeypatch.setattr(verifying, "_run", compute)
     with pytest.raises(MismatchError, match="computes something else"):
         to_megatron(make(tmp_path / "hf"), tmp_path / "megatron", verify=Verify.LOGITS)
     nothing_but(tmp_path, "hf")

@@ -102,16 +102,16 @@ def lines_of(config: dict[str, object]) -> WeightTable:
     return table(parse_facts(config))
 
 
-def tensors_of(lines: WeightTable, *, seed: int = 0) -> dict[str, torch.Tensor]:
+def tensors_of(table: WeightTable, *, seed: int = 0) -> dict[str, torch.Tensor]:
     """Random weights under the table's names, in the dtypes that releases have."""
     generator = torch.Generator().manual_seed(seed)
-    wide = {name for entry in lines.entries if entry.rule.float32 for name in entry.hf}
-    found = {}
-    for name, shape in lines.hf_shapes().items():
+    wide = {name for entry in table.entries if entry.rule.float32 for name in entry.hf}
+    tensors = {}
+    for name, shape in table.hf_shapes().items():
         noise = torch.randn(shape, generator=generator)
         tensor = 1 + 0.1 * noise if "norm" in name and len(shape) == 1 else 0.08 * noise
-        found[name] = tensor if name in wide else tensor.to(torch.bfloat16)
-    return found
+        tensors[name] = tensor if name in wide else tensor.to(torch.bfloat16)
+    return tensors
 
 
 def make_base(

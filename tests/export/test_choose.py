@@ -70,8 +70,8 @@ def test_nvfp4_keeps_latent_attention() -> None:
 
 def test_mxfp4_is_for_the_stacked_experts_of_gpt_oss() -> None:
     choices = choose(lines_of(GPT_OSS), "mxfp4")
-    found = {choice.name for choice in choices.values() if choice.scheme}
-    assert found == {
+    quantised = {choice.name for choice in choices.values() if choice.scheme}
+    assert quantised == {
         f"model.layers.{layer}.mlp.experts.{name}_proj"
         for layer in (0, 1)
         for name in ("gate_up", "down")

@@ -163,8 +163,8 @@ def test_towers_pass_through_untouched(tmp_path: Path) -> None:
         "model.visual.norm.weight": torch.ones(4),
     }
     weights = trained(make_base(tmp_path / "base", config, extra=tower))
-    lines = lines_of(config)
-    single = {name: 0.08 * torch.randn(shape) for name, shape in _single(lines).hf_shapes().items()}
+    table = lines_of(config)
+    single = {name: 0.08 * torch.randn(shape) for name, shape in _single(table).hf_shapes().items()}
     done = export(tmp_path, config, "fp8", base=tmp_path / "base", weights={**single, **weights})
     with open_source(tmp_path / "out") as source:
         assert all(torch.equal(source.read(name), tensor) for name, tensor in tower.items())

@@ -52,7 +52,7 @@ class Families:
         self.notes: dict[str, dict] = {name: {} for name in wanted()}
         """What tests saw, for `record`."""
         _python("tests.families.making", str(root / "models"), *wanted())
-        self.told = json.loads((root / "models" / "told.json").read_text())
+        self.counted = json.loads((root / "models" / "counted.json").read_text())
 
     def folder(self, name: str) -> Path:
         """Hugging Face folder."""

@@ -85,9 +85,9 @@ def test_a_run_and_its_checkpoint_are_one_and_the_same(
     assert whole.step == step.step == 2 and whole.format == "bf16" and whole.num_quantised is None
     weights = load_file(base / "model.safetensors")
     for folder in ("a", "b"):
-        found = load_file(tmp_path / folder / "model.safetensors")
-        assert found.keys() == weights.keys() and all(
-            torch.equal(found[name], weights[name]) for name in weights
+        written = load_file(tmp_path / folder / "model.safetensors")
+        assert written.keys() == weights.keys() and all(
+            torch.equal(written[name], weights[name]) for name in weights
         )
     card = (tmp_path / "a" / "README.md").read_text()
     assert "`quickstart`" in card and "2 of 32 prompts" in card and str(tmp_path) not in card
@@ -130,10 +130,10 @@ def test_an_adapter_is_merged_or_copied(tmp_path: Path) -> None:
     )
     done = export(tmp_path / "adapter", tmp_path / "merged", merge=True)
     assert done.format == "bf16"
-    found = load_file(tmp_path / "merged" / "model.safetensors")
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
     expected = (weights[f"{module}.weight"].float() + 2 * second @ first).to(torch.bfloat16)
-    assert torch.equal(found.pop(f"{module}.weight"), expected)
-    assert all(torch.equal(found[name], weights[name]) for name in found)
+    assert torch.equal(merged.pop(f"{module}.weight"), expected)
+    assert all(torch.equal(merged[name], weights[name]) for name in merged)
     copied = export(tmp_path / "adapter", tmp_path / "copy")
     assert copied.format == "adapter" and any(
         "folder of this machine" in note for note in copied.notes
@@ -214,7 +214,7 @@ def test_a_push_is_refused_before_the_work_and_done_after_it(
 def test_transformers_reads_exported_folders_as_we_do(tmp_path: Path) -> None:
     """Logits of the folder as transformers loads it (on a CPU it dequantises), and of the plain
     folder that our reader makes of it."""
-    jobs, told = [], {}
+    jobs, places = [], {}
     for name, format in SERVED:
         config = {"qwen3": QWEN3, "qwen3_moe": QWEN3_MOE, "deepseek_v3": DEEPSEEK_V3}[name]
         place = tmp_path / f"{name}-{format}"
@@ -224,12 +224,12 @@ def test_transformers_reads_exported_folders_as_we_do(tmp_path: Path) -> None:
         )
         export(place / "base", place / "out", format=format)
         export(place / "out", place / "plain", format="bf16")
-        told[name, format] = place
-    place = told["gpt_oss", "mxfp4"] = tmp_path / "gpt_oss-mxfp4"
+        places[name, format] = place
+    place = places["gpt_oss", "mxfp4"] = tmp_path / "gpt_oss-mxfp4"
     make_base(place / "base", GPT_OSS)
     export(place / "base", place / "out", format="mxfp4")
     export(place / "out", place / "plain", format="bf16")
-    for place in told.values():
+    for place in places.values():
         for kind in ("base", "out", "plain"):
             jobs.append(
                 {
@@ -248,7 +248,7 @@ def test_transformers_reads_exported_folders_as_we_do(tmp_path: Path) -> None:
     ]
     done = subprocess.run(worker, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    for (name, format), place in told.items():
+    for (name, format), place in places.items():
         base, out, plain = (
             load_file(place / f"{kind}.logits") for kind in ("base", "out", "plain")
         )
