@@ -178,12 +178,12 @@ class PartFolder:
         if resume is not None and resume == self.command:
             return CheckpointError(
                 f"`{self.target}` was begun from a source that has changed since",
-                why=f"{kept}, and they would not fit to what is read now",
+                why=f"{kept}, and they do not fit what is read now",
                 fix=remove,
             )
         return CheckpointError(
             f"`{self.target}` was begun from another source, or with other options",
-            why=f"{kept}, and this command would write others",
+            why=f"{kept}, and they are not what this command would write",
             fix=[*([f"{resume}   # goes on with it"] if resume else []), remove],
         )
 
