@@ -23,12 +23,14 @@ JOURNAL_NAME = "journal.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedFile:
-    """Written, durable, and read back."""
+    """Written and durable."""
 
     name: str
     """Path within the folder."""
     size_bytes: int
     crc32: int
+    read_back: bool = True
+    """It was compared with what had been written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +40,9 @@ class Journal:
     fingerprint: str | None = None
     """Of what it was writing; None: it did not come so far as to say it."""
     command: str | None = None
-    """What its user typed."""
+    """What the user typed."""
     cwd: str | None = None
-    """Where he typed it."""
+    """Where it was typed."""
     finished: dict[str, FinishedFile] = field(default_factory=dict)
     """By name: whole, and still there."""
 
@@ -72,7 +74,10 @@ def read_journal(part: Path) -> Journal:
     head = next(records, {})
     finished = {}
     for record in records:
-        file = FinishedFile(**record)  # type: ignore[arg-type]
+        try:
+            file = FinishedFile(**record)  # type: ignore[arg-type]
+        except TypeError:
+            continue
         path = part / file.name
         if path.is_file() and path.stat().st_size == file.size_bytes:
             finished[file.name] = file
@@ -89,10 +94,9 @@ def _records(text: str) -> Iterator[dict[str, object]]:
         try:
             record = json.loads(line)
         except ValueError:
-            return  # torn by a kill while it was written
-        if not isinstance(record, dict):
-            return
-        yield record
+            continue  # torn by a kill while it was written
+        if isinstance(record, dict):
+            yield record
 
 
 class PartFolder:
@@ -100,12 +104,21 @@ class PartFolder:
     `complete` or `discard`, it stays to be gone on with by the next one of the same
     `fingerprint`."""
 
-    def __init__(self, target: Path, *, fingerprint: str, command: str | None = None) -> None:
+    def __init__(
+        self,
+        target: Path,
+        *,
+        fingerprint: str,
+        command: str | None = None,
+        read_back: bool = True,
+    ) -> None:
         """`fingerprint`: of everything that decides what is written. `command`: what the user types
-        to go on with it; None: what he types anyway does. Raises CheckpointError where the target
-        is there already."""
+        to go on with it; None: the same as now. `read_back`: a file is finished when it was
+        compared with what had been written. Raises CheckpointError where the target is there
+        already."""
         require_free(target)
         self.target, self.path, self.command = target, part_of(target), command
+        self.read_back = read_back
         self.finished: dict[str, FinishedFile] = {}
         """By name: what an earlier attempt left, and what was finished since."""
         self._fingerprint = fingerprint
@@ -149,7 +162,12 @@ class PartFolder:
         assert self._journal is not None
         journal = read_journal(self.path)
         if journal.fingerprint == self._fingerprint:
-            self.finished = journal.finished
+            self.finished = {
+                name: file
+                for name, file in journal.finished.items()
+                if file.read_back or not self.read_back
+            }
+            os.write(self._journal, b"\n")  # ends a line that a kill tore
             return
         beside = [path for path in self.path.iterdir() if path.name != JOURNAL_NAME]
         if journal.finished or (beside and journal.fingerprint is None):

@@ -32,8 +32,8 @@ def convert(
     output: Output,
     verify: Verify | None = None,
 ) -> Conversion:
-    """Write `target`, which must not exist. `command`: the words that the user typed, for him to
-    type them once more after an interruption. `verify` None: logits where the model fits into
+    """Write `target`, which must not exist. `command`: the words that the user typed, to be
+    typed once more after an interruption. `verify` None: logits where the model fits into
     memory, else tensors.
 
     Raises CheckpointError for a source that is not what its config.json says, a target that is
@@ -46,8 +46,12 @@ def convert(
     with direction.plan(output=output) as plan:
         for note in plan.notes:
             output.note(note)
-        resume_command = _with_options(command, plan.resume_options)
-        with PartFolder(target, fingerprint=plan.fingerprint, command=resume_command) as part:
+        with PartFolder(
+            target,
+            fingerprint=plan.fingerprint,
+            command=_with_options(command, plan.resume_options),
+            read_back=verify is not Verify.NONE,
+        ) as part:
             resumed = part.finished_bytes
             if resumed:
                 output.note(
@@ -57,12 +61,7 @@ def convert(
             with Transfer(
                 output, label="converting", total_bytes=plan.size_bytes, done_bytes=resumed
             ) as transfer:
-                write_files(
-                    part,
-                    plan.files,
-                    progress=transfer,
-                    read_back=verify is not Verify.NONE,
-                )
+                write_files(part, plan.files, progress=transfer)
             with completing(part):
                 plan.write_rest(part.path)
                 proof = _prove(plan, part, verify=verify, output=output)

@@ -20,12 +20,7 @@ def unpack(checkpoint: Path, target: Path, *, model_dir: Path, read_back: bool =
     """
     with plan_hf(checkpoint, model_dir, dtype=None, shard_bytes=None) as plan:
         mark = fingerprint(checkpoint, {"to": "hf", "model": fingerprint(model_dir, {})})
-        with PartFolder(target, fingerprint=mark) as part:
-            write_files(
-                part,
-                plan.files,
-                progress=lambda num_bytes: None,
-                read_back=read_back,
-            )
+        with PartFolder(target, fingerprint=mark, read_back=read_back) as part:
+            write_files(part, plan.files, progress=lambda num_bytes: None)
             plan.write_rest(part.path, dtype=None)
             part.complete()

@@ -18,17 +18,13 @@ _SPARE_BYTES = 16 * 2**20
 
 
 def write_files(
-    part: PartFolder,
-    files: Sequence[PlannedFile],
-    *,
-    progress: Callable[[int], None],
-    read_back: bool,
+    part: PartFolder, files: Sequence[PlannedFile], *, progress: Callable[[int], None]
 ) -> None:
     """Write what is missing. What is finished stays after Ctrl-C or on a full disk; after any other
     error nothing does."""
     _require_room(part, _bytes_left(part, files))
     try:
-        Pipeline(part, progress=progress, check=read_back).run(files)
+        Pipeline(part, progress=progress).run(files)
     except DiskFull as error:
         raise _disk_full(part, files) from error.__cause__
     except KeyboardInterrupt:

@@ -40,6 +40,8 @@ def test_the_next_one_of_the_same_fingerprint_goes_on(tmp_path: Path) -> None:
     with PartFolder(target, fingerprint="a") as part:
         assert list(part.finished) == ["one"] and part.finished_bytes == len(b"content")
         _finish(part, "two")
+    with PartFolder(target, fingerprint="a") as part:
+        assert list(part.finished) == ["one", "two"]
         part.complete()
     assert sorted(path.name for path in target.iterdir()) == ["one", "two"]
     assert not part_path.exists()
@@ -75,6 +77,19 @@ def test_the_same_command_with_another_fingerprint_means_that_the_source_changed
     ):
         pass
     assert len(caught.value.fixes) == 1 and caught.value.fixes[0].startswith("rm -r ")
+
+
+def test_what_was_not_read_back_is_not_finished_for_one_who_wants_it_read_back(
+    tmp_path: Path,
+) -> None:
+    with PartFolder(tmp_path / "out", fingerprint="a", read_back=False) as part:
+        (part.path / "one").write_bytes(b"1")
+        part.finish_file(FinishedFile(name="one", size_bytes=1, crc32=0, read_back=False))
+        _finish(part, "two")
+    with PartFolder(tmp_path / "out", fingerprint="a") as part:
+        assert list(part.finished) == ["two"]
+    with PartFolder(tmp_path / "out", fingerprint="a", read_back=False) as part:
+        assert list(part.finished) == ["one", "two"]
 
 
 def test_what_was_begun_and_not_finished_is_no_loss(tmp_path: Path) -> None:
