@@ -19,7 +19,7 @@ from milescli.export.stored import Measured
 from milescli.export.story import Story, read_story
 from milescli.recipe.schema import Data, Model, Recipe, Rollout, ScratchModel
 from tests.console.fake_run import events
-from tests.export.models import QWEN3_MOE, lines_of, make_base
+from tests.export.models import QWEN3_MOE, make_base, table_of
 
 MEASURED = Measured(
     num_plain=12,
@@ -75,7 +75,7 @@ def card(
         path=tmp_path / "out", format=format, size_bytes=2**30, measured=MEASURED, **fields
     )
     return model_card(
-        done, table=lines_of(QWEN3_MOE), base=tmp_path / "base", name="my-model", story=of
+        done, table=table_of(QWEN3_MOE), base=tmp_path / "base", name="my-model", story=of
     )
 
 

@@ -17,9 +17,9 @@ from tests.export.models import (
     DEEPSEEK_V3,
     QWEN3,
     QWEN3_MOE,
-    lines_of,
     make_base,
     reader_of,
+    table_of,
     trained,
 )
 
@@ -29,7 +29,7 @@ def _export(tmp_path: Path, config: dict) -> Path:
     weights = trained(make_base(tmp_path / "base", config))
     return write_folder(
         tmp_path / "out",
-        table=lines_of(config),
+        table=table_of(config),
         read=reader_of(weights),
         base=tmp_path / "base",
         format="int4",
