@@ -19,7 +19,8 @@ import psutil
 import torch
 
 from milescli.checkpoint.files import StreamFile, as_bytes, crc32_of
-from milescli.checkpoint.safetensors_file import Laid, make_header
+from milescli.checkpoint.pipeline import bounded
+from milescli.checkpoint.safetensors_file import TensorSpec, make_header
 from milescli.models import parse_facts, table
 
 GIB = 2**30
@@ -71,30 +72,28 @@ def make_model(folder: Path, config: dict[str, object]) -> int:
     """Write it in shards, with an index. Returns its bytes."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    laid = [
-        Laid(name=name, dtype=torch.bfloat16, shape=shape)
+    tensors = [
+        TensorSpec(name=name, dtype=torch.bfloat16, shape=shape)
         for name, shape in table(parse_facts(config)).hf_shapes().items()
     ]
-    shards: list[list[Laid]] = [[]]
-    for each in laid:
-        if shards[-1] and sum(other.num_bytes for other in shards[-1]) + each.num_bytes > _SHARD:
-            shards.append([])
-        shards[-1].append(each)
+    shards = [
+        [tensors[place] for place in within]
+        for within in bounded((spec.num_bytes for spec in tensors), limit=_SHARD)
+    ]
     generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(
-        max(each.num_bytes for each in laid) // 2 + 4096, generator=generator
-    ).bfloat16()
+    largest = max(spec.num_bytes for spec in tensors)
+    noise = torch.randn(largest // 2 + 4096, generator=generator).bfloat16()
     weight_map, total = {}, 0
     for number, shard in enumerate(shards):
         name = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
         with StreamFile(folder / name) as stream:
             stream.write(make_header(shard, {"format": "pt"}))
-            for place, each in enumerate(shard):
+            for place, spec in enumerate(shard):
                 start = place * 17 % 4096
-                data = as_bytes(noise[start : start + each.num_bytes // 2])
+                data = as_bytes(noise[start : start + spec.num_bytes // 2])
                 stream.write_tensor(data, crc32=crc32_of(data))
-                weight_map[each.name] = name
-                total += each.num_bytes
+                weight_map[spec.name] = name
+                total += spec.num_bytes
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return total
@@ -112,7 +111,9 @@ class Peak:
         while self._process.poll() is None:
             try:
                 own = psutil.Process(self._process.pid)
-                size = sum(each.memory_info().rss for each in (own, *own.children(recursive=True)))
+                size = sum(
+                    process.memory_info().rss for process in (own, *own.children(recursive=True))
+                )
                 self.bytes = max(self.bytes, size)
             except psutil.Error:
                 pass
@@ -160,22 +161,22 @@ def main() -> None:
         config = config_of(options)
         size = make_model(root / "hf", config)
         largest = max(2 * entry.num_elements for entry in table(parse_facts(config)).entries)
-        found: dict[str, tuple[float, int]] = {}
+        measured: dict[str, tuple[float, int]] = {}
         plain = copy(root / "hf", root / "copy")
         shutil.rmtree(root / "copy")
-        found["hf-to-megatron"] = convert(
+        measured["hf-to-megatron"] = convert(
             "hf-to-megatron", str(root / "hf"), str(root / "megatron")
         )
         plain_back = copy(root / "megatron", root / "copy")
         shutil.rmtree(root / "copy")
-        found["megatron-to-hf"] = convert(
+        measured["megatron-to-hf"] = convert(
             "megatron-to-hf", str(root / "megatron"), str(root / "back")
         )
         equal = compare(root / "hf", root / "back")
         report(
             size,
             largest,
-            found,
+            measured,
             {"hf-to-megatron": plain, "megatron-to-hf": plain_back},
             equal=equal,
         )
@@ -186,7 +187,7 @@ def main() -> None:
 def report(
     size: int,
     largest: int,
-    found: dict[str, tuple[float, int]],
+    measured: dict[str, tuple[float, int]],
     plain: dict[str, float],
     *,
     equal: bool,
@@ -198,7 +199,7 @@ def report(
     )
     print(f"{'':16}{'cp + sync':>12}{'convert':>12}{'ratio':>8}{'peak memory':>14}")
     fine = equal
-    for name, (seconds, peak) in found.items():
+    for name, (seconds, peak) in measured.items():
         ratio = seconds / plain[name]
         print(
             f"{name:16}{plain[name]:>10.1f} s{seconds:>10.1f} s{ratio:>8.2f}{peak / 2**20:>10.0f} "
@@ -212,8 +213,8 @@ def report(
                 "largest_tensor_bytes": largest,
                 "equal": equal,
                 "cp_s": plain,
-                "convert_s": {name: seconds for name, (seconds, _) in found.items()},
-                "peak_bytes": {name: peak for name, (_, peak) in found.items()},
+                "convert_s": {name: seconds for name, (seconds, _) in measured.items()},
+                "peak_bytes": {name: peak for name, (_, peak) in measured.items()},
                 "fine": fine,
             }
         )

@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote
+
+import pytest
 
 COMMIT = "1234567890abcdef1234567890abcdef12345678"
 WRITE_TOKEN = "hf_localtestlocaltestlocaltest"
@@ -134,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.endswith("/info/lfs/objects/batch"):
             upload = {"href": f"{self.hub.url}/put", "header": {}}
             objects = [
-                {**each, "actions": {"upload": upload}} for each in json.loads(content)["objects"]
+                {**item, "actions": {"upload": upload}} for item in json.loads(content)["objects"]
             ]
             self._tell({"transfer": "basic", "objects": objects})
         elif "/commit/" in path:
@@ -142,25 +145,25 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._tell({})
 
-    def _make(self, wish: dict[str, object]) -> None:
+    def _make(self, asked: dict[str, object]) -> None:
         name = (
-            f"{wish['organization']}/{wish['name']}"
-            if wish.get("organization")
-            else str(wish["name"])
+            f"{asked['organization']}/{asked['name']}"
+            if asked.get("organization")
+            else str(asked["name"])
         )
         self.hub.made[name] = str(
-            wish.get("visibility", "private" if wish.get("private") else "public")
+            asked.get("visibility", "private" if asked.get("private") else "public")
         )
         self.hub.files[f"models/{name}"] = {}
         self._tell({"url": f"{self.hub.url}/{name}", "name": name})
 
     def _commit(self, name: str, content: bytes) -> None:
         for line in content.splitlines():
-            told = json.loads(line)
-            value = told["value"]
-            if told["key"] == "file":
+            record = json.loads(line)
+            value = record["value"]
+            if record["key"] == "file":
                 self.hub.files[f"models/{name}"][value["path"]] = base64.b64decode(value["content"])
-            elif told["key"] == "lfsFile":
+            elif record["key"] == "lfsFile":
                 self.hub.files[f"models/{name}"][value["path"]] = self.hub.uploads[value["oid"]]
         url = f"{self.hub.url}/{name}/commit/{COMMIT}"
         self._tell({"commitUrl": url, "commitOid": COMMIT, "success": True, "hookOutput": ""})
@@ -187,12 +190,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        found = b""
+        content = b""
         while size := int(self.rfile.readline(), 16):
-            found += self.rfile.read(size)
+            content += self.rfile.read(size)
             self.rfile.readline()
         self.rfile.readline()
-        return found
+        return content
 
     def _tell(self, payload: object, *, status: int = 200, code: str = "") -> None:
         headers = {"Content-Type": "application/json"} | ({"X-Error-Code": code} if code else {})
@@ -247,3 +250,32 @@ def loopback_hub() -> Iterator[LoopbackHub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def client_of(hub: LoopbackHub, *, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's client asks this one, and keeps what it fetched in `cache`."""
+    from huggingface_hub import constants
+
+    _ask(hub.url, monkeypatch)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+
+
+def no_hub_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on nobody answers the client, and it may not wait to try again."""
+
+    def wait(seconds: float) -> None:
+        raise AssertionError(f"the client waits {seconds} s for a hub that is not there")
+
+    _ask("http://127.0.0.1:9", monkeypatch)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", wait)
+
+
+def _ask(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
+    )

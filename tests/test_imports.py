@@ -69,7 +69,7 @@ def test_pages_load_nothing_heavy(argv: list[str]) -> None:
 
 def test_conversion_and_export_load_no_megatron() -> None:
     probe = (
-        "import sys, milescli.runtime.convert, milescli.runtime.export; sys.exit('megatron' "
+        "import sys, milescli.conversion.convert, milescli.runtime.export; sys.exit('megatron' "
         "in "
         "sys.modules)"
     )

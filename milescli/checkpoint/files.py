@@ -172,7 +172,7 @@ def read_region(
     row_bytes = math.prod(shape[1:]) * element
     step = max(1, _COLUMNS_STEP // row_bytes)
     start, end = ranges[0]
-    inside = tuple(slice(*each) for each in ranges[1:])
+    inside = tuple(slice(*bounds) for bounds in ranges[1:])
     for row in range(start, end, step):
         last = min(row + step, end)
         rows = torch.empty((last - row, *shape[1:]), dtype=out.dtype)
@@ -195,7 +195,7 @@ def crc32_of_file(
 ) -> int:
     """CRC-32 of a part of a file as the disk has it: pages that are held in memory are given up
     first."""
-    found, buffer = 0, torch.empty(step, dtype=torch.uint8)
+    crc32, buffer = 0, torch.empty(step, dtype=torch.uint8)
     file = os.open(path, os.O_RDONLY)
     try:
         end = os.fstat(file).st_size if length is None else start + length
@@ -204,10 +204,10 @@ def crc32_of_file(
         for offset in range(start, end, step):
             part = buffer[: min(step, end - offset)]
             read_exactly(file, part, offset=offset, forget=True)
-            found = crc32_of(part, found)
+            crc32 = crc32_of(part, crc32)
     finally:
         os.close(file)
-    return found
+    return crc32
 
 
 def free_bytes(folder: Path) -> int:
@@ -215,8 +215,8 @@ def free_bytes(folder: Path) -> int:
     is there."""
     while not folder.exists():
         folder = folder.parent
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
 
 
 def sync_folder(folder: Path) -> None:
@@ -229,14 +229,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def _times(matrix: list[int], vector: int) -> int:
-    found = 0
+    product = 0
     for row in matrix:
         if not vector:
             break
         if vector & 1:
-            found ^= row
+            product ^= row
         vector >>= 1
-    return found
+    return product
 
 
 def _squared(matrix: list[int]) -> list[int]:
@@ -248,10 +248,10 @@ def _powers() -> list[list[int]]:
     """Operators that append 1, 2, 4, ... zero bytes to a CRC-32 (Mark Adler's method, as in zlib's
     crc32_combine)."""
     bit = [0xEDB88320, *(1 << place for place in range(31))]
-    found = [_squared(_squared(_squared(bit)))]
+    operators = [_squared(_squared(_squared(bit)))]
     for _ in range(47):
-        found.append(_squared(found[-1]))
-    return found
+        operators.append(_squared(operators[-1]))
+    return operators
 
 
 def crc32_combine(first: int, second: int, length: int) -> int:

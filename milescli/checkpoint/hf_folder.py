@@ -92,14 +92,6 @@ class HfReader:
         self._stored(name)
         return self._files[self._where[name]].read(name, ranges)
 
-    def read_into(self, name: str, out: torch.Tensor, *, row: int | None = None) -> None:
-        """The whole tensor, or [row] of a stacked one, into `out`: contiguous, of the tensor's
-        dtype and shape."""
-        shape = self.shape(name)
-        first = (0, shape[0]) if row is None and shape else (row or 0, (row or 0) + 1)
-        ranges = [first, *((0, length) for length in shape[1:])] if shape else []
-        self._files[self._where[name]].read_into(name, ranges, out)
-
     def _stored(self, name: str) -> Stored:
         if name not in self._where:
             raise CheckpointError(
@@ -124,8 +116,8 @@ def _one_place(
             where[name] = file_name
     for name, file_name in index.items():
         if where.get(name) != file_name:
-            found = f"it is in `{where[name]}`" if name in where else "it is in no file"
-            why = f"{INDEX_NAME} says that `{name}` is in `{file_name}`, and {found}"
+            place = f"it is in `{where[name]}`" if name in where else "it is in no file"
+            why = f"{INDEX_NAME} says that `{name}` is in `{file_name}`, and {place}"
             raise CheckpointError(f"`{folder}` has no usable weights", why=why, fix=FETCH_AGAIN)
     return where
 

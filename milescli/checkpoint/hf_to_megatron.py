@@ -1,5 +1,5 @@
 """A Hugging Face folder -> files of a `torch_dist` checkpoint: what goes where, and the tensors as
-they stream by. Says nothing, and knows neither hub nor terminal; the runtime's convert does."""
+they stream by. Says nothing, and knows neither hub nor terminal; `conversion` does."""
 
 from __future__ import annotations
 
@@ -9,17 +9,31 @@ from pathlib import Path
 
 import torch
 
-from milescli.checkpoint.base import CARRIED, CHECKPOINT
+from milescli.checkpoint.base import CARRIED, CHECKPOINT, METADATA_NAME, TRACKER_NAME
 from milescli.checkpoint.finite import require_finite
 from milescli.checkpoint.hf_folder import HfReader
 from milescli.checkpoint.matching import Matched, match
 from milescli.checkpoint.pipeline import Piece, PlannedFile, bounded
-from milescli.checkpoint.record import PASSTHROUGH_PREFIX, record_of
-from milescli.checkpoint.safetensors_file import Laid, make_header
+from milescli.checkpoint.record import (
+    PASSTHROUGH_PREFIX,
+    RECORD_NAME,
+    carry_over,
+    record_of,
+    write_plain_config,
+)
+from milescli.checkpoint.safetensors_file import TensorSpec, make_header
 from milescli.checkpoint.source import Source
 from milescli.checkpoint.torch_dist.framing import framing_sizes, make_framing
 from milescli.checkpoint.torch_dist.keys import Item, can_stack, incomplete, items_of
-from milescli.checkpoint.torch_dist.metadata import Placed
+from milescli.checkpoint.torch_dist.metadata import (
+    COMMON_NAME,
+    Placed,
+    make_common,
+    make_config,
+    make_extra_state,
+    make_metadata,
+)
+from milescli.checkpoint.torch_dist.metadata import CONFIG_NAME as FORMAT_NAME
 from milescli.models import WeightTable
 from milescli.models.base import Entry
 from milescli.models.transforms import concatenate, same
@@ -29,8 +43,8 @@ FILE_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intake:
-    """Everything that will be written, decided from headers alone."""
+class MegatronPlan:
+    """Every file of the checkpoint, decided from headers alone."""
 
     source: Source
     matched: Matched
@@ -48,15 +62,33 @@ class Intake:
         """Of all files."""
         return sum(file.size_bytes for file in self.files)
 
-    @property
-    def largest_bytes(self) -> int:
-        """Of one Megatron tensor."""
-        return max(each.num_bytes for each in self.placed)
+    def keys_by_name(self) -> dict[str, list[str]]:
+        """Name on disk -> the keys of the checkpoint that hold it."""
+        keys: dict[str, dict[str, None]] = {}
+        for place in self.placed:
+            for name in place.item.entry.hf:
+                keys.setdefault(name, {})[place.item.boxes[0].key] = None
+        return {name: list(own) for name, own in keys.items()}
+
+    def write_rest(self, folder: Path) -> None:
+        """The small files beside the planned ones: what makes the tensors a checkpoint, and what
+        Megatron has no place for."""
+        tensors, carried = folder / CHECKPOINT, folder / CARRIED
+        state, name = make_extra_state(), f"__0_{len(self.files)}.distcp"
+        (tensors / name).write_bytes(state)
+        metadata = make_metadata(self.placed, empty=(name, len(state)))
+        (tensors / METADATA_NAME).write_bytes(metadata)
+        (tensors / COMMON_NAME).write_bytes(make_common())
+        (tensors / FORMAT_NAME).write_bytes(make_config())
+        carry_over(self.source.folder, carried)
+        write_plain_config(carried, dtype=None)
+        (carried / RECORD_NAME).write_text(self.record, encoding="utf-8")
+        (folder / TRACKER_NAME).write_text(CHECKPOINT, encoding="utf-8")
 
 
-def plan_intake(
+def plan_megatron(
     source: Source, table: WeightTable, *, dtype: torch.dtype | None, file_bytes: int = FILE_BYTES
-) -> Intake:
+) -> MegatronPlan:
     """Decide what goes where. `dtype` of all floating-point weights; None: as they are. Raises
     CheckpointError where the folder is not what its config.json says."""
     matched = match(source, table)
@@ -92,8 +124,8 @@ def plan_intake(
     files += _passthrough_files(
         source, (*matched.passthrough, *matched.ignored), file_bytes=4 * file_bytes
     )
-    num_keys = len({box.key for each in placed for box in each.item.boxes})
-    return Intake(
+    num_keys = len({box.key for place in placed for box in place.item.boxes})
+    return MegatronPlan(
         source=source,
         matched=matched,
         placed=tuple(placed),
@@ -153,10 +185,12 @@ def _piece(item: Item, tensor: torch.Tensor, target: torch.dtype) -> Piece:
 def _passthrough_files(
     source: Source, names: Sequence[str], *, file_bytes: int
 ) -> list[PlannedFile]:
-    laid = [Laid(name=name, dtype=source.dtype(name), shape=source.shape(name)) for name in names]
+    specs = [
+        TensorSpec(name=name, dtype=source.dtype(name), shape=source.shape(name)) for name in names
+    ]
     files = []
-    for number, within in enumerate(bounded((each.num_bytes for each in laid), limit=file_bytes)):
-        chosen = [laid[place] for place in within]
+    for number, within in enumerate(bounded((spec.num_bytes for spec in specs), limit=file_bytes)):
+        chosen = [specs[place] for place in within]
         files.append(
             safetensors_file(
                 f"{CARRIED}/{PASSTHROUGH_PREFIX}-{number:05d}.safetensors",
@@ -167,22 +201,22 @@ def _passthrough_files(
     return files
 
 
-def _raw(source: Source, chosen: Sequence[Laid]):
+def _raw(source: Source, specs: Sequence[TensorSpec]):
     def make() -> Iterator[Piece]:
-        for each in chosen:
-            tensor = source.read(each.name)
-            require_finite(tensor, name=each.name, where=f"`{source.folder}`")
-            yield Piece(name=each.name, tensor=tensor)
+        for spec in specs:
+            tensor = source.read(spec.name)
+            require_finite(tensor, name=spec.name, where=f"`{source.folder}`")
+            yield Piece(name=spec.name, tensor=tensor)
 
     return make
 
 
 def safetensors_file(
-    name: str, laid: Sequence[Laid], make, *, metadata: dict[str, str] | None = None
+    name: str, specs: Sequence[TensorSpec], make, *, metadata: dict[str, str] | None = None
 ) -> PlannedFile:
     """A planned file of safetensors, whose tensors `make` gives in this order."""
-    header = make_header(laid, {"format": "pt"} if metadata is None else metadata)
-    size = len(header) + sum(each.num_bytes for each in laid)
+    header = make_header(specs, {"format": "pt"} if metadata is None else metadata)
+    size = len(header) + sum(spec.num_bytes for spec in specs)
     return PlannedFile(name=name, size_bytes=size, make=make, start=header)
 
 

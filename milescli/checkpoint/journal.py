@@ -1,31 +1,62 @@
 """A folder that appears under its name when it is whole. Until then it grows beside it, with a
 journal of the files that are finished, so that an interrupted conversion goes on where it stopped.
-Called by convert and export."""
+What is finished is never thrown away in silence. Called by `conversion`."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import shlex
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from milescli.checkpoint.files import sync_folder
 from milescli.core.errors import CheckpointError
+from milescli.core.units import format_bytes
 
 JOURNAL_NAME = "journal.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedFile:
-    """Written, durable, and read back."""
+    """Written and durable."""
 
     name: str
     """Path within the folder."""
     size_bytes: int
     crc32: int
+    read_back: bool = True
+    """It was compared with what had been written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journal:
+    """What an earlier attempt left in a part folder."""
+
+    fingerprint: str | None = None
+    """Of what it was writing; None: it did not come so far as to say it."""
+    command: str | None = None
+    """What the user typed."""
+    cwd: str | None = None
+    """Where it was typed."""
+    finished: dict[str, FinishedFile] = field(default_factory=dict)
+    """By name: whole, and still there."""
+
+    @property
+    def finished_bytes(self) -> int:
+        """Of all finished files."""
+        return sum(file.size_bytes for file in self.finished.values())
+
+    @property
+    def resume_command(self) -> str | None:
+        """What goes on with it, typed here; None where that was not written down."""
+        if self.command is None or self.cwd in (None, os.getcwd()):
+            return self.command
+        return f"cd {shlex.quote(str(self.cwd))} && {self.command}"
 
 
 def part_of(target: Path) -> Path:
@@ -33,23 +64,78 @@ def part_of(target: Path) -> Path:
     return target.with_name(f".{target.name}.part")
 
 
+def read_journal(part: Path) -> Journal:
+    """Of a part folder; an empty one where there is none. What a kill tore is left out."""
+    try:
+        text = (part / JOURNAL_NAME).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return Journal()
+    records = _records(text)
+    head = next(records, {})
+    finished = {}
+    for record in records:
+        try:
+            file = FinishedFile(**record)  # type: ignore[arg-type]
+        except TypeError:
+            continue
+        path = part / file.name
+        if path.is_file() and path.stat().st_size == file.size_bytes:
+            finished[file.name] = file
+    return Journal(
+        fingerprint=head.get("fingerprint"),  # type: ignore[arg-type]
+        command=head.get("command"),  # type: ignore[arg-type]
+        cwd=head.get("cwd"),  # type: ignore[arg-type]
+        finished=finished,
+    )
+
+
+def _records(text: str) -> Iterator[dict[str, object]]:
+    for line in text.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # torn by a kill while it was written
+        if isinstance(record, dict):
+            yield record
+
+
 class PartFolder:
     """`.NAME.part` beside the target. A context manager; one process at a time. Left without
     `complete` or `discard`, it stays to be gone on with by the next one of the same
     `fingerprint`."""
 
-    def __init__(self, target: Path, *, fingerprint: str) -> None:
-        """`fingerprint`: of everything that decides what is written. Raises CheckpointError where
-        the target is there already, or another process is writing it."""
+    def __init__(
+        self,
+        target: Path,
+        *,
+        fingerprint: str,
+        command: str | None = None,
+        read_back: bool = True,
+    ) -> None:
+        """`fingerprint`: of everything that decides what is written. `command`: what the user types
+        to go on with it; None: the same as now. `read_back`: a file is finished when it was
+        compared with what had been written. Raises CheckpointError where the target is there
+        already."""
         require_free(target)
-        self.target, self.path, self._fingerprint = target, part_of(target), fingerprint
+        self.target, self.path, self.command = target, part_of(target), command
+        self.read_back = read_back
         self.finished: dict[str, FinishedFile] = {}
-        """By name: what an earlier attempt left."""
-        self.was_other = False
-        """An earlier attempt of something else was there; it is gone."""
+        """By name: what an earlier attempt left, and what was finished since."""
+        self._fingerprint = fingerprint
         self._journal: int | None = None
 
     def __enter__(self) -> PartFolder:
+        """Raises CheckpointError where another process writes it, where something else is finished
+        in it, and where it cannot be written."""
+        self._open()
+        try:
+            self._begin()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def _open(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._journal = os.open(
@@ -70,8 +156,54 @@ class PartFolder:
                 why=f"it holds {self.path / JOURNAL_NAME}",
                 fix="wait for it, or choose another name",
             ) from error
-        self._read()
-        return self
+
+    def _begin(self) -> None:
+        """Go on with what is there, or begin with nothing."""
+        assert self._journal is not None
+        journal = read_journal(self.path)
+        if journal.fingerprint == self._fingerprint:
+            self.finished = {
+                name: file
+                for name, file in journal.finished.items()
+                if file.read_back or not self.read_back
+            }
+            os.write(self._journal, b"\n")  # ends a line that a kill tore
+            return
+        beside = [path for path in self.path.iterdir() if path.name != JOURNAL_NAME]
+        if journal.finished or (beside and journal.fingerprint is None):
+            raise self._refusal(journal)
+        for path in beside:  # begun, and not finished
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        os.ftruncate(self._journal, 0)
+        self._append(
+            {"fingerprint": self._fingerprint, "command": self.command, "cwd": os.getcwd()}
+        )
+
+    def _refusal(self, journal: Journal) -> CheckpointError:
+        """Finished work of something else is not thrown away in silence."""
+        remove = f"rm -r {shlex.quote(str(self.path))}   # throws it away; then once more"
+        if not journal.finished:
+            return CheckpointError(
+                f"`{self.target}` cannot be begun",
+                why=f"{self.path} holds files, and no journal that says of what",
+                fix=remove,
+            )
+        kept = (
+            f"{format_bytes(journal.finished_bytes)} in {len(journal.finished)} "
+            f"file{'s' if len(journal.finished) > 1 else ''} are finished and kept in {self.path}"
+        )
+        resume = journal.resume_command
+        if resume is not None and resume == self.command:
+            return CheckpointError(
+                f"`{self.target}` was begun from a source that has changed since",
+                why=f"{kept}, and they do not fit what is read now",
+                fix=remove,
+            )
+        return CheckpointError(
+            f"`{self.target}` was begun from another source, or with other options",
+            why=f"{kept}, and they are not what this command would write",
+            fix=[*([f"{resume}   # goes on with it"] if resume else []), remove],
+        )
 
     def __exit__(
         self,
@@ -86,30 +218,10 @@ class PartFolder:
             os.close(self._journal)
             self._journal = None
 
-    def _read(self) -> None:
-        lines = (
-            (self.path / JOURNAL_NAME).read_text(encoding="utf-8", errors="replace").splitlines()
-        )
-        records = []
-        for line in lines:
-            try:
-                records.append(json.loads(line))
-            except ValueError:
-                break  # torn by a kill while it was written
-        if records and records[0].get("fingerprint") == self._fingerprint:
-            for record in records[1:]:
-                file = FinishedFile(**record)
-                path = self.path / file.name
-                if path.is_file() and path.stat().st_size == file.size_bytes:
-                    self.finished[file.name] = file
-            return
-        self.was_other = bool(records)
-        for path in self.path.iterdir():
-            if path.name != JOURNAL_NAME:
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        assert self._journal is not None
-        os.ftruncate(self._journal, 0)
-        self._append({"fingerprint": self._fingerprint})
+    @property
+    def finished_bytes(self) -> int:
+        """Of all files that are finished."""
+        return sum(file.size_bytes for file in self.finished.values())
 
     def finish_file(self, file: FinishedFile) -> None:
         """Remember it, durably."""

@@ -43,10 +43,10 @@ class Matched:
         rounded."""
         import torch
 
-        found = source.dtype(entry.hf[0])
+        widest = source.dtype(entry.hf[0])
         for name in entry.hf[1:]:
-            found = torch.promote_types(found, source.dtype(name))
-        return found
+            widest = torch.promote_types(widest, source.dtype(name))
+        return widest
 
     @property
     def num_tensors(self) -> int:
@@ -68,10 +68,10 @@ def match(source: Source, table: WeightTable) -> Matched:
     if missing:
         raise _missing(source.folder, missing, names, table=table)
     for name, shape in wanted.items():
-        if (found := source.shape(name)) != shape:
+        if (stored := source.shape(name)) != shape:
             raise CheckpointError(
                 f"`{source.folder}`: weights and config.json do not belong together",
-                why=f"`{name}` is {list(found)} on disk, and {list(shape)} by config.json",
+                why=f"`{name}` is {list(stored)} on disk, and {list(shape)} by config.json",
                 fix=_FETCH_AGAIN,
             )
     left = [name for name in names if name not in wanted]

@@ -1,10 +1,9 @@
 """A `torch_dist` checkpoint of any layout -> files of a Hugging Face folder: what goes where, and
-the tensors as they stream by. The runtime's convert calls it."""
+the tensors as they stream by. Called by `conversion`."""
 
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,14 +11,20 @@ from pathlib import Path
 
 import torch
 
-from milescli.checkpoint.finite import require_finite
 from milescli.checkpoint.hf_folder import INDEX_NAME, SINGLE_NAME
+from milescli.checkpoint.hf_tensors import HfTensors
 from milescli.checkpoint.hf_to_megatron import open_passthrough, safetensors_file
 from milescli.checkpoint.pipeline import Piece, PlannedFile, bounded
-from milescli.checkpoint.record import Record, read_record, record_of
-from milescli.checkpoint.safetensors_file import Laid, dtype_name, torch_dtype
+from milescli.checkpoint.record import (
+    Record,
+    carry_over,
+    read_record,
+    record_of,
+    write_plain_config,
+)
+from milescli.checkpoint.safetensors_file import TensorSpec, dtype_name
 from milescli.checkpoint.source import Source, open_source
-from milescli.checkpoint.torch_dist.keys import Box, items_of
+from milescli.checkpoint.torch_dist.keys import items_of
 from milescli.checkpoint.torch_dist.reader import TorchDistReader
 from milescli.checkpoint.torch_dist.weights import CheckpointWeights, single_boxes
 from milescli.core.errors import CheckpointError
@@ -27,22 +32,19 @@ from milescli.models import load_facts
 from milescli.models import table as table_of
 from milescli.models.base import Entry, WeightTable
 
-_CACHE_BYTES = 128 * 2**20
-"""Disk tensors of entries that hold several, until their turn comes."""
 _OF_THE_MODEL = ("decoder.", "embedding.", "output_layer.", "mtp.", "encoder.")
-_EMBEDDING = "embedding.word_embeddings.weight"
 
 
 @dataclass(slots=True, kw_only=True)
-class Outlet:
-    """Everything that will be written. Close it."""
+class HfPlan:
+    """Every file of the folder, decided from headers alone. Close it."""
 
     checkpoint: Path
     model_dir: Path
     table: WeightTable
     files: list[PlannedFile]
-    laid: list[Laid]
-    """Every tensor, in order."""
+    tensors: list[TensorSpec]
+    """In order."""
     index: dict[str, object] | None
     """Of the index file; None where there is one file without."""
     carried: list[str]
@@ -63,20 +65,43 @@ class Outlet:
         """Of all files."""
         return sum(file.size_bytes for file in self.files)
 
+    def write_rest(self, folder: Path, *, dtype: torch.dtype | None) -> None:
+        """The small files beside the planned ones: config.json, tokenizer, index. `dtype`: which
+        was asked for."""
+        carry_over(self.model_dir, folder)
+        write_plain_config(folder, dtype=self._new_dtype(dtype))
+        if self.index is not None:
+            text = json.dumps(self.index, indent=2, sort_keys=True) + "\n"
+            (folder / INDEX_NAME).write_text(text, encoding="utf-8")
+
+    def _new_dtype(self, asked: torch.dtype | None) -> str | None:
+        """What config.json has to say; None: what it says already."""
+        if asked is not None:
+            return str(asked).removeprefix("torch.")
+        written = {
+            str(spec.dtype).removeprefix("torch.")
+            for spec in self.tensors
+            if spec.dtype.is_floating_point
+        }
+        said = load_facts(self.model_dir).dtype
+        if self.dtypes_are_new and len(written) == 1 and said not in written:
+            return written.pop()
+        return None
+
     def close(self) -> None:
         """Idempotent."""
         self.resources.close()
 
-    def __enter__(self) -> Outlet:
+    def __enter__(self) -> HfPlan:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
 
-def plan_outlet(
+def plan_hf(
     checkpoint: Path, model_dir: Path, *, dtype: torch.dtype | None, shard_bytes: int | None
-) -> Outlet:
+) -> HfPlan:
     """Decide what goes where. `model_dir`: a folder with config.json, and perhaps with the weights
     (or the record of them) that the checkpoint began from. `dtype` of all floating-point weights;
     None: as the model had them, or as the checkpoint has them. `shard_bytes`: None: files as the
@@ -98,86 +123,85 @@ def _plan(
     dtype: torch.dtype | None,
     shard_bytes: int | None,
     resources: ExitStack,
-) -> Outlet:
+) -> HfPlan:
     table = table_of(load_facts(model_dir))
     reader = resources.enter_context(TorchDistReader(checkpoint))
     reader.drops_behind = True
-    record, beside = _base(model_dir, resources)
+    record, base = _open_base(model_dir, resources)
+    recorded = record.dtypes if record is not None else {}
     if record is not None:
-        table = table.as_on_disk(record.dtypes)
-    maker = _Maker(CheckpointWeights(reader, table), beside, tied=_tied_copies(record, table))
-    wanted = list(record.dtypes) if record is not None else list(maker.weights.units)
+        table = table.as_on_disk(recorded)
+    weights = HfTensors(CheckpointWeights(reader, table), base, tied=_tied_copies(record, table))
     _require_explained(reader, table, checkpoint)
-    laid, carried, rounded = [], [], {}
-    names = set(wanted)
-    absent = [
-        name
-        for name, entries in maker.weights.units.items()
-        if name not in names or not _there(maker, entries)
-    ]
-    lost = [
-        name for name in absent if maker.weights.units[name][0].mtp is None and name not in names
-    ]
-    # the record is of a folder that lacked them, or named them otherwise: they are weights all the
-    # same
-    wanted += lost
-    absent_mtp = [
-        name
-        for name in absent
-        if maker.weights.units[name][0].mtp is not None and name not in (beside or ())
-    ]
+    wanted, absent_mtp = _names(weights, base, list(recorded) if record is not None else None)
+    tensors, carried, rounded = [], [], {}
     for name in wanted:
-        if name in absent_mtp:
-            continue
-        each = maker.lay(
-            name, dtype=dtype, recorded=record.dtypes.get(name) if record is not None else None
-        )
-        laid.append(each)
-        if maker.is_carried(name):
+        spec = weights.spec(name, dtype=dtype, recorded=recorded.get(name))
+        tensors.append(spec)
+        if weights.is_carried(name):
             carried.append(name)
-        elif (found := maker.stored_dtype(name)).itemsize > each.dtype.itemsize:
-            rounded[name] = (dtype_name(found), dtype_name(each.dtype))
-    as_recorded = (
+        elif (stored := weights.stored_dtype(name)).itemsize > spec.dtype.itemsize:
+            rounded[name] = (dtype_name(stored), dtype_name(spec.dtype))
+    if (
         record is not None
-        and bool(record.files)
+        and record.files
         and shard_bytes is None
-        and len(laid) == len(record.dtypes)
-    )
-    if as_recorded:
-        assert record is not None
-        files, index = _recorded_files(record, laid, maker)
+        and len(tensors) == len(recorded)
+    ):
+        files, index = _recorded_files(record, tensors, weights)
     else:
-        files, index = _fresh_files(laid, maker, shard_bytes=shard_bytes or 5 * 10**9)
-    return Outlet(
+        files, index = _fresh_files(tensors, weights, shard_bytes=shard_bytes or 5 * 10**9)
+    return HfPlan(
         checkpoint=checkpoint,
         model_dir=model_dir,
         table=table,
         files=files,
-        laid=laid,
+        tensors=tensors,
         index=index,
         carried=carried,
         absent_mtp=absent_mtp
-        if record is None or any(name in names for name in absent_mtp)
+        if record is None or any(name in recorded for name in absent_mtp)
         else [],
         rounded=rounded,
         dtypes_are_new=record is None
-        or any(record.dtypes.get(each.name) != dtype_name(each.dtype) for each in laid),
-        num_keys_used=len(maker.keys()),
-        units=maker.weights.units,
+        or any(recorded.get(spec.name) != dtype_name(spec.dtype) for spec in tensors),
+        num_keys_used=len(weights.keys()),
+        units=weights.units,
         resources=resources,
     )
 
 
-def _there(maker: _Maker, entries: Sequence[Entry]) -> bool:
-    return entries[0].mtp is None or maker.weights.has(entries[0])
+def _names(
+    weights: HfTensors, base: Source | None, recorded: list[str] | None
+) -> tuple[list[str], list[str]]:
+    """(names of all tensors that are written, in order; those of MTP layers that are nowhere).
+    `recorded`: of the folder that the checkpoint began from."""
+    names = list(weights.units) if recorded is None else recorded
+    known = set(names)
+    absent_mtp = [
+        name
+        for name, entries in weights.units.items()
+        if entries[0].mtp is not None
+        and (name not in known or not weights.in_checkpoint(entries[0]))
+        and name not in (base or ())
+    ]
+    # the record may be of a folder that lacked tensors, or named them otherwise: they are weights
+    # all the same
+    lost = [
+        name
+        for name, entries in weights.units.items()
+        if entries[0].mtp is None and name not in known
+    ]
+    left_out = set(absent_mtp)
+    return [name for name in (*names, *lost) if name not in left_out], absent_mtp
 
 
-def _base(model_dir: Path, resources: ExitStack) -> tuple[Record | None, Source | None]:
+def _open_base(model_dir: Path, resources: ExitStack) -> tuple[Record | None, Source | None]:
     """(what the model's folder looked like, tensors that it has)"""
     record = read_record(model_dir)
     if record is not None:
-        beside = open_passthrough(model_dir)
-        return record, resources.enter_context(beside) if beside else None
+        carried = open_passthrough(model_dir)
+        return record, resources.enter_context(carried) if carried else None
     if not any(model_dir.glob("*.safetensors")):
         return None, None
     source = resources.enter_context(open_source(model_dir))
@@ -223,145 +247,55 @@ def _require_explained(reader: TorchDistReader, table: WeightTable, checkpoint: 
         )
 
 
-class _Maker:
-    """Gives tensors by their name on disk."""
-
-    def __init__(
-        self, weights: CheckpointWeights, beside: Source | None, *, tied: set[str]
-    ) -> None:
-        self.weights, self._beside, self._tied = weights, beside, tied
-        self._shapes = weights.table.hf_shapes()
-        self._cache: OrderedDict[str, dict[str, torch.Tensor]] = OrderedDict()
-        self._embedding = weights.table.by_megatron[_EMBEDDING].hf[0]
-
-    def is_carried(self, name: str) -> bool:
-        """Whether it comes from the model's folder."""
-        if name in self._tied:
-            return False
-        entries = self.weights.units.get(name)
-        return entries is None or not _there(self, entries)
-
-    def stored_dtype(self, name: str) -> torch.dtype:
-        """In the checkpoint."""
-        return self.weights.dtype(self.weights.units[self._own(name)][0])
-
-    def _own(self, name: str) -> str:
-        return self._embedding if name in self._tied else name
-
-    def lay(self, name: str, *, dtype: torch.dtype | None, recorded: str | None) -> Laid:
-        """How it will be written."""
-        if self.is_carried(name):
-            if self._beside is None or name not in self._beside:
-                raise CheckpointError(
-                    f"`{name}` is nowhere to be had",
-                    why="the model's folder had it, Megatron has no place for it, and the tensors "
-                    "that were carried along are gone",
-                    fix="--model FOLDER   # the Hugging Face folder that the checkpoint began from",
-                )
-            return Laid(name=name, dtype=self._beside.dtype(name), shape=self._beside.shape(name))
-        entry = self.weights.units[self._own(name)][0]
-        stored = self.weights.dtype(entry)
-        target = stored if recorded is None else torch_dtype(recorded)
-        if dtype is not None and stored.is_floating_point and not entry.rule.float32:
-            target = dtype
-        return Laid(name=name, dtype=target, shape=self._shapes[self._own(name)])
-
-    def keys(self) -> set[str]:
-        """Keys of the checkpoint that are read."""
-        reader, found = self.weights.reader, set()
-        for entry in self.weights.table.entries:
-            for item in items_of(entry, self.weights.table, stacked=True):
-                boxes: list[Box] = [*item.boxes, *single_boxes(item)]
-                found |= {box.key for box in boxes if box.key in reader}
-        return found
-
-    def pieces(self, laid: Laid) -> Iterator[Piece]:
-        """Whole, or row by row."""
-        if self.is_carried(laid.name):
-            assert self._beside is not None
-            yield Piece(name=laid.name, tensor=self._beside.read(laid.name))
-            return
-        name = self._own(laid.name)
-        entries = self.weights.units[name]
-        for entry in entries:
-            tensor = self._take(entry, name) if len(entry.hf) > 1 else self.weights.disk(entry)[0]
-            shown = name if entry.row is None else f"{name}[{entry.row}]"
-            require_finite(tensor, name=shown, where=f"`{self.weights.reader.folder}`")
-            if tensor.dtype is not laid.dtype:
-                tensor = tensor.to(laid.dtype)
-                require_finite(tensor, name=shown, where=f"{laid.dtype}, which cannot hold it")
-            yield Piece(name=shown, tensor=tensor)
-
-    def _take(self, entry: Entry, name: str) -> torch.Tensor:
-        """One of an entry's tensors; the others wait for their turn, if they are not many."""
-        held = self._cache.pop(entry.megatron, None)
-        if held is None or name not in held:
-            held = dict(zip(entry.hf, self.weights.disk(entry), strict=True))
-        found = held.pop(name)
-        if held:
-            # views would keep the whole tensor that they were cut from
-            self._cache[entry.megatron] = held
-            while self._cached_bytes() > _CACHE_BYTES and self._cache:
-                self._cache.popitem(last=False)
-        return found
-
-    def _cached_bytes(self) -> int:
-        return sum(tensor.nbytes for held in self._cache.values() for tensor in held.values())
-
-
 def _file(
-    name: str, laid: Sequence[Laid], maker: _Maker, metadata: dict[str, str] | None = None
+    name: str,
+    specs: Sequence[TensorSpec],
+    weights: HfTensors,
+    metadata: dict[str, str] | None = None,
 ) -> PlannedFile:
     def make() -> Iterator[Piece]:
-        for each in laid:
-            yield from maker.pieces(each)
+        for spec in specs:
+            yield from weights.pieces(spec)
 
-    return safetensors_file(name, laid, make, metadata=metadata)
+    return safetensors_file(name, specs, make, metadata=metadata)
 
 
 def _recorded_files(
-    record: Record, laid: Sequence[Laid], maker: _Maker
+    record: Record, tensors: Sequence[TensorSpec], weights: HfTensors
 ) -> tuple[list[PlannedFile], dict[str, object] | None]:
-    by_name = {each.name: each for each in laid}
+    by_name = {spec.name: spec for spec in tensors}
     files = [
-        _file(file.name, [by_name[name] for name in file.tensors], maker, file.metadata)
+        _file(file.name, [by_name[name] for name in file.tensors], weights, file.metadata)
         for file in record.files
     ]
     if record.index is None:
         return files, None
     weight_map = {name: file.name for file in record.files for name in file.tensors}
-    return files, _index(weight_map, laid, metadata=record.index)
+    return files, _index(weight_map, tensors, metadata=record.index)
 
 
 def _fresh_files(
-    laid: Sequence[Laid], maker: _Maker, *, shard_bytes: int
+    tensors: Sequence[TensorSpec], weights: HfTensors, *, shard_bytes: int
 ) -> tuple[list[PlannedFile], dict[str, object] | None]:
     shards = [
-        [laid[place] for place in within]
-        for within in bounded((each.num_bytes for each in laid), limit=shard_bytes)
+        [tensors[place] for place in within]
+        for within in bounded((spec.num_bytes for spec in tensors), limit=shard_bytes)
     ]
     if len(shards) == 1:
-        return [_file(SINGLE_NAME, shards[0], maker)], None
+        return [_file(SINGLE_NAME, shards[0], weights)], None
     names = [
         f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))
     ]
+    files = [_file(name, shard, weights) for name, shard in zip(names, shards, strict=True)]
     weight_map = {
-        each.name: name for name, shard in zip(names, shards, strict=True) for each in shard
+        spec.name: name for name, shard in zip(names, shards, strict=True) for spec in shard
     }
-    return [_file(name, shard, maker) for name, shard in zip(names, shards, strict=True)], _index(
-        weight_map, laid, metadata={}
-    )
+    return files, _index(weight_map, tensors, metadata={})
 
 
 def _index(
-    weight_map: dict[str, str], laid: Sequence[Laid], *, metadata: dict[str, object]
+    weight_map: dict[str, str], tensors: Sequence[TensorSpec], *, metadata: dict[str, object]
 ) -> dict[str, object]:
-    total = sum(each.num_bytes for each in laid)
-    return {"metadata": {**metadata, "total_size": total}, "weight_map": weight_map}
-
-
-def write_index(folder: Path, index: dict[str, object]) -> None:
     """As transformers writes it."""
-    (folder / INDEX_NAME).write_text(
-        json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8"
-    )
+    total = sum(spec.num_bytes for spec in tensors)
+    return {"metadata": {**metadata, "total_size": total}, "weight_map": weight_map}

@@ -66,12 +66,9 @@ class _Failed(Exception):
 class Pipeline:
     """Writes planned files into a part folder. `run` once."""
 
-    def __init__(
-        self, part: PartFolder, *, progress: Callable[[int], None], check: bool = True
-    ) -> None:
-        """`progress` is told of bytes as they are written, from a thread. `check`: read back what
-        was written."""
-        self._part, self._progress, self._check = part, progress, check
+    def __init__(self, part: PartFolder, *, progress: Callable[[int], None]) -> None:
+        """`progress` is given the number of bytes as they are written, from a thread."""
+        self._part, self._progress = part, progress
         self._condition = threading.Condition()
         self._queue: deque[_Write | None] = deque()
         self._held = 0
@@ -196,11 +193,16 @@ class Pipeline:
     def _check_all(self) -> None:
         while (item := self._take(self._to_check)) is not None:
             file, stream, pieces = item
-            found = crc32_of_file(stream.path) if self._check else stream.crc32
-            if found != stream.crc32:
+            read_back = self._part.read_back
+            if read_back and crc32_of_file(stream.path) != stream.crc32:
                 raise _came_back_otherwise(stream.path, pieces)
             self._part.finish_file(
-                FinishedFile(name=file.name, size_bytes=stream.size, crc32=found)
+                FinishedFile(
+                    name=file.name,
+                    size_bytes=stream.size,
+                    crc32=stream.crc32,
+                    read_back=read_back,
+                )
             )
 
 

@@ -94,8 +94,8 @@ def _index(folder: Path) -> dict[str, object] | None:
     path = folder / INDEX_NAME
     if not path.exists():
         return None
-    found = json.loads(path.read_text(encoding="utf-8")).get("metadata")
-    return found if isinstance(found, dict) else {}
+    metadata = json.loads(path.read_text(encoding="utf-8")).get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def read_record(folder: Path) -> Record | None:
@@ -112,7 +112,7 @@ def read_record(folder: Path) -> Record | None:
             )
             for file in raw["files"]
         )
-        found = Record(dtypes=dict(raw["dtypes"]), files=files, index=raw["index"])
+        record = Record(dtypes=dict(raw["dtypes"]), files=files, index=raw["index"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"cannot read `{path}`",
@@ -125,7 +125,7 @@ def read_record(folder: Path) -> Record | None:
             why=f"`{outside[0]}` lies outside the folder",
             fix="convert the model again",
         )
-    return found
+    return record
 
 
 def carry_over(source: Path, target: Path) -> list[str]:

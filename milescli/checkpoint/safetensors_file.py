@@ -1,6 +1,9 @@
 """The safetensors format by itself: headers read with every check, headers made, parts of tensors
-read without mapping the file. Mapped pages would count as memory of the process. Called by
-`hf_folder` and by convert's writers."""
+read without mapping the file. Called by `hf_folder` and by the writers of this room.
+
+Not safetensors' own `safe_open`: pages that it maps count as memory of the process, and with
+`backend="pread"` it reads the whole tensor for each slice of it (one expert of 64 takes as long as
+all)."""
 
 from __future__ import annotations
 
@@ -40,7 +43,6 @@ _DTYPES: dict[str, tuple[str, int]] = {
 }
 """As safetensors writes them -> as torch calls them, bits."""
 _NAMES = {torch_name: name for name, (torch_name, _) in _DTYPES.items()}
-_ALIGNMENT = {name: bits for name, (_, bits) in _DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,31 +88,23 @@ class SafetensorsFile:
             self._file = -1
 
     def read(self, name: str, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """[start:end along every dim]"""
+        """[start:end along every dim]. Raises CheckpointError where bytes are missing."""
         import torch
 
-        stored = self.tensors[name]
-        packed = stored.dtype == "F4"
-        if packed:
-            # torch counts pairs
-            ranges = [*ranges[:-1], (ranges[-1][0] // 2, ranges[-1][1] // 2)]
-        out = torch.empty([end - start for start, end in ranges], dtype=stored.torch_dtype)
-        self.read_into(name, ranges, out)
-        return out
-
-    def read_into(self, name: str, ranges: Sequence[tuple[int, int]], out: torch.Tensor) -> None:
-        """Fill `out`, contiguous, of the tensor's dtype, with [start:end along every dim]. Raises
-        CheckpointError where bytes are missing."""
         from milescli.checkpoint.files import read_region
 
         stored = self.tensors[name]
         shape = list(stored.shape)
         if stored.dtype == "F4":
+            # torch counts pairs
             shape[-1] //= 2
+            ranges = [*ranges[:-1], (ranges[-1][0] // 2, ranges[-1][1] // 2)]
+        out = torch.empty([end - start for start, end in ranges], dtype=stored.torch_dtype)
         try:
             read_region(self._file, stored.begin, shape, ranges, out, forget=self.drops_behind)
         except (OSError, EOFError) as error:
             raise _unreadable(self.path, f"`{name}`: {error}") from error
+        return out
 
 
 def _read_header(file: int, path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
@@ -149,10 +143,10 @@ def _read_header(file: int, path: Path) -> tuple[dict[str, Stored], dict[str, st
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    header = dict(pairs)
+    if len(header) != len(pairs):
         raise ValueError("a name stands there twice")
-    return found
+    return header
 
 
 def _stored(entry: Mapping[str, object], *, data_start: int) -> Stored:
@@ -171,7 +165,7 @@ def _unreadable(path: Path, why: str) -> CheckpointError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Laid:
+class TensorSpec:
     """A tensor that is to be written."""
 
     name: str
@@ -181,7 +175,7 @@ class Laid:
     @property
     def num_bytes(self) -> int:
         """Of its data."""
-        return math.prod(self.shape) * _ALIGNMENT[dtype_name(self.dtype)] // 8
+        return math.prod(self.shape) * _DTYPES[dtype_name(self.dtype)][1] // 8
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -196,25 +190,19 @@ def torch_dtype(name: str) -> torch.dtype:
     return getattr(torch, _DTYPES[name][0])
 
 
-def make_header(tensors: Sequence[Laid], metadata: Mapping[str, str]) -> bytes:
+def make_header(tensors: Sequence[TensorSpec], metadata: Mapping[str, str]) -> bytes:
     """Everything before the data, which follow in the order given. As safetensors' own writer has
     it, to the byte, where the order is its own."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     begin = 0
-    for laid in tensors:
-        end = begin + laid.num_bytes
-        entries[laid.name] = {
-            "dtype": dtype_name(laid.dtype),
-            "shape": list(laid.shape),
+    for spec in tensors:
+        end = begin + spec.num_bytes
+        entries[spec.name] = {
+            "dtype": dtype_name(spec.dtype),
+            "shape": list(spec.shape),
             "data_offsets": [begin, end],
         }
         begin = end
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def usual_order(tensors: Sequence[Laid]) -> list[Laid]:
-    """As safetensors' own writer orders them: wide dtypes first, so that all data are aligned, then
-    by name."""
-    return sorted(tensors, key=lambda laid: (-_ALIGNMENT[dtype_name(laid.dtype)], laid.name))

@@ -46,9 +46,11 @@ def open_source(folder: Path) -> Source:
     reader = HfReader(folder)
     try:
         if schemes:
-            found = quantization_config(config) or {}
+            quantised = quantization_config(config) or {}
             return QuantisedReader(
-                reader, schemes, method=str(found.get("quant_method") or found.get("quant_algo"))
+                reader,
+                schemes,
+                method=str(quantised.get("quant_method") or quantised.get("quant_algo")),
             )
         _refuse_unannounced(reader)
         return reader
@@ -103,6 +105,10 @@ class QuantisedReader:
     def __contains__(self, name: str) -> bool:
         return name in self._stored or name in self._plain
 
+    def read_once(self) -> None:
+        """From now on what was read is forgotten by the page cache."""
+        self._reader.read_once()
+
     def names(self) -> list[str]:
         """All tensors of the model, under plain names."""
         return sorted([*self._stored, *self._plain])
@@ -127,7 +133,9 @@ class QuantisedReader:
         """[..., start:end along `dim` (0 or 1), ...] of a plain tensor."""
         if name not in self._stored:
             return self._reader.read(name, dim=dim, start=start, end=end)
-        return self._read(name, dim=dim, start=start, end=end, dtype=PLAIN_DTYPE)
+        ranges = [(0, length) for length in self._stored[name].plain_shape]
+        ranges[dim] = slice(start, end).indices(ranges[dim][1])[:2]
+        return _region(self._reader, self._stored[name], ranges)
 
     def read_row(self, name: str, *, row: int) -> torch.Tensor:
         """[row] of a stacked tensor."""
@@ -139,23 +147,7 @@ class QuantisedReader:
         """[start:end along every dim] of a plain tensor."""
         if name not in self._stored:
             return self._reader.read_region(name, *ranges)
-        return _region(self._reader, self._stored[name], list(ranges), dtype=PLAIN_DTYPE)
-
-    def read_float(
-        self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None
-    ) -> torch.Tensor:
-        """As `read`, in float32: quantised numbers times their scales, not rounded again."""
-        if name not in self._stored:
-            return self._reader.read(name, dim=dim, start=start, end=end).float()
-        return self._read(name, dim=dim, start=start, end=end, dtype=torch.float32)
-
-    def _read(
-        self, name: str, *, dim: int, start: int, end: int | None, dtype: torch.dtype
-    ) -> torch.Tensor:
-        shape = self._stored[name].plain_shape
-        ranges = [(0, length) for length in shape]
-        ranges[dim] = slice(start, end).indices(shape[dim])[:2]
-        return _region(self._reader, self._stored[name], ranges, dtype=dtype)
+        return _region(self._reader, self._stored[name], list(ranges))
 
     def parts(self, name: str) -> dict[str, torch.Tensor] | None:
         """role -> stored tensor of a quantised tensor, whole; None where it is plain."""
@@ -171,7 +163,7 @@ Source = HfReader | QuantisedReader
 
 
 def _find_stored(reader: HfReader, schemes: Sequence[Scheme], *, method: str) -> dict[str, _Stored]:
-    found: dict[str, _Stored] = {}
+    by_name: dict[str, _Stored] = {}
     for name in reader.names():
         if name.endswith(_UNSUPPORTED):
             raise _contradiction(
@@ -197,15 +189,15 @@ def _find_stored(reader: HfReader, schemes: Sequence[Scheme], *, method: str) ->
             raise _contradiction(reader, why=_misfit(reader, complete[0], name))
         plain = fitting[0].scheme.plain_name(name)
         assert plain is not None
-        found[plain] = fitting[0]
-    if not found:
+        by_name[plain] = fitting[0]
+    if not by_name:
         raise CheckpointError(
             f"`{reader.folder}`: config.json and weights do not belong together",
             why=f"config.json says that they are quantised as {method}, and no tensor is",
             fix="remove `quantization_config` from config.json if the weights are plain, or fetch "
             "the model again",
         )
-    return found
+    return by_name
 
 
 def _is_values(reader: HfReader, name: str, scheme: Scheme) -> bool:
@@ -232,9 +224,9 @@ def _stored(reader: HfReader, scheme: Scheme, values_name: str) -> _Stored | Non
     if shape is None or reader.dtype(names["scale"]) not in scheme.codec.scale_dtypes:
         return None
     expected = stored_shapes(scheme.codec, shape)["scale"]
-    found = reader.shape(names["scale"])
-    same = found == expected or (
-        math.prod(expected) == math.prod(found) and found in (expected[:-1], expected[:-2], (1,))
+    scale = reader.shape(names["scale"])
+    same = scale == expected or (
+        math.prod(expected) == math.prod(scale) and scale in (expected[:-1], expected[:-2], (1,))
     )
     return _Stored(scheme=scheme, names=names, shape=shape) if same else None
 
@@ -252,14 +244,14 @@ def _shape(reader: HfReader, scheme: Scheme, names: dict[str, str]) -> tuple[int
         return None
     columns = values[-1] * codec.per_element
     if "shape" in names:
-        told = [int(length) for length in reader.read(names["shape"])]
+        recorded = [int(length) for length in reader.read(names["shape"])]
         if (
-            len(told) != 2
-            or told[0] != values[-2]
-            or -(-told[1] // codec.per_element) != values[-1]
+            len(recorded) != 2
+            or recorded[0] != values[-2]
+            or -(-recorded[1] // codec.per_element) != values[-1]
         ):
             return None
-        columns = told[1]
+        columns = recorded[1]
     return (*values[:-1], columns)
 
 
@@ -281,9 +273,7 @@ def _misfit(reader: HfReader, scheme: Scheme, values_name: str) -> str:
     )
 
 
-def _region(
-    reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]], *, dtype: torch.dtype
-) -> torch.Tensor:
+def _region(reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]]) -> torch.Tensor:
     """[start:end along every dim] of the plain tensor."""
     scheme, codec = stored.scheme, stored.scheme.codec
     assert len(ranges) == len(stored.shape), (stored.names, ranges)
@@ -309,7 +299,7 @@ def _region(
         )
     within = (columns[0] - first * unit, columns[1] - first * unit)
     region = dequantise_by_rows(
-        codec, parts, dtype=dtype, columns=within, offset=(row_offset, column_offset)
+        codec, parts, dtype=PLAIN_DTYPE, columns=within, offset=(row_offset, column_offset)
     )
     return region.transpose(-1, -2).contiguous() if scheme.transposed else region
 
@@ -321,7 +311,7 @@ def _scale(reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]]) -> 
     if reader.shape(name) == expected:
         return reader.read_region(name, *ranges)
     whole = reader.read_region(name, *_whole(reader, name)).reshape(expected)
-    return whole[tuple(slice(*each) for each in ranges)]
+    return whole[tuple(slice(*bounds) for bounds in ranges)]
 
 
 def _whole(reader: HfReader, name: str) -> list[tuple[int, int]]:

@@ -92,12 +92,12 @@ class CheckpointStore:
     def _all_steps(self) -> list[int]:
         if not self.folder.is_dir():
             return []
-        found = [
+        matches = [
             _STEP.match(path.name)
             for path in self.folder.iterdir()
             if path.is_dir() and not path.is_symlink()
         ]
-        return sorted(int(match[1]) for match in found if match)
+        return sorted(int(match[1]) for match in matches if match)
 
     def latest(self) -> StoredCheckpoint | None:
         """The newest complete checkpoint. Raises CheckpointError where its files are not whole."""
@@ -123,7 +123,7 @@ class CheckpointStore:
                 fix=f"--step {steps[-1]}" if steps else f"miles resume {self.folder.parent}",
             )
         chosen = steps[-1] if step is None else step
-        manifest = self._read(chosen, others=[each for each in steps if each != chosen])
+        manifest = self._read(chosen, others=[other for other in steps if other != chosen])
         return StoredCheckpoint(path=self.path(chosen), manifest=manifest)
 
     def _read(self, step: int, *, others: list[int]) -> CheckpointManifest:
@@ -135,12 +135,12 @@ class CheckpointStore:
         )
         manifest = _parse(path / MANIFEST_NAME, fix=fix)
         for name, size in manifest.files.items():
-            found = (path / name).stat().st_size if (path / name).is_file() else None
-            if found != size:
+            actual = (path / name).stat().st_size if (path / name).is_file() else None
+            if actual != size:
                 raise CheckpointError(
                     f"the checkpoint {path} is torn",
                     why=f"`{name}` should have {size} bytes and "
-                    f"{'is missing' if found is None else f'has {found}'}",
+                    f"{'is missing' if actual is None else f'has {actual}'}",
                     fix=fix,
                 )
         return manifest

@@ -13,6 +13,7 @@ import typer
 
 from milescli import __version__
 from milescli.commands import (
+    command_line,
     convert,
     doctor,
     evaluate,
@@ -90,6 +91,7 @@ def first_page(
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; returns the exit code. The only place that ends the program."""
     argv = fill_bare_options(sys.argv[1:] if argv is None else argv)
+    command_line.remember(argv)
     output = Output(_mode(argv))
     try:
         result = typer.main.get_command(app).main(

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from milescli.commands import convert_back
+from milescli.commands.command_line import typed
 from milescli.commands.convert_options import DryRunOption, DtypeOption, Target, VerifyOption
 from milescli.commands.options import verb
 from milescli.console.output import Output
@@ -18,10 +19,13 @@ EXAMPLES = [
 PAGE = """\
 miles convert: weights from one form into the other, exactly
 
-  miles convert hf-to-megatron SRC DST    a Hugging Face folder or hub name -> a checkpoint that Megatron-Core loads under any layout
-  miles convert megatron-to-hf SRC DST    a checkpoint of any layout, or a run -> a Hugging Face folder
+  miles convert hf-to-megatron SRC DST    a Hugging Face folder or hub name -> a checkpoint that
+                                          Megatron-Core loads under any layout
+  miles convert megatron-to-hf SRC DST    a checkpoint of any layout, or a run -> a Hugging Face
+                                          folder
 
-Both stream, check themselves, and go on where they were interrupted; --dry-run shows what they would do.
+Both stream, check themselves, and go on where they were interrupted; --dry-run shows what they
+would do.
 """
 
 
@@ -59,15 +63,14 @@ def hf_to_megatron(
 ) -> None:
     """Write a torch_dist checkpoint that stock Megatron-Core loads under any layout."""
     from milescli.commands.show_convert import show_conversion, show_preview
-    from milescli.runtime.convert import IntakeOptions, convert_to_megatron, preview_to_megatron
+    from milescli.conversion.convert import convert
+    from milescli.conversion.preview import preview
+    from milescli.conversion.to_megatron import ToMegatron
 
     output: Output = context.obj
-    options = IntakeOptions(verify=verify, dtype=dtype.value if dtype else None, revision=revision)
+    direction = ToMegatron(source=source, revision=revision, dtype=dtype and dtype.value)
     if dry_run:
-        show_preview(
-            preview_to_megatron(source, target, options=options, output=output), output=output
-        )
+        show_preview(preview(direction, target, output=output), output=output)
     else:
-        show_conversion(
-            convert_to_megatron(source, target, options=options, output=output), output=output
-        )
+        done = convert(direction, target, command=typed(), verify=verify, output=output)
+        show_conversion(done, output=output)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from milescli.commands.command_line import typed
 from milescli.commands.convert_options import DryRunOption, DtypeOption, Target, VerifyOption
 from milescli.commands.options import verb
 from milescli.console.output import Output
@@ -27,7 +27,7 @@ def register(group: typer.Typer) -> None:
 def megatron_to_hf(
     context: typer.Context,
     source: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="SRC",
             help="A checkpoint, a converted model, a run or its step.",
@@ -54,19 +54,19 @@ def megatron_to_hf(
     """Write a Hugging Face folder that transformers and SGLang load."""
     shard_bytes = _size(max_shard_size)
     from milescli.commands.show_convert import show_conversion, show_preview
-    from milescli.runtime.convert_back import OutletOptions, convert_to_hf, preview_to_hf
+    from milescli.conversion.convert import convert
+    from milescli.conversion.preview import preview
+    from milescli.conversion.to_hf import ToHf
 
     output: Output = context.obj
-    dtype_name = dtype.value if dtype else None
-    options = OutletOptions(
-        model=model, step=step, verify=verify, dtype=dtype_name, shard_bytes=shard_bytes
+    direction = ToHf(
+        source=source, model=model, step=step, dtype=dtype and dtype.value, shard_bytes=shard_bytes
     )
     if dry_run:
-        show_preview(preview_to_hf(source, target, options=options, output=output), output=output)
+        show_preview(preview(direction, target, output=output), output=output)
     else:
-        show_conversion(
-            convert_to_hf(source, target, options=options, output=output), output=output
-        )
+        done = convert(direction, target, command=typed(), verify=verify, output=output)
+        show_conversion(done, output=output)
 
 
 def _size(text: str | None) -> int | None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from milescli.runtime.convert_verify import Verify
+from milescli.conversion.verify import Verify
 
 
 class Dtype(StrEnum):

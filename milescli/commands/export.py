@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from milescli.commands import suggest
+from milescli.commands.export_options import (
+    BaseOption,
+    Dtype,
+    FormatOption,
+    MergeOption,
+    PrivateOption,
+    PushOption,
+)
 from milescli.commands.find_run import find_weights
 from milescli.commands.options import CheckpointStepOption, verb
 from milescli.console.output import Output
@@ -19,26 +26,6 @@ EXAMPLES = [
     "miles export runs/quickstart-1/checkpoints/step_20 --to my-model --format fp32",
     "miles export my-adapter --to my-model --merge",
 ]
-
-
-class Format(StrEnum):
-    """In which numbers the weights are written."""
-
-    BF16 = "bf16"
-    FP16 = "fp16"
-    FP32 = "fp32"
-    FP8 = "fp8"
-    MXFP8 = "mxfp8"
-    INT4 = "int4"
-    NVFP4 = "nvfp4"
-    MXFP4 = "mxfp4"
-
-
-class Dtype(StrEnum):
-    """What --dtype took before --format was there."""
-
-    BF16 = "bf16"
-    FP32 = "fp32"
 
 
 def register(app: typer.Typer) -> None:
@@ -59,27 +46,12 @@ def export(
     ],
     *,
     to: Annotated[Path, typer.Option("--to", help="The folder to make.", show_default=False)],
-    format: Annotated[
-        Format | None,
-        typer.Option(
-            "--format", "-f", help="Numbers of the weights; as config.json says by default."
-        ),
-    ] = None,
+    format: FormatOption = None,
     step: CheckpointStepOption = None,
-    base: Annotated[
-        Path | None,
-        typer.Option("--base", help="The model that an adapter or a bare checkpoint is of."),
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Write an adapter into its base model.")
-    ] = False,
-    push: Annotated[
-        str | None,
-        typer.Option("--push", metavar="ORG/NAME", help="Upload it to the Hugging Face hub."),
-    ] = None,
-    private: Annotated[
-        bool, typer.Option("--private/--public", help="Who may see a repository that --push makes.")
-    ] = True,
+    base: BaseOption = None,
+    merge: MergeOption = False,
+    push: PushOption = None,
+    private: PrivateOption = True,
     dtype: Annotated[Dtype | None, typer.Option("--dtype", hidden=True)] = None,
 ) -> None:
     """Write a Hugging Face folder that transformers and SGLang load, with a model card."""

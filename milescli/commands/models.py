@@ -28,7 +28,7 @@ def models(
         ),
     ] = None,
 ) -> None:
-    """List the model families with what was measured of each, or tell the numbers of one model."""
+    """List the model families with what was measured of each, or show the numbers of one model."""
     from milescli.commands.show_models import show_families, show_numbers
     from milescli.runtime.describe import families, numbers
 

@@ -11,7 +11,7 @@ from milescli.console.output import Output
 from milescli.core.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
-    from milescli.runtime.convert_report import Conversion, Preview
+    from milescli.conversion.report import Conversion, Preview
 
 
 def show_conversion(done: Conversion, *, output: Output) -> None:

@@ -174,12 +174,11 @@ def check_checkpoints(
 def check_download(recipe: Recipe, *, free_bytes: int | None = None) -> list[Finding]:
     """Space in the hub's cache for a model that is not there yet. Its size is that of bfloat16
     weights: what most releases are."""
-    from huggingface_hub import constants
-
+    from milescli.backends.hub.home import cache_dir
     from milescli.doctor.hub_access import is_cached
     from milescli.runtime.inputs import facts_of_recipe
 
-    path, cache = recipe.model.path, Path(constants.HF_HUB_CACHE)
+    path, cache = recipe.model.path, cache_dir()
     if path is None or Path(path).expanduser().is_dir() or is_cached(("model", path, "model.path")):
         return ok("download", "no model has to be fetched")
     needed = 2 * table(facts_of_recipe(recipe.model)).num_parameters

@@ -32,8 +32,8 @@ def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Findi
     from milescli.backends.sglang.http import EngineHandle
     from milescli.backends.sglang.ports import free_ports
     from milescli.backends.sglang.server import EngineServer, EngineSpec
+    from milescli.models.scratch import make_model
     from milescli.recipe.schema import ScratchModel
-    from milescli.runtime.scratch import make_model
 
     model_dir = folder / "model"
     make_model(

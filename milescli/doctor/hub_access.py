@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from milescli.backends.hub.home import cache_of
 from milescli.doctor.finding import Finding, fail, ok, warn
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Recipe
@@ -82,13 +83,6 @@ def check_hub(
         f"{_bare(endpoint)} answers, {token_state}"
         + "".join(f"; {name} is there" for _, name, _ in repos),
     )
-
-
-def saved_token() -> str | None:
-    """As the hub's client finds it: HF_TOKEN or the file that `hf auth login` writes."""
-    from huggingface_hub import get_token
-
-    return get_token()
 
 
 def _ask(url: str, token: str | None) -> int:
@@ -170,10 +164,8 @@ def _without(
 def is_cached(repo: tuple[str, str, str]) -> bool:
     """A snapshot is there with more than a config; whether it is whole is for the download to
     say."""
-    from huggingface_hub import constants
-
     kind, name, _ = repo
-    folder = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}" / "snapshots"
+    folder = cache_of(kind, name) / "snapshots"
     wanted = (
         {".safetensors"}
         if kind == "model"

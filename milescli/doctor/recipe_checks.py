@@ -109,7 +109,7 @@ def check_plan(loaded: LoadedRecipe, machine: Machine) -> list[Finding]:
 
 def _large_data(recipe: Recipe) -> str:
     """Why the data is not looked at; empty where it is small, or here already."""
-    from milescli.runtime.hub import missing_bytes
+    from milescli.backends.hub.datasets import missing_bytes
     from milescli.runtime.inputs import DATA_FIELDS
 
     for field in DATA_FIELDS:
@@ -134,7 +134,7 @@ def check_material(recipe: Recipe) -> list[Finding]:
     with tempfile.TemporaryDirectory(prefix="miles-doctor-") as folder:
         model = recipe.model
         if model.scratch is None and not Path(model.path or "").expanduser().is_dir():
-            from milescli.runtime.hub import fetch_tokenizer
+            from milescli.backends.hub.models import fetch_tokenizer
 
             # The weights are not fetched: tokenizer and config are all that the data is read with.
             path = str(fetch_tokenizer(str(model.path), revision=model.revision))

@@ -14,12 +14,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from milescli import __version__
+from milescli.backends.hub.home import saved_token
 from milescli.console.output import Output
 from milescli.core.errors import ExitCode, MilesError
 from milescli.doctor.cluster import cluster_findings
 from milescli.doctor.finding import Check, Finding, Status, fail, run_checks
 from milescli.doctor.fixes import DoctorOptions
-from milescli.doctor.hub_access import check_hub, saved_token
+from milescli.doctor.hub_access import check_hub
 from milescli.doctor.masking import mask_environment, mask_secrets
 from milescli.doctor.node import Once, heavy_at_once, node_checks, this_machine, trial_checks
 from milescli.doctor.recipe_checks import recipe_checks

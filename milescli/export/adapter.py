@@ -110,12 +110,12 @@ def _alphas(config: Mapping[str, object], modules: Iterable[str]) -> dict[str, f
     """By PEFT's `alpha_pattern`, whose keys are ends of module names."""
     patterns = config.get("alpha_pattern") or {}
     assert isinstance(patterns, Mapping), patterns
-    found = {}
+    alphas = {}
     for module in modules:
         for pattern, alpha in patterns.items():
             if module == pattern or module.endswith("." + pattern.removeprefix("^")):
-                found[module] = float(alpha)
-    return found
+                alphas[module] = float(alpha)
+    return alphas
 
 
 def write_adapter(folder: Path, adapter: Adapter) -> None:

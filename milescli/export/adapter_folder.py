@@ -43,17 +43,19 @@ def write_adapter_folder(out: Path, adapter: Adapter) -> tuple[str, ...]:
     return notes
 
 
-def _require_same(found: Adapter, written: Adapter) -> None:
+def _require_same(actual: Adapter, written: Adapter) -> None:
     """What each module's weight is changed by is what it was."""
-    assert found.pairs.keys() == written.pairs.keys() and found.saved.keys() == written.saved.keys()
+    assert (
+        actual.pairs.keys() == written.pairs.keys() and actual.saved.keys() == written.saved.keys()
+    )
     for module, (first, second) in written.pairs.items():
-        other_first, other_second = found.pairs[module]
+        other_first, other_second = actual.pairs[module]
         change = written.scaling(module) * (second.float() @ first.float())
-        other = found.scaling(module) * (other_second.float() @ other_first.float())
+        other = actual.scaling(module) * (other_second.float() @ other_first.float())
         if not bool((change - other).abs().max() <= _TOLERANCE * change.abs().max()):
             raise _changed(module)
     for name, tensor in written.saved.items():
-        if not torch.equal(found.saved[name], tensor):
+        if not torch.equal(actual.saved[name], tensor):
             raise _changed(name)
 
 
@@ -94,21 +96,28 @@ def _card(name: str, adapter: Adapter, notes: tuple[str, ...]) -> str:
     size = format_count(
         sum(first.numel() + second.numel() for first, second in adapter.pairs.values())
     )
-    told = "\n".join(f"- {note}" for note in notes)
+    listed = "\n".join(f"- {note}" for note in notes)
+    base_link = (
+        f"[{base}](https://huggingface.co/{base})" if base else "a model without a public name"
+    )
+    serve = (
+        f"python -m sglang.launch_server --model-path {base or 'BASE'} --enable-lora "
+        f"--lora-paths adapter={name}"
+    )
     return f"""---
 {yaml.safe_dump(fields, sort_keys=False)}---
 
 # {name}
 
-A LoRA adapter of rank {adapter.rank} for {f"[{base}](https://huggingface.co/{base})" if base else "a model without a public name"}: \
+A LoRA adapter of rank {adapter.rank} for {base_link}: \
 {size} parameters in {len(adapter.pairs)} modules.
 
-{told}
+{listed}
 
 ## Use
 
 ```bash
-python -m sglang.launch_server --model-path {base or "BASE"} --enable-lora --lora-paths adapter={name}
+{serve}
 ```
 
 ```python

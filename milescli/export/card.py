@@ -49,7 +49,7 @@ def model_card(
     what they were made from, on the hub."""
     files = {}
     if story is not None and (story.rewards or story.evals):
-        accuracies = [(each.step, each.accuracy) for each in story.evals]
+        accuracies = [(point.step, point.accuracy) for point in story.evals]
         files[CURVE_NAME] = reward_curve(story.rewards, accuracies, title=f"{name}: reward by step")
     parts = [
         _front_matter(folder, base=base, story=story, base_model=base_model),
@@ -95,8 +95,8 @@ def base_license(base: Path) -> str | None:
         head = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else None
     except (OSError, UnicodeDecodeError, IndexError, yaml.YAMLError):
         return None
-    found = head.get("license") if isinstance(head, dict) else None
-    return str(found) if found else None
+    license = head.get("license") if isinstance(head, dict) else None
+    return str(license) if license else None
 
 
 def _body(
@@ -159,9 +159,9 @@ def _training(story: Story, *, has_curve: bool) -> Iterator[str]:
         first, last = story.evals[0], story.evals[-1]
         rows = {
             (
-                "before reinforcement learning" if each.step == 0 else f"step {each.step}"
-            ): f"{each.accuracy:.1%}"
-            for each in (first, last)
+                "before reinforcement learning" if point.step == 0 else f"step {point.step}"
+            ): f"{point.accuracy:.1%}"
+            for point in (first, last)
         }
         yield f"Mean reward on {last.num_prompts} held-out prompts, measured by the run itself:"
         yield _table(rows, head=("", "accuracy"))

@@ -89,12 +89,12 @@ def _single(rule: Rule) -> Rule:
     if not rule.stacked:
         return rule
     stem = rule.hf[0].partition(".experts.")[0]
-    found = [
+    single = [
         form
         for form in rule.alternatives
         if not form.stacked and form.hf[0].partition(".experts.")[0] == stem
     ]
-    return replace(found[0], alternatives=()) if found else rule
+    return replace(single[0], alternatives=()) if single else rule
 
 
 def choose(table: WeightTable, form: Quantised, *, power_scales: bool = False) -> dict[str, Choice]:
@@ -238,12 +238,12 @@ def modules_left_plain(choices: Mapping[str, Choice], facts: ModelFacts) -> list
     """Names of the modules with a matrix that stays plain, for a config's list of what is not
     quantised. Experts of a layer are one. A tied output layer is a module too, although no tensor
     has its name."""
-    found: dict[str, None] = {"lm_head": None} if facts.tied_embeddings else {}
+    modules: dict[str, None] = {"lm_head": None} if facts.tied_embeddings else {}
     for choice in choices.values():
         if choice.scheme is None and len(choice.shape) >= 2 and not choice.name.endswith("bias"):
             stem, experts, _ = choice.name.partition(".experts.")
-            found[stem + ".experts" if experts else choice.name.removesuffix(".weight")] = None
-    return list(found)
+            modules[stem + ".experts" if experts else choice.name.removesuffix(".weight")] = None
+    return list(modules)
 
 
 def refused_by_sglang(choices: Mapping[str, Choice]) -> list[str]:

@@ -98,11 +98,11 @@ class _Job:
     def tensors(self) -> Iterator[Named]:
         """Every tensor of the folder, plain: of the weights that are given, then what the base
         model has beyond them."""
-        for name, tensor in self._each():
+        for name, tensor in self._plain():
             yield name, tensor
             self.done(2 * tensor.numel())
 
-    def _each(self) -> Iterator[Named]:
+    def _plain(self) -> Iterator[Named]:
         expected = dict.fromkeys(name for entry in self.table.entries for name in entry.hf)
         for name, tensor in self.read(self.table):
             expected.pop(name)
@@ -307,9 +307,9 @@ def _require_space(part: Path, job: _Job) -> None:
 
 
 def _copied(job: _Job) -> tuple[str, ...]:
-    told = []
+    parts = []
     if job.copied_mtp:
-        told.append(f"multi-token-prediction layers ({len(job.copied_mtp)} tensors)")
+        parts.append(f"multi-token-prediction layers ({len(job.copied_mtp)} tensors)")
     if job.passed:
         stems = sorted(
             {
@@ -317,8 +317,8 @@ def _copied(job: _Job) -> tuple[str, ...]:
                 for name in job.passed
             }
         )
-        told.append(f"{', '.join(stems)} ({len(job.passed)} tensors)")
-    return tuple(told)
+        parts.append(f"{', '.join(stems)} ({len(job.passed)} tensors)")
+    return tuple(parts)
 
 
 def _lacking(name: str) -> CheckpointError:

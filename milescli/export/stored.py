@@ -23,7 +23,7 @@ Named = tuple[str, Tensor]
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """What reading back has found, over all quantised tensors."""
+    """What reading back showed, over all quantised tensors."""
 
     num_plain: int = 0
     """Tensors that are stored plain: equal to the bit."""

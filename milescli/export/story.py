@@ -39,16 +39,15 @@ class Story:
     versions: dict[str, str] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
     """prompts, eval, demonstrations -> name, rows and checksum"""
-    created: str = ""
 
 
 def read_story(*, recipe: Recipe, step: int, manifest: Path, events: Path) -> Story:
     """From a run's recipe, manifest.json and events.jsonl, of which the latter may be missing or
     end in half a line."""
-    told = _json(manifest)
-    packages = told.get("packages")
+    recorded = _json(manifest)
+    packages = recorded.get("packages")
     versions = {
-        "miles": str(told.get("miles", "")),
+        "miles": str(recorded.get("miles", "")),
         **(packages if isinstance(packages, dict) else {}),
     }
     rewards, evals = _read_events(events, upto=step)
@@ -58,10 +57,9 @@ def read_story(*, recipe: Recipe, step: int, manifest: Path, events: Path) -> St
         recipe=recipe,
         seed=recipe.run.seed,
         rewards=tuple(sorted(rewards.items())),
-        evals=tuple(evals[each] for each in sorted(evals)),
+        evals=tuple(evals[at] for at in sorted(evals)),
         versions={name: version for name, version in versions.items() if version},
-        data=_data(recipe.data, told.get("data")),
-        created=str(told.get("created", "")),
+        data=_data(recipe.data, recorded.get("data")),
     )
 
 
@@ -71,15 +69,15 @@ def hub_name(model: Model) -> str | None:
     return path if HUB_NAME.match(path) and not Path(path).expanduser().is_dir() else None
 
 
-def _data(data: Data, told: object) -> dict[str, str]:
-    found = {}
+def _data(data: Data, recorded: object) -> dict[str, str]:
+    described = {}
     for name in ("prompts", "eval", "demonstrations"):
         value = getattr(data, name)
         if value is None:
             continue
         # a file is named, its place on the machine is nobody's business
         words = [f"`{value}`" if value.startswith("task:") else f"`{Path(value).name}`"]
-        report = told.get(name) if isinstance(told, dict) else None
+        report = recorded.get(name) if isinstance(recorded, dict) else None
         if isinstance(report, dict):
             words += (
                 [f"{report.get('num_rows'):,} rows"]
@@ -87,8 +85,8 @@ def _data(data: Data, told: object) -> dict[str, str]:
                 else []
             )
             words += [f"sha256 `{str(report['sha256'])[:16]}…`"] if report.get("sha256") else []
-        found[name] = ", ".join(words)
-    return found
+        described[name] = ", ".join(words)
+    return described
 
 
 def _read_events(file: Path, *, upto: int) -> tuple[dict[int, float], dict[int, Evaluated]]:
@@ -116,7 +114,7 @@ def _read_events(file: Path, *, upto: int) -> tuple[dict[int, float], dict[int, 
 
 def _json(file: Path) -> dict[str, object]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

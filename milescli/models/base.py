@@ -222,13 +222,13 @@ class WeightTable:
 
     def hf_shapes(self) -> dict[str, tuple[int, ...]]:
         """Every name on disk with its shape, in the order of the model."""
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for entry in self.entries:
             rows = (self.facts.num_experts,) if entry.rule.stacked else ()
-            found |= {
+            shapes |= {
                 name: (*rows, *shape) for name, shape in zip(entry.hf, entry.shapes, strict=True)
             }
-        return found
+        return shapes
 
     def as_on_disk(self, names: Collection[str]) -> WeightTable:
         """The table whose rules are in the forms that the folder with tensors `names` has: where a

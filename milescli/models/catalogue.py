@@ -75,7 +75,7 @@ def evidence() -> dict[str, Evidence]:
     raw = json.loads((files("milescli.models") / "evidence.json").read_text(encoding="utf-8"))
     return {
         family: Evidence(
-            **{**found, "cases": tuple(found["cases"]), "layouts": tuple(found["layouts"])}
+            **{**record, "cases": tuple(record["cases"]), "layouts": tuple(record["layouts"])}
         )
-        for family, found in raw.items()
+        for family, record in raw.items()
     }

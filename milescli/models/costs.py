@@ -74,10 +74,6 @@ class TokenFlops:
         ) / 2 * self.attention_per_position + mean_window * self.window_per_position
         return self.matmul + seen + self.recurrence
 
-    def backward_mean(self, length: int) -> float:
-        """Gradients by inputs and by weights: each as much as the forward pass."""
-        return 2 * self.forward_mean(length)
-
 
 def weight_bytes(weights: WeightTable, *, dtype: str | None = None) -> int:
     """Of all weights without MTP layers, in `dtype` (None: as the config says)."""

@@ -79,7 +79,6 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         ),
         compressed=Compressed(
             q_lora_rank=fields.number(config, "q_lora_rank", kind=int),
-            rope_head_dim=rope_head_dim,
             sparse_rate=rates[_SPARSE],
             heavy_rate=rates[_HEAVY],
             output_groups=fields.number(config, "o_groups", default=8, kind=int),
@@ -96,8 +95,6 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         router_bias=True,
         router_scaling=fields.number(config, "routed_scaling_factor", default=1.5, kind=float),
         num_mtp_layers=fields.number(config, "num_nextn_predict_layers", default=1, kind=int),
-        mtp_layer=Layer(mixer="compressed", mlp="moe"),
-        hf_prefix="",
         dtype=fields.dtype(config),
         eos_token_ids=fields.eos_token_ids(config),
         untrainable=MEGATRON_LACKS["deepseek_v4"],
@@ -105,18 +102,20 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def _score(config: Mapping[str, object]):
-    found = config.get("scoring_func", "sqrtsoftplus")
-    if found not in ("sqrtsoftplus", "softmax", "sigmoid"):
-        raise _unusable("scoring_func", why=f"`{found}` is none of sqrtsoftplus, softmax, sigmoid")
-    return found
+    function = config.get("scoring_func", "sqrtsoftplus")
+    if function not in ("sqrtsoftplus", "softmax", "sigmoid"):
+        raise _unusable(
+            "scoring_func", why=f"`{function}` is none of sqrtsoftplus, softmax, sigmoid"
+        )
+    return function
 
 
 def _rates(config: Mapping[str, object]) -> dict[str, int]:
     """Positions per entry, by kind of layer."""
-    found = {_SPARSE: 4, _HEAVY: 128, **cast("dict[str, int]", config.get("compress_rates") or {})}
+    rates = {_SPARSE: 4, _HEAVY: 128, **cast("dict[str, int]", config.get("compress_rates") or {})}
     for name, kind in (("compress_rate_csa", _SPARSE), ("compress_rate_hca", _HEAVY)):
-        found[kind] = fields.number(config, name, default=found[kind], kind=int)
-    return found
+        rates[kind] = fields.number(config, name, default=rates[kind], kind=int)
+    return rates
 
 
 def _layers(
@@ -137,20 +136,20 @@ def _layers(
     if hashed is None:
         first = fields.number(config, "num_hash_layers", default=3, kind=int)
         hashed = ["hash_moe" if layer < first else "moe" for layer in range(num_layers)]
-    for name, found, known in (
+    for name, words, known in (
         ("layer_types", kinds, _COMPRESSIONS),
         ("mlp_layer_types", hashed, ("hash_moe", "moe")),
     ):
         if (
-            not isinstance(found, list)
-            or len(found) < num_layers
-            or (strange := [each for each in found if each not in known])
+            not isinstance(words, list)
+            or len(words) < num_layers
+            or (strange := [word for word in words if word not in known])
         ):
-            why = f"{num_layers} layers need as many of {', '.join(known)}, and it is {found!r}"
+            why = f"{num_layers} layers need as many of {', '.join(known)}, and it is {words!r}"
             raise _unusable(
                 name,
                 why=why
-                if not isinstance(found, list) or len(found) < num_layers
+                if not isinstance(words, list) or len(words) < num_layers
                 else f"it has `{strange[0]}`",
             )
     return tuple(

@@ -4,7 +4,6 @@ it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -22,6 +21,7 @@ from milescli.models.base import (
     Where,
     every_layer,
 )
+from milescli.models.deepseek_v4_names import modern_name
 from milescli.models.facts import Compressed, Indexer, ModelFacts
 from milescli.models.transforms import alone, concatenate, halve, same, shapes
 
@@ -105,44 +105,6 @@ def _hashed(facts: ModelFacts, layer: int) -> bool:
     return facts.layers[layer].hash_routing
 
 
-_MODERN: tuple[tuple[str, str], ...] = (
-    # the more special ones first
-    (r"\.attn\.indexer\.compressor\.ape$", ".attn.compressor.indexer.position_bias"),
-    (r"\.attn\.indexer\.compressor\.norm\.", ".attn.compressor.indexer.kv_norm."),
-    (r"\.attn\.indexer\.compressor\.", ".attn.compressor.indexer."),
-    (r"\.attn\.indexer\.weights_proj\.", ".attn.compressor.indexer.scorer.weights_proj."),
-    (r"\.attn\.indexer\.", ".attn.compressor.indexer."),
-    (r"\.attn\.compressor\.ape$", ".attn.compressor.position_bias"),
-    (r"\.attn\.compressor\.norm\.", ".attn.compressor.kv_norm."),
-    (r"\.wq_a\.", ".q_a_proj."),
-    (r"\.wq_b\.", ".q_b_proj."),
-    (r"\.wkv\.", ".kv_proj."),
-    (r"\.wgate\.", ".gate_proj."),
-    (r"\.wo_a\.", ".o_a_proj."),
-    (r"\.wo_b\.", ".o_b_proj."),
-    (r"\.attn\.q_norm\.", ".attn.q_a_norm."),
-    (r"\.attn_sink$", ".sinks"),
-    (r"\.attn_norm\.", ".input_layernorm."),
-    (r"\.ffn_norm\.", ".post_attention_layernorm."),
-    (r"\.hc_(attn|ffn)_(fn|base|scale)$", r".\1_hc.\2"),
-    (r"^hc_head_", "hc_head.hc_"),
-    (r"\.gate\.bias$", ".gate.e_score_correction_bias"),
-    (r"\.shared_experts\.w1\.", ".shared_experts.gate_proj."),
-    (r"\.shared_experts\.w2\.", ".shared_experts.down_proj."),
-    (r"\.shared_experts\.w3\.", ".shared_experts.up_proj."),
-    (r"\.attn\.", ".self_attn."),
-    (r"\.ffn\.", ".mlp."),
-    (r"^embed\.", "embed_tokens."),
-)
-"""Names of the releases -> those of transformers' modules, in this order."""
-
-
-def _modern(name: str) -> str:
-    for pattern, there in _MODERN:
-        name = re.sub(pattern, there, name)
-    return "model." + name
-
-
 def _rule(
     hf: str | tuple[str, ...],
     megatron: str,
@@ -166,7 +128,9 @@ def _rule(
         float32=float32,
         buffer=buffer,
     )
-    return replace(own, alternatives=(replace(own, hf=tuple(_modern(name) for name in own.hf)),))
+    return replace(
+        own, alternatives=(replace(own, hf=tuple(modern_name(name) for name in own.hf)),)
+    )
 
 
 def _compressor(
@@ -338,7 +302,7 @@ def _outside(
         block="outside",
         alternatives=(),
     )
-    return replace(own, hf=(hf,), alternatives=(replace(own, hf=(_modern(hf),)),))
+    return replace(own, hf=(hf,), alternatives=(replace(own, hf=(modern_name(hf),)),))
 
 
 def _output_layer() -> Rule:
@@ -353,7 +317,7 @@ def _mtp_rules() -> tuple[Rule, ...]:
     transformers leaves it out."""
     hf, megatron = "mtp.{mtp}.", layers.MTP
     within = (*_WINDOW, *(rule for rule in _MLP if rule is not _TOKENS), *_CONNECTIONS)
-    found = [
+    rules = [
         replace(
             rule,
             hf=tuple(hf + name.removeprefix(_RELEASED) for name in rule.hf),
@@ -392,7 +356,7 @@ def _mtp_rules() -> tuple[Rule, ...]:
     )
     frame = (*around, *(replace(rule, optional=True) for rule in copies))
     return (
-        *found,
+        *rules,
         *(
             replace(
                 rule,

@@ -142,8 +142,6 @@ class Compressed:
     and 2.3)."""
 
     q_lora_rank: int
-    rope_head_dim: int
-    """Dims of a head that are rotated, its last ones."""
     sparse_rate: int
     """Positions per entry in layers of `sparse` compression."""
     heavy_rate: int
@@ -251,12 +249,9 @@ class ModelFacts:
     embedding_scale: float | None = None
     num_mtp_layers: int = 0
     """Multi-token-prediction layers that the release has."""
-    mtp_layer: Layer = Layer()
     mtp_layers: tuple[Layer, ...] = ()
     """Where a multi-token-prediction layer is made of several layers (Nemotron-H): those of each,
     in order."""
-    hf_prefix: str = "model."
-    """Of the text model's tensors on disk: `model.language_model.` within a multimodal release."""
     multimodal: bool = False
     """The release has towers beside the text model, which are passed through."""
     dtype: str = "float32"

@@ -17,12 +17,12 @@ def number(
     """The first of `names` that the config has, as `kind`. Raises CheckpointError where none is
     there and there is no default."""
     for name in names:
-        found = config.get(name)
-        if found is None:
+        value = config.get(name)
+        if value is None:
             continue
-        if isinstance(found, bool) is not (kind is bool) or not isinstance(found, int | float):
-            raise _unusable(names[0], why=f"`{name}` is {found!r}, not a {kind.__name__}")
-        return kind(found)
+        if isinstance(value, bool) is not (kind is bool) or not isinstance(value, int | float):
+            raise _unusable(names[0], why=f"`{name}` is {value!r}, not a {kind.__name__}")
+        return kind(value)
     if default is None:
         raise _unusable(names[0], why=f"config.json has no `{'` or `'.join(names)}`")
     return default
@@ -91,7 +91,7 @@ def rope(
 def _rope_object(config: Mapping[str, object], *, layer_type: str | None) -> Mapping[str, object]:
     """The parameters, with `rope_type`; empty where there are none. Both objects may be there if
     they say nothing different."""
-    found = []
+    objects = []
     for name in ("rope_parameters", "rope_scaling"):
         nested = config.get(name) or {}
         if isinstance(nested, Mapping) and any(
@@ -107,10 +107,10 @@ def _rope_object(config: Mapping[str, object], *, layer_type: str | None) -> Map
             raise _unusable(name, why=f"it is {nested!r}, not an object")
         if nested:
             kind = _said_once("rope_type", nested.get("rope_type"), nested.get("type")) or "default"
-            found.append({**nested, "rope_type": kind})
-    if len(found) < 2:
-        return found[0] if found else {}
-    new, old = found
+            objects.append({**nested, "rope_type": kind})
+    if len(objects) < 2:
+        return objects[0] if objects else {}
+    new, old = objects
     return {
         name: _said_once(name, new.get(name), old.get(name))
         for name in {**new, **old}
@@ -170,37 +170,37 @@ def mixers(
 ) -> tuple[Mixer, ...]:
     """[num_layers] full or sliding, from `layer_types`; where the config has none, `period` over
     and over. Raises CheckpointError for types of other families and another number of layers."""
-    found = config.get("layer_types")
-    if found is None:
+    words = config.get("layer_types")
+    if words is None:
         return tuple(period[layer % len(period)] for layer in range(num_layers))
     known: dict[object, Mixer] = {"full_attention": "full", "sliding_attention": "sliding"}
-    if not isinstance(found, list) or len(found) != num_layers:
+    if not isinstance(words, list) or len(words) != num_layers:
         raise _unusable(
-            "layer_types", why=f"{num_layers} layers need as many types, and it is {found!r}"
+            "layer_types", why=f"{num_layers} layers need as many types, and it is {words!r}"
         )
-    if strange := [each for each in found if each not in known]:
+    if strange := [word for word in words if word not in known]:
         raise _unusable(
             "layer_types", why=f"`{strange[0]}` is none of {', '.join(map(str, known))}"
         )
-    return tuple(known[each] for each in found)
+    return tuple(known[word] for word in words)
 
 
 def topk(
     config: Mapping[str, object], *names: str, default: int | None = None, num_experts: int
 ) -> int:
     """Experts per token. Raises CheckpointError where there are not as many."""
-    found = number(config, *names, default=default, kind=int)
-    if not 1 <= found <= num_experts:
-        raise _unusable(names[0], why=f"{found} of {num_experts} experts cannot be chosen")
-    return found
+    chosen = number(config, *names, default=default, kind=int)
+    if not 1 <= chosen <= num_experts:
+        raise _unusable(names[0], why=f"{chosen} of {num_experts} experts cannot be chosen")
+    return chosen
 
 
 def eos_token_ids(config: Mapping[str, object]) -> tuple[int, ...]:
     """End-of-sequence ids, none, one or many."""
-    found = config.get("eos_token_id")
-    if found is None:
+    ids = config.get("eos_token_id")
+    if ids is None:
         return ()
-    return tuple(found) if isinstance(found, list) else (int(str(found)),)
+    return tuple(ids) if isinstance(ids, list) else (int(str(ids)),)
 
 
 def dtype(config: Mapping[str, object]) -> str:
@@ -211,10 +211,10 @@ def dtype(config: Mapping[str, object]) -> str:
 def refuse(config: Mapping[str, object], name: str, *, unless: object, why: str) -> None:
     """Raise CheckpointError where the config has `name` with another value than `unless` (or
     null)."""
-    found = config.get(name)
-    if found is not None and found != unless:
+    value = config.get(name)
+    if value is not None and value != unless:
         raise CheckpointError(
-            f"a model with `{name}: {found}` is not supported",
+            f"a model with `{name}: {value}` is not supported",
             why=why,
             fix=f"use a model with `{name}: {unless}`",
         )

@@ -67,7 +67,6 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         ** -0.5,
         eos_token_ids=fields.eos_token_ids(config) or plain.eos_token_ids,
         multimodal=multimodal,
-        hf_prefix=_BESIDE_VISION + "model." if multimodal else "model.",
     )
 
 
@@ -139,11 +138,11 @@ def _ropes(config: Mapping[str, object]) -> tuple[Rope, Rope]:
     a base for the latter."""
     nested = config.get("rope_parameters")
     if isinstance(nested, Mapping) and any(isinstance(value, Mapping) for value in nested.values()):
-        found = {"full_attention": {}, "sliding_attention": {}, **nested}
+        by_kind = {"full_attention": {}, "sliding_attention": {}, **nested}
         named = {
             **config,
             "rope_parameters": {
-                name: each or {"rope_type": "default"} for name, each in found.items()
+                name: values or {"rope_type": "default"} for name, values in by_kind.items()
             },
         }
         return (

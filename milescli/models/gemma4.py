@@ -58,7 +58,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
             why="the trainer's attention is causal",
         )
     plain = gemma3.text_facts({**_SIZES, **text}, family="gemma4")
-    found = replace(
+    model = replace(
         plain,
         layers=_layers(text, plain),
         rope=_rope(text, "full_attention", Rope(theta=1e6, share=0.25, proportional=True)),
@@ -68,12 +68,11 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         layer_scalar=True,
         eos_token_ids=fields.eos_token_ids(config) or plain.eos_token_ids,
         multimodal=multimodal,
-        hf_prefix=_BESIDE_TOWERS if multimodal else "model.",
     )
     return (
-        _with_experts(found, text)
+        _with_experts(model, text)
         if fields.number(text, "enable_moe_block", default=False, kind=bool)
-        else found
+        else model
     )
 
 
@@ -94,9 +93,9 @@ def _layers(config: Mapping[str, object], plain: ModelFacts) -> tuple[Layer, ...
             fix="fetch the model again, or mend config.json",
         )
     full = Layer(mixer="full", head_dim=head_dim, num_kv_heads=num_kv_heads, key_is_value=shared)
-    found = [Layer(mixer="sliding") if mixer == "sliding" else full for mixer in mixers]
+    decoder = [Layer(mixer="sliding") if mixer == "sliding" else full for mixer in mixers]
     # as transformers does, whatever the config says
-    return (*found[:-1], full)
+    return (*decoder[:-1], full)
 
 
 def _rope(config: Mapping[str, object], layer_type: str, usual: Rope) -> Rope:
@@ -105,13 +104,13 @@ def _rope(config: Mapping[str, object], layer_type: str, usual: Rope) -> Rope:
     return fields.rope(config, layer_type=layer_type)
 
 
-def _with_experts(found: ModelFacts, config: Mapping[str, object]) -> ModelFacts:
+def _with_experts(model: ModelFacts, config: Mapping[str, object]) -> ModelFacts:
     num_experts = fields.number(config, "num_experts", kind=int)
     return replace(
-        found,
-        layers=tuple(replace(layer, mlp="moe") for layer in found.layers),
+        model,
+        layers=tuple(replace(layer, mlp="moe") for layer in model.layers),
         ffn_hidden_size=0,
-        shared_expert_ffn_hidden_size=found.ffn_hidden_size,
+        shared_expert_ffn_hidden_size=model.ffn_hidden_size,
         moe_ffn_hidden_size=fields.number(config, "moe_intermediate_size", kind=int),
         num_experts=num_experts,
         topk=fields.topk(config, "top_k_experts", num_experts=num_experts),

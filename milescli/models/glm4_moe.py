@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from milescli.core.errors import CheckpointError
 from milescli.models import fields, layers, llama
 from milescli.models.base import WeightTable
-from milescli.models.facts import Layer, ModelFacts, plain_layers
+from milescli.models.facts import ModelFacts, plain_layers
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
@@ -55,7 +55,6 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         router_topk_groups=topk_groups,
         router_scaling=fields.number(config, "routed_scaling_factor", default=1.0, kind=float),
         num_mtp_layers=fields.number(config, "num_nextn_predict_layers", default=0, kind=int),
-        mtp_layer=Layer(mlp="moe"),
     )
 
 

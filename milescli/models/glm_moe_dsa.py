@@ -26,18 +26,18 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     """ModelFacts of a `glm_moe_dsa` config. Raises CheckpointError for what the trainer cannot
     compute."""
     full = {**DEFAULTS, **config}
-    found = latent.facts(
+    model = latent.facts(
         full,
         family="glm_moe_dsa",
         dense=latent.dense_first(full),
         indexer=deepseek_v32.indexer(full),
     )
-    shares = _shares_choice(config, num_layers=found.num_layers)
+    shares = _shares_choice(config, num_layers=model.num_layers)
     layers = tuple(
         replace(layer, shares_choice=shared)
-        for layer, shared in zip(found.layers, shares, strict=True)
+        for layer, shared in zip(model.layers, shares, strict=True)
     )
-    return replace(found, layers=layers)
+    return replace(model, layers=layers)
 
 
 def _shares_choice(config: Mapping[str, object], *, num_layers: int) -> tuple[bool, ...]:

@@ -85,7 +85,7 @@ def facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
 
 
 def with_experts(
-    found: ModelFacts, config: Mapping[str, object], *, normalize_topk: bool
+    model: ModelFacts, config: Mapping[str, object], *, normalize_topk: bool
 ) -> ModelFacts:
     """The same with experts in every layer, the multi-token-prediction layer too. Raises
     CheckpointError."""
@@ -96,9 +96,8 @@ def with_experts(
             "num_experts_per_tok", why=f"{topk} of {num_experts} experts cannot be chosen"
         )
     return replace(
-        found,
-        layers=tuple(replace(layer, mlp="moe") for layer in found.layers),
-        mtp_layer=Layer(mlp="moe"),
+        model,
+        layers=tuple(replace(layer, mlp="moe") for layer in model.layers),
         num_experts=num_experts,
         topk=topk,
         moe_ffn_hidden_size=fields.number(config, "moe_intermediate_size", kind=int),
@@ -124,10 +123,10 @@ def text_config(config: Mapping[str, object]) -> Mapping[str, object]:
     return {**around, **nested, **tied}
 
 
-def nested(found: ModelFacts, config: Mapping[str, object]) -> ModelFacts:
+def nested(model: ModelFacts, config: Mapping[str, object]) -> ModelFacts:
     """The facts of a text model, as one within a multimodal release where the config says so."""
     multimodal = config.get("text_config") is not None
-    return replace(found, multimodal=True, hf_prefix=_BESIDE_VISION) if multimodal else found
+    return replace(model, multimodal=True) if multimodal else model
 
 
 def _layer_types(config: Mapping[str, object], num_layers: int) -> Sequence[str]:
@@ -157,7 +156,7 @@ def _with_share(config: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _gated_delta(config: Mapping[str, object]) -> GatedDelta:
-    found = GatedDelta(
+    sizes = GatedDelta(
         num_key_heads=fields.number(config, "linear_num_key_heads", kind=int),
         num_value_heads=fields.number(config, "linear_num_value_heads", kind=int),
         key_head_dim=fields.number(config, "linear_key_head_dim", kind=int),
@@ -165,13 +164,13 @@ def _gated_delta(config: Mapping[str, object]) -> GatedDelta:
         conv_kernel=fields.number(config, "linear_conv_kernel_dim", default=4, kind=int),
         float32=config.get("mamba_ssm_dtype") == "float32",
     )
-    if found.num_key_heads < 1 or found.num_value_heads % found.num_key_heads:
+    if sizes.num_key_heads < 1 or sizes.num_value_heads % sizes.num_key_heads:
         why = (
-            f"{found.num_value_heads} value heads cannot be shared out to {found.num_key_heads} "
+            f"{sizes.num_value_heads} value heads cannot be shared out to {sizes.num_key_heads} "
             "key heads"
         )
         raise _unusable("linear_num_value_heads", why=why)
-    return found
+    return sizes
 
 
 def _unusable(name: str, *, why: str) -> CheckpointError:

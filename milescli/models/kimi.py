@@ -26,16 +26,15 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
             why=f"a multimodal Kimi describes its text model there, and it is {text!r}",
             fix="fetch the model again",
         )
-    found = deepseek_v3.facts(text)
+    model = deepseek_v3.facts(text)
     return replace(
-        found,
+        model,
         family="kimi_k25",
-        hf_prefix="language_model.model.",
         multimodal=True,
         dtype=fields.dtype(text)
         if "dtype" in text or "torch_dtype" in text
         else fields.dtype(config),
-        eos_token_ids=found.eos_token_ids or fields.eos_token_ids(config),
+        eos_token_ids=model.eos_token_ids or fields.eos_token_ids(config),
     )
 
 

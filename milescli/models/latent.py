@@ -17,6 +17,24 @@ _HF = "model.layers.{layer}.self_attn."
 _MEGATRON = "decoder.layers.{layer}.self_attention."
 _INDEXER = _MEGATRON + "core_attention.indexer."
 Size = Callable[[ModelFacts], int]
+_NO_BIAS = "no release has biases there, so nothing could be compared with"
+_SUPPORTED: tuple[tuple[str, object, str], ...] = (
+    ("hidden_act", "silu", "the trainer computes gated SiLU only"),
+    ("attention_bias", False, _NO_BIAS),
+    ("mlp_bias", False, _NO_BIAS),
+    ("scoring_func", "sigmoid", "Hugging Face's implementation scores experts by sigmoid alone"),
+    (
+        "topk_method",
+        "noaux_tc",
+        "Hugging Face's implementation chooses experts in this way alone",
+    ),
+    (
+        "moe_layer_freq",
+        1,
+        "Hugging Face's implementation has experts in every layer after the first",
+    ),
+)
+"""(key of config.json, the only value that is computed, why)"""
 LATENT_LAYERS = mixer_layers("mla")
 OLD_BUFFERS = r"\.self_attn\.rotary_emb\.inv_freq$"
 """Frequencies that follow from config.json, and that some releases hold in every layer."""
@@ -37,18 +55,18 @@ def mla(config: Mapping[str, object]) -> Mla:
 
 def rope(config: Mapping[str, object]) -> Rope:
     """Of the part of each head that is rotated, which is rotated whole."""
-    found = fields.rope(
+    positions = fields.rope(
         config, interleaved=fields.number(config, "rope_interleave", default=True, kind=bool)
     )
-    if found.share != 1.0:
+    if positions.share != 1.0:
         raise CheckpointError(
-            f"a model of latent attention with `partial_rotary_factor: {found.share}` is not "
+            f"a model of latent attention with `partial_rotary_factor: {positions.share}` is not "
             "supported",
             why="its heads have a part of their own for positions (`qk_rope_head_dim`), which is "
             "rotated whole",
             fix="set `partial_rotary_factor` to 1.0 in config.json",
         )
-    return found
+    return positions
 
 
 def facts(
@@ -63,37 +81,8 @@ def facts(
     `dense` [num_layers]: which layers have no experts. Raises CheckpointError for what the trainer
     cannot compute.
     """
-    fields.refuse(config, "hidden_act", unless="silu", why="the trainer computes gated SiLU only")
-    fields.refuse(
-        config,
-        "attention_bias",
-        unless=False,
-        why="no release has biases there, so nothing could be compared with",
-    )
-    fields.refuse(
-        config,
-        "mlp_bias",
-        unless=False,
-        why="no release has biases there, so nothing could be compared with",
-    )
-    fields.refuse(
-        config,
-        "scoring_func",
-        unless="sigmoid",
-        why="Hugging Face's implementation scores experts by sigmoid alone",
-    )
-    fields.refuse(
-        config,
-        "topk_method",
-        unless="noaux_tc",
-        why="Hugging Face's implementation chooses experts in this way alone",
-    )
-    fields.refuse(
-        config,
-        "moe_layer_freq",
-        unless=1,
-        why="Hugging Face's implementation has experts in every layer after the first",
-    )
+    for name, usual, why in _SUPPORTED:
+        fields.refuse(config, name, unless=usual, why=why)
     sizes = mla(config)
     if indexer is not None:
         _check_indexer(config, indexer, sizes)
@@ -140,7 +129,6 @@ def facts(
         router_topk_groups=topk_groups,
         router_scaling=fields.number(config, "routed_scaling_factor", kind=float),
         num_mtp_layers=fields.number(config, "num_nextn_predict_layers", default=0, kind=int),
-        mtp_layer=Layer(mixer="mla", mlp="moe"),
         dtype=fields.dtype(config),
         eos_token_ids=fields.eos_token_ids(config),
     )

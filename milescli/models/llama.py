@@ -67,15 +67,15 @@ def plain_facts(config: Mapping[str, object], *, family: str, **known: object) -
     }
     if "rope" not in known:
         read["rope"] = fields.rope(config)
-    found = ModelFacts(family=family, **{**read, **known})  # type: ignore[arg-type]
-    if found.num_kv_heads < 1 or found.num_heads % found.num_kv_heads:
+    model = ModelFacts(family=family, **{**read, **known})  # type: ignore[arg-type]
+    if model.num_kv_heads < 1 or model.num_heads % model.num_kv_heads:
         raise CheckpointError(
             "config.json cannot be used: `num_key_value_heads`",
-            why=f"{found.num_heads} query heads cannot share {found.num_kv_heads} key-value heads "
+            why=f"{model.num_heads} query heads cannot share {model.num_kv_heads} key-value heads "
             "equally",
             fix="fetch the model again, or mend config.json",
         )
-    return found
+    return model
 
 
 def table(facts: ModelFacts) -> WeightTable:

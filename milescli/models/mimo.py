@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from milescli.models import fields, layers, llama, qwen2
 from milescli.models.base import COLUMN, WeightTable
-from milescli.models.facts import Layer, ModelFacts
+from milescli.models.facts import ModelFacts
 from milescli.models.transforms import swap_columns, swap_columns_back
 
 _MTP = "model.mtp_layers.{mtp}."
@@ -24,9 +24,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         why="releases have biases of queries, keys and values",
     )
     num_mtp_layers = fields.number(config, "num_nextn_predict_layers", default=0, kind=int)
-    return replace(
-        qwen2.facts(config, family="mimo"), num_mtp_layers=num_mtp_layers, mtp_layer=Layer()
-    )
+    return replace(qwen2.facts(config, family="mimo"), num_mtp_layers=num_mtp_layers)
 
 
 def table(facts: ModelFacts) -> WeightTable:

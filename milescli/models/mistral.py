@@ -21,17 +21,17 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
             "none",
             fix="take `layer_types` out of config.json",
         )
-    found = llama.plain_facts(
+    model = llama.plain_facts(
         config,
         family="mistral",
         num_kv_heads=fields.number(config, "num_key_value_heads", default=8, kind=int),
     )
     # null means none, unlike a field that is left out
     if "sliding_window" in config and config["sliding_window"] is None:
-        return found
+        return model
     window = fields.number(config, "sliding_window", default=4096, kind=int)
     return replace(
-        found, layers=(Layer(mixer="sliding"),) * found.num_layers, sliding_window=window
+        model, layers=(Layer(mixer="sliding"),) * model.num_layers, sliding_window=window
     )
 
 

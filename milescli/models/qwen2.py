@@ -15,7 +15,7 @@ from milescli.models.facts import Layer, ModelFacts
 def facts(config: Mapping[str, object], *, family: str = "qwen2") -> ModelFacts:
     """ModelFacts of a `qwen2` config. Raises CheckpointError for what the trainer cannot
     compute."""
-    found = llama.plain_facts(config, family=family, qkv_bias=True)
+    model = llama.plain_facts(config, family=family, qkv_bias=True)
     window = fields.number(config, "sliding_window", default=4096, kind=int)
     # null means none here, unlike a field that is left out
     asked = (
@@ -24,11 +24,11 @@ def facts(config: Mapping[str, object], *, family: str = "qwen2") -> ModelFacts:
     )
     first = fields.number(config, "max_window_layers", default=28, kind=int)
     by_number = tuple(
-        "sliding" if asked and layer >= first else "full" for layer in range(found.num_layers)
+        "sliding" if asked and layer >= first else "full" for layer in range(model.num_layers)
     )
-    mixers = fields.mixers(config, num_layers=found.num_layers, period=by_number)
+    mixers = fields.mixers(config, num_layers=model.num_layers, period=by_number)
     if "sliding" not in mixers:
-        return found
+        return model
     if not asked:
         raise CheckpointError(
             "config.json contradicts itself: `layer_types`",
@@ -37,7 +37,7 @@ def facts(config: Mapping[str, object], *, family: str = "qwen2") -> ModelFacts:
             fix="mend config.json",
         )
     return replace(
-        found, layers=tuple(Layer(mixer=mixer) for mixer in mixers), sliding_window=window
+        model, layers=tuple(Layer(mixer=mixer) for mixer in mixers), sliding_window=window
     )
 
 

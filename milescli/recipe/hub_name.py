@@ -1,5 +1,5 @@
 """`hf:NAME[@REVISION][:SUBSET][:SPLIT]`: how a recipe names a data set of the hub. Parses the
-spelling; fetches nothing (`runtime.hub` does)."""
+spelling; fetches nothing (`backends.hub` does)."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from milescli.recipe.schema import Model
 from milescli.runtime.inputs import facts_of_recipe
 
 CONTEXT = 32_768
-"""Tokens of the sequence whose cache and FLOPs are told."""
+"""Tokens of the sequence whose cache and FLOPs are shown."""
 MIXERS = {
     "full": "attention",
     "sliding": "sliding-window attention",
@@ -52,10 +52,10 @@ class FamilyRow:
 
 def families() -> list[FamilyRow]:
     """Every family that is known, in the order of the catalogue."""
-    found = evidence()
+    records = evidence()
     rows = []
     for family, stands_for in STANDS_FOR.items():
-        known = found.get(family)
+        known = records.get(family)
         rows.append(
             FamilyRow(
                 family=family,

@@ -37,12 +37,10 @@ def evaluate_run(
     from milescli.checkpoint.run_dir import lock, open_run
     from milescli.checkpoint.store import CheckpointStore
     from milescli.cluster.nodes import find_nodes
-    from milescli.console.output import Mode, Output
+    from milescli.conversion.unpack import unpack
     from milescli.platform.torch_wheel import require_wheel
     from milescli.recipe.load import override
     from milescli.recipe.resolved import load_resolved
-    from milescli.runtime.convert_back import OutletOptions, convert_to_hf
-    from milescli.runtime.convert_verify import Verify
     from milescli.runtime.inputs import prepare
 
     run = open_run(path)
@@ -60,8 +58,7 @@ def evaluate_run(
         nodes.require_shared(run.path)
         model_dir = Path(temporary) / "model"
         output.note(f"reading checkpoint step {checkpoint.step}")
-        options = OutletOptions(model=str(inputs.model_dir), verify=Verify.NONE)
-        convert_to_hf(checkpoint.path, model_dir, options=options, output=Output(Mode.QUIET))
+        unpack(checkpoint.path, model_dir, model_dir=inputs.model_dir, read_back=False)
         output.note("starting engines")
         return _serve_and_evaluate(
             RunSpec(

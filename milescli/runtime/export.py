@@ -1,41 +1,39 @@
 """`miles export`: a run, a checkpoint, a converted model, a Hugging Face folder or a LoRA adapter
-as a Hugging Face folder. Needs no device and no port. Says where weights come from and what is told
-of them; the work is the export room's."""
+as a Hugging Face folder. Needs no device and no port. Finds where the weights come from and says
+what was made of them; the work is the export room's."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milescli.checkpoint.base import METADATA_NAME, TRACKER_NAME
+from milescli.backends.hub.push import Hub
+from milescli.checkpoint.base import METADATA_NAME, TRACKER_NAME, is_converted
 from milescli.checkpoint.run_dir import RECIPE_FILE, RunDir
 from milescli.checkpoint.source import open_source
 from milescli.checkpoint.store import PREFIX
 from milescli.checkpoint.torch_dist.weights import read_hf_tensors
 from milescli.console.transfer import Transfer
+from milescli.conversion.source import find_checkpoint, find_model
 from milescli.core.errors import CheckpointError
-from milescli.export.adapter import Adapter, is_adapter, merge_into, read_adapter
+from milescli.export.adapter import is_adapter, merge_into, read_adapter
 from milescli.export.adapter_folder import write_adapter_folder
 from milescli.export.card import model_card
 from milescli.export.folder import Folder, ReadTensors, refuse_used, write_folder
-from milescli.export.push import Hub
 from milescli.export.reading import read_folder
 from milescli.export.story import Story, hub_name, read_story
-from milescli.models import load_facts, table
+from milescli.models import load_facts
+from milescli.models import table as table_of
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.resolved import load_resolved
 from milescli.recipe.schema import Model
-from milescli.runtime.convert_source import find_checkpoint
-from milescli.runtime.inputs import model_dir_of
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
-    from milescli.export.stored import Named
-    from milescli.models import WeightTable
 
 _PLAIN_OF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
@@ -65,17 +63,18 @@ class ExportSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Subject:
+class _Weights:
     """What is exported."""
 
     base: Path
     """The folder of config, tokenizer and untrained parts."""
-    read: Callable[[ExitStack], ReadTensors]
+    open: Callable[[ExitStack], ReadTensors]
+    """Opens its files, which the stack closes, and gives what reads its tensors."""
+    what: str
+    """For people."""
     story: Story | None = None
     base_model: str | None = None
     """Name on the hub of what the weights were made from, where no story tells."""
-    told: str = ""
-    """What is read, for the narration."""
 
 
 def export_weights(
@@ -105,39 +104,39 @@ def export_weights(
                 why="--merge puts a LoRA adapter into its base model",
                 fix="leave out --merge",
             )
-        summary = _export_model(
-            _find(subject, step=step, base=base), to=to, format=format, output=output
-        )
+        weights = _find(subject, step=step, base=base, output=output)
+        summary = _export_model(weights, to=to, format=format, output=output)
     url = None
     if hub is not None:
-        if not output.is_interactive:
-            from huggingface_hub.utils import disable_progress_bars
-
-            disable_progress_bars()
         output.note(
             f"uploading to {hub.repo} as {hub.user}, {'private' if private else 'public'} where it "
             "is new"
         )
-        url = hub.push(to, private=private, message=f"Exported by miles as {summary.format}")
+        url = hub.push(
+            to,
+            private=private,
+            message=f"Exported by miles as {summary.format}",
+            show_progress=output.is_interactive,
+        )
     return replace(summary, pushed=url, seconds=time.monotonic() - began)
 
 
 def _export_model(
-    subject: _Subject, *, to: Path, format: str | None, output: Output
+    weights: _Weights, *, to: Path, format: str | None, output: Output
 ) -> ExportSummary:
-    facts = load_facts(subject.base)
-    lines = table(facts)
-    output.note(f"reading {subject.told}")
+    facts = load_facts(weights.base)
+    table = table_of(facts)
+    output.note(f"reading {weights.what}")
 
     def card(folder: Folder) -> dict[str, str]:
         name = to.resolve().name
         return model_card(
             folder,
-            table=lines,
-            base=subject.base,
+            table=table,
+            base=weights.base,
             name=name,
-            story=subject.story,
-            base_model=subject.base_model,
+            story=weights.story,
+            base_model=weights.base_model,
         )
 
     def watch(total_bytes: int) -> Transfer:
@@ -147,9 +146,14 @@ def _export_model(
 
     with ExitStack() as open_files:
         chosen = format or _PLAIN_OF[facts.dtype]
-        read = subject.read(open_files)
         done = write_folder(
-            to, table=lines, read=read, base=subject.base, format=chosen, card=card, watch=watch
+            to,
+            table=table,
+            read=weights.open(open_files),
+            base=weights.base,
+            format=chosen,
+            card=card,
+            watch=watch,
         )
     for note in done.notes:
         output.warn(note)
@@ -159,8 +163,8 @@ def _export_model(
     return ExportSummary(
         path=str(to),
         format=done.format,
-        step=subject.story.step if subject.story else None,
-        num_parameters=lines.num_parameters,
+        step=weights.story.step if weights.story else None,
+        num_parameters=table.num_parameters,
         size_bytes=sum(file.stat().st_size for file in to.rglob("*") if file.is_file()),
         num_quantised=measured.num_quantised or None,
         relative_error=measured.relative_error if measured.num_quantised else None,
@@ -203,7 +207,7 @@ def _export_adapter(
     )
 
 
-def _find(path: Path, *, step: int | None, base: Path | None) -> _Subject:
+def _find(path: Path, *, step: int | None, base: Path | None, output: Output) -> _Weights:
     """What lies at `path`. Raises CheckpointError where it is nothing that has weights."""
     marks = (RECIPE_FILE, METADATA_NAME, TRACKER_NAME)
     is_checkpoint = any((path / mark).is_file() for mark in marks)
@@ -214,15 +218,55 @@ def _find(path: Path, *, step: int | None, base: Path | None) -> _Subject:
             fix="leave out --step",
         )
     if is_adapter(path):
-        return _of_adapter(path, base=base)
+        return _of_adapter(path, base=base, output=output)
     if not is_checkpoint and (path / CONFIG_NAME).is_file():
-        return _Subject(base=path, read=_reader_of_folder(path), told=f"Hugging Face folder {path}")
-    found = find_checkpoint(path, model=base, step=step)
-    return _Subject(
-        base=found.model_dir,
-        read=lambda _: lambda lines: read_hf_tensors(found.tensors, lines),
-        story=_story(found.tensors),
-        told=found.what,
+        return _of_folder(path)
+    return _of_checkpoint(path, step=step, base=base)
+
+
+def _of_checkpoint(path: Path, *, step: int | None, base: Path | None) -> _Weights:
+    checkpoint = find_checkpoint(path, model=base, step=step, model_option="--base")
+    return _Weights(
+        base=checkpoint.model_dir,
+        open=lambda _: lambda table: read_hf_tensors(checkpoint.tensors, table),
+        story=_story(checkpoint.tensors),
+        what=checkpoint.what,
+    )
+
+
+def _of_folder(folder: Path) -> _Weights:
+    def opened(open_files: ExitStack) -> ReadTensors:
+        source = open_files.enter_context(open_source(folder))
+        on_disk = table_of(load_facts(folder)).as_on_disk(source.names())
+        return lambda table: read_folder(source, table, on_disk=on_disk)
+
+    return _Weights(base=folder, open=opened, what=f"Hugging Face folder {folder}")
+
+
+def _of_adapter(path: Path, *, base: Path | None, output: Output) -> _Weights:
+    adapter = read_adapter(path)
+    if base is None and adapter.base_model is None:
+        raise CheckpointError(
+            f"`{path}` does not say of which model it is",
+            why="`base_model_name_or_path` is empty",
+            fix="--base DIR",
+        )
+    name = str(base or adapter.base_model)
+    folder = Path(name).expanduser()
+    if is_converted(folder):
+        below = _of_checkpoint(folder, step=None, base=None)
+    else:
+        below = _of_folder(find_model(name, revision=None, output=output).absolute())
+
+    def opened(open_files: ExitStack) -> ReadTensors:
+        read = below.open(open_files)
+        return lambda table: merge_into(read(table), adapter)
+
+    return _Weights(
+        base=below.base,
+        open=opened,
+        base_model=hub_name(Model(path=name)),
+        what=f"adapter {path} over {folder if folder.is_dir() else below.base}",
     )
 
 
@@ -234,38 +278,3 @@ def _story(tensors: Path) -> Story | None:
     recipe = load_resolved(run.recipe_file).recipe
     step = int(tensors.name.removeprefix(PREFIX))
     return read_story(recipe=recipe, step=step, manifest=run.manifest_file, events=run.events_file)
-
-
-def _reader_of_folder(
-    folder: Path, adapter: Adapter | None = None
-) -> Callable[[ExitStack], ReadTensors]:
-    def opened(open_files: ExitStack) -> ReadTensors:
-        source = open_files.enter_context(open_source(folder))
-        on_disk = table(load_facts(folder)).as_on_disk(source.names())
-
-        def read(lines: WeightTable) -> Iterator[Named]:
-            tensors = read_folder(source, lines, on_disk=on_disk)
-            return tensors if adapter is None else merge_into(tensors, adapter)
-
-        return read
-
-    return opened
-
-
-def _of_adapter(path: Path, *, base: Path | None) -> _Subject:
-    adapter = read_adapter(path)
-    if base is None and adapter.base_model is None:
-        raise CheckpointError(
-            f"`{path}` does not say of which model it is",
-            why="`base_model_name_or_path` is empty",
-            fix="--base DIR",
-        )
-    model = Model(path=str(base or adapter.base_model))
-    folder = model_dir_of(model, RunDir(path))
-    name = hub_name(model)
-    return _Subject(
-        base=folder,
-        read=_reader_of_folder(folder, adapter),
-        base_model=name,
-        told=f"adapter {path} over {folder}",
-    )

@@ -7,16 +7,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milescli.checkpoint.base import CARRIED, is_converted
+from milescli.backends.hub.datasets import fetch_data
+from milescli.backends.hub.models import fetch_config, fetch_model
+from milescli.checkpoint.base import CARRIED, CHECKPOINT, is_converted
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt, Trajectory
-from milescli.models import ModelFacts, load_facts, parse_facts
+from milescli.models import ModelFacts, load_facts, parse_facts, scratch
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Data, Model, Recipe, Rollout
 from milescli.recipe.templates import shipped_shape
-from milescli.rollout.hub_files import join_files
 from milescli.rollout.rewards import load_reward, needs_label
 from milescli.rollout.scoring import Scorer
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
@@ -24,8 +25,6 @@ from milescli.rollout.source import FilePrompts, SourceReport, load_source
 from milescli.rollout.tasks import is_task, write_task
 from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.rollout.trajectories import demonstration
-from milescli.runtime import scratch
-from milescli.runtime.hub import fetch_config, fetch_data, fetch_model
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -134,11 +133,8 @@ def _absolute(data: Data, run: RunDir, seed: int, *, output: Output | None) -> D
         if value is None:
             continue
         if is_hub(value):
-            files = fetch_data(parse_hub(value, key=f"data.{field}"), key=field, output=output)
-            path = (
-                files[0]
-                if len(files) == 1
-                else join_files(files, run.data_dir / f"{field}{files[0].suffix}")
+            path = fetch_data(
+                parse_hub(value, key=f"data.{field}"), key=field, into=run.data_dir, output=output
             )
         else:
             path = (
@@ -169,16 +165,9 @@ def _unpacked(folder: Path, run: RunDir) -> Path:
     """A converted model as a Hugging Face folder within the run, made once: the engines read no
     other."""
     if not (run.own_model_dir / CONFIG_NAME).exists():
-        from milescli.console.output import Mode, Output
-        from milescli.runtime.convert_back import OutletOptions, convert_to_hf
-        from milescli.runtime.convert_verify import Verify
+        from milescli.conversion.unpack import unpack
 
-        convert_to_hf(
-            folder,
-            run.own_model_dir,
-            options=OutletOptions(verify=Verify.TENSORS),
-            output=Output(Mode.QUIET),
-        )
+        unpack(folder / CHECKPOINT, run.own_model_dir, model_dir=folder / CARRIED)
     return run.own_model_dir
 
 

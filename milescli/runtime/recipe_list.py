@@ -7,13 +7,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from milescli.models import ModelFacts, parse_facts, table
+from milescli.models import ModelFacts, parse_facts, scratch, table
 from milescli.plan.make import try_plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import ALIASES, MODELS_FILE, template_names, templates_dir
-from milescli.runtime import scratch
 
 YARDSTICK = (
     "1xH100",

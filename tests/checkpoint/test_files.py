@@ -79,7 +79,7 @@ def test_any_region_of_a_tensor_is_read(
         read_region(file, 3, shape, ranges, out, forget=False)
     finally:
         os.close(file)
-    assert torch.equal(out, whole[tuple(slice(*each) for each in ranges)])
+    assert torch.equal(out, whole[tuple(slice(*bounds) for bounds in ranges)])
 
 
 def test_room_is_told_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_a_slice_is_what_the_whole_has_there(form: Form, tmp_path: Path) -> None
         assert torch.equal(source.read_row(form.plain, row=2), plain[2])
         inner = tuple((length // 3, length // 3 + 2) for length in plain.shape)
         assert torch.equal(
-            source.read_region(form.plain, *inner), plain[tuple(slice(*each) for each in inner)]
+            source.read_region(form.plain, *inner), plain[tuple(slice(*bounds) for bounds in inner)]
         )
 
 

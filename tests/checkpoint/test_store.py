@@ -7,45 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from milescli.checkpoint.base import MANIFEST_NAME, CheckpointManifest
+from milescli.checkpoint.base import MANIFEST_NAME
 from milescli.checkpoint.store import CheckpointStore
 from milescli.core.errors import CheckpointError, ExitCode
-
-
-def _manifest(step: int) -> CheckpointManifest:
-    return CheckpointManifest(
-        format="torch_dist",
-        step=step,
-        version=step,
-        prompt_position=step * 8,
-        seed=0,
-        plan_fingerprint="f",
-        recipe_sha256="r",
-        data_sha256="d",
-        layout={"tp": 1},
-        created="2026-01-01T00:00:00Z",
-        miles_version="0",
-        size_bytes=0,
-        files={},
-    )
+from tests.checkpoint.making import manifest_of
 
 
 def _save(store: CheckpointStore, step: int) -> None:
     folder = store.begin(step)
     (folder / "data").mkdir()
     (folder / "data" / "tensors.bin").write_bytes(b"x" * (10 + step))
-    store.complete(step, _manifest(step))
+    store.complete(step, manifest_of(step))
 
 
 def test_a_checkpoint_is_found_again_with_its_files(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     _save(store, 3)
-    found = store.latest()
-    assert found is not None
-    assert (found.step, found.path) == (3, tmp_path / "step_3")
-    assert found.manifest.files == {"data/tensors.bin": 13}
-    assert found.manifest.size_bytes == 13
-    assert found.manifest.prompt_position == 24
+    newest = store.latest()
+    assert newest is not None
+    assert (newest.step, newest.path) == (3, tmp_path / "step_3")
+    assert newest.manifest.files == {"data/tensors.bin": 13}
+    assert newest.manifest.size_bytes == 13
+    assert newest.manifest.prompt_position == 24
 
 
 def test_steps_are_ordered_by_number(tmp_path: Path) -> None:

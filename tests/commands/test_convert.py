@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from milescli.runtime.convert_report import Conversion, Preview, Proof, collapsed
-from milescli.runtime.convert_verify import Verify
-from tests.commands.conftest import Miles, Replace
+from milescli.conversion.report import Conversion, Preview, Proof
+from milescli.conversion.to_hf import ToHf
+from milescli.conversion.to_megatron import ToMegatron
+from milescli.conversion.verify import Verify
+from tests.commands.conftest import Miles
 
 PROOF = Proof(
     num_source_tensors=36,
@@ -55,37 +57,14 @@ def test_the_bare_group_shows_its_page_and_is_no_error(miles: Miles) -> None:
 
 
 def test_a_conversion_to_megatron_is_handed_on_and_its_proof_shown(
-    miles: Miles, replace: Replace
+    miles: Miles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: dict[str, object] = {}
-    replace(
-        "milescli.runtime.convert",
-        IntakeOptions=lambda **options: options,
-        convert_to_megatron=lambda source, target, *, options, output: (
-            seen.update(source=source, target=target, **options) or DONE
-        ),
-        preview_to_megatron=None,
-    )
-    said = miles(
-        "convert",
-        "hf-to-megatron",
-        "Qwen/Qwen3-0.6B",
-        "out",
-        "--revision",
-        "v1",
-        "--dtype",
-        "bf16",
-        "--verify",
-        "tensors",
-    )
+    seen = _replace_convert(monkeypatch)
+    options = ["--revision", "v1", "--dtype", "bf16", "--verify", "tensors"]
+    said = miles("convert", "hf-to-megatron", "Qwen/Qwen3-0.6B", "out", *options)
     assert said.code == 0
-    assert seen == {
-        "source": "Qwen/Qwen3-0.6B",
-        "target": Path("out"),
-        "revision": "v1",
-        "dtype": "bf16",
-        "verify": Verify.TENSORS,
-    }
+    assert seen["direction"] == ToMegatron(source="Qwen/Qwen3-0.6B", revision="v1", dtype="bf16")
+    assert seen["target"] == Path("out") and seen["verify"] is Verify.TENSORS
     for words in (
         "36 tensors, each used exactly once",
         "43 tensors",
@@ -95,57 +74,37 @@ def test_a_conversion_to_megatron_is_handed_on_and_its_proof_shown(
     ):
         assert words in said.out, words
     assert "megatron-to-hf" in said.err
-    assert (
-        json.loads(miles("convert", "hf-to-megatron", "x", "y", "--json").out)["proof"][
-            "num_source_tensors"
-        ]
-        == 36
-    )
+    line = miles("convert", "hf-to-megatron", "x", "y", "--json").out
+    assert json.loads(line)["proof"]["num_source_tensors"] == 36
 
 
-def test_a_conversion_to_hugging_face_is_handed_on(miles: Miles, replace: Replace) -> None:
-    seen: dict[str, object] = {}
-    replace(
-        "milescli.runtime.convert_back",
-        OutletOptions=lambda **options: options,
-        convert_to_hf=lambda source, target, *, options, output: (
-            seen.update(source=source, target=target, **options) or DONE
-        ),
-        preview_to_hf=lambda source, target, *, options, output: PREVIEW,
-    )
-    arguments = (
-        "convert",
-        "megatron-to-hf",
-        "runs/a",
-        "out",
-        "--model",
-        "base",
-        "--step",
-        "20",
-        "--max-shard-size",
-        "2GB",
-    )
+def test_a_conversion_to_hugging_face_is_handed_on(
+    miles: Miles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = _replace_convert(monkeypatch)
+    options = ["--model", "base", "--step", "20", "--max-shard-size", "2GB"]
+    arguments = ("convert", "megatron-to-hf", "runs/a", "out", *options)
     assert miles(*arguments).code == 0
-    assert seen == {
-        "source": Path("runs/a"),
-        "target": Path("out"),
-        "model": "base",
-        "step": 20,
-        "dtype": None,
-        "verify": None,
-        "shard_bytes": 2 * 10**9,
-    }
+    assert seen["direction"] == ToHf(source="runs/a", model="base", step=20, shard_bytes=2 * 10**9)
+    assert seen["target"] == Path("out") and seen["verify"] is None
     shown = miles(*arguments, "--dry-run")
-    assert (
-        shown.code == 0
-        and "decoder.layers.*.mlp.linear_fc1.weight" in shown.out
-        and "28" in shown.out
-    )
-    assert (
-        "2.0 GiB are missing" in shown.out
-        and "nothing was written" in shown.err
-        and "1 MTP layer" in shown.err
-    )
+    assert shown.code == 0 and "28" in shown.out
+    assert "decoder.layers.*.mlp.linear_fc1.weight" in shown.out
+    assert "2.0 GiB are missing" in shown.out
+    assert "nothing was written" in shown.err and "1 MTP layer" in shown.err
+
+
+def _replace_convert(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Nothing is converted; what would have been is here."""
+    seen: dict[str, object] = {}
+
+    def convert(direction: object, target: Path, **options: object) -> Conversion:
+        seen.update(direction=direction, target=target, **options)
+        return DONE
+
+    monkeypatch.setattr("milescli.conversion.convert.convert", convert)
+    monkeypatch.setattr("milescli.conversion.preview.preview", lambda *args, **options: PREVIEW)
+    return seen
 
 
 @pytest.mark.parametrize("size", ["big", "-1GB", "0", "3XB", ""])
@@ -158,14 +117,3 @@ def test_a_source_that_is_not_there_ends_with_6(miles: Miles) -> None:
     assert miles("convert", "megatron-to-hf", "nowhere", "out").code == 6
     assert miles("convert", "hf-to-megatron", "./nowhere", "out").code == 6
     assert list(Path().iterdir()) == []
-
-
-def test_lines_that_differ_in_numbers_alone_are_one() -> None:
-    pairs = [
-        (f"model.layers.{layer}.a.weight", f"decoder.layers.{layer}.a", "2x2")
-        for layer in range(12)
-    ]
-    assert collapsed([*pairs, ("b", "c", "1")]) == [
-        ("model.layers.*.a.weight", "decoder.layers.*.a", "2x2", 12),
-        ("b", "c", "1", 1),
-    ]

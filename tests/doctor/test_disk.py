@@ -18,9 +18,9 @@ from milescli.doctor.disk import (
 )
 from milescli.doctor.finding import Status
 from milescli.models import parse_facts, table
+from milescli.models.scratch import config_of
 from milescli.platform.machine import parse_machine
 from milescli.recipe.schema import Recipe, ScratchModel
-from milescli.runtime.scratch import config_of
 from tests.doctor.small_model import SMALL
 
 

@@ -16,11 +16,11 @@ from milescli.doctor.recipe_checks import (
     check_reward_of,
     recipe_checks,
 )
+from milescli.models.scratch import config_of
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe, ScratchModel
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from milescli.runtime.scratch import config_of
 from tests.doctor.small_model import SMALL
 from tests.loopback_hub import loopback_hub
 

@@ -97,21 +97,21 @@ GPT_OSS = {
 }
 
 
-def lines_of(config: dict[str, object]) -> WeightTable:
+def table_of(config: dict[str, object]) -> WeightTable:
     """The weight table."""
     return table(parse_facts(config))
 
 
-def tensors_of(lines: WeightTable, *, seed: int = 0) -> dict[str, torch.Tensor]:
+def tensors_of(table: WeightTable, *, seed: int = 0) -> dict[str, torch.Tensor]:
     """Random weights under the table's names, in the dtypes that releases have."""
     generator = torch.Generator().manual_seed(seed)
-    wide = {name for entry in lines.entries if entry.rule.float32 for name in entry.hf}
-    found = {}
-    for name, shape in lines.hf_shapes().items():
+    wide = {name for entry in table.entries if entry.rule.float32 for name in entry.hf}
+    tensors = {}
+    for name, shape in table.hf_shapes().items():
         noise = torch.randn(shape, generator=generator)
         tensor = 1 + 0.1 * noise if "norm" in name and len(shape) == 1 else 0.08 * noise
-        found[name] = tensor if name in wide else tensor.to(torch.bfloat16)
-    return found
+        tensors[name] = tensor if name in wide else tensor.to(torch.bfloat16)
+    return tensors
 
 
 def make_base(
@@ -120,7 +120,7 @@ def make_base(
     """A Hugging Face folder with random weights, a tokenizer that nobody reads, and a card with a
     license. Returns its tensors."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {**tensors_of(lines_of(config)), **(extra or {})}
+    tensors = {**tensors_of(table_of(config)), **(extra or {})}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
@@ -137,9 +137,9 @@ def reader_of(tensors: dict[str, torch.Tensor]):
     """`read` of write_folder: what a checkpoint of the run would give, without the MTP layers,
     which it does not train."""
 
-    def read(lines: WeightTable) -> Iterator[tuple[str, torch.Tensor]]:
+    def read(weights: WeightTable) -> Iterator[tuple[str, torch.Tensor]]:
         for name in dict.fromkeys(
-            name for entry in lines.entries if entry.mtp is None for name in entry.hf
+            name for entry in weights.entries if entry.mtp is None for name in entry.hf
         ):
             yield name, tensors[name]
 

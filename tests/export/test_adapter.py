@@ -44,15 +44,15 @@ def adapter(*, rank: int = 4, alpha: float = 8, **settings: object) -> Adapter:
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     written = adapter(saved={"lm_head.weight": torch.randn(3, 4)})
     write_adapter(tmp_path, written)
-    found = read_adapter(tmp_path)
-    assert found.pairs.keys() == written.pairs.keys() and found.base_model == "Qwen/Qwen3-0.6B"
+    read = read_adapter(tmp_path)
+    assert read.pairs.keys() == written.pairs.keys() and read.base_model == "Qwen/Qwen3-0.6B"
     assert all(
         torch.equal(a, b)
         for name in written.pairs
-        for a, b in zip(found.pairs[name], written.pairs[name], strict=True)
+        for a, b in zip(read.pairs[name], written.pairs[name], strict=True)
     )
-    assert found.scaling(MODULE) == 2.0 and torch.equal(
-        found.saved["lm_head.weight"], written.saved["lm_head.weight"]
+    assert read.scaling(MODULE) == 2.0 and torch.equal(
+        read.saved["lm_head.weight"], written.saved["lm_head.weight"]
     )
     assert set(load_file(tmp_path / WEIGHTS_FILE)) >= {
         f"base_model.model.{MODULE}.lora_{half}.weight" for half in "AB"

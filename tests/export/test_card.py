@@ -19,7 +19,7 @@ from milescli.export.stored import Measured
 from milescli.export.story import Story, read_story
 from milescli.recipe.schema import Data, Model, Recipe, Rollout, ScratchModel
 from tests.console.fake_run import events
-from tests.export.models import QWEN3_MOE, lines_of, make_base
+from tests.export.models import QWEN3_MOE, make_base, table_of
 
 MEASURED = Measured(
     num_plain=12,
@@ -43,7 +43,7 @@ def recipe(tmp_path: Path, **model: object) -> Recipe:
 
 def story(tmp_path: Path, *, step: int = 40, **model: object) -> Story:
     """Of a run that never was."""
-    told = {
+    manifest = {
         "miles": "0.1.0",
         "packages": {"torch": "2.13.0", "sglang": "0.5.20"},
         "data": {
@@ -55,7 +55,7 @@ def story(tmp_path: Path, *, step: int = 40, **model: object) -> Story:
         },
         "created": "2026-11-21T09:46:14Z",
     }
-    (tmp_path / "manifest.json").write_text(json.dumps(told))
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     lines = [json.dumps({"time": "now", **to_record(event)}) for event in events()]
     (tmp_path / "events.jsonl").write_text("\n".join([*lines, '{"event": "StepDone", "step": 4']))
     return read_story(
@@ -67,7 +67,7 @@ def story(tmp_path: Path, *, step: int = 40, **model: object) -> Story:
 
 
 def card(
-    tmp_path: Path, told: Story | None, *, format: str = "fp8", **fields: object
+    tmp_path: Path, of: Story | None, *, format: str = "fp8", **fields: object
 ) -> dict[str, str]:
     """Of a folder that was measured."""
     make_base(tmp_path / "base", QWEN3_MOE)
@@ -75,13 +75,13 @@ def card(
         path=tmp_path / "out", format=format, size_bytes=2**30, measured=MEASURED, **fields
     )
     return model_card(
-        done, table=lines_of(QWEN3_MOE), base=tmp_path / "base", name="my-model", story=told
+        done, table=table_of(QWEN3_MOE), base=tmp_path / "base", name="my-model", story=of
     )
 
 
 def test_a_card_tells_what_was_trained_and_measured(tmp_path: Path) -> None:
-    told = story(tmp_path, path="Qwen/Qwen3-30B-A3B")
-    files = card(tmp_path, told, copied=("visual (2 tensors)",), notes=("something to know",))
+    known = story(tmp_path, path="Qwen/Qwen3-30B-A3B")
+    files = card(tmp_path, known, copied=("visual (2 tensors)",), notes=("something to know",))
     text = files[CARD_NAME]
     head = yaml.safe_load(text.split("---")[1])
     assert (
@@ -108,17 +108,20 @@ def test_a_card_tells_what_was_trained_and_measured(tmp_path: Path) -> None:
         f"]({CURVE_NAME})",
     ):
         assert word in text, word
-    assert files[CURVE_NAME].count("<circle") == len(told.evals) == 5
+    assert files[CURVE_NAME].count("<circle") == len(known.evals) == 5
 
 
 def test_a_card_tells_the_steps_up_to_its_own_and_the_last_word_on_each(tmp_path: Path) -> None:
-    told = story(tmp_path, step=20, path="Qwen/Qwen3-30B-A3B")
-    assert [step for step, _ in told.rewards] == list(range(1, 21)) and told.evals[-1].step == 20
+    known = story(tmp_path, step=20, path="Qwen/Qwen3-30B-A3B")
+    assert [step for step, _ in known.rewards] == list(range(1, 21)) and known.evals[-1].step == 20
     again = json.dumps({"event": "StepDone", "step": 20, "rollout": {"reward_mean": 0.125}})
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write("\n" + again + "\n")
     resumed = read_story(
-        recipe=told.recipe, step=20, manifest=tmp_path / "nothing", events=tmp_path / "events.jsonl"
+        recipe=known.recipe,
+        step=20,
+        manifest=tmp_path / "nothing",
+        events=tmp_path / "events.jsonl",
     )
     assert resumed.rewards[-1] == (20, 0.125) and resumed.versions == {}
 
@@ -128,8 +131,8 @@ def test_a_card_tells_no_place_of_the_machine_and_no_secret(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_" + "a" * 30)
     (tmp_path / "model").mkdir()
-    told = story(tmp_path, path=str(tmp_path / "model"))
-    files = card(tmp_path, told, notes=("do not tell hf_" + "b" * 30,))
+    known = story(tmp_path, path=str(tmp_path / "model"))
+    files = card(tmp_path, known, notes=("do not tell hf_" + "b" * 30,))
     for text in files.values():
         assert str(tmp_path) not in text and "hf_a" not in text and "hf_b" not in text
     assert "base_model" not in yaml.safe_load(files[CARD_NAME].split("---")[1])
@@ -179,7 +182,7 @@ def test_one_point_is_a_curve_too() -> None:
 
 @given(low=st.floats(-1e6, 1e6), span=st.floats(0, 1e6), whole=st.booleans())
 def test_ticks_hold_both_ends_and_are_few(low: float, span: float, whole: bool) -> None:
-    found = ticks(low, low + span, whole=whole)
-    step = found[1] - found[0]
-    assert 2 <= len(found) <= 9
-    assert found[0] <= low + 1e-6 * step and found[-1] >= low + span - 1e-6 * step
+    places = ticks(low, low + span, whole=whole)
+    step = places[1] - places[0]
+    assert 2 <= len(places) <= 9
+    assert places[0] <= low + 1e-6 * step and places[-1] >= low + span - 1e-6 * step

@@ -17,7 +17,7 @@ from milescli.export.choose import (
     with_single_experts,
 )
 from milescli.models import parse_facts, table
-from tests.export.models import DEEPSEEK_V3, GPT_OSS, QWEN3, QWEN3_MOE, lines_of
+from tests.export.models import DEEPSEEK_V3, GPT_OSS, QWEN3, QWEN3_MOE, table_of
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "configs"
 NEVER = (
@@ -35,7 +35,7 @@ NEVER = (
 def quantised(config: dict[str, object], form: str) -> set[str]:
     """Names without layer and expert numbers."""
     choices = choose(
-        with_single_experts(lines_of(config)) if form != "mxfp4" else lines_of(config), form
+        with_single_experts(table_of(config)) if form != "mxfp4" else table_of(config), form
     )
     return {
         choice.name.split(".", 3)[-1] if ".experts." not in choice.name else "experts"
@@ -69,26 +69,26 @@ def test_nvfp4_keeps_latent_attention() -> None:
 
 
 def test_mxfp4_is_for_the_stacked_experts_of_gpt_oss() -> None:
-    choices = choose(lines_of(GPT_OSS), "mxfp4")
-    found = {choice.name for choice in choices.values() if choice.scheme}
-    assert found == {
+    choices = choose(table_of(GPT_OSS), "mxfp4")
+    quantised = {choice.name for choice in choices.values() if choice.scheme}
+    assert quantised == {
         f"model.layers.{layer}.mlp.experts.{name}_proj"
         for layer in (0, 1)
         for name in ("gate_up", "down")
     }
     with pytest.raises(CheckpointError, match="can be stored as MXFP4"):
-        choose(lines_of(QWEN3_MOE), "mxfp4")
+        choose(table_of(QWEN3_MOE), "mxfp4")
 
 
 def test_every_tensor_that_stays_plain_has_a_reason() -> None:
     for config in (QWEN3, QWEN3_MOE, DEEPSEEK_V3):
-        for choice in choose(with_single_experts(lines_of(config)), "nvfp4").values():
+        for choice in choose(with_single_experts(table_of(config)), "nvfp4").values():
             assert bool(choice.reason) is (choice.scheme is None), choice
 
 
 def test_uneven_matrices_stay_plain_with_all_that_is_fused_with_them() -> None:
     """200 rows are two blocks, of which transformers would make two of 100."""
-    choices = choose(lines_of({**QWEN3, "num_attention_heads": 5, "head_dim": 40}), "fp8")
+    choices = choose(table_of({**QWEN3, "num_attention_heads": 5, "head_dim": 40}), "fp8")
     layer = "model.layers.0.self_attn."
     assert "200 is no multiple of 128" in choices[layer + "q_proj.weight"].reason
     assert (
@@ -100,7 +100,7 @@ def test_uneven_matrices_stay_plain_with_all_that_is_fused_with_them() -> None:
 
 def test_experts_of_a_layer_are_quantised_all_or_not_at_all() -> None:
     with pytest.raises(CheckpointError, match="no weight") as caught:
-        choose(lines_of({**QWEN3_MOE, "moe_intermediate_size": 40}), "int4")
+        choose(table_of({**QWEN3_MOE, "moe_intermediate_size": 40}), "int4")
     assert (
         "no multiple of 32" in caught.value.why or "engines hold in one tensor" in caught.value.why
     )
@@ -109,7 +109,7 @@ def test_experts_of_a_layer_are_quantised_all_or_not_at_all() -> None:
 def test_a_model_without_a_fitting_matrix_is_refused() -> None:
     with pytest.raises(CheckpointError) as caught:
         choose(
-            lines_of(
+            table_of(
                 {
                     **QWEN3,
                     "hidden_size": 36,
@@ -124,12 +124,12 @@ def test_a_model_without_a_fitting_matrix_is_refused() -> None:
 
 
 def test_the_configs_list_names_modules_once() -> None:
-    plain = modules_left_plain(choose(lines_of(DEEPSEEK_V3), "int4"), lines_of(DEEPSEEK_V3).facts)
+    plain = modules_left_plain(choose(table_of(DEEPSEEK_V3), "int4"), table_of(DEEPSEEK_V3).facts)
     assert (
         "lm_head" in plain and "model.layers.1.mlp.gate" in plain and len(plain) == len(set(plain))
     )
     assert not any("experts.0" in name or name.endswith("norm") for name in plain)
-    tied = lines_of(QWEN3)
+    tied = table_of(QWEN3)
     assert "lm_head" in modules_left_plain(choose(tied, "fp8"), tied.facts), (
         "readers make a module of a tied output layer too"
     )
@@ -138,10 +138,10 @@ def test_the_configs_list_names_modules_once() -> None:
 def test_what_sglang_refuses_is_named() -> None:
     """It fuses q, k and v; k has 32 rows."""
     assert "model.layers.0.self_attn.k_proj.weight" in refused_by_sglang(
-        choose(lines_of(QWEN3), "fp8")
+        choose(table_of(QWEN3), "fp8")
     )
     whole = {**QWEN3, "num_key_value_heads": 4, "intermediate_size": 128}
-    assert refused_by_sglang(choose(lines_of(whole), "fp8")) == []
+    assert refused_by_sglang(choose(table_of(whole), "fp8")) == []
 
 
 @pytest.mark.skipif(

@@ -39,16 +39,16 @@ class Case:
 
 def collect() -> dict[str, Case]:
     """Name -> case, over all groups that are there."""
-    found: dict[str, Case] = {}
+    cases: dict[str, Case] = {}
     for group in GROUPS:
         try:
             module = importlib.import_module(f"tests.families.{group}_cases")
         except ModuleNotFoundError:
             continue
-        overlap = found.keys() & module.CASES.keys()
+        overlap = cases.keys() & module.CASES.keys()
         assert not overlap, overlap
-        found |= module.CASES
-    return found
+        cases |= module.CASES
+    return cases
 
 
 ALL = collect()

@@ -3,7 +3,6 @@ size of world."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -14,11 +13,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from milescli.console.output import Mode, Output
-from milescli.runtime.convert import IntakeOptions, convert_to_megatron
-from milescli.runtime.convert_back import OutletOptions, convert_to_hf
-from milescli.runtime.convert_verify import Verify
 from tests.backends.megatron.world import run_world
+from tests.conversion.making import to_hf, to_megatron
 from tests.families import record
 from tests.families.cases import ALL, ROWS
 
@@ -56,7 +52,7 @@ class Families:
         self.notes: dict[str, dict] = {name: {} for name in wanted()}
         """What tests saw, for `record`."""
         _python("tests.families.making", str(root / "models"), *wanted())
-        self.told = json.loads((root / "models" / "told.json").read_text())
+        self.counted = json.loads((root / "models" / "counted.json").read_text())
 
     def folder(self, name: str) -> Path:
         """Hugging Face folder."""
@@ -108,29 +104,15 @@ class Families:
             self._converted = {}
         if name not in self._converted:
             target = self.root / "converted" / name
-            convert_to_megatron(
-                str(self.folder(name)),
-                target,
-                options=IntakeOptions(verify=Verify.TENSORS, file_bytes=50_000),
-                output=self._output,
-            )
+            to_megatron(self.folder(name), target, file_bytes=50_000)
             self._converted[name] = target
         return self._converted[name]
 
     def converted_back(self, name: str) -> Path:
         """What `miles convert megatron-to-hf` made of that."""
         target = self.root / "back" / name
-        convert_to_hf(
-            self.converted(name),
-            target,
-            options=OutletOptions(verify=Verify.TENSORS),
-            output=self._output,
-        )
+        to_hf(self.converted(name), target)
         return target
-
-    @property
-    def _output(self) -> Output:
-        return Output(Mode.QUIET, stdout=io.StringIO(), stderr=io.StringIO())
 
     def came_back(self, name: str, number: int) -> list[str]:
         """Names of tensors that came out of layout `number` of the case otherwise than they went

@@ -74,18 +74,18 @@ def main() -> None:
     declare_torchvision_operators()
     root, names = Path(sys.argv[1]), sys.argv[2:]
     torch.set_num_threads(1)
-    told: dict[str, object] = {}
+    counted: dict[str, object] = {}
     for name in names:
         torch.manual_seed(0)
         case = ALL[name]
-        told[name] = make(root / name, case)
+        counted[name] = make(root / name, case)
         if case.logits:
-            found = logits(root / name, ROWS, dtype=torch.float32)
+            rows = logits(root / name, ROWS, dtype=torch.float32)
             save_file(
-                {str(number): row.contiguous() for number, row in enumerate(found)},
+                {str(number): row.contiguous() for number, row in enumerate(rows)},
                 root / name / "logits.witness",
             )
-    (root / "told.json").write_text(json.dumps(told))
+    (root / "counted.json").write_text(json.dumps(counted))
 
 
 if __name__ == "__main__":

@@ -26,11 +26,11 @@ def write(notes: dict[str, dict]) -> None:
     by_family: dict[str, list[str]] = {}
     for name in notes:
         by_family.setdefault(_family(name), []).append(name)
-    found = json.loads(EVIDENCE.read_text(encoding="utf-8"))
+    evidence = json.loads(EVIDENCE.read_text(encoding="utf-8"))
     for family, names in by_family.items():
         seen = [notes[name]["logits"] for name in names if "logits" in notes[name]]
         layouts = {_spell(layout) for name in names for layout in notes[name].get("layouts", [])}
-        found[family] = {
+        evidence[family] = {
             "cases": sorted(names),
             "logits": max(seen) if seen else None,
             "logits_why": ""
@@ -41,7 +41,7 @@ def write(notes: dict[str, dict]) -> None:
             "when": f"{datetime.date.today()}, CPU, megatron-core {version('megatron-core')}, "
             f"transformers {version('transformers')}",
         }
-    EVIDENCE.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    EVIDENCE.write_text(json.dumps(evidence, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
 
 
@@ -66,7 +66,7 @@ def page() -> str:
     known = evidence()
     rows = [_row(family, known.get(family)) for family in STANDS_FOR]
     remarks = [f"- `{family}`: {remark}" for family, remark in (MEGATRON_LACKS | UNPROVEN).items()]
-    when = sorted({found.when for found in known.values()})
+    when = sorted({shown.when for shown in known.values()})
     return (
         _HEAD
         + "\n".join(rows)
@@ -78,36 +78,37 @@ def page() -> str:
     )
 
 
-def _row(family: str, found: Evidence | None) -> str:
-    if found is None:
+def _row(family: str, shown: Evidence | None) -> str:
+    if shown is None:
         return f"| `{family}` | {STANDS_FOR[family]} | not run | | | | |"
-    logits = f"{found.logits:.1e}" if found.logits is not None else "not compared"
+    logits = f"{shown.logits:.1e}" if shown.logits is not None else "not compared"
     served = "yes" if family in CPU_FAMILIES else "no"
     cells = [
         f"`{family}`",
         STANDS_FOR[family],
         logits,
-        ", ".join(found.layouts),
-        "yes" if found.converted else "no",
+        ", ".join(shown.layouts),
+        "yes" if shown.converted else "no",
         served,
     ]
-    return "| " + " | ".join([*cells, str(len(found.cases))]) + " |"
+    return "| " + " | ".join([*cells, str(len(shown.cases))]) + " |"
 
 
 _HEAD = """# Models
 
-What was measured of each family, on tiny models with random weights in the real architecture: odd shapes, tied and untied, one
-key-value head, numbers of experts that are no power of two, first layers dense, and whatever else the family has. Written by
-`MILES_EVIDENCE=1 python -m pytest tests/families`; nobody types these figures.
+What was measured of each family, on tiny models with random weights in the real architecture: odd
+shapes, tied and untied, one key-value head, numbers of experts that are no power of two, first
+layers dense, and whatever else the family has. Written by `MILES_EVIDENCE=1 python -m pytest
+tests/families`; nobody types these figures.
 
-- **logits**: largest difference of Megatron-Core's logits to transformers' own implementation, over all its tiny models, float32,
-  relative to the largest logit.
-- **bit for bit under**: layouts of two ranks through which every tensor went from the folder into Megatron and came out unchanged;
-  each model was also computed and published in one process.
-- **converted**: Hugging Face -> `torch_dist` -> Hugging Face, every byte of every tensor equal, and the checkpoint loaded in between by
-  Megatron's own `dist_checkpointing`.
-- **served on CPU**: SGLang's log-probs were compared with transformers'. On an accelerator SGLang serves many more; miles has run none of
-  them there.
+- **logits**: largest difference of Megatron-Core's logits to transformers' own implementation, over
+  all its tiny models, float32, relative to the largest logit.
+- **bit for bit under**: layouts of two ranks through which every tensor went from the folder into
+  Megatron and came out unchanged; each model was also computed and published in one process.
+- **converted**: Hugging Face -> `torch_dist` -> Hugging Face, every byte of every tensor equal, and
+  the checkpoint loaded in between by Megatron's own `dist_checkpointing`.
+- **served on CPU**: SGLang's log-probs were compared with transformers'. On an accelerator SGLang
+  serves many more; miles has run none of them there.
 
 | family | stands for | logits | bit for bit under | converted | served on CPU | tiny models |
 |---|---|---|---|---|---|---|
@@ -115,15 +116,20 @@ key-value head, numbers of experts that are no power of two, first layers dense,
 _TAIL = """
 ## What to know
 
-- Multi-token-prediction layers and, in multimodal releases, vision towers are carried through every conversion unchanged; they are not
-  trained, and the forward pass of the former is compared with nothing.
-- Weights are never rounded on their way. Norms that multiply by 1 + weight (Qwen3-Next, Qwen3.5, Gemma 3) stay as they are stored; Megatron
-  computes them with `layernorm_zero_centered_gamma`. The one exception is the norm inside a gated delta net, which is stored plain: a stock
-  Megatron model with that flag would add 1 to it.
-- The indexer of sparse attention (DeepSeek-V3.2, GLM-5) chooses positions as released; it is loaded and kept, not trained.
-- transformers 5.12.1 is mended in three places before it testifies, in the process that computes its logits only: Nemotron-H passes a wrong
-  state from chunk to chunk on a CPU and clamps time steps there, so that its logits depend on `chunk_size`; GLM-5's indexer ignores
-  `indexer_rope_interleave`, which SGLang heeds; and experts are computed one by one, since its grouped product refuses odd widths.
-- No figure of this page comes from a GPU. There, full-attention families use TransformerEngine's layers where it is installed, the others
-  this repository's own.
+- Multi-token-prediction layers and, in multimodal releases, vision towers are carried through every
+  conversion unchanged; they are not trained, and the forward pass of the former is compared with
+  nothing.
+- Weights are never rounded on their way. Norms that multiply by 1 + weight (Qwen3-Next, Qwen3.5,
+  Gemma 3) stay as they are stored; Megatron computes them with `layernorm_zero_centered_gamma`. The
+  one exception is the norm inside a gated delta net, which is stored plain: a stock Megatron model
+  with that flag would add 1 to it.
+- The indexer of sparse attention (DeepSeek-V3.2, GLM-5) chooses positions as released; it is loaded
+  and kept, not trained.
+- transformers 5.12.1 is mended in three places before it testifies, in the process that computes
+  its logits only: Nemotron-H passes a wrong state from chunk to chunk on a CPU and clamps time
+  steps there, so that its logits depend on `chunk_size`; GLM-5's indexer ignores
+  `indexer_rope_interleave`, which SGLang heeds; and experts are computed one by one, since its
+  grouped product refuses odd widths.
+- No figure of this page comes from a GPU. There, full-attention families use TransformerEngine's
+  layers where it is installed, the others this repository's own.
 """

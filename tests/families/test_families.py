@@ -17,13 +17,13 @@ LARGEST = 1e-4
 
 @pytest.mark.parametrize("name", wanted())
 def test_the_table_names_every_tensor_of_the_folder_once(families: Families, name: str) -> None:
-    lines = table(load_facts(families.folder(name)))
+    weights = table(load_facts(families.folder(name)))
     with HfReader(families.folder(name)) as reader:
-        on_disk = lines.as_on_disk(reader.names())
+        on_disk = weights.as_on_disk(reader.names())
         there = {
             key: reader.shape(key)
             for key in reader.names()
-            if not lines.is_passthrough(key) and not lines.is_ignored(key)
+            if not weights.is_passthrough(key) and not weights.is_ignored(key)
         }
     assert on_disk.hf_shapes() == there
 
@@ -32,7 +32,7 @@ def test_the_table_names_every_tensor_of_the_folder_once(families: Families, nam
 def test_parameters_are_counted_as_transformers_counts_them(families: Families, name: str) -> None:
     assert (
         table(load_facts(families.folder(name))).num_parameters
-        == families.told[name]["num_parameters"]
+        == families.counted[name]["num_parameters"]
     )
 
 

@@ -43,40 +43,44 @@ from transformers import AutoConfig, AutoModelForCausalLM
 root, config = Path(sys.argv[1]), json.loads(sys.argv[2])
 model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
 for tensor in model.state_dict().values():
-    tensor.copy_(torch.randint(0, 5, tensor.shape) if tensor.dtype == torch.int64 else torch.randn(tensor.shape))
+    whole = tensor.dtype == torch.int64
+    tensor.copy_(torch.randint(0, 5, tensor.shape) if whole else torch.randn(tensor.shape))
 model.save_pretrained(root / "saved")
 facts = load_facts(root / "saved")
 released, megatron = {}, {}
 with HfReader(root / "saved") as reader:
     for entry in table(facts).as_on_disk(reader.names()).entries:
-        disk = [reader.read(name) for name in entry.hf]
-        megatron[entry.megatron] = entry.rule.fuse(entry.rule.to_parts(disk, entry.facts), entry.facts)
+        parts = entry.rule.to_parts([reader.read(name) for name in entry.hf], entry.facts)
+        megatron[entry.megatron] = entry.rule.fuse(parts, entry.facts)
 for entry in table(facts).entries:
     if entry.mtp is None:
         parts = entry.rule.split(megatron.pop(entry.megatron), entry.facts)
-        released |= dict(zip(entry.hf, (part.clone() for part in entry.rule.to_disk(parts, entry.facts)), strict=True))
+        disk = [part.clone() for part in entry.rule.to_disk(parts, entry.facts)]
+        released |= dict(zip(entry.hf, disk, strict=True))
 assert not megatron, megatron.keys()
 (root / "released").mkdir()
 (root / "released" / "config.json").write_text((root / "saved" / "config.json").read_text())
 save_file(released, root / "released" / "model.safetensors", metadata={"format": "pt"})
-again, told = AutoModelForCausalLM.from_pretrained(root / "released", output_loading_info=True)
-own, theirs = model.state_dict(), again.state_dict()
+read, info = AutoModelForCausalLM.from_pretrained(root / "released", output_loading_info=True)
+own, theirs = model.state_dict(), read.state_dict()
 different = [name for name in own if not torch.equal(own[name], theirs[name])]
-print(json.dumps({"tensors": len(own), "different": different, "missing": sorted(told["missing_keys"]), "names": sorted(released)}))
+missing = sorted(info["missing_keys"])
+report = {"tensors": len(own), "different": different, "missing": missing, "names": [*released]}
+print(json.dumps(report))
 """
 
 
 def test_the_flash_release_is_named_to_the_last_tensor() -> None:
     if not FLASH.exists():
         pytest.skip("the published configs are not beside this repository")
-    lines = models.table(models.parse_facts(json.loads(FLASH.read_text())))
-    copies = {name for entry in lines.entries if entry.rule.optional for name in entry.hf}
-    names = lines.hf_shapes().keys() - copies
+    table = models.table(models.parse_facts(json.loads(FLASH.read_text())))
+    copies = {name for entry in table.entries if entry.rule.optional for name in entry.hf}
+    names = table.hf_shapes().keys() - copies
     scales = [name for name in names if any(part in name for part in QUANTISED)]
     assert len(names) + len(scales) == 69_187  # tensors of the published release
-    assert lines.hf_shapes()["layers.2.attn.compressor.ape"] == (4, 1024)
-    assert lines.hf_shapes()["layers.3.attn.compressor.ape"] == (128, 512)
-    assert lines.hf_shapes()["mtp.0.hc_head_fn"] == (4, 16_384)
+    assert table.hf_shapes()["layers.2.attn.compressor.ape"] == (4, 1024)
+    assert table.hf_shapes()["layers.3.attn.compressor.ape"] == (128, 512)
+    assert table.hf_shapes()["mtp.0.hc_head_fn"] == (4, 16_384)
 
 
 def test_transformers_reads_the_same_bits_from_a_folder_with_the_names_of_the_releases(
@@ -99,14 +103,14 @@ def test_transformers_reads_the_same_bits_from_a_folder_with_the_names_of_the_re
         timeout=180,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["tensors"] > 100
-    assert (told["different"], told["missing"]) == ([], [])
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["tensors"] > 100
+    assert (report["different"], report["missing"]) == ([], [])
     assert {
         "embed.weight",
         "layers.0.ffn.gate.tid2eid",
         "layers.1.attn.indexer.compressor.ape",
-    } <= set(told["names"])
+    } <= set(report["names"])
 
 
 def test_training_is_refused_by_name() -> None:

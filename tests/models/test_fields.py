@@ -106,14 +106,14 @@ def test_a_family_may_have_defaults_of_its_own() -> None:
 
 
 def test_yarn_may_leave_its_factor_to_the_lengths() -> None:
-    found = fields.rope(
+    rope = fields.rope(
         {
             "max_position_embeddings": 128,
             "rope_scaling": {"type": "yarn", "original_max_position_embeddings": 32},
         }
     )
-    assert found.scaling is not None
-    assert found.scaling.factor == 4.0
+    assert rope.scaling is not None
+    assert rope.scaling.factor == 4.0
 
 
 def test_one_object_per_type_of_layer() -> None:
@@ -124,7 +124,7 @@ def test_one_object_per_type_of_layer() -> None:
         }
     }
     full, sliding = (
-        fields.rope(config, layer_type=each) for each in ("full_attention", "sliding_attention")
+        fields.rope(config, layer_type=kind) for kind in ("full_attention", "sliding_attention")
     )
     assert (full.theta, full.scaling.factor) == (1e6, 8.0)
     assert sliding == Rope(theta=1e4)

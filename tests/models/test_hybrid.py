@@ -37,8 +37,8 @@ def test_full_attention_comes_every_fourth_layer_unless_the_config_lists_them() 
     usual = models.parse_facts(TEXT)
     assert [layer.mixer for layer in usual.layers] == ["gated_delta"] * 3 + ["full"]
     listed = ["full_attention", "linear_attention", "linear_attention", "full_attention"]
-    found = models.parse_facts({**TEXT, "layer_types": listed})
-    assert [layer.mixer for layer in found.layers] == ["full", "gated_delta", "gated_delta", "full"]
+    facts = models.parse_facts({**TEXT, "layer_types": listed})
+    assert [layer.mixer for layer in facts.layers] == ["full", "gated_delta", "gated_delta", "full"]
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_either_prefix_and_either_form_of_experts_is_found_on_disk(
         for layer in range(4)
         for name in (*experts, *down)
     }
-    found = {name.replace(".0.", ".E.") for name in table.as_on_disk(there).hf_shapes()}
-    assert {name.replace(".0.", ".E.") for name in there} <= found
-    assert all(name.startswith((prefix, "lm_head")) for name in found)
+    on_disk = {name.replace(".0.", ".E.") for name in table.as_on_disk(there).hf_shapes()}
+    assert {name.replace(".0.", ".E.") for name in there} <= on_disk
+    assert all(name.startswith((prefix, "lm_head")) for name in on_disk)
 
 
 def test_the_mtp_layer_that_qwen3_next_does_not_tell_of_is_taken_where_it_is_there() -> None:
@@ -136,7 +136,7 @@ def test_projections_come_apart_and_together_bit_for_bit_whole_and_cut(config: d
         ]
         again = [
             torch.cat(pair)
-            for pair in zip(*(entry.rule.split(each, entry.facts) for each in cut), strict=True)
+            for pair in zip(*(entry.rule.split(part, entry.facts) for part in cut), strict=True)
         ]
         back = entry.rule.to_disk(again, entry.facts)
         assert all(torch.equal(one, other) for one, other in zip(back, disk, strict=True))

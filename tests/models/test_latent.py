@@ -14,38 +14,38 @@ def _table(name: str, **changes: object) -> WeightTable:
 
 
 def test_the_towers_of_kimi_k25_are_passed_through_and_its_text_is_not() -> None:
-    lines = _table("kimi-k25")
-    names = lines.hf_shapes()
+    table = _table("kimi-k25")
+    names = table.hf_shapes()
     assert {
         "language_model.lm_head.weight",
         "language_model.model.layers.2.mlp.gate.weight",
     } <= names.keys()
     assert all(
         map(
-            lines.is_passthrough,
+            table.is_passthrough,
             ("vision_tower.patch_embed.proj.weight", "mm_projector.linear_1.weight"),
         )
     )
-    assert not any(map(lines.is_passthrough, names))
+    assert not any(map(table.is_passthrough, names))
 
 
 @pytest.mark.parametrize("copies", [True, False])
 def test_a_layer_that_predicts_further_tokens_may_hold_copies_of_embedding_and_output_layer(
     copies: bool,
 ) -> None:
-    lines = _table("deepseek-v3-nextn")
+    table = _table("deepseek-v3-nextn")
     names = {
         name
-        for name in lines.hf_shapes()
+        for name in table.hf_shapes()
         if copies or not name.endswith(("3.embed_tokens.weight", "shared_head.head.weight"))
     }
-    found = lines.as_on_disk(names)
-    assert found.hf_shapes().keys() == names
-    assert ("mtp.layers.0.embedding.word_embeddings.weight" in found.by_megatron) is copies
+    on_disk = table.as_on_disk(names)
+    assert on_disk.hf_shapes().keys() == names
+    assert ("mtp.layers.0.embedding.word_embeddings.weight" in on_disk.by_megatron) is copies
     assert {
         "mtp.layers.0.enorm.weight",
         "mtp.layers.0.transformer_layer.self_attention.linear_kv_down_proj.weight",
-    } <= (found.by_megatron.keys())
+    } <= (on_disk.by_megatron.keys())
 
 
 def test_frequencies_that_old_releases_hold_are_ignored() -> None:
@@ -53,9 +53,9 @@ def test_frequencies_that_old_releases_hold_are_ignored() -> None:
 
 
 def test_experts_that_transformers_makes_beyond_the_routers_reach_are_passed_through() -> None:
-    lines = _table("deepseek-v32")
-    assert not lines.is_passthrough("model.layers.1.mlp.experts.11.up_proj.weight")
-    assert lines.is_passthrough("model.layers.1.mlp.experts.12.up_proj.weight")
+    table = _table("deepseek-v32")
+    assert not table.is_passthrough("model.layers.1.mlp.experts.11.up_proj.weight")
+    assert table.is_passthrough("model.layers.1.mlp.experts.12.up_proj.weight")
 
 
 def test_layers_that_share_a_choice_have_no_indexer() -> None:
@@ -80,7 +80,7 @@ def test_the_step_between_choices_counts_from_the_second_layer(
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "told"),
+    ("name", "changes", "words"),
     [
         ("deepseek-v3", {"attention_bias": True}, "attention_bias"),
         ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func"),
@@ -101,6 +101,8 @@ def test_the_step_between_choices_counts_from_the_second_layer(
         ("kimi-k25", {"text_config": None}, "text_config"),
     ],
 )
-def test_what_cannot_be_computed_is_refused_by_its_key(name: str, changes: dict, told: str) -> None:
-    with pytest.raises(CheckpointError, match=told):
+def test_what_cannot_be_computed_is_refused_by_its_key(
+    name: str, changes: dict, words: str
+) -> None:
+    with pytest.raises(CheckpointError, match=words):
         _table(name, **changes)

@@ -8,6 +8,8 @@ from milescli.core.errors import CheckpointError
 from milescli.models import parse_facts
 from milescli.models.facts import Rope, RopeScaling
 
+_GEMMA3 = {"model_type": "gemma3_text"}
+_GPT_OSS = {"model_type": "gpt_oss"}
 _GEMMA4 = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}
 
 
@@ -66,29 +68,28 @@ def test_global_layers_of_gemma_4_have_heads_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "words"),
     [
         ({"model_type": "gemma4_text"}, "hidden_size_per_layer_input: 256"),
         ({**_GEMMA4, "num_kv_shared_layers": 2}, "num_kv_shared_layers: 2"),
         ({**_GEMMA4, "use_bidirectional_attention": "all"}, "use_bidirectional_attention: all"),
-        ({**_GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 5, "moe_intermediate_size": 8}, "5 of 4 experts"),
+        ({**_GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 5,
+          "moe_intermediate_size": 8}, "5 of 4 experts"),
         ({**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 3}, "8 query heads"),
-        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention: True"),
-        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping: "
-                                                                        "50.0"),
-        ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "groups of 0"),
-        ({"model_type": "gemma3", "text_config": {"final_logit_softcapping": 30.0}}, "where the "
-                                                                                     "text model "
-                                                                                     "stands by "
-                                                                                     "itself"),
-        ({"model_type": "gpt_oss", "swiglu_limit": 10.0}, "swiglu_limit: 10.0"),
-        ({"model_type": "gpt_oss", "attention_bias": False}, "attention_bias: False"),
-        ({"model_type": "gpt_oss", "num_hidden_layers": 2, "layer_types": ["full_attention"]}, "2 "
-                                                                                               "layers need as many types"),
-        ({"model_type": "gpt_oss", "num_hidden_layers": 1, "layer_types": ["chunked_attention"]}, "chunked_attention"),
+        ({**_GEMMA3, "use_bidirectional_attention": True}, "use_bidirectional_attention: True"),
+        ({**_GEMMA3, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0"),
+        ({**_GEMMA3, "sliding_window_pattern": 0}, "groups of 0"),
+        ({"model_type": "gemma3", "text_config": {"final_logit_softcapping": 30.0}},
+         "where the text model stands by itself"),
+        ({**_GPT_OSS, "swiglu_limit": 10.0}, "swiglu_limit: 10.0"),
+        ({**_GPT_OSS, "attention_bias": False}, "attention_bias: False"),
+        ({**_GPT_OSS, "num_hidden_layers": 2, "layer_types": ["full_attention"]},
+         "2 layers need as many types"),
+        ({**_GPT_OSS, "num_hidden_layers": 1, "layer_types": ["chunked_attention"]},
+         "chunked_attention"),
     ],
 )  # fmt: skip
-def test_what_was_never_checked_is_refused_by_name(config: dict, told: str) -> None:
+def test_what_was_never_checked_is_refused_by_name(config: dict, words: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         parse_facts(config)
-    assert told in f"{caught.value.what} {caught.value.why}"
+    assert words in f"{caught.value.what} {caught.value.why}"

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from milescli.core.errors import ExitCode, FitError
 from milescli.models import ModelFacts, parse_facts
+from milescli.models.scratch import config_of
 from milescli.plan.make import make_plan
 from milescli.plan.types import Plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.schema import Recipe
-from milescli.runtime.scratch import config_of
 
 CPU, H200 = parse_machine("cpu"), parse_machine("8xH200")
 

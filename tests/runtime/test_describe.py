@@ -47,12 +47,12 @@ def test_a_model_in_numbers(tmp_path: Path) -> None:
             }
         )
     )
-    found = numbers(str(file))
+    model = numbers(str(file))
     attention, mlp, norms = 32 * 8 * (4 + 2 + 2) + 32 * 32, 3 * 32 * 48, 2 * 32 + 2 * 8
-    assert found.num_parameters == 101 * 32 + 2 * (attention + mlp + norms) + 32
-    assert found.cache_bytes_per_token == 2 * 2 * 2 * 8 * 2
-    assert found.layers == {"attention + MLP": 2}
-    assert numbers(str(tmp_path)) == found
+    assert model.num_parameters == 101 * 32 + 2 * (attention + mlp + norms) + 32
+    assert model.cache_bytes_per_token == 2 * 2 * 2 * 8 * 2
+    assert model.layers == {"attention + MLP": 2}
+    assert numbers(str(tmp_path)) == model
 
 
 def test_a_file_that_is_no_config_is_refused(tmp_path: Path) -> None:

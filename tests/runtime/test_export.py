@@ -14,17 +14,15 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from milescli.checkpoint.base import CheckpointManifest
+from milescli.checkpoint.hf_to_megatron import FILE_BYTES
 from milescli.checkpoint.source import open_source
-from milescli.checkpoint.store import CheckpointStore
 from milescli.console.output import Mode, Output
+from milescli.conversion.verify import Verify
 from milescli.core.errors import CheckpointError, MachineError, MilesError
 from milescli.export.adapter import Adapter, write_adapter
-from milescli.recipe.load import load
-from milescli.recipe.resolved import resolved_yaml
-from milescli.runtime.convert import IntakeOptions, convert_to_megatron
-from milescli.runtime.convert_verify import Verify
 from milescli.runtime.export import ExportSummary, export_weights
+from tests.checkpoint.making import add_checkpoint, make_run
+from tests.conversion.making import to_megatron
 from tests.export.models import DEEPSEEK_V3, GPT_OSS, QWEN3, QWEN3_MOE, make_base
 from tests.loopback_hub import WRITE_TOKEN, loopback_hub
 
@@ -62,43 +60,21 @@ def base(tmp_path: Path) -> Path:
 @pytest.fixture
 def converted(base: Path, tmp_path: Path) -> Path:
     """As `miles convert` leaves it."""
-    options = IntakeOptions(verify=Verify.NONE)
-    convert_to_megatron(
-        str(base), tmp_path / "converted", options=options, output=Output(Mode.QUIET)
-    )
+    to_megatron(base, tmp_path / "converted", verify=Verify.NONE, file_bytes=FILE_BYTES)
     return tmp_path / "converted"
 
 
 @pytest.fixture
 def run(base: Path, converted: Path, tmp_path: Path) -> Path:
     """A run with a checkpoint of 2 steps: of the base's weights, which is as good as any."""
-    path = tmp_path / "runs" / "mine"
-    path.mkdir(parents=True)
-    loaded = load(
-        "quickstart",
-        sets=["model.scratch=null", f"model.path={base}"],
-        environ={},
-        cwd=tmp_path,
-        home=tmp_path,
-    )
-    (path / "recipe.yaml").write_text(resolved_yaml(loaded))
-    (path / "manifest.json").write_text(json.dumps({"miles": "0.1.0", "packages": {}}))
+    made = make_run(tmp_path / "runs" / "mine", model_dir=base)
     steps = [
         {"event": "StepDone", "step": step, "rollout": {"reward_mean": step / 4}}
         for step in (1, 2, 3)
     ]
-    (path / "events.jsonl").write_text("\n".join(json.dumps(step) for step in steps))
-    store = CheckpointStore(path / "checkpoints")
-    folder = store.begin(2)
-    shutil.copytree(converted / "release", folder, dirs_exist_ok=True)
-    words = dict.fromkeys(
-        ("plan_fingerprint", "recipe_sha256", "data_sha256", "created", "miles_version"), "x"
-    )
-    numbers = dict.fromkeys(("version", "prompt_position", "seed", "size_bytes"), 0)
-    store.complete(
-        2, CheckpointManifest(format="torch_dist", step=2, layout={}, files={}, **words, **numbers)
-    )
-    return path
+    made.events_file.write_text("\n".join(json.dumps(step) for step in steps))
+    add_checkpoint(made, 2, tensors=converted / "release")
+    return made.path
 
 
 def test_a_run_and_its_checkpoint_are_one_and_the_same(
@@ -109,9 +85,9 @@ def test_a_run_and_its_checkpoint_are_one_and_the_same(
     assert whole.step == step.step == 2 and whole.format == "bf16" and whole.num_quantised is None
     weights = load_file(base / "model.safetensors")
     for folder in ("a", "b"):
-        found = load_file(tmp_path / folder / "model.safetensors")
-        assert found.keys() == weights.keys() and all(
-            torch.equal(found[name], weights[name]) for name in weights
+        written = load_file(tmp_path / folder / "model.safetensors")
+        assert written.keys() == weights.keys() and all(
+            torch.equal(written[name], weights[name]) for name in weights
         )
     card = (tmp_path / "a" / "README.md").read_text()
     assert "`quickstart`" in card and "2 of 32 prompts" in card and str(tmp_path) not in card
@@ -154,10 +130,10 @@ def test_an_adapter_is_merged_or_copied(tmp_path: Path) -> None:
     )
     done = export(tmp_path / "adapter", tmp_path / "merged", merge=True)
     assert done.format == "bf16"
-    found = load_file(tmp_path / "merged" / "model.safetensors")
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
     expected = (weights[f"{module}.weight"].float() + 2 * second @ first).to(torch.bfloat16)
-    assert torch.equal(found.pop(f"{module}.weight"), expected)
-    assert all(torch.equal(found[name], weights[name]) for name in found)
+    assert torch.equal(merged.pop(f"{module}.weight"), expected)
+    assert all(torch.equal(merged[name], weights[name]) for name in merged)
     copied = export(tmp_path / "adapter", tmp_path / "copy")
     assert copied.format == "adapter" and any(
         "folder of this machine" in note for note in copied.notes
@@ -167,6 +143,31 @@ def test_an_adapter_is_merged_or_copied(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         export(tmp_path / "adapter", tmp_path / "x", format="fp8")
     assert any("--merge" in fix for fix in caught.value.fixes)
+
+
+def test_a_run_whose_model_is_gone_needs_it_named(run: Path, base: Path, tmp_path: Path) -> None:
+    moved = base.rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match="is gone") as caught:
+        export(run, tmp_path / "out")
+    assert caught.value.fixes[0].startswith("--base DIR")
+    assert export(run, tmp_path / "out", base=moved).step == 2
+
+
+def test_an_adapter_is_merged_into_a_converted_model(tmp_path: Path) -> None:
+    weights = make_base(tmp_path / "base", QWEN3)
+    to_megatron(tmp_path / "base", tmp_path / "converted", verify=Verify.NONE)
+    module = "model.layers.0.mlp.up_proj"
+    first, second = torch.randn(2, 128), torch.randn(96, 2)
+    write_adapter(
+        tmp_path / "adapter",
+        Adapter(pairs={module: (first, second)}, alpha=2, rank=2, base_model="org/gone"),
+    )
+    before = sorted((tmp_path / "adapter").iterdir())
+    export(tmp_path / "adapter", tmp_path / "out", merge=True, base=tmp_path / "converted")
+    merged = load_file(tmp_path / "out" / "model.safetensors")
+    expected = (weights[f"{module}.weight"].float() + second @ first).to(torch.bfloat16)
+    assert torch.equal(merged[f"{module}.weight"], expected)
+    assert sorted((tmp_path / "adapter").iterdir()) == before
 
 
 def test_what_has_no_weights_is_refused(tmp_path: Path, base: Path) -> None:
@@ -184,7 +185,7 @@ def test_a_push_is_refused_before_the_work_and_done_after_it(
 ) -> None:
     from huggingface_hub import constants
 
-    from milescli.export import push
+    from milescli.backends.hub.push import Hub
     from milescli.runtime import export as module
 
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
@@ -195,7 +196,7 @@ def test_a_push_is_refused_before_the_work_and_done_after_it(
     assert not (tmp_path / "out").exists()
     monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
     with loopback_hub() as hub:
-        monkeypatch.setattr(module, "Hub", lambda repo: push.Hub(repo, endpoint=hub.url))
+        monkeypatch.setattr(module, "Hub", lambda repo: Hub(repo, endpoint=hub.url))
         done = export(base, tmp_path / "out", push="my-org/my-model", format="fp8")
         assert done.pushed == f"{hub.url}/my-org/my-model"
         pushed = hub.files["models/my-org/my-model"]
@@ -213,7 +214,7 @@ def test_a_push_is_refused_before_the_work_and_done_after_it(
 def test_transformers_reads_exported_folders_as_we_do(tmp_path: Path) -> None:
     """Logits of the folder as transformers loads it (on a CPU it dequantises), and of the plain
     folder that our reader makes of it."""
-    jobs, told = [], {}
+    jobs, places = [], {}
     for name, format in SERVED:
         config = {"qwen3": QWEN3, "qwen3_moe": QWEN3_MOE, "deepseek_v3": DEEPSEEK_V3}[name]
         place = tmp_path / f"{name}-{format}"
@@ -223,12 +224,12 @@ def test_transformers_reads_exported_folders_as_we_do(tmp_path: Path) -> None:
         )
         export(place / "base", place / "out", format=format)
         export(place / "out", place / "plain", format="bf16")
-        told[name, format] = place
-    place = told["gpt_oss", "mxfp4"] = tmp_path / "gpt_oss-mxfp4"
+        places[name, format] = place
+    place = places["gpt_oss", "mxfp4"] = tmp_path / "gpt_oss-mxfp4"
     make_base(place / "base", GPT_OSS)
     export(place / "base", place / "out", format="mxfp4")
     export(place / "out", place / "plain", format="bf16")
-    for place in told.values():
+    for place in places.values():
         for kind in ("base", "out", "plain"):
             jobs.append(
                 {
@@ -247,7 +248,7 @@ def test_transformers_reads_exported_folders_as_we_do(tmp_path: Path) -> None:
     ]
     done = subprocess.run(worker, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    for (name, format), place in told.items():
+    for (name, format), place in places.items():
         base, out, plain = (
             load_file(place / f"{kind}.logits") for kind in ("base", "out", "plain")
         )

@@ -21,21 +21,13 @@ from milescli.backends.megatron.mesh import Mesh
 from milescli.checkpoint.source import Source, open_source
 from milescli.core.errors import CheckpointError
 from milescli.models.base import Entry, Rule, Sharding, WeightTable
+from milescli.models.engine_names import own_name
 from milescli.models.facts import ModelFacts
 from milescli.plan.stages import stage_ends
 from milescli.weights.base import Bucket
 
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
-_ENGINE_NAMES = (
-    (re.compile(r"self_attention\.linear_qkv\.layer_norm_weight$"), "input_layernorm.weight"),
-    (re.compile(r"mlp\.linear_fc1\.layer_norm_weight$"), "pre_mlp_layernorm.weight"),
-    (
-        re.compile(r"mlp\.experts\.(linear_fc[12])\.weight(\d+)$"),
-        r"mlp.experts.local_experts.\2.\1.weight",
-    ),
-)
-"""TransformerEngine's fused modules -> names of Megatron's own modules, which the table uses."""
 _ADDS_TO_RESIDUAL = re.compile(r"\.(linear_proj|linear_fc2|out_proj)\.(weight|bias)$")
 """The output projections of every mixer and MLP, of experts too."""
 _SCALES_RESIDUAL = re.compile(r"\.layer_scalar$")
@@ -104,8 +96,7 @@ def _mark_cut(parameter: torch.nn.Parameter, sharding: Sharding) -> None:
 
 
 def _global_name(name: str, *, first_layer: int, first_expert: int) -> str:
-    for pattern, plain in _ENGINE_NAMES:
-        name = pattern.sub(plain, name)
+    name = own_name(name)
     name = _LAYER.sub(lambda match: f"decoder.layers.{int(match[1]) + first_layer}.", name)
     return _EXPERT.sub(lambda match: f".local_experts.{int(match[1]) + first_expert}.", name)
 

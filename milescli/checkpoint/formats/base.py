@@ -117,15 +117,17 @@ def expand(
 
 def block_maxima(weight: Tensor, block: tuple[int, int]) -> Tensor:
     """[..., rows, columns] -> [..., blocks, blocks] largest magnitudes, float32."""
-    found = weight.float().abs()
+    maxima = weight.float().abs()
     for dim, size in ((-2, block[0]), (-1, block[1])):
-        length = found.shape[dim]
+        length = maxima.shape[dim]
         size = size or length
         missing = blocks(length, size) * size - length
         if missing:
-            found = torch.cat([found, found.new_zeros(_with(found.shape, dim, missing))], dim=dim)
-        found = found.unflatten(dim, (-1, size)).amax(dim=dim)
-    return found
+            maxima = torch.cat(
+                [maxima, maxima.new_zeros(_with(maxima.shape, dim, missing))], dim=dim
+            )
+        maxima = maxima.unflatten(dim, (-1, size)).amax(dim=dim)
+    return maxima
 
 
 def _with(shape: torch.Size, dim: int, length: int) -> list[int]:

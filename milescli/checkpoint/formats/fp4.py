@@ -1,9 +1,12 @@
 """FP4 (E2M1) with two numbers to a byte, the first in the low half, and the three ways in which
 releases scale it:
 
-- NVFP4 (ModelOpt): each 16 of a row an e4m3 scale (`weight_scale`), the tensor a float32 one (`weight_scale_2`);
-- MXFP4 (gpt-oss): each 32 an E8M0 scale; experts stacked as `_blocks` [experts, rows, groups, 16] and `_scales`;
-- MXFP4 (DeepSeek-V4's experts): the same numbers as int8 [rows, columns / 2], with `scale` in float8_e8m0fnu.
+- NVFP4 (ModelOpt): 16 numbers of a row share an e4m3 scale (`weight_scale`), the tensor a float32
+  one (`weight_scale_2`);
+- MXFP4 (gpt-oss): 32 share an E8M0 scale; experts stacked as `_blocks` [experts, rows, groups, 16]
+  and `_scales`;
+- MXFP4 (DeepSeek-V4's experts): the same numbers as int8 [rows, columns / 2], with `scale` in
+  float8_e8m0fnu.
 """
 
 from __future__ import annotations

@@ -60,10 +60,10 @@ def quantization_config(config: Mapping[str, object]) -> Mapping[str, object] | 
     """Of a config.json, its own or that of the text model within; None where the weights are
     plain."""
     nested = config.get("text_config")
-    found = config.get("quantization_config") or (
+    quantised = config.get("quantization_config") or (
         nested.get("quantization_config") if isinstance(nested, Mapping) else None
     )
-    return found if isinstance(found, Mapping) else None
+    return quantised if isinstance(quantised, Mapping) else None
 
 
 def schemes_of(config: Mapping[str, object]) -> tuple[Scheme, ...]:

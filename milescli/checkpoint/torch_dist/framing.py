@@ -50,10 +50,10 @@ class Frame:
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """In elements."""
-    found = [1]
+    strides = [1]
     for length in reversed(shape[1:]):
-        found.append(found[-1] * max(length, 1))
-    return tuple(reversed(found)) if shape else ()
+        strides.append(strides[-1] * max(length, 1))
+    return tuple(reversed(strides)) if shape else ()
 
 
 class _Storage:
@@ -179,9 +179,9 @@ def _head(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
     """(the small records, as long as a multiple of the alignment; their lines of the directory)"""
     head, directory = b"", b""
     for name, content in _small_records(dtype, shape):
-        found = zlib.crc32(content)
-        directory += _central(name, crc32=found, size=len(content), offset=len(head))
-        head += _local(name, crc32=found, size=len(content), offset=len(head)) + content
+        crc32 = zlib.crc32(content)
+        directory += _central(name, crc32=crc32, size=len(content), offset=len(head))
+        head += _local(name, crc32=crc32, size=len(content), offset=len(head)) + content
     return head + b"Z" * (-len(head) % _ALIGN), directory
 
 
@@ -263,7 +263,7 @@ def _parse(head: bytes, tail: bytes, *, size: int, read: Callable[[int, int], by
 
 def _directory(content: bytes, count: int) -> dict[str, tuple[int, int]]:
     """name -> (offset of its local header, size)"""
-    found, at = {}, 0
+    records, at = {}, 0
     for _ in range(count):
         if content[at : at + 4] != b"PK\1\2":
             raise ValueError("its directory is torn")
@@ -277,9 +277,9 @@ def _directory(content: bytes, count: int) -> dict[str, tuple[int, int]]:
         extra = content[at + 46 + name_length : at + 46 + name_length + extra_length]
         if size == _MAX32 or offset == _MAX32:
             size, offset = _wide(extra, size=size, offset=offset)
-        found[name] = (offset, size)
+        records[name] = (offset, size)
         at += 46 + name_length + extra_length + comment
-    return found
+    return records
 
 
 def _wide(extra: bytes, *, size: int, offset: int) -> tuple[int, int]:

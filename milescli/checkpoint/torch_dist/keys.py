@@ -1,6 +1,6 @@
-"""Lines of the weight table -> keys of a `torch_dist` checkpoint, with the place of each tensor in
-them. Stock Megatron-Core's model asks for these in `sharded_state_dict`; under which of its names
-depends on its config and its modules, so all names are given."""
+"""Entries of the weight table -> keys of a `torch_dist` checkpoint, with the place of each tensor
+in them. Stock Megatron-Core's model asks for these in `sharded_state_dict`; under which of its
+names depends on its config and its modules, so all names are given."""
 
 from __future__ import annotations
 
@@ -12,41 +12,12 @@ from functools import lru_cache
 import torch
 
 from milescli.models.base import Entry, Rule, WeightTable
+from milescli.models.engine_names import fused_names
 from milescli.models.facts import ModelFacts
 from milescli.models.transforms import concatenate, same
 
 _LAYER = re.compile(r"^decoder\.layers\.\d+\.")
 _EXPERT = re.compile(r"\.local_experts\.\d+\.")
-_OTHER_NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = (
-    (
-        "plain",
-        re.compile(r"\.input_layernorm\.(\w+)$"),
-        r".self_attention.linear_qkv.layer_norm_\1",
-    ),
-    (
-        "gated_delta",
-        re.compile(r"\.input_layernorm\.(\w+)$"),
-        r".self_attention.in_proj.layer_norm_\1",
-    ),
-    ("any", re.compile(r"\.pre_mlp_layernorm\.(\w+)$"), r".mlp.linear_fc1.layer_norm_\1"),
-    (
-        "mla",
-        re.compile(r"\.self_attention\.q_layernorm\.(\w+)$"),
-        r".self_attention.linear_q_up_proj.layer_norm_\1",
-    ),
-    (
-        "mla",
-        re.compile(r"\.self_attention\.kv_layernorm\.(\w+)$"),
-        r".self_attention.linear_kv_up_proj.layer_norm_\1",
-    ),
-    (
-        "mamba",
-        re.compile(r"^(decoder\.layers\.\d+)\.norm\.(\w+)$"),
-        r"\1.mixer.in_proj.layer_norm_\2",
-    ),
-)
-"""(mixer of the layer, name of a module by itself, name where it is fused into the next one):
-Megatron writes either, as its layer spec says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +53,6 @@ class Item:
     def name(self) -> str:
         """For people: Megatron's name, with the part."""
         return self.entry.megatron if self.part is None else f"{self.entry.megatron} [{self.part}]"
-
-
-def items(table: WeightTable) -> Iterator[Item]:
-    """Everything that a checkpoint of the model holds, in the order of the table."""
-    stacked = can_stack(table)
-    for entry in table.entries:
-        yield from items_of(entry, table, stacked=stacked)
 
 
 def items_of(entry: Entry, table: WeightTable, *, stacked: bool) -> Iterator[Item]:
@@ -157,15 +121,8 @@ def names_of(entry: Entry) -> tuple[str, ...]:
     its local modules first; experts are rows of one tensor."""
     plain = _EXPERT.sub(".experts.", entry.megatron)
     mixer = "full" if entry.layer is None else entry.facts.layers[entry.layer].mixer
-    kinds = {"any", mixer, *(("plain",) if mixer != "mamba" else ())}
-    others = [
-        pattern.sub(fused, plain)
-        for kind, pattern, fused in _OTHER_NAMES
-        if kind in kinds and pattern.search(plain)
-    ]
-    if not others:
-        return (plain,)
-    return (*others, plain) if mixer in ("full", "sliding", "gated_delta") else (plain, *others)
+    fused = fused_names(plain, mixer=mixer)
+    return (*fused, plain) if mixer in ("full", "sliding", "gated_delta") else (plain, *fused)
 
 
 def can_stack(table: WeightTable) -> bool:
@@ -180,12 +137,12 @@ def can_stack(table: WeightTable) -> bool:
             )
     kinds = {layer.mixer for layer in table.facts.layers}
     one_family = kinds <= {"full", "sliding"} or len(kinds) == 1
-    found = list(by_layer.values())
+    layers = list(by_layer.values())
     return (
         one_family
         and "mamba" not in kinds
-        and len(found) == table.facts.num_layers
-        and all(each == found[0] for each in found)
+        and len(layers) == table.facts.num_layers
+        and all(layer == layers[0] for layer in layers)
     )
 
 
@@ -205,19 +162,19 @@ def incomplete(boxes: Iterable[Box]) -> str | None:
     by_key: dict[str, list[Box]] = {}
     for box in boxes:
         by_key.setdefault(box.key, []).append(box)
-    for key, found in by_key.items():
-        whole = found[0].whole
-        if any(box.whole != whole for box in found):
+    for key, own in by_key.items():
+        whole = own[0].whole
+        if any(box.whole != whole for box in own):
             return f"`{key}` is said to have different shapes"
-        if len({box.offsets for box in found}) != len(found):
+        if len({box.offsets for box in own}) != len(own):
             return f"`{key}` has two tensors in one place"
         if any(
             start + size > length
-            for box in found
+            for box in own
             for start, size, length in zip(box.offsets, box.sizes, whole, strict=True)
         ):
             return f"`{key}` has a tensor beyond its end"
-        if why := _gap(key, found, whole):
+        if why := _gap(key, own, whole):
             return why
     return None
 

@@ -50,11 +50,6 @@ class Placed:
     """First byte of its frame."""
 
     @property
-    def data_offset(self) -> int:
-        """First byte of the tensor."""
-        return self.offset + framing_sizes(self.dtype, self.item.frame_shapes)[0]
-
-    @property
     def num_bytes(self) -> int:
         """Frame and data."""
         return framing_sizes(self.dtype, self.item.frame_shapes)[1]
@@ -64,17 +59,17 @@ def make_metadata(placed: Iterable[Placed], *, empty: tuple[str, int]) -> bytes:
     """`.metadata`. `empty`: (file, bytes) that hold the one extra state that all modules share."""
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     storage: dict[MetadataIndex, _StorageInfo] = {}
-    for each in placed:
-        for key in extra_states(each.item):
+    for place in placed:
+        for key in extra_states(place.item):
             tensors[key] = BytesStorageMetadata()
             storage[MetadataIndex(key)] = _StorageInfo(empty[0], 0, empty[1])
-        shapes = each.item.frame_shapes
-        spans = dict(zip(shapes, framing_sizes(each.dtype, shapes)[2], strict=True))
-        for box in each.item.boxes:
+        shapes = place.item.frame_shapes
+        spans = dict(zip(shapes, framing_sizes(place.dtype, shapes)[2], strict=True))
+        for box in place.item.boxes:
             offsets, (start, length) = torch.Size(box.offsets), spans[box.sizes]
             if box.key not in tensors:
                 tensors[box.key] = TensorStorageMetadata(
-                    properties=TensorProperties(dtype=each.dtype),
+                    properties=TensorProperties(dtype=place.dtype),
                     size=torch.Size(box.whole),
                     chunks=[],
                 )
@@ -82,7 +77,7 @@ def make_metadata(placed: Iterable[Placed], *, empty: tuple[str, int]) -> bytes:
             assert isinstance(known, TensorStorageMetadata), box.key
             chunks = known.chunks
             storage[MetadataIndex(box.key, offsets, len(chunks))] = _StorageInfo(
-                each.file, each.offset + start, length
+                place.file, place.offset + start, length
             )
             chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=torch.Size(box.sizes)))
     return pickle.dumps(

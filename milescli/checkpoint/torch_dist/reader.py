@@ -90,16 +90,16 @@ class TorchDistReader:
 
     def read(self, key: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
         """The box at `offsets` of `sizes`, in the dtype in which its first piece is stored."""
-        found = self._key(key)
+        stored = self._key(key)
         start, end = (
             np.array(offsets, dtype=np.int64),
             np.array(offsets, dtype=np.int64) + np.array(sizes, dtype=np.int64),
         )
-        if found.whole:
-            touched = ((found.starts < end) & (found.ends > start)).all(axis=1).nonzero()[0]
+        if stored.whole:
+            touched = ((stored.starts < end) & (stored.ends > start)).all(axis=1).nonzero()[0]
         else:
-            touched = np.arange(len(found.chunks))
-        chunks = [found.chunks[number] for number in touched]
+            touched = np.arange(len(stored.chunks))
+        chunks = [stored.chunks[number] for number in touched]
         if not chunks:
             raise self._torn(key, f"no piece of it covers {list(offsets)}")
         out: torch.Tensor | None = None
@@ -137,7 +137,9 @@ class TorchDistReader:
         begin = chunk.begin + frame.data_offset
         try:
             if not frame.is_contiguous:
-                out.copy_(self._strided(file, begin, frame)[tuple(slice(*each) for each in ranges)])
+                out.copy_(
+                    self._strided(file, begin, frame)[tuple(slice(*bounds) for bounds in ranges)]
+                )
             elif out.is_contiguous() and out.dtype is frame.dtype:
                 read_region(file, begin, frame.shape, ranges, out, forget=self.drops_behind)
             else:
@@ -198,15 +200,15 @@ class TorchDistReader:
                 f"its pieces hold {int(sizes.prod(axis=1).sum())} numbers, and it has "
                 f"{math.prod(whole)}",
             )
-        found = _Key(
+        entry = _Key(
             whole=whole,
             dtype=stored.properties.dtype,
             chunks=chunks,
             starts=starts,
             ends=starts + sizes,
         )
-        self._keys[key] = found
-        return found
+        self._keys[key] = entry
+        return entry
 
     def _frame(self, key: str, chunk: _Chunk) -> Frame:
         place = (chunk.file, chunk.begin)

@@ -47,7 +47,7 @@ class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> object:
         if (module, name) in _MEGATRONS:
             return _Plain
-        found = (
+        named = (
             super().find_class(module, name)
             if (module, name) in _NAMES
             or module in _MODULES
@@ -57,11 +57,11 @@ class _PlainUnpickler(pickle.Unpickler):
         import torch
 
         plain = (module, name) in _NAMES or isinstance(
-            found, torch.dtype | torch.layout | torch.memory_format
+            named, torch.dtype | torch.layout | torch.memory_format
         )
-        if not plain and not (isinstance(found, type) and found.__module__ in _MODULES):
+        if not plain and not (isinstance(named, type) and named.__module__ in _MODULES):
             raise _Refused(f"{module}.{name}")
-        return found
+        return named
 
 
 def require_known_pickles(folder: Path) -> None:
@@ -76,9 +76,9 @@ def read_metadata(folder: Path) -> Metadata:
     path = folder / METADATA_NAME
     try:
         with path.open("rb") as file:
-            found = _PlainUnpickler(file).load()
-        if not hasattr(found, "state_dict_metadata"):
-            raise _Refused(type(found).__name__)
+            metadata = _PlainUnpickler(file).load()
+        if not hasattr(metadata, "state_dict_metadata"):
+            raise _Refused(type(metadata).__name__)
     except OSError as error:
         raise CheckpointError(
             f"`{folder}` is not a checkpoint of the trainer",
@@ -98,4 +98,4 @@ def read_metadata(folder: Path) -> Metadata:
             why=f"`{METADATA_NAME}` cannot be read: {type(error).__name__}: {error}",
             fix="resume from another checkpoint of the run",
         ) from error
-    return found
+    return metadata

@@ -30,11 +30,11 @@ class CheckpointWeights:
     def units(self) -> dict[str, list[Entry]]:
         """Name on disk -> the entries that hold it: one, or one per expert where they are
         stacked."""
-        found: dict[str, list[Entry]] = {}
+        units: dict[str, list[Entry]] = {}
         for entry in self.table.entries:
             for name in entry.hf:
-                found.setdefault(name, []).append(entry)
-        return found
+                units.setdefault(name, []).append(entry)
+        return units
 
     def has(self, entry: Entry) -> bool:
         """Whether the checkpoint holds it (MTP layers may be missing)."""
@@ -45,20 +45,20 @@ class CheckpointWeights:
     def dtype(self, entry: Entry) -> torch.dtype:
         """As it is stored."""
         boxes = [self._require(item) for item in items_of(entry, self.table, stacked=True)]
-        found = self.reader.dtype(boxes[0].key)
+        widest = self.reader.dtype(boxes[0].key)
         for box in boxes[1:]:
-            found = torch.promote_types(found, self.reader.dtype(box.key))
-        return found
+            widest = torch.promote_types(widest, self.reader.dtype(box.key))
+        return widest
 
     def disk(self, entry: Entry) -> list[torch.Tensor]:
         """The disk tensors of an entry; of one expert where they are stacked. Raises
         CheckpointError where the checkpoint lacks it, is of another model, or is torn."""
-        found: list[torch.Tensor] = []
+        parts: list[torch.Tensor] = []
         for item in items_of(entry, self.table, stacked=True):
             box = self._require(item)
             tensor = self.reader.read(box.key, box.offsets, box.sizes).reshape(item.shape)
-            found += entry.rule.split(tensor, entry.facts) if item.part is None else [tensor]
-        disk = entry.rule.to_disk(found, entry.facts)
+            parts += entry.rule.split(tensor, entry.facts) if item.part is None else [tensor]
+        disk = entry.rule.to_disk(parts, entry.facts)
         assert [tuple(tensor.shape) for tensor in disk] == list(entry.shapes), entry.megatron
         return disk
 
@@ -75,14 +75,14 @@ class CheckpointWeights:
                 why="config.json says that the model has it: the checkpoint is of another model",
                 fix="give the model that the checkpoint was made of",
             )
-        found = self.reader.shape(box.key)
+        stored = self.reader.shape(box.key)
         padded = item.entry.rule.sharding.padded
-        if found != box.whole and not (
-            padded and found[1:] == box.whole[1:] and found[0] >= box.whole[0]
+        if stored != box.whole and not (
+            padded and stored[1:] == box.whole[1:] and stored[0] >= box.whole[0]
         ):
             raise CheckpointError(
                 f"the checkpoint `{self.reader.folder}` is of another model",
-                why=f"`{box.key}` holds {list(found)}, and config.json says {list(box.whole)}",
+                why=f"`{box.key}` holds {list(stored)}, and config.json says {list(box.whole)}",
                 fix="give the model that the checkpoint was made of",
             )
         return box

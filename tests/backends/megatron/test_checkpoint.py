@@ -4,7 +4,6 @@ files."""
 from __future__ import annotations
 
 import hashlib
-import io
 import pickle
 import shutil
 from pathlib import Path
@@ -14,11 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from milescli.checkpoint.torch_dist.safe_pickle import require_known_pickles
-from milescli.console.output import Mode, Output
 from milescli.core.errors import CheckpointError
-from milescli.runtime.convert_back import OutletOptions, convert_to_hf
-from milescli.runtime.convert_verify import Verify
 from tests.backends.megatron.conftest import Worlds
+from tests.conversion.making import to_hf
 
 
 @pytest.mark.parametrize("model", ["dense", "moe"])
@@ -100,7 +97,9 @@ def test_an_export_holds_the_weights_of_the_checkpoint(
     expected = worlds.get(size)[case]["checksums"]
     out = tmp_path / "export"
     model_dir = Path(models[case.split()[0]])
-    _to_hf(worlds.checkpoint(checkpoint), model_dir, out, dtype="fp32", shard_bytes=50_000)
+    to_hf(
+        worlds.checkpoint(checkpoint), out, model=str(model_dir), dtype="fp32", shard_bytes=50_000
+    )
     files = sorted(out.glob("*.safetensors"))
     assert len(files) > 1
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
@@ -115,7 +114,7 @@ def test_an_export_in_bfloat16_leaves_the_correction_of_the_router_in_float32(
     worlds: Worlds, models: dict[str, str], tmp_path: Path
 ) -> None:
     worlds.get("one")
-    _to_hf(worlds.checkpoint("glm3"), models["glm"], tmp_path / "out", dtype="bf16")
+    to_hf(worlds.checkpoint("glm3"), tmp_path / "out", model=str(models["glm"]), dtype="bf16")
     tensors = {
         name: tensor
         for file in (tmp_path / "out").glob("*.safetensors")
@@ -131,7 +130,7 @@ def test_an_export_overwrites_nothing(
     worlds.get("one")
     (tmp_path / "mine.txt").write_text("keep")
     with pytest.raises(CheckpointError, match="there already"):
-        _to_hf(worlds.checkpoint("dense3"), models["dense"], tmp_path)
+        to_hf(worlds.checkpoint("dense3"), tmp_path, model=str(models["dense"]))
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
@@ -140,7 +139,7 @@ def test_an_export_with_another_models_config_is_refused_and_leaves_nothing(
 ) -> None:
     worlds.get("one")
     with pytest.raises(CheckpointError, match=r"another model|lacks"):
-        _to_hf(worlds.checkpoint("dense3"), models["moe"], tmp_path / "out")
+        to_hf(worlds.checkpoint("dense3"), tmp_path / "out", model=str(models["moe"]))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -153,17 +152,7 @@ def test_a_torn_tensor_file_is_named(
     data = next(torn.glob("*.distcp"))
     data.write_bytes(data.read_bytes()[:2000])
     with pytest.raises(CheckpointError, match="corrupt"):
-        _to_hf(torn, models["dense"], tmp_path / "out")
-
-
-def _to_hf(checkpoint: Path | str, model: Path | str, out: Path, **wish: object) -> None:
-    options = OutletOptions(model=str(model), verify=Verify.TENSORS, **wish)
-    convert_to_hf(
-        Path(checkpoint),
-        out,
-        options=options,
-        output=Output(Mode.QUIET, stdout=io.StringIO(), stderr=io.StringIO()),
-    )
+        to_hf(torn, tmp_path / "out", model=str(models["dense"]))
 
 
 class _Evil:

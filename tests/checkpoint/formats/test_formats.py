@@ -234,10 +234,10 @@ def test_work_in_pieces_gives_the_same(codec: Codec, monkeypatch: pytest.MonkeyP
     )
     begin = 37 if codec.block[0] > 1 else 0
     region = {**parts, "values": parts["values"][begin:]}
-    found = base.dequantise_by_rows(
+    pieced = base.dequantise_by_rows(
         codec, region, dtype=torch.float32, columns=(3, 90), offset=(begin, 0)
     )
-    assert torch.equal(found, whole[begin:, 3:90])
+    assert torch.equal(pieced, whole[begin:, 3:90])
     stacked = {
         role: torch.stack([part, part]) if part.dim() else part for role, part in parts.items()
     }

@@ -89,10 +89,10 @@ def test_what_torch_saved_is_found(tensor: torch.Tensor) -> None:
     count = 1 + sum(
         (length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
-    found = (
+    read = (
         raw[: count * tensor.itemsize].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
     )
-    assert torch.equal(found.float(), tensor.detach().float())
+    assert torch.equal(read.float(), tensor.detach().float())
 
 
 def test_a_tensor_beyond_four_gigabytes_is_framed_too(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from milescli.checkpoint.torch_dist.keys import Box, incomplete, items
+from milescli.checkpoint.torch_dist.keys import Box, can_stack, incomplete, items_of
 from milescli.checkpoint.torch_dist.metadata import make_metadata
 from milescli.checkpoint.torch_dist.reader import TorchDistReader
 from milescli.checkpoint.torch_dist.weights import CheckpointWeights
 from milescli.core.errors import CheckpointError
-from milescli.models import parse_facts, table
+from milescli.models import WeightTable, parse_facts, table
 from tests.families.cases import ALL
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -34,6 +34,17 @@ def saved(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
     return tmp_path / "saved", state
 
 
+def _boxes(model: WeightTable) -> list[Box]:
+    """Every place in a checkpoint of the model."""
+    stacked = can_stack(model)
+    return [
+        box
+        for entry in model.entries
+        for item in items_of(entry, model, stacked=stacked)
+        for box in item.boxes
+    ]
+
+
 def test_boxes_of_any_size_are_read(saved: tuple[Path, dict[str, torch.Tensor]]) -> None:
     folder, state = saved
     with TorchDistReader(folder) as reader:
@@ -45,21 +56,20 @@ def test_boxes_of_any_size_are_read(saved: tuple[Path, dict[str, torch.Tensor]])
 
 
 def test_pieces_of_other_layouts_are_put_together(tmp_path: Path) -> None:
-    lines = table(parse_facts(ALL["qwen3-moe"].config))
+    model = table(parse_facts(ALL["qwen3-moe"].config))
     whole: dict[str, torch.Tensor] = {}
-    for item in items(lines):
-        for box in item.boxes:
-            whole.setdefault(box.key, torch.randn(box.whole))
+    for box in _boxes(model):
+        whole.setdefault(box.key, torch.randn(box.whole))
     dcp.save(whole, checkpoint_id=tmp_path / "one", no_dist=True)
     with TorchDistReader(tmp_path / "one") as reader:
-        weights = CheckpointWeights(reader, lines)
+        weights = CheckpointWeights(reader, model)
         for name, entries in weights.units.items():
             rows = list(weights.rows(name))
             assert [tuple(row.shape) for row in rows] == [
                 entries[0].shapes[entries[0].hf.index(name)]
             ]
         gate = next(
-            entry for entry in lines.entries if entry.expert == 4 and "linear_fc1" in entry.megatron
+            entry for entry in model.entries if entry.expert == 4 and "linear_fc1" in entry.megatron
         )
         first, second = weights.disk(gate)
         stored = whole[f"decoder.layers.{gate.layer}.mlp.experts.experts.linear_fc1.weight"][4]
@@ -87,7 +97,7 @@ def test_what_is_missing_is_named(saved: tuple[Path, dict[str, torch.Tensor]]) -
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3-moe", "deepseek-v3", "nemotron-h-moe"])
 def test_every_key_is_covered_exactly_once(name: str) -> None:
-    boxes = [box for item in items(table(parse_facts(ALL[name].config))) for box in item.boxes]
+    boxes = _boxes(table(parse_facts(ALL[name].config)))
     assert incomplete(boxes) is None
     part = next(box for box in boxes if box.sizes != box.whole)
     assert incomplete([box for box in boxes if box is not part]) is not None

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conversion.making import make
 from tests.loopback_hub import LoopbackHub, loopback_hub
-from tests.runtime.test_convert import make
 
 
 @pytest.fixture
@@ -22,10 +22,10 @@ def hub(tmp_path: Path) -> Iterator[LoopbackHub]:
         "pytorch_model.bin": b"never fetched",
         "modeling_tiny.py": b"raise SystemExit('never fetched')",
     }
-    with loopback_hub() as found:
-        found.files = {"models/org/tiny": files, "models/org/secret": files}
-        found.gated = {"models/org/secret": "sesame"}
-        yield found
+    with loopback_hub() as served:
+        served.files = {"models/org/tiny": files, "models/org/secret": files}
+        served.gated = {"models/org/secret": "sesame"}
+        yield served
 
 
 def _convert(

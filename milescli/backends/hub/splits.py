@@ -1,5 +1,5 @@
 """Which files of a data set on the hub are one split of it: by its card where that says so, else by
-their names. Pure; no remote code."""
+their names. Pure; no code of theirs is run. Called by `datasets`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import yaml
 
@@ -38,7 +38,7 @@ Splits = dict[str, dict[str, list[str]]]
 """Subset -> split -> files."""
 
 
-def choose_files(wish: HubData, paths: Iterable[str], *, card: str, key: str) -> list[str]:
+def choose_files(data: HubData, paths: Iterable[str], *, card: str, key: str) -> list[str]:
     """The files of the split, in order. `card`: README.md of the data set, empty without one.
 
     Raises DataError where there is nothing to read, and where several subsets or splits are there
@@ -49,15 +49,15 @@ def choose_files(wish: HubData, paths: Iterable[str], *, card: str, key: str) ->
     )
     if not readable:
         raise DataError(
-            f"the data set {wish.name} has no .parquet or .jsonl file",
+            f"the data set {data.name} has no .parquet or .jsonl file",
             why="no other format is read, and no code of a data set is run",
-            fix=f"--set data.{key}={replace(wish, revision=CONVERTED).spelled()}   # the hub's own "
+            fix=f"--set data.{key}={replace(data, revision=CONVERTED).spelled()}   # the hub's own "
             "parquet copy, where it has one",
         )
     splits = _declared(card, readable) or _by_name(readable)
-    subset = _pick(wish.subset, splits, likely=DEFAULT, wish=wish, key=key, kind="subset")
+    subset = _pick(data.subset, splits, likely=DEFAULT, data=data, key=key, kind="subset")
     split = _pick(
-        wish.split, splits[subset], likely="train", wish=wish, key=key, kind="split", subset=subset
+        data.split, splits[subset], likely="train", data=data, key=key, kind="split", subset=subset
     )
     files = splits[subset][split]
     return next(
@@ -65,76 +65,43 @@ def choose_files(wish: HubData, paths: Iterable[str], *, card: str, key: str) ->
     )
 
 
-def join_files(files: Sequence[Path], into: Path) -> Path:
-    """The parts of one split as one file of the same format, in order; as it is where it was made
-    before."""
-    if into.exists():
-        return into
-    into.parent.mkdir(parents=True, exist_ok=True)
-    part = into.with_suffix(".part")
-    if into.suffix == ".jsonl":
-        with part.open("wb") as joined:
-            for file in files:
-                lines = file.read_bytes()
-                joined.write(lines if lines.endswith(b"\n") or not lines else lines + b"\n")
-    else:
-        _join_parquet(files, part)
-    return part.replace(into)
-
-
-def _join_parquet(files: Sequence[Path], into: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        pq.write_table(
-            pa.concat_tables(pq.read_table(file, partitioning=None) for file in files), into
-        )
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{files[0].name} and its {len(files) - 1} fellows cannot be joined",
-            why=str(error).splitlines()[0],
-            fix=f"--set data.prompts={files[0]}   # one of them alone",
-        ) from error
-
-
 def _pick(
     wanted: str | None,
-    there: Mapping[str, object],
+    existing: Mapping[str, object],
     *,
     likely: str,
-    wish: HubData,
+    data: HubData,
     key: str,
     kind: str,
     subset: str | None = None,
 ) -> str:
-    if wanted in there:
+    if wanted in existing:
         return str(wanted)
-    if wanted is None and (len(there) == 1 or likely in there):
-        return likely if likely in there else next(iter(there))
-    guesses = [guess] if wanted and (guess := nearest(wanted, there)) else list(there)[:4]
-    shown = [
+    if wanted is None and (len(existing) == 1 or likely in existing):
+        return likely if likely in existing else next(iter(existing))
+    guesses = [guess] if wanted and (guess := nearest(wanted, existing)) else list(existing)[:4]
+    spellings = [
         HubData(
-            name=wish.name,
-            revision=wish.revision,
+            name=data.name,
+            revision=data.revision,
             subset=guess if kind == "subset" else None if subset == DEFAULT else subset,
-            split=guess if kind == "split" else wish.split or "train",
+            split=guess if kind == "split" else data.split or "train",
         ).spelled()
         for guess in guesses
     ]
     raise DataError(
-        f"which {kind} of {wish.name}?"
+        f"which {kind} of {data.name}?"
         if wanted is None
-        else f"{wish.name} has no {kind} `{wanted}`",
-        why=f"it has {', '.join(there)}",
-        fix=[f"--set data.{key}={each}" for each in shown],
+        else f"{data.name} has no {kind} `{wanted}`",
+        why=f"it has {', '.join(existing)}",
+        fix=[f"--set data.{key}={spelling}" for spelling in spellings],
     )
 
 
 def _by_name(paths: Sequence[str]) -> Splits:
     """`main/train-00000-of-00001.parquet` -> main, train; `aime-2024.jsonl` -> default,
     aime-2024."""
-    found: Splits = {}
+    splits: Splits = {}
     for path in paths:
         *folders, stem = PurePosixPath(path).with_suffix("").parts
         stem = re.sub(r"-\d+-of-\d+$", "", stem)
@@ -149,13 +116,13 @@ def _by_name(paths: Sequence[str]) -> Splits:
             if folders and folders[0] != "data" and folders[0] not in SPLIT_WORDS
             else DEFAULT
         )
-        found.setdefault(subset, {}).setdefault(split, []).append(path)
-    return found
+        splits.setdefault(subset, {}).setdefault(split, []).append(path)
+    return splits
 
 
 def _declared(card: str, paths: Sequence[str]) -> Splits:
     """What the card's `configs` say; empty where it says nothing that files of ours answer to."""
-    found: Splits = {}
+    splits: Splits = {}
     configs = _front_matter(card).get("configs")
     for config in configs if isinstance(configs, list) else []:
         if not isinstance(config, dict):
@@ -172,8 +139,8 @@ def _declared(card: str, paths: Sequence[str]) -> Splits:
                 if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
             ]
             if files:
-                found.setdefault(subset, {}).setdefault(split, []).extend(files)
-    return found
+                splits.setdefault(subset, {}).setdefault(split, []).extend(files)
+    return splits
 
 
 def _patterns(data_files: object) -> list[tuple[str, list[str]]]:
@@ -201,9 +168,9 @@ def _texts(value: object) -> list[str]:
 
 
 def _front_matter(card: str) -> dict[str, object]:
-    found = re.match(r"\A\ufeff?---\r?\n(.*?)\r?\n---", card, re.DOTALL)
+    match = re.match(r"\A\ufeff?---\r?\n(.*?)\r?\n---", card, re.DOTALL)
     try:
-        read = yaml.safe_load(found[1]) if found else None
+        read = yaml.safe_load(match[1]) if match else None
     except yaml.YAMLError:
         return {}  # a spoilt card says nothing; the names of the files are still there
     return read if isinstance(read, dict) else {}

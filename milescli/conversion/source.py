@@ -1,5 +1,5 @@
-"""What SRC of `miles convert` is: a Hugging Face folder, a name on the hub, a converted model, a
-checkpoint of Megatron's, a run or one of its steps."""
+"""What SRC of `miles convert` and `miles export` is: a Hugging Face folder, a name on the hub, a
+converted model, a checkpoint of Megatron's, a run or one of its steps."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from milescli.backends.hub.models import fetch_model
+from milescli.backends.hub.outline import outline_model
 from milescli.checkpoint.base import CARRIED, CHECKPOINT, METADATA_NAME, TRACKER_NAME, is_converted
 from milescli.checkpoint.record import RECORD_NAME
-from milescli.checkpoint.run_dir import RECIPE_FILE, open_run
+from milescli.checkpoint.run_dir import RECIPE_FILE, RunDir, open_run
 from milescli.checkpoint.store import PREFIX, CheckpointStore
 from milescli.core.errors import CheckpointError
 from milescli.models.base import CONFIG_NAME
-from milescli.recipe.resolved import load_resolved
-from milescli.runtime.hub import fetch_model
-from milescli.runtime.hub_outline import outline_model
-from milescli.runtime.inputs import model_dir_of
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -28,7 +26,7 @@ _HUB_NAME = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundCheckpoint:
+class CheckpointSource:
     """Tensors, and the model that they are of."""
 
     tensors: Path
@@ -38,6 +36,8 @@ class FoundCheckpoint:
     them."""
     what: str
     """For people."""
+    newest_step: int | None = None
+    """Of a folder with several of which the newest was meant: it will be another one soon."""
 
 
 def find_model(
@@ -70,9 +70,11 @@ def find_model(
     return outline or fetch_model(source, revision=revision, output=output, instead=A_FOLDER)
 
 
-def find_checkpoint(source: Path, *, model: Path | None, step: int | None) -> FoundCheckpoint:
-    """What SRC of megatron-to-hf is. `model`: the folder of its config, where SRC does not know.
-    Raises CheckpointError."""
+def find_checkpoint(
+    source: Path, *, model: Path | None, step: int | None, model_option: str
+) -> CheckpointSource:
+    """The checkpoint that SRC is or has. `model`: the folder of its config, which the user may name
+    with `model_option`; None: SRC knows. `step`: None: the newest. Raises CheckpointError."""
     if not source.is_dir():
         raise CheckpointError(
             f"`{source}` is not a checkpoint",
@@ -83,12 +85,12 @@ def find_checkpoint(source: Path, *, model: Path | None, step: int | None) -> Fo
     for run_path, chosen in ((source, step), (source.parent.parent, _step_of(source))):
         if (run_path / RECIPE_FILE).is_file() and (run_path is source or chosen is not None):
             run = open_run(run_path)
-            found = CheckpointStore(run.checkpoints).find(chosen)
-            own = model or model_dir_of(load_resolved(run.recipe_file).recipe.model, run)
-            return FoundCheckpoint(
-                tensors=found.path,
-                model_dir=_with_config(own),
-                what=f"step {found.step} of run {run.name}",
+            stored = CheckpointStore(run.checkpoints).find(chosen)
+            return CheckpointSource(
+                tensors=stored.path,
+                model_dir=_with_config(model or _model_of(run, model_option=model_option)),
+                what=f"step {stored.step} of run {run.name}",
+                newest_step=stored.step if chosen is None else None,
             )
     tensors = _tracked(source, step=step)
     if model is None:
@@ -100,11 +102,36 @@ def find_checkpoint(source: Path, *, model: Path | None, step: int | None) -> Fo
         raise CheckpointError(
             f"which model `{source}` is of is not known",
             why="a checkpoint of Megatron's holds no config.json, and there is no `hf/` beside it",
-            fix=f"miles convert megatron-to-hf {source} DST --model FOLDER_WITH_CONFIG_JSON",
+            fix=_name_it(model_option),
         )
-    return FoundCheckpoint(
-        tensors=tensors, model_dir=_with_config(model), what=os.path.relpath(tensors, source.parent)
+    tracked = re.fullmatch(r"iter_(\d+)", tensors.name) if tensors != source else None
+    return CheckpointSource(
+        tensors=tensors,
+        model_dir=_with_config(model),
+        what=os.path.relpath(tensors, source.parent),
+        newest_step=int(tracked[1]) if tracked and step is None else None,
     )
+
+
+def _model_of(run: RunDir, *, model_option: str) -> Path:
+    """The folder that the run's trainer and engines read. Raises CheckpointError where it is not
+    known, or gone."""
+    try:
+        folder = run.model_dir()
+    except CheckpointError as error:
+        error.fixes.append(_name_it(model_option))
+        raise
+    if not is_converted(folder) and not (folder / CONFIG_NAME).is_file():
+        raise CheckpointError(
+            f"the model of run `{run.name}` is gone",
+            why=f"the run trained `{folder}`, and there is no {CONFIG_NAME} in it any more",
+            fix=_name_it(model_option),
+        )
+    return folder
+
+
+def _name_it(model_option: str) -> str:
+    return f"{model_option} DIR   # the Hugging Face folder of the model that was trained"
 
 
 def _with_config(model: Path) -> Path:
@@ -133,13 +160,13 @@ def _tracked(source: Path, *, step: int | None) -> Path:
     word = (
         tracker.read_text(encoding="utf-8", errors="replace").strip() if step is None else str(step)
     )
-    found = source / (
+    tensors = source / (
         word if word == CHECKPOINT else f"iter_{int(word):07d}" if word.isdigit() else ""
     )
-    if found == source or not (found / METADATA_NAME).exists():
+    if tensors == source or not (tensors / METADATA_NAME).exists():
         raise CheckpointError(
             f"`{source}` has no checkpoint `{word}`",
-            why=f"`{found}` holds no {METADATA_NAME}",
+            why=f"`{tensors}` holds no {METADATA_NAME}",
             fix="point at the folder of one checkpoint",
         )
-    return found
+    return tensors

@@ -1,6 +1,6 @@
 """Does the converted checkpoint compute what the model computes? Logits of a few prompts, by
 transformers from the Hugging Face folder and by Megatron-Core from the checkpoint, each in a
-process of its own. Called by convert before it gives a target its name."""
+process of its own. Called by `convert` before it gives a target its name."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class _CannotCompute(Exception):
 
 
 def verify_logits(
-    folder: Path, checkpoint: Path, *, table: WeightTable, wish: Verify | None, output: Output
+    folder: Path, checkpoint: Path, *, table: WeightTable, verify: Verify | None, output: Output
 ) -> tuple[str, float | None]:
     """(what was compared or why nothing was, largest difference relative to the largest logit).
-    `wish` None: where the model fits into memory. Raises MismatchError where the difference is
+    `verify` None: where the model fits into memory. Raises MismatchError where the difference is
     larger than rounding explains."""
-    if wish in (Verify.NONE, Verify.TENSORS):
-        return f"not compared (--verify {wish})", None
-    dtype, why = _choose_dtype(folder, table, wish=wish)
+    if verify in (Verify.NONE, Verify.TENSORS):
+        return f"not compared (--verify {verify})", None
+    dtype, why = _choose_dtype(folder, table, verify=verify)
     if dtype is None:
         return f"not compared: {why}", None
     rows = _prompts(table.facts.vocab_size)
@@ -88,14 +88,14 @@ def verify_logits(
             }
             ours = _run(_MEGATRON, job, Path(scratch) / "megatron")
         except _CannotCompute as error:
-            if wish is Verify.LOGITS:
+            if verify is Verify.LOGITS:
                 output.warn(f"logits were not compared: {error.why}")
             return f"not compared: {error.why}", None
         return _compare(theirs, ours, dtype=dtype)
 
 
 def _choose_dtype(
-    folder: Path, table: WeightTable, *, wish: Verify | None
+    folder: Path, table: WeightTable, *, verify: Verify | None
 ) -> tuple[str | None, str]:
     """(dtype or None, why not)"""
     import psutil
@@ -115,7 +115,7 @@ def _choose_dtype(
             "the source is quantised, and transformers would compute with other numbers than the "
             "dequantised ones",
         )
-    share = 0.9 if wish is Verify.LOGITS else _SHARE_OF_MEMORY
+    share = 0.9 if verify is Verify.LOGITS else _SHARE_OF_MEMORY
     free = psutil.virtual_memory().available * share
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         if table.num_parameters * size <= free:
@@ -182,9 +182,9 @@ def _run(module: str, job: dict[str, object], scratch: Path) -> Path:
 def _compare(theirs: Path, ours: Path, *, dtype: str) -> tuple[str, float]:
     from safetensors.torch import load_file
 
-    expected, found = load_file(theirs), load_file(ours)
+    expected, actual = load_file(theirs), load_file(ours)
     largest = max(float(row.abs().max()) for row in expected.values())
-    difference = max(float((found[key] - expected[key]).abs().max()) for key in expected) / largest
+    difference = max(float((actual[key] - expected[key]).abs().max()) for key in expected) / largest
     tokens = sum(row.shape[0] for row in expected.values())
     bound = BOUNDS[dtype]
     text = (

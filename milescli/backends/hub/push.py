@@ -1,19 +1,20 @@
 """An exported folder -> a repository on the Hugging Face hub, through huggingface_hub. The token is
 its own login's, or HF_TOKEN's; miles never takes one on the command line, and neither keeps nor
-prints it."""
+prints it. Called by export."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from milescli.backends.hub.repo import first_line, silent
 from milescli.core.errors import CheckpointError, MachineError, MilesError, RecipeError
-from milescli.export.card import without_private
 
 _REPO = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")
+_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}\b")
 _LOGIN = [
     "hf auth login",
     "export HF_TOKEN=...   # from https://huggingface.co/settings/tokens, with write access",
@@ -48,11 +49,14 @@ class Hub:
         with _explained(repo, folder=None):
             self.user = str(self._api.whoami().get("name"))
 
-    def push(self, folder: Path, *, private: bool, message: str) -> str:
+    def push(
+        self, folder: Path, *, private: bool, message: str, show_progress: bool = False
+    ) -> str:
         """Make the repository where it is not there, and upload the folder. Returns its address. An
         upload that breaks goes on where it was when it is called again. An existing repository
-        keeps its visibility."""
-        with _explained(self.repo, folder=folder):
+        keeps its visibility. `show_progress`: with the client's own bars, for a terminal."""
+        bars = nullcontext() if show_progress else silent()
+        with _explained(self.repo, folder=folder), bars:
             url = self._api.create_repo(self.repo, private=private, exist_ok=True)
             self._api.upload_folder(repo_id=self.repo, folder_path=folder, commit_message=message)
         return str(url)
@@ -64,7 +68,7 @@ def _explained(repo: str, *, folder: Path | None) -> Iterator[None]:
     import httpx
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
-    again = (
+    upload = (
         [
             f"hf upload {repo} {shlex.quote(str(folder))}   # the folder is whole, only the upload "
             "is missing"
@@ -76,7 +80,7 @@ def _explained(repo: str, *, folder: Path | None) -> Iterator[None]:
         yield
     except LocalTokenNotFoundError as error:
         raise MachineError(
-            f"nobody is logged in to push `{repo}`", why=_said(error), fix=[*_LOGIN, *again]
+            f"nobody is logged in to push `{repo}`", why=_said(error), fix=[*_LOGIN, *upload]
         ) from None
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
@@ -84,36 +88,35 @@ def _explained(repo: str, *, folder: Path | None) -> Iterator[None]:
             raise MachineError(
                 f"the hub does not accept the token to push `{repo}`",
                 why=f"401: {_said(error)}",
-                fix=[*_LOGIN, *again],
+                fix=[*_LOGIN, *upload],
             ) from None
         if status == 403:
             fixes = [f"--push {repo.split('/')[0]}-or-your-name/{repo.split('/')[1]}", *_LOGIN]
             raise MachineError(
                 f"the token may not write to `{repo}`",
                 why=f"403: {_said(error)}",
-                fix=[*again, *fixes] if again else fixes,
+                fix=[*upload, *fixes] if upload else fixes,
             ) from None
         if status == 404:
             raise CheckpointError(
                 f"the hub knows no `{repo.split('/')[0]}` that you may write to",
                 why=f"404: {_said(error)}",
-                fix=["hf auth whoami", *again],
+                fix=["hf auth whoami", *upload],
             ) from None
         raise MilesError(
             f"the hub failed to take `{repo}`",
             why=f"{status}: {_said(error)}",
-            fix=again or "try again later",
+            fix=upload or "try again later",
         ) from None
     except (httpx.HTTPError, OfflineModeIsEnabled, ConnectionError, TimeoutError) as error:
         raise MilesError(
             f"the hub cannot be reached to push `{repo}`",
             why=f"{type(error).__name__}: {_said(error)}",
-            fix=again or ["try again when the network is back", "leave out --push"],
+            fix=upload or ["try again when the network is back", "leave out --push"],
         ) from None
 
 
 def _said(error: Exception) -> str:
-    """The first line that says something, without anything that looks like a token."""
+    """The hub's own words, on one line, without anything that looks like a token."""
     server = getattr(error, "server_message", None)
-    lines = [line.strip() for line in f"{server or error}".splitlines() if line.strip()]
-    return without_private(lines[0] if lines else "no further word")
+    return _TOKEN.sub("[removed]", first_line(server or error))

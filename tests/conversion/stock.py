@@ -1,6 +1,6 @@
 """Megatron-Core as it comes, on a CPU: loads a converted checkpoint under a layout and writes
 logits. Uses nothing of miles but the shim without which Megatron does not run here: model, config
-and loading are stock. Each rank is `python tests/runtime/stock.py REQUEST.json RANK WORLD`."""
+and loading are stock. Each rank is `python tests/conversion/stock.py REQUEST.json RANK WORLD`."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def logits(job: dict) -> dict[str, torch.Tensor]:
     loaded = dist_checkpointing.load(wanted, job["checkpoint"], strict="raise_unexpected")
     for number, chunk in enumerate(chunks):
         chunk.load_state_dict(loaded[f"model{number}"])
-    found: dict[str, torch.Tensor] = {}
+    rows: dict[str, torch.Tensor] = {}
     for number, row in enumerate(job["rows"]):
         tokens = torch.tensor([row])
         mask = torch.ones(1, 1, len(row), len(row)).triu(1).bool()
@@ -153,9 +153,9 @@ def logits(job: dict) -> dict[str, torch.Tensor]:
             collect_non_loss_data=True,
         )
         if outs:
-            found[str(number)] = outs[0][0, :, : raw["vocab_size"]].contiguous()
+            rows[str(number)] = outs[0][0, :, : raw["vocab_size"]].contiguous()
     parallel_state.destroy_model_parallel()
-    return found
+    return rows
 
 
 def main() -> None:
@@ -169,9 +169,9 @@ def main() -> None:
     store = dist.FileStore(request["store"], world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     for job in request["jobs"]:
-        found = logits(job)
-        if found and rank == world - 1:
-            save_file(found, job["out"])
+        rows = logits(job)
+        if rows and rank == world - 1:
+            save_file(rows, job["out"])
     dist.destroy_process_group()
     os._exit(0)
 

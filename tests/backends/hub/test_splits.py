@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from milescli.backends.hub.splits import choose_files
 from milescli.core.errors import DataError, RecipeError
 from milescli.recipe.hub_name import HubData, parse_hub
-from milescli.rollout.hub_files import choose_files, join_files
 
 GSM8K = [
     f"{subset}/{split}-00000-of-00001.parquet"
@@ -23,7 +21,7 @@ def _choose(spelling: str, paths: list[str], card: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("spelling", "wish"),
+    ("spelling", "data"),
     [
         (
             "hf:openai/gsm8k:main:train",
@@ -37,10 +35,10 @@ def _choose(spelling: str, paths: list[str], card: str = "") -> list[str]:
     ],
 )
 def test_a_spelling_says_name_revision_subset_and_split_and_is_written_back(
-    spelling: str, wish: HubData
+    spelling: str, data: HubData
 ) -> None:
-    assert parse_hub(spelling, key="data.prompts") == wish
-    assert wish.spelled() == spelling
+    assert parse_hub(spelling, key="data.prompts") == data
+    assert data.spelled() == spelling
 
 
 @pytest.mark.parametrize(
@@ -57,9 +55,11 @@ def test_another_spelling_is_refused_by_the_recipes_key(spelling: str) -> None:
     [
         ("hf:o/n:main:test", GSM8K, ["main/test-00000-of-00001.parquet"]),
         ("hf:o/n", ["README.md", "aime-2024.jsonl"], ["aime-2024.jsonl"]),
-        ("hf:o/n", ["data/train-00001-of-00002.parquet", "data/train-00000-of-00002.parquet", "data/test-0.parquet"],
-         ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]),
-        ("hf:o/n:default:train", ["default/train/0000.parquet", "default/test/0000.parquet"], ["default/train/0000.parquet"]),
+        ("hf:o/n",
+         ["data/train-1-of-2.parquet", "data/train-0-of-2.parquet", "data/test-0.parquet"],
+         ["data/train-0-of-2.parquet", "data/train-1-of-2.parquet"]),
+        ("hf:o/n:default:train", ["default/train/0000.parquet", "default/test/0000.parquet"],
+         ["default/train/0000.parquet"]),
         ("hf:o/n:validation", ["dev.jsonl", "train.jsonl"], ["dev.jsonl"]),
         ("hf:o/n", ["train.jsonl", "train.parquet"], ["train.parquet"]),
     ],
@@ -104,10 +104,3 @@ def test_what_was_not_said_is_asked_with_what_can_be_pasted() -> None:
     with pytest.raises(DataError, match=r"has no \.parquet or \.jsonl file") as caught:
         _choose("hf:o/n", ["data.csv", "load.py"])
     assert "hf:o/n@refs/convert/parquet " in caught.value.fixes[0]
-
-
-def test_jsonl_parts_are_joined_without_losing_a_line(tmp_path: Path) -> None:
-    parts = [tmp_path / f"{place}.jsonl" for place in range(3)]
-    for part, text in zip(parts, ['{"a": 1}', '{"a": 2}\n', ""], strict=True):
-        part.write_text(text)
-    assert join_files(parts, tmp_path / "run" / "all.jsonl").read_text() == '{"a": 1}\n{"a": 2}\n'

@@ -1,21 +1,21 @@
-"""What a conversion did or would do, as plain data; and its manifest. Filled by convert, shown by
-the command."""
+"""What a conversion did or would do, as plain data; and its manifest. Filled by `convert` and
+`preview`, shown by the command."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
+from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 
 from milescli import __version__
 from milescli.checkpoint.base import MANIFEST_NAME
 from milescli.checkpoint.files import crc32_of_file
-from milescli.checkpoint.journal import JOURNAL_NAME, FinishedFile
+from milescli.checkpoint.journal import JOURNAL_NAME, FinishedFile, PartFolder
 from milescli.checkpoint.store import write_atomically
+from milescli.conversion.base import ConversionPlan
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -80,65 +80,38 @@ class Preview:
 
 def collapsed(pairs: list[tuple[str, str, str]]) -> list[tuple[str, str, str, int]]:
     """Lines that differ in numbers of layers and experts alone become one, with their count."""
-    found: dict[tuple[str, str, str], int] = {}
-    for left, right, shape in pairs:
-        key = (_NUMBER.sub("*", left), _NUMBER.sub("*", right), shape)
-        found[key] = found.get(key, 0) + 1
-    return [(*key, count) for key, count in found.items()]
-
-
-def fingerprint(folder: Path, *, names: list[str], options: dict[str, object]) -> str:
-    """Of everything that decides what is written: names, sizes and times of files, config.json,
-    options, this program's format."""
-    files = [
-        (name, (stat := (folder / name).stat()).st_size, stat.st_mtime_ns) for name in sorted(names)
-    ]
-    text = json.dumps(
-        {"format": 1, "files": files, "options": options}, sort_keys=True, default=str
+    counts = Counter(
+        (_NUMBER.sub("*", left), _NUMBER.sub("*", right), shape) for left, right, shape in pairs
     )
-    return hashlib.sha256(text.encode()).hexdigest()
+    return [(*line, count) for line, count in counts.items()]
 
 
 def write_manifest(
-    folder: Path,
-    *,
-    direction: str,
-    source: dict[str, object],
-    family: str,
-    num_parameters: int,
-    proof: Proof,
-    files: list[FinishedFile],
-    notes: list[str],
+    part: PartFolder, plan: ConversionPlan, *, direction: str, given_as: str, proof: Proof
 ) -> None:
-    """The last file: its presence means that the folder is complete."""
-    versions = {name: version(name) for name in ("torch", "safetensors", "megatron-core")}
-    known = {file.name for file in files}
-    small = sorted(
-        str(path.relative_to(folder))
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != JOURNAL_NAME
-    )
-    files = files + [
-        FinishedFile(
-            name=name, size_bytes=(folder / name).stat().st_size, crc32=crc32_of_file(folder / name)
-        )
-        for name in small
-        if name not in known
-    ]
+    """The last file: its presence means that the folder is complete. `given_as`: the source, as the
+    user gave it."""
+    folder, files = part.path, dict(part.finished)
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file() and name not in (*files, JOURNAL_NAME):
+            files[name] = FinishedFile(
+                name=name, size_bytes=path.stat().st_size, crc32=crc32_of_file(path)
+            )
     manifest = {
         "format": "miles-conversion/1",
         "direction": direction,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "miles_version": __version__,
-        "versions": versions,
-        "family": family,
-        "num_parameters": num_parameters,
-        "source": source,
+        "versions": {name: version(name) for name in ("torch", "safetensors", "megatron-core")},
+        "family": plan.table.facts.family,
+        "num_parameters": plan.table.num_parameters,
+        "source": {**plan.origin, "given_as": given_as, "fingerprint": plan.fingerprint},
         "proof": asdict(proof),
-        "notes": notes,
+        "notes": plan.notes,
         "files": {
             file.name: {"size_bytes": file.size_bytes, "crc32": f"{file.crc32:08x}"}
-            for file in files
+            for file in files.values()
         },
     }
     write_atomically(folder / MANIFEST_NAME, json.dumps(manifest, indent=2) + "\n")

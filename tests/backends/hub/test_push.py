@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from milescli.backends.hub.push import Hub
 from milescli.core.errors import CheckpointError, MachineError, MilesError, RecipeError
-from milescli.export import push
 from tests.loopback_hub import WRITE_TOKEN, LoopbackHub, loopback_hub
 
 REPO = "my-org/my-model"
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_what_is_pushed_arrives(hub: LoopbackHub, folder: Path) -> None:
-    known = push.Hub(REPO, endpoint=hub.url)
+    known = Hub(REPO, endpoint=hub.url)
     assert known.user == "somebody" and hub.made == {}, (
         "asked before the work begins, and nothing made"
     )
@@ -53,14 +53,14 @@ def test_what_is_pushed_arrives(hub: LoopbackHub, folder: Path) -> None:
 
 
 def test_a_public_repository_is_made_on_request(hub: LoopbackHub, folder: Path) -> None:
-    push.Hub(REPO, endpoint=hub.url).push(folder, private=False, message="x")
+    Hub(REPO, endpoint=hub.url).push(folder, private=False, message="x")
     assert hub.made[REPO] == "public"
 
 
 def test_the_token_is_in_no_address(
     hub: LoopbackHub, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    push.Hub(REPO, endpoint=hub.url).push(folder, private=True, message="x")
+    Hub(REPO, endpoint=hub.url).push(folder, private=True, message="x")
     said = capfd.readouterr()
     assert not any(WRITE_TOKEN in text for text in (*hub.asked, said.out, said.err))
 
@@ -70,14 +70,14 @@ def test_without_a_token_nothing_is_asked(
 ) -> None:
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(MachineError) as caught:
-        push.Hub(REPO, endpoint=hub.url)
+        Hub(REPO, endpoint=hub.url)
     assert caught.value.exit_code == 4 and "hf auth login" in caught.value.fixes and hub.asked == []
 
 
 def test_a_token_that_is_not_accepted(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_" + "z" * 30)
     with pytest.raises(MachineError) as caught:
-        push.Hub(REPO, endpoint=hub.url)
+        Hub(REPO, endpoint=hub.url)
     assert "401" in caught.value.why and "hf_z" not in str(caught.value)
 
 
@@ -94,7 +94,7 @@ def test_refusals_say_how_to_go_on_with_the_folder(
 ) -> None:
     hub.fails[path] = status
     with pytest.raises(kind) as caught:
-        push.Hub(REPO, endpoint=hub.url).push(folder, private=True, message="x")
+        Hub(REPO, endpoint=hub.url).push(folder, private=True, message="x")
     assert str(status) in caught.value.why and caught.value.exit_code == code
     assert any(fix.startswith(f"hf upload {REPO} '{folder}'") for fix in caught.value.fixes)
     assert folder.is_dir()
@@ -105,7 +105,7 @@ def test_a_hub_that_is_not_there(hub: LoopbackHub) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with pytest.raises(MilesError) as caught:
-        push.Hub(REPO, endpoint=f"http://127.0.0.1:{port}")
+        Hub(REPO, endpoint=f"http://127.0.0.1:{port}")
     assert caught.value.exit_code == 1 and "cannot be reached" in caught.value.what
 
 
@@ -116,5 +116,5 @@ def test_names_that_cannot_be_are_refused_before_anything_is_asked(
     hub: LoopbackHub, name: str
 ) -> None:
     with pytest.raises(RecipeError):
-        push.Hub(name, endpoint=hub.url)
+        Hub(name, endpoint=hub.url)
     assert hub.asked == []

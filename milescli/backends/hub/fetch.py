@@ -1,0 +1,179 @@
+"""Files of a repository into the client's own cache: how much is said first, room is checked,
+progress is shown, what came is checked. Called by `models` and `datasets`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import hashlib
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from milescli.backends.hub.repo import (
+    Listing,
+    Repo,
+    explained,
+    fetch_one,
+    list_files,
+    silent,
+    unreachable,
+)
+from milescli.core.errors import MachineError, MilesError
+from milescli.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoFile
+
+    from milescli.console.output import Output
+
+POLL_S = 0.5
+"""The bar is fed so often from the sizes of the files on disk."""
+
+Read = Callable[[str], Path]
+"""Path of a small file in the repository -> the file."""
+Choose = Callable[[Sequence[str], Read], list[str]]
+"""(every path of the repository, sorted; how to read one of them) -> those that are wanted"""
+Check = Callable[[Repo, Path, "RepoFile"], None]
+"""Raises where a file is not what the hub lists."""
+
+
+def fetch_files(
+    repo: Repo, choose: Choose, *, check: Check, output: Output | None
+) -> dict[str, Path]:
+    """Path in the repository -> file on disk. Raises MachineError where the disk is too small, and
+    the repository's error where the hub does not give it."""
+    from huggingface_hub import snapshot_download
+
+    listing = list_files(repo)
+    chosen = chosen_files(repo, listing, choose)
+    missing = missing_files(repo, listing, chosen)
+    if missing and not listing.online:
+        raise unreachable(
+            repo,
+            f"{len(missing)} of {len(chosen)} files are not in the cache {repo.cache}: "
+            f"{', '.join(missing[:3])}",
+        )
+    size_bytes = sum(listing.files[path].size for path in missing)
+    if missing:
+        _announce(repo, listing, num_files=len(missing), size_bytes=size_bytes, output=output)
+    with explained(repo), _progress(repo, size_bytes, output=output):
+        folder = Path(
+            snapshot_download(
+                repo.name,
+                repo_type=repo.kind,
+                revision=repo.revision if missing else listing.commit,
+                allow_patterns=[glob.escape(path) for path in chosen],
+                local_files_only=not missing,
+            )
+        )
+    for path in chosen:
+        check(repo, folder / path, listing.files[path])
+    return {path: folder / path for path in chosen}
+
+
+def chosen_files(repo: Repo, listing: Listing, choose: Choose) -> list[str]:
+    """Paths that are wanted."""
+    read = functools.partial(fetch_one, repo, revision=listing.commit, online=listing.online)
+    return choose(sorted(listing.files), read)
+
+
+def missing_files(repo: Repo, listing: Listing, chosen: Sequence[str]) -> list[str]:
+    """Those of them that are not in the cache."""
+    return [path for path in chosen if not repo.is_cached(path, commit=listing.commit)]
+
+
+def _announce(
+    repo: Repo, listing: Listing, *, num_files: int, size_bytes: int, output: Output | None
+) -> None:
+    """How much, and whether there is room for it."""
+    if output is not None:
+        output.note(
+            f"fetching {repo.what} ({repo.revision or 'main'}, commit {listing.commit[:12]}) from "
+            f"the hub: {format_bytes(size_bytes)} in {num_files} "
+            f"file{'s' if num_files > 1 else ''}, to {repo.cache}"
+        )
+    existing = next(folder for folder in (repo.cache, *repo.cache.parents) if folder.is_dir())
+    free = shutil.disk_usage(existing).free
+    if size_bytes > free:
+        raise MachineError(
+            f"{repo.what} does not fit on the disk",
+            why=f"{format_bytes(size_bytes)} are still to be fetched to {repo.cache}, and "
+            f"{format_bytes(free)} are free there",
+            fix=["export HF_HOME=/path/on/a/larger/disk", repo.instead],
+        )
+
+
+@contextlib.contextmanager
+def _progress(repo: Repo, size_bytes: int, *, output: Output | None) -> Iterator[None]:
+    """Our bar instead of the client's, fed from what lies on the disk: it counts what resumed
+    downloads had already, too."""
+    if output is None or not size_bytes:
+        with silent():
+            yield
+        return
+    from milescli.console.transfer import Transfer
+
+    before, done = _bytes_on_disk(repo), threading.Event()
+    with silent(), Transfer(output, label=repo.name, total_bytes=size_bytes) as transfer:
+
+        def feed() -> None:
+            now = min(_bytes_on_disk(repo) - before, size_bytes)
+            if now > transfer.done_bytes:
+                transfer(now - transfer.done_bytes)
+
+        def watch() -> None:
+            while not done.wait(POLL_S):
+                feed()
+
+        thread = threading.Thread(target=watch, name="hub-progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            feed()
+
+
+def _bytes_on_disk(repo: Repo) -> int:
+    total = 0
+    for blob in (repo.cache / "blobs").glob("*"):
+        with contextlib.suppress(OSError):  # renamed as it became complete
+            total += blob.stat().st_size
+    return total
+
+
+def check_size(repo: Repo, file: Path, listed: RepoFile) -> None:
+    """The hub's client has checked the rest of a large file as it came."""
+    if file.stat().st_size != listed.size:
+        raise _spoilt(
+            repo, file, f"it has {file.stat().st_size} bytes, and the hub says {listed.size}"
+        )
+
+
+def check_hash(repo: Repo, file: Path, listed: RepoFile) -> None:
+    """SHA-256 of large files, git's own hash of small ones: what the hub lists for either."""
+    check_size(repo, file, listed)
+    with file.open("rb") as opened:
+        if listed.lfs is not None:
+            actual, expected = hashlib.file_digest(opened, "sha256").hexdigest(), listed.lfs.sha256
+        else:
+            content = b"blob %d\0" % listed.size + opened.read()
+            actual = hashlib.sha1(content, usedforsecurity=False).hexdigest()
+            expected = listed.blob_id
+    if actual != expected:
+        raise _spoilt(
+            repo, file, f"its hash is {actual[:12]}..., and the hub says {expected[:12]}..."
+        )
+
+
+def _spoilt(repo: Repo, file: Path, why: str) -> MilesError:
+    return repo.error(
+        f"`{file.name}` of {repo.what} is spoilt",
+        why=why,
+        fix=f"rm {file.resolve()}   # it is fetched again",
+    )

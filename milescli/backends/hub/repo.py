@@ -1,0 +1,209 @@
+"""One repository of the hub: what it lists, single files of it, and what goes wrong, in three
+parts. Without the hub, what is in the client's cache will do. Called by the rest of this room."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from milescli.backends.hub.home import cache_of
+from milescli.core.errors import CheckpointError, DataError, MilesError
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoFile
+
+ASK_TIMEOUT_S = 20.0
+"""Bound on one question to the hub; nothing is downloaded by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repo:
+    """What is fetched from, and how its errors read."""
+
+    name: str
+    kind: Literal["model", "dataset"]
+    revision: str | None
+    instead: str
+    """What a user writes to use a copy that lies on a disk, for the fix."""
+
+    @property
+    def what(self) -> str:
+        """For people."""
+        return f"the {'model' if self.kind == 'model' else 'data set'} `{self.name}`"
+
+    @property
+    def error(self) -> type[MilesError]:
+        """Which error its absence is."""
+        return CheckpointError if self.kind == "model" else DataError
+
+    @property
+    def cache(self) -> Path:
+        """Where the client keeps it."""
+        return cache_of(self.kind, self.name)
+
+    def is_cached(self, path: str, *, commit: str) -> bool:
+        """Whether one of its files is in the cache."""
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(self.name, path, revision=commit, repo_type=self.kind)
+        return isinstance(cached, str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Every file of a repository."""
+
+    commit: str
+    """Or the name of the revision, where the hub cannot be asked."""
+    files: dict[str, RepoFile]
+    """Path -> size and hash."""
+    online: bool
+    """The hub could be asked."""
+
+
+def list_files(repo: Repo) -> Listing:
+    """Every file with size and hash; from the cache where the hub cannot be reached."""
+    from huggingface_hub import HfApi, get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+    from huggingface_hub.hf_api import RepoFile
+
+    try:
+        commit = newest_commit(repo)
+        with explained(repo, but_not=no_hub()), silent():
+            tree = list(
+                HfApi().list_repo_tree(
+                    repo.name, recursive=True, revision=commit, repo_type=repo.kind
+                )
+            )
+        files = {item.path: item for item in tree if isinstance(item, RepoFile)}
+        return Listing(commit=commit, files=files, online=True)
+    except no_hub() as error:
+        try:
+            known = get_cached_repo_tree(repo.name, repo_type=repo.kind, revision=repo.revision)
+        except CachedRepoTreeNotFoundError:
+            raise unreachable(
+                repo, f"{first_line(error)}; and it is not in the cache {repo.cache}"
+            ) from None
+        files = {item.path: item for item in known}
+        return Listing(commit=repo.revision or "main", files=files, online=False)
+
+
+def newest_commit(repo: Repo) -> str:
+    """Asks the hub once, so that its absence is known at once: the client's downloads would try
+    again for half a minute."""
+    from huggingface_hub import HfApi
+
+    with explained(repo, but_not=no_hub()):
+        info = HfApi().repo_info(
+            repo.name, repo_type=repo.kind, revision=repo.revision, timeout=ASK_TIMEOUT_S
+        )
+    assert info.sha, repo
+    return info.sha
+
+
+def fetch_one(repo: Repo, path: str, *, revision: str | None, online: bool) -> Path:
+    """One small file, from the cache where it is there."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    with explained(repo, but_not=(LocalEntryNotFoundError,)), silent():
+        try:
+            return Path(
+                hf_hub_download(
+                    repo.name,
+                    path,
+                    repo_type=repo.kind,
+                    revision=revision,
+                    local_files_only=not online,
+                )
+            )
+        except LocalEntryNotFoundError:
+            raise unreachable(
+                repo, f"the hub cannot be reached, and {path} is not in the cache {repo.cache}"
+            ) from None
+
+
+def no_hub() -> tuple[type[Exception], ...]:
+    """What the client raises where the hub cannot be asked."""
+    import httpx
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    return httpx.TransportError, OfflineModeIsEnabled
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """The client's own bars and warnings would speak past `Output`."""
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+        logging,
+    )
+
+    had_bars, verbosity = not are_progress_bars_disabled(), logging.get_verbosity()
+    disable_progress_bars()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bars:
+            enable_progress_bars()
+
+
+@contextlib.contextmanager
+def explained(repo: Repo, *, but_not: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """What the client raises, said in three parts."""
+    import httpx
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        yield
+    except but_not:
+        raise
+    except GatedRepoError as error:
+        raise repo.error(
+            f"{repo.what} is gated",
+            why=f"its owners want to know who takes it: {first_line(error)}",
+            fix=[f"accept its terms at https://huggingface.co/{repo.name}, then: hf auth login"],
+        ) from None
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise repo.error(
+            f"{repo.what} is neither {'a folder' if repo.kind == 'model' else 'a file'} nor to be "
+            "had from the hub",
+            why=f"{type(error).__name__}: {first_line(error)}",
+            fix=[repo.instead, "hf auth login   # for one that is private or gated"],
+        ) from None
+    except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:
+        if isinstance(error, MilesError):
+            raise
+        raise unreachable(repo, f"{type(error).__name__}: {first_line(error)}") from None
+
+
+def unreachable(repo: Repo, why: str) -> MilesError:
+    """It cannot be fetched now."""
+    option = " --repo-type dataset" if repo.kind == "dataset" else ""
+    return repo.error(
+        f"{repo.what} cannot be had from the hub",
+        why=why,
+        fix=[
+            f"hf download {repo.name}{option}   # where the hub can be reached; what came already "
+            "is kept",
+            repo.instead,
+        ],
+    )
+
+
+def first_line(said: object) -> str:
+    """The first line of an error or a message that says something."""
+    lines = [line.strip() for line in str(said).splitlines() if line.strip()]
+    return lines[0] if lines else type(said).__name__

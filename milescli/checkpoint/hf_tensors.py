@@ -1,0 +1,112 @@
+"""Tensors of a Hugging Face folder by their names there, made from a `torch_dist` checkpoint, or
+taken from the folder that it began from. Called by `megatron_to_hf`."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import torch
+
+from milescli.checkpoint.finite import require_finite
+from milescli.checkpoint.pipeline import Piece
+from milescli.checkpoint.safetensors_file import TensorSpec, torch_dtype
+from milescli.checkpoint.source import Source
+from milescli.checkpoint.torch_dist.keys import Box, items_of
+from milescli.checkpoint.torch_dist.weights import CheckpointWeights, single_boxes
+from milescli.core.errors import CheckpointError
+from milescli.models.base import Entry
+
+_CACHE_BYTES = 128 * 2**20
+"""Disk tensors of entries that hold several, until their turn comes."""
+_EMBEDDING = "embedding.word_embeddings.weight"
+
+
+class HfTensors:
+    """Gives tensors by their name on disk."""
+
+    def __init__(self, weights: CheckpointWeights, base: Source | None, *, tied: set[str]) -> None:
+        """`base`: tensors of the model's folder. `tied`: names that repeat the embedding."""
+        self.units = weights.units
+        self._weights, self._base, self._tied = weights, base, tied
+        self._shapes = weights.table.hf_shapes()
+        self._cache: OrderedDict[str, dict[str, torch.Tensor]] = OrderedDict()
+        self._embedding = weights.table.by_megatron[_EMBEDDING].hf[0]
+
+    def in_checkpoint(self, entry: Entry) -> bool:
+        """Whether the checkpoint holds it: MTP layers may be missing."""
+        return entry.mtp is None or self._weights.has(entry)
+
+    def is_carried(self, name: str) -> bool:
+        """Whether it comes from the model's folder."""
+        if name in self._tied:
+            return False
+        entries = self.units.get(name)
+        return entries is None or not self.in_checkpoint(entries[0])
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        """In the checkpoint."""
+        return self._weights.dtype(self.units[self._own(name)][0])
+
+    def _own(self, name: str) -> str:
+        return self._embedding if name in self._tied else name
+
+    def spec(self, name: str, *, dtype: torch.dtype | None, recorded: str | None) -> TensorSpec:
+        """How it will be written."""
+        if self.is_carried(name):
+            if self._base is None or name not in self._base:
+                raise CheckpointError(
+                    f"`{name}` is nowhere to be had",
+                    why="the model's folder had it, Megatron has no place for it, and the tensors "
+                    "that were carried along are gone",
+                    fix="--model FOLDER   # the Hugging Face folder that the checkpoint began from",
+                )
+            return TensorSpec(name=name, dtype=self._base.dtype(name), shape=self._base.shape(name))
+        entry = self.units[self._own(name)][0]
+        stored = self._weights.dtype(entry)
+        target = stored if recorded is None else torch_dtype(recorded)
+        if dtype is not None and stored.is_floating_point and not entry.rule.float32:
+            target = dtype
+        return TensorSpec(name=name, dtype=target, shape=self._shapes[self._own(name)])
+
+    def keys(self) -> set[str]:
+        """Keys of the checkpoint that are read."""
+        reader, keys = self._weights.reader, set()
+        for entry in self._weights.table.entries:
+            for item in items_of(entry, self._weights.table, stacked=True):
+                boxes: list[Box] = [*item.boxes, *single_boxes(item)]
+                keys |= {box.key for box in boxes if box.key in reader}
+        return keys
+
+    def pieces(self, spec: TensorSpec) -> Iterator[Piece]:
+        """Whole, or row by row."""
+        if self.is_carried(spec.name):
+            assert self._base is not None
+            yield Piece(name=spec.name, tensor=self._base.read(spec.name))
+            return
+        name = self._own(spec.name)
+        for entry in self.units[name]:
+            whole = len(entry.hf) == 1
+            tensor = self._weights.disk(entry)[0] if whole else self._take(entry, name)
+            shown = name if entry.row is None else f"{name}[{entry.row}]"
+            require_finite(tensor, name=shown, where=f"`{self._weights.reader.folder}`")
+            if tensor.dtype is not spec.dtype:
+                tensor = tensor.to(spec.dtype)
+                require_finite(tensor, name=shown, where=f"{spec.dtype}, which cannot hold it")
+            yield Piece(name=shown, tensor=tensor)
+
+    def _take(self, entry: Entry, name: str) -> torch.Tensor:
+        """One of an entry's tensors; the others wait for their turn, if they are not many."""
+        held = self._cache.pop(entry.megatron, None)
+        if held is None or name not in held:
+            held = dict(zip(entry.hf, self._weights.disk(entry), strict=True))
+        tensor = held.pop(name)
+        if held:
+            # views would keep the whole tensor that they were cut from
+            self._cache[entry.megatron] = held
+            while self._cached_bytes() > _CACHE_BYTES and self._cache:
+                self._cache.popitem(last=False)
+        return tensor
+
+    def _cached_bytes(self) -> int:
+        return sum(tensor.nbytes for held in self._cache.values() for tensor in held.values())

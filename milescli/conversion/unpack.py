@@ -1,0 +1,26 @@
+"""A `torch_dist` checkpoint as a Hugging Face folder for engines and trainers, which read no other.
+Part of a run, and not the verb: it says nothing, and computes no logits. Called by the runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from milescli.checkpoint.journal import PartFolder
+from milescli.checkpoint.megatron_to_hf import plan_hf
+from milescli.conversion.base import fingerprint
+from milescli.conversion.writing import write_files
+
+
+def unpack(checkpoint: Path, target: Path, *, model_dir: Path, read_back: bool = True) -> None:
+    """Write `target`, which must not exist or be empty. `model_dir`: the folder of config,
+    tokenizer and what Megatron has no place for. `read_back`: compare what lies on the disk.
+
+    Raises CheckpointError where the checkpoint is torn or of another model, or the disk is full.
+    What Ctrl-C leaves is gone on with by the next call.
+    """
+    with plan_hf(checkpoint, model_dir, dtype=None, shard_bytes=None) as plan:
+        mark = fingerprint(checkpoint, {"to": "hf", "model": fingerprint(model_dir, {})})
+        with PartFolder(target, fingerprint=mark, read_back=read_back) as part:
+            write_files(part, plan.files, progress=lambda num_bytes: None)
+            plan.write_rest(part.path, dtype=None)
+            part.complete()

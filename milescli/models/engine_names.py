@@ -1,0 +1,51 @@
+"""TransformerEngine's names for weights, beside those of Megatron-Core's own modules, which the
+weight tables use: a norm that is fused into the linear layer behind it, experts that lie in one
+grouped layer. The only place that knows them; the trainer and the checkpoints ask here."""
+
+from __future__ import annotations
+
+import re
+
+_LAYER = r"(layers\.\d+(?:\.\w+_layer)?)"
+"""A layer of the decoder, or the one within a multi-token-prediction layer."""
+_FUSED_NORMS: tuple[tuple[str, str, str], ...] = (
+    ("plain", "input_layernorm", "self_attention.linear_qkv"),
+    ("gated_delta", "input_layernorm", "self_attention.in_proj"),
+    ("any", "pre_mlp_layernorm", "mlp.linear_fc1"),
+    ("mla", "self_attention.q_layernorm", "self_attention.linear_q_up_proj"),
+    ("mla", "self_attention.kv_layernorm", "self_attention.linear_kv_up_proj"),
+    ("mamba", "norm", "mixer.in_proj"),
+)
+"""(mixer of the layer, the norm by itself, the linear layer that it is fused into)"""
+_FUSE = tuple(
+    (mixer, re.compile(rf"{_LAYER}\.{norm}\.(\w+)$"), rf"\1.{linear}.layer_norm_\2")
+    for mixer, norm, linear in _FUSED_NORMS
+)
+_OWN = (
+    *(
+        (re.compile(rf"{_LAYER}\.{linear}\.layer_norm_(\w+)$"), rf"\1.{norm}.\2")
+        for _, norm, linear in _FUSED_NORMS
+    ),
+    (
+        re.compile(r"mlp\.experts\.(linear_fc[12])\.weight(\d+)$"),
+        r"mlp.experts.local_experts.\2.\1.weight",
+    ),
+)
+
+
+def fused_names(name: str, *, mixer: str) -> list[str]:
+    """Under which a tensor lies where its norm is fused into a linear layer; none where it is of no
+    such norm. `mixer`: of its layer, as `Layer` has it."""
+    kinds = {"any", mixer, *(("plain",) if mixer != "mamba" else ())}
+    return [
+        pattern.sub(fused, name)
+        for kind, pattern, fused in _FUSE
+        if kind in kinds and pattern.search(name)
+    ]
+
+
+def own_name(name: str) -> str:
+    """The name of Megatron-Core's own module, of a parameter in either form."""
+    for pattern, own in _OWN:
+        name = pattern.sub(own, name)
+    return name
