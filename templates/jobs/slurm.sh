@@ -54,8 +54,8 @@ ray_on() {
   srun --nodes="$1" --ntasks="$1" --nodelist="$2" --overlap --cpu-bind=none --output="$state/ray-%N.log" bash -c '
     exec 3<&0
     ray start --block --temp-dir="$0" "$@" </dev/null 3<&- & ray=$!
-    cat <&3 >/dev/null & open=$!
-    wait -n; kill $ray $open 2>/dev/null; wait; rm -rf "$0"' "$temp" @resources@ "${@:3}" <"$state/alive" {alive}>&- &
+    { while read -r -u 3; do :; done; kill $ray; } 2>/dev/null & open=$!
+    wait $ray; kill $open 2>/dev/null; wait; rm -rf "$0"' "$temp" @resources@ "${@:3}" <"$state/alive" {alive}>&- &
   steps+=($!)
 }
 present() {

@@ -60,7 +60,7 @@ ray_on() {
     printf 'ray start --block --node-ip-address=%q --temp-dir=%q' "$address" "$temp"
     printf ' %q' @resources@ "$@"
     # shellcheck disable=SC2016  # expanded on the host
-    printf ' </dev/null 3<&- & ray=$!; cat <&3 >/dev/null & open=$!; wait -n; kill $ray $open 2>/dev/null; wait; rm -rf %q; exit\n' "$temp"
+    printf ' </dev/null 3<&- & ray=$!; { while read -r -u 3; do :; done; kill $ray; } 2>/dev/null & open=$!; wait $ray; kill $open 2>/dev/null; wait; rm -rf %q; exit\n' "$temp"
     cat
   } <"$state/alive" {alive}>&- | "${shell[@]}" {alive}>&- >"$state/ray-$host.log" 2>&1 &
   rays+=($!)
