@@ -177,16 +177,16 @@ def _sampling(recipe: Recipe, origins: Origins) -> None:
             "every advantage is 0",
             fix="--set rollout.samples_per_prompt=8",
         )
-    num_samples = rollout.prompts_per_step * rollout.samples_per_prompt
-    if num_samples % recipe.train.updates_per_step:
+    prompts, updates = rollout.prompts_per_step, recipe.train.updates_per_step
+    if prompts % updates:
         raise RecipeError(
-            f"{num_samples} samples cannot be split into {recipe.train.updates_per_step} equal "
-            "updates",
-            why=f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples = "
-            f"{num_samples}; "
-            f"train.updates_per_step is {recipe.train.updates_per_step}",
-            fix="--set "
-            f"train.updates_per_step={_divisor_below(num_samples, recipe.train.updates_per_step)}",
+            f"{prompts} prompts cannot be split into {updates} equal updates",
+            why=f"rollout.prompts_per_step is {prompts}, train.updates_per_step is {updates}, and "
+            "an update takes the samples of a prompt together",
+            fix=[
+                f"--set train.updates_per_step={_divisor_below(prompts, updates)}",
+                f"--set rollout.prompts_per_step={-(-prompts // updates) * updates}",
+            ],
         )
 
 
@@ -334,8 +334,28 @@ def _doubt_min_lr(recipe: Recipe) -> str | None:
     return "`train.optimizer.min_lr` has no effect: the schedule is constant" if unused else None
 
 
+def _doubt_old_logprobs(recipe: Recipe) -> str | None:
+    text = (
+        "`train.old_logprobs=trainer` beyond `rollout.max_staleness` 0: the ratio is to the current "
+        "trainer's policy, not to the older one that sampled, so stale samples are trained on as if "
+        "they were fresh"
+    )
+    stale = recipe.rollout.max_staleness > 0 and recipe.train.old_logprobs == "trainer"
+    return text if stale else None
+
+
+def _doubt_k1(recipe: Recipe) -> str | None:
+    text = (
+        "`train.kl_estimator=k1` in the loss has a gradient whose expectation is zero: it adds noise "
+        "and holds nothing near the reference; k2 and k3 do"
+    )
+    return text if recipe.train.kl_coef > 0 and recipe.train.kl_estimator == "k1" else None
+
+
 _DOUBTS: tuple[Callable[[Recipe], str | None], ...] = (
     _doubt_eval_on_training_prompts,
     _doubt_truncated_sampling,
     _doubt_min_lr,
+    _doubt_old_logprobs,
+    _doubt_k1,
 )

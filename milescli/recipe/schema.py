@@ -155,6 +155,9 @@ class Train(Section):
     samples of their token means (GRPO); or an import path."""
     clip_low: NonNegativeFloat = 0.2
     clip_high: NonNegativeFloat = 0.28
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    """Bound on the ratio of tokens with a negative advantage (dual-clip PPO; 3 is usual); null: no
+    bound."""
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL term in the loss, against the frozen reference; 0: no KL term."""
     reference: bool | None = None

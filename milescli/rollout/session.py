@@ -30,7 +30,7 @@ class _Line:
         """Tokens that the policy did not make."""
         self.token_ids.extend(token_ids)
         self.loss_mask.extend(bytes(len(token_ids)))
-        self.logprobs.extend([0.0] * len(token_ids))
+        self.logprobs.frombytes(bytes(self.logprobs.itemsize * len(token_ids)))
 
     def append_sampled(self, completion: Completion) -> None:
         """Tokens that the policy made, after all that is there."""

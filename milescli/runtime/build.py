@@ -1,5 +1,4 @@
-"""The composition root: from recipe, plan and material to running actors. The one place that knows
-which vendor plays which part."""
+"""The composition root: from a spec to running actors, each of its vendor."""
 
 from __future__ import annotations
 
@@ -216,9 +215,11 @@ class Builder:
         return sorted(slots, key=lambda slot: slot.engine_rank or 0)
 
     def _gpu_share(self) -> float:
+        """What Ray counts for each process on a device; which devices those are, we say ourselves.
+        Halves add up to a device where trainer and engine share one."""
         if self.plan.device_kind == "cpu":
             return 0.0
-        return 0.45 if self.plan.colocated else 1.0
+        return 0.5 if self.plan.colocated else 1.0
 
     def check(self) -> None:
         """Raises where an engine cannot serve this model; called before anything is started."""

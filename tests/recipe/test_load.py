@@ -131,8 +131,19 @@ def test_odd_wishes_are_warned_of(place: Place) -> None:
     assert place.load().warnings == []
 
 
-def test_staleness_with_the_trainers_logprobs_is_a_choice(place: Place) -> None:
-    assert place.load(sets=["rollout.max_staleness=2", "train.old_logprobs=trainer"]).warnings == []
+@pytest.mark.parametrize(
+    ("sets", "reason"),
+    [
+        (["rollout.max_staleness=2", "train.old_logprobs=trainer"], "as if they were fresh"),
+        (["train.kl_coef=0.1", "train.kl_estimator=k1"], "whose expectation is zero"),
+    ],
+)
+def test_a_choice_that_does_not_do_what_it_seems_to_is_warned_of_with_the_reason(
+    place: Place, sets: list[str], reason: str
+) -> None:
+    (warning,) = place.load(sets=sets).warnings
+    assert reason in warning
+    assert place.load(sets=sets[:1]).warnings == place.load(sets=sets[1:]).warnings == []
 
 
 def test_override_changes_only_what_may_change(place: Place) -> None:

@@ -269,7 +269,7 @@ CASES = {
         fix="samples_per_prompt=8",
     ),
     "uneven updates": Case(
-        sets=["train.updates_per_step=3"], says=("256",), fix="updates_per_step=2"
+        sets=["train.updates_per_step=3"], says=("32 prompts",), fix="updates_per_step=2"
     ),
     "clip of one": Case(sets=["train.clip_low=1.0"], says=("clip_low",), fix="clip_low=0.2"),
     "endless lr warm-up": Case(

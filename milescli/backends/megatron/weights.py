@@ -1,18 +1,14 @@
-"""Weights of a Megatron model under any layout <-> Hugging Face tensors, both ways through the one
-table of `models`."""
+"""Weights of a Megatron model on this rank: which line of the table of `models` each parameter is,
+and loading them from a Hugging Face folder. The way back is `gathering`."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import groupby
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from megatron.core import tensor_parallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
@@ -20,20 +16,15 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from milescli.backends.megatron.mesh import Mesh
 from milescli.checkpoint.source import Source, open_source
 from milescli.core.errors import CheckpointError
-from milescli.models.base import Entry, Rule, Sharding, WeightTable
+from milescli.models.base import Entry, Sharding, WeightTable
 from milescli.models.engine_names import own_name
-from milescli.models.facts import ModelFacts
-from milescli.plan.stages import stage_ends
-from milescli.weights.base import Bucket
 
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
 _ADDS_TO_RESIDUAL = re.compile(r"\.(linear_proj|linear_fc2|out_proj)\.(weight|bias)$")
 """The output projections of every mixer and MLP, of experts too."""
 _SCALES_RESIDUAL = re.compile(r"\.layer_scalar$")
-_TIED_OUTPUT = "output_layer.weight"
-Parts = dict[tuple[str, int], torch.Tensor]
-"""(Megatron name, number of the part) -> part"""
+TIED_OUTPUT = "output_layer.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +47,7 @@ def local_weights(model: GPTModel, table: WeightTable, mesh: Mesh) -> list[Local
     found = []
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         plain = _global_name(name, first_layer=first_layer, first_expert=first_expert)
-        tied = plain == _TIED_OUTPUT and table.facts.tied_embeddings
+        tied = plain == TIED_OUTPUT and table.facts.tied_embeddings
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         assert not is_parameter or tied or plain in table.by_megatron, (
             f"no rule for the Megatron weight {plain}"
@@ -189,254 +180,3 @@ def _misshapen(
         why=f"`{name}` is {list(found)} on disk, and {list(expected)} by config.json",
         fix="fetch the model again",
     )
-
-
-def hf_buckets(
-    weights: Sequence[LocalWeight], table: WeightTable, *, mesh: Mesh, bucket_bytes: int
-) -> Iterator[Bucket]:
-    """The whole model under Hugging Face names, in buckets of at most `bucket_bytes` (or one disk
-    tensor). Collective: every rank must consume all of it, and every rank is given the same
-    tensors. Tensors may be views of the parameters."""
-    by_name = {
-        weight.entry.megatron: weight
-        for weight in weights
-        if not (weight.name == _TIED_OUTPUT and table.facts.tied_embeddings)
-    }
-    dtypes = _dtypes(weights)
-    bucket: list[Entry] = []
-    held = 0
-    for unit in _bundles(table.entries):
-        size = sum(dtypes[entry.megatron].itemsize * entry.num_elements for entry in unit)
-        if bucket and held + size > bucket_bytes:
-            yield _gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
-            bucket, held = [], 0
-        bucket += unit
-        held += size
-    yield _gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
-
-
-def _dtypes(weights: Sequence[LocalWeight]) -> Mapping[str, torch.dtype]:
-    """Megatron name -> dtype in memory, over all ranks: that of the model, but for those few that
-    are kept apart (in float32)."""
-    usual, _ = Counter(weight.parameter.dtype for weight in weights).most_common(1)[0]
-    apart = {
-        weight.entry.megatron: weight.parameter.dtype
-        for weight in weights
-        if weight.parameter.dtype != usual
-    }
-    everywhere: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, (usual, apart))
-    found: defaultdict[str, torch.dtype] = defaultdict(lambda: usual)
-    for usual_there, apart_there in everywhere:
-        assert usual_there == usual, f"ranks hold the model in {usual} and {usual_there}"
-        found.update(apart_there)
-    return found
-
-
-def _bundles(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Units that must lie in one bucket."""
-
-    def name(unit: list[Entry]) -> object:
-        return (unit[0].layer, unit[0].rule.together) if unit[0].rule.together else unit[0].hf
-
-    for _, bundle in groupby(_units(entries), key=name):
-        yield [entry for unit in bundle for entry in unit]
-
-
-def _units(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Entries that make up the same disk tensors. MTP layers are not trained, so they are not
-    published."""
-    for _, unit in groupby(entries, key=lambda entry: entry.hf):
-        listed = list(unit)
-        if listed[0].mtp is None:
-            yield listed
-
-
-@torch.no_grad()
-def _gather_bucket(
-    entries: Sequence[Entry],
-    local: dict[str, LocalWeight],
-    *,
-    dtypes: Mapping[str, torch.dtype],
-    table: WeightTable,
-    mesh: Mesh,
-) -> Bucket:
-    """Cut parts -> whole parts within each pipeline stage, then from stage to stage, each as few
-    collectives on flat memory of one dtype; then parts -> disk tensors."""
-    mine = {entry.megatron: local[entry.megatron] for entry in entries if entry.megatron in local}
-    stage_of = _stages(entries, mesh=mesh, table=table)
-    kinds = {(stage_of[entry.megatron], dtypes[entry.megatron]) for entry in entries}
-    whole: Parts = {}
-    for stage, dtype in sorted(kinds, key=str):
-        here = [
-            entry
-            for entry in entries
-            if (stage_of[entry.megatron], dtypes[entry.megatron]) == (stage, dtype)
-        ]
-        tensors = (
-            _gather_stage(here, mine, table=table, mesh=mesh, dtype=dtype)
-            if mesh.pp_rank == stage
-            else None
-        )
-        whole |= _from_stage(here, tensors, stage=stage, mesh=mesh, dtype=dtype, device=mesh.device)
-    return [named for unit in _units(entries) for named in _to_disk(unit, whole)]
-
-
-def _to_disk(unit: Sequence[Entry], whole: Parts) -> Bucket:
-    rows = [
-        entry.rule.to_disk(
-            [whole[entry.megatron, index] for index in range(len(part_shapes(entry)))], entry.facts
-        )
-        for entry in unit
-    ]
-    tensors = (
-        [torch.stack(column) for column in zip(*rows, strict=True)]
-        if unit[0].rule.stacked
-        else rows[0]
-    )
-    return list(zip(unit[0].hf, tensors, strict=True))
-
-
-@lru_cache(maxsize=4096)
-def _part_shapes(rule: Rule, facts: ModelFacts) -> tuple[torch.Size, ...]:
-    disk = [torch.empty(shape, device="meta") for shape in rule.shapes(facts)]
-    return tuple(part.shape for part in rule.to_parts(disk, facts))
-
-
-def part_shapes(entry: Entry) -> tuple[torch.Size, ...]:
-    """Of the whole parts of an entry."""
-    return _part_shapes(entry.rule, entry.facts)
-
-
-def _stages(entries: Sequence[Entry], *, mesh: Mesh, table: WeightTable) -> dict[str, int]:
-    """Megatron name -> pipeline stage that holds it."""
-    ends = stage_ends(mesh.layout, table.facts.num_layers)
-    stages = {}
-    for entry in entries:
-        if entry.layer is not None:
-            stages[entry.megatron] = next(
-                stage for stage, end in enumerate(ends) if entry.layer < end
-            )
-        else:
-            stages[entry.megatron] = (
-                0 if entry.megatron.startswith("embedding.") else mesh.layout.pp - 1
-            )
-    return stages
-
-
-def _gather_stage(
-    entries: Sequence[Entry],
-    mine: dict[str, LocalWeight],
-    *,
-    table: WeightTable,
-    mesh: Mesh,
-    dtype: torch.dtype,
-) -> Parts:
-    """Whole parts of entries of this rank's own stage."""
-    dense = [entry for entry in entries if entry.expert is None]
-    whole = _merge(dense, mine, group=mesh.tp_group, size=mesh.layout.tp, table=table)
-    experts = [entry for entry in entries if entry.expert is not None]
-    if not experts:
-        return whole
-    per_rank = table.facts.num_experts // mesh.layout.ep
-    for owner in range(mesh.layout.ep):
-        owned = [
-            entry
-            for entry in experts
-            if entry.expert is not None and entry.expert // per_rank == owner
-        ]
-        if not owned:
-            continue
-        tensors = (
-            _merge(owned, mine, group=mesh.etp_group, size=mesh.layout.etp, table=table)
-            if mesh.ep_rank == owner
-            else None
-        )
-        if mesh.layout.ep > 1:
-            tensors = _broadcast(
-                owned, tensors, source=owner, group=mesh.ep_group, dtype=dtype, device=mesh.device
-            )
-        assert tensors is not None
-        whole |= tensors
-    return whole
-
-
-def _merge(
-    entries: Sequence[Entry],
-    mine: dict[str, LocalWeight],
-    *,
-    group: dist.ProcessGroup,
-    size: int,
-    table: WeightTable,
-) -> Parts:
-    """Parts of tensor-parallel ranks -> whole parts."""
-    parts: Parts = {}
-    for entry in entries:
-        split = entry.rule.split(mine[entry.megatron].parameter.detach(), entry.facts)
-        parts |= {(entry.megatron, index): part for index, part in enumerate(split)}
-    if size == 1:
-        return parts
-    cut = [entry for entry in entries if entry.rule.sharding.axis != "none"]
-    if not cut:
-        return parts
-    names = [
-        ((entry.megatron, index), entry, shape)
-        for entry in cut
-        for index, shape in enumerate(part_shapes(entry))
-    ]
-    flat = torch.cat([parts[name].reshape(-1) for name, _, _ in names])
-    gathered = flat.new_empty((size, flat.numel()))
-    dist.all_gather_into_tensor(gathered.view(-1), flat, group=group)
-    offset = 0
-    for name, entry, whole in names:
-        shape, dim = parts[name].shape, entry.rule.sharding.dim
-        rows = gathered[:, offset : offset + shape.numel()]
-        merged = torch.cat([row.view(shape) for row in rows], dim=dim)
-        parts[name] = merged.narrow(dim, 0, whole[dim])
-        offset += shape.numel()
-    return parts
-
-
-def _from_stage(
-    entries: Sequence[Entry],
-    tensors: Parts | None,
-    *,
-    stage: int,
-    mesh: Mesh,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Parts:
-    if mesh.layout.pp == 1:
-        assert tensors is not None
-        return tensors
-    return _broadcast(
-        entries, tensors, source=stage, group=mesh.pp_group, dtype=dtype, device=device
-    )
-
-
-def _broadcast(
-    entries: Sequence[Entry],
-    tensors: Parts | None,
-    *,
-    source: int,
-    group: dist.ProcessGroup,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Parts:
-    """Whole parts of `entries` from rank `source` of the group, which has them, to the others."""
-    shapes = {
-        (entry.megatron, index): shape
-        for entry in entries
-        for index, shape in enumerate(part_shapes(entry))
-    }
-    if tensors is None:
-        flat = torch.empty(
-            sum(shape.numel() for shape in shapes.values()), dtype=dtype, device=device
-        )
-    else:
-        flat = torch.cat([tensors[name].reshape(-1) for name in shapes])
-    dist.broadcast(flat, src=dist.get_global_rank(group, source), group=group)
-    pieces = flat.split([shape.numel() for shape in shapes.values()])
-    return {
-        name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
-    }

@@ -278,10 +278,10 @@ class TrainerRank:
 
     def buckets(self) -> Iterator[Bucket]:
         """The whole model under Hugging Face names. Collective: all ranks consume all of it."""
-        from milescli.backends.megatron import weights
+        from milescli.backends.megatron.gathering import hf_buckets
 
         size = self.recipe.weights.bucket_mib * _MIB
-        return weights.hf_buckets(self.weights, self.table, mesh=self.mesh, bucket_bytes=size)
+        return hf_buckets(self.weights, self.table, mesh=self.mesh, bucket_bytes=size)
 
     def parameter_checksums(self) -> dict[str, str]:
         """Hugging Face name -> SHA-256 of the tensor's bytes; equal for equal weights under any

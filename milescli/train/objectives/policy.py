@@ -17,6 +17,10 @@ from milescli.train.packed_tokens import PackedTokens
 from milescli.train.sequences import sequence_of
 from milescli.train.surrogates import Surrogate, load_surrogate
 
+MAX_LOG_RATIO = 20.0
+"""Log-ratios beyond are cut off, gradient included: exp(20) is 5e8, of which float32 still keeps
+seven digits. Their share is the figure `clamp_fraction`."""
+
 
 class Policy:
     """An Objective over scored groups. Derive from it, or hand it pieces, for an algorithm of your
@@ -78,8 +82,9 @@ class Policy:
         """surrogate + kl_coef * KL - entropy_coef * entropy, per token."""
         assert tokens.logprobs is not None and tokens.entropy is not None
         old = tokens[self.old] if self.old in tokens else tokens.logprobs.detach()
+        log_ratio = tokens.logprobs - old
         terms = self.surrogate(
-            log_ratio=tokens.logprobs - old,
+            log_ratio=log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO),
             advantages=tokens[Stream.ADVANTAGE],
             tokens=tokens,
             settings=self.settings,
@@ -88,6 +93,7 @@ class Policy:
         figures = {
             "policy_loss": Figure(loss.detach(), Reduce.LOSS),
             "entropy": Figure(tokens.entropy.detach()),
+            "clamp_fraction": Figure((log_ratio.abs() > MAX_LOG_RATIO).float()),
             **{name: Figure(values.detach()) for name, values in terms.figures.items()},
         }
         if Stream.REFERENCE in self.needs:

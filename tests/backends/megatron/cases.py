@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -363,6 +364,20 @@ def train_steps(
     return {"checksums": checksums, "scores": scores, "reports": reports}
 
 
+def engine_differences(
+    *, rank: int, size: int, port: int, model: str, layout: dict, old_logprobs: str, updates: int
+) -> float:
+    """What a step of large updates says of an engine whose log-probs are the trainer's own."""
+    train = {"old_logprobs": old_logprobs, "updates_per_step": updates}
+    made = trainer(rank=rank, size=size, port=port, model=model, layout=layout, train=train)
+    shard = policy_shard(made, 0, updates=updates)
+    rows = scores_everywhere(made, shard)
+    own = np.concatenate([np.array(rows[number], np.float32) for number in shard.sequence_ids])
+    report = made.step(replace(shard, streams={**shard.streams, Stream.ENGINE: own}), 1e-1)
+    made.close()
+    return report.logprob_diff_max
+
+
 def adamw_steps(
     *,
     rank: int,
@@ -496,8 +511,6 @@ def spoil_and_step(*, rank: int, size: int, port: int, model: str, layout: dict)
 def routing_effect(*, rank: int, size: int, port: int, model: str, layout: dict) -> dict:
     """Scores of one batch routed freely, as the model would route by itself (recorded), and by
     random choices."""
-    from dataclasses import replace
-
     from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
 
     from milescli.backends.megatron.shard import RankShard
@@ -556,7 +569,7 @@ def published_differs(
 
 
 def _differences(folder: Path, facts: ModelFacts, own: Mesh, dtype: torch.dtype) -> list[str]:
-    from milescli.backends.megatron import model, weights
+    from milescli.backends.megatron import gathering, model, weights
     from milescli.checkpoint.hf_folder import HfReader
 
     config = model.build_config(
@@ -571,7 +584,7 @@ def _differences(folder: Path, facts: ModelFacts, own: Mesh, dtype: torch.dtype)
         missing = {name for entry in lines.entries if entry.mtp is None for name in entry.hf}
         wide = {name for entry in lines.entries if entry.rule.float32 for name in entry.hf}
         wrong = []
-        for bucket in weights.hf_buckets(local, lines, mesh=own, bucket_bytes=20_000):
+        for bucket in gathering.hf_buckets(local, lines, mesh=own, bucket_bytes=20_000):
             for name, tensor in bucket:
                 missing.discard(name)
                 expected = reader.read(name).to(torch.float32 if name in wide else dtype)

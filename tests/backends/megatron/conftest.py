@@ -300,7 +300,22 @@ class Worlds:
                 "rows": TOKEN_ROWS,
                 **plain,
             },
+            *self._engine_differences(),
             {"name": "routing", "call": "routing_effect", "model": self.models["moe"], **plain},
+        ]
+
+    def _engine_differences(self) -> list[dict]:
+        return [
+            {
+                "name": f"engine differences {old_logprobs} {updates}",
+                "call": "engine_differences",
+                "model": self.models["dense"],
+                "layout": {},
+                "old_logprobs": old_logprobs,
+                "updates": updates,
+            }
+            for old_logprobs in ("trainer", "engine")
+            for updates in (1, 2, 4)
         ]
 
     def _again(self) -> list[dict]:

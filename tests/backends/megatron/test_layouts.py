@@ -88,6 +88,14 @@ def test_sums_scans_means_and_gradients_of_packed_tokens_are_those_of_plain_loop
     assert worst[2] < 1e-5, worst
 
 
+@pytest.mark.parametrize("old_logprobs", ["trainer", "engine"])
+@pytest.mark.parametrize("updates", [1, 2, 4])
+def test_engine_and_trainer_are_compared_before_the_policy_moves(
+    worlds: Worlds, old_logprobs: str, updates: int
+) -> None:
+    assert worlds.get("one")[f"engine differences {old_logprobs} {updates}"] < 1e-5
+
+
 def test_replayed_routing_takes_the_given_experts(worlds: Worlds) -> None:
     scores = worlds.get("one")["routing"]
     assert scores["own"] == pytest.approx(scores["free"], abs=2e-6), (

@@ -42,6 +42,38 @@ def test_terms_add_up() -> None:
     assert "kl" not in _terms(_policy()).figures
 
 
+def test_log_ratios_beyond_twenty_are_cut_off_and_counted() -> None:
+    logprobs = torch.tensor([-1.0, -1.0, -100.0], requires_grad=True)
+    streams = {
+        Stream.OLD: torch.tensor([-30.0, -1.5, -1.0]),
+        Stream.ADVANTAGE: torch.tensor([-1.0, -1.0, 1.0]),
+    }
+    terms = _policy().loss(one_sequence(logprobs, streams=streams))
+    terms.loss.sum().backward()
+    assert terms.figures["clamp_fraction"].values.tolist() == [1, 0, 1]
+    assert logprobs.grad[0] == 0 and logprobs.grad[2] == 0, "no gradient beyond"
+    assert logprobs.grad[1] != 0
+    assert bool(torch.isfinite(terms.loss).all())
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_what_stands_at_padding_cannot_spoil_a_gradient(kind: str) -> None:
+    """A low temperature makes log-probs of tokens that nobody sampled as small as -1000; exp of the
+    difference is infinite, and 0 x infinity no number."""
+    logprobs = torch.tensor([-1.0, -1000.0, -0.1], requires_grad=True)
+    mask = torch.tensor([True, False, False])
+    streams = {
+        Stream.OLD: torch.tensor([-1.1, 0.0, -1000.0]),
+        Stream.REFERENCE: torch.tensor([-1.2, 0.0, -1000.0]),
+        Stream.ADVANTAGE: torch.tensor([1.0, float("nan"), 0.0]),
+    }
+    policy = _policy(kl_coef=0.1, kl_estimator=kind)
+    terms = policy.loss(one_sequence(logprobs, mask=mask, streams=streams))
+    torch.where(mask, terms.loss, 0.0).sum().backward()
+    assert bool(torch.isfinite(logprobs.grad).all())
+    assert logprobs.grad[0] != 0 and not logprobs.grad[1:].any()
+
+
 @pytest.mark.parametrize(
     ("train", "staleness", "needs"),
     [

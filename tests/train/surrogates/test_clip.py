@@ -56,6 +56,24 @@ def test_a_clipped_token_has_no_gradient_and_a_free_one_has() -> None:
     assert [value == 0 for value in new.grad.tolist()] == [True, False, True, False]
 
 
+def test_a_token_of_negative_advantage_pulls_with_its_whole_ratio_unless_bounded_twice() -> None:
+    values = torch.tensor([-1.0, -1.0, 1.0])
+    gradients = {}
+    for c in (None, 3.0):
+        new = torch.tensor([6.0, 0.5, 6.0], requires_grad=True)
+        terms = _clip(new, torch.zeros(3), values, dual_clip=c)
+        terms.loss.sum().backward()
+        gradients[c] = new.grad
+        if c is not None:
+            assert terms.loss[0].item() == 3.0
+            assert terms.figures["dual_clip_fraction"].tolist() == [1, 0, 0]
+        else:
+            assert "dual_clip_fraction" not in terms.figures
+    assert gradients[None][0].item() == pytest.approx(math.exp(6.0), rel=1e-5)
+    assert gradients[3.0][0].item() == 0.0
+    assert torch.equal(gradients[None][1:], gradients[3.0][1:])
+
+
 @pytest.mark.parametrize(("high", "expected"), [(0.2, [1, 1]), (0.28, [0, 0])])
 def test_the_upper_bound_is_its_own(high: float, expected: list[int]) -> None:
     new = torch.log(torch.tensor([1.25, 1.25]))
