@@ -10,6 +10,7 @@ import socket
 import tempfile
 import time
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,14 @@ import torch
 from safetensors.torch import save_file
 
 from milescli.backends.megatron.worker import TrainerRank
-from milescli.core.types import Group, Prompt, Sample, StopReason, VersionSpan
+from milescli.core.types import Group, Prompt, Sample, StopReason, Trajectory
 from milescli.models import parse_facts, table
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
 from milescli.recipe.schema import Recipe
-from milescli.train import packing
+from milescli.rollout.trajectories import demonstration
+from milescli.train.base import TrainShard
+from milescli.train.objectives import load_objective
+from milescli.train.packing import pack
 
 
 def parse() -> argparse.Namespace:
@@ -77,46 +81,39 @@ def make_model(folder: Path, options: argparse.Namespace) -> None:
     )
 
 
-def make_batch(options: argparse.Namespace):
+def make_shard(options: argparse.Namespace) -> TrainShard:
     """Sequences of uneven length; the first quarter of each is the prompt."""
     rng = np.random.default_rng(0)
     spread = options.length // 4
     lengths = rng.integers(options.length - spread, options.length + spread + 1, options.sequences)
-    pairs = [
-        (
+    trajectories = [
+        demonstration(
             rng.integers(0, options.vocab, n // 4).tolist(),
             rng.integers(0, options.vocab, n - n // 4).tolist(),
         )
         for n in lengths
     ]
-    if options.kind == "supervised":
-        return packing.pack_supervised(pairs, dp=1, max_tokens_per_microbatch=options.microbatch)
-    samples = [
-        Sample(
-            sample_index=index,
-            seed=index,
-            prompt_ids=prompt,
-            response_ids=response,
-            logprobs=array("d", [-6.0] * len(response)),
-            loss_mask=[True] * len(response),
-            text="",
-            stop_reason=StopReason.STOP,
-            version_spans=[VersionSpan(start=0, end=len(response), version=0)],
-            reward=float(index % 2),
-        )
-        for index, (prompt, response) in enumerate(pairs)
-    ]
-    group = Group(prompt=Prompt(index=0, token_ids=[0], text=""), samples=samples)
-    advantages = [[1.0 - 2.0 * (index % 2) for index in range(len(samples))]]
-    return packing.pack_policy(
-        [group],
-        advantages,
-        dp=1,
-        max_tokens_per_microbatch=options.microbatch,
-        updates=1,
-        aggregation="token_mean",
-        temperature=1.0,
-    )
+    items: list[Group] | list[Trajectory] = trajectories
+    if options.kind == "policy":
+        samples = [
+            Sample(
+                sample_index=index,
+                seed=index,
+                trajectories=[
+                    replace(trajectory, logprobs=array("f", [-6.0] * trajectory.num_tokens))
+                ],
+                text="",
+                stop_reason=StopReason.STOP,
+                reward=float(index % 2),
+            )
+            for index, trajectory in enumerate(trajectories)
+        ]
+        items = [Group(prompt=Prompt(index=0, token_ids=[0], text=""), samples=samples)]
+    sequences = load_objective(options.kind, Recipe()).sequences(items)
+    (shard,) = pack(
+        sequences, objective=options.kind, dp=1, max_tokens_per_microbatch=options.microbatch
+    ).shards
+    return shard
 
 
 def make_trainer(folder: Path, options: argparse.Namespace) -> TrainerRank:
@@ -166,16 +163,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         make_model(Path(name), options)
         trainer = make_trainer(Path(name), options)
-        batch = make_batch(options)
-        trainer.step(batch, 1e-4)
+        shard = make_shard(options)
+        trainer.step(shard, 1e-4)
         seconds = []
         for _ in range(options.steps):
             started = time.monotonic()
-            report = trainer.step(batch, 1e-4)
+            report = trainer.step(shard, 1e-4)
             seconds.append(time.monotonic() - started)
         if options.profile:
             with torch.profiler.profile() as profile:
-                trainer.step(batch, 1e-4)
+                trainer.step(shard, 1e-4)
             print(
                 profile.key_averages().table(
                     sort_by="self_cpu_time_total", row_limit=28, max_name_column_width=48
