@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the process says when it ends; told to users by `miles help exit-codes`."""
+    """What the process says when it ends; shown to users by `miles help exit-codes`."""
 
     DONE = 0
     FAILED = 1

@@ -100,7 +100,7 @@ class EvalDone:
     response_tokens_mean: float
     seconds: float
     path: str
-    """File with the answers, relative to the run directory."""
+    """File with the samples, relative to the run directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTrainerChecked:
-    """Engine and trainer scored the same answers before the first step."""
+    """Engine and trainer scored the same samples before the first step."""
 
     num_tokens: int
     diff_mean: float

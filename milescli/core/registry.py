@@ -42,10 +42,10 @@ class Registry:
 
     def _plugins(self) -> dict[str, str]:
         prefix = f"{self.kind}."
-        found = entry_points(group=ENTRY_POINT_GROUP)
+        points = entry_points(group=ENTRY_POINT_GROUP)
         return {
             point.name.removeprefix(prefix): point.value
-            for point in found
+            for point in points
             if point.name.startswith(prefix)
         }
 
@@ -66,20 +66,20 @@ class Registry:
                 "`mypkg.module:name`",
                 fix=f"--set {key}={guess or self.names()[0]}",
             )
-        found = _import(path, kind=self.kind, key=key)
-        self._check_signature(found, path=path, key=key)
-        return found
+        plugin = _import(path, kind=self.kind, key=key)
+        self._check_signature(plugin, path=path, key=key)
+        return plugin
 
-    def _check_signature(self, found: object, *, path: str, key: str) -> None:
+    def _check_signature(self, plugin: object, *, path: str, key: str) -> None:
         if not self.signature:
             return
-        if not callable(found):
+        if not callable(plugin):
             raise RecipeError(
                 f"`{path}` is not callable",
                 why=f"`{key}` needs {_with_article(self.kind)}",
                 fix=f"point {key} at a function or class",
             )
-        target = found.__init__ if inspect.isclass(found) else found  # type: ignore[misc]
+        target = plugin.__init__ if inspect.isclass(plugin) else plugin  # type: ignore[misc]
         parameters = inspect.signature(target).parameters
         takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         missing = [name for name in self.signature if name not in parameters]

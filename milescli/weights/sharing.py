@@ -19,8 +19,8 @@ def sharing_ranks(slots: Sequence[Slot], engine: int, *, on_cpu: bool) -> list[i
         for slot in slots:
             if slot.trainer_rank is not None:
                 first[slot.node] = min(slot.trainer_rank, first.get(slot.node, slot.trainer_rank))
-        found = [first.get(shard.node) for shard in shards]
+        owners = [first.get(shard.node) for shard in shards]
     else:
-        found = [shard.trainer_rank for shard in shards]
-    ranks = [rank for rank in found if rank is not None]
+        owners = [shard.trainer_rank for shard in shards]
+    ranks = [rank for rank in owners if rank is not None]
     return ranks if len(ranks) == len(shards) else []

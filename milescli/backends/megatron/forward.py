@@ -35,17 +35,17 @@ class Passes:
     ) -> list[torch.Tensor]:
         """Log-prob of every target [S] per microbatch on ranks of the last stage; empty elsewhere.
         No gradient."""
-        found: list[torch.Tensor] = []
+        kept: list[torch.Tensor] = []
 
         def keep(
             microbatch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor
         ) -> torch.Tensor:
-            found.append(logprobs)
+            kept.append(logprobs)
             return logprobs.sum()
 
         with torch.no_grad():
             self._run(microbatches, keep, temperature=temperature, forward_only=True)
-        return found
+        return kept
 
     def train(
         self, microbatches: Sequence[Microbatch], loss: TokenLoss, *, temperature: float

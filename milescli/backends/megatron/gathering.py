@@ -57,11 +57,11 @@ def _dtypes(weights: Sequence[LocalWeight]) -> Mapping[str, torch.dtype]:
     }
     everywhere: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, (usual, apart))
-    found: defaultdict[str, torch.dtype] = defaultdict(lambda: usual)
+    dtypes: defaultdict[str, torch.dtype] = defaultdict(lambda: usual)
     for usual_there, apart_there in everywhere:
         assert usual_there == usual, f"ranks hold the model in {usual} and {usual_there}"
-        found.update(apart_there)
-    return found
+        dtypes.update(apart_there)
+    return dtypes
 
 
 def bundles_of(entries: Sequence[Entry]) -> Iterator[list[Entry]]:

@@ -85,12 +85,12 @@ class _OnHost(DistributedOptimizer):
     def _get_main_param_and_optimizer_states(
         self, model_param: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        found = super()._get_main_param_and_optimizer_states(model_param)
-        stand_in = found["param"]
+        tensors = super()._get_main_param_and_optimizer_states(model_param)
+        stand_in = tensors["param"]
         return (
-            {**found, "param": self.optimizer.copies[stand_in][0]}
+            {**tensors, "param": self.optimizer.copies[stand_in][0]}
             if stand_in in self.optimizer.copies
-            else found
+            else tensors
         )
 
     def _set_main_param_and_optimizer_states(

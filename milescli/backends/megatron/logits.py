@@ -43,7 +43,7 @@ def logits(
     else:
         state = built.sharded_state_dict(prefix="", metadata=_metadata(checkpoint))
         built.load_state_dict(dist_checkpointing.load(state, str(checkpoint)))
-    found = []
+    rows_logits = []
     for tokens in rows:
         row = pack_row(
             make_row([(0, len(tokens))], shape=RowShape()),
@@ -55,12 +55,12 @@ def logits(
         out = built(
             torch.tensor([tokens], device=mesh.device), positions, None, packed_seq_params=row
         )
-        found.append(out[0, :, : facts.vocab_size].float().cpu())
-    return found
+        rows_logits.append(out[0, :, : facts.vocab_size].float().cpu())
+    return rows_logits
 
 
 def _metadata(checkpoint: Path) -> dict[str, bool] | None:
-    """What Megatron is told of a checkpoint whose layers are not stacked, as those of runs are;
+    """What Megatron is given of a checkpoint whose layers are not stacked, as those of runs are;
     None: its own default."""
     with TorchDistReader(checkpoint) as reader:
         layers = [name for name in reader.names() if name.startswith("decoder.layers.")]
@@ -91,14 +91,14 @@ def main() -> None:
     )
     for job in request["jobs"]:
         checkpoint = Path(job["checkpoint"]) if job.get("checkpoint") else None
-        found = logits(
+        by_row = logits(
             Path(job["folder"]),
             job["rows"],
             dtype=getattr(torch, job["dtype"]),
             checkpoint=checkpoint,
             mesh=own,
         )
-        save_file({str(number): row.contiguous() for number, row in enumerate(found)}, job["out"])
+        save_file({str(number): row.contiguous() for number, row in enumerate(by_row)}, job["out"])
     mesh.tear_down()
 
 

@@ -118,14 +118,14 @@ def require_finite_gradients(model: DistributedDataParallel, *, device: torch.de
     )
     names: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(names, name)
-    found = [(rank, name) for rank, name in enumerate(names) if name is not None]
-    if not found:  # a sum that overflowed although every value is finite
+    bad_ranks = [(rank, name) for rank, name in enumerate(names) if name is not None]
+    if not bad_ranks:  # a sum that overflowed although every value is finite
         return
-    rank, name = found[0]
+    rank, name = bad_ranks[0]
     model.zero_grad_buffer()
     raise NotFiniteError(
         f"the gradient of `{name}` is not finite",
-        why=f"found on trainer rank {rank} ({len(found)} of {len(names)} ranks have such); the "
+        why=f"on trainer rank {rank} ({len(bad_ranks)} of {len(names)} ranks have such); the "
         "optimizer was not stepped",
         fix=[
             "lower train.optimizer.lr, or set train.optimizer.clip_grad=1.0",

@@ -13,14 +13,14 @@ from milescli.backends.megatron.mesh import Mesh
 def own_routers(model: GPTModel) -> list[tuple[int, RouterReplay]]:
     """(layer from 0, its replay instance) of every layer of this rank that has experts, in the
     order of the model."""
-    found = []
+    routers = []
     for layer in model.decoder.layers:
         replay = getattr(
             getattr(getattr(layer, "mlp", None), "router", None), "router_replay", None
         )
         if replay is not None:
-            found.append((layer.layer_number - 1, replay))
-    return found
+            routers.append((layer.layer_number - 1, replay))
+    return routers
 
 
 def prepare_forward(

@@ -117,10 +117,10 @@ def _agree(planner: MCoreSavePlanner, writer: FileSystemWriter):
     local = writer.prepare_local_plan(planner.create_local_plan())
     plans: list[object] | None = [None] * world if rank == 0 else None
     dist.gather_object(local, plans, dst=0)
-    metadata, answer = None, [None]
+    metadata, own_plan = None, [None]
     if rank == 0:
         agreed, metadata = planner.create_global_plan(plans)
-        dist.scatter_object_list(answer, writer.prepare_global_plan(agreed), src=0)
+        dist.scatter_object_list(own_plan, writer.prepare_global_plan(agreed), src=0)
     else:
-        dist.scatter_object_list(answer, None, src=0)
-    return answer[0], metadata
+        dist.scatter_object_list(own_plan, None, src=0)
+    return own_plan[0], metadata

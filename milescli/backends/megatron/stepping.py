@@ -128,15 +128,15 @@ class UpdateFigures:
 
 
 def reduce_figures(loss: UpdateLoss, *, grad_norm: float) -> UpdateFigures:
-    """Over the ranks that hold tokens, then told to those of other stages, who do not know what the
+    """Over the ranks that hold tokens, then sent to those of other stages, which do not know what the
     objective shows. Collective; equal on all ranks."""
-    mesh, told = loss.mesh, [None]
+    mesh, figures = loss.mesh, [None]
     if mesh.is_last_stage:
         sums, peaks = _all_reduced(loss.sums, mesh), _all_reduced(loss.peaks, mesh, largest=True)
-        told = [(sums, peaks, loss.rules)]
+        figures = [(sums, peaks, loss.rules)]
     if mesh.layout.pp > 1:
-        dist.broadcast_object_list(told, src=mesh.reporter)
-    sums, peaks, rules = told[0]
+        dist.broadcast_object_list(figures, src=mesh.reporter)
+    sums, peaks, rules = figures[0]
     return UpdateFigures(sums=sums, peaks=peaks, rules=rules, grad_norm=grad_norm)
 
 

@@ -44,7 +44,7 @@ def local_weights(model: GPTModel, table: WeightTable, mesh: Mesh) -> list[Local
     first_layer = get_transformer_layer_offset(model.config)
     first_expert = mesh.ep_rank * (table.facts.num_experts // mesh.layout.ep)
     embedding = table.by_megatron["embedding.word_embeddings.weight"]
-    found = []
+    local = []
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         plain = _global_name(name, first_layer=first_layer, first_expert=first_expert)
         tied = plain == TIED_OUTPUT and table.facts.tied_embeddings
@@ -57,8 +57,8 @@ def local_weights(model: GPTModel, table: WeightTable, mesh: Mesh) -> list[Local
         entry = embedding if tied else table.by_megatron[plain]
         if is_parameter:
             _mark_cut(tensor, entry.rule.sharding)
-        found.append(LocalWeight(name=name, parameter=tensor, entry=entry))
-    return found
+        local.append(LocalWeight(name=name, parameter=tensor, entry=entry))
+    return local
 
 
 def silence_layers(weights: Sequence[LocalWeight], *, first: int) -> None:
@@ -142,9 +142,9 @@ def _read_disk(reader: Source, entry: Entry, index: int) -> torch.Tensor:
     if entry.row is None:
         _check_shape(reader, name, expected=shape)
         return reader.read(name)
-    found = reader.shape(name)
-    if found[1:] != shape or entry.row >= found[0]:
-        raise _misshapen(reader, name, found=found, expected=("experts", *shape))
+    on_disk = reader.shape(name)
+    if on_disk[1:] != shape or entry.row >= on_disk[0]:
+        raise _misshapen(reader, name, on_disk=on_disk, expected=("experts", *shape))
     return reader.read_row(name, row=entry.row)
 
 
@@ -168,15 +168,15 @@ def _read_part(
 
 
 def _check_shape(reader: Source, name: str, *, expected: tuple[int, ...]) -> None:
-    if (found := reader.shape(name)) != expected:
-        raise _misshapen(reader, name, found=found, expected=expected)
+    if (on_disk := reader.shape(name)) != expected:
+        raise _misshapen(reader, name, on_disk=on_disk, expected=expected)
 
 
 def _misshapen(
-    reader: Source, name: str, *, found: tuple[int, ...], expected: tuple[object, ...]
+    reader: Source, name: str, *, on_disk: tuple[int, ...], expected: tuple[object, ...]
 ) -> CheckpointError:
     return CheckpointError(
         f"`{reader.folder}`: weights and config.json do not belong together",
-        why=f"`{name}` is {list(found)} on disk, and {list(expected)} by config.json",
+        why=f"`{name}` is {list(on_disk)} on disk, and {list(expected)} by config.json",
         fix="fetch the model again",
     )

@@ -28,19 +28,21 @@ _SHORT = 24
 
 
 def options(facts: ModelFacts) -> dict[str, object]:
-    """What Megatron is told of windows, sinks, gate and scale. The windows are for its own modules,
+    """Megatron's settings of windows, sinks, gate and scale. The windows are for its own modules,
     which may load the same checkpoint; those of this room take them from the layer spec."""
-    found: dict[str, object] = {}
+    settings: dict[str, object] = {}
     if facts.attention_output_gate:
-        found["attention_output_gate"] = True
+        settings["attention_output_gate"] = True
     if facts.attention_scale is not None:
-        found["softmax_scale"] = facts.attention_scale
+        settings["softmax_scale"] = facts.attention_scale
     if facts.attention_sinks:
-        found["softmax_type"] = "learnable"
+        settings["softmax_type"] = "learnable"
     if any(layer.mixer == "sliding" for layer in facts.layers):
-        found["window_size"] = (facts.sliding_window - 1, 0)
-        found["window_attn_skip_freq"] = [int(layer.mixer == "sliding") for layer in facts.layers]
-    return found
+        settings["window_size"] = (facts.sliding_window - 1, 0)
+        settings["window_attn_skip_freq"] = [
+            int(layer.mixer == "sliding") for layer in facts.layers
+        ]
+    return settings
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,18 +123,18 @@ def _angles(
     facts: ModelFacts, positions: torch.Tensor, *, device: torch.device
 ) -> dict[str, Angles]:
     """One set per kind of layer that attends."""
-    found: dict[str, Angles] = {}
+    by_mixer: dict[str, Angles] = {}
     for number, layer in enumerate(facts.layers):
         rope = facts.rope_sliding if layer.mixer == "sliding" and facts.rope_sliding else facts.rope
-        if rope is None or layer.mixer in found or layer.mixer not in ("full", "sliding", "mla"):
+        if rope is None or layer.mixer in by_mixer or layer.mixer not in ("full", "sliding", "mla"):
             continue
         head_dim = (
             facts.mla.qk_rope_head_dim
             if layer.mixer == "mla" and facts.mla
             else facts.at(number).head_dim
         )
-        found[layer.mixer] = angles(rope, positions, head_dim=head_dim, device=device)
-    return found
+        by_mixer[layer.mixer] = angles(rope, positions, head_dim=head_dim, device=device)
+    return by_mixer
 
 
 def _group_lengths(lengths: np.ndarray) -> list[np.ndarray]:

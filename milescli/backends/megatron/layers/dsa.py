@@ -25,7 +25,7 @@ Choice = dict[int, torch.Tensor]
 
 
 def options(facts: ModelFacts) -> dict[str, object]:
-    """What Megatron is told of the indexer; nothing of a model without one."""
+    """Megatron's settings of the indexer; nothing of a model without one."""
     if facts.indexer is None:
         return {}
     return {
@@ -44,7 +44,7 @@ def core_attention(facts: ModelFacts, *, layer: int) -> ModuleSpec | None:
     chooser = layer
     while facts.layers[chooser].shares_choice:
         chooser -= 1
-    shared = any(each.shares_choice for each in facts.layers)
+    shared = any(layer.shares_choice for layer in facts.layers)
     return ModuleSpec(
         module=SparseAttention,
         params={"facts": facts, "layer": layer, "chooser": chooser, "keeps_choice": shared},
@@ -186,7 +186,7 @@ def _choose(
     beside it."""
     longest = query.shape[1]
     causal = torch.ones(longest, longest, dtype=torch.bool, device=query.device).tril()
-    found = causal.repeat(len(query), 1, 1, 1)
+    visible = causal.repeat(len(query), 1, 1, 1)
     for number, length in enumerate(lengths):
         if length <= sizes.topk:
             continue
@@ -201,5 +201,5 @@ def _choose(
         best = torch.zeros_like(scores, dtype=torch.bool).scatter_(
             -1, scores.topk(sizes.topk, dim=-1).indices, True
         )
-        found[number, 0, :length, :length] &= best
-    return found
+        visible[number, 0, :length, :length] &= best
+    return visible

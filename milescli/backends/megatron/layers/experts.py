@@ -1,4 +1,4 @@
-"""Experts: how a family's router chooses and weighs them, and what Megatron is told of them and of
+"""Experts: how a family's router chooses and weighs them, and what Megatron is given of them and of
 plain MLPs. Used by `model`, `specs`."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def mlp_options(facts: ModelFacts) -> dict[str, object]:
 def options(facts: ModelFacts, *, routing_replay: bool, grouped: bool) -> dict[str, object]:
     """Of the experts. How they are chosen stands in the `Router` itself, which Megatron's fields
     cannot say for every family."""
-    found: dict[str, object] = {
+    settings: dict[str, object] = {
         "num_moe_experts": facts.num_experts,
         "moe_router_topk": facts.topk,
         "moe_ffn_hidden_size": facts.moe_ffn_hidden_size,
@@ -53,15 +53,15 @@ def options(facts: ModelFacts, *, routing_replay: bool, grouped: bool) -> dict[s
         "moe_enable_routing_replay": routing_replay,
     }
     if facts.shared_expert_ffn_hidden_size:
-        found["moe_shared_expert_intermediate_size"] = facts.shared_expert_ffn_hidden_size
-        found["moe_shared_expert_gate"] = facts.shared_expert_gate
+        settings["moe_shared_expert_intermediate_size"] = facts.shared_expert_ffn_hidden_size
+        settings["moe_shared_expert_gate"] = facts.shared_expert_gate
     if facts.moe_latent_size:
-        found["moe_latent_size"] = facts.moe_latent_size
+        settings["moe_latent_size"] = facts.moe_latent_size
     if facts.num_moe_layers < facts.num_layers:
-        found["moe_layer_freq"] = [
+        settings["moe_layer_freq"] = [
             int(facts.is_moe_layer(layer)) for layer in range(facts.num_layers)
         ]
-    return found
+    return settings
 
 
 def adapt(mlp: ModuleSpec, facts: ModelFacts) -> None:
@@ -103,7 +103,7 @@ class Router(TopKRouter):
     families make it: any score, normalised or not, with a correction that counts for the choice
     alone (arXiv 2408.15664) and a choice of groups before that of experts (arXiv 2412.19437,
     section 2.1.2). The correction, `expert_bias`, is loaded and kept, never updated: Megatron is
-    not told of it."""
+    not given it."""
 
     def __init__(self, config, pg_collection=None, *, facts: ModelFacts) -> None:
         """Called by Megatron's MoE layer."""

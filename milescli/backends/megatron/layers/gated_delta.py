@@ -27,7 +27,7 @@ _TINY = 1e-6
 
 
 def options(facts: ModelFacts, *, cp: int) -> dict[str, object]:
-    """What Megatron is told of the layers of this kind. Its own module knows no context
+    """Megatron's settings of the layers of this kind. Its own module knows no context
     parallelism, and its config refuses it by name."""
     delta = facts.gated_delta
     if delta is None:

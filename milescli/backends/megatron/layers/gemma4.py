@@ -22,7 +22,7 @@ from milescli.models.facts import ModelFacts
 
 
 def options(facts: ModelFacts) -> dict[str, object]:
-    """What Megatron is told: layers that differ are saved each by itself."""
+    """Megatron's settings: layers that differ are saved each by itself."""
     alike = all(layer.head_dim is None and layer.num_kv_heads is None for layer in facts.layers)
     return {} if alike else {"hetereogenous_dist_checkpoint": True}
 

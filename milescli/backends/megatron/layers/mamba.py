@@ -26,7 +26,7 @@ from milescli.models.facts import Mamba, ModelFacts
 
 
 def options(facts: ModelFacts) -> dict[str, object]:
-    """What Megatron is told of Mamba-2; the mixer of this room takes the same from the layer
+    """Megatron's settings of Mamba-2; the mixer of this room takes the same from the layer
     spec."""
     if facts.mamba is None:
         return {}
@@ -145,18 +145,18 @@ class PackedMamba(MegatronModule):
         groups = {"tp_group": self.tp_group, "dp_cp_group": metadata["dp_cp_group"]}
         own: dict[str, torch.Tensor] = {}
         self._save_to_state_dict(own, "", keep_vars=True)
-        found = make_sharded_tensors_for_checkpoint(
+        sharded = make_sharded_tensors_for_checkpoint(
             own, prefix, dict.fromkeys(own, 0), sharded_offsets, **groups
         )
         for name, module in self.named_children():
             inner = f"{prefix}{name}."
             if name in ("conv1d", "norm"):
                 tensors = module.state_dict(keep_vars=True)
-                found |= make_sharded_tensors_for_checkpoint(
+                sharded |= make_sharded_tensors_for_checkpoint(
                     tensors, inner, dict.fromkeys(tensors, 0), sharded_offsets, **groups
                 )
             else:
-                found |= sharded_state_dict_default(
+                sharded |= sharded_state_dict_default(
                     module, inner, sharded_offsets, metadata, tp_group=self.tp_group
                 )
         parts = ["z", "x", "B", "C", "dt"]
@@ -165,11 +165,11 @@ class PackedMamba(MegatronModule):
             ("conv1d.weight", slice(1, 4)),
             ("conv1d.bias", slice(1, 4)),
         ):
-            if whole := found.get(prefix + name):
-                found[prefix + name] = _split_tensor_factory(
+            if whole := sharded.get(prefix + name):
+                sharded[prefix + name] = _split_tensor_factory(
                     whole, self.in_proj_sizes[which], parts[which], 0
                 )
-        return found
+        return sharded
 
 
 class GatedNorm(torch.nn.Module):

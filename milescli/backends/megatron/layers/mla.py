@@ -29,18 +29,18 @@ def config_class(facts: ModelFacts) -> type[TransformerConfig]:
 
 
 def options(facts: ModelFacts) -> dict[str, object]:
-    """What Megatron is told of latent attention; nothing of a model without it."""
+    """Megatron's settings of latent attention; nothing of a model without it."""
     if facts.mla is None:
         return {}
     assert facts.rope is not None
     scaling = facts.rope.scaling
-    found: dict[str, object] = {
+    settings: dict[str, object] = {
         "q_lora_rank": facts.mla.q_lora_rank or None,
         "kv_lora_rank": facts.mla.kv_lora_rank,
         "qk_head_dim": facts.mla.qk_nope_head_dim,
         "qk_pos_emb_head_dim": facts.mla.qk_rope_head_dim,
         "v_head_dim": facts.mla.v_head_dim,
-        # the latents' norms come from the spec; told of them, Megatron would sum the gradient of
+        # the latents' norms come from the spec; given them, Megatron would sum the gradient of
         # q_layernorm over tp ranks that agree on it
         "qk_layernorm": False,
         "rope_type": "yarn" if scaling and scaling.kind == "yarn" else "rope",
@@ -50,10 +50,10 @@ def options(facts: ModelFacts) -> dict[str, object]:
         "mscale_all_dim": (scaling.mscale_all_dim or 0.0) if scaling else 0.0,
     }
     if scaling and scaling.kind == "yarn":
-        found["original_max_position_embeddings"] = scaling.original_max_positions
-        found["beta_fast"], found["beta_slow"] = scaling.beta_fast, scaling.beta_slow
-        found["mscale"] = scaling.mscale or 1.0
-    return found | dsa.options(facts)
+        settings["original_max_position_embeddings"] = scaling.original_max_positions
+        settings["beta_fast"], settings["beta_slow"] = scaling.beta_fast, scaling.beta_slow
+        settings["mscale"] = scaling.mscale or 1.0
+    return settings | dsa.options(facts)
 
 
 def adapt(spec: ModuleSpec, facts: ModelFacts, *, layer: int) -> None:

@@ -25,10 +25,10 @@ def angles(rope: Rope, positions: torch.Tensor, *, head_dim: int, device: torch.
     """RoFormer, arXiv 2104.09864. `head_dim`: of the vectors that are rotated; `rope.share` of it
     takes part."""
     inverse = inverse_frequencies(rope, head_dim)
-    found = torch.outer(positions.float(), inverse)[:, None, :].to(device)
+    turns = torch.outer(positions.float(), inverse)[:, None, :].to(device)
     factor = rotation_factor(rope.scaling)
     return Angles(
-        cos=found.cos().mul_(factor), sin=found.sin().mul_(factor), interleaved=rope.interleaved
+        cos=turns.cos().mul_(factor), sin=turns.sin().mul_(factor), interleaved=rope.interleaved
     )
 
 
@@ -37,10 +37,10 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
     rotated = int(head_dim * rope.share)
     if rope.proportional:
         turning = int(rope.share * head_dim // 2)
-        found = 1.0 / rope.theta ** (
+        turning_part = 1.0 / rope.theta ** (
             torch.arange(0, 2 * turning, 2, dtype=torch.float32) / head_dim
         )
-        return torch.cat([found, torch.zeros(head_dim // 2 - turning)])
+        return torch.cat([turning_part, torch.zeros(head_dim // 2 - turning)])
     plain = 1.0 / rope.theta ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
     if rope.scaling is None:
         return plain
