@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with miles in it, for the accelerator that this machine has. Called by the Makefile, and by the Dockerfiles in
-# two steps: packages change rarely and are cached, miles itself does not need them anew.
+# Makes a virtual environment with miles in it, for the accelerator that this machine has. Called by
+# the Makefile, and by the Dockerfiles in two steps: packages change rarely and are cached, miles
+# itself does not need them anew.
 # Usage: docker/install.sh VENV [cpu|cuda|rocm] [packages|miles]
 set -euo pipefail
 usage="docker/install.sh VENV [cpu|cuda|rocm] [packages|miles]"
@@ -63,7 +64,8 @@ packages() {
   esac
 }
 
-# A checkout is linked to, so that a change of a file is a change of the program; anything else is copied in.
+# A checkout is linked to, so that a change of a file is a change of the program; anything else is
+# copied in.
 miles() {
   local link=()
   [ ! -e "$here/.git" ] || link=(-e)

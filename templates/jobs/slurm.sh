@@ -29,13 +29,15 @@ address=$(hostname -I | awk '{ print $1 }')   # of several networks the first: w
 fail() { printf 'error: %s\n  why: %s\n  fix: %s\n' "$1" "$2" "$3" >&2; exit 4; }
 command -v miles ray >/dev/null || fail "miles is not installed on ${nodes[0]}" "it is not in $PATH" "docker/install.sh VENV"
 
-# Whoever has the token may run anything in this cluster: it lies in a file of this user's, and in no command line.
+# Whoever has the token may run anything in this cluster: it lies in a file of this user's, and in
+# no command line.
 rm -rf "$state"
 (umask 077; mkdir "$state"; od -An -v -N32 -tx1 /dev/urandom | tr -d ' \n' >"$state/token")
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$state/token RAY_USAGE_STATS_ENABLED=0
 unset RAY_ADDRESS RAY_AUTH_TOKEN
 
-# Ray lives on each node as long as its standard input is open: when this script ends, that closes everywhere.
+# Ray lives on each node as long as its standard input is open: when this script ends, that closes
+# everywhere.
 mkfifo "$state/alive"
 exec {alive}<>"$state/alive"
 steps=()

@@ -2,7 +2,8 @@
 # @title@
 # Made by `@made_by@`
 #   HOSTS='node1 node2 ...' bash job.sh       on the first of them, from a folder that all share. Started again, it goes on with the same run.
-# The others are reached by ssh with keys, never with a password. Keys come from this shell's environment: HF_TOKEN, WANDB_API_KEY.
+# The others are reached by ssh with keys, never with a password. Keys come from this shell's
+# environment: HF_TOKEN, WANDB_API_KEY.
 set -euo pipefail
 
 read -ra hosts <<<"${HOSTS:-}"   # @nodes@ names or addresses, this host first, by which all reach each other
@@ -29,13 +30,15 @@ for host in "${hosts[@]}"; do
   [ -n "${addresses[-1]}" ] || fail "the address of $host is not known" "its name does not resolve" "write addresses into HOSTS"
 done
 
-# Whoever has the token may run anything in this cluster: it lies in a file of this user's, and in no command line.
+# Whoever has the token may run anything in this cluster: it lies in a file of this user's, and in
+# no command line.
 rm -rf "$state"
 (umask 077; mkdir "$state"; od -An -v -N32 -tx1 /dev/urandom | tr -d ' \n' >"$state/token")
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$state/token RAY_USAGE_STATS_ENABLED=0
 unset RAY_ADDRESS RAY_AUTH_TOKEN
 
-# Each host's Ray lives as long as its standard input is open. When this script ends, however it ends, that closes everywhere.
+# Each host's Ray lives as long as its standard input is open. When this script ends, however it
+# ends, that closes everywhere.
 mkfifo "$state/alive"
 exec {alive}<>"$state/alive"
 rays=()
