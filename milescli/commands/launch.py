@@ -78,7 +78,7 @@ def launch(
         show_job(loaded, form=emit.value, machine=machine, on=on, output=output)
     elif dry_run:
         from milescli.commands.show_plan import show_plan
-        from milescli.runtime.launch import dry_run as plan_for
+        from milescli.runtime.planning import dry_run as plan_for
 
         plan = plan_for(loaded, machine, output=output)
         show_plan(plan, loaded, output=output, with_origins=verbose, price_per_gpu_hour=price)

@@ -12,7 +12,7 @@ from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe
 from milescli.runtime.inputs import facts_of_recipe
-from milescli.runtime.launch import plan_only, refuse_unproven
+from milescli.runtime.planning import plan_only, refuse_unproven
 
 
 def show_job(

@@ -152,7 +152,7 @@ def _variables(
     loaded: LoadedRecipe | None, machine: Machine, environ: Mapping[str, str]
 ) -> list[Finding]:
     """Without a plan (the check `plan` says why) only what harms any run."""
-    from milescli.runtime.launch import plan_only
+    from milescli.runtime.planning import plan_only
 
     plan = None
     with contextlib.suppress(MilesError):

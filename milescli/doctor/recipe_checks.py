@@ -68,7 +68,7 @@ def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:
     from milescli.backends.sglang.servable import fault_of_sglang, servable_on_cpu
     from milescli.models.catalogue import UNPROVEN
     from milescli.runtime.inputs import facts_of_recipe
-    from milescli.runtime.launch import refuse_unproven
+    from milescli.runtime.planning import refuse_unproven
 
     facts = facts_of_recipe(recipe.model)
     facts.require_trainable()
@@ -96,7 +96,7 @@ def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:
 
 def check_plan(loaded: LoadedRecipe, machine: Machine) -> list[Finding]:
     """The recipe's layout is legal here."""
-    from milescli.runtime.launch import plan_only
+    from milescli.runtime.planning import plan_only
 
     plan = plan_only(loaded, machine)
     place = "share devices" if plan.colocated else "have devices of their own"

@@ -15,7 +15,8 @@ from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
 from milescli.runtime.inputs import RunInputs, prepare
-from milescli.runtime.launch import as_fetched, plan_only, write_records
+from milescli.runtime.planning import as_fetched, plan_only
+from milescli.runtime.records import write_records
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ def run_dir(miles: Miles) -> Path:
 
 
 def test_a_dry_run_shows_layout_placement_batch_and_reasons(miles: Miles, replace: Replace) -> None:
-    replace("milescli.runtime.launch", dry_run=lambda loaded, machine, output: PLAN)
+    replace("milescli.runtime.planning", dry_run=lambda loaded, machine, output: PLAN)
     said = miles("launch", "--recipe", "quickstart", "--dry-run")
     assert said.code == 0
     for words in (
@@ -81,7 +81,7 @@ def test_a_dry_run_shows_layout_placement_batch_and_reasons(miles: Miles, replac
 def test_a_verbose_dry_run_names_the_origin_of_every_value(
     miles: Miles, replace: Replace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace("milescli.runtime.launch", dry_run=lambda loaded, machine, output: PLAN)
+    replace("milescli.runtime.planning", dry_run=lambda loaded, machine, output: PLAN)
     monkeypatch.setenv("MILES_RUN__SEED", "7")
     said = miles(
         "launch",
@@ -104,7 +104,7 @@ def test_a_verbose_dry_run_names_the_origin_of_every_value(
 
 
 def test_a_dry_run_as_json_is_the_plan(miles: Miles, replace: Replace) -> None:
-    replace("milescli.runtime.launch", dry_run=lambda loaded, machine, output: PLAN)
+    replace("milescli.runtime.planning", dry_run=lambda loaded, machine, output: PLAN)
     payload = json.loads(miles("launch", "--recipe", "quickstart", "--dry-run", "--json", "-v").out)
     assert Plan.from_json(json.dumps(payload["plan"])) == PLAN
     assert payload["fingerprint"] == PLAN.fingerprint

@@ -14,7 +14,8 @@ from milescli.plan.make import make_plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
 from milescli.runtime.inputs import facts_of_recipe
-from milescli.runtime.launch import as_fetched, dry_run, launch, refuse_unproven
+from milescli.runtime.launch import launch
+from milescli.runtime.planning import as_fetched, dry_run, refuse_unproven
 
 
 def test_several_nodes_without_a_cluster_are_refused_and_no_run_is_made(tmp_path: Path) -> None:

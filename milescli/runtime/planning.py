@@ -1,0 +1,73 @@
+"""What would run: a recipe, a machine and a model's facts become a plan, and nothing is started.
+Called by launch, resume, the dry run, doctor and job scripts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from milescli.cluster.nodes import planning_machine
+from milescli.core.errors import CheckpointError
+from milescli.models import ModelFacts
+from milescli.models.catalogue import UNPROVEN
+from milescli.plan.make import make_plan
+from milescli.plan.types import Plan
+from milescli.platform.machine import Machine
+from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.schema import Recipe
+from milescli.runtime.inputs import facts_of_recipe
+from milescli.runtime.plugins import load_plugins
+
+if TYPE_CHECKING:
+    from milescli.console.output import Output
+
+
+def plan_only(
+    loaded: LoadedRecipe, machine: Machine | None = None, *, facts: ModelFacts | None = None
+) -> Plan:
+    """What would run, without starting or making anything. Raises where a plug-in or the model
+    cannot be had, or cannot be trained. `facts`: of its model, where they were read already: the
+    hub may have been asked for them."""
+    load_plugins(loaded.recipe)
+    facts = facts or facts_of_recipe(loaded.recipe.model)
+    facts.require_trainable()
+    return make_plan(loaded.recipe, machine or planning_machine(loaded), facts)
+
+
+def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
+    """Raises CheckpointError for a family whose computation nobody could check, unless the recipe
+    takes the risk."""
+    why = UNPROVEN.get(facts.family)
+    if why and not recipe.model.allow_unproven:
+        raise CheckpointError(
+            f"models of type `{facts.family}` are not trained without your word",
+            why=why,
+            fix="--set model.allow_unproven=true   # then watch the first step's engine - trainer "
+            "difference",
+        )
+
+
+def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) -> Plan:
+    """What would run here, or on `machine`; what a launch would refuse all the same is a
+    warning."""
+    facts = facts_of_recipe(loaded.recipe.model)
+    plan = plan_only(loaded, machine, facts=facts)
+    try:
+        refuse_unproven(loaded.recipe, facts)
+    except CheckpointError as error:
+        output.warn(f"a launch will be refused: {error.what}; {error.why}\n  fix: {error.fixes[0]}")
+    return plan
+
+
+def as_fetched(
+    plan: Plan, loaded: LoadedRecipe, machine: Machine, facts: ModelFacts, *, output: Output
+) -> Plan:
+    """The plan for the model that is there: the shape that ships with a recipe may be older than
+    the model on the hub."""
+    fresh = make_plan(loaded.recipe, machine, facts)
+    if fresh.fingerprint == plan.fingerprint:
+        return plan
+    output.warn(
+        "the model is not quite as the shape that ships with miles: planned again by its "
+        "config.json"
+    )
+    return fresh
