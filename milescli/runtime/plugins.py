@@ -13,8 +13,8 @@ def load_plugins(recipe: Recipe) -> None:
     a model that the run does not keep."""
     load_reward(recipe.rollout)
     load_agent(recipe.rollout.agent)
-    from milescli.train.base import Stream
     from milescli.train.objectives import load_objective
+    from milescli.train.streams import Stream
 
     name = recipe.train.objective
     objective = load_objective(name, recipe)

@@ -7,37 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from milescli.core.types import EngineAddress, StepReport, WeightVersion
-
-if TYPE_CHECKING:
-    from milescli.train.packed_tokens import PackedTokens
+from milescli.train.packed_tokens import PackedTokens
+from milescli.train.streams import Stream
 
 Item = TypeVar("Item", contravariant=True)
 """What an objective learns from: groups, demonstrations, ..."""
-
-
-class Stream(StrEnum):
-    """A value per token that travels beside the tokens, float32. Off the loss mask it means
-    nothing."""
-
-    ADVANTAGE = "advantage"
-    ENGINE = "engine"
-    """Log-prob by the engine that sampled the token, at the sampling temperature."""
-    OLD = "old"
-    """Log-prob by the policy before the first update of the step."""
-    REFERENCE = "reference"
-    """Log-prob by the frozen reference."""
-
-
-LOGPROBS = frozenset({Stream.ENGINE, Stream.OLD, Stream.REFERENCE})
-"""Streams that the loss compares with the policy's own log-probs."""
-FROM_RANKS = (Stream.OLD, Stream.REFERENCE)
-"""Streams that the trainer's ranks compute where an objective needs them, in this order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

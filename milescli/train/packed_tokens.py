@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from milescli.train.base import LOGPROBS, Stream
+from milescli.train.streams import LOGPROBS, Stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

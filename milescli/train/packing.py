@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from milescli.train.base import Stream, TrainBatch, TrainSequence, TrainShard
+from milescli.train.base import TrainBatch, TrainSequence, TrainShard
 from milescli.train.binning import share_out
+from milescli.train.streams import Stream
 
 Update = list[list[list[int]]]
 """[dp][microbatches] sequence numbers"""

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from milescli.core.types import Trajectory
-from milescli.train.base import Stream, TrainSequence
+from milescli.train.base import TrainSequence
+from milescli.train.streams import Stream
 
 
 def sequence_of(

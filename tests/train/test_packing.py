@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from milescli.core.types import RoutedExperts
 from milescli.recipe.schema import Recipe
 from milescli.rollout.trajectories import demonstration
-from milescli.train.base import Stream, TrainBatch, TrainSequence
+from milescli.train.base import TrainBatch, TrainSequence
 from milescli.train.objectives import load_objective
 from milescli.train.packing import pack
+from milescli.train.streams import Stream
 from tests.samples import make_group, make_sample, make_trajectory
 
 

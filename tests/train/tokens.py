@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from milescli.train.base import Stream
 from milescli.train.packed_tokens import PackedTokens, Places
+from milescli.train.streams import Stream
 
 
 def one_sequence(

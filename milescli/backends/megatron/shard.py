@@ -13,8 +13,9 @@ from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.microbatch import Microbatch, row_shape
 from milescli.backends.megatron.rows import make_row
 from milescli.models.facts import ModelFacts
-from milescli.train.base import Stream, TrainShard
+from milescli.train.base import TrainShard
 from milescli.train.packed_tokens import PackedTokens, Places
+from milescli.train.streams import Stream
 
 
 class RankShard:

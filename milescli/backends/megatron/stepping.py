@@ -15,8 +15,9 @@ from milescli.backends.megatron.microbatch import Microbatch
 from milescli.backends.megatron.shard import RankShard
 from milescli.core.errors import NotFiniteError, RecipeError
 from milescli.core.types import StepReport
-from milescli.train.base import Objective, Reduce, Stream, TokenLoss
+from milescli.train.base import Objective, Reduce, TokenLoss
 from milescli.train.packed_tokens import PackedTokens
+from milescli.train.streams import Stream
 
 _TOKEN_BITS = 32
 """Of a place: sequence number above, token below."""

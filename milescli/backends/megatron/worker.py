@@ -24,8 +24,9 @@ from milescli.models import load_facts, table
 from milescli.plan.legal import check_layout
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
-from milescli.train.base import FROM_RANKS, Objective, Stream, TrainShard
+from milescli.train.base import Objective, TrainShard
 from milescli.train.objectives import load_objective
+from milescli.train.streams import FROM_RANKS, Stream
 from milescli.weights.base import Bucket, WeightChannel
 
 if TYPE_CHECKING:

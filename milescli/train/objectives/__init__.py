@@ -9,7 +9,8 @@ from typing import Any, cast
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.recipe.schema import Recipe
-from milescli.train.base import FROM_RANKS, Objective
+from milescli.train.base import Objective
+from milescli.train.streams import FROM_RANKS
 
 OBJECTIVES = Registry(
     "objective",

@@ -11,10 +11,11 @@ from milescli.core.types import Group, Sample
 from milescli.recipe.schema import Recipe
 from milescli.train.advantages import AdvantageEstimator, estimate, load_advantage
 from milescli.train.aggregation import Aggregation, load_aggregation
-from milescli.train.base import Figure, Reduce, Stream, TokenLoss, TrainSequence
+from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence
 from milescli.train.kl import kl_estimate
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.sequences import sequence_of
+from milescli.train.streams import Stream
 from milescli.train.surrogates import Surrogate, load_surrogate
 
 MAX_LOG_RATIO = 20.0

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from milescli.core.types import Trajectory
 from milescli.recipe.schema import Recipe
-from milescli.train.base import Figure, Stream, TokenLoss, TrainSequence
+from milescli.train.base import Figure, TokenLoss, TrainSequence
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.sequences import sequence_of
+from milescli.train.streams import Stream
 
 
 class Supervised:

@@ -19,9 +19,10 @@ from milescli.models import parse_facts, table
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
 from milescli.recipe.schema import Recipe
 from milescli.rollout.trajectories import demonstration
-from milescli.train.base import Stream, TrainShard
+from milescli.train.base import TrainShard
 from milescli.train.objectives import load_objective
 from milescli.train.packing import pack
+from milescli.train.streams import Stream
 from tests.backends.megatron import latent_models
 from tests.backends.megatron.measuring import measure_memory, plain_steps  # noqa: F401  (cases that `world` calls)
 from tests.backends.megatron.packed_cases import packed_tokens_differ  # noqa: F401

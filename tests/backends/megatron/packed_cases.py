@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from milescli.plan.types import TrainerLayout
-from milescli.train.base import Stream, TrainSequence
+from milescli.train.base import TrainSequence
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.packing import pack
+from milescli.train.streams import Stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ import torch
 from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Recipe
 from milescli.train.aggregation import LossShare
-from milescli.train.base import Stream
 from milescli.train.kl import kl_estimate
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
+from milescli.train.streams import Stream
 from tests.samples import make_group, make_sample, make_trajectory, rewarded
 from tests.train.tokens import one_sequence
 

@@ -1,0 +1,24 @@
+"""Values per token that travel beside the tokens, by name."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Stream(StrEnum):
+    """A value per token that travels beside the tokens, float32. Off the loss mask it means
+    nothing."""
+
+    ADVANTAGE = "advantage"
+    ENGINE = "engine"
+    """Log-prob by the engine that sampled the token, at the sampling temperature."""
+    OLD = "old"
+    """Log-prob by the policy before the first update of the step."""
+    REFERENCE = "reference"
+    """Log-prob by the frozen reference."""
+
+
+LOGPROBS = frozenset({Stream.ENGINE, Stream.OLD, Stream.REFERENCE})
+"""Streams that the loss compares with the policy's own log-probs."""
+FROM_RANKS = (Stream.OLD, Stream.REFERENCE)
+"""Streams that the trainer's ranks compute where an objective needs them, in this order."""
