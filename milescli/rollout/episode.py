@@ -99,42 +99,45 @@ def training_episodes(
 ) -> Episodes:
     """Sampled as the recipe's `rollout` says."""
     rollout = recipe.rollout
-    return Episodes(
-        agent=load_agent(rollout.agent),
-        agent_name=rollout.agent,
-        engine=engine,
-        scorer=scorer,
-        decode=decode,
-        settings=GenerateRequest(
-            prompt_ids=(),
-            max_new_tokens=rollout.max_response_tokens,
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            stop=rollout.stop,
-            want_routed_experts=recipe.train.routing_replay,
-        ),
-        max_tokens=recipe.data.max_prompt_tokens + rollout.max_response_tokens,
+    settings = GenerateRequest(
+        prompt_ids=(),
+        max_new_tokens=rollout.max_response_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop=rollout.stop,
+        want_routed_experts=recipe.train.routing_replay,
     )
+    return _episodes(recipe, settings, engine=engine, scorer=scorer, decode=decode)
 
 
 def evaluation_episodes(
     recipe: Recipe, *, engine: RolloutEngine, scorer: Scorer, decode: Decode
 ) -> Episodes:
     """The same agent, sampled as the recipe's `eval` says."""
-    settings, rollout = recipe.eval, recipe.rollout
-    max_new_tokens = settings.max_response_tokens or rollout.max_response_tokens
+    settings = GenerateRequest(
+        prompt_ids=(),
+        max_new_tokens=recipe.eval.max_response_tokens or recipe.rollout.max_response_tokens,
+        temperature=recipe.eval.temperature,
+        stop=recipe.rollout.stop,
+    )
+    return _episodes(recipe, settings, engine=engine, scorer=scorer, decode=decode)
+
+
+def _episodes(
+    recipe: Recipe,
+    settings: GenerateRequest,
+    *,
+    engine: RolloutEngine,
+    scorer: Scorer,
+    decode: Decode,
+) -> Episodes:
     return Episodes(
-        agent=load_agent(rollout.agent),
-        agent_name=rollout.agent,
+        agent=load_agent(recipe.rollout.agent),
+        agent_name=recipe.rollout.agent,
         engine=engine,
         scorer=scorer,
         decode=decode,
-        settings=GenerateRequest(
-            prompt_ids=(),
-            max_new_tokens=max_new_tokens,
-            temperature=settings.temperature,
-            stop=rollout.stop,
-        ),
-        max_tokens=recipe.data.max_prompt_tokens + max_new_tokens,
+        settings=settings,
+        max_tokens=recipe.data.max_prompt_tokens + settings.max_new_tokens,
     )
