@@ -16,6 +16,7 @@ from milescli.backends.megatron.shard import RankShard
 from milescli.core.errors import NotFiniteError, RecipeError
 from milescli.core.types import StepReport
 from milescli.train.base import Objective, Reduce, TokenLoss
+from milescli.train.objectives import failures_named
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
 
@@ -46,7 +47,8 @@ class UpdateLoss:
         self, microbatch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor
     ) -> torch.Tensor:
         tokens = self.shard.tokens_of(microbatch, logprobs=logprobs, entropy=entropy)
-        terms = self.objective.loss(tokens)
+        with failures_named(self.shard.shard.objective):
+            terms = self.objective.loss(tokens)
         if terms.loss.shape != logprobs.shape:
             raise RecipeError(
                 f"the objective `{self.shard.shard.objective}` gave a loss of shape "

@@ -1,6 +1,6 @@
 """One trainer rank: model, optimizer and weight channel of this process. Methods are called by name
-on all ranks at once, with equal arguments; each returns plain data. It knows nothing of who hosts
-the process."""
+on all ranks at once, with equal arguments but for the shard, which is that of the rank's data-
+parallel rank; each returns plain data. It knows nothing of who hosts the process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from milescli.plan.legal import check_layout
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Objective, TrainShard
-from milescli.train.objectives import load_objective
+from milescli.train.objectives import failures_named, load_objective
 from milescli.train.streams import FROM_RANKS, Stream
 from milescli.weights.base import Bucket, WeightChannel
 
@@ -184,7 +184,8 @@ class TrainerRank:
                     own.fill(stream, self._score(own))
         if self.mesh.is_last_stage:
             tokens = own.all_tokens()
-            objective.complete(tokens)
+            with failures_named(own.shard.objective):
+                objective.complete(tokens)
             own.keep(tokens)
 
     def _weights_of(self, stream: Stream) -> AbstractContextManager[None]:

@@ -3,11 +3,13 @@ entry point, or an import path to a factory `(recipe) -> Objective`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
-from milescli.core.errors import RecipeError
+from milescli.core.errors import MilesError, RecipeError
 from milescli.core.registry import Registry
+from milescli.core.user_code import user_traceback
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Objective
 from milescli.train.streams import FROM_RANKS
@@ -43,3 +45,21 @@ def load_objective(name: str, recipe: Recipe) -> Objective[Any]:
             fix="make the other streams in `sequences` or `complete`",
         )
     return objective
+
+
+@contextmanager
+def failures_named(name: str) -> Iterator[None]:
+    """Around calls of an objective: what one of the user's raises becomes a RecipeError with its
+    traceback. What a built-in one raises is our fault, and flies."""
+    try:
+        yield
+    except MilesError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        if name in OBJECTIVES.builtin:
+            raise
+        raise RecipeError(
+            f"the objective `{name}` failed",
+            why=user_traceback(error, callers=(__file__,)),
+            fix="mend it, then start or resume the run",
+        ) from error
