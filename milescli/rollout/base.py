@@ -136,7 +136,13 @@ class RolloutEngine(Protocol):
 
 
 class RewardFn(Protocol):
-    """Scores one answer. Plain or `async`; may be called from many threads at once."""
+    """Scores one response. Plain or `async`; may be called from many threads at once.
+
+    An object may have more, looked up by name: `max_concurrency: int`, calls that make sense at
+    once; `within(timeout_s) -> RewardFn`, the same reward bounded below the recipe's
+    `reward_timeout_s`; `check_label(label) -> str | None`, why no response can be right for a label
+    (None: one can), called once for each different label before a run starts.
+    """
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
         """`prompt` and `response` are text without special tokens; returns the reward, by custom in

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -101,17 +101,17 @@ def read_rows(
         row = _row(record, line, columns=columns, field=field, system_prompt=system_prompt)
         rows.append(row) if isinstance(row, Row) else bad.append(row)
     if bad or columns is None:
-        raise _refusal(path, bad, num_rows=len(records))
+        raise bad_rows_error(
+            f"{len(bad)} of {len(records)} rows of {path} cannot be used", path, bad
+        )
     return columns, rows
 
 
-def sha256_of(path: Path) -> str:
-    """Of the file's bytes, 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _refusal(path: Path, bad: list[BadRow], *, num_rows: int) -> DataError:
+def bad_rows_error(
+    what: str, path: Path, bad: list[BadRow], *, fixes: Sequence[str] = ()
+) -> DataError:
+    """`what`, with the first few of the bad rows as the reason and a look at the first as the
+    fix."""
     unit = "line" if path.suffix == ".jsonl" else "row"
     shown = "; ".join(f"{unit} {row.line}: {row.reason}" for row in bad[:NUM_BAD_ROWS_SHOWN])
     more = f"; and {len(bad) - NUM_BAD_ROWS_SHOWN} more" if len(bad) > NUM_BAD_ROWS_SHOWN else ""
@@ -120,11 +120,13 @@ def _refusal(path: Path, bad: list[BadRow], *, num_rows: int) -> DataError:
         if path.suffix == ".jsonl"
         else f"mend row {bad[0].line} of {path}"
     )
-    return DataError(
-        f"{len(bad)} of {num_rows} rows of {path} cannot be used",
-        why=shown + more,
-        fix=f"{look}   # mend or remove these rows",
-    )
+    return DataError(what, why=shown + more, fix=[f"{look}   # mend or remove these rows", *fixes])
+
+
+def sha256_of(path: Path) -> str:
+    """Of the file's bytes, 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _jsonl(path: Path) -> Iterator[Record]:
