@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -55,12 +56,18 @@ def test_the_list_that_is_installed_is_the_package_own_list() -> None:
     assert str(installed["ray"].specifier) == f"=={pin('ray')}"
 
 
-def test_no_list_names_a_package_that_another_has() -> None:
-    assert not set(listed("docker/requirements.txt")) & set(listed("docker/requirements-cpu.txt"))
-    assert (
-        str(listed("docker/requirements-cpu.txt")["transformers"].specifier)
-        == f"=={pin('transformers')}"
-    )
+def test_what_sglang_pins_is_pinned_alike_on_a_cpu() -> None:
+    """And only for that a package that miles asks for is named there once more."""
+    everywhere, on_cpu = listed("docker/requirements.txt"), listed("docker/requirements-cpu.txt")
+    pinned = {
+        wanted.name: wanted.specifier
+        for wanted in map(Requirement, requires("sglang") or [])
+        if str(wanted.specifier).startswith("==")
+    }
+    assert set(everywhere) & set(on_cpu) <= set(pinned)
+    for name in set(on_cpu) & set(pinned):
+        assert on_cpu[name].specifier == pinned[name], name
+    assert str(on_cpu["transformers"].specifier) == f"=={pin('transformers')}"
 
 
 @pytest.mark.parametrize(
