@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from milescli.backends.sglang.channels import TensorChannel
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.server import EngineServer, EngineSpec, RouterServer, RouterSpec
 from milescli.backends.transformers.logits import declare_torchvision_operators
 from milescli.core.types import EngineAddress, WeightVersion
 from milescli.weights.base import Bucket, WeightChannel
+from tests.backends.sglang.sending import weights
 
 VOCAB = 300
 EOS = 1
@@ -167,8 +170,32 @@ def start_service(folder: Path, model: torch.nn.Module, **options: object) -> Se
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Holds the weights of its model; who sends others takes `weights_restored` too."""
     folder = tmp_path_factory.mktemp("qwen3")
     running = start_service(folder, make_qwen3(folder))
     yield running
     running.router.stop()
     running.engine.stop()
+
+
+@pytest.fixture
+def weights_restored(service: Service) -> Iterator[None]:
+    """The shared engine holds its model's weights again afterwards, whatever came of the test."""
+    yield
+    channel = TensorChannel(timeout_s=60)
+    channel.open([service.address])
+    service.publish(channel, weights(service.model), version=0)
+    channel.close()
+
+
+@pytest.fixture(scope="module")
+def one_rank_trainer() -> Iterator[None]:
+    """This process is a trainer of one rank."""
+    made_here = not dist.is_initialized()
+    if made_here:
+        dist.init_process_group(
+            "gloo", init_method=f"tcp://127.0.0.1:{free_ports(1)[0]}", rank=0, world_size=1
+        )
+    yield
+    if made_here:
+        dist.destroy_process_group()
