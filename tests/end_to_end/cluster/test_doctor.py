@@ -12,7 +12,7 @@ import pytest
 
 from tests.end_to_end.cluster.small_cluster import SmallCluster
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.timeout(280)
 
 HEAD, ODD = "10.77.0.1", "10.77.0.2"
 ASK = textwrap.dedent(
