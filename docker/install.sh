@@ -42,7 +42,10 @@ packages() {
     say "Ray, Megatron-Core and what SGLang needs"
     pip install -q -r "$here/docker/requirements.txt" -r "$here/docker/requirements-cpu.txt"
     say "SGLang $PIN_SGLANG"
-    pip install -q --no-deps "sglang==$PIN_SGLANG" "torchvision==$PIN_TORCHVISION"
+    # Without torchvision: PyPI has it for CUDA alone, and where it does not load, transformers does
+    # not either. On a CPU engines have a stand-in on their own path. One that does not load goes.
+    pip install -q --no-deps "sglang==$PIN_SGLANG"
+    "$venv/bin/python" -c 'import torchvision' 2>/dev/null || pip uninstall -q -y torchvision 2>/dev/null
     ;;
   cuda)
     new_venv

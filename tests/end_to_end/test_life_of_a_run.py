@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,6 +118,18 @@ def test_an_exported_folder_loads_in_transformers_and_gives_the_greedy_samples_o
     assert greedy(exported, [row["prompt_ids"] for row in rows], max_new_tokens=16) == [
         row["response_ids"] for row in rows
     ]
+
+
+def test_what_the_model_card_says_works_as_it_stands(exported: Path) -> None:
+    code = re.search(r"```python\n(.*?)```", (exported / "README.md").read_text(), re.DOTALL)[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code + "print(type(tokenizer), type(model))"],
+        cwd=exported.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "Qwen3ForCausalLM" in done.stdout, done.stderr
 
 
 def test_resume_refuses_a_run_that_is_done_and_says_how_to_go_further(

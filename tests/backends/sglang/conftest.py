@@ -15,7 +15,6 @@ from milescli.backends.sglang.channels import TensorChannel
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.server import EngineServer, EngineSpec, RouterServer, RouterSpec
-from milescli.backends.transformers.logits import declare_torchvision_operators
 from milescli.core.types import EngineAddress, WeightVersion
 from milescli.weights.base import Bucket, WeightChannel
 from tests.backends.sglang.sending import weights
@@ -28,14 +27,6 @@ not told to is seen."""
 KEY = "key-of-this-test"
 
 
-def import_transformers():
-    """transformers, beside a torchvision that finds its operators."""
-    declare_torchvision_operators()
-    import transformers
-
-    return transformers
-
-
 def write_tokenizer(folder: Path) -> None:
     """Token i reads ` t{i}`; pad, end and unknown come first."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -46,7 +37,8 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.Fuse()
-    transformers = import_transformers()
+    import transformers
+
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
     )
@@ -56,7 +48,8 @@ def write_tokenizer(folder: Path) -> None:
 def make_qwen3(folder: Path, *, seed: int = 0):
     """A tiny Qwen3 with large random weights, so that its distributions are not flat; saved, and
     returned."""
-    transformers = import_transformers()
+    import transformers
+
     torch.manual_seed(seed)
     config = transformers.Qwen3Config(
         vocab_size=VOCAB,

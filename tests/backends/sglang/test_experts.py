@@ -16,7 +16,6 @@ from milescli.rollout.base import GenerateRequest
 from tests.backends.sglang.conftest import (
     VOCAB,
     Service,
-    import_transformers,
     start_service,
     write_tokenizer,
 )
@@ -28,7 +27,8 @@ LAYERS, TOPK = 2, 2
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("qwen3_moe")
-    transformers = import_transformers()
+    import transformers
+
     torch.manual_seed(1)
     config = transformers.Qwen3MoeConfig(
         vocab_size=VOCAB,
