@@ -1,4 +1,4 @@
-"""What the rollout room needs from others: an engine that answers, a reward that scores. Protocols
+"""What the rollout room needs from others: an engine that samples, a reward that scores. Protocols
 only; implementations live elsewhere."""
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class RolloutEngine(Protocol):
     WorkerDied with names."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Answer one prompt. Many calls run at once; the fleet batches them. An answer that is cut
-        by a pause is continued with the tokens that it has, after `resume`; its spans tell which
+        """Sample one response. Many calls run at once; the fleet batches them. One that is cut by
+        a pause is continued with the tokens that it has, after `resume`; its spans say which
         weights made which tokens."""
 
     async def score(self, token_ids: list[int]) -> array[float]:

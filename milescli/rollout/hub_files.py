@@ -38,7 +38,7 @@ Splits = dict[str, dict[str, list[str]]]
 """Subset -> split -> files."""
 
 
-def choose_files(wish: HubData, paths: Iterable[str], *, card: str, key: str) -> list[str]:
+def choose_files(data_set: HubData, paths: Iterable[str], *, card: str, key: str) -> list[str]:
     """The files of the split, in order. `card`: README.md of the data set, empty without one.
 
     Raises DataError where there is nothing to read, and where several subsets or splits are there
@@ -49,15 +49,23 @@ def choose_files(wish: HubData, paths: Iterable[str], *, card: str, key: str) ->
     )
     if not readable:
         raise DataError(
-            f"the data set {wish.name} has no .parquet or .jsonl file",
+            f"the data set {data_set.name} has no .parquet or .jsonl file",
             why="no other format is read, and no code of a data set is run",
-            fix=f"--set data.{key}={replace(wish, revision=CONVERTED).spelled()}   # the hub's own "
+            fix=f"--set data.{key}={replace(data_set, revision=CONVERTED).spelled()}   # the hub's own "
             "parquet copy, where it has one",
         )
     splits = _declared(card, readable) or _by_name(readable)
-    subset = _pick(wish.subset, splits, likely=DEFAULT, wish=wish, key=key, kind="subset")
+    subset = _pick(
+        data_set.subset, splits, likely=DEFAULT, data_set=data_set, key=key, kind="subset"
+    )
     split = _pick(
-        wish.split, splits[subset], likely="train", wish=wish, key=key, kind="split", subset=subset
+        data_set.split,
+        splits[subset],
+        likely="train",
+        data_set=data_set,
+        key=key,
+        kind="split",
+        subset=subset,
     )
     files = splits[subset][split]
     return next(
@@ -75,8 +83,8 @@ def join_files(files: Sequence[Path], into: Path) -> Path:
     if into.suffix == ".jsonl":
         with part.open("wb") as joined:
             for file in files:
-                lines = file.read_bytes()
-                joined.write(lines if lines.endswith(b"\n") or not lines else lines + b"\n")
+                rows = file.read_bytes()
+                joined.write(rows if rows.endswith(b"\n") or not rows else rows + b"\n")
     else:
         _join_parquet(files, part)
     return part.replace(into)
@@ -103,7 +111,7 @@ def _pick(
     there: Mapping[str, object],
     *,
     likely: str,
-    wish: HubData,
+    data_set: HubData,
     key: str,
     kind: str,
     subset: str | None = None,
@@ -113,28 +121,28 @@ def _pick(
     if wanted is None and (len(there) == 1 or likely in there):
         return likely if likely in there else next(iter(there))
     guesses = [guess] if wanted and (guess := nearest(wanted, there)) else list(there)[:4]
-    shown = [
+    spelled = [
         HubData(
-            name=wish.name,
-            revision=wish.revision,
+            name=data_set.name,
+            revision=data_set.revision,
             subset=guess if kind == "subset" else None if subset == DEFAULT else subset,
-            split=guess if kind == "split" else wish.split or "train",
+            split=guess if kind == "split" else data_set.split or "train",
         ).spelled()
         for guess in guesses
     ]
     raise DataError(
-        f"which {kind} of {wish.name}?"
+        f"which {kind} of {data_set.name}?"
         if wanted is None
-        else f"{wish.name} has no {kind} `{wanted}`",
+        else f"{data_set.name} has no {kind} `{wanted}`",
         why=f"it has {', '.join(there)}",
-        fix=[f"--set data.{key}={each}" for each in shown],
+        fix=[f"--set data.{key}={name}" for name in spelled],
     )
 
 
 def _by_name(paths: Sequence[str]) -> Splits:
     """`main/train-00000-of-00001.parquet` -> main, train; `aime-2024.jsonl` -> default,
     aime-2024."""
-    found: Splits = {}
+    splits: Splits = {}
     for path in paths:
         *folders, stem = PurePosixPath(path).with_suffix("").parts
         stem = re.sub(r"-\d+-of-\d+$", "", stem)
@@ -149,13 +157,13 @@ def _by_name(paths: Sequence[str]) -> Splits:
             if folders and folders[0] != "data" and folders[0] not in SPLIT_WORDS
             else DEFAULT
         )
-        found.setdefault(subset, {}).setdefault(split, []).append(path)
-    return found
+        splits.setdefault(subset, {}).setdefault(split, []).append(path)
+    return splits
 
 
 def _declared(card: str, paths: Sequence[str]) -> Splits:
-    """What the card's `configs` say; empty where it says nothing that files of ours answer to."""
-    found: Splits = {}
+    """What the card's `configs` say; empty where no file matches what it says."""
+    splits: Splits = {}
     configs = _front_matter(card).get("configs")
     for config in configs if isinstance(configs, list) else []:
         if not isinstance(config, dict):
@@ -172,8 +180,8 @@ def _declared(card: str, paths: Sequence[str]) -> Splits:
                 if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
             ]
             if files:
-                found.setdefault(subset, {}).setdefault(split, []).extend(files)
-    return found
+                splits.setdefault(subset, {}).setdefault(split, []).extend(files)
+    return splits
 
 
 def _patterns(data_files: object) -> list[tuple[str, list[str]]]:
@@ -201,9 +209,9 @@ def _texts(value: object) -> list[str]:
 
 
 def _front_matter(card: str) -> dict[str, object]:
-    found = re.match(r"\A\ufeff?---\r?\n(.*?)\r?\n---", card, re.DOTALL)
+    block = re.match(r"\A\ufeff?---\r?\n(.*?)\r?\n---", card, re.DOTALL)
     try:
-        read = yaml.safe_load(found[1]) if found else None
+        read = yaml.safe_load(block[1]) if block else None
     except yaml.YAMLError:
         return {}  # a spoilt card says nothing; the names of the files are still there
     return read if isinstance(read, dict) else {}

@@ -213,14 +213,14 @@ def _column(
         raise DataError(
             f"{path} has no column `{wanted}`", why=there, fix=f"--set data.{key}={guess}"
         )
-    found = [name for name in known if name in names]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    likely = [name for name in known if name in names]
+    if len(likely) == 1:
+        return likely[0]
+    if likely:
         raise DataError(
             f"which column of {path} is the {role}?",
-            why=f"{' and '.join(found)} are both there; {there}",
-            fix=[f"--set data.{key}={name}" for name in found],
+            why=f"{' and '.join(likely)} are both there; {there}",
+            fix=[f"--set data.{key}={name}" for name in likely],
         )
     if not required:
         return None
@@ -249,7 +249,7 @@ def _row(
     if system_prompt is not None and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": system_prompt}, *messages]
     text = next(
-        (each["content"] for each in reversed(messages) if each["role"] == "user"),
+        (message["content"] for message in reversed(messages) if message["role"] == "user"),
         messages[-1]["content"],
     )
     return Row(
@@ -266,7 +266,7 @@ def _messages(record: dict[str, object], key: str) -> list[Message]:
         raise ValueError(f"`{key}` must be text or a list of messages, not {_kind(value)}")
     if not value:
         raise ValueError(f"`{key}` is an empty list")
-    return [_message(each, f"`{key}[{place}]`") for place, each in enumerate(value)]
+    return [_message(item, f"`{key}[{place}]`") for place, item in enumerate(value)]
 
 
 def _message(value: object, where: str) -> Message:
@@ -290,7 +290,7 @@ def _demonstration(
     messages: list[Message],
     field: PathField,
 ) -> str | None:
-    """The worked answer: its own column; else the assistant's last message; else a label that is
+    """The worked response: its own column; else the assistant's last message; else a label that is
     one (`... #### 72`).
 
     Takes the assistant's last message off `messages`. Raises ValueError with the reason.
@@ -300,18 +300,18 @@ def _demonstration(
         last = messages.pop()["content"]
         if field != "demonstrations":
             raise ValueError(
-                f"`{columns.prompt}` ends with the assistant's answer; a prompt ends with the "
+                f"`{columns.prompt}` ends with the assistant's message; a prompt ends with the "
                 "user's turn"
             )
         if not messages:
-            raise ValueError(f"`{columns.prompt}` holds nothing but an answer")
+            raise ValueError(f"`{columns.prompt}` holds nothing but the assistant's message")
     if columns.demonstration is not None:
         return _text_of(record, columns.demonstration)
     if last is not None:
         return last
     if field == "demonstrations" and label is None:
         raise ValueError(
-            f"no worked answer: `{columns.prompt}` does not end with an assistant's message"
+            f"no worked response: `{columns.prompt}` does not end with an assistant's message"
         )
     return label if label is not None and (field == "demonstrations" or "####" in label) else None
 

@@ -209,7 +209,7 @@ def _demonstrations(
     recipe: Recipe, source: FilePrompts, tokenizer: ChatTokenizer
 ) -> list[Trajectory]:
     trajectories = [
-        demonstration(prompt.token_ids, tokenizer.encode_answer(prompt.demonstration))
+        demonstration(prompt.token_ids, tokenizer.encode_response(prompt.demonstration))
         for prompt in source.prompts
         if prompt.demonstration is not None
     ]

@@ -52,10 +52,10 @@ def test_a_folder_of_a_known_model_type_keeps_its_own_tokenizer(
     (folder / "config.json").write_text(
         json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})
     )
-    assert load_tokenizer(folder).encode_answer("a 12  b\n345") == tokenizer.encode_answer(
+    assert load_tokenizer(folder).encode_response("a 12  b\n345") == tokenizer.encode_response(
         "a 12  b\n345"
     )
 
 
 def test_special_tokens_are_not_decoded(tokenizer: ChatTokenizer) -> None:
-    assert tokenizer.decode(tokenizer.encode_answer("#### 5")) == "#### 5"
+    assert tokenizer.decode(tokenizer.encode_response("#### 5")) == "#### 5"

@@ -1,4 +1,4 @@
-"""The `math` reward: equality of mathematical answers by the math-verify library, which runs in
+"""The `math` reward: equality of mathematical results by the math-verify library, which runs in
 processes of its own.
 
 Why processes: the library bounds its work by a SIGALRM, which Python allows in a main thread only;
