@@ -1,13 +1,13 @@
-# make quickstart | check | test | bench | lint | completions | image | clean.  Each does its own set-up.
+# make quickstart | check | test | bench | lint | completions | image | clean
+# Each does its own set-up.
 include docker/pins.env
 SHELL := bash
 VENV ?= .venv
 PYTHON ?= $(shell command -v python$(PIN_PYTHON_OLDEST) || command -v python3)
 export PYTHON
-PINS := pyproject.toml docker/install.sh docker/pins.env docker/requirements.txt docker/requirements-cpu.txt
+PINS := pyproject.toml docker/install.sh docker/pins.env $(wildcard docker/requirements*.txt)
 RUN ?=
-# tests that are whole runs, which wait as often as they compute: beside the others, when all tests are
-# asked for
+# tests that are whole runs, which wait as often as they compute: beside the others in `make test`
 RUNS := tests/end_to_end
 # rooms whose tests start no engine, no Ray and no trainer, as two halves that take equally long
 PURE := tests/plan tests/models tests/recipe
@@ -37,7 +37,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed docker/requirements-dev.txt
 	@touch $@
 
 PYTEST := $(VENV)/bin/python -m pytest --durations=10
-# two sets of tests at once, the lines of the first with a word before them; fails where one of them does
+# two sets of tests at once, the output of the first behind a word; fails where one of them does
 define beside
 @set -o pipefail; \
 $(PYTEST) $(2) 2>&1 | sed -u 's/^/$(1) | /' & first=$$!; \

@@ -134,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.endswith("/info/lfs/objects/batch"):
             upload = {"href": f"{self.hub.url}/put", "header": {}}
             objects = [
-                {**each, "actions": {"upload": upload}} for each in json.loads(content)["objects"]
+                {**item, "actions": {"upload": upload}} for item in json.loads(content)["objects"]
             ]
             self._tell({"transfer": "basic", "objects": objects})
         elif "/commit/" in path:
@@ -142,31 +142,31 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._tell({})
 
-    def _make(self, wish: dict[str, object]) -> None:
+    def _make(self, wanted: dict[str, object]) -> None:
         name = (
-            f"{wish['organization']}/{wish['name']}"
-            if wish.get("organization")
-            else str(wish["name"])
+            f"{wanted['organization']}/{wanted['name']}"
+            if wanted.get("organization")
+            else str(wanted["name"])
         )
         self.hub.made[name] = str(
-            wish.get("visibility", "private" if wish.get("private") else "public")
+            wanted.get("visibility", "private" if wanted.get("private") else "public")
         )
         self.hub.files[f"models/{name}"] = {}
         self._tell({"url": f"{self.hub.url}/{name}", "name": name})
 
     def _commit(self, name: str, content: bytes) -> None:
         for line in content.splitlines():
-            told = json.loads(line)
-            value = told["value"]
-            if told["key"] == "file":
+            entry = json.loads(line)
+            value = entry["value"]
+            if entry["key"] == "file":
                 self.hub.files[f"models/{name}"][value["path"]] = base64.b64decode(value["content"])
-            elif told["key"] == "lfsFile":
+            elif entry["key"] == "lfsFile":
                 self.hub.files[f"models/{name}"][value["path"]] = self.hub.uploads[value["oid"]]
         url = f"{self.hub.url}/{name}/commit/{COMMIT}"
         self._tell({"commitUrl": url, "commitOid": COMMIT, "success": True, "hookOutput": ""})
 
     def _may_push(self) -> bool:
-        """Else an answer was sent that says why not."""
+        """Else a refusal was sent that says why not."""
         self.hub.asked.append(self.path)
         if self.headers.get("Authorization") != f"Bearer {WRITE_TOKEN}":
             self._tell({"error": "Invalid username or password."}, status=401)
@@ -187,12 +187,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        found = b""
+        body = b""
         while size := int(self.rfile.readline(), 16):
-            found += self.rfile.read(size)
+            body += self.rfile.read(size)
             self.rfile.readline()
         self.rfile.readline()
-        return found
+        return body
 
     def _tell(self, payload: object, *, status: int = 200, code: str = "") -> None:
         headers = {"Content-Type": "application/json"} | ({"X-Error-Code": code} if code else {})

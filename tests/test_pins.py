@@ -27,18 +27,18 @@ clusters that are joined bring their own."""
 def listed(file: str) -> dict[str, Requirement]:
     """The requirements of a file, the pins filled in as pip fills them in."""
     text = re.sub(
-        r"\$\{PIN_([A-Z_]+)\}", lambda found: pin(found[1].lower()), (ROOT / file).read_text()
+        r"\$\{PIN_([A-Z_]+)\}", lambda match: pin(match[1].lower()), (ROOT / file).read_text()
     )
     return {
-        each.name: each
-        for each in map(
+        wanted.name: wanted
+        for wanted in map(
             Requirement, [line for line in text.splitlines() if line and line[0] != "#"]
         )
     }
 
 
 def test_the_package_asks_for_the_pinned_versions() -> None:
-    own = {each.name: each for each in map(Requirement, PROJECT["dependencies"])}
+    own = {wanted.name: wanted for wanted in map(Requirement, PROJECT["dependencies"])}
     for name in EXACT:
         assert str(own[name].specifier) == f"=={pin(name.replace('-', '_'))}"
     assert str(own["ray"].specifier) == f">={pin('ray_oldest')}"
@@ -47,7 +47,7 @@ def test_the_package_asks_for_the_pinned_versions() -> None:
 
 
 def test_the_list_that_is_installed_is_the_package_own_list() -> None:
-    own = {each.name: each for each in map(Requirement, PROJECT["dependencies"])}
+    own = {wanted.name: wanted for wanted in map(Requirement, PROJECT["dependencies"])}
     installed = listed("docker/requirements.txt")
     assert set(installed) == set(own) - {"torch", "sglang"}
     for name, requirement in installed.items():

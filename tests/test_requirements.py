@@ -1,4 +1,4 @@
-"""What miles imports it asks for by name: nothing is there only because another package brings it."""
+"""What miles imports it asks for by name, whatever other packages bring along."""
 
 from __future__ import annotations
 

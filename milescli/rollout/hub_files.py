@@ -51,8 +51,8 @@ def choose_files(data_set: HubData, paths: Iterable[str], *, card: str, key: str
         raise DataError(
             f"the data set {data_set.name} has no .parquet or .jsonl file",
             why="no other format is read, and no code of a data set is run",
-            fix=f"--set data.{key}={replace(data_set, revision=CONVERTED).spelled()}   # the hub's own "
-            "parquet copy, where it has one",
+            fix=f"--set data.{key}={replace(data_set, revision=CONVERTED).spelled()}"
+            "   # the hub's own parquet copy, where it has one",
         )
     splits = _declared(card, readable) or _by_name(readable)
     subset = _pick(

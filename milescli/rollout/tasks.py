@@ -120,9 +120,8 @@ def _sums(rng: random.Random, *, digits: int, heldout: bool) -> Iterator[TaskRow
 
 
 def _between(rng: random.Random, low: int, high: int) -> int:
-    return low + int(
-        rng.random() * (high - low + 1)
-    )  # only random() is the same in every Python version
+    # only random() is the same in every Python version
+    return low + int(rng.random() * (high - low + 1))
 
 
 def _pick(rng: random.Random, items: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""launch -> kill -> resume -> eval -> export, with real Ray, SGLang and Megatron-Core on the CPU."""
+"""launch -> kill -> resume -> eval -> export, with real Ray, SGLang and Megatron-Core on a CPU."""
 
 from __future__ import annotations
 

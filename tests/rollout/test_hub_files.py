@@ -23,7 +23,7 @@ def _choose(spelling: str, paths: list[str], card: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("spelling", "wish"),
+    ("spelling", "data_set"),
     [
         (
             "hf:openai/gsm8k:main:train",
@@ -37,10 +37,10 @@ def _choose(spelling: str, paths: list[str], card: str = "") -> list[str]:
     ],
 )
 def test_a_spelling_says_name_revision_subset_and_split_and_is_written_back(
-    spelling: str, wish: HubData
+    spelling: str, data_set: HubData
 ) -> None:
-    assert parse_hub(spelling, key="data.prompts") == wish
-    assert wish.spelled() == spelling
+    assert parse_hub(spelling, key="data.prompts") == data_set
+    assert data_set.spelled() == spelling
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,11 @@ def test_another_spelling_is_refused_by_the_recipes_key(spelling: str) -> None:
     [
         ("hf:o/n:main:test", GSM8K, ["main/test-00000-of-00001.parquet"]),
         ("hf:o/n", ["README.md", "aime-2024.jsonl"], ["aime-2024.jsonl"]),
-        ("hf:o/n", ["data/train-00001-of-00002.parquet", "data/train-00000-of-00002.parquet", "data/test-0.parquet"],
-         ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]),
-        ("hf:o/n:default:train", ["default/train/0000.parquet", "default/test/0000.parquet"], ["default/train/0000.parquet"]),
+        ("hf:o/n",
+         ["data/train-01-of-02.parquet", "data/train-00-of-02.parquet", "data/test.parquet"],
+         ["data/train-00-of-02.parquet", "data/train-01-of-02.parquet"]),
+        ("hf:o/n:default:train", ["default/train/0.parquet", "default/test/0.parquet"],
+         ["default/train/0.parquet"]),
         ("hf:o/n:validation", ["dev.jsonl", "train.jsonl"], ["dev.jsonl"]),
         ("hf:o/n", ["train.jsonl", "train.parquet"], ["train.parquet"]),
     ],

@@ -22,13 +22,13 @@ def _without(tokenizer: ChatTokenizer, folder: Path, key: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("key", "told"), [("chat_template", "chat template"), ("eos_token", "end-of-sequence")]
+    ("key", "lacks"), [("chat_template", "chat template"), ("eos_token", "end-of-sequence")]
 )
 def test_a_tokenizer_that_lacks_something_says_what_and_the_file_to_mend(
-    tokenizer: ChatTokenizer, tmp_path: Path, key: str, told: str
+    tokenizer: ChatTokenizer, tmp_path: Path, key: str, lacks: str
 ) -> None:
     folder = _without(tokenizer, tmp_path / "t", key)
-    with pytest.raises(DataError, match=told) as error:
+    with pytest.raises(DataError, match=lacks) as error:
         load_tokenizer(folder)
     assert any(str(folder) in fix for fix in error.value.fixes)
 

@@ -26,6 +26,10 @@ from milescli.plan.types import Plan
 
 OBJECT_STORE_BYTES = 512 * 1024**2
 """Of a cluster that we start on a CPU: batches are small, and /dev/shm may be too."""
+ACTORS_PER_SLOT = 2
+"""A trainer rank and an engine, one of Ray's CPUs each, whatever they use."""
+CALLS_AT_ONCE = 8
+"""Of one actor: `run` on its work thread, `status` and `peek` beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +167,7 @@ class Cluster:
         )
         num_gpus = 0 if plan.device_kind == "cpu" else len(plan.slots)
         return {
-            "num_cpus": 2 * len(plan.slots) + 1,
+            "num_cpus": ACTORS_PER_SLOT * len(plan.slots),
             "num_gpus": num_gpus,
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
@@ -257,7 +261,7 @@ class Cluster:
                 num_cpus=num_cpus,
                 num_gpus=num_gpus,
                 max_restarts=0,
-                max_concurrency=8,
+                max_concurrency=CALLS_AT_ONCE,
                 scheduling_strategy=self._in_bundle(node),
                 runtime_env={"env_vars": {**self.environment, **environment}},
             )
@@ -309,7 +313,10 @@ def _bundles(plan: Plan) -> list[dict[str, float]]:
     counts = Counter(slot.node for slot in plan.slots)
     device = 0 if plan.device_kind == "cpu" else 1
     return [
-        {"CPU": 2 * counts[node], **({"GPU": device * counts[node]} if device else {})}
+        {
+            "CPU": ACTORS_PER_SLOT * counts[node],
+            **({"GPU": device * counts[node]} if device else {}),
+        }
         for node in sorted(counts)
     ]
 

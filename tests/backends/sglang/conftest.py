@@ -22,8 +22,8 @@ from tests.backends.sglang.sending import weights
 VOCAB = 300
 EOS = 1
 HOST = "127.0.0.2"
-"""Where engines listen: another loopback address than the usual, so that what listens where it was
-not told to is seen."""
+"""Where engines listen: another loopback address than the usual, so that what listens elsewhere is
+seen."""
 KEY = "key-of-this-test"
 
 
@@ -113,7 +113,7 @@ class Service:
         return asyncio.run(with_fleet())
 
     def publish(self, channel: WeightChannel, buckets: Iterator[Bucket], *, version: int) -> None:
-        """As a run does: the fleet is paused, and told the version afterwards."""
+        """As a run does: the fleet is paused, and resumed with the version afterwards."""
 
         async def send(fleet: SglangFleet) -> None:
             await fleet.pause()

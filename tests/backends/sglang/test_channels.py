@@ -107,9 +107,8 @@ def test_no_shared_memory_is_left_after_sending(weights_restored, service):
     bound = time.monotonic() + 10
     while shared_memory() - before and time.monotonic() < bound:
         time.sleep(0.05)
-        service.run(
-            lambda fleet: fleet.score(TOKENS)
-        )  # the engine lets go of the last bucket when it next works
+        # the engine lets go of the last bucket when it next works
+        service.run(lambda fleet: fleet.score(TOKENS))
     assert shared_memory() - before == set()
 
 

@@ -43,9 +43,8 @@ def test_a_node_with_planted_faults_is_kept_apart_and_the_printed_command_mends_
     own_cluster: SmallCluster,
 ) -> None:
     own_cluster.run(["mount", "-o", "remount,size=500m", "/dev/shm"], node=1, timeout_s=30)
-    findings = _examine(
-        own_cluster, "/tmp", NCCL_SOCKET_IFNAME="ib0"
-    )  # every node has a /tmp of its own
+    # every node has a /tmp of its own
+    findings = _examine(own_cluster, "/tmp", NCCL_SOCKET_IFNAME="ib0")
     assert (findings["shm", HEAD]["status"], findings["shm", ODD]["status"]) == ("ok", "fail")
     assert (
         findings["shared disk", ODD]["status"] == "fail" and ("shared disk", HEAD) not in findings
