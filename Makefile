@@ -5,7 +5,8 @@ SHELL := bash
 VENV ?= .venv
 PYTHON ?= $(shell command -v python$(PIN_PYTHON_OLDEST) || command -v python3)
 export PYTHON
-PINS := pyproject.toml docker/install.sh docker/pins.env $(wildcard docker/requirements*.txt)
+PINS := pyproject.toml docker/install.sh docker/pins.env docker/requirements.txt \
+  docker/requirements-cpu.txt
 RUN ?=
 # tests that are whole runs, which wait as often as they compute: beside the others in `make test`
 RUNS := tests/end_to_end
