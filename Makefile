@@ -1,13 +1,19 @@
-# make quickstart | test | bench | lint | completions | image | clean.  Each does its own set-up.
+# make quickstart | check | test | bench | lint | completions | image | clean
+# Each does its own set-up.
 include docker/pins.env
 SHELL := bash
 VENV ?= .venv
 PYTHON ?= $(shell command -v python$(PIN_PYTHON_OLDEST) || command -v python3)
 export PYTHON
-PINS := pyproject.toml docker/install.sh docker/pins.env docker/requirements.txt docker/requirements-cpu.txt
+PINS := pyproject.toml docker/install.sh docker/pins.env docker/requirements.txt \
+  docker/requirements-cpu.txt
 RUN ?=
-# tests that are whole runs, which wait as often as they compute: beside the others, when all tests are asked for
+# tests that are whole runs, which wait as often as they compute: beside the others in `make test`
 RUNS := tests/end_to_end
+# rooms whose tests start no engine, no Ray and no trainer, as two halves that take equally long
+PURE := tests/plan tests/models tests/recipe
+PURE_TOO := tests/core tests/platform tests/console tests/rollout tests/train tests/weights \
+  tests/checkpoint tests/commands $(wildcard tests/test_*.py)
 # of the image: cpu, cuda or rocm; for rocm GFX942 or GFX950
 KIND ?= cpu
 GFX ?= GFX942
@@ -15,7 +21,7 @@ BASE_cpu := $(PIN_IMAGE_CPU)
 BASE_cuda := $(PIN_IMAGE_CUDA)
 BASE_rocm := $(PIN_IMAGE_ROCM_$(GFX))
 
-.PHONY: quickstart install test bench lint completions image clean
+.PHONY: quickstart install check test bench lint completions image clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: $(VENV)/.installed
@@ -31,16 +37,27 @@ $(VENV)/.installed-dev: $(VENV)/.installed docker/requirements-dev.txt
 	$(VENV)/bin/pip install -q --disable-pip-version-check -r docker/requirements-dev.txt
 	@touch $@
 
-test: export PYTHONDONTWRITEBYTECODE :=   # tests start hundreds of processes, which need not compile what another has
+PYTEST := $(VENV)/bin/python -m pytest --durations=10
+# two sets of tests at once, the output of the first behind a word; fails where one of them does
+define beside
+@set -o pipefail; \
+$(PYTEST) $(2) 2>&1 | sed -u 's/^/$(1) | /' & first=$$!; \
+$(PYTEST) $(3); second=$$?; \
+wait $$first && exit $$second
+endef
+
+# tests start hundreds of processes, which need not compile what another has
+check test: export PYTHONDONTWRITEBYTECODE :=
+check: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check milescli tests bench
+	$(call beside,pure,$(PURE) -m "not slow",$(PURE_TOO) -m "not slow")
+
 test: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check milescli tests bench
 ifdef TESTS
-	$(VENV)/bin/python -m pytest $(TESTS)
+	$(PYTEST) $(TESTS)
 else
-	@set -o pipefail; \
-	$(VENV)/bin/python -m pytest $(RUNS) 2>&1 | sed -u 's/^/runs | /' & runs=$$!; \
-	$(VENV)/bin/python -m pytest $(addprefix --ignore=,$(RUNS)); rest=$$?; \
-	wait $$runs && exit $$rest
+	$(call beside,runs,$(RUNS),$(addprefix --ignore=,$(RUNS)))
 endif
 
 bench: $(VENV)/.installed-dev

@@ -1,11 +1,11 @@
-"""How fast one SGLang engine answers on this CPU, in the two shapes that matter. Real engine,
+"""How fast one SGLang engine samples on this CPU, in the two shapes that matter. Real engine,
 router, client; tiny models.
 
     python bench/rollout.py [--runs 10] [--threads 1] [--shape reference|quickstart]
 
-reference: 4.98M-parameter Qwen3, 64 answers x (16 + 128 tokens), fp32, log-probs, seeds.
-quickstart: 0.85M parameters, 256 answers x (24 + 32 tokens). One run is a burst of all answers at
-once; one table, one line a run. Measure on a quiet machine.
+reference: 4.98M-parameter Qwen3, 64 responses x (16 + 128 tokens), fp32, log-probs, seeds.
+quickstart: 0.85M parameters, 256 responses x (24 + 32 tokens). One run is a burst of all responses
+at once; one table, one line a run. Measure on a quiet machine.
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from milescli.runtime.scratch import make_model
+
 from milescli.backends.sglang.client import SglangFleet
-from milescli.backends.sglang.http import EngineHandle
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.server import EngineServer, EngineSpec, RouterServer, RouterSpec
+from milescli.core.types import EngineAddress
+from milescli.models import load_facts, table
+from milescli.models.base import CONFIG_NAME
+from milescli.recipe.schema import ScratchModel
 from milescli.rollout.base import GenerateRequest
 
 
@@ -33,87 +38,53 @@ from milescli.rollout.base import GenerateRequest
 class Shape:
     """One benchmark: the model and the burst."""
 
-    hidden: int
-    layers: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    num_answers: int
+    model: ScratchModel
+    num_responses: int
     prompt_tokens: int
-    answer_tokens: int
+    response_tokens: int
 
 
 SHAPES = {
     "reference": Shape(
-        hidden=256, layers=6, ffn=768, heads=4, kv_heads=2, head_dim=64, vocab=1024,
-        num_answers=64, prompt_tokens=16, answer_tokens=128,
+        model=ScratchModel(
+            hidden_size=256, num_layers=6, ffn_hidden_size=768, num_heads=4, num_kv_heads=2,
+            head_dim=64, vocab_size=1024,
+        ),
+        num_responses=64, prompt_tokens=16, response_tokens=128,
     ),
     "quickstart": Shape(
-        hidden=128, layers=4, ffn=384, heads=4, kv_heads=2, head_dim=32, vocab=512,
-        num_answers=256, prompt_tokens=24, answer_tokens=32,
+        model=ScratchModel(), num_responses=256, prompt_tokens=24, response_tokens=32
     ),
 }  # fmt: skip
 
 
 def write_model(shape: Shape, folder: Path) -> int:
-    """A Qwen3 with random weights, in the Hugging Face layout; returns its number of parameters."""
-    import torch
-    from safetensors.torch import save_file
-
-    generator = torch.Generator().manual_seed(0)
-    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    sizes = {
-        "model.embed_tokens.weight": (shape.vocab, shape.hidden),
-        "model.norm.weight": (shape.hidden,),
-    }
-    for layer in range(shape.layers):
-        block = f"model.layers.{layer}"
-        sizes |= {
-            f"{block}.input_layernorm.weight": (shape.hidden,),
-            f"{block}.post_attention_layernorm.weight": (shape.hidden,),
-            f"{block}.self_attn.q_norm.weight": (shape.head_dim,),
-            f"{block}.self_attn.k_norm.weight": (shape.head_dim,),
-            f"{block}.self_attn.q_proj.weight": (query, shape.hidden),
-            f"{block}.self_attn.k_proj.weight": (key, shape.hidden),
-            f"{block}.self_attn.v_proj.weight": (key, shape.hidden),
-            f"{block}.self_attn.o_proj.weight": (shape.hidden, query),
-            f"{block}.mlp.gate_proj.weight": (shape.ffn, shape.hidden),
-            f"{block}.mlp.up_proj.weight": (shape.ffn, shape.hidden),
-            f"{block}.mlp.down_proj.weight": (shape.hidden, shape.ffn),
-        }
-    weights = {
-        name: torch.ones(size) if len(size) == 1 else torch.randn(size, generator=generator) * 0.02
-        for name, size in sizes.items()
-    }
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": shape.vocab, "hidden_size": shape.hidden,
-        "intermediate_size": shape.ffn, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim, "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": True, "hidden_act": "silu", "attention_bias": False,
-        "bos_token_id": 0, "eos_token_id": shape.vocab + 7, "torch_dtype": "float32",
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    return sum(weight.numel() for weight in weights.values())
+    """The model with random weights, which never ends a response; returns its number of
+    parameters."""
+    make_model(shape.model, folder, seed=0)
+    for file in (folder / CONFIG_NAME, folder / "generation_config.json"):
+        no_end = {"eos_token_id": shape.model.vocab_size + 7}
+        file.write_text(json.dumps(json.loads(file.read_text()) | no_end))
+    return table(load_facts(folder)).num_parameters
 
 
 async def burst(fleet: SglangFleet, shape: Shape, *, run: int) -> float:
-    """Seconds for all answers of one run."""
+    """Seconds for all responses of one run."""
     source = random.Random(run)
     requests = [
         GenerateRequest(
-            prompt_ids=[source.randrange(3, shape.vocab) for _ in range(shape.prompt_tokens)],
-            max_new_tokens=shape.answer_tokens,
+            prompt_ids=[
+                source.randrange(3, shape.model.vocab_size) for _ in range(shape.prompt_tokens)
+            ],
+            max_new_tokens=shape.response_tokens,
             seed=run * 10_000 + index,
         )
-        for index in range(shape.num_answers)
+        for index in range(shape.num_responses)
     ]
     started = time.perf_counter()
-    answers = await asyncio.gather(*(fleet.generate(request) for request in requests))
+    completions = await asyncio.gather(*(fleet.generate(request) for request in requests))
     seconds = time.perf_counter() - started
-    assert all(len(answer.response_ids) == shape.answer_tokens for answer in answers)
+    assert {len(completion.response_ids) for completion in completions} == {shape.response_tokens}
     return seconds
 
 
@@ -124,9 +95,15 @@ async def measure(name: str, *, runs: int, threads: int) -> None:
         num_parameters = write_model(shape, Path(folder))
         engine_port, router_port, metrics_port = free_ports(3)
         spec = EngineSpec(
-            model_dir=Path(folder), tokenizer_dir=None, device_kind="cpu", precision="fp32", port=engine_port,
-            log_path=Path(folder) / "engine.log", context_length=1024, cpu_threads=threads,
-        )  # fmt: skip
+            model_dir=Path(folder),
+            tokenizer_dir=None,
+            device_kind="cpu",
+            precision="fp32",
+            port=engine_port,
+            log_path=Path(folder) / "engine.log",
+            context_length=1024,
+            cpu_threads=threads,
+        )
         engine = EngineServer(spec)
         router = RouterServer(
             RouterSpec(
@@ -138,7 +115,7 @@ async def measure(name: str, *, runs: int, threads: int) -> None:
         )
         fleet = SglangFleet(
             router_url=router.url,
-            engines=[EngineHandle(name=engine.name, url=engine.url, log_path=engine.log_path)],
+            engines=[EngineAddress(name=engine.name, url=engine.url, log_path=engine.log_path)],
         )
         try:
             engine.start()
@@ -148,7 +125,7 @@ async def measure(name: str, *, runs: int, threads: int) -> None:
             await burst(fleet, shape, run=0)
             speeds = []
             burst_shape = (
-                f"{shape.num_answers} x ({shape.prompt_tokens} + {shape.answer_tokens}) tokens"
+                f"{shape.num_responses} x ({shape.prompt_tokens} + {shape.response_tokens}) tokens"
             )
             print(
                 f"{name}: {num_parameters / 1e6:.2f}M parameters, {burst_shape}, {threads} "
@@ -161,7 +138,7 @@ async def measure(name: str, *, runs: int, threads: int) -> None:
             print(f"{'run':>5} {'seconds':>8} {'tokens/s':>9}")
             for run in range(1, runs + 1):
                 seconds = await burst(fleet, shape, run=run)
-                speeds.append(shape.num_answers * shape.answer_tokens / seconds)
+                speeds.append(shape.num_responses * shape.response_tokens / seconds)
                 print(f"{run:>5} {seconds:>8.2f} {speeds[-1]:>9.0f}", flush=True)
             print(
                 f"{'min':>5} {'':>8} {min(speeds):>9.0f}\n{'med':>5} {'':>8} "

@@ -24,12 +24,18 @@ kind_of_machine() {
 
 kind=${2:-$(kind_of_machine)}
 part=${3:-all}
-case $kind in cpu | cuda | rocm) ;; *) fail "unknown kind $kind" "it is cpu, cuda or rocm" "docker/install.sh $venv cpu" ;; esac
-case $part in all | packages | miles) ;; *) fail "unknown part $part" "it is packages, miles or left out" "$usage" ;; esac
+case $kind in
+cpu | cuda | rocm) ;;
+*) fail "unknown kind $kind" "it is cpu, cuda or rocm" "docker/install.sh $venv cpu" ;;
+esac
+case $part in
+all | packages | miles) ;;
+*) fail "unknown part $part" "it is packages, miles or left out" "$usage" ;;
+esac
 "$python" -c 'import sys; low, below = (tuple(map(int, text.split("."))) for text in sys.argv[1:])
 sys.exit(not low <= sys.version_info[:2] < below)' "$PIN_PYTHON_OLDEST" "$PIN_PYTHON_BELOW" ||
-  fail "Python from $PIN_PYTHON_OLDEST, below $PIN_PYTHON_BELOW, is needed" "$python is $("$python" -V 2>&1)" \
-    "make install PYTHON=python$PIN_PYTHON_OLDEST"
+  fail "Python from $PIN_PYTHON_OLDEST, below $PIN_PYTHON_BELOW, is needed" \
+    "$python is $("$python" -V 2>&1)" "make install PYTHON=python$PIN_PYTHON_OLDEST"
 
 pip() { "$venv/bin/pip" --disable-pip-version-check "$@"; }
 new_venv() { [ -x "$venv/bin/pip" ] || "$python" -m venv "$@" "$venv"; }
@@ -43,7 +49,11 @@ packages() {
     say "Ray, Megatron-Core and what SGLang needs"
     pip install -q -r "$here/docker/requirements.txt" -r "$here/docker/requirements-cpu.txt"
     say "SGLang $PIN_SGLANG"
-    pip install -q --no-deps "sglang==$PIN_SGLANG" "torchvision==$PIN_TORCHVISION"
+    # Without torchvision: PyPI has it for CUDA alone, and where it does not load, transformers does
+    # not either. On a CPU engines have a stand-in on their own path. One that does not load goes.
+    pip install -q --no-deps "sglang==$PIN_SGLANG"
+    "$venv/bin/python" -c 'import torchvision' 2>/dev/null ||
+      pip uninstall -q -y torchvision 2>/dev/null
     ;;
   cuda)
     new_venv
@@ -52,12 +62,13 @@ packages() {
     ;;
   rocm)
     "$python" -c 'import torch, sglang; assert torch.version.hip' 2>/dev/null ||
-      fail "ROCm needs a Python that has torch and SGLang for ROCm" "their ROCm builds are not on PyPI" \
+      fail "ROCm needs a Python that has torch and SGLang for ROCm" \
+        "their ROCm builds are not on PyPI" \
         "run inside $PIN_IMAGE_ROCM_GFX942, then: make install PYTHON=\$(which python3)"
     new_venv --system-site-packages
     # an image may keep them in a virtual environment of its own, which a new one does not inherit
-    "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$("$venv/bin/python" -c \
-      'import sysconfig; print(sysconfig.get_path("purelib"))')/image.pth"
+    local where='import sysconfig; print(sysconfig.get_path("purelib"))'
+    "$python" -c "$where" >"$("$venv/bin/python" -c "$where")/image.pth"
     say "Ray and Megatron-Core, beside the image's own torch and SGLang"
     pip install -q -r "$here/docker/requirements.txt"
     ;;

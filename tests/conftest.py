@@ -1,11 +1,30 @@
-"""For all rooms: torch computes on one thread in the process of the tests. Their tensors are small,
-and threads that wait for one another spin on cores that the engines beside them need."""
+"""For all rooms: what their tests start, as markers; and one thread for torch in the process of the
+tests. Their tensors are small, and threads that wait for one another spin on cores that the engines
+beside them need."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
+
+STARTS = {
+    "backends/ray": "ray",
+    "backends/megatron": "trainer",
+    "end_to_end": "engine",
+}
+"""Folder -> the marker of all its tests."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark them before anything is chosen by a marker."""
+    here = Path(__file__).parent
+    for item in items:
+        folder = item.path.relative_to(here).parent
+        for prefix, marker in STARTS.items():
+            if folder.is_relative_to(prefix):
+                item.add_marker(marker)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

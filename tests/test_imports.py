@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HEAVY = ("torch", "ray", "sglang", "megatron", "transformers", "numpy", "huggingface_hub")
 VERBS = (
     "launch",
@@ -31,7 +33,8 @@ try:
     code = main(sys.argv[1:])
 except SystemExit as ended:
     code = ended.code
-sys.stderr.write("\\nLOADED " + json.dumps([code, [name for name in {heavy!r} if name in sys.modules]]))
+loaded = [name for name in {heavy!r} if name in sys.modules]
+sys.stderr.write("\\nLOADED " + json.dumps([code, loaded]))
 """
 
 

@@ -1,6 +1,7 @@
 """The table of rooms and floors, held by reading every import.
 
-Lower floors only, no sibling, vendors in their own room, files and functions short.
+Lower floors only, no sibling, vendors in their own room. Files and functions are short, those of
+the tests too, and no test imports a private name.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "milescli"
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "milescli"
 
 FLOORS = {
     "core": 0,
@@ -116,16 +118,28 @@ def imports_of(tree: ast.AST, module: str, is_package: bool) -> Iterator[Import]
 
 def offences_of(text: str, *, module: str, is_package: bool = False) -> list[str]:
     """What a source file does that its room may not do, each with its line."""
-    tree, room, found = ast.parse(text, filename=module), room_of(module), []
+    tree, room, offences = ast.parse(text, filename=module), room_of(module), []
     for item in imports_of(tree, module, is_package):
         top = item.module.split(".")[0]
         if top == "milescli":
-            found += _climbs(room, room_of(item.module), item)
+            offences += _climbs(room, room_of(item.module), item)
         elif top in OWNERS and room is not None and room not in OWNERS[top]:
-            found.append(
+            offences.append(
                 f"{item.line}: {room} imports {item.module}; only {', '.join(OWNERS[top])} may"
             )
-    return found + _too_long(text, tree)
+    return offences + _too_long(text, tree)
+
+
+def offences_of_test(text: str, *, module: str) -> list[str]:
+    """What a file of the tests or benchmarks does that it may not do, each with its line."""
+    tree = ast.parse(text, filename=module)
+    return _too_long(text, tree) + [
+        f"{node.lineno}: imports {node.module}.{alias.name}, which is private"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name.startswith("_") and not alias.name.endswith("__")
+    ]
 
 
 def _climbs(room: str | None, other: str | None, item: Import) -> list[str]:
@@ -143,19 +157,21 @@ def _climbs(room: str | None, other: str | None, item: Import) -> list[str]:
 
 
 def _too_long(text: str, tree: ast.AST) -> list[str]:
-    found = []
+    offences = []
     num_lines = len(text.splitlines())
     if num_lines > MAX_FILE_LINES:
-        found.append(f"{num_lines}: the file has {num_lines} lines, {MAX_FILE_LINES} are allowed")
+        offences.append(
+            f"{num_lines}: the file has {num_lines} lines, {MAX_FILE_LINES} are allowed"
+        )
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > MAX_FUNCTION_LINES:
-                found.append(
+                offences.append(
                     f"{node.lineno}: {node.name} has {length} lines, {MAX_FUNCTION_LINES} are "
                     "allowed"
                 )
-    return found
+    return offences
 
 
 def test_every_room_is_in_the_table() -> None:
@@ -173,18 +189,28 @@ def test_every_room_is_in_the_table() -> None:
 def test_no_file_breaks_the_rules_of_its_room() -> None:
     offences = []
     for file in sorted(PACKAGE.rglob("*.py")):
-        found = offences_of(
+        of_file = offences_of(
             file.read_text(encoding="utf-8"),
             module=module_of(file),
             is_package=file.name == "__init__.py",
         )
-        offences += [f"{file.relative_to(PACKAGE.parent)}:{offence}" for offence in found]
+        offences += [f"{file.relative_to(ROOT)}:{offence}" for offence in of_file]
+    assert not offences, "\n" + "\n".join(offences)
+
+
+def test_tests_are_short_and_import_nothing_private() -> None:
+    offences = [
+        f"{file.relative_to(ROOT)}:{offence}"
+        for folder in ("tests", "bench")
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        for offence in offences_of_test(file.read_text(encoding="utf-8"), module=file.stem)
+    ]
     assert not offences, "\n" + "\n".join(offences)
 
 
 def test_every_file_says_on_its_first_line_what_it_is() -> None:
     silent = [
-        str(file.relative_to(PACKAGE.parent))
+        str(file.relative_to(ROOT))
         for file in sorted(PACKAGE.rglob("*.py"))
         if (text := file.read_text(encoding="utf-8")).strip()
         and not text.startswith(('"""', 'r"""'))
@@ -216,6 +242,19 @@ def test_the_walk_finds_what_it_is_for(module: str, source: str, refused: str) -
     assert any(refused in offence for offence in offences_of(source, module=module)), offences_of(
         source, module=module
     )
+
+
+@pytest.mark.parametrize(
+    ("source", "refused"),
+    [
+        ("x = 1\n" * 401, "401 lines"),
+        ("def f():\n    from milescli.plan.make import _search", "2: imports milescli.plan.make._"),
+        ("from tests.plan.recipes import _small as small", "recipes._small, which is private"),
+    ],
+)
+def test_the_walk_over_the_tests_finds_what_it_is_for(source: str, refused: str) -> None:
+    assert any(refused in offence for offence in offences_of_test(source, module="test_x"))
+    assert offences_of_test("from milescli import __version__", module="test_x") == []
 
 
 @pytest.mark.parametrize(

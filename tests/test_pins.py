@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -26,18 +27,18 @@ clusters that are joined bring their own."""
 def listed(file: str) -> dict[str, Requirement]:
     """The requirements of a file, the pins filled in as pip fills them in."""
     text = re.sub(
-        r"\$\{PIN_([A-Z_]+)\}", lambda found: pin(found[1].lower()), (ROOT / file).read_text()
+        r"\$\{PIN_([A-Z_]+)\}", lambda match: pin(match[1].lower()), (ROOT / file).read_text()
     )
     return {
-        each.name: each
-        for each in map(
+        wanted.name: wanted
+        for wanted in map(
             Requirement, [line for line in text.splitlines() if line and line[0] != "#"]
         )
     }
 
 
 def test_the_package_asks_for_the_pinned_versions() -> None:
-    own = {each.name: each for each in map(Requirement, PROJECT["dependencies"])}
+    own = {wanted.name: wanted for wanted in map(Requirement, PROJECT["dependencies"])}
     for name in EXACT:
         assert str(own[name].specifier) == f"=={pin(name.replace('-', '_'))}"
     assert str(own["ray"].specifier) == f">={pin('ray_oldest')}"
@@ -46,7 +47,7 @@ def test_the_package_asks_for_the_pinned_versions() -> None:
 
 
 def test_the_list_that_is_installed_is_the_package_own_list() -> None:
-    own = {each.name: each for each in map(Requirement, PROJECT["dependencies"])}
+    own = {wanted.name: wanted for wanted in map(Requirement, PROJECT["dependencies"])}
     installed = listed("docker/requirements.txt")
     assert set(installed) == set(own) - {"torch", "sglang"}
     for name, requirement in installed.items():
@@ -55,12 +56,18 @@ def test_the_list_that_is_installed_is_the_package_own_list() -> None:
     assert str(installed["ray"].specifier) == f"=={pin('ray')}"
 
 
-def test_no_list_names_a_package_that_another_has() -> None:
-    assert not set(listed("docker/requirements.txt")) & set(listed("docker/requirements-cpu.txt"))
-    assert (
-        str(listed("docker/requirements-cpu.txt")["transformers"].specifier)
-        == f"=={pin('transformers')}"
-    )
+def test_what_sglang_pins_is_pinned_alike_on_a_cpu() -> None:
+    """And only for that a package that miles asks for is named there once more."""
+    everywhere, on_cpu = listed("docker/requirements.txt"), listed("docker/requirements-cpu.txt")
+    pinned = {
+        wanted.name: wanted.specifier
+        for wanted in map(Requirement, requires("sglang") or [])
+        if str(wanted.specifier).startswith("==")
+    }
+    assert set(everywhere) & set(on_cpu) <= set(pinned)
+    for name in set(on_cpu) & set(pinned):
+        assert on_cpu[name].specifier == pinned[name], name
+    assert str(on_cpu["transformers"].specifier) == f"=={pin('transformers')}"
 
 
 @pytest.mark.parametrize(

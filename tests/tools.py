@@ -11,7 +11,7 @@ import pytest
 
 def tool(name: str) -> str:
     """Its path; skips the test where it is not installed."""
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    return found or pytest.skip(
+    path = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    return path or pytest.skip(
         f"{name} is not installed: pip install -r docker/requirements-dev.txt"
     )

@@ -336,8 +336,10 @@ def _doubt_min_lr(recipe: Recipe) -> str | None:
 
 def _doubt_old_logprobs(recipe: Recipe) -> str | None:
     text = (
-        "`train.old_logprobs=trainer` beyond `rollout.max_staleness` 0: the ratio is to the current "
-        "trainer's policy, not to the older one that sampled, so stale samples are trained on as if "
+        "`train.old_logprobs=trainer` beyond `rollout.max_staleness` 0: the ratio is to the "
+        "current "
+        "trainer's policy, not to the older one that sampled, so stale samples are trained on as "
+        "if "
         "they were fresh"
     )
     stale = recipe.rollout.max_staleness > 0 and recipe.train.old_logprobs == "trainer"
@@ -346,7 +348,8 @@ def _doubt_old_logprobs(recipe: Recipe) -> str | None:
 
 def _doubt_k1(recipe: Recipe) -> str | None:
     text = (
-        "`train.kl_estimator=k1` in the loss has a gradient whose expectation is zero: it adds noise "
+        "`train.kl_estimator=k1` in the loss has a gradient whose expectation is zero: it adds "
+        "noise "
         "and holds nothing near the reference; k2 and k3 do"
     )
     return text if recipe.train.kl_coef > 0 and recipe.train.kl_estimator == "k1" else None

@@ -60,8 +60,8 @@ class AheadCollector:
     @property
     def position(self) -> int:
         """Of the oldest prompt that no step has taken: where a resumed run goes on."""
-        starts = [each.start_position for each in self._pending if each.start_position is not None]
-        return min([*starts, self._source.position])
+        begun = [batch.start_position for batch in self._pending]
+        return min([self._source.position, *(start for start in begun if start is not None)])
 
     def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
         """Begin: `first_step` is trained on at `version`, each later step one version on; nothing
@@ -101,7 +101,7 @@ class AheadCollector:
         """Cancel what is on its way and wait until it has ended. What was not taken is generated
         again after a resume."""
         self._stopped = True
-        tasks = [each.task for each in self._pending if each.task is not None]
+        tasks = [batch.task for batch in self._pending if batch.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What the rollout room needs from others: an engine that answers, a reward that scores. Protocols
+"""What the rollout room needs from others: an engine that samples, a reward that scores. Protocols
 only; implementations live elsewhere."""
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class RolloutEngine(Protocol):
     WorkerDied with names."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Answer one prompt. Many calls run at once; the fleet batches them. An answer that is cut
-        by a pause is continued with the tokens that it has, after `resume`; its spans tell which
+        """Sample one response. Many calls run at once; the fleet batches them. One that is cut by
+        a pause is continued with the tokens that it has, after `resume`; its spans say which
         weights made which tokens."""
 
     async def score(self, token_ids: list[int]) -> array[float]:
@@ -136,7 +136,13 @@ class RolloutEngine(Protocol):
 
 
 class RewardFn(Protocol):
-    """Scores one answer. Plain or `async`; may be called from many threads at once."""
+    """Scores one response. Plain or `async`; may be called from many threads at once.
+
+    An object may have more, looked up by name: `max_concurrency: int`, calls that make sense at
+    once; `within(timeout_s) -> RewardFn`, the same reward bounded below the recipe's
+    `reward_timeout_s`; `check_label(label) -> str | None`, why no response can be right for a label
+    (None: one can), called once for each different label before a run starts.
+    """
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
         """`prompt` and `response` are text without special tokens; returns the reward, by custom in

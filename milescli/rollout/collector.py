@@ -101,9 +101,8 @@ class Collector:
         try:
             return self.account(await self.collect(step), version=version)
         except BaseException:
-            self._source.seek(
-                start
-            )  # a run that is stopped in the middle saves where this step began
+            # a run that is stopped in the middle saves where this step began
+            self._source.seek(start)
             raise
 
     def account(self, batch: Batch, *, version: WeightVersion) -> list[Group]:

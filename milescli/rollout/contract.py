@@ -20,7 +20,7 @@ EXAMPLES: tuple[Example, ...] = (
     ("What is 2 + 2?", "\x00 \u2603 \U0001f600 }{ \\boxed{ #### ", "4"),
     ("What is 2 + 2?", "4 " * 20_000, "4"),
 )
-"""A right answer, a wrong one, none at all, nonsense, and one that is far too long."""
+"""A right response, a wrong one, an empty one, nonsense, and one that is far too long."""
 
 
 def check_reward(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -101,17 +101,17 @@ def read_rows(
         row = _row(record, line, columns=columns, field=field, system_prompt=system_prompt)
         rows.append(row) if isinstance(row, Row) else bad.append(row)
     if bad or columns is None:
-        raise _refusal(path, bad, num_rows=len(records))
+        raise bad_rows_error(
+            f"{len(bad)} of {len(records)} rows of {path} cannot be used", path, bad
+        )
     return columns, rows
 
 
-def sha256_of(path: Path) -> str:
-    """Of the file's bytes, 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _refusal(path: Path, bad: list[BadRow], *, num_rows: int) -> DataError:
+def bad_rows_error(
+    what: str, path: Path, bad: list[BadRow], *, fixes: Sequence[str] = ()
+) -> DataError:
+    """`what`, with the first few of the bad rows as the reason and a look at the first as the
+    fix."""
     unit = "line" if path.suffix == ".jsonl" else "row"
     shown = "; ".join(f"{unit} {row.line}: {row.reason}" for row in bad[:NUM_BAD_ROWS_SHOWN])
     more = f"; and {len(bad) - NUM_BAD_ROWS_SHOWN} more" if len(bad) > NUM_BAD_ROWS_SHOWN else ""
@@ -120,11 +120,13 @@ def _refusal(path: Path, bad: list[BadRow], *, num_rows: int) -> DataError:
         if path.suffix == ".jsonl"
         else f"mend row {bad[0].line} of {path}"
     )
-    return DataError(
-        f"{len(bad)} of {num_rows} rows of {path} cannot be used",
-        why=shown + more,
-        fix=f"{look}   # mend or remove these rows",
-    )
+    return DataError(what, why=shown + more, fix=[f"{look}   # mend or remove these rows", *fixes])
+
+
+def sha256_of(path: Path) -> str:
+    """Of the file's bytes, 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _jsonl(path: Path) -> Iterator[Record]:
@@ -211,14 +213,14 @@ def _column(
         raise DataError(
             f"{path} has no column `{wanted}`", why=there, fix=f"--set data.{key}={guess}"
         )
-    found = [name for name in known if name in names]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    likely = [name for name in known if name in names]
+    if len(likely) == 1:
+        return likely[0]
+    if likely:
         raise DataError(
             f"which column of {path} is the {role}?",
-            why=f"{' and '.join(found)} are both there; {there}",
-            fix=[f"--set data.{key}={name}" for name in found],
+            why=f"{' and '.join(likely)} are both there; {there}",
+            fix=[f"--set data.{key}={name}" for name in likely],
         )
     if not required:
         return None
@@ -247,7 +249,7 @@ def _row(
     if system_prompt is not None and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": system_prompt}, *messages]
     text = next(
-        (each["content"] for each in reversed(messages) if each["role"] == "user"),
+        (message["content"] for message in reversed(messages) if message["role"] == "user"),
         messages[-1]["content"],
     )
     return Row(
@@ -264,7 +266,7 @@ def _messages(record: dict[str, object], key: str) -> list[Message]:
         raise ValueError(f"`{key}` must be text or a list of messages, not {_kind(value)}")
     if not value:
         raise ValueError(f"`{key}` is an empty list")
-    return [_message(each, f"`{key}[{place}]`") for place, each in enumerate(value)]
+    return [_message(item, f"`{key}[{place}]`") for place, item in enumerate(value)]
 
 
 def _message(value: object, where: str) -> Message:
@@ -288,7 +290,7 @@ def _demonstration(
     messages: list[Message],
     field: PathField,
 ) -> str | None:
-    """The worked answer: its own column; else the assistant's last message; else a label that is
+    """The worked response: its own column; else the assistant's last message; else a label that is
     one (`... #### 72`).
 
     Takes the assistant's last message off `messages`. Raises ValueError with the reason.
@@ -298,18 +300,18 @@ def _demonstration(
         last = messages.pop()["content"]
         if field != "demonstrations":
             raise ValueError(
-                f"`{columns.prompt}` ends with the assistant's answer; a prompt ends with the "
+                f"`{columns.prompt}` ends with the assistant's message; a prompt ends with the "
                 "user's turn"
             )
         if not messages:
-            raise ValueError(f"`{columns.prompt}` holds nothing but an answer")
+            raise ValueError(f"`{columns.prompt}` holds nothing but the assistant's message")
     if columns.demonstration is not None:
         return _text_of(record, columns.demonstration)
     if last is not None:
         return last
     if field == "demonstrations" and label is None:
         raise ValueError(
-            f"no worked answer: `{columns.prompt}` does not end with an assistant's message"
+            f"no worked response: `{columns.prompt}` does not end with an assistant's message"
         )
     return label if label is not None and (field == "demonstrations" or "####" in label) else None
 

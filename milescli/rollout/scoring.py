@@ -76,12 +76,12 @@ class Scorer:
     ) -> RewardError:
         shown = response[:_SHOWN_CHARACTERS] + ("..." if len(response) > _SHOWN_CHARACTERS else "")
         if isinstance(error, TimeoutError) and not str(error):
-            told, fix = (
+            reason, fix = (
                 f"it did not return within {self._timeout_s:g} s",
                 f"--set rollout.reward_timeout_s={2 * self._timeout_s:g}",
             )
         else:
-            told, fix = (
+            reason, fix = (
                 user_traceback(error, callers=(__file__,)),
                 f"mend the reward or the label of prompt {prompt.index}, then start or resume the "
                 "run",
@@ -89,7 +89,7 @@ class Scorer:
         times = "" if attempts == 1 else f" (attempt {attempts} of {attempts})"
         return RewardError(
             f"the reward `{self._name}` failed on a response to prompt {prompt.index}{times}",
-            why=f"{told}; label {prompt.label!r}; the response begins {shown!r}",
+            why=f"{reason}; label {prompt.label!r}; the response begins {shown!r}",
             fix=[fix, "--set rollout.reward_retries=2   # where it is only flaky"]
             if attempts == 1
             else fix,

@@ -22,7 +22,7 @@ TASK_FOLDER = "tasks"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceReport:
-    """What was found in the file; for the manifest and for people."""
+    """What is in the file; for the manifest and for people."""
 
     path: str
     sha256: str
@@ -34,7 +34,7 @@ class SourceReport:
     prompt_key: str
     label_key: str | None
     num_demonstrations: int
-    """Kept rows that have a worked answer."""
+    """Kept rows that have a worked response."""
     prompt_tokens_p50: int
     """Over all rows, dropped ones included."""
     prompt_tokens_p90: int
@@ -247,7 +247,7 @@ def _tokenise(rows: list[Row], tokenizer: ChatTokenizer, *, path: Path) -> list[
                 raise DataError(
                     f"the chat template refuses row {row.index + 1} of {path}",
                     why=f"{type(cause).__name__}: {cause}; its roles are "
-                    f"{', '.join(each['role'] for each in row.messages)}",
+                    f"{', '.join(message['role'] for message in row.messages)}",
                     fix=f"mend row {row.index + 1} of {path}",
                 ) from cause
         raise AssertionError("a batch of chats failed, and none of them alone") from error

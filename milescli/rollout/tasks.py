@@ -1,4 +1,4 @@
-"""Prompts that miles makes itself (`task:NAME`): word problems with worked answers. Pure and
+"""Prompts that miles makes itself (`task:NAME`): word problems with worked responses. Pure and
 seeded, nothing downloaded."""
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class TaskRow:
 
     prompt: str
     label: str
-    """The final answer alone."""
+    """The final result alone."""
     demonstration: str
-    """An answer that ends in `#### ` and a number, which need not be right."""
+    """A worked response that ends in `#### ` and a number, which need not be right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def write_task(name: str, folder: str | Path, seed: int) -> Path:
     """
     short = name.removeprefix(TASK_PREFIX)
     if short not in TASKS:
-        known = ", ".join(TASK_PREFIX + each for each in TASKS)
+        known = ", ".join(TASK_PREFIX + task for task in TASKS)
         raise RecipeError(
             f"no task is called `{short}`",
             why=f"miles makes {known}",
@@ -120,9 +120,8 @@ def _sums(rng: random.Random, *, digits: int, heldout: bool) -> Iterator[TaskRow
 
 
 def _between(rng: random.Random, low: int, high: int) -> int:
-    return low + int(
-        rng.random() * (high - low + 1)
-    )  # only random() is the same in every Python version
+    # only random() is the same in every Python version
+    return low + int(rng.random() * (high - low + 1))
 
 
 def _pick(rng: random.Random, items: tuple[str, ...]) -> str:

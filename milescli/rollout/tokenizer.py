@@ -24,7 +24,7 @@ class ChatTokenizer:
         self._inner = inner
         self.folder = folder
         self.eos_id: int = int(inner.eos_token_id)
-        """Ends an answer."""
+        """Ends a response."""
         self.vocab_size: int = len(inner)
         """Tokens, added ones included; a model's embedding may be larger."""
 
@@ -47,9 +47,9 @@ class ChatTokenizer:
         """[num_tokens] of one chat."""
         return self.encode_chats([messages])[0]
 
-    def encode_answer(self, text: str) -> list[int]:
-        """[num_tokens] of an answer as the model should give it: the text, then the end-of-sequence
-        token."""
+    def encode_response(self, text: str) -> list[int]:
+        """[num_tokens] of a response as the model should give it: the text, then the
+        end-of-sequence token."""
         return [*self._inner(text, add_special_tokens=False)["input_ids"], self.eos_id]
 
     def decode(self, token_ids: Iterable[int]) -> str:
@@ -74,7 +74,7 @@ def load_tokenizer(folder: str | Path) -> ChatTokenizer:
     if inner.eos_token_id is None:
         raise DataError(
             f"the tokenizer in {path} has no end-of-sequence token",
-            why="`eos_token` is not set in tokenizer_config.json, so no answer could ever end",
+            why="`eos_token` is not set in tokenizer_config.json, so no response could ever end",
             fix='add "eos_token": "<|im_end|>" (the token that ends a turn of this model) to '
             f"{path / 'tokenizer_config.json'}",
         )
@@ -92,21 +92,18 @@ def load_tokenizer(folder: str | Path) -> ChatTokenizer:
 
 
 def _read(path: Path) -> PreTrainedTokenizerBase:
-    from transformers import (
-        AutoTokenizer,
-    )  # seconds to import: only where a tokenizer is really wanted
+    # seconds to import: only where a tokenizer is really wanted
+    from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(
             str(path), trust_remote_code=False, local_files_only=True
         )
-    except (
-        Exception
-    ) as error:  # transformers raises many kinds here, all of them about what is in the folder
+    except Exception as error:  # transformers raises many kinds, all about what is in the folder
         present = ", ".join(sorted(item.name for item in path.iterdir())[:12]) or "nothing"
-        told = next(iter(str(error).splitlines()), "no message")
+        reason = next(iter(str(error).splitlines()), "no message")
         raise DataError(
             f"cannot read the tokenizer in {path}",
-            why=f"{type(error).__name__}: {told}; the folder holds {present}",
+            why=f"{type(error).__name__}: {reason}; the folder holds {present}",
             fix=f"copy tokenizer.json and tokenizer_config.json of the model into {path}",
         ) from error

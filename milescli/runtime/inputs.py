@@ -18,6 +18,7 @@ from milescli.models.base import CONFIG_NAME
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Data, Model, Recipe, Rollout
 from milescli.recipe.templates import shipped_shape
+from milescli.rollout.labels import check_labels
 from milescli.rollout.rewards import load_reward, needs_label
 from milescli.rollout.scoring import Scorer
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
@@ -74,12 +75,12 @@ def facts_of_recipe(model: Model) -> ModelFacts:
 
 
 def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
-    """Make, find or fetch everything; raises DataError, RecipeError, MachineError or
+    """Make, find or fetch everything; raises DataError, RecipeError, RewardError, MachineError or
     CheckpointError before any device is taken.
 
     `output`: where a download says how much it is, and how far; None: nowhere.
     """
-    load_reward(recipe.rollout)
+    reward = load_reward(recipe.rollout)
     data = _absolute(recipe.data, run, recipe.run.seed, output=output)
     model_dir = _model_folder(recipe, run, data, output=output)
     tokenizer = load_tokenizer(model_dir)
@@ -103,6 +104,15 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         _demonstrations(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
     )
     _refuse_leak(heldout, prompts.prompts, data)
+    for field, graded in (("prompts", prompts.prompts), ("eval", heldout)):
+        if graded:
+            check_labels(
+                reward,
+                graded,
+                name=recipe.rollout.reward,
+                path=Path(reports[field].path),
+                say=output.note if output else None,
+            )
     return RunInputs(
         model_dir=model_dir,
         facts=facts,
@@ -188,7 +198,7 @@ def _demonstrations(
     recipe: Recipe, source: FilePrompts, tokenizer: ChatTokenizer
 ) -> list[Trajectory]:
     trajectories = [
-        demonstration(prompt.token_ids, tokenizer.encode_answer(prompt.demonstration))
+        demonstration(prompt.token_ids, tokenizer.encode_response(prompt.demonstration))
         for prompt in source.prompts
         if prompt.demonstration is not None
     ]

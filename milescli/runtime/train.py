@@ -1,5 +1,5 @@
-"""Training a run, from a spec to a verdict: one attempt, watched by listeners, summed up at its end.
-Called by launch and resume."""
+"""Training a run, from a spec to a verdict: one attempt, watched by listeners, summed up at its
+end. Called by launch and resume."""
 
 from __future__ import annotations
 

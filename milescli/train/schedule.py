@@ -6,6 +6,10 @@ import math
 
 from milescli.recipe.schema import Optimizer, Warmup
 
+LONG_FALL_STEPS = 100
+"""From here on, start and end of a step of the warm-up's fall differ by less than 1 % of `lr`. The
+start is kept there since runs of 400 steps are on record, and are to be repeated bit for bit."""
+
 
 def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
     """Learning rate of step `step` (the first is 0) of `total_steps`.
@@ -30,9 +34,13 @@ def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
 
 def warmup_lr_at(warmup: Warmup, step: int) -> float:
     """Learning rate of supervised step `step` (the first is 0): up over the first tenth, then `lr`,
-    and over the last third down to a tenth of it, so that RL begins from a settled model."""
+    and over the last third straight down to a tenth of it, so that RL begins from a settled model.
+
+    A step takes the rate of its end, so that the last one of two or more is at a tenth. In a fall
+    of `LONG_FALL_STEPS` or more it takes that of its start, and the last one is 1 % above at most.
+    """
     rise, fall = max(1, warmup.steps // 10), max(1, warmup.steps // 3)
     if step < rise:
         return warmup.lr * (step + 1) / rise
-    left = min(1.0, (warmup.steps - step) / fall)
-    return warmup.lr * (0.1 + 0.9 * left)
+    num_left = warmup.steps - step - (fall < LONG_FALL_STEPS)
+    return warmup.lr * (0.1 + 0.9 * min(1.0, num_left / fall))

@@ -1,5 +1,6 @@
-"""One folder for all end-to-end tests of a session, so that a run that one test made can be used by
-the next."""
+"""One folder where `miles` is called for all end-to-end tests of a session. Each test makes runs of
+its own in it; what several need is a fixture, which they only read: who goes on with one takes a
+copy of it (`Workplace.copy_run`)."""
 
 from __future__ import annotations
 

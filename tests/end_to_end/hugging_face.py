@@ -6,20 +6,17 @@ from pathlib import Path
 
 import torch
 
-from milescli.backends.transformers.logits import declare_torchvision_operators
-
 
 def greedy(folder: Path, prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
-    """Greedy answers, up to and with the end-of-sequence token."""
-    declare_torchvision_operators()
+    """Greedy responses, up to and with the end-of-sequence token."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    answers = []
+    responses = []
     for prompt in prompts:
         with torch.inference_mode():
             out = model.generate(
                 torch.tensor([prompt]), max_new_tokens=max_new_tokens, do_sample=False
             )
-        answers.append(out[0, len(prompt) :].tolist())
-    return answers
+        responses.append(out[0, len(prompt) :].tolist())
+    return responses

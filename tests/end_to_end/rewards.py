@@ -5,5 +5,5 @@ from __future__ import annotations
 
 
 def variety(*, prompt: str, response: str, label: str | None) -> float:
-    """Share of different characters in the answer."""
+    """Share of different characters in the response."""
     return len(set(response)) / max(len(response), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,14 +23,16 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = """\
 description: A very small run for tests
 model:
-  scratch: {hidden_size: 64, num_layers: 2, num_heads: 4, num_kv_heads: 2, head_dim: 16, ffn_hidden_size: 128}
+  scratch: {hidden_size: 64, num_layers: 2, num_heads: 4, num_kv_heads: 2, head_dim: 16,
+            ffn_hidden_size: 128}
 data:
   prompts: task:sums
   demonstrations: task:sums
   eval: task:sums-heldout
   max_prompt_tokens: 48
 warmup: {steps: 3, batch_size: 16, lr: 2e-3}
-rollout: {prompts_per_step: 4, samples_per_prompt: 4, max_response_tokens: 16, reward: "tests.end_to_end.rewards:variety"}
+rollout: {prompts_per_step: 4, samples_per_prompt: 4, max_response_tokens: 16,
+          reward: "tests.end_to_end.rewards:variety"}
 train: {steps: 6, optimizer: {lr: 3e-4}}
 eval: {num_prompts: 8}
 checkpoint: {every: 3, keep: 4}
@@ -100,6 +103,10 @@ class Workplace:
         """The directory of a run."""
         return self.folder / "runs" / name
 
+    def copy_run(self, name: str, to: str) -> Path:
+        """Another run with the same past, for a test that goes on with it or changes it."""
+        return Path(shutil.copytree(self.run(name), self.run(to), symlinks=True))
+
     def events(self, name: str) -> list[dict]:
         """Everything that happened in a run, so far."""
         file = self.run(name) / "events.jsonl"
@@ -161,15 +168,14 @@ def wait_until_gone(processes: list[psutil.Process], seconds: float = 30.0) -> l
 
 def listening_beyond_loopback(processes: list[psutil.Process]) -> list[str]:
     """`name address` of every socket of the processes that others could reach."""
-    pids, found = {process.pid for process in processes}, []
-    for each in psutil.net_connections(kind="inet"):
-        if (
-            each.status == psutil.CONN_LISTEN
-            and each.pid in pids
-            and not _is_loopback(each.laddr.ip)
-        ):
-            found.append(f"{psutil.Process(each.pid).name()} {each.laddr.ip}:{each.laddr.port}")
-    return found
+    pids = {process.pid for process in processes}
+    return [
+        f"{psutil.Process(socket.pid).name()} {socket.laddr.ip}:{socket.laddr.port}"
+        for socket in psutil.net_connections(kind="inet")
+        if socket.status == psutil.CONN_LISTEN
+        and socket.pid in pids
+        and not _is_loopback(socket.laddr.ip)
+    ]
 
 
 def _is_loopback(address: str) -> bool:

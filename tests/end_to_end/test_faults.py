@@ -7,11 +7,16 @@ import json
 import os
 import re
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.end_to_end.runs import (
+    Finished,
     Workplace,
     listening_beyond_loopback,
     processes_of_run,
@@ -21,88 +26,123 @@ from tests.end_to_end.runs import (
 )
 from tests.shared_memory import forgotten
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
-LONG = ("--set", "train.steps=500", "--set", "checkpoint.every=2")
+pytestmark = pytest.mark.timeout(600)
 
 
-def _find(processes, mark: str):
+@dataclass
+class Attempt:
+    """A run at work, and what became of it."""
+
+    driver: int
+    """Process id."""
+    processes: list[psutil.Process]
+    finished: Finished | None = None
+    left: list[object] = field(default_factory=list)
+    """Processes and shared memory that outlived it."""
+
+
+@contextmanager
+def _attempt(
+    workplace: Workplace, shared_memory: set[str], *command: str, reaches
+) -> Iterator[Attempt]:
+    """Start `miles`, wait for an event; the caller does harm, and the end is waited for."""
+    name = command[-1]
+    before = len(workplace.events(name))
+    process = workplace.start(*command[:-1], *(["--name"] if command[0] == "launch" else []), name)
+    workplace.wait_for(name, reaches, process, after=before)
+    attempt = Attempt(driver=process.pid, processes=processes_of_run(process.pid))
+    yield attempt
+    attempt.finished = workplace.finish(process, timeout_s=90)
+    attempt.left = [*wait_until_gone(attempt.processes), *forgotten(shared_memory)]
+
+
+def _newest(workplace: Workplace, name: str) -> int:
+    """Step of the newest checkpoint."""
+    return max(
+        event["step"] for event in workplace.events(name) if event["event"] == "CheckpointSaved"
+    )
+
+
+def _of(processes: list[psutil.Process], mark: str) -> psutil.Process:
     return next(process for process in processes if mark in " ".join(process.cmdline()))
 
 
-def _assert_clean(ours, shared_memory: set[str]) -> None:
-    left = wait_until_gone(ours)
-    assert not left, f"left behind: {left}"
-    assert not forgotten(shared_memory)
+@pytest.fixture(scope="module")
+def terminated(workplace: Workplace, shared_memory: set[str]) -> Attempt:
+    """Run `long`, whose driver alone was sent SIGTERM, as a job scheduler does."""
+    sets = ("--set", "train.steps=500", "--set", "checkpoint.every=2")
+    launch = ("launch", "--recipe", "tiny.yaml", *sets, "long")
+    with _attempt(workplace, shared_memory, *launch, reaches=saved(2)) as attempt:
+        os.kill(attempt.driver, signal.SIGTERM)
+    return attempt
+
+
+@pytest.fixture
+def resumed(workplace: Workplace, shared_memory: set[str], terminated: Attempt, request):
+    """`with resumed() as attempt`: a copy of `long`, at work again, named as the test is."""
+    name = request.node.name
+
+    @contextmanager
+    def resume() -> Iterator[Attempt]:
+        workplace.copy_run("long", name)
+        reaches = step_done(_newest(workplace, name) + 1)
+        with _attempt(workplace, shared_memory, "resume", name, reaches=reaches) as attempt:
+            yield attempt
+
+    return resume
+
+
+def test_a_terminated_run_saves_and_says_how_to_go_on(
+    workplace: Workplace, terminated: Attempt
+) -> None:
+    assert terminated.finished.code == 75, terminated.finished
+    assert "miles resume" in terminated.finished.err
+    assert _newest(workplace, "long") >= 2
+    assert terminated.left == []
+
+
+def test_ctrl_c_saves_what_was_reached_since_too(
+    workplace: Workplace, resumed, request: pytest.FixtureRequest
+) -> None:
+    """A terminal sends it to the whole foreground process group, Ray's processes too."""
+    with resumed() as attempt:
+        os.killpg(attempt.driver, signal.SIGINT)
+    assert attempt.finished.code == 75, attempt.finished
+    assert "miles resume" in attempt.finished.err
+    assert _newest(workplace, request.node.name) > _newest(workplace, "long")
+    assert attempt.left == []
 
 
 def test_a_killed_engine_is_named_as_the_cause(
-    workplace: Workplace, shared_memory: set[str]
+    workplace: Workplace, resumed, request: pytest.FixtureRequest
 ) -> None:
-    process = workplace.start("launch", "--recipe", "tiny.yaml", "--name", "faults", *LONG)
-    workplace.wait_for("faults", saved(2), process)
-    ours = processes_of_run(process.pid)
-    assert listening_beyond_loopback(ours) == []
-    _find(ours, "sglang::scheduler").send_signal(signal.SIGKILL)
-    finished = workplace.finish(process, timeout_s=90)
+    name = request.node.name
+    with resumed() as attempt:
+        assert listening_beyond_loopback(attempt.processes) == []
+        _of(attempt.processes, "sglang::scheduler").send_signal(signal.SIGKILL)
+    finished = attempt.finished
     assert finished.code == 1, finished
     assert "engine 0" in finished.err and "Traceback (most recent call last)" not in finished.err
-    assert re.search(r"or: miles resume runs/faults   # goes on from step \d+\n", finished.err), (
+    assert re.search(rf"or: miles resume runs/{name}   # goes on from step \d+\n", finished.err), (
         finished
     )
-    assert (
-        json.loads((workplace.run("faults") / "logs" / "latest" / "verdict.json").read_text())[
-            "outcome"
-        ]
-        == "failed"
-    )
-    _assert_clean(ours, shared_memory)
+    verdict = json.loads((workplace.run(name) / "logs" / "latest" / "verdict.json").read_text())
+    assert verdict["outcome"] == "failed"
+    assert attempt.left == []
 
 
-def test_after_it_a_killed_trainer_rank_is_named_as_the_cause(
-    workplace: Workplace, shared_memory: set[str]
+def test_a_killed_trainer_rank_is_named_as_the_cause(
+    workplace: Workplace, resumed, request: pytest.FixtureRequest
 ) -> None:
-    """Goes on with the run of the test before: resuming is part of what is tested."""
-    before = workplace.events("faults")
-    reached = max(event["step"] for event in before if event["event"] == "CheckpointSaved")
-    process = workplace.start("resume", "faults")
-    workplace.wait_for("faults", step_done(reached + 1), process, after=len(before))
-    ours = processes_of_run(process.pid)
-    rank = (workplace.run("faults") / "logs" / "latest" / "trainer-rank-0.log").resolve()
-    victim = next(
-        each for each in ours if any(Path(file.path) == rank for file in each.open_files())
-    )
-    victim.send_signal(signal.SIGKILL)
-    finished = workplace.finish(process, timeout_s=90)
-    assert finished.code == 1, finished
-    assert "trainer rank 0 died" in finished.err
-    _assert_clean(ours, shared_memory)
-
-
-def _terminate(driver: int) -> None:
-    """As a job scheduler does: the driver alone."""
-    os.kill(driver, signal.SIGTERM)
-
-
-def _press_ctrl_c(driver: int) -> None:
-    """As a terminal does: the whole foreground process group, Ray's processes too."""
-    os.killpg(driver, signal.SIGINT)
-
-
-@pytest.mark.parametrize("stop", [_terminate, _press_ctrl_c])
-def test_a_signal_saves_and_says_how_to_go_on(
-    workplace: Workplace, shared_memory: set[str], stop
-) -> None:
-    before = workplace.events("faults")
-    reached = max(event["step"] for event in before if event["event"] == "CheckpointSaved")
-    process = workplace.start("resume", "faults")
-    workplace.wait_for("faults", step_done(reached + 1), process, after=len(before))
-    ours = processes_of_run(process.pid)
-    stop(process.pid)
-    finished = workplace.finish(process, timeout_s=90)
-    assert finished.code == 75, finished
-    assert "miles resume" in finished.err
-    newest = max(
-        event["step"] for event in workplace.events("faults") if event["event"] == "CheckpointSaved"
-    )
-    assert newest >= reached + 1
-    _assert_clean(ours, shared_memory)
+    with resumed() as attempt:
+        logs = workplace.run(request.node.name) / "logs" / "latest"
+        log = (logs / "trainer-rank-0.log").resolve()
+        rank = next(
+            process
+            for process in attempt.processes
+            if any(Path(file.path) == log for file in process.open_files())
+        )
+        rank.send_signal(signal.SIGKILL)
+    assert attempt.finished.code == 1, attempt.finished
+    assert "trainer rank 0 died" in attempt.finished.err
+    assert attempt.left == []

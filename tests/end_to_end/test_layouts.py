@@ -9,7 +9,7 @@ import pytest
 
 from tests.end_to_end.runs import Workplace
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 MOE = (
     "model.scratch.family=qwen3_moe",
     "model.scratch.num_experts=4",
@@ -31,8 +31,8 @@ def test_rollout_runs_ahead_by_no_more_than_the_bound_and_weights_arrive_bit_for
 ) -> None:
     finished = workplace.miles(
         "launch", "--recipe", "tiny.yaml", "--name", "stale", *_sets(
-            "rollout.max_staleness=2", "engines.placement=split", "weights.channel=distributed", "weights.verify=true", "train.steps=5",
-            "train.kl_coef=0.01",
+            "rollout.max_staleness=2", "engines.placement=split", "weights.channel=distributed",
+            "weights.verify=true", "train.steps=5", "train.kl_coef=0.01",
         ),
     )  # fmt: skip
     assert finished.code == 0, finished

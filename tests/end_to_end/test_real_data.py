@@ -12,7 +12,6 @@ from tests.end_to_end.runs import ROOT, Workplace
 
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not GSM8K.exists(), reason="the GSM8K files are not beside this checkout"),
 ]
@@ -37,27 +36,27 @@ def test_gsm8k_goes_through_template_length_policy_grader_and_truncation(
         "tiny.yaml",
         "--name",
         "gsm8k",
-        *(word for each in sets for word in ("--set", each)),
+        *(word for pair in sets for word in ("--set", pair)),
     )
     assert finished.code == 0, finished
     run = workplace.run("gsm8k")
-    told = json.loads((run / "manifest.json").read_text())["data"]["prompts"]
+    report = json.loads((run / "manifest.json").read_text())["data"]["prompts"]
     lengths = _prompt_lengths(run / "model")
-    assert told["num_rows"] == len(lengths) == 7473
-    assert told["num_dropped"] == sum(length > MAX_PROMPT_TOKENS for length in lengths) > 0
-    assert told["prompt_tokens_max"] == max(lengths)
+    assert report["num_rows"] == len(lengths) == 7473
+    assert report["num_dropped"] == sum(length > MAX_PROMPT_TOKENS for length in lengths) > 0
+    assert report["prompt_tokens_max"] == max(lengths)
     steps = [event for event in workplace.events("gsm8k") if event["event"] == "StepDone"]
     assert len(steps) == 2
     for step in steps:
-        answers = [
+        samples = [
             json.loads(line)
             for line in (run / "rollouts" / f"step_{step['step']}.jsonl").read_text().splitlines()
         ]
-        truncated = sum(answer["stop_reason"] == "length" for answer in answers)
-        assert step["rollout"]["truncated_fraction"] == pytest.approx(truncated / len(answers))
+        truncated = sum(sample["stop_reason"] == "length" for sample in samples)
+        assert step["rollout"]["truncated_fraction"] == pytest.approx(truncated / len(samples))
         assert step["rollout"]["response_tokens_max"] <= 24
-        assert step["rollout"]["reward_mean"] == sum(answer["reward"] for answer in answers) / len(
-            answers
+        assert step["rollout"]["reward_mean"] == sum(sample["reward"] for sample in samples) / len(
+            samples
         )
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from milescli.backends.transformers.logits import declare_torchvision_operators
 from milescli.core.errors import CheckpointError
 from milescli.export.adapter import (
     CONFIG_FILE,
@@ -23,7 +22,6 @@ from milescli.export.adapter import (
 )
 from milescli.export.adapter_folder import write_adapter_folder
 
-declare_torchvision_operators()
 OUT, IN = 12, 20
 MODULE = "model.layers.0.self_attn.q_proj"
 

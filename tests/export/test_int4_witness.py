@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from milescli.backends.transformers.logits import declare_torchvision_operators
 from milescli.checkpoint.source import QuantisedReader, open_source
 from milescli.export.folder import write_folder
 from tests.export.models import (
@@ -40,7 +39,6 @@ def _export(tmp_path: Path, config: dict) -> Path:
 
 def _decode(folder: Path) -> dict[str, torch.Tensor]:
     """By compressed-tensors alone."""
-    declare_torchvision_operators()  # it imports transformers
     from compressed_tensors.entrypoints.convert.converters import CompressedTensorsDequantizer
 
     witness = CompressedTensorsDequantizer(folder, dtype=torch.bfloat16)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from milescli.backends.transformers.logits import declare_torchvision_operators, logits
+from milescli.backends.transformers.logits import logits
 from milescli.models import parse_facts, table
 from tests.families.cases import ALL, ROWS, Case
 
@@ -71,7 +71,6 @@ def make(folder: Path, case: Case) -> dict[str, object]:
 
 def main() -> None:
     """One process for all cases: its imports take longer than they do."""
-    declare_torchvision_operators()
     root, names = Path(sys.argv[1]), sys.argv[2:]
     torch.set_num_threads(1)
     counted: dict[str, object] = {}

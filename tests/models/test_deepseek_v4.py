@@ -34,11 +34,9 @@ QUANTISED = (
 WITNESS = """
 import json, sys, torch
 from pathlib import Path
-from milescli.backends.transformers.logits import declare_torchvision_operators
 from milescli.checkpoint.hf_folder import HfReader
 from milescli.models import load_facts, table
 from safetensors.torch import save_file
-declare_torchvision_operators()
 from transformers import AutoConfig, AutoModelForCausalLM
 root, config = Path(sys.argv[1]), json.loads(sys.argv[2])
 model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config))

@@ -40,6 +40,8 @@ RECIPES = (
     "nemotron-3-nano",
 )
 """A flagship of each family."""
+SLOW = ("glm-4.5", "glm-5.1", "deepseek-v3", "kimi-k2")
+"""Large ones, with seconds of layouts to weigh."""
 MACHINES = ("8xH100", "8xH200", "8xMI300X", "8xMI355X", "16x4xGB300")
 
 
@@ -85,7 +87,13 @@ def outcome(recipe: str, machine: str) -> list[str]:
         ]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [], id=name)
+        for name in RECIPES
+    ],
+)
 def test_the_plans_are_as_they_were(recipe: str) -> None:
     lines = [
         line for machine in MACHINES for line in (f"[{machine}]", *outcome(recipe, machine), "")

@@ -88,7 +88,7 @@ def make_episodes(
 
 
 def make_recipe(*, timeout_s: float = 60.0, **rollout: object) -> Recipe:
-    """Four prompts of three samples a step, unless told otherwise."""
+    """Four prompts of three samples a step, unless `options` say otherwise."""
     return Recipe.model_validate(
         {
             "rollout": {"prompts_per_step": 4, "samples_per_prompt": 3, **rollout},

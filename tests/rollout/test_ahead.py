@@ -113,9 +113,8 @@ def test_stop_cancels_what_runs_and_goes_back_to_what_was_not_taken() -> None:
         )
         trainer.collector.start(version=WeightVersion(0), first_step=1, last_step=9)
         await trainer.collector.take(1, version=WeightVersion(0))
-        assert (
-            trainer.engine.num_running == 18
-        )  # prompts 4 to 9; 0 and 1 have come again and are answered
+        # three samples of prompts 4 to 9; 0 and 1, of the next epoch, are done
+        assert trainer.engine.num_running == 18
         await trainer.collector.stop()
         assert trainer.engine.num_running == 0 and trainer.source.position == 4
         assert len(asyncio.all_tasks()) == 1

@@ -25,7 +25,7 @@ def _read(path: Path, **changes: object) -> tuple[Columns, list[Row]]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "reason"),
     [
         (b'{"prompt": "a", "label": ', "not JSON"),
         (b'{"prompt": "\xff", "label": "1"}', "not UTF-8 \\(byte 13"),
@@ -48,14 +48,14 @@ def _read(path: Path, **changes: object) -> tuple[Columns, list[Row]]:
         (b'{"prompt": [{"role": "user"}], "label": "1"}', r"`prompt\[0\]` must be a message"),
         (
             b'{"prompt": [{"role": "assistant", "content": "x"}], "label": "1"}',
-            "ends with the assistant's answer",
+            "ends with the assistant's message",
         ),
     ],
 )
 def test_a_bad_row_is_named_by_its_line_and_reason(
-    jsonl: Callable[..., Path], fault: bytes, told: str
+    jsonl: Callable[..., Path], fault: bytes, reason: str
 ) -> None:
-    with pytest.raises(DataError, match=f"line 2: .*{told}"):
+    with pytest.raises(DataError, match=f"line 2: .*{reason}"):
         _read(jsonl(GOOD, fault, GOOD))
 
 

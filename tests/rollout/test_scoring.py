@@ -19,7 +19,7 @@ PROMPT = Prompt(index=41, token_ids=[1], text="2 + 2?", label="4")
 
 def _score(reward: Callable[..., object], *, retries: int = 0, timeout_s: float = 30.0) -> float:
     scorer = Scorer(reward, name="mine:fn", timeout_s=timeout_s, retries=retries)  # type: ignore[arg-type]
-    return asyncio.run(scorer.score(PROMPT, "the answer"))
+    return asyncio.run(scorer.score(PROMPT, "the response"))
 
 
 def _broken(*, prompt: str, response: str, label: str | None) -> float:
@@ -32,7 +32,7 @@ def test_a_reward_that_raises_stops_with_its_traceback_the_prompt_and_the_answer
     assert "prompt 41" in error.value.what and "mine:fn" in error.value.what
     assert 'raise KeyError("no such field")' in error.value.why and "in _broken" in error.value.why
     assert "milescli/rollout/scoring.py" not in error.value.why
-    assert "the answer" in error.value.why
+    assert "the response" in error.value.why
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
 
 

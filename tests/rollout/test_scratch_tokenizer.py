@@ -31,13 +31,13 @@ def test_a_vocabulary_without_room_for_all_bytes_is_refused(tmp_path: Path) -> N
 @given(st.text(st.characters(exclude_categories=("Cs",))))
 def test_any_text_survives_the_way_there_and_back(tokenizer: ChatTokenizer, text: str) -> None:
     assume(not any(special in text for special in SPECIAL_TOKENS))
-    *ids, last = tokenizer.encode_answer(text)
+    *ids, last = tokenizer.encode_response(text)
     assert last == tokenizer.eos_id
     assert tokenizer.decode(ids) == text
 
 
 def test_digits_are_tokens_of_their_own(tokenizer: ChatTokenizer) -> None:
-    assert len(tokenizer.encode_answer("1234567890")) == 11
+    assert len(tokenizer.encode_response("1234567890")) == 11
 
 
 def test_the_chat_template_opens_the_turn_of_the_assistant(tokenizer: ChatTokenizer) -> None:

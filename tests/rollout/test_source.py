@@ -53,7 +53,7 @@ def test_every_epoch_holds_each_prompt_once_whatever_the_step_size(
     taken = [pair for count in counts for pair in source.take(count)]
     for epoch in range(len(taken) // num_prompts):
         part = taken[epoch * num_prompts : (epoch + 1) * num_prompts]
-        assert {each for each, _ in part} == {epoch}
+        assert {epoch_of_row for epoch_of_row, _ in part} == {epoch}
         assert sorted(prompt.index for _, prompt in part) == list(range(num_prompts))
 
 

@@ -22,13 +22,13 @@ def _without(tokenizer: ChatTokenizer, folder: Path, key: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("key", "told"), [("chat_template", "chat template"), ("eos_token", "end-of-sequence")]
+    ("key", "lacks"), [("chat_template", "chat template"), ("eos_token", "end-of-sequence")]
 )
 def test_a_tokenizer_that_lacks_something_says_what_and_the_file_to_mend(
-    tokenizer: ChatTokenizer, tmp_path: Path, key: str, told: str
+    tokenizer: ChatTokenizer, tmp_path: Path, key: str, lacks: str
 ) -> None:
     folder = _without(tokenizer, tmp_path / "t", key)
-    with pytest.raises(DataError, match=told) as error:
+    with pytest.raises(DataError, match=lacks) as error:
         load_tokenizer(folder)
     assert any(str(folder) in fix for fix in error.value.fixes)
 
@@ -52,10 +52,10 @@ def test_a_folder_of_a_known_model_type_keeps_its_own_tokenizer(
     (folder / "config.json").write_text(
         json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})
     )
-    assert load_tokenizer(folder).encode_answer("a 12  b\n345") == tokenizer.encode_answer(
+    assert load_tokenizer(folder).encode_response("a 12  b\n345") == tokenizer.encode_response(
         "a 12  b\n345"
     )
 
 
 def test_special_tokens_are_not_decoded(tokenizer: ChatTokenizer) -> None:
-    assert tokenizer.decode(tokenizer.encode_answer("#### 5")) == "#### 5"
+    assert tokenizer.decode(tokenizer.encode_response("#### 5")) == "#### 5"

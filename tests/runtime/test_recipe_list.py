@@ -84,9 +84,11 @@ def test_a_model_that_cannot_be_trained_has_no_smallest_machine(tmp_path: Path) 
 
 def test_a_model_that_outgrows_one_gpu_gets_a_larger_machine(tmp_path: Path) -> None:
     config = {
-        "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936, "tie_word_embeddings": False, "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6, "max_position_embeddings": 40960, "hidden_act": "silu",
+        "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "intermediate_size": 12288, "vocab_size": 151936, "tie_word_embeddings": False,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 40960,
+        "hidden_act": "silu",
     }  # fmt: skip
     recipe = load("qwen3-8b", environ={}, cwd=tmp_path, home=tmp_path).recipe
     small = parse_facts(

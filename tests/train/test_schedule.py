@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.recipe.schema import Optimizer
-from milescli.train.schedule import lr_at
+from milescli.recipe.schema import Optimizer, Warmup
+from milescli.train.schedule import lr_at, warmup_lr_at
 
 
 def _curve(steps: int, **options: object) -> list[float]:
@@ -44,3 +44,39 @@ def test_after_the_warm_up_it_never_rises_nor_leaves_its_bounds(
     fall = curve[warmup:]
     assert all(one >= other - 1e-12 for one, other in pairwise(fall))
     assert all(least - 1e-12 <= value <= 1 + 1e-12 for value in fall)
+
+
+def _warmup_curve(steps: int) -> list[float]:
+    return [warmup_lr_at(Warmup(steps=steps, lr=1.0), step) for step in range(steps)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "curve"),
+    [
+        (1, [1.0]),
+        (2, [1.0, 0.1]),
+        (3, [1.0, 1.0, 0.1]),
+        (5, [1.0, 1.0, 1.0, 1.0, 0.1]),
+        (6, [1.0, 1.0, 1.0, 1.0, 0.55, 0.1]),
+        (20, [0.5, *[1.0] * 13, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1]),
+    ],
+)
+def test_a_short_supervised_phase_rises_and_falls_too(steps: int, curve: list[float]) -> None:
+    assert _warmup_curve(steps) == pytest.approx(curve)
+
+
+@given(st.integers(2, 2000))
+def test_the_supervised_phase_ends_at_a_tenth_whatever_its_length(steps: int) -> None:
+    curve = _warmup_curve(steps)
+    rise, fall = max(1, steps // 10), max(1, steps // 3)
+    assert curve[-1] == pytest.approx(0.1, abs=1e-12 if fall < 100 else 0.0091)
+    assert all(one < other for one, other in pairwise(curve[:rise]))
+    assert set(curve[rise - 1 : -fall]) <= {1.0}
+    assert all(one > other for one, other in pairwise(curve[-fall:]))
+
+
+def test_the_supervised_phase_of_recorded_runs_is_the_same_bit_for_bit() -> None:
+    expected = [4e-3 * (step + 1) / 40 for step in range(40)]
+    expected += [4e-3 * (0.1 + 0.9 * min(1.0, (400 - step) / 133)) for step in range(40, 400)]
+    warmup = Warmup(steps=400, lr=4e-3)
+    assert [warmup_lr_at(warmup, step) for step in range(400)] == expected

@@ -114,6 +114,7 @@ def _rank(rank: int, store: str, results) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_a_vocabulary_spread_over_two_ranks_gives_what_one_gives(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()

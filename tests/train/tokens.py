@@ -1,5 +1,5 @@
-"""PackedTokens of one process, for tests of what computes on them: one sequence whose tokens are all
-trained on."""
+"""PackedTokens of one process, for tests of what computes on them: one sequence whose tokens are
+all trained on."""
 
 from __future__ import annotations
 

@@ -131,8 +131,8 @@ class UpdateFigures:
 
 
 def reduce_figures(loss: UpdateLoss, *, grad_norm: float) -> UpdateFigures:
-    """Over the ranks that hold tokens, then sent to those of other stages, which do not know what the
-    objective shows. Collective; equal on all ranks."""
+    """Over the ranks that hold tokens, then sent to those of other stages, which do not know what
+    the objective shows. Collective; equal on all ranks."""
     mesh, figures = loss.mesh, [None]
     if mesh.is_last_stage:
         sums, peaks = _all_reduced(loss.sums, mesh), _all_reduced(loss.peaks, mesh, largest=True)

@@ -26,6 +26,10 @@ from milescli.plan.types import Plan
 
 OBJECT_STORE_BYTES = 512 * 1024**2
 """Of a cluster that we start on a CPU: batches are small, and /dev/shm may be too."""
+ACTORS_PER_SLOT = 2
+"""A trainer rank and an engine, one of Ray's CPUs each, whatever they use."""
+CALLS_AT_ONCE = 8
+"""Of one actor: `run` on its work thread, `status` and `peek` beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,7 @@ class ActorHandle:
             name, seconds = await asyncio.wait_for(
                 _as_future(self.actor.status.remote()), timeout_s
             )
-        except Exception as error:  # any failure to answer is itself the answer
+        except Exception as error:  # any failure to answer says enough
             return f"does not answer ({type(error).__name__})"
         return f"in `{name}` for {seconds:.0f} s"
 
@@ -163,7 +167,7 @@ class Cluster:
         )
         num_gpus = 0 if plan.device_kind == "cpu" else len(plan.slots)
         return {
-            "num_cpus": 2 * len(plan.slots) + 1,
+            "num_cpus": ACTORS_PER_SLOT * len(plan.slots),
             "num_gpus": num_gpus,
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
@@ -190,12 +194,14 @@ class Cluster:
                 for name, count in ray.cluster_resources().items()
                 if name in ("CPU", "GPU")
             }
+            needed = [
+                f"{bundle} on {node.address}"
+                for bundle, node in zip(bundles, self.nodes, strict=False)
+            ]
             raise FitError(
                 f"the Ray cluster did not give {len(plan.slots)} device slots within "
                 f"{timeout_s:.0f} s",
-                why="needed "
-                f"{', '.join(f'{bundle} on {node.address}' for bundle, node in zip(bundles, self.nodes, strict=False))}; "
-                f"the cluster has {have} and {_free()} is free",
+                why=f"needed {', '.join(needed)}; the cluster has {have} and {_free()} is free",
                 fix=["use fewer devices: --gpus N", "ray status   # who holds the rest"],
             ) from None
 
@@ -214,15 +220,15 @@ class Cluster:
             for node, count in enumerate(counts)
         ]
         try:
-            found = await asyncio.wait_for(asyncio.gather(*map(_as_future, asked)), timeout_s)
+            names = await asyncio.wait_for(asyncio.gather(*map(_as_future, asked)), timeout_s)
         except TimeoutError:
             raise WaitTimeout(
                 "Ray did not say which devices it gave",
                 why=f"a task on each of {len(asked)} nodes was waited for {timeout_s:.0f} s",
                 fix="ray status   # is every node still there?",
             ) from None
-        assert [len(each) for each in found] == counts, f"asked for {counts} devices, given {found}"
-        return found
+        assert [len(of_node) for of_node in names] == counts, f"asked for {counts}, given {names}"
+        return names
 
     def _in_bundle(self, node: int) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -255,7 +261,7 @@ class Cluster:
                 num_cpus=num_cpus,
                 num_gpus=num_gpus,
                 max_restarts=0,
-                max_concurrency=8,
+                max_concurrency=CALLS_AT_ONCE,
                 scheduling_strategy=self._in_bundle(node),
                 runtime_env={"env_vars": {**self.environment, **environment}},
             )
@@ -307,7 +313,10 @@ def _bundles(plan: Plan) -> list[dict[str, float]]:
     counts = Counter(slot.node for slot in plan.slots)
     device = 0 if plan.device_kind == "cpu" else 1
     return [
-        {"CPU": 2 * counts[node], **({"GPU": device * counts[node]} if device else {})}
+        {
+            "CPU": ACTORS_PER_SLOT * counts[node],
+            **({"GPU": device * counts[node]} if device else {}),
+        }
         for node in sorted(counts)
     ]
 
@@ -324,4 +333,4 @@ def _given_devices() -> list[str]:
     """In a task that asked for all GPUs of its bundle: their names, in a stable order."""
     import ray
 
-    return sorted((str(each) for each in ray.get_gpu_ids()), key=lambda name: (len(name), name))
+    return sorted(map(str, ray.get_gpu_ids()), key=lambda name: (len(name), name))

@@ -1,4 +1,4 @@
-"""Which computers a Ray cluster has lost. Asked by a process that has joined; `nodes` tells who is
+"""Which computers a Ray cluster has lost. Asked by a process that has joined; `nodes` says who is
 there."""
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def lost_nodes() -> list[LostNode]:
     """Each once, by address."""
     import ray
 
-    every = ray.nodes()
-    there = {each["NodeManagerAddress"] for each in every if each["Alive"]}
+    nodes = ray.nodes()
+    there = {node["NodeManagerAddress"] for node in nodes if node["Alive"]}
     gone = {
-        each["NodeManagerAddress"]: each["NodeManagerHostname"]
-        for each in every
-        if not each["Alive"]
+        node["NodeManagerAddress"]: node["NodeManagerHostname"]
+        for node in nodes
+        if not node["Alive"]
     }
     return [
         LostNode(address=address, host_name=name)

@@ -26,7 +26,7 @@ class ClusterNode:
     is_driver: bool
     """This process runs there."""
     num_gpus: int = 0
-    """That Ray was told of, or found."""
+    """As Ray counts them."""
 
     def __str__(self) -> str:
         return f"node {self.address} ({self.host_name})"
@@ -39,14 +39,14 @@ def living_nodes() -> list[ClusterNode]:
     own = ray.get_runtime_context().get_node_id()
     nodes = [
         ClusterNode(
-            node_id=each["NodeID"],
-            address=each["NodeManagerAddress"],
-            host_name=each["NodeManagerHostname"],
-            is_driver=each["NodeID"] == own,
-            num_gpus=int(each["Resources"].get("GPU", 0)),
+            node_id=node["NodeID"],
+            address=node["NodeManagerAddress"],
+            host_name=node["NodeManagerHostname"],
+            is_driver=node["NodeID"] == own,
+            num_gpus=int(node["Resources"].get("GPU", 0)),
         )
-        for each in ray.nodes()
-        if each["Alive"]
+        for node in ray.nodes()
+        if node["Alive"]
     ]
     return sorted(
         nodes,
@@ -68,7 +68,7 @@ def find_dead(nodes: Sequence[ClusterNode], *, within_s: float = 0.0) -> Cluster
 
     deadline = time.monotonic() + within_s
     while True:
-        gone = {each["NodeID"] for each in ray.nodes() if not each["Alive"]}
+        gone = {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
         dead = next((node for node in nodes if node.node_id in gone), None)
         if dead is not None or time.monotonic() >= deadline:
             return dead

@@ -21,11 +21,12 @@ from milescli.weights.base import Bucket
 from milescli.weights.buckets import Slice, layout, write_flat
 
 DEFAULT_TIMEOUT_S = 600.0
+"""For an engine to load one bucket; a run sets `machine.step_timeout_s`."""
 
 
 class _Channel:
-    """What both have in common: consuming the buckets on every rank, telling every rank of a
-    failure, versions, verification."""
+    """What both have in common: every rank goes through the buckets, a failure is raised on all of
+    them, and what arrived is verified."""
 
     def __init__(
         self,
@@ -97,21 +98,20 @@ class _Channel:
             ) from None
 
     def _send_all(self, buckets: Iterator[Bucket]) -> MilesError | None:
-        """Engines load one bucket while the ranks make and lay out the next. Every rank goes
+        """Engines load one bucket while the ranks make and flatten the next. Every rank goes
         through all buckets, also after a failure: making them is collective, and a rank that left
         would hang the others."""
         failure: MilesError | None = None
         for index, bucket in enumerate(buckets):
-            own = self._lay_out(bucket, index)
-            failure = (
-                _caught(self._finish_loading) or failure
-            )  # rank 0; before `_collect` lets the other ranks go on
+            own = self._flatten(bucket, index)
+            # on rank 0; before `_collect` lets the other ranks go on
+            failure = _caught(self._finish_loading) or failure
             whole = self._collect(own)
             if _rank() == 0 and failure is None:
                 failure = _caught(self._begin_loading, whole)
         return _caught(self._finish_loading) or failure
 
-    def _lay_out(self, bucket: Bucket, index: int) -> Any:
+    def _flatten(self, bucket: Bucket, index: int) -> Any:
         """What this rank adds to the sending of a bucket. The engines may still read the one
         before."""
         raise NotImplementedError
@@ -126,8 +126,8 @@ class _Channel:
         raise NotImplementedError
 
     def _finish_loading(self) -> None:
-        """Rank 0: wait until all engines have answered for the last bucket, each within its bound.
-        They answer when they have read it."""
+        """Rank 0: wait until all engines have replied to the last bucket, each within its bound.
+        They reply when they have read it."""
         loading, self._loading = self._loading, []
         if loading:
             self.orders.finish(loading)
@@ -138,7 +138,7 @@ class TensorChannel(_Channel):
     tried. Each engine rank reads from the trainer rank that shares its memory.
 
     Buffers take turns, on every rank: engines read one while the next is filled. It is filled again
-    only after they have answered.
+    only after they have replied.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -154,7 +154,7 @@ class TensorChannel(_Channel):
             engines, num_ranks=dist.get_world_size() if dist.is_initialized() else 1
         )
 
-    def _lay_out(self, bucket: Bucket, index: int) -> list[str]:
+    def _flatten(self, bucket: Bucket, index: int) -> list[str]:
         """A handle for each reader of this rank: a handle of host memory counts one reader."""
         mine = self._readers[_rank()]
         if not mine:
@@ -176,9 +176,7 @@ class TensorChannel(_Channel):
         return held[:size_bytes]
 
     def _collect(self, own: list[str]) -> list[list[str]]:
-        if not any(
-            self._readers[1:]
-        ):  # rank 0 serves all, and nobody else has memory that could be read
+        if not any(self._readers[1:]):  # all engines read the memory of rank 0
             return [own]
         gathered: list[list[str]] | None = [[] for _ in self._readers] if _rank() == 0 else None
         dist.gather_object(own, gathered, dst=0)
@@ -201,9 +199,8 @@ class TensorChannel(_Channel):
 
     def _send_all(self, buckets: Iterator[Bucket]) -> MilesError | None:
         failure = super()._send_all(buckets)
-        if any(
-            held is not None and held.is_cuda for held in self._buffers
-        ):  # the engines want the memory for their caches
+        if any(held is not None and held.is_cuda for held in self._buffers):
+            # the engines want the memory for their caches
             self._buffers = [None, None]
             torch.cuda.ipc_collect()
         return failure
@@ -216,14 +213,14 @@ class TensorChannel(_Channel):
 
 def readers(engines: list[EngineAddress], *, num_ranks: int) -> list[list[tuple[int, int]]]:
     """Per trainer rank, the (engine, engine rank) that read its memory. Pure."""
-    found: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]
+    of_rank: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]
     for index, engine in enumerate(engines):
         assert len(engine.sharing_ranks) == engine.tp, (
             f"{engine.url}: {engine.tp} ranks, shared by {engine.sharing_ranks}"
         )
         for engine_rank, rank in enumerate(engine.sharing_ranks):
-            found[rank].append((index, engine_rank))
-    return found
+            of_rank[rank].append((index, engine_rank))
+    return of_rank
 
 
 class DistributedChannel(_Channel):
@@ -243,7 +240,7 @@ class DistributedChannel(_Channel):
     def _form_group(self) -> None:
         self._group = WeightGroup(self.orders, backend=self._backend, host=self._host)
 
-    def _lay_out(self, bucket: Bucket, index: int) -> tuple[torch.Tensor, list[Slice]] | None:
+    def _flatten(self, bucket: Bucket, index: int) -> tuple[torch.Tensor, list[Slice]] | None:
         if _rank() != 0:
             return None
         slices = layout(bucket)

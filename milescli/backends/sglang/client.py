@@ -1,5 +1,5 @@
-"""The fleet of SGLang engines as the rollout room sees it: the router for questions, a line to each
-engine for orders.
+"""The fleet of SGLang engines as the rollout room sees it: requests go to the router,
+orders to every engine.
 
 Token ids in, token ids out. A pause aborts what is in flight; `generate` keeps the tokens and asks
 for the rest after `resume`.
@@ -20,8 +20,8 @@ from milescli.core.types import EngineAddress, StopReason, WeightVersion
 from milescli.core.units import format_duration
 from milescli.rollout.base import Completion, GenerateRequest
 
-ABORT_AGAIN_S = 0.05
-"""An abort misses a request that is still on its way to the scheduler; so it is said again until
+ABORT_RETRY_S = 0.05
+"""An abort misses a request that is still on its way to the scheduler; so it is repeated until
 nothing is in flight."""
 
 
@@ -37,8 +37,8 @@ class SglangFleet:
         order_timeout_s: float = 120.0,
         routing_shape: tuple[int, int] | None = None,
     ) -> None:
-        """`response_timeout_s` bounds one response (`machine.step_timeout_s`), `order_timeout_s` one
-        order to the engines. `routing_shape`: (layers, topk) of the model, where routed experts
+        """`response_timeout_s` bounds one response (`machine.step_timeout_s`), `order_timeout_s`
+        one order to the engines. `routing_shape`: (layers, topk) of the model, where routed experts
         will be asked for."""
         self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
         self._response_timeout_s = response_timeout_s
@@ -56,8 +56,8 @@ class SglangFleet:
         await self.http.close()
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """One response. Raises WaitTimeout after `response_timeout_s` (pauses count), WorkerDied where
-        an engine is dead."""
+        """One response. Raises WaitTimeout after `response_timeout_s` (pauses count), WorkerDied
+        where an engine is dead."""
         response = PartialResponse(request=request)
         deadline = time.monotonic() + self._response_timeout_s
         while True:
@@ -66,7 +66,7 @@ class SglangFleet:
                 reply = read_reply(
                     await self.http.ask_router(
                         "/generate",
-                        response.question,
+                        response.body,
                         timeout_s=max(deadline - time.monotonic(), 0.001),
                     )
                 )
@@ -80,7 +80,7 @@ class SglangFleet:
 
     async def score(self, token_ids: list[int]) -> array[float]:
         """[len(token_ids) - 1] log-probs at temperature 1, from one prefill."""
-        question = {
+        body = {
             "input_ids": token_ids,
             "sampling_params": {"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
             "return_logprob": True,
@@ -90,7 +90,7 @@ class SglangFleet:
         while True:
             async with self._slot(deadline):
                 reply = await self.http.ask_router(
-                    "/generate", question, timeout_s=max(deadline - time.monotonic(), 0.001)
+                    "/generate", body, timeout_s=max(deadline - time.monotonic(), 0.001)
                 )
             if reply["meta_info"]["finish_reason"]["type"] != StopReason.ABORT:
                 return prompt_logprobs(reply)
@@ -125,13 +125,13 @@ class SglangFleet:
         while self._in_flight:
             await self._order_all("/abort_request", {"rid": "", "abort_all": True})
             try:
-                async with asyncio.timeout(ABORT_AGAIN_S):
+                async with asyncio.timeout(ABORT_RETRY_S):
                     await self._idle.wait()
             except TimeoutError:
                 if time.monotonic() > deadline:
                     raise WaitTimeout(
                         f"{self._in_flight} responses do not end although the fleet is paused",
-                        why="the engines were told to abort for "
+                        why="the engines were ordered to abort for "
                         f"{format_duration(self._order_timeout_s)}",
                         fix="read the engines' logs",
                     ) from None

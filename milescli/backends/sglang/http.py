@@ -18,8 +18,9 @@ from milescli.core.types import EngineAddress
 from milescli.core.units import format_duration
 
 RETRY_WAITS_S = (0.1, 0.5, 2.0)
-"""Before each further try of a question whose connection broke."""
+"""Before each further try of a request whose connection broke."""
 HEALTH_TIMEOUT_S = 10.0
+"""An engine that is alive answers /health while it works; a busy machine may take seconds."""
 MAX_CONNECTIONS = 1024
 """Open sockets to router and engines together; further requests wait for one."""
 

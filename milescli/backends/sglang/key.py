@@ -45,6 +45,5 @@ def install(api_key: str) -> None:
         add_check(app, api_key=api_key, admin_api_key=None)
 
     auth.add_api_key_middleware = add_check_with_key
-    auth.app_has_admin_force_endpoints = lambda app: (
-        True
-    )  # what makes SGLang add the check although its arguments have no key
+    # what makes SGLang add the check although its arguments have no key
+    auth.app_has_admin_force_endpoints = lambda app: True

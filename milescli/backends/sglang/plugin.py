@@ -24,7 +24,7 @@ has."""
 
 def register() -> None:
     """Install our pieces. A piece that does not fit ends the process: an engine with half of them
-    would answer wrongly."""
+    would sample wrongly."""
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return
@@ -33,11 +33,10 @@ def register() -> None:
     try:
         if api_key := key.take():
             key.install(api_key)
-        atexit.register(
-            gc.unfreeze
-        )  # else what the collector cannot reach is reported below an engine's last words
+        # else what the collector cannot reach is reported below an engine's last words
+        atexit.register(gc.unfreeze)
         _keep_load_file_with_the_process()
-        _listen_where_told()
+        _listen_on_given_address()
         verify.install()
         halves.install()
         settled.install()
@@ -47,20 +46,17 @@ def register() -> None:
             from milescli.backends.sglang import cpu
 
             cpu.install(tuple(filter(None, os.environ.get(PIECES_VARIABLE, "").split(","))))
-    except (
-        Exception
-    ) as error:  # SGLang logs and goes on when a plug-in raises; SystemExit is not caught
+    except Exception as error:  # SGLang would log it and go on; it does not catch SystemExit
         raise SystemExit(
             f"miles: its pieces do not fit this SGLang: {type(error).__name__}: {error}"
         ) from error
 
 
-def _listen_where_told() -> None:
+def _listen_on_given_address() -> None:
     """The store where an engine's ranks meet listens on the address that it was given; by itself
     torch listens on every interface."""
-    rendezvous = importlib.import_module(
-        "torch.distributed.rendezvous"
-    )  # the package has a function of this name too
+    # not `from torch.distributed import ...`, which gives a function of this name
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")
     plain = rendezvous.TCPStore
 
     def open_store(*, host_name: str, port: int, is_master: bool, **settings: object) -> object:

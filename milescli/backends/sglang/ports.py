@@ -15,17 +15,17 @@ port before its server binds it."""
 def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
     """Distinct ports that nobody listens on. Tried in random order, so that two runs that start
     together seldom meet."""
-    found: list[int] = []
+    free: list[int] = []
     for port in random.SystemRandom().sample(RANGE, len(RANGE)):
-        if len(found) == count:
-            return found
+        if len(free) == count:
+            return free
         try:
             socket.create_server((host, port)).close()
         except OSError:  # taken
             continue
-        found.append(port)
+        free.append(port)
     raise MachineError(
-        f"{count} free ports were not found",
-        why=f"of {RANGE.start} to {RANGE.stop} on {host}, {len(found)} are free",
+        f"there are not {count} free ports",
+        why=f"of {RANGE.start} to {RANGE.stop} on {host}, {len(free)} are free",
         fix="ss -ltnp",
     )

@@ -20,6 +20,7 @@ from milescli.core.log_tail import last_log_lines
 from milescli.core.units import format_duration
 
 POLL_S = 0.1
+"""Between two looks at whether a process is ready."""
 TEMP_PREFIX = "miles-process-"
 """Of each process's own folder for temporary files (sockets, maps); short, for socket paths have at
 most 107 bytes."""
@@ -32,11 +33,11 @@ def status(url: str, *, timeout_s: float, headers: dict[str, str] | None = None)
     try:
         with DIRECT.open(
             urllib.request.Request(url, headers=headers or {}), timeout=timeout_s
-        ) as answer:
-            return answer.status
+        ) as response:
+            return response.status
     except urllib.error.HTTPError as error:
         return error.code
-    except HTTPException as error:  # it ended in the middle of its answer
+    except HTTPException as error:  # it ended in the middle of its response
         raise OSError(f"{url}: {type(error).__name__}: {error}") from error
 
 
@@ -157,9 +158,8 @@ class ManagedProcess:
             ) from None
 
         if self._temp_dir is not None:
-            shutil.rmtree(
-                self._temp_dir, ignore_errors=True
-            )  # it may be gone: nothing else can be done about it here
+            # it may be gone: nothing else can be done about it here
+            shutil.rmtree(self._temp_dir, ignore_errors=True)
 
     def _group_lives(self) -> bool:
         """Whether any process of the group is left; reaps the leader, which would count as alive

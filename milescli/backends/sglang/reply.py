@@ -1,5 +1,5 @@
-"""What an engine's /generate says, as our types; and how the parts of an answer that was paused
-become one. Pure."""
+"""What an engine's /generate says, as our types; and how the parts of a response that was
+paused become one. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What one engine said to one question."""
+    """What one engine said to one request."""
 
     token_ids: list[int]
     """[num_tokens] new tokens."""
@@ -83,7 +83,7 @@ class PartialResponse:
     """Tokens of prompt and response that `routed_experts` covers."""
 
     @property
-    def question(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         """The body of the next /generate: everything so far is its prompt, the rest of the budget
         its limit. The sampler hashes seed and position, so the tokens are those of an unbroken run
         where the weights are the same."""

@@ -1,7 +1,7 @@
-"""Every answer carries its routing record, where the engine keeps one. Installed by the plug-in.
+"""Every response carries its routing record, where the engine keeps one. Installed by the plug-in.
 
-sglang-router 0.3.2 drops `return_routed_experts` from the questions that it passes on; so the
-engine is told by its environment.
+sglang-router 0.3.2 drops `return_routed_experts` from the requests that it passes on; so
+the engine has it from its environment.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ ROUTING_VARIABLE = "MILES_RETURN_ROUTED_EXPERTS"
 
 
 def install() -> None:
-    """Ask for the record on behalf of every question."""
+    """Ask for the record on behalf of every request."""
     from sglang.srt.managers.io_struct import GenerateReqInput
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 

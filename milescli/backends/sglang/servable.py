@@ -96,7 +96,7 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
     ),
 }
 """model_type -> how. Each was compared with transformers in float32: log-probs of prompts and
-answers, before and after new weights were sent (tests/backends/sglang/test_families.py)."""
+responses, before and after new weights were sent (tests/backends/sglang/test_families.py)."""
 
 
 def servable_on_cpu(facts: ModelFacts) -> tuple[bool, str]:
@@ -169,39 +169,39 @@ there they are constants."""
 def _hybrid_fields(config: Mapping[str, object]) -> dict[str, object]:
     """SGLang has full attention in every so-manieth layer where transformers has a list of layers,
     and reads the rotated share of a head in the old place of config.json alone."""
-    found: dict[str, object] = {}
+    fields: dict[str, object] = {}
     mixers, rope = config.get("layer_types"), config.get("rope_parameters")
     if isinstance(mixers, list):
-        found["full_attention_interval"] = (
+        fields["full_attention_interval"] = (
             mixers.index("full_attention") if "full_attention" in mixers else len(mixers)
         ) + 1
     if isinstance(rope, Mapping) and "partial_rotary_factor" in rope:
-        found["partial_rotary_factor"] = rope["partial_rotary_factor"]
-    return found
+        fields["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    return fields
 
 
 def missing_fields(config: Mapping[str, object]) -> dict[str, object]:
     """Fields of config.json that SGLang cannot do without, where it is silent: what transformers
     takes then."""
     model_type = str(config.get("model_type"))
-    found = {
+    fields = {
         name: value for name, value in _SILENT.get(model_type, {}).items() if name not in config
     }
     if model_type in CPU_FAMILIES and not config.get("architectures"):
-        found["architectures"] = [CPU_FAMILIES[model_type].architecture]
+        fields["architectures"] = [CPU_FAMILIES[model_type].architecture]
     if model_type in CPU_FAMILIES and "delta" in CPU_FAMILIES[model_type].pieces:
         inner = config.get("text_config")
         hybrid = _hybrid_fields(inner if isinstance(inner, Mapping) else config)
         # the tower of a multimodal release is neither trained nor loaded
-        found |= (
+        fields |= (
             {"text_config": hybrid, "language_model_only": True}
             if isinstance(inner, Mapping)
             else hybrid
         )
     kinds = config.get("mlp_layer_types")
     if model_type == "glm4_moe_lite" and isinstance(kinds, list):
-        found["first_k_dense_replace"] = kinds.index("sparse") if "sparse" in kinds else len(kinds)
-    return found
+        fields["first_k_dense_replace"] = kinds.index("sparse") if "sparse" in kinds else len(kinds)
+    return fields
 
 
 def model_zoo() -> Path:
@@ -232,9 +232,9 @@ def _entry_classes(source: str) -> list[str]:
     """What a module's `EntryClass = ...` names."""
     if "EntryClass" not in source:
         return []
-    found = []
+    names = []
     for statement in ast.parse(source).body:
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         if any(isinstance(target, ast.Name) and target.id == "EntryClass" for target in targets):
-            found += [node.id for node in ast.walk(statement.value) if isinstance(node, ast.Name)]
-    return found
+            names += [node.id for node in ast.walk(statement.value) if isinstance(node, ast.Name)]
+    return names

@@ -33,7 +33,8 @@ CPU_PATH = Path(__file__).parent / "cpu_path"
 """Import stubs, for the engine's processes alone."""
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 CPU_TOKENS_LIMIT = 262_144
-"""Cache slots that an engine on a CPU takes at most when nobody says how many."""
+"""Cache slots that an engine on a CPU takes at most when nobody says how many: 256 requests of 1024
+tokens. The cache is taken from main memory at the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +149,8 @@ class EngineServer(ManagedProcess):
             f"{spec.name} on {spec.host} without a key"
         )
         self.spec = spec
-        if (
-            spec.node_rank > 0
-        ):  # no requests to drain; on INT SGLang ends its ranks there and then spins
+        if spec.node_rank > 0:
+            # no requests to drain; on INT SGLang ends its ranks there and then spins
             self.stop_signal = signal.SIGTERM
         super().__init__(
             name=spec.name,
@@ -247,14 +247,10 @@ def engine_environment(spec: EngineSpec) -> dict[str, str]:
     """The whole environment of the engine: ours, inherited (MILES_RUN_TOKEN with it), and what the
     device needs."""
     env = dict(os.environ) | {ENGINE_VARIABLE: spec.device_kind, "TOKENIZERS_PARALLELISM": "false"}
-    env["SPT_NOENV"] = (
-        # else SGLang's process titles overwrite /proc/PID/environ, by which a run finds its own
-        # processes
-        "1"
-    )
-    env["SGLANG_HOST_IP"] = (
-        spec.host
-    )  # else SGLang asks the first interface, or the route to a public address
+    # else SGLang's process titles overwrite /proc/PID/environ, by which a run finds its processes
+    env["SPT_NOENV"] = "1"
+    # else SGLang asks the first interface, or the route to a public address
+    env["SGLANG_HOST_IP"] = spec.host
     if spec.api_key is not None:
         env[KEY_VARIABLE] = spec.api_key
     if spec.return_routed_experts:
@@ -368,10 +364,8 @@ class RouterServer(ManagedProcess):
             "request-timeout-secs": spec.request_timeout_s,
             "log-level": "warn",
         }
-        command += [
-            "--disable-retries",
-            "--disable-circuit-breaker",
-        ]  # a failure is ours to name, at once
+        # a failure is ours to name, at once
+        command += ["--disable-retries", "--disable-circuit-breaker"]
         command += [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
         super().__init__(
             name="router",
@@ -383,6 +377,6 @@ class RouterServer(ManagedProcess):
 
 
 def _router_environment(spec: RouterSpec) -> dict[str, str]:
-    """Ours without proxies, which the router would send questions and key through."""
+    """Ours without proxies, which the router would send requests and key through."""
     env = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     return env if spec.api_key is None else env | {KEY_VARIABLE: spec.api_key}

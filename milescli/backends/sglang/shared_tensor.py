@@ -38,7 +38,7 @@ class _Handle:
 def flat_bucket_payload(flat: torch.Tensor, slices: list[Slice]) -> str:
     """What /update_weights_from_tensor takes for one engine rank with load_format=flattened_bucket.
 
-    `flat`: [bytes] uint8; it must live until the engine has answered. CPU tensors are moved to
+    `flat`: [bytes] uint8; it must live until the engine has replied. CPU tensors are moved to
     shared memory under a name that torch's shm manager removes when the last process that holds it
     ends, also by a crash; torch's default, a file descriptor handed over a socket, kills SGLang's
     scheduler.

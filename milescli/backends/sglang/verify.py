@@ -14,7 +14,7 @@ VERIFY_FORMAT = "miles_verify"
 """`load_format` of the two orders; their payload is [(order, None)]."""
 BEGIN, END = "begin", "end"
 DIFFERS = "weights differ: "
-"""How the answer starts where they do."""
+"""How the reply starts where they do."""
 
 _copies: dict[str, torch.Tensor] = {}
 
@@ -51,9 +51,8 @@ def end(model: torch.nn.Module) -> str | None:
     for name, parameter in model.named_parameters():
         kept = _copies[name]
         sent = parameter.detach().to("cpu")
-        sent.masked_fill_(
-            torch.isnan(sent) & (kept == 0), 0
-        )  # padding that SGLang adds, and any zero, needs no sending
+        # padding that SGLang adds, and any zero, needs no sending
+        sent.masked_fill_(torch.isnan(sent) & (kept == 0), 0)
         if finding is None and not torch.equal(_bytes(kept), _bytes(sent)):
             finding = _describe(name, held=kept, sent=sent)
         parameter.copy_(kept)
@@ -84,7 +83,7 @@ def _describe(name: str, *, held: torch.Tensor, sent: torch.Tensor) -> str:
 
 
 def _end_on_all_ranks(model: torch.nn.Module) -> tuple[bool, str]:
-    """Every rank compares its own shard; rank 0 alone answers, so it collects the others'
+    """Every rank compares its own shard; rank 0 alone replies, so it collects the others'
     findings."""
     from sglang.srt.distributed import get_tp_group
 

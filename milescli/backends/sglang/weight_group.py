@@ -22,16 +22,17 @@ from milescli.core.units import format_duration
 from milescli.weights.buckets import Slice
 
 POLL_S = 0.002
+"""Between two looks at whether a broadcast has left."""
 LEAVE_TIMEOUT_S = 10.0
-"""For an engine to say that it left: whoever closes the group needs no answer."""
+"""For an engine to say that it left: whoever closes the group needs no reply."""
 
 
 class WeightGroup:
     """Rank 0 is this process; the ranks of engine i follow those of engine i - 1."""
 
     def __init__(self, orders: Orders, *, backend: str, host: str) -> None:
-        """Forms the group: the engines are told to join while this process opens the store. Raises
-        WorkerDied or WaitTimeout."""
+        """Forms the group: the engines are ordered to join while this process opens the store.
+        Raises WorkerDied or WaitTimeout."""
         self._orders = orders
         self._name = f"miles-weights-{uuid4().hex[:8]}"
         self.world_size = 1 + sum(engine.tp for engine in orders.engines)
@@ -67,8 +68,8 @@ class WeightGroup:
         return bodies
 
     def _meet(self, backend: str, joining: list[Reply]) -> dist.ProcessGroup:
-        """The group, once every engine has joined. One that cannot is told at once: joining itself
-        would wait for it to the last."""
+        """The group, once every engine has joined. One that cannot is an error at once: joining
+        itself would wait for it to the last."""
         forming: Future[dist.ProcessGroup] = Future()
         Thread(
             target=_resolve,
@@ -103,8 +104,8 @@ class WeightGroup:
         return group
 
     def broadcast(self, flat: torch.Tensor, slices: list[Slice]) -> list[Reply]:
-        """All engines load one bucket: they are told what comes, and it is broadcast as one run of
-        bytes. Returns when it has left; each engine answers when it has put the tensors into place.
+        """All engines load one bucket: they are sent what comes, and it is broadcast as one run of
+        bytes. Returns when it has left; an engine replies when it has put the tensors into place.
         Raises WorkerDied or WaitTimeout."""
         body = {
             "names": [piece.name for piece in slices],
@@ -120,9 +121,8 @@ class WeightGroup:
         work = dist.broadcast(flat, src=0, group=self._group, async_op=True)
         deadline = time.monotonic() + self._orders.timeout_s
         while not work.is_completed():
-            self._orders.finish(
-                [future for future in loading if future.done()]
-            )  # who answers before it was served has failed
+            # who replies before it was served has failed
+            self._orders.finish([future for future in loading if future.done()])
             if time.monotonic() > deadline:
                 late = [
                     engine.url

@@ -12,17 +12,6 @@ import torch
 from safetensors.torch import save_file
 
 
-def declare_torchvision_operators() -> None:
-    """transformers imports torchvision where it is installed, and its wheel for CUDA finds no
-    operators beside a CPU torch."""
-    if hasattr(torch.ops.torchvision, "nms"):
-        return
-    global _library
-    _library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        _library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
 def _mend_mamba(config, *, longest: int):
     """Without CUDA kernels, transformers 5.12.1 differs from them (and from SGLang and Megatron) in
     two things: it raises small time steps to `time_step_min`, and passes a wrong state from one
@@ -52,7 +41,6 @@ _rotates_halves = None
 @torch.inference_mode()
 def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype) -> list[torch.Tensor]:
     """[tokens, vocab] float32 per row of token ids. Runs no code of the folder's."""
-    declare_torchvision_operators()
     from transformers import AutoModelForCausalLM
 
     config, key_mapping = _read_config(folder)

@@ -23,9 +23,9 @@ REWARDS = Registry(
 def load_reward(rollout: Rollout) -> RewardFn:
     """The reward that `rollout.reward` names. Raises RecipeError where it cannot be had or does not
     have the signature."""
-    found = REWARDS.resolve(rollout.reward, key="rollout.reward")
-    within = getattr(found, "within", None)
-    return cast(RewardFn, within(rollout.reward_timeout_s) if within else found)
+    reward = REWARDS.resolve(rollout.reward, key="rollout.reward")
+    within = getattr(reward, "within", None)
+    return cast(RewardFn, within(rollout.reward_timeout_s) if within else reward)
 
 
 def needs_label(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The grader of GSM8K: compares the number after the last `####` of the answer with that of the
+"""The grader of GSM8K: compares the number after the last `####` of the response with that of the
 label."""
 
 from __future__ import annotations
@@ -19,27 +19,40 @@ _NUMBER = re.compile(
 )
 
 
-def gsm8k(*, prompt: str, response: str, label: str | None) -> float:
-    """1.0 where the answer states the label's number, else 0.0.
+class Gsm8k:
+    """1.0 where the response states the label's number, else 0.0.
 
-    Label: the number after its last `####`, or the whole label where it has none. Answer: only what
-    stands on the same line directly after its *last* `####` counts; a number elsewhere never does,
-    so an answer without `####` scores 0.0. There the first number is read and the rest of the line
-    ignored (`#### 72 clips`, `#### 72.`, `#### 50%`). Numbers may have a sign, a `$`, commas
-    between groups of three digits and decimals, and are compared by value: `$1,234.00` equals
-    `1234`. Fractions, exponents and stray commas are no numbers. Raises ValueError where the label
-    holds no number: the data is at fault, not the answer.
+    Label: the number after its last `####`, or the whole label where it has none. Response: only
+    what stands on the same line directly after its *last* `####` counts; a number elsewhere never
+    does, so a response without `####` scores 0.0. There the first number is read and the rest of
+    the line ignored (`#### 72 clips`, `#### 72.`, `#### 50%`). Numbers may have a sign, a `$`,
+    commas between groups of three digits and decimals, and are compared by value: `$1,234.00`
+    equals `1234`. Fractions, exponents and stray commas are no numbers. Raises ValueError where the
+    label holds no number: the data is at fault, not the response.
     """
-    wanted = None if label is None else _number(label.rpartition(MARK)[2])
-    if wanted is None:
-        raise ValueError(f"the label holds no number: {label!r}")
-    _, mark, rest = response.rpartition(MARK)
-    return float(bool(mark) and _number(rest) == wanted)
+
+    def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
+        """See the class."""
+        wanted = None if label is None else _number(label.rpartition(MARK)[2])
+        if wanted is None:
+            raise ValueError(f"the label holds no number: {label!r}")
+        _, mark, stated = response.rpartition(MARK)
+        return float(bool(mark) and _number(stated) == wanted)
+
+    def check_label(self, label: str | None) -> str | None:
+        """Why no response can be right; None: one can."""
+        if label is None:
+            return "`gsm8k` needs a label"
+        return "it holds no number" if _number(label.rpartition(MARK)[2]) is None else None
 
 
 def _number(text: str) -> Decimal | None:
-    found = _NUMBER.match(text)
-    if found is None:
+    match = _NUMBER.match(text)
+    if match is None:
         return None
-    value = Decimal((found["digits"] or "0").replace(",", "") + (found["decimals"] or ""))
-    return -value if bool(found["sign"]) != bool(found["sign_after"]) else value
+    value = Decimal((match["digits"] or "0").replace(",", "") + (match["decimals"] or ""))
+    return -value if bool(match["sign"]) != bool(match["sign_after"]) else value
+
+
+gsm8k = Gsm8k()
+"""The built-in reward `gsm8k`."""

@@ -1,8 +1,8 @@
-"""The `math` reward: equality of mathematical answers by the math-verify library, which runs in
+"""The `math` reward: equality of mathematical results by the math-verify library, which runs in
 processes of its own.
 
 Why processes: the library bounds its work by a SIGALRM, which Python allows in a main thread only;
-and an answer like 9**9**9**9 keeps the interpreter busy inside C, where no Python thread of the
+and a response like 9**9**9**9 keeps the interpreter busy inside C, where no Python thread of the
 same process runs on. A process can be killed.
 """
 
@@ -12,6 +12,7 @@ import atexit
 import json
 import logging
 import os
+import re
 import select
 import subprocess
 import sys
@@ -19,21 +20,26 @@ import threading
 import time
 
 from milescli.core.errors import RewardError, WaitTimeout
+from milescli.rollout.rewards.math_worker import result_of
 
 START_TIMEOUT_S = 120.0
 """For importing sympy on a busy machine."""
 MAX_WORKERS = 4
+PLAIN_NUMBER = re.compile(r"-?(?:[0-9]{1,15}|[0-9]{1,3}(?:,[0-9]{3}){1,4})(?:\.[0-9]{1,15})?")
+"""As a label it is graded by math-verify without doubt, so that no process need be asked."""
 _log = logging.getLogger(__name__)
 
 
 class MathReward:
-    """1.0 where the answer's mathematical value equals the label's, else 0.0; safe to call from
+    r"""1.0 where the response's mathematical value equals the label's, else 0.0; safe to call from
     many threads.
 
-    Label: plain text or LaTeX (`\\frac{1}{2}`, `(1,2]`); where it has a `####`, what follows the
-    last one. Answer: a `\\boxed{}` counts first; else the last LaTeX or plain expression that
-    math-verify finds. An answer that cannot be decided within `limit_s` scores 0.0 and is logged:
-    models write such answers. Raises ValueError where the label is not mathematics.
+    Label: what follows its last `####`, of that the last `\boxed{}`, where it has them; else the
+    whole, plain text or LaTeX (`\frac{1}{2}`, `(1,2]`, `\$36`). Response: the last `\boxed{}` or
+    `\fbox{}` that is complete and not empty counts, and nothing else does; without one, the last
+    LaTeX or plain expression that math-verify sees. A response that cannot be decided within
+    `limit_s` scores 0.0 and is logged: models write such responses. Raises ValueError where the
+    label cannot be graded.
     """
 
     max_concurrency = min(MAX_WORKERS, os.cpu_count() or 1)
@@ -42,7 +48,7 @@ class MathReward:
     def __init__(self, *, limit_s: float = 10.0) -> None:
         self.limit_s = limit_s
         self.num_undecided = 0
-        """Answers that scored 0.0 because time or memory ran out."""
+        """Responses that scored 0.0 because time or memory ran out."""
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
         """See the class."""
@@ -52,17 +58,28 @@ class MathReward:
         if reply is None:
             self.num_undecided += 1
             _log.warning(
-                "math: an answer was not decided within %.1f s and scores 0: %.80r",
+                "math: a response was not decided within %.1f s and scores 0: %.80r",
                 self.limit_s,
                 response,
             )
             return 0.0
         if "error" in reply:
-            raise ValueError(str(reply["error"]))
+            raise ValueError(f"the label {label!r} cannot be graded: {reply['error']}")
         return float(str(reply["reward"]))
 
+    def check_label(self, label: str | None) -> str | None:
+        """Why the label cannot be graded: it is graded against itself. None: it can."""
+        if label is None:
+            return "`math` needs a label"
+        if PLAIN_NUMBER.fullmatch(result_of(label)):
+            return None
+        reply = _WORKERS.ask({"label": label}, limit_s=self.limit_s)
+        if reply is None:
+            return f"it is not decided within {self.limit_s:g} s whether it equals itself"
+        return str(reply["error"]) if "error" in reply else None
+
     def within(self, timeout_s: float) -> MathReward:
-        """The same reward, certain to answer before the scorer's own bound."""
+        """The same reward, certain to return before the scorer's own bound."""
         return MathReward(limit_s=min(self.limit_s, 0.5 * timeout_s))
 
 

@@ -1,5 +1,5 @@
 """The process behind the `math` reward: reads {label, response, limit_s} by the line, writes
-{reward} or {error}."""
+{reward} or {error}. Without a response the label is graded against itself."""
 
 from __future__ import annotations
 
@@ -9,28 +9,64 @@ import os
 import resource
 import signal
 import sys
+from typing import Any
 
+from milescli.rollout.rewards.boxed import last_boxed
+
+MARK = "####"
+"""What stands before it in a label is its derivation, as in GSM8K."""
 MEMORY_BOUND_BYTES = 4 * 1024**3
-"""An answer can ask for numbers of any size."""
+"""A response can ask for numbers of any size."""
 GRACE_S = 2.0
 """CPU seconds beyond the caller's bound after which the process ends by itself, should the caller
 be gone."""
 
 
-def grade(label: str, response: str) -> float:
-    """1.0 or 0.0. Raises ValueError where the label is not mathematics."""
-    from math_verify import parse, verify
+def result_of(label: str) -> str:
+    """What a label states: what follows its last `####`, of that the last box where it has any."""
+    text = label.rpartition(MARK)[2].strip()
+    boxed = last_boxed(text)
+    return text if boxed is None else boxed
 
-    text = label.rpartition("####")[2].strip()
-    wrapped = text if "$" in text or "\\boxed" in text else f"\\boxed{{{text}}}"
-    gold = parse(wrapped, parsing_timeout=None)
-    if not text or not gold:
-        raise ValueError(f"the label is not mathematics: {label!r}")
-    return float(verify(gold, parse(response, parsing_timeout=None), timeout_seconds=None))
+
+def grade(label: str, response: str) -> float:
+    """1.0 or 0.0. Raises ValueError where the label cannot be graded."""
+    from math_verify import verify
+
+    boxed = last_boxed(response)
+    target = _parse(response if boxed is None else _in_box(boxed))
+    return float(verify(_gold(label), target, timeout_seconds=None))
+
+
+def refuse_ungradable(label: str) -> None:
+    """Raises ValueError with the reason where a response that states the label's own result would
+    score nothing."""
+    if not grade(label, _in_box(result_of(label))):
+        raise ValueError("it does not equal itself")
+
+
+def _gold(label: str) -> list[Any]:
+    result = result_of(label)
+    if last_boxed(_in_box(result)) != result:
+        raise ValueError("it is empty, or its braces do not balance")
+    gold = _parse(_in_box(result))
+    if not gold:
+        raise ValueError("it is not mathematics")
+    return gold
+
+
+def _in_box(text: str) -> str:
+    return f"\\boxed{{{text}}}"
+
+
+def _parse(text: str) -> list[Any]:
+    from math_verify import parse
+
+    return parse(text, parsing_timeout=None)
 
 
 def main() -> None:
-    """Answer until standard input closes. Time is bounded by a signal whose default action ends the
+    """Reply until standard input closes. Time is bounded by a signal whose default action ends the
     process, even inside C."""
     logging.disable(logging.WARNING)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which closes our input
@@ -43,13 +79,22 @@ def main() -> None:
         question = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, question["limit_s"] + GRACE_S)
         try:
-            reply: dict[str, object] = {"reward": grade(question["label"], question["response"])}
-        except ValueError as error:
-            reply = {"error": str(error)}
+            reply = _reply(question)
         except (MemoryError, RecursionError, OverflowError):
-            reply = {"reward": 0.0}
+            too_large: dict[str, object] = {"reward": 0.0}
+            reply = too_large if "response" in question else {"error": "it is too large"}
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         print(json.dumps(reply), file=replies, flush=True)
+
+
+def _reply(question: dict[str, str]) -> dict[str, object]:
+    try:
+        if "response" in question:
+            return {"reward": grade(question["label"], question["response"])}
+        refuse_ungradable(question["label"])
+    except ValueError as error:
+        return {"error": str(error)}
+    return {}
 
 
 if __name__ == "__main__":

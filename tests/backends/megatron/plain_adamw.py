@@ -13,11 +13,8 @@ from safetensors.torch import save_file
 
 
 def main() -> None:
-    """SETTINGS: {"steps", "lr", "weight_decay", "eps", "betas", "clip_grad"}; each step is a list of
-    rows of tokens, of which all but the first are trained on, their losses averaged."""
-    from milescli.backends.transformers.logits import declare_torchvision_operators
-
-    declare_torchvision_operators()
+    """SETTINGS: {"steps", "lr", "weight_decay", "eps", "betas", "clip_grad"}; each step is a list
+    of rows of tokens, of which all but the first are trained on, their losses averaged."""
     from transformers import AutoModelForCausalLM
 
     folder, settings = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())

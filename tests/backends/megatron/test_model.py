@@ -14,8 +14,6 @@ from tests.backends.megatron.conftest import TOKEN_ROWS, Worlds
 REFERENCE = """
 import json, sys
 import torch
-from milescli.backends.transformers.logits import declare_torchvision_operators
-declare_torchvision_operators()
 from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
 rows = []

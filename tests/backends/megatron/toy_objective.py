@@ -61,7 +61,8 @@ class Toy:
         tokens[Stream.ADVANTAGE] = (own - mean) / (1 + largest)
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """-(sequence ratio) x advantage, with a term that couples every token to those before it."""
+        """-(sequence ratio) x advantage, with a term that couples every token to those before
+        it."""
         log_ratio = tokens.logprobs - tokens[Stream.OLD]
         num_tokens = tokens.sum_by_sequence(torch.ones_like(log_ratio)).clamp(min=1)
         ratio = tokens.spread((tokens.sum_by_sequence(log_ratio) / num_tokens).exp())

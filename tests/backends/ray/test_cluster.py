@@ -159,11 +159,11 @@ def test_nothing_listens_beyond_loopback(session) -> None:
     ours = set(processes_of(session[1]))
     assert len(ours) > 3, "the session has processes"
     open_to_all = [
-        (psutil.Process(each.pid).name(), each.laddr)
-        for each in psutil.net_connections(kind="inet")
-        if each.status == psutil.CONN_LISTEN
-        and each.pid in ours
-        and not _is_loopback(each.laddr.ip)
+        (psutil.Process(socket.pid).name(), socket.laddr)
+        for socket in psutil.net_connections(kind="inet")
+        if socket.status == psutil.CONN_LISTEN
+        and socket.pid in ours
+        and not _is_loopback(socket.laddr.ip)
     ]
     assert not open_to_all
 

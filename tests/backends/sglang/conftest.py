@@ -9,28 +9,22 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from milescli.backends.sglang.channels import TensorChannel
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.server import EngineServer, EngineSpec, RouterServer, RouterSpec
-from milescli.backends.transformers.logits import declare_torchvision_operators
 from milescli.core.types import EngineAddress, WeightVersion
 from milescli.weights.base import Bucket, WeightChannel
+from tests.backends.sglang.sending import weights
 
 VOCAB = 300
 EOS = 1
 HOST = "127.0.0.2"
-"""Where engines listen: another loopback address than the usual, so that what listens where it was
-not told to is seen."""
+"""Where engines listen: another loopback address than the usual, so that what listens elsewhere is
+seen."""
 KEY = "key-of-this-test"
-
-
-def import_transformers():
-    """transformers, beside a torchvision that finds its operators."""
-    declare_torchvision_operators()
-    import transformers
-
-    return transformers
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -43,7 +37,8 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.Fuse()
-    transformers = import_transformers()
+    import transformers
+
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
     )
@@ -53,7 +48,8 @@ def write_tokenizer(folder: Path) -> None:
 def make_qwen3(folder: Path, *, seed: int = 0):
     """A tiny Qwen3 with large random weights, so that its distributions are not flat; saved, and
     returned."""
-    transformers = import_transformers()
+    import transformers
+
     torch.manual_seed(seed)
     config = transformers.Qwen3Config(
         vocab_size=VOCAB,
@@ -117,7 +113,7 @@ class Service:
         return asyncio.run(with_fleet())
 
     def publish(self, channel: WeightChannel, buckets: Iterator[Bucket], *, version: int) -> None:
-        """As a run does: the fleet is paused, and told the version afterwards."""
+        """As a run does: the fleet is paused, and resumed with the version afterwards."""
 
         async def send(fleet: SglangFleet) -> None:
             await fleet.pause()
@@ -167,8 +163,32 @@ def start_service(folder: Path, model: torch.nn.Module, **options: object) -> Se
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Holds the weights of its model; who sends others takes `weights_restored` too."""
     folder = tmp_path_factory.mktemp("qwen3")
     running = start_service(folder, make_qwen3(folder))
     yield running
     running.router.stop()
     running.engine.stop()
+
+
+@pytest.fixture
+def weights_restored(service: Service) -> Iterator[None]:
+    """The shared engine holds its model's weights again afterwards, whatever came of the test."""
+    yield
+    channel = TensorChannel(timeout_s=60)
+    channel.open([service.address])
+    service.publish(channel, weights(service.model), version=0)
+    channel.close()
+
+
+@pytest.fixture(scope="module")
+def one_rank_trainer() -> Iterator[None]:
+    """This process is a trainer of one rank."""
+    made_here = not dist.is_initialized()
+    if made_here:
+        dist.init_process_group(
+            "gloo", init_method=f"tcp://127.0.0.1:{free_ports(1)[0]}", rank=0, world_size=1
+        )
+    yield
+    if made_here:
+        dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""An engine that reads at the last moment: a fake, for no real one can be told when to read. Speaks
+"""An engine that reads at the last moment: a fake, for no real one can be made to wait. Speaks
 the three orders of a publish; keeps what it read."""
 
 from __future__ import annotations

@@ -27,16 +27,16 @@ def reference_logprobs(model, token_ids: list[int], temperature: float = 1.0) ->
 
 
 def test_logprobs_of_sampled_tokens_are_those_of_transformers_at_the_temperature(service):
-    async def ask(fleet):
+    async def use(fleet):
         return await fleet.generate(request(temperature=0.7))
 
-    answer = service.run(ask)
+    completion = service.run(use)
     prompt = request().prompt_ids
-    expected = reference_logprobs(service.model, [*prompt, *answer.response_ids], 0.7)[
+    expected = reference_logprobs(service.model, [*prompt, *completion.response_ids], 0.7)[
         len(prompt) - 1 :
     ]
     assert torch.allclose(
-        torch.tensor(answer.logprobs, dtype=torch.float64), expected, atol=1e-5, rtol=0
+        torch.tensor(completion.logprobs, dtype=torch.float64), expected, atol=1e-5, rtol=0
     )
 
 
@@ -48,18 +48,18 @@ def test_score_equals_transformers(service):
     assert torch.allclose(torch.tensor(scores, dtype=torch.float64), expected, atol=1e-5, rtol=0)
 
 
-def test_greedy_answers_are_those_of_transformers(service):
-    answer = service.run(lambda fleet: fleet.generate(request(temperature=0.0, seed=None)))
+def test_greedy_responses_are_those_of_transformers(service):
+    completion = service.run(lambda fleet: fleet.generate(request(temperature=0.0, seed=None)))
     prompt = torch.tensor([request().prompt_ids])
     with torch.no_grad():
         expected = service.model.generate(prompt, max_new_tokens=24, do_sample=False)[
             0, prompt.shape[1] :
         ].tolist()
-    assert answer.response_ids == expected
+    assert completion.response_ids == expected
 
 
 def test_equal_seeds_give_equal_tokens_whatever_the_batch_and_other_seeds_do_not(service):
-    async def ask(fleet):
+    async def use(fleet):
         alone = await fleet.generate(request(0, seed=3))
         crowd = await asyncio.gather(
             *(fleet.generate(request(index, seed=3 + index)) for index in range(40))
@@ -67,7 +67,7 @@ def test_equal_seeds_give_equal_tokens_whatever_the_batch_and_other_seeds_do_not
         other = await fleet.generate(request(0, seed=4))
         return alone, crowd[0], other
 
-    alone, in_crowd, other = service.run(ask)
+    alone, in_crowd, other = service.run(use)
     assert alone.response_ids == in_crowd.response_ids
     assert alone.response_ids != other.response_ids
 
@@ -77,12 +77,12 @@ def test_seeded_tokens_follow_the_distribution_of_the_model(service):
     tokens."""
     number = 600
 
-    async def ask(fleet):
+    async def use(fleet):
         return await asyncio.gather(
             *(fleet.generate(request(seed=1000 + seed, tokens=1)) for seed in range(number))
         )
 
-    first = torch.tensor([answer.response_ids[0] for answer in service.run(ask)])
+    first = torch.tensor([completion.response_ids[0] for completion in service.run(use)])
     with torch.no_grad():
         expected = (
             service.model(torch.tensor([request().prompt_ids])).logits[0, -1].softmax(-1) * number
@@ -97,8 +97,8 @@ def test_seeded_tokens_follow_the_distribution_of_the_model(service):
     assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
 
 
-def test_an_answer_ends_by_length_by_end_token_and_by_stop_string(service):
-    async def ask(fleet):
+def test_a_response_ends_by_length_by_end_token_and_by_stop_string(service):
+    async def use(fleet):
         long = await fleet.generate(request(tokens=24))
         third = long.response_ids[2]
         stopped = await fleet.generate(request(tokens=24, stop=[f"t{third}"]))
@@ -107,21 +107,22 @@ def test_an_answer_ends_by_length_by_end_token_and_by_stop_string(service):
         )
         return long, third, stopped, ended
 
-    long, third, stopped, ended = service.run(ask)
+    long, third, stopped, ended = service.run(use)
     assert (long.stop_reason, len(long.response_ids)) == (StopReason.LENGTH, 24)
     assert stopped.stop_reason is StopReason.STOP
     assert stopped.response_ids == long.response_ids[: long.response_ids.index(third) + 1]
-    by_token = [answer for answer in ended if answer.stop_reason is StopReason.STOP]
+    by_token = [completion for completion in ended if completion.stop_reason is StopReason.STOP]
     assert by_token
     assert all(
-        answer.response_ids[-1] == 1 and 1 not in answer.response_ids[:-1] for answer in by_token
+        completion.response_ids[-1] == 1 and 1 not in completion.response_ids[:-1]
+        for completion in by_token
     )
 
 
-def test_a_paused_answer_goes_on_with_its_tokens_and_says_which_weights_made_them(service):
+def test_a_paused_response_goes_on_with_its_tokens_and_says_which_weights_made_them(service):
     unbroken = service.run(lambda fleet: fleet.generate(request(tokens=300, stop=["never"])))
 
-    async def ask(fleet):
+    async def use(fleet):
         await fleet.pause()
         await fleet.resume(2)
         task = asyncio.create_task(fleet.generate(request(tokens=300, stop=["never"])))
@@ -130,35 +131,39 @@ def test_a_paused_answer_goes_on_with_its_tokens_and_says_which_weights_made_the
         await fleet.pause()
         held_back = not task.done()
         await fleet.resume(5)
-        answer = await task
-        return held_back, answer
+        completion = await task
+        return held_back, completion
 
-    held_back, answer = service.run(ask)
+    held_back, completion = service.run(use)
     assert held_back
-    assert answer.response_ids == unbroken.response_ids
-    assert torch.allclose(torch.tensor(answer.logprobs), torch.tensor(unbroken.logprobs), atol=1e-5)
-    total = len(answer.response_ids)
-    cut = answer.version_spans[0].end
+    assert completion.response_ids == unbroken.response_ids
+    assert torch.allclose(
+        torch.tensor(completion.logprobs), torch.tensor(unbroken.logprobs), atol=1e-5
+    )
+    total = len(completion.response_ids)
+    cut = completion.version_spans[0].end
     assert 0 < cut < total
-    assert answer.version_spans == [
+    assert completion.version_spans == [
         VersionSpan(start=0, end=cut, version=2),
         VersionSpan(start=cut, end=total, version=5),
     ]
 
 
-def test_a_thousand_answers_in_flight_all_arrive(service):
-    async def ask(fleet):
+def test_a_thousand_responses_in_flight_all_arrive(service):
+    async def use(fleet):
         return await asyncio.gather(
             *(fleet.generate(request(index, seed=index, tokens=4)) for index in range(1000))
         )
 
-    answers = service.run(ask)
-    assert len(answers) == 1000
-    assert all(len(answer.logprobs) == len(answer.response_ids) > 0 for answer in answers)
+    completions = service.run(use)
+    assert len(completions) == 1000
+    assert all(
+        len(completion.logprobs) == len(completion.response_ids) > 0 for completion in completions
+    )
 
 
-def test_sleep_and_wake_leave_the_fleet_answering(service):
-    async def ask(fleet):
+def test_sleep_and_wake_leave_the_fleet_serving(service):
+    async def use(fleet):
         before = await fleet.generate(request())
         await fleet.pause()
         await fleet.sleep()
@@ -167,5 +172,5 @@ def test_sleep_and_wake_leave_the_fleet_answering(service):
         await fleet.resume(0)
         return before, await fleet.generate(request())
 
-    before, after = service.run(ask)
+    before, after = service.run(use)
     assert before.response_ids == after.response_ids

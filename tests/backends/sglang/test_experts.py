@@ -1,5 +1,5 @@
-"""A mixture of experts on a real engine: its answers, its record of chosen experts, and that record
-across a pause."""
+"""A mixture of experts on a real engine: its log-probs, its record of chosen experts, and that
+record across a pause."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from milescli.rollout.base import GenerateRequest
 from tests.backends.sglang.conftest import (
     VOCAB,
     Service,
-    import_transformers,
     start_service,
     write_tokenizer,
 )
@@ -28,7 +27,8 @@ LAYERS, TOPK = 2, 2
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("qwen3_moe")
-    transformers = import_transformers()
+    import transformers
+
     torch.manual_seed(1)
     config = transformers.Qwen3MoeConfig(
         vocab_size=VOCAB,
@@ -66,8 +66,8 @@ def routing_of_transformers(model, token_ids: list[int]) -> numpy.ndarray:
     return chosen.sort(-1).values.numpy()
 
 
-def routing(answer) -> numpy.ndarray:
-    record = answer.routed_experts
+def routing(completion) -> numpy.ndarray:
+    record = completion.routed_experts
     shape = (record.num_tokens, record.num_layers, record.topk)
     return numpy.sort(numpy.frombuffer(record.indices, dtype=numpy.int32).reshape(shape), axis=-1)
 
@@ -84,22 +84,22 @@ def wanted(seed: int, tokens: int) -> GenerateRequest:
 
 
 def test_logprobs_and_chosen_experts_are_those_of_transformers(moe):
-    async def ask(fleet):
+    async def use(fleet):
         return await asyncio.gather(*(fleet.generate(wanted(seed, 24)) for seed in range(8)))
 
-    for seed, answer in enumerate(moe.run(ask, routing_shape=(LAYERS, TOPK))):
-        tokens = [*wanted(seed, 24).prompt_ids, *answer.response_ids]
+    for seed, completion in enumerate(moe.run(use, routing_shape=(LAYERS, TOPK))):
+        tokens = [*wanted(seed, 24).prompt_ids, *completion.response_ids]
         with torch.no_grad():
             logprobs = moe.model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
         expected = logprobs.gather(-1, torch.tensor(tokens[1:])[:, None])[
-            -len(answer.response_ids) :, 0
+            -len(completion.response_ids) :, 0
         ]
-        assert torch.allclose(torch.tensor(answer.logprobs), expected, atol=1e-5)
-        assert numpy.array_equal(routing(answer), routing_of_transformers(moe.model, tokens))
+        assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-5)
+        assert numpy.array_equal(routing(completion), routing_of_transformers(moe.model, tokens))
 
 
-def test_the_record_of_a_paused_answer_covers_every_token_once(moe):
-    async def ask(fleet):
+def test_the_record_of_a_paused_response_covers_every_token_once(moe):
+    async def use(fleet):
         whole = await fleet.generate(wanted(3, 200))
         task = asyncio.create_task(fleet.generate(wanted(3, 200)))
         await asyncio.sleep(0.2)
@@ -108,7 +108,7 @@ def test_the_record_of_a_paused_answer_covers_every_token_once(moe):
         await fleet.resume(0)
         return whole, await task, was_cut
 
-    whole, paused, was_cut = moe.run(ask, routing_shape=(LAYERS, TOPK))
+    whole, paused, was_cut = moe.run(use, routing_shape=(LAYERS, TOPK))
     assert was_cut
     assert paused.response_ids == whole.response_ids
     assert numpy.array_equal(routing(paused), routing(whole))

@@ -102,34 +102,34 @@ class Engine:
     def address(self) -> EngineAddress:
         return EngineAddress(url=self.spec.url, tp=1, sharing_ranks=[0])
 
-    def answers(self, temperature: float) -> list[dict]:
+    def responses(self, temperature: float) -> list[dict]:
         """To all prompts at once."""
 
-        async def ask() -> list[dict]:
+        async def generate() -> list[dict]:
             http = EngineHttp([self.address], caller="the test")
             try:
                 return await asyncio.gather(
-                    *(self._answer(http, prompt, temperature) for prompt in PROMPTS)
+                    *(self._response(http, prompt, temperature) for prompt in PROMPTS)
                 )
             finally:
                 await http.close()
 
-        return asyncio.run(ask())
+        return asyncio.run(generate())
 
-    async def _answer(self, http: EngineHttp, prompt: list[int], temperature: float) -> dict:
+    async def _response(self, http: EngineHttp, prompt: list[int], temperature: float) -> dict:
         sampling = {
             "max_new_tokens": TOKENS,
             "temperature": temperature,
             "ignore_eos": True,
             "sampling_seed": 7,
         }
-        question = {
+        body = {
             "input_ids": prompt,
             "sampling_params": sampling,
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        reply = await http.order(self.address, "/generate", question, timeout_s=60)
+        reply = await http.order(self.address, "/generate", body, timeout_s=60)
         meta = reply["meta_info"]
         given, made = meta["input_token_logprobs"], meta["output_token_logprobs"]
         tokens = [*prompt, *(entry[1] for entry in made)]
@@ -161,22 +161,22 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
-    """name -> {"greedy", "sampled", "updated": [(answer, what transformers says: log-probs, moved,
-    experts)]}, or {"error"}."""
+    """name -> {"greedy", "sampled", "updated": [(response, what transformers says: log-probs,
+    moved, experts)]}, or {"error"}."""
     root = tmp_path_factory.mktemp("served")
     _python("tests.families.making", str(root / "models"), *wanted())
-    found: dict[str, dict] = {}
+    by_name: dict[str, dict] = {}
     jobs = []
     for name in wanted():
         folder, other = root / "models" / name, root / f"{name} other"
         other_weights(folder, other)
         try:
-            found[name] = answers_of(folder, other)
+            by_name[name] = responses_of(folder, other)
         except Exception as error:
-            found[name] = {"error": error}
+            by_name[name] = {"error": error}
             continue
-        for kind, answers in found[name].items():
-            rows = [answer["tokens"] for answer in answers]
+        for kind, responses in by_name[name].items():
+            rows = [response["tokens"] for response in responses]
             out = root / f"{name} {kind}.safetensors"
             jobs.append(
                 {
@@ -187,30 +187,30 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
             )
     (root / "request.json").write_text(json.dumps({"jobs": jobs}))
     _python("tests.backends.sglang.witness", str(root / "request.json"))
-    for name, kinds in found.items():
+    for name, kinds in by_name.items():
         for kind in kinds if "error" not in kinds else ():
             said = load_file(root / f"{name} {kind}.safetensors")
             kinds[kind] = [
                 (
-                    answer,
+                    response,
                     said[f"logprobs.{index}"],
                     said[f"moved.{index}"],
                     said.get(f"experts.{index}"),
                 )
-                for index, answer in enumerate(kinds[kind])
+                for index, response in enumerate(kinds[kind])
             ]
-    return found
+    return by_name
 
 
-def answers_of(folder: Path, other: Path) -> dict[str, list]:
+def responses_of(folder: Path, other: Path) -> dict[str, list]:
     engine = Engine(folder)
     server = EngineServer(engine.spec)
     server.start()
     try:
         server.wait_ready(180)
-        found = {"greedy": engine.answers(0.0), "sampled": engine.answers(1.0)}
+        own = {"greedy": engine.responses(0.0), "sampled": engine.responses(1.0)}
         engine.send(other)
-        return {**found, "updated": engine.answers(1.0)}
+        return {**own, "updated": engine.responses(1.0)}
     finally:
         server.stop()
 
@@ -221,17 +221,17 @@ def test_logprobs_and_experts_are_those_of_transformers_also_after_new_weights(s
         raise served[name]["error"]
     facts = parse_facts(ALL[name].config)
     largest, rounding = {}, LARGEST
-    for kind, answers in served[name].items():
-        for answer, logprobs, moved, experts in answers:
-            difference = float((torch.tensor(answer["logprobs"]) - logprobs).abs().max())
+    for kind, responses in served[name].items():
+        for response, logprobs, moved, experts in responses:
+            difference = float((torch.tensor(response["logprobs"]) - logprobs).abs().max())
             largest[kind] = max(largest.get(kind, 0.0), difference)
             rounding = max(rounding, 2 * float((moved - logprobs).abs().max()))
             if experts is not None:
                 layers = [layer for layer in range(facts.num_layers) if facts.is_moe_layer(layer)]
-                chosen = numpy.sort(answer["experts"][:, layers], axis=-1)
+                chosen = numpy.sort(response["experts"][:, layers], axis=-1)
                 assert numpy.array_equal(chosen, experts[:-1].sort(-1).values.numpy()), (
                     kind,
-                    answer["tokens"],
+                    response["tokens"],
                 )
     print(
         f"{name}: "

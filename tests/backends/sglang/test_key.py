@@ -29,8 +29,8 @@ DANGEROUS = {
 def ask(url: str, *, key: str | None, method: str = "GET") -> tuple[int, str]:
     request = urllib.request.Request(url, method=method, headers=bearer(key))
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return answer.status, answer.read().decode()
+        with urllib.request.urlopen(request, timeout=20) as response:
+            return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
 
@@ -42,8 +42,8 @@ def family(pid: int) -> list[psutil.Process]:
 
 def listening_addresses(pid: int) -> set[str]:
     pids = {process.pid for process in family(pid)}
-    sockets = [each for each in psutil.net_connections(kind="inet") if each.pid in pids]
-    return {each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}
+    sockets = [socket for socket in psutil.net_connections(kind="inet") if socket.pid in pids]
+    return {socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN}
 
 
 @pytest.mark.engine
@@ -75,7 +75,7 @@ def test_the_router_refuses_a_stranger_too(service):
 
 @pytest.mark.engine
 @pytest.mark.timeout(120)  # far below the bound of the channel: who is refused does not wait for it
-def test_a_trainer_with_another_key_is_told_at_once(service):
+def test_a_trainer_with_another_key_is_refused_at_once(service):
     channel = DistributedChannel(backend="gloo", timeout_s=3600)
     with pytest.raises(EngineRefused, match=r"refused \S+/init_weights_update_group.*HTTP 401"):
         channel.open([replace(service.address, api_key="another-key")])
@@ -83,7 +83,7 @@ def test_a_trainer_with_another_key_is_told_at_once(service):
 
 
 @pytest.mark.engine
-def test_the_key_is_in_no_argument_no_log_and_no_answer(service):
+def test_the_key_is_in_no_argument_no_log_and_no_response(service):
     log = service.engine.log_path.read_text()
     assert "server_args=" in log, (
         "SGLang's arguments are no longer in its log: nothing was looked through"
@@ -95,13 +95,13 @@ def test_the_key_is_in_no_argument_no_log_and_no_answer(service):
         *(" ".join(process.cmdline()) for process in ours),
     ]
     seen.append(ask(f"{service.engine.url}/server_info", key=KEY)[1])
-    seen += [repr(each) for each in (service.engine.spec, service.router.spec, service.address)]
+    seen += [repr(shown) for shown in (service.engine.spec, service.router.spec, service.address)]
     assert [text for text in seen if KEY in text] == []
 
 
 @pytest.mark.engine
 def test_every_socket_listens_on_the_given_address_alone(service):
-    # it knows interfaces only, and takes the first address of the one that it is told
+    # it knows interfaces only, and takes the first address of the one that it is given
     of_gloo = "127.0.0.1"
     assert listening_addresses(service.engine.pid) == {HOST, of_gloo}
     assert listening_addresses(service.router.pid) == {service.router.spec.host}

@@ -60,15 +60,15 @@ def test_every_family_has_its_module_in_the_installed_sglang():
 
 
 def test_architectures_are_read_from_files():
-    found = architectures()
+    names = architectures()
     assert {
         "Qwen3ForCausalLM",
         "DeepseekV3ForCausalLM",
         "GlmMoeDsaForCausalLM",
         "NemotronHForCausalLM",
-    } <= found
-    assert len(found) > 150
-    assert all(name[0].isupper() for name in found)
+    } <= names
+    assert len(names) > 150
+    assert all(name[0].isupper() for name in names)
 
 
 def test_the_number_of_dense_layers_is_told_where_a_list_of_kinds_says_it():

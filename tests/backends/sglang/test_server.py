@@ -93,7 +93,7 @@ def test_a_window_that_sglang_does_not_heed_is_refused(tmp_path):
 
 
 def test_what_transformers_leaves_out_of_config_json_is_told_to_sglang(tmp_path):
-    told = engine_command(
+    command = engine_command(
         spec(
             tmp_path,
             model_type="deepseek_v3",
@@ -101,7 +101,7 @@ def test_what_transformers_leaves_out_of_config_json_is_told_to_sglang(tmp_path)
             config={"scoring_func": "sigmoid"},
         )
     )
-    fields = json.loads(told[told.index("--json-model-override-args") + 1])
+    fields = json.loads(command[command.index("--json-model-override-args") + 1])
     assert fields == {
         "moe_layer_freq": 1,
         "topk_method": "noaux_tc",
@@ -151,12 +151,12 @@ def test_an_engine_over_several_nodes_is_told_where_its_ranks_meet(tmp_path):
     command = engine_command(
         spec(tmp_path, tp=4, num_nodes=2, node_rank=1, init_address="10.0.0.1:23000")
     )
-    told = {
+    flags = {
         command[index]: command[index + 1]
         for index, word in enumerate(command)
         if word in ("--nnodes", "--node-rank", "--dist-init-addr")
     }
-    assert told == {"--nnodes": "2", "--node-rank": "1", "--dist-init-addr": "10.0.0.1:23000"}
+    assert flags == {"--nnodes": "2", "--node-rank": "1", "--dist-init-addr": "10.0.0.1:23000"}
     assert "--nnodes" not in engine_command(spec(tmp_path))
     with pytest.raises(AssertionError, match="2 nodes without an address"):
         engine_command(spec(tmp_path, tp=4, num_nodes=2))

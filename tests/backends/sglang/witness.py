@@ -23,11 +23,13 @@ def note_experts(module: torch.nn.Module, arguments: tuple) -> None:
         _chosen.append(arguments[1])
 
 
-def chosen_logprobs(found: list[torch.Tensor], rows: list[list[int]]) -> list[torch.Tensor]:
+def chosen_logprobs(
+    logits_of_rows: list[torch.Tensor], rows: list[list[int]]
+) -> list[torch.Tensor]:
     """[tokens - 1] of each row."""
     return [
         row[:-1].log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
-        for row, ids in zip(found, rows, strict=True)
+        for row, ids in zip(logits_of_rows, rows, strict=True)
     ]
 
 
@@ -55,11 +57,11 @@ def main() -> None:
     torch.nn.modules.module.register_module_forward_pre_hook(note_experts)
     for job in json.loads(Path(sys.argv[1]).read_text())["jobs"]:
         _chosen.clear()
-        found = logits(Path(job["folder"]), job["rows"], dtype=torch.float32)
-        layers = len(_chosen) // len(found)
+        logits_of_rows = logits(Path(job["folder"]), job["rows"], dtype=torch.float32)
+        layers = len(_chosen) // len(logits_of_rows)
         tensors = {
             f"logprobs.{index}": row
-            for index, row in enumerate(chosen_logprobs(found, job["rows"]))
+            for index, row in enumerate(chosen_logprobs(logits_of_rows, job["rows"]))
         }
         for index, ids in enumerate(job["rows"] if layers else ()):
             chosen = [

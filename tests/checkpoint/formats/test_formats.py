@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from milescli.backends.transformers.logits import declare_torchvision_operators
 from milescli.checkpoint.formats import base, fp4, fp8_block, int4, mxfp8
 from milescli.checkpoint.formats.base import Codec, stored_shapes
 from milescli.checkpoint.formats.e8m0 import from_e8m0, smallest_power, to_e8m0
@@ -21,7 +20,6 @@ CODECS = {
     "nvfp4": fp4.NVFP4,
     "mxfp4": fp4.MXFP4,
 }
-declare_torchvision_operators()
 
 
 def weights() -> list[torch.Tensor]:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.end_to_end.cluster.small_cluster import SmallCluster
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.timeout(280)
 
 HEAD, ODD = "10.77.0.1", "10.77.0.2"
 ASK = textwrap.dedent(
@@ -43,9 +43,8 @@ def test_a_node_with_planted_faults_is_kept_apart_and_the_printed_command_mends_
     own_cluster: SmallCluster,
 ) -> None:
     own_cluster.run(["mount", "-o", "remount,size=500m", "/dev/shm"], node=1, timeout_s=30)
-    findings = _examine(
-        own_cluster, "/tmp", NCCL_SOCKET_IFNAME="ib0"
-    )  # every node has a /tmp of its own
+    # every node has a /tmp of its own
+    findings = _examine(own_cluster, "/tmp", NCCL_SOCKET_IFNAME="ib0")
     assert (findings["shm", HEAD]["status"], findings["shm", ODD]["status"]) == ("ok", "fail")
     assert (
         findings["shared disk", ODD]["status"] == "fail" and ("shared disk", HEAD) not in findings

@@ -11,7 +11,7 @@ import pytest
 
 from tests.end_to_end.cluster.small_cluster import SmallCluster
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 ASK = [sys.executable, "-m", "tests.end_to_end.cluster.ask"]
 HERE = "tests.end_to_end.cluster.on_nodes"

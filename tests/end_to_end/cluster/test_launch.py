@@ -15,7 +15,7 @@ from milescli.cluster.watchdog import TOKEN_VARIABLE
 from tests.end_to_end.cluster.small_cluster import SmallCluster, SmallNode, wait_until_gone
 from tests.end_to_end.runs import MILES, TINY, Finished
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 SHORT = ["--set", "train.steps=2", "--set", "eval.num_prompts=2", "--set", "weights.verify=true"]
 
 

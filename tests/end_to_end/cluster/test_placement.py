@@ -10,7 +10,7 @@ import pytest
 
 from tests.end_to_end.cluster.small_cluster import ROOT, SmallCluster
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 
 def test_devices_come_from_ray_node_by_node_and_actors_see_those_of_their_slots(

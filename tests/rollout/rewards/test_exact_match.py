@@ -17,3 +17,8 @@ def test_only_the_label_itself_is_accepted(response: str, reward: float) -> None
 def test_a_missing_label_raises() -> None:
     with pytest.raises(ValueError, match="needs a label"):
         exact_match(prompt="", response="", label=None)
+
+
+def test_a_missing_label_is_a_fault_before_any_response() -> None:
+    assert exact_match.check_label(None) == "`exact_match` needs a label"
+    assert exact_match.check_label("yes") is None

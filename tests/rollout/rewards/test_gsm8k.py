@@ -33,10 +33,26 @@ def test_the_right_number_after_the_last_mark_is_accepted(response: str) -> None
 
 @pytest.mark.parametrize(
     "response",
-    ["72", "the answer is 72", "", "####", "#### 73", "#### 72\n#### 73", "#### 72\n####", "#### "
-                                                                                           "-72", "####\n72", 
-     "#### about 72", "#### 7,2", "#### 72/1", "#### 72e0", "#### 720", "#### 72,5", "#### 72.5", "#### 7 2"],
-)  # fmt: skip
+    [
+        "72",
+        "the answer is 72",
+        "",
+        "####",
+        "#### 73",
+        "#### 72\n#### 73",
+        "#### 72\n####",
+        "#### -72",
+        "####\n72",
+        "#### about 72",
+        "#### 7,2",
+        "#### 72/1",
+        "#### 72e0",
+        "#### 720",
+        "#### 72,5",
+        "#### 72.5",
+        "#### 7 2",
+    ],
+)
 def test_anything_else_is_refused(response: str) -> None:
     assert _grade(response) == 0.0
 
@@ -59,6 +75,12 @@ def test_numbers_are_compared_by_value(label: str, response: str) -> None:
 def test_a_label_without_a_number_is_the_fault_of_the_data(label: str | None) -> None:
     with pytest.raises(ValueError, match="label"):
         gsm8k(prompt="", response="#### 1", label=label)
+
+
+def test_a_label_without_a_number_is_a_fault_before_any_response() -> None:
+    assert gsm8k.check_label("so\n#### 7 days") is None
+    assert gsm8k.check_label("#### none") == "it holds no number"
+    assert gsm8k.check_label(None) == "`gsm8k` needs a label"
 
 
 @pytest.mark.parametrize("final", ["-10", "1,080", "109,200,000", "0", "5600"])

@@ -17,6 +17,8 @@ from torch import Tensor
 
 CHUNK = 64
 """Tokens that are computed at once."""
+NORM_EPSILON = 1e-6
+"""Of the norm of queries and keys, as in SGLang's own kernels."""
 
 
 def install() -> None:
@@ -181,8 +183,10 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
     query, key = (_per_value_head(x[0], v.shape[2]) for x in (q, k))
     query = query * key.shape[-1] ** -0.5
     state_BHVK = initial_state_source[slots].float() * g.exp()[:, :, None, None]
-    told = torch.einsum("bhvk,bhk->bhv", state_BHVK, key)
-    state_BHVK = state_BHVK + ((v[0].float() - told) * beta[..., None])[..., None] * key[:, :, None]
+    recalled = torch.einsum("bhvk,bhk->bhv", state_BHVK, key)
+    state_BHVK = (
+        state_BHVK + ((v[0].float() - recalled) * beta[..., None])[..., None] * key[:, :, None]
+    )
     initial_state_source[slots] = state_BHVK.to(initial_state_source.dtype)
     return torch.einsum("bhvk,bhk->bhv", state_BHVK, query).to(v.dtype)[None]
 
@@ -190,7 +194,7 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
 def chunk_gated_delta_rule_cpu(
     *, q, k, v, g, beta, initial_state, initial_state_indices, cu_seqlens, **_
 ):
-    """Several new tokens per request, laid one after the other: q, k [1, T, key heads, key dim], v
+    """Several new tokens per request, one after the other: q, k [1, T, key heads, key dim], v
     [1, T, H, value dim], g, beta [1, T, H]; the states [slots, H, value dim, key dim] move on.
     Returns ([1, T, H, value dim], None, None)."""
     slots, starts = initial_state_indices.long(), cu_seqlens.long()
@@ -252,7 +256,7 @@ def _per_value_head(x: Tensor, heads: int) -> Tensor:
     """[tokens, key heads, dim] -> [tokens, heads, dim] of length 1; neighbouring value heads share
     a key head."""
     x = x.float()
-    x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+    x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPSILON)
     return x.repeat_interleave(heads // x.shape[1], dim=1)
 
 

@@ -1,5 +1,5 @@
-"""gpt-oss on a CPU: its weights, sinks too, have the precision that the engine is told, and SGLang
-lets our backend serve it."""
+"""gpt-oss on a CPU: its weights, sinks too, have the precision that the engine was given, and
+SGLang lets our backend serve it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ def install() -> None:
 
     def build_with_exact_sinks(self, *arguments, **settings):
         build(self, *arguments, **settings)
-        self.sinks = torch.nn.Parameter(
-            self.sinks.to(torch.get_default_dtype()), requires_grad=False
-        )  # else bfloat16, always
+        # else bfloat16, always
+        sinks = self.sinks.to(torch.get_default_dtype())
+        self.sinks = torch.nn.Parameter(sinks, requires_grad=False)
 
     gpt_oss.GptOssAttention.__init__ = build_with_exact_sinks
     build_model = gpt_oss.GptOssForCausalLM.__init__
 
     def build_model_as_served(self, config, *arguments, **settings):
-        config.dtype = (
-            torch.get_default_dtype()
-        )  # else that of the folder, whatever the engine was told
+        # else that of the folder, whatever the engine was given
+        config.dtype = torch.get_default_dtype()
         build_model(self, config, *arguments, **settings)
 
     gpt_oss.GptOssForCausalLM.__init__ = build_model_as_served

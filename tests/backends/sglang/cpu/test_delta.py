@@ -34,8 +34,8 @@ def test_chunks_say_what_the_recurrence_says(tokens):
     )
     state = torch.randn(HEADS, KEY, VALUE)
     expected, last = recurrence(*(x.double() for x in (q, k, v, g, beta, state)))
-    ended, found = delta.scan(*(x.transpose(0, 1)[None] for x in (q, k, v, g, beta)), state[None])
-    assert torch.allclose(found[0].transpose(0, 1).double(), expected, atol=2e-5)
+    ended, outputs = delta.scan(*(x.transpose(0, 1)[None] for x in (q, k, v, g, beta)), state[None])
+    assert torch.allclose(outputs[0].transpose(0, 1).double(), expected, atol=2e-5)
     assert torch.allclose(ended[0].double(), last, atol=2e-5)
 
 
@@ -130,5 +130,5 @@ def test_the_convolution_goes_on_where_it_stopped():
         new, states, weight, bias, "silu", conv_state_indices=slots
     )
     for row in range(2):
-        found = torch.cat([first[row], second[row], last[row][:, None]], dim=1)
-        assert torch.allclose(found, expected[row], atol=1e-5)
+        whole = torch.cat([first[row], second[row], last[row][:, None]], dim=1)
+        assert torch.allclose(whole, expected[row], atol=1e-5)

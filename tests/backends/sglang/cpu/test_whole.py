@@ -1,4 +1,4 @@
-"""Weights that nobody loaded are found."""
+"""Weights that nobody loaded are named."""
 
 from __future__ import annotations
 

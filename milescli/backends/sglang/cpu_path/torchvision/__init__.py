@@ -1,43 +1,47 @@
-"""Stands before the real torchvision on a CPU engine's PYTHONPATH, and becomes it.
-
-The torchvision wheel on PyPI is built for CUDA: beside a CPU build of torch its C++ library does
-not load, and its import then fails because two operators lack a schema. SGLang imports it first
-thing. Here the schemas are declared where they are missing, and the real package is then loaded in
-this module's place. No operator is implemented, and no text model calls one.
+"""Import stand-in on a CPU engine's PYTHONPATH: SGLang imports names of `torchvision` first thing,
+and PyPI has builds for CUDA alone. Every name below it can be imported; a call raises, and no text
+model makes one. transformers, which looks for it too, imports it then, and calls nothing either.
 """
 
 import sys as _sys
-from importlib.machinery import PathFinder as _PathFinder
-from pathlib import Path as _Path
+from importlib.abc import Loader as _Loader
+from importlib.abc import MetaPathFinder as _MetaPathFinder
+from importlib.machinery import ModuleSpec as _ModuleSpec
 
-import torch as _torch
+__version__ = "0.0.0+miles.cpu.stub"
 
 
-def _real_spec():
-    here = _Path(__file__).resolve().parent.parent
-    others = [entry for entry in _sys.path if _Path(entry or ".").resolve() != here]
-    spec = _PathFinder.find_spec("torchvision", others)
-    if spec is None or spec.loader is None or spec.origin is None:
-        raise ModuleNotFoundError(
-            "torchvision is not installed: pip install --no-deps torchvision==0.28.0",
-            name="torchvision",
+class _Missing:
+    """What is imported: has every attribute, and does nothing."""
+
+    def __init__(self, name):
+        self.__name__ = name
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Missing(f"{self.__name__}.{name}")
+
+    def __call__(self, *args, **kwargs):
+        raise NotImplementedError(
+            f"{self.__name__} has no CPU form here; the engine must not reach it on a CPU"
         )
-    return spec
 
 
-def _declare_missing_schemas(package: _Path):
-    try:
-        _torch.ops.load_library(str(package / "_C.so"))
-    except OSError:  # built for another device: declare what the import needs
-        library = _torch.library.Library("torchvision", "DEF")
-        for operator in ("nms", "qnms"):
-            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        return library
-    return None
+class _Submodules(_MetaPathFinder, _Loader):
+    """`torchvision.transforms.v2.functional` and all others."""
+
+    def find_spec(self, fullname, path, target=None):
+        return _ModuleSpec(fullname, self, is_package=True) if path is __path__ else None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        module.__path__ = __path__
+        module.__getattr__ = _Missing(module.__name__).__getattr__
 
 
-_spec = _real_spec()
-_miles_library = _declare_missing_schemas(_Path(_spec.origin).parent)
-"""Kept alive: the schemas go when it goes."""
-__spec__, __file__, __path__ = _spec, _spec.origin, list(_spec.submodule_search_locations or [])
-_spec.loader.exec_module(_sys.modules[__name__])
+__path__ = []
+__getattr__ = _Missing(__name__).__getattr__
+_sys.meta_path.append(_Submodules())

@@ -1,0 +1,31 @@
+"""What miles imports it asks for by name, whatever other packages bring along."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.test_layers import PACKAGE, imports_of, module_of
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["wandb"]]
+    declared = {canonicalize_name(Requirement(line).name) for line in wanted}
+    brought_by = packages_distributions()
+    missing = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for imported in imports_of(tree, module_of(file), file.name == "__init__.py"):
+            top = imported.module.split(".")[0]
+            if top in sys.stdlib_module_names or top == "milescli":
+                continue
+            names = {canonicalize_name(name) for name in brought_by.get(top, [top])}
+            if not names & declared:
+                missing.append(f"{file.relative_to(PACKAGE.parent)}:{imported.line}: {top}")
+    assert not missing, "\n" + "\n".join(missing)
