@@ -1,9 +1,7 @@
-"""What trainer ranks do in tests: tiny models made from a seed, batches of uneven answers, and the
-cases that `world.py` runs."""
+"""What trainer ranks do in tests: each function is a case that `world.py` runs on every rank."""
 
 from __future__ import annotations
 
-import json
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -11,321 +9,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 
-from milescli.core.types import Group, Prompt, RoutedExperts
-from milescli.models import parse_facts, table
-from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
-from milescli.recipe.schema import Recipe
-from milescli.rollout.trajectories import demonstration
-from milescli.train.base import TrainShard
-from milescli.train.objectives import load_objective
-from milescli.train.packing import pack
+from milescli.models import table
+from milescli.plan.types import TrainerLayout
 from milescli.train.streams import Stream
-from tests.backends.megatron import latent_models
+from tests.backends.megatron.harness import (
+    policy_shard,
+    rows_shard,
+    scores_everywhere,
+    trainer,
+)
 from tests.backends.megatron.measuring import measure_memory, plain_steps  # noqa: F401  (cases that `world` calls)
 from tests.backends.megatron.packed_cases import packed_tokens_differ  # noqa: F401
-from tests.samples import make_group, make_sample, make_trajectory
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.mesh import Mesh
-    from milescli.backends.megatron.worker import TrainerRank
     from milescli.models import ModelFacts
-
-MICROBATCH_TOKENS = 96
-"""Cuts a batch into three or four microbatches, or two for each of two data-parallel ranks."""
-DENSE = {
-    "model_type": "qwen3",
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 96,
-    "vocab_size": 131,
-    "tie_word_embeddings": False,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 512,
-    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-}
-MODELS = {
-    **latent_models.MODELS,
-    "dense": DENSE,
-    "tied": {**DENSE, "tie_word_embeddings": True, "num_hidden_layers": 3},
-    "moe": {
-        **DENSE,
-        "model_type": "qwen3_moe",
-        "num_hidden_layers": 2,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 48,
-        "norm_topk_prob": True,
-    },
-    "sandwich": {
-        **DENSE,
-        "model_type": "glm4",
-        "num_hidden_layers": 2,
-        "partial_rotary_factor": 0.5,
-    },
-    "glm": {
-        **DENSE,
-        "model_type": "glm4_moe",
-        "num_hidden_layers": 3,
-        "attention_bias": True,
-        "use_qk_norm": True,
-        "first_k_dense_replace": 1,
-        "n_routed_experts": 6,
-        "num_experts_per_tok": 3,
-        "n_group": 3,
-        "topk_group": 2,
-        "n_shared_experts": 2,
-        "moe_intermediate_size": 24,
-        "routed_scaling_factor": 1.5,
-    },
-    "gemma4": {
-        "model_type": "gemma4_text",
-        "hidden_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "global_head_dim": 16,
-        "num_global_key_value_heads": 2,
-        "attention_k_eq_v": True,
-        "intermediate_size": 20,
-        "vocab_size": 131,
-        "hidden_size_per_layer_input": 0,
-        "sliding_window": 5,
-        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
-        "final_logit_softcapping": 2.0,
-        "enable_moe_block": True,
-        "num_experts": 4,
-        "top_k_experts": 2,
-        "moe_intermediate_size": 12,
-    },
-    "oss": {
-        "model_type": "gpt_oss",
-        "hidden_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 32,
-        "vocab_size": 131,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "sliding_window": 5,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
-    "nemotron": {
-        "model_type": "nemotron_h",
-        "hidden_size": 44,
-        "hybrid_override_pattern": "MEM*-",
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 10,
-        "intermediate_size": 36,
-        "vocab_size": 131,
-        "mamba_num_heads": 6,
-        "mamba_head_dim": 7,
-        "n_groups": 2,
-        "ssm_state_size": 9,
-        "n_routed_experts": 6,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 20,
-        "moe_shared_expert_intermediate_size": 28,
-        "moe_latent_size": 12,
-    },
-    "delta": {
-        **DENSE,
-        "model_type": "qwen3_5_text",
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "layer_types": ["full_attention", "linear_attention", "full_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 6,
-        "linear_key_head_dim": 10,
-        "linear_value_head_dim": 12,
-        "linear_conv_kernel_dim": 3,
-        "mamba_ssm_dtype": "float32",
-    },
-}
-"""An odd vocabulary, so that tensor parallelism must pad it; three layers, so that two stages are
-uneven."""
-
-
-def make_model(folder: Path, name: str, *, seed: int = 0) -> Path:
-    """A Hugging Face folder with random weights, the shapes by the table itself."""
-    config = MODELS[name]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    facts = parse_facts(config)
-    for key, shape in table(facts).hf_shapes().items():
-        noise = torch.randn(shape, generator=generator)
-        centre = 0 if facts.norm_zero_centered and "linear_attn" not in key else 1
-        is_factor = "norm" in key or "scal" in key
-        tensors[key] = (
-            centre + 0.1 * noise
-            if is_factor
-            else noise * (0.3 if key.endswith("mlp.gate.weight") else 0.08)
-        )
-    save_file(tensors, folder / "model.safetensors")
-    return folder
-
-
-def plan_of(layout: dict, *, precision: str = "fp32") -> Plan:
-    """A CPU plan around a trainer layout."""
-    return Plan(
-        device_kind="cpu",
-        collective="gloo",
-        precision=precision,
-        trainer=TrainerLayout(**layout),
-        engines=EngineLayout(),
-        colocated=False,
-        channel="tensor",
-        slots=[],
-        batch=BatchPlan(
-            prompts_per_step=4,
-            samples_per_prompt=4,
-            num_samples=16,
-            updates_per_step=1,
-            max_tokens_per_microbatch=MICROBATCH_TOKENS,
-            max_sequence_tokens=48,
-        ),
-        cpu_threads=1,
-        max_staleness=0,
-        steps=3,
-        warmup_steps=0,
-    )
-
-
-def make_groups(
-    step: int, *, vocab_size: int, routing: tuple[int, int, int] | None = None
-) -> list[Group]:
-    """Four prompts with four samples each, all lengths uneven. `routing`: (experts, layers, topk)
-    of random expert choices."""
-    rng = np.random.default_rng(step)
-    groups = []
-    for index in range(4):
-        prompt = rng.integers(0, vocab_size, rng.integers(1, 9)).tolist()
-        samples = []
-        for number in range(4):
-            response = rng.integers(0, vocab_size, rng.integers(1, 25)).tolist()
-            trajectory = make_trajectory(
-                prompt,
-                response,
-                logprobs=(-5 + 0.1 * rng.standard_normal(len(response))).tolist(),
-                mask=(rng.random(len(response)) < 0.9).tolist(),
-                routed_experts=_routing(rng, len(prompt) + len(response) - 1, routing)
-                if routing
-                else None,
-            )
-            reward = float(rng.integers(0, 2))
-            samples.append(make_sample(trajectory, reward=reward, index=number))
-        groups.append(make_group(samples, prompt=Prompt(index=index, token_ids=prompt, text="")))
-    return groups
-
-
-def _routing(
-    rng: np.random.Generator, num_tokens: int, routing: tuple[int, int, int]
-) -> RoutedExperts:
-    experts, layers, topk = routing
-    chosen = np.argsort(rng.random((num_tokens, layers, experts)), axis=-1)[..., :topk].astype(
-        np.int32
-    )
-    return RoutedExperts(
-        indices=chosen.tobytes(), num_tokens=num_tokens, num_layers=layers, topk=topk
-    )
-
-
-def policy_shard(
-    made: TrainerRank,
-    step: int,
-    *,
-    updates: int = 1,
-    routing: tuple[int, int, int] | None = None,
-    objective: str = "policy",
-) -> TrainShard:
-    """What this rank gets of the batch of a step."""
-    groups = make_groups(step, vocab_size=made.facts.vocab_size, routing=routing)
-    batch = pack(
-        load_objective(objective, made.recipe).sequences(groups),
-        objective=objective,
-        dp=made.mesh.layout.dp,
-        max_tokens_per_microbatch=MICROBATCH_TOKENS,
-        updates=updates,
-        temperature=0.9,
-    )
-    return batch.shards[made.mesh.dp_rank]
-
-
-def rows_shard(made: TrainerRank, rows: list[list[int]], *, cap: int = 64) -> TrainShard:
-    """Rows of tokens, all but the first of each on the loss mask; of one data-parallel rank."""
-    sequences = load_objective("supervised", made.recipe).sequences(
-        [demonstration(row[:1], row[1:]) for row in rows]
-    )
-    batch = pack(
-        sequences,
-        objective="supervised",
-        dp=made.mesh.layout.dp,
-        max_tokens_per_microbatch=cap,
-    )
-    return batch.shards[made.mesh.dp_rank]
-
-
-def scores_everywhere(made: TrainerRank, shard: TrainShard) -> list[list[float]]:
-    """[sequences of the batch][tokens], put together from all ranks."""
-    own = made.score(shard)
-    told: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, own and (shard.sequence_ids.tolist(), own))
-    rows = {
-        number: values.tolist()
-        for part in told
-        if part
-        for number, values in zip(*part, strict=True)
-    }
-    return [rows[number] for number in sorted(rows)]
-
-
-def trainer(
-    *,
-    rank: int,
-    size: int,
-    port: int,
-    model: str,
-    layout: dict,
-    train: dict | None = None,
-    precision: str = "fp32",
-):
-    """A trainer rank that is set up."""
-    from milescli.backends.megatron.worker import TrainerRank
-
-    optimizer = {
-        "lr": 1e-2,
-        "eps": 1e-3,
-        "weight_decay": 0.01,
-        **(train or {}).pop("optimizer", {}),
-    }
-    made = TrainerRank(
-        rank=rank,
-        world_size=size,
-        master_addr="127.0.0.1",
-        master_port=port,
-        recipe=Recipe(
-            train={"optimizer": optimizer, **(train or {})},
-            machine={"start_timeout_s": 60, "step_timeout_s": 60},
-        ),
-        plan=plan_of(
-            {"recompute": (train or {}).get("recompute", "none"), **layout},
-            precision=precision,
-        ),
-        model_dir=model,
-    )
-    made.setup()
-    return made
 
 
 def train_steps(
@@ -446,17 +146,17 @@ def train_and_save(
 def save_bfloat16(*, rank: int, size: int, port: int, model: str, layout: dict, save: str) -> dict:
     """A bfloat16 trainer takes a step, saves, takes another, and loads: checksums at each point."""
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout, precision="bf16")
-    found = {"first": made.parameter_checksums()}
+    checksums = {"first": made.parameter_checksums()}
     made.step(policy_shard(made, 0), 1e-2)
-    found["saved"] = made.parameter_checksums()
+    checksums["saved"] = made.parameter_checksums()
     made.save(save, True)
     made.finish_save()
     made.step(policy_shard(made, 1), 1e-2)
-    found["later"] = made.parameter_checksums()
+    checksums["later"] = made.parameter_checksums()
     made.load(save)
-    found["loaded"] = made.parameter_checksums()
+    checksums["loaded"] = made.parameter_checksums()
     made.close()
-    return found
+    return checksums
 
 
 def scores_of_rows(

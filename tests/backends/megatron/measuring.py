@@ -71,9 +71,9 @@ def measure_memory(
     from milescli.backends.megatron import stepping
     from milescli.backends.megatron.optimizer import inner_optimizers
     from milescli.train.objectives import load_objective
-    from tests.backends.megatron import cases
+    from tests.backends.megatron import harness
 
-    made = cases.trainer(
+    made = harness.trainer(
         rank=rank, size=size, port=port, model=model, layout=layout, precision=precision
     )
     own = made.mesh.layout
@@ -82,7 +82,7 @@ def measure_memory(
         torch.randint(0, made.facts.vocab_size, (tokens + 1,), generator=rng).tolist()
         for _ in range(own.dp * own.pp)
     ]
-    own_shard = made._on_rank(cases.rows_shard(made, rows, cap=tokens))
+    own_shard = made._on_rank(harness.rows_shard(made, rows, cap=tokens))
     (microbatches,) = own_shard.updates
     loss = stepping.UpdateLoss(
         objective=load_objective("supervised", made.recipe),
@@ -149,11 +149,11 @@ def plain_steps(
     *, rank: int, size: int, port: int, model: str, layout: dict, precision: str
 ) -> list[tuple[float, float]]:
     """(loss, gradient norm) of three policy steps."""
-    from tests.backends.megatron import cases
+    from tests.backends.megatron import harness
 
-    made = cases.trainer(
+    made = harness.trainer(
         rank=rank, size=size, port=port, model=model, layout=layout, precision=precision
     )
-    reports = [made.step(cases.policy_shard(made, step), 1e-2) for step in range(3)]
+    reports = [made.step(harness.policy_shard(made, step), 1e-2) for step in range(3)]
     made.close()
     return [(report.loss, report.grad_norm) for report in reports]

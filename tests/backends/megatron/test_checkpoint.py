@@ -185,14 +185,13 @@ def test_a_folder_without_metadata_is_no_checkpoint(tmp_path: Path) -> None:
 def test_a_bfloat16_model_with_weights_in_float32_is_saved_and_loaded(
     worlds: Worlds, models: dict[str, str]
 ) -> None:
-    found = worlds.get("two")["delta bfloat16"]
-    assert found["loaded"] == found["saved"]
+    checksums = worlds.get("two")["delta bfloat16"]
+    assert checksums["loaded"] == checksums["saved"]
     assert all(
-        found["saved"][name] not in (found["first"][name], found["later"][name])
-        for name in found["saved"]
+        checksums["saved"][name] not in (checksums["first"][name], checksums["later"][name])
+        for name in checksums["saved"]
     )
     for name, tensor in load_file(f"{models['delta']}/model.safetensors").items():
         if name.endswith((".A_log", "linear_attn.norm.weight")):
-            assert found["first"][name] == hashlib.sha256(tensor.numpy().tobytes()).hexdigest(), (
-                name
-            )
+            expected = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+            assert checksums["first"][name] == expected, name

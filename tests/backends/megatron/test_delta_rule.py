@@ -64,8 +64,8 @@ def test_chunks_compute_the_recurrence_in_each_sequence(
         own = [part.clone().requires_grad_() for part in given]
         out = function(*own)
         results.append([out.detach(), *torch.autograd.grad((out * weight).sum(), own)])
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    for result, expected in zip(*results, strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
@@ -94,8 +94,8 @@ def test_the_convolution_sees_its_own_sequence_alone(lengths: list[int], kernel:
         own = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
         out = function(*own)
         results.append([out.detach(), *torch.autograd.grad(out.square().sum(), own)])
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    for result, expected in zip(*results, strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_holes_are_at_most_an_eighth_more_than_need_be() -> None:

@@ -42,7 +42,7 @@ def _seen(
     row = make_row(list(zip(ends, lengths, strict=False)), shape=RowShape())
     packed = pack_row(row, shape=RowShape(), facts=FACTS, device=torch.device("cpu"))
     chosen = indexer(x, qr, packed)
-    found, cell = {}, 0
+    by_length, cell = {}, 0
     for grid in packed.grids:
         masks = chosen.get(
             id(grid),
@@ -52,9 +52,9 @@ def _seen(
         )
         for number, length in enumerate(grid.lengths):
             first = int(packed.queries.position[cell + number * grid.shape[1]])
-            found[ends.index(first)] = masks[number, 0, :length, :length]
+            by_length[ends.index(first)] = masks[number, 0, :length, :length]
         cell += grid.shape[0] * grid.shape[1]
-    return [found[number] for number in range(len(lengths))]
+    return [by_length[number] for number in range(len(lengths))]
 
 
 def test_sequences_of_a_row_choose_as_each_does_alone() -> None:
@@ -80,8 +80,8 @@ def test_pairs_are_halves_whose_weights_lie_in_another_order() -> None:
     pairs.linear_wq_b.weight.copy_(halves.linear_wq_b.weight[heads])
     for module, name in (("linear_wk", "weight"), ("k_norm", "weight"), ("k_norm", "bias")):
         getattr(getattr(pairs, module), name).copy_(getattr(getattr(halves, module), name)[order])
-    expected, found, unordered = (
+    expected, chosen, unordered = (
         _seen(each, x, qr, [20])[0] for each in (halves, pairs, _indexer(facts))
     )
-    assert torch.equal(expected, found)
+    assert torch.equal(expected, chosen)
     assert not torch.equal(expected, unordered)

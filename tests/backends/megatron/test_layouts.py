@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from tests.backends.megatron.conftest import FOUR, PACKED, PACKED_EXAMPLES, TWO, Worlds
+from tests.backends.megatron.conftest import Worlds
+from tests.backends.megatron.layouts import FOUR, PACKED, PACKED_EXAMPLES, TWO
 
 LOSS_BOUND = 1e-6
 

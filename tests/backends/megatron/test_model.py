@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from tests.backends.megatron.conftest import TOKEN_ROWS, Worlds
+from tests.backends.megatron.conftest import Worlds
+from tests.backends.megatron.layouts import TOKEN_ROWS
 
 REFERENCE = """
 import json, sys

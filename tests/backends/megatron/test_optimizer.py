@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.backends.megatron.conftest import ADAMW, ADAMW_LAYOUTS, Worlds
+from tests.backends.megatron.conftest import Worlds
+from tests.backends.megatron.layouts import ADAMW, ADAMW_LAYOUTS
 
 
 @pytest.fixture(scope="module")

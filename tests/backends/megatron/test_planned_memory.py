@@ -9,9 +9,9 @@ from milescli.models import parse_facts, table
 from milescli.plan.activations import Packing
 from milescli.plan.memory import MemoryModel, TrainerBytes, TrainerLoad
 from milescli.plan.types import TrainerLayout
-from tests.backends.megatron.cases import MODELS
 from tests.backends.megatron.conftest import Worlds
 from tests.backends.megatron.memory_cases import MEMORY, MemoryCase
+from tests.backends.megatron.tiny_models import MODELS
 
 WITHIN = 0.05
 
@@ -57,12 +57,12 @@ def test_the_plan_knows_what_every_rank_holds(worlds: Worlds, which: str, case: 
 
 
 def test_an_optimizer_on_the_host_learns_the_same(worlds: Worlds) -> None:
-    found = worlds.get("two")
+    results = worlds.get("two")
     for precision in ("bf16", "fp32"):
-        assert found[f"steps {precision} host"] == found[f"steps {precision} device"], precision
+        assert results[f"steps {precision} host"] == results[f"steps {precision} device"], precision
 
 
 def test_an_optimizer_on_the_host_goes_on_from_a_checkpoint(worlds: Worlds) -> None:
-    found = worlds.get("two")["delta bfloat16 host"]
-    assert found["loaded"] == found["saved"] != found["later"]
-    assert worlds.get("two")["delta bfloat16"]["later"] == found["later"]
+    checksums = worlds.get("two")["delta bfloat16 host"]
+    assert checksums["loaded"] == checksums["saved"] != checksums["later"]
+    assert worlds.get("two")["delta bfloat16"]["later"] == checksums["later"]

@@ -52,7 +52,7 @@ def test_frequencies_and_factor_equal_those_of_transformers(name: str, head_dim:
 
     parameters = CASES[name]
     rope = fields.rope({"rope_parameters": parameters, "max_position_embeddings": 163840})
-    found = inverse_frequencies(rope, head_dim)
+    frequencies = inverse_frequencies(rope, head_dim)
     if name == "default":
         plain = 1.0 / parameters["rope_theta"] ** (torch.arange(0, head_dim, 2).float() / head_dim)
         expected, factor = plain, 1.0
@@ -65,7 +65,7 @@ def test_frequencies_and_factor_equal_those_of_transformers(name: str, head_dim:
         )
         theirs.rope_parameters = dict(parameters)
         expected, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](theirs, torch.device("cpu"))
-    assert torch.allclose(found, expected, rtol=1e-6, atol=0)
+    assert torch.allclose(frequencies, expected, rtol=1e-6, atol=0)
     assert rotation_factor(rope.scaling) == pytest.approx(factor, rel=1e-7)
 
 

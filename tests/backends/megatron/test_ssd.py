@@ -53,9 +53,9 @@ def test_the_scan_is_the_recurrence_in_each_sequence(
         out = function(*own, _sequences(lengths))
         gradients = torch.autograd.grad((out * weight.to(dtype)).sum(), own)
         results.append([out.detach().double(), *(each.double() for each in gradients)])
-    for found, expected in zip(*results, strict=True):
-        assert torch.isfinite(found).all()
-        assert (found - expected).abs().max() <= 2e-6 * max(1.0, float(expected.abs().max()))
+    for result, expected in zip(*results, strict=True):
+        assert torch.isfinite(result).all()
+        assert (result - expected).abs().max() <= 2e-6 * max(1.0, float(expected.abs().max()))
 
 
 def test_the_size_of_chunks_does_not_matter() -> None:

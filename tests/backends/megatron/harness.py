@@ -1,0 +1,176 @@
+"""A trainer rank for a case, and what it trains on: a plan, batches of uneven samples, rows of
+tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch.distributed as dist
+
+from milescli.core.types import Group, Prompt, RoutedExperts
+from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
+from milescli.recipe.schema import Recipe
+from milescli.rollout.trajectories import demonstration
+from milescli.train.base import TrainShard
+from milescli.train.objectives import load_objective
+from milescli.train.packing import pack
+from tests.samples import make_group, make_sample, make_trajectory
+
+if TYPE_CHECKING:
+    from milescli.backends.megatron.worker import TrainerRank
+
+MICROBATCH_TOKENS = 96
+"""Cuts a batch into three or four microbatches, or two for each of two data-parallel ranks."""
+
+
+def plan_of(layout: dict, *, precision: str = "fp32") -> Plan:
+    """A CPU plan around a trainer layout."""
+    return Plan(
+        device_kind="cpu",
+        collective="gloo",
+        precision=precision,
+        trainer=TrainerLayout(**layout),
+        engines=EngineLayout(),
+        colocated=False,
+        channel="tensor",
+        slots=[],
+        batch=BatchPlan(
+            prompts_per_step=4,
+            samples_per_prompt=4,
+            num_samples=16,
+            updates_per_step=1,
+            max_tokens_per_microbatch=MICROBATCH_TOKENS,
+            max_sequence_tokens=48,
+        ),
+        cpu_threads=1,
+        max_staleness=0,
+        steps=3,
+        warmup_steps=0,
+    )
+
+
+def make_groups(
+    step: int, *, vocab_size: int, routing: tuple[int, int, int] | None = None
+) -> list[Group]:
+    """Four prompts with four samples each, all lengths uneven. `routing`: (experts, layers, topk)
+    of random expert choices."""
+    rng = np.random.default_rng(step)
+    groups = []
+    for index in range(4):
+        prompt = rng.integers(0, vocab_size, rng.integers(1, 9)).tolist()
+        samples = []
+        for number in range(4):
+            response = rng.integers(0, vocab_size, rng.integers(1, 25)).tolist()
+            trajectory = make_trajectory(
+                prompt,
+                response,
+                logprobs=(-5 + 0.1 * rng.standard_normal(len(response))).tolist(),
+                mask=(rng.random(len(response)) < 0.9).tolist(),
+                routed_experts=_routing(rng, len(prompt) + len(response) - 1, routing)
+                if routing
+                else None,
+            )
+            reward = float(rng.integers(0, 2))
+            samples.append(make_sample(trajectory, reward=reward, index=number))
+        groups.append(make_group(samples, prompt=Prompt(index=index, token_ids=prompt, text="")))
+    return groups
+
+
+def _routing(
+    rng: np.random.Generator, num_tokens: int, routing: tuple[int, int, int]
+) -> RoutedExperts:
+    experts, layers, topk = routing
+    chosen = np.argsort(rng.random((num_tokens, layers, experts)), axis=-1)[..., :topk].astype(
+        np.int32
+    )
+    return RoutedExperts(
+        indices=chosen.tobytes(), num_tokens=num_tokens, num_layers=layers, topk=topk
+    )
+
+
+def policy_shard(
+    made: TrainerRank,
+    step: int,
+    *,
+    updates: int = 1,
+    routing: tuple[int, int, int] | None = None,
+    objective: str = "policy",
+) -> TrainShard:
+    """What this rank gets of the batch of a step."""
+    groups = make_groups(step, vocab_size=made.facts.vocab_size, routing=routing)
+    batch = pack(
+        load_objective(objective, made.recipe).sequences(groups),
+        objective=objective,
+        dp=made.mesh.layout.dp,
+        max_tokens_per_microbatch=MICROBATCH_TOKENS,
+        updates=updates,
+        temperature=0.9,
+    )
+    return batch.shards[made.mesh.dp_rank]
+
+
+def rows_shard(made: TrainerRank, rows: list[list[int]], *, cap: int = 64) -> TrainShard:
+    """Rows of tokens, all but the first of each on the loss mask; of one data-parallel rank."""
+    sequences = load_objective("supervised", made.recipe).sequences(
+        [demonstration(row[:1], row[1:]) for row in rows]
+    )
+    batch = pack(
+        sequences,
+        objective="supervised",
+        dp=made.mesh.layout.dp,
+        max_tokens_per_microbatch=cap,
+    )
+    return batch.shards[made.mesh.dp_rank]
+
+
+def scores_everywhere(made: TrainerRank, shard: TrainShard) -> list[list[float]]:
+    """[sequences of the batch][tokens], put together from all ranks."""
+    own = made.score(shard)
+    told: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, own and (shard.sequence_ids.tolist(), own))
+    rows = {
+        number: values.tolist()
+        for part in told
+        if part
+        for number, values in zip(*part, strict=True)
+    }
+    return [rows[number] for number in sorted(rows)]
+
+
+def trainer(
+    *,
+    rank: int,
+    size: int,
+    port: int,
+    model: str,
+    layout: dict,
+    train: dict | None = None,
+    precision: str = "fp32",
+):
+    """A trainer rank that is set up."""
+    from milescli.backends.megatron.worker import TrainerRank
+
+    optimizer = {
+        "lr": 1e-2,
+        "eps": 1e-3,
+        "weight_decay": 0.01,
+        **(train or {}).pop("optimizer", {}),
+    }
+    made = TrainerRank(
+        rank=rank,
+        world_size=size,
+        master_addr="127.0.0.1",
+        master_port=port,
+        recipe=Recipe(
+            train={"optimizer": optimizer, **(train or {})},
+            machine={"start_timeout_s": 60, "step_timeout_s": 60},
+        ),
+        plan=plan_of(
+            {"recompute": (train or {}).get("recompute", "none"), **layout},
+            precision=precision,
+        ),
+        model_dir=model,
+    )
+    made.setup()
+    return made
