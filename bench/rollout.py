@@ -22,14 +22,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from milescli.runtime.scratch import make_model
-
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.server import EngineServer, EngineSpec, RouterServer, RouterSpec
 from milescli.core.types import EngineAddress
 from milescli.models import load_facts, table
 from milescli.models.base import CONFIG_NAME
+from milescli.models.scratch import make_model
 from milescli.recipe.schema import ScratchModel
 from milescli.rollout.base import GenerateRequest
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from milescli.core.errors import MilesError
-from milescli.core.types import WeightVersion
+from milescli.core.types import EngineAddress, WeightVersion
 from milescli.doctor.finding import REPORT, Finding, fail, ok
 from milescli.doctor.tiny_trainer import publish_exactly, score, start_trainer, take_step
 from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine
@@ -29,7 +29,6 @@ def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Findi
     """Findings `engine`, `trainer`, `agreement` and `weights`; those that could not be reached are
     left out."""
     from milescli.backends.sglang.client import SglangFleet
-    from milescli.backends.sglang.http import EngineHandle
     from milescli.backends.sglang.ports import free_ports
     from milescli.backends.sglang.server import EngineServer, EngineSpec
     from milescli.models.scratch import make_model
@@ -58,8 +57,8 @@ def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Findi
     engine.start()
 
     async def run() -> list[Finding]:
-        handle = EngineHandle(name="engine 0", url=engine.spec.url, log_path=engine.spec.log_path)
-        fleet = SglangFleet(router_url=engine.spec.url, engines=[handle], answer_timeout_s=120.0)
+        address = EngineAddress(name="engine 0", url=engine.spec.url, log_path=engine.spec.log_path)
+        fleet = SglangFleet(router_url=engine.spec.url, engines=[address], response_timeout_s=120.0)
         try:
             responded, completion = await check_response(fleet, start_s=seconds)
             trainer = await asyncio.to_thread(start_trainer, model_dir, kind)

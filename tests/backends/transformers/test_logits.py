@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from milescli.runtime.scratch import make_model
 
 from milescli.backends.transformers.logits import logits
+from milescli.models.scratch import make_model
 from milescli.recipe.schema import ScratchModel
 
 LOAD = """\
