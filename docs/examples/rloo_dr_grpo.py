@@ -12,7 +12,7 @@ def rloo(*, groups, settings):
     """A_i = r_i - mean of the other rewards of the group (RLOO, arXiv 2402.14740, section 3.3)."""
     advantages = []
     for group in groups:
-        total, others = sum(group.rewards), len(group.rewards) - 1
+        total, others = sum(group.rewards), max(len(group.rewards) - 1, 1)
         advantages.append([reward - (total - reward) / others for reward in group.rewards])
     return advantages
 

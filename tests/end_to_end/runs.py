@@ -71,21 +71,26 @@ class Workplace:
         }
         self.environment.pop(TOKEN_VARIABLE, None)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start `miles` and go on."""
+    def start(self, *arguments: str, import_from: Path | None = None) -> subprocess.Popen[str]:
+        """Start `miles` and go on. `import_from`: a folder of the user's own modules."""
+        environment = dict(self.environment)
+        if import_from is not None:
+            environment["PYTHONPATH"] += f"{os.pathsep}{import_from}"
         return subprocess.Popen(
             [str(MILES), *arguments],
             cwd=self.folder,
-            env=self.environment,
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
 
-    def miles(self, *arguments: str, timeout_s: float = 280.0) -> Finished:
+    def miles(
+        self, *arguments: str, import_from: Path | None = None, timeout_s: float = 280.0
+    ) -> Finished:
         """Call `miles` and wait for its end."""
-        return self.finish(self.start(*arguments), timeout_s=timeout_s)
+        return self.finish(self.start(*arguments, import_from=import_from), timeout_s=timeout_s)
 
     def finish(self, process: subprocess.Popen[str], *, timeout_s: float = 280.0) -> Finished:
         """Wait for the end of a process that was started."""

@@ -16,6 +16,15 @@ from tests.end_to_end.runs import Workplace, processes_of_run, saved, wait_until
 from tests.shared_memory import forgotten
 
 pytestmark = pytest.mark.timeout(600)
+WARMUP_FIGURES = (
+    (6.252475262, 3.386527966),
+    (5.888902664, 2.836176418),
+    (5.661943913, 2.290540719),
+)
+"""(loss, gradient norm) of each warm-up step of this recipe, as the trainer gave them before
+objectives and agents were pieces of their own, with today's learning rates of the warm-up."""
+RL_FIGURES = ((0.664215385, 0.610672767), (0.672416432, 0.623424404))
+"""(mean reward, gradient norm) of the first RL steps, from the same run of that version."""
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +81,21 @@ def test_engine_and_trainer_agree_over_the_whole_run(workplace: Workplace, whole
     assert max(report["logprob_diff_mean"] for report in reports) <= 1e-5
     ratios = [report["figures"]["ratio_mean"] for report in reports]
     assert all(ratio == pytest.approx(1.0, abs=1e-6) for ratio in ratios)
+
+
+def test_losses_gradients_and_rewards_are_those_that_were_recorded(
+    workplace: Workplace, whole
+) -> None:
+    events = workplace.events("whole")
+    warmup = [event["report"] for event in events if event["event"] == "WarmupStepDone"]
+    for report, (loss, grad_norm) in zip(warmup, WARMUP_FIGURES, strict=True):
+        assert report["loss"] == pytest.approx(loss, rel=1e-4)
+        assert report["grad_norm"] == pytest.approx(grad_norm, rel=1e-4)
+    steps = [event for event in events if event["event"] == "StepDone"][: len(RL_FIGURES)]
+    for step, (reward_mean, grad_norm) in zip(steps, RL_FIGURES, strict=True):
+        # another kind of processor may sample one token of 256 otherwise
+        assert step["rollout"]["reward_mean"] == pytest.approx(reward_mean, abs=0.01)
+        assert step["report"]["grad_norm"] == pytest.approx(grad_norm, rel=0.02)
 
 
 def test_a_run_that_was_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
