@@ -26,6 +26,7 @@ BASE_rocm := $(PIN_IMAGE_ROCM_$(GFX))
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/miles launch --recipe quickstart $(RUN)
+	@echo "miles is in $(VENV)/bin; to have it on your PATH: source $(VENV)/bin/activate"
 
 install: $(VENV)/.installed
 
