@@ -11,7 +11,7 @@ import typer
 from milescli.conversion.verify import Verify
 
 
-class Dtype(StrEnum):
+class ConvertDtype(StrEnum):
     """Of floating-point weights."""
 
     BF16 = "bf16"
@@ -31,7 +31,7 @@ VerifyOption = Annotated[
     ),
 ]
 DtypeOption = Annotated[
-    Dtype | None,
+    ConvertDtype | None,
     typer.Option(
         "--dtype", help="Numbers of the weights; as they are by default.", show_default=False
     ),

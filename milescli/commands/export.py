@@ -10,7 +10,7 @@ import typer
 from milescli.commands import suggest
 from milescli.commands.export_options import (
     BaseOption,
-    Dtype,
+    ExportDtype,
     FormatOption,
     MergeOption,
     PrivateOption,
@@ -52,7 +52,7 @@ def export(
     merge: MergeOption = False,
     push: PushOption = None,
     private: PrivateOption = True,
-    dtype: Annotated[Dtype | None, typer.Option("--dtype", hidden=True)] = None,
+    dtype: Annotated[ExportDtype | None, typer.Option("--dtype", hidden=True)] = None,
 ) -> None:
     """Write a Hugging Face folder that transformers and SGLang load, with a model card."""
     output: Output = context.obj

@@ -22,7 +22,7 @@ class Format(StrEnum):
     MXFP4 = "mxfp4"
 
 
-class Dtype(StrEnum):
+class ExportDtype(StrEnum):
     """What --dtype took before --format was there."""
 
     BF16 = "bf16"

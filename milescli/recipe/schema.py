@@ -98,7 +98,7 @@ class Rollout(Section):
     top_k: int = -1
     """-1: the whole vocabulary."""
     stop: list[str] = []
-    """Strings that end an answer, beside the end-of-sequence token."""
+    """Strings that end a response, beside the end-of-sequence token."""
     agent: str = "single_turn"
     """How a prompt becomes a sample: single_turn (one response), or an import path
     `mypkg.agents:solve`."""

@@ -22,7 +22,7 @@ from milescli.rollout.episode import Episodes
 
 
 @dataclass(slots=True)
-class _Pending:
+class _PendingBatch:
     """A batch on its way."""
 
     step: int
@@ -46,7 +46,7 @@ class AheadCollector:
         self._source = source
         self._max_staleness = max_staleness
         self._overlap = overlap
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[_PendingBatch] = deque()
         self._lag = 0
         self._next_step = self._last_step = 0
         self._version = WeightVersion(0)
@@ -113,14 +113,14 @@ class AheadCollector:
             self._last_step, self._version + self._lag + self._max_staleness
         ):
             before = self._pending[-1].task if self._pending else None
-            pending = _Pending(step=self._next_step)
+            pending = _PendingBatch(step=self._next_step)
             pending.task = asyncio.create_task(
                 self._run(pending, after=before), name=f"collect-step-{pending.step}"
             )
             self._pending.append(pending)
             self._next_step += 1
 
-    async def _run(self, pending: _Pending, *, after: asyncio.Task[Batch] | None) -> Batch:
+    async def _run(self, pending: _PendingBatch, *, after: asyncio.Task[Batch] | None) -> Batch:
         if after is not None and not self._overlap:
             await asyncio.wait([after])
             after.result()  # where it failed, this one has nothing to add

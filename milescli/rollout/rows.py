@@ -37,7 +37,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class DataRow:
     """One good row, not yet tokenised."""
 
     index: int
@@ -66,7 +66,7 @@ def read_rows(
     label_key: str | None,
     system_prompt: str | None,
     needs_label: bool,
-) -> tuple[Columns, list[Row]]:
+) -> tuple[Columns, list[DataRow]]:
     """All rows of the file, in order.
 
     Raises DataError where columns are ambiguous or absent, and where any row is bad, naming the
@@ -92,14 +92,14 @@ def read_rows(
         if names
         else None
     )
-    rows: list[Row] = []
+    rows: list[DataRow] = []
     bad: list[BadRow] = []
     for line, record in records:
         if columns is None or isinstance(record, str):
             bad.append(BadRow(line=line, reason=str(record)))
             continue
         row = _row(record, line, columns=columns, field=field, system_prompt=system_prompt)
-        rows.append(row) if isinstance(row, Row) else bad.append(row)
+        rows.append(row) if isinstance(row, DataRow) else bad.append(row)
     if bad or columns is None:
         raise bad_rows_error(
             f"{len(bad)} of {len(records)} rows of {path} cannot be used", path, bad
@@ -239,7 +239,7 @@ def _row(
     columns: Columns,
     field: PathField,
     system_prompt: str | None,
-) -> Row | BadRow:
+) -> DataRow | BadRow:
     try:
         messages = _messages(record, columns.prompt)
         label = None if columns.label is None else _text_of(record, columns.label)
@@ -252,7 +252,7 @@ def _row(
         (message["content"] for message in reversed(messages) if message["role"] == "user"),
         messages[-1]["content"],
     )
-    return Row(
+    return DataRow(
         index=line - 1, messages=messages, text=text, label=label, demonstration=demonstration
     )
 

@@ -12,7 +12,7 @@ from milescli.core.errors import DataError
 from milescli.core.registry import nearest
 from milescli.core.types import Prompt
 from milescli.recipe.schema import Data
-from milescli.rollout.rows import NUM_BAD_ROWS_SHOWN, PathField, Row, read_rows, sha256_of
+from milescli.rollout.rows import NUM_BAD_ROWS_SHOWN, DataRow, PathField, read_rows, sha256_of
 from milescli.rollout.tasks import is_task, write_task
 from milescli.rollout.tokenizer import ChatTokenizer
 
@@ -236,7 +236,7 @@ def _head(path: Path) -> bytes:
         ) from error
 
 
-def _tokenise(rows: list[Row], tokenizer: ChatTokenizer, *, path: Path) -> list[list[int]]:
+def _tokenise(rows: list[DataRow], tokenizer: ChatTokenizer, *, path: Path) -> list[list[int]]:
     try:
         return tokenizer.encode_chats([row.messages for row in rows])
     except Exception as error:  # a chat template may raise anything, e.g. about the order of roles
@@ -254,7 +254,7 @@ def _tokenise(rows: list[Row], tokenizer: ChatTokenizer, *, path: Path) -> list[
 
 
 def _check_lengths(
-    rows: list[Row],
+    rows: list[DataRow],
     token_ids: list[list[int]],
     *,
     data: Data,

@@ -19,7 +19,7 @@ from milescli.runtime.devices import Devices
 from milescli.runtime.evaluator import Evaluator
 from milescli.runtime.inputs import scorer_of
 from milescli.runtime.saving import Saver, version_of
-from milescli.runtime.session import Session
+from milescli.runtime.session import RunSession
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.supervise import Probe, StopSignals, run_watched
 from milescli.train.base import Trainer
@@ -32,7 +32,7 @@ KEPT_GROUPS = 4
 class Attempt:
     """Holds what is running, from the first actor to the last."""
 
-    def __init__(self, spec: RunSpec, *, session: Session, bus: EventBus) -> None:
+    def __init__(self, spec: RunSpec, *, session: RunSession, bus: EventBus) -> None:
         self.spec, self.session, self.bus = spec, session, bus
         self.engines = Engines()
         self.probes: list[Probe] = []
@@ -193,7 +193,7 @@ class Attempt:
             PhaseStarted(phase="check", detail="engine and trainer score the same samples")
         )
         prompts = spec.inputs.heldout or spec.inputs.prompts.prompts
-        check = truth.Check(
+        check = truth.TruthCheck(
             recipe=recipe,
             plan=spec.plan,
             num_layers=spec.inputs.facts.num_layers,

@@ -24,7 +24,7 @@ def version_of(step: int) -> WeightVersion:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Pending:
+class _PendingSave:
     trainer: Trainer
     folder: Path
     step: int
@@ -44,7 +44,7 @@ class Saver:
     """Newest checkpoint that this attempt completed."""
     newest_step: int | None = None
     """Of that, or of the checkpoint that the attempt goes on from."""
-    _pending: _Pending | None = None
+    _pending: _PendingSave | None = None
 
     async def save(self, trainer: Trainer, *, step: int, prompt_position: int) -> None:
         """Begin checkpoint `step`. Returns when training may go on; `settle` completes it."""
@@ -52,7 +52,7 @@ class Saver:
         began = time.monotonic()
         folder = self.store.begin(step)
         await trainer.save(folder)
-        self._pending = _Pending(
+        self._pending = _PendingSave(
             trainer=trainer, folder=folder, step=step, prompt_position=prompt_position, began=began
         )
         if not self.spec.recipe.checkpoint.async_save:

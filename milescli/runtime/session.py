@@ -23,7 +23,7 @@ from milescli.runtime.supervise import CAUSE_GRACE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class RunSession:
     """What is held while it lasts."""
 
     log_dir: Path
@@ -45,7 +45,7 @@ class Session:
 
 
 @contextmanager
-def open_session(spec: RunSpec, *, log_dir: Path) -> Iterator[Session]:
+def open_session(spec: RunSpec, *, log_dir: Path) -> Iterator[RunSession]:
     """Ray is up inside; afterwards every process of the session is gone, whatever happened, and so
     are its scratch files."""
     plan, nodes = spec.plan, spec.nodes
@@ -70,7 +70,7 @@ def open_session(spec: RunSpec, *, log_dir: Path) -> Iterator[Session]:
         builder = Builder(spec=spec, cluster=cluster, resources=resources, log_dir=log_dir)
         builder.check()
         cluster.start(plan)
-        yield Session(log_dir=log_dir, cluster=cluster, resources=resources, builder=builder)
+        yield RunSession(log_dir=log_dir, cluster=cluster, resources=resources, builder=builder)
     finally:
         try:
             cluster.stop()

@@ -41,7 +41,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class TruthCheck:
     """Everything that the question needs."""
 
     recipe: Recipe

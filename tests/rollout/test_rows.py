@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import DataError
-from milescli.rollout.rows import Columns, Row, read_rows
+from milescli.rollout.rows import Columns, DataRow, read_rows
 
 GOOD = {"prompt": "2 + 2?", "label": "4"}
 
 
-def _read(path: Path, **changes: object) -> tuple[Columns, list[Row]]:
+def _read(path: Path, **changes: object) -> tuple[Columns, list[DataRow]]:
     options: dict[str, object] = {
         "field": "prompts",
         "prompt_key": None,

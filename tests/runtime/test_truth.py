@@ -91,7 +91,7 @@ class Pair:
 async def _run(pair: Pair, *, colocated: bool):
     devices = Devices(colocated=colocated, trainer=pair, engines=pair, engines_asleep=colocated)  # type: ignore[arg-type]
     await devices.publish(WeightVersion(1))
-    check = truth.Check(recipe=Recipe(), plan=PLAN, num_layers=NUM_LAYERS, devices=devices)
+    check = truth.TruthCheck(recipe=Recipe(), plan=PLAN, num_layers=NUM_LAYERS, devices=devices)
     checked = await check.run(
         [Prompt(index=index, token_ids=[1, 2, 3, 4], text="?") for index in range(3)]
     )

@@ -28,7 +28,7 @@ class RowShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class RowLayout:
     """S: this rank's positions, padding included; F: positions of the whole row, F = S * cp."""
 
     source: torch.Tensor
@@ -47,7 +47,7 @@ class Row:
     """Real positions of the whole row."""
 
 
-def make_row(spans: Sequence[tuple[int, int]], *, shape: RowShape) -> Row:
+def make_row(spans: Sequence[tuple[int, int]], *, shape: RowShape) -> RowLayout:
     """`spans`: (index of the first token, number of positions) of each sequence, in order. No spans
     give a row of padding alone."""
     kept = [(number, start, length) for number, (start, length) in enumerate(spans) if length]
@@ -65,7 +65,7 @@ def make_row(spans: Sequence[tuple[int, int]], *, shape: RowShape) -> Row:
     place = _counting(padded)
     real = place < lengths[which]
     mine = zigzag(padded, cp=shape.cp, cp_rank=shape.cp_rank)
-    return Row(
+    return RowLayout(
         source=torch.from_numpy(np.where(real, starts[which] + place, -1)[mine]),
         sequence=torch.from_numpy(np.where(real, numbers[which], len(spans))[mine]),
         positions=torch.from_numpy(place[mine]),

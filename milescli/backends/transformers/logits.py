@@ -53,13 +53,12 @@ def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype) -> list[t
         config.text_config.tie_word_embeddings = config.tie_word_embeddings
     # the grouped kernel of experts refuses those whose rows are no multiple of 16 bytes
     config._experts_implementation = "eager"
-    model, told = AutoModelForCausalLM.from_pretrained(
+    model, loading = AutoModelForCausalLM.from_pretrained(
         folder, config=config, dtype=dtype, key_mapping=key_mapping, output_loading_info=True
     )
-    if told["missing_keys"]:
+    if missing := sorted(loading["missing_keys"]):
         raise ValueError(
-            f"transformers finds no weights for {sorted(told['missing_keys'])[:3]}, and would take "
-            "random ones"
+            f"transformers finds no weights for {missing[:3]}, and would take random ones"
         )
     model.eval()
     return [model(torch.tensor([row]), use_cache=False).logits[0].float() for row in rows]
@@ -92,8 +91,8 @@ def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(request.get("threads", 1))
     for job in request["jobs"]:
-        found = logits(Path(job["folder"]), job["rows"], dtype=getattr(torch, job["dtype"]))
-        save_file({str(number): row.contiguous() for number, row in enumerate(found)}, job["out"])
+        rows = logits(Path(job["folder"]), job["rows"], dtype=getattr(torch, job["dtype"]))
+        save_file({str(number): row.contiguous() for number, row in enumerate(rows)}, job["out"])
 
 
 if __name__ == "__main__":

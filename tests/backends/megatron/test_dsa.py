@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from milescli.backends.megatron.layers.attention import pack_row
-from milescli.backends.megatron.layers.dsa import Indexer
+from milescli.backends.megatron.layers.dsa import LightningIndexer
 from milescli.backends.megatron.rows import RowShape, make_row
 from milescli.models import parse_facts
 from tests.backends.megatron.latent_models import MODELS
@@ -19,10 +19,10 @@ FACTS = parse_facts(MODELS["sparse"])
 LENGTHS = [9, 3, 14, 30, 8]
 
 
-def _indexer(facts=FACTS) -> Indexer:
+def _indexer(facts=FACTS) -> LightningIndexer:
     config = SimpleNamespace(params_dtype=torch.float32, sequence_parallel=False)
     torch.manual_seed(0)
-    made = Indexer(config, facts, tp_group=SimpleNamespace(size=lambda: 1))
+    made = LightningIndexer(config, facts, tp_group=SimpleNamespace(size=lambda: 1))
     for parameter in made.parameters():
         parameter.copy_(torch.randn_like(parameter))
     return made
@@ -35,7 +35,7 @@ def _inputs(lengths: list[int]):
 
 
 def _seen(
-    indexer: Indexer, x: torch.Tensor, qr: torch.Tensor, lengths: list[int]
+    indexer: LightningIndexer, x: torch.Tensor, qr: torch.Tensor, lengths: list[int]
 ) -> list[torch.Tensor]:
     """Per sequence [length, length] bool: which query looks at which key."""
     ends = np.cumsum([0, *lengths]).tolist()

@@ -13,9 +13,14 @@ import pytest
 
 from milescli.backends.sglang.process import ManagedProcess
 
-CHILD = (
-    "import signal, sys, time; print(signal.getsignal(signal.SIGINT), flush=True); time.sleep(60)"
-)
+CHILD = """\
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+print("ready", flush=True)
+time.sleep(60)
+"""
+"""Installs its handler, as an engine's server does: what starts `make test` may have SIGINT ignored,
+and children inherit that."""
 
 
 @pytest.fixture
@@ -46,7 +51,7 @@ def test_what_asks_it_to_end_reaches_it_although_it_is_blocked_here(
     child.start()
     assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        while "default_int_handler" not in log.read_text():
+        while "ready" not in log.read_text():
             assert child.poll() is None, log.read_text()
             time.sleep(0.02)
     finally:

@@ -18,7 +18,7 @@ from milescli.backends.megatron.layers.blockwise import Block, attend, make_bloc
 from milescli.backends.megatron.layers.cells import Cells
 from milescli.backends.megatron.layers.chunks import Chunks, make_chunks
 from milescli.backends.megatron.layers.rope import Angles, angles, rotate
-from milescli.backends.megatron.rows import Row, RowShape, zigzag
+from milescli.backends.megatron.rows import RowLayout, RowShape, zigzag
 from milescli.models.facts import ModelFacts
 
 _LENGTH_SPREAD = 0.7
@@ -95,7 +95,9 @@ class PackedRow(PackedSeqParams):
     `dsa`."""
 
 
-def pack_row(row: Row, *, shape: RowShape, facts: ModelFacts, device: torch.device) -> PackedRow:
+def pack_row(
+    row: RowLayout, *, shape: RowShape, facts: ModelFacts, device: torch.device
+) -> PackedRow:
     """Everything about a row that all layers share, computed once."""
     cu = torch.tensor(row.cu_seqlens, dtype=torch.int32, device=device)
     padded = torch.tensor(row.cu_seqlens_padded, dtype=torch.int32, device=device)

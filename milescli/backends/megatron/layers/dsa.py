@@ -64,7 +64,9 @@ class SparseAttention(PackedAttention):
         assert facts.indexer is not None
         self.topk, self.chooser, self.keeps_choice = facts.indexer.topk, chooser, keeps_choice
         self.indexer = (
-            Indexer(self.config, facts, tp_group=self.tp_group) if chooser == layer else None
+            LightningIndexer(self.config, facts, tp_group=self.tp_group)
+            if chooser == layer
+            else None
         )
         self._chosen: Choice = {}
 
@@ -114,7 +116,7 @@ class SparseAttention(PackedAttention):
         return out[..., : out.shape[-1] - narrow]
 
 
-class Indexer(torch.nn.Module):
+class LightningIndexer(torch.nn.Module):
     """Scores positions by a few narrow heads: sum over heads of weight * relu(q . k) (DeepSeek-V3.2
     report, eq. 1)."""
 
