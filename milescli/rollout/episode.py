@@ -77,6 +77,8 @@ class Episodes:
             raise self._refusal(prompt, user_traceback(error, callers=(__file__,))) from error
         if not isinstance(outcome, Outcome):
             raise self._refusal(prompt, f"it returned {outcome!r} instead of an Outcome")
+        if not isinstance(outcome.text, str):
+            raise self._refusal(prompt, f"the text of its Outcome is {outcome.text!r}")
         if not session.turns:
             raise self._refusal(prompt, "it returned without one call of session.generate")
         if outcome.reward is not None:

@@ -56,6 +56,15 @@ class _Line:
         )
 
 
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """One call of `generate`."""
+
+    prompt_ids: list[int]
+    completion: Completion | None = None
+    """None until it is there."""
+
+
 def _extended(old: RoutedExperts | None, new: RoutedExperts) -> RoutedExperts:
     """`new` covers the whole line; rows that are there already stay, for they are of the weights
     that sampled."""
@@ -89,7 +98,7 @@ class RecordingSession:
         self.engine_failure: Exception | None = None
         """What the engine raised last: not the agent's fault."""
         self._turns: list[Turn] = []
-        self._lines: list[_Line] = []
+        self._calls: list[_Call] = []
 
     @property
     def turns(self) -> Sequence[Turn]:
@@ -104,22 +113,19 @@ class RecordingSession:
         stop: Sequence[str] | None = None,
     ) -> Turn:
         """See Session."""
-        room = self._max_tokens - len(token_ids)
-        if room < 1 or not token_ids:
-            raise AgentError(
-                f"the agent of prompt {self._prompt_index} asked for a response to "
-                f"{len(token_ids)} tokens",
-                why=f"a trajectory has at least one token before it, and {self._max_tokens} "
-                "altogether (data.max_prompt_tokens + rollout.max_response_tokens)",
-                fix=f"--set rollout.max_response_tokens={2 * self._settings.max_new_tokens}",
-            )
+        stop = [stop] if isinstance(stop, str) else stop
+        call = _Call(prompt_ids=self._checked(token_ids, max_new_tokens))
         request = replace(
             self._settings,
-            prompt_ids=token_ids,
-            max_new_tokens=min(max_new_tokens or self._settings.max_new_tokens, room),
+            prompt_ids=call.prompt_ids,
+            max_new_tokens=min(
+                max_new_tokens or self._settings.max_new_tokens,
+                self._max_tokens - len(call.prompt_ids),
+            ),
             stop=self._settings.stop if stop is None else list(stop),
-            seed=turn_seed(self._seed, len(self._turns)),
+            seed=turn_seed(self._seed, len(self._calls)),
         )
+        self._calls.append(call)
         try:
             completion = await self._engine.generate(request)
         except Exception as error:
@@ -134,11 +140,9 @@ class RecordingSession:
         assert completion.response_ids and completion.version_spans, (
             f"a response to prompt {self._prompt_index} without tokens"
         )
-        line = self._line_of(token_ids)
-        line.append_given(token_ids[len(line.token_ids) :])
-        line.append_sampled(completion)
+        call.completion = completion
         turn = Turn(
-            prompt_ids=token_ids,
+            prompt_ids=call.prompt_ids,
             response_ids=completion.response_ids,
             text=self._decode(completion.response_ids),
             stop_reason=completion.stop_reason,
@@ -146,19 +150,51 @@ class RecordingSession:
         self._turns.append(turn)
         return turn
 
-    def _line_of(self, token_ids: Sequence[int]) -> _Line:
-        """The longest line that `token_ids` begins with; a new one where there is none. Called when
-        the completion is there, so that concurrent turns of one agent cannot take the same line."""
-        tokens = array("i", token_ids)
-        begun = [line for line in self._lines if tokens[: len(line.token_ids)] == line.token_ids]
-        if begun:
-            return max(begun, key=lambda line: len(line.token_ids))
-        self._lines.append(_Line())
-        return self._lines[-1]
+    def _checked(self, token_ids: Sequence[int], max_new_tokens: int | None) -> list[int]:
+        """A copy that the agent cannot change. Raises AgentError where nothing can be sampled."""
+        who = f"the agent of prompt {self._prompt_index} asked for"
+        if max_new_tokens is not None and max_new_tokens < 1:
+            raise AgentError(
+                f"{who} {max_new_tokens} tokens",
+                why="a response has at least one",
+                fix="leave max_new_tokens out, for what the recipe says, or make it 1 or more",
+            )
+        try:
+            copy = array("i", token_ids).tolist()
+        except (TypeError, OverflowError) as error:
+            raise AgentError(
+                f"{who} a response to {token_ids!r:.80}",
+                why=f"these are no token ids: {error}",
+                fix="call session.generate(token_ids) with a list of integers",
+            ) from error
+        if not 0 < len(copy) < self._max_tokens:
+            raise AgentError(
+                f"{who} a response to {len(copy)} tokens",
+                why=f"a trajectory has at least one token before it, and {self._max_tokens} "
+                "altogether (data.max_prompt_tokens + rollout.max_response_tokens)",
+                fix=f"--set rollout.max_response_tokens={2 * self._settings.max_new_tokens}",
+            )
+        return copy
 
     def trajectories(self) -> list[Trajectory]:
-        """What the policy made, each sampled token once."""
-        return [line.finished() for line in self._lines]
+        """What the policy made, each sampled token once. Calls go on with lines in the order in
+        which they were made, whichever was answered first."""
+        lines: list[_Line] = []
+        for call in self._calls:
+            if call.completion is not None:
+                line = _line_of(lines, array("i", call.prompt_ids))
+                line.append_given(call.prompt_ids[len(line.token_ids) :])
+                line.append_sampled(call.completion)
+        return [line.finished() for line in lines]
+
+
+def _line_of(lines: list[_Line], tokens: array[int]) -> _Line:
+    """The longest line that `tokens` begin with; a new one where there is none."""
+    begun = [line for line in lines if tokens[: len(line.token_ids)] == line.token_ids]
+    if not begun:
+        lines.append(_Line())
+        return lines[-1]
+    return max(begun, key=lambda line: len(line.token_ids))
 
 
 def turn_seed(seed: int, turn: int) -> int:

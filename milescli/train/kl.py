@@ -7,6 +7,9 @@ from typing import Literal
 import torch
 
 KlEstimator = Literal["k1", "k2", "k3"]
+MAX_LOG_RATIO = 20.0
+"""Where a difference of log-probs is an exponent, what lies beyond is cut off, gradient included:
+exp(20) is 5e8, of which float32 still keeps seven digits, and exp(89) is infinite."""
 
 
 def kl_estimate(
@@ -17,11 +20,12 @@ def kl_estimate(
 
     k1 = d (unbiased), k2 = d^2 / 2 (its gradient is that of the KL), k3 = exp(-d) - 1 + d
     (unbiased, never negative): J. Schulman, "Approximating KL divergence" (2020); k3 is eq. 4 of
-    GRPO (arXiv 2402.03300).
+    GRPO (arXiv 2402.03300), with d cut off at +-MAX_LOG_RATIO, gradient included.
     """
     difference = logprobs - reference_logprobs
     if kind == "k1":
         return difference
     if kind == "k2":
         return difference.square() / 2
+    difference = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.expm1(-difference) + difference

@@ -51,6 +51,11 @@ async def _forgets(prompt: Prompt, session: Session) -> Outcome:
     return "done"  # type: ignore[return-value]
 
 
+async def _wordless(prompt: Prompt, session: Session) -> Outcome:
+    await session.generate(prompt.token_ids)
+    return Outcome(text=None)  # type: ignore[arg-type]
+
+
 async def _nan(prompt: Prompt, session: Session) -> Outcome:
     await session.generate(prompt.token_ids)
     return Outcome(text="", reward=float("nan"))
@@ -62,6 +67,7 @@ async def _nan(prompt: Prompt, session: Session) -> Outcome:
         (_raises, 'raise KeyError("no such tool")'),
         (_silent, "without one call of session.generate"),
         (_forgets, "returned 'done' instead of an Outcome"),
+        (_wordless, "the text of its Outcome is None"),
         (_nan, "the reward must be finite"),
     ],
 )

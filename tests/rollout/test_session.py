@@ -126,6 +126,66 @@ def test_a_trajectory_stays_within_what_the_run_was_planned_for() -> None:
         _record(Engine(), lambda session: session.generate([]))
 
 
+class Reversed(Engine):
+    """Answers the calls of one moment in reverse."""
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        completion = await super().generate(request)
+        await asyncio.sleep(0.01 * (4 - len(self.requests)))
+        return completion
+
+
+def test_calls_at_once_differ_in_seed_and_are_recorded_in_the_order_in_which_they_were_made() -> (
+    None
+):
+    async def play(session: RecordingSession) -> None:
+        first = await session.generate([5])
+        start = [*first.prompt_ids, *first.response_ids]
+        await asyncio.gather(session.generate(start), session.generate([*start, 70]))
+
+    forward, backward = Engine(), Reversed()
+    assert _record(forward, play) == _record(backward, play)
+    seeds = [request.seed for request in backward.requests]
+    assert seeds == [turn_seed(11, turn) for turn in range(3)]
+
+
+def test_one_stop_string_is_not_taken_for_its_letters() -> None:
+    engine = Engine()
+    _record(engine, lambda session: session.generate([5], stop="END"))
+    assert engine.requests[0].stop == ["END"]
+
+
+def test_an_agent_may_go_on_with_the_list_that_it_handed_over() -> None:
+    async def play(session: RecordingSession) -> None:
+        tokens = [5]
+        for _ in range(2):
+            tokens += (await session.generate(tokens)).response_ids
+        assert session.turns[0].prompt_ids == [5]
+
+    (made,) = _record(Engine(), play)
+    assert made.token_ids.tolist() == [5, 1000, 1001, 1002, 1003]
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "max_new_tokens", "why"),
+    [
+        ("What is 1 + 1?", None, "no token ids"),
+        ([5, "6"], None, "no token ids"),
+        ([2**40], None, "no token ids"),
+        ([5], 0, "at least one"),
+        ([5], -1, "at least one"),
+    ],
+)
+def test_what_cannot_be_sampled_is_the_agents_fault_and_reaches_no_engine(
+    token_ids: list[int], max_new_tokens: int | None, why: str
+) -> None:
+    engine = Engine()
+    with pytest.raises(AgentError) as refused:
+        _record(engine, lambda session: session.generate(token_ids, max_new_tokens=max_new_tokens))
+    assert why in refused.value.why
+    assert not engine.requests
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=6))
 def test_what_the_engine_was_given_and_gave_is_what_is_trained_on(

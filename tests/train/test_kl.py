@@ -35,3 +35,10 @@ def test_k1_and_k3_have_the_kl_as_their_mean(kind: str) -> None:
     exact = (policy.exp() * (policy - reference)).sum()
     estimate = (policy.exp() * kl_estimate(policy, reference, kind=kind)).sum()
     assert estimate.item() == pytest.approx(exact.item())
+
+
+def test_one_unlikely_token_cannot_make_k3_infinite() -> None:
+    policy = torch.tensor([-150.0, -1.0], requires_grad=True)
+    loss = kl_estimate(policy, torch.tensor([-1.0, -1.0]), kind="k3").sum()
+    loss.backward()
+    assert loss.isfinite() and policy.grad is not None and policy.grad.isfinite().all()

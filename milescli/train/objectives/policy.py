@@ -12,15 +12,11 @@ from milescli.recipe.schema import Recipe
 from milescli.train.advantages import AdvantageEstimator, estimate, load_advantage
 from milescli.train.aggregation import Aggregation, load_aggregation
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence
-from milescli.train.kl import kl_estimate
+from milescli.train.kl import MAX_LOG_RATIO, kl_estimate
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.sequences import sequence_of
 from milescli.train.streams import Stream
 from milescli.train.surrogates import Surrogate, load_surrogate
-
-MAX_LOG_RATIO = 20.0
-"""Log-ratios beyond are cut off, gradient included: exp(20) is 5e8, of which float32 still keeps
-seven digits. Their share is the figure `clamp_fraction`."""
 
 
 class Policy:
@@ -80,7 +76,8 @@ class Policy:
         """The driver knows the advantages already."""
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """surrogate + kl_coef * KL - entropy_coef * entropy, per token."""
+        """surrogate + kl_coef * KL - entropy_coef * entropy, per token. The figure `clamp_fraction`
+        is the share of tokens whose ratio was cut off."""
         assert tokens.logprobs is not None and tokens.entropy is not None
         old = tokens[self.old] if self.old in tokens else tokens.logprobs.detach()
         log_ratio = tokens.logprobs - old
