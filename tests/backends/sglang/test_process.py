@@ -19,8 +19,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 print("ready", flush=True)
 time.sleep(60)
 """
-"""Installs its handler, as an engine's server does: what starts `make test` may have SIGINT ignored,
-and children inherit that."""
+"""Installs its handler, as an engine's server does: what starts `make test` may ignore SIGINT, and
+children inherit that."""
 
 
 @pytest.fixture
