@@ -301,9 +301,11 @@ class Cluster:
             import ray
             from ray.util.placement_group import remove_placement_group
 
-            if self._group is not None:
+            # of a session of ours nothing stays; and Ray, where whoever ended us has ended it too,
+            # would be waited for until it ends this process
+            if self._group is not None and self.address is not None:
                 remove_placement_group(self._group)
-                self._group = None
+            self._group = None
             ray.shutdown()
             self._started = False
 
