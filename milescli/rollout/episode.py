@@ -41,6 +41,8 @@ class Episodes:
     """How to sample; prompt and seed are filled in."""
     max_tokens: int
     """Of one trajectory."""
+    vocab_size: int
+    """Of the model."""
 
     async def play(self, prompt: Prompt, *, sample_index: int, seed: int) -> Sample:
         """Scored as soon as it has ended. Raises AgentError, RewardError, or what the engine
@@ -52,6 +54,7 @@ class Episodes:
             settings=self.settings,
             max_tokens=self.max_tokens,
             decode=self.decode,
+            vocab_size=self.vocab_size,
         )
         outcome = await self._outcome(prompt, session)
         reward = outcome.reward
@@ -97,7 +100,7 @@ class Episodes:
 
 
 def training_episodes(
-    recipe: Recipe, *, engine: RolloutEngine, scorer: Scorer, decode: Decode
+    recipe: Recipe, *, engine: RolloutEngine, scorer: Scorer, decode: Decode, vocab_size: int
 ) -> Episodes:
     """Sampled as the recipe's `rollout` says."""
     rollout = recipe.rollout
@@ -110,11 +113,13 @@ def training_episodes(
         stop=rollout.stop,
         want_routed_experts=recipe.train.routing_replay,
     )
-    return _episodes(recipe, settings, engine=engine, scorer=scorer, decode=decode)
+    return _episodes(
+        recipe, settings, engine=engine, scorer=scorer, decode=decode, vocab_size=vocab_size
+    )
 
 
 def evaluation_episodes(
-    recipe: Recipe, *, engine: RolloutEngine, scorer: Scorer, decode: Decode
+    recipe: Recipe, *, engine: RolloutEngine, scorer: Scorer, decode: Decode, vocab_size: int
 ) -> Episodes:
     """The same agent, sampled as the recipe's `eval` says."""
     settings = GenerateRequest(
@@ -123,7 +128,9 @@ def evaluation_episodes(
         temperature=recipe.eval.temperature,
         stop=recipe.rollout.stop,
     )
-    return _episodes(recipe, settings, engine=engine, scorer=scorer, decode=decode)
+    return _episodes(
+        recipe, settings, engine=engine, scorer=scorer, decode=decode, vocab_size=vocab_size
+    )
 
 
 def _episodes(
@@ -133,6 +140,7 @@ def _episodes(
     engine: RolloutEngine,
     scorer: Scorer,
     decode: Decode,
+    vocab_size: int,
 ) -> Episodes:
     return Episodes(
         agent=load_agent(recipe.rollout.agent),
@@ -142,4 +150,5 @@ def _episodes(
         decode=decode,
         settings=settings,
         max_tokens=recipe.data.max_prompt_tokens + settings.max_new_tokens,
+        vocab_size=vocab_size,
     )

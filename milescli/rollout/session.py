@@ -86,15 +86,18 @@ class RecordingSession:
         settings: GenerateRequest,
         max_tokens: int,
         decode: Decode,
+        vocab_size: int | None = None,
     ) -> None:
         """`settings`: how to sample, its prompt and seed aside. `max_tokens`: the longest line that
-        the run was planned for."""
+        the run was planned for. `vocab_size`: of the model, whose engines a token id beyond would
+        bring down; None: the caller makes none."""
         self._engine = engine
         self._prompt_index = prompt_index
         self._seed = seed
         self._settings = settings
         self._max_tokens = max_tokens
         self._decode = decode
+        self._vocab_size = vocab_size
         self.engine_failure: Exception | None = None
         """What the engine raised last: not the agent's fault."""
         self._turns: list[Turn] = []
@@ -167,6 +170,13 @@ class RecordingSession:
                 why=f"these are no token ids: {error}",
                 fix="call session.generate(token_ids) with a list of integers",
             ) from error
+        size = max(copy, default=0) + 1 if self._vocab_size is None else self._vocab_size
+        if beyond := [token for token in copy if not 0 <= token < size]:
+            raise AgentError(
+                f"{who} a response to token {beyond[0]}",
+                why=f"the model has tokens 0 to {size - 1}",
+                fix="make token ids with the model's own tokenizer",
+            )
         if not 0 < len(copy) < self._max_tokens:
             raise AgentError(
                 f"{who} a response to {len(copy)} tokens",

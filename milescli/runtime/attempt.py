@@ -147,6 +147,7 @@ class Attempt:
             "engine": fleet,
             "scorer": scorer_of(recipe.rollout),
             "decode": inputs.tokenizer.decode,
+            "vocab_size": inputs.facts.vocab_size,
         }
         if spec.checkpoint is not None:
             inputs.prompts.seek(spec.checkpoint.manifest.prompt_position)

@@ -94,6 +94,7 @@ def _serve_and_evaluate(spec: RunSpec) -> EvalDone:
                 engine=fleet,
                 scorer=scorer_of(recipe.rollout),
                 decode=inputs.tokenizer.decode,
+                vocab_size=inputs.facts.vocab_size,
             )
             evaluator = Evaluator(
                 recipe=recipe,

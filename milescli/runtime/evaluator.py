@@ -3,12 +3,15 @@ scored and kept. Used in a run and by `miles eval`."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from milescli.core.errors import WaitTimeout
 from milescli.core.events import EvalDone
 from milescli.core.types import Prompt, Sample, StopReason
 from milescli.recipe.schema import Recipe
@@ -28,17 +31,15 @@ class Evaluator:
     """Where samples are written; the run's `eval/`."""
 
     async def run(self, step: int) -> EvalDone:
-        """Play all prompts at once, and write `step_<n>.jsonl`."""
+        """Play all prompts at once, and write `step_<n>.jsonl`. Raises what an episode raises, and
+        WaitTimeout where none ends within `machine.step_timeout_s`."""
         began, settings = time.monotonic(), self.recipe.eval
         attempts = [
             (prompt, index)
             for prompt in self.prompts
             for index in range(settings.samples_per_prompt)
         ]
-        samples = await all_or_first_error(
-            self.episodes.play(prompt, sample_index=index, seed=self._seed(prompt, index))
-            for prompt, index in attempts
-        )
+        samples = await self._play(attempts)
         path = self._write(step, [prompt for prompt, _ in attempts], samples)
         num_truncated = sum(sample.stop_reason is StopReason.LENGTH for sample in samples)
         return EvalDone(
@@ -50,6 +51,35 @@ class Evaluator:
             seconds=time.monotonic() - began,
             path=str(path.relative_to(self.folder.parent)),
         )
+
+    async def _play(self, attempts: Sequence[tuple[Prompt, int]]) -> list[Sample]:
+        """One sample for each, in order."""
+        bound_s, loop = self.recipe.machine.step_timeout_s, asyncio.get_running_loop()
+        missing = [prompt.index for prompt, _ in attempts]
+
+        async def play(prompt: Prompt, index: int) -> Sample:
+            seed = self._seed(prompt, index)
+            sample = await self.episodes.play(prompt, sample_index=index, seed=seed)
+            missing.remove(prompt.index)
+            if not bound.expired():
+                bound.reschedule(loop.time() + bound_s)
+            return sample
+
+        try:
+            async with asyncio.timeout(bound_s) as bound:
+                return await all_or_first_error(play(*attempt) for attempt in attempts)
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise WaitTimeout(
+                "the evaluation waited too long for a sample",
+                why=f"{len(attempts) - len(missing)} of {len(attempts)} were done, and no other "
+                f"within {bound_s:g} s; prompt {missing[0]} is one that is missing",
+                fix=[
+                    f"--set machine.step_timeout_s={2 * bound_s:g}",
+                    f"look whether the agent `{self.episodes.agent_name}` waits for something",
+                ],
+            ) from None
 
     def _seed(self, prompt: Prompt, index: int) -> int:
         key = f"{self.recipe.run.seed}/eval/{prompt.index}/{index}".encode()

@@ -84,6 +84,7 @@ def make_episodes(
         decode=decode,
         settings=GenerateRequest(prompt_ids=(), max_new_tokens=16),
         max_tokens=64,
+        vocab_size=1000,
     )
 
 

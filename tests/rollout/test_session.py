@@ -57,6 +57,7 @@ def _record(
         seed=11,
         settings=GenerateRequest(prompt_ids=(), max_new_tokens=8),
         max_tokens=MAX_TOKENS,
+        vocab_size=5000,
         decode=lambda ids: " ".join(map(str, ids)),
     )
     asyncio.run(_play(session, play))
@@ -172,6 +173,8 @@ def test_an_agent_may_go_on_with_the_list_that_it_handed_over() -> None:
         ("What is 1 + 1?", None, "no token ids"),
         ([5, "6"], None, "no token ids"),
         ([2**40], None, "no token ids"),
+        ([5, 5000], None, "the model has tokens 0 to 4999"),
+        ([-1, 5], None, "the model has tokens 0 to 4999"),
         ([5], 0, "at least one"),
         ([5], -1, "at least one"),
     ],

@@ -1,5 +1,5 @@
-"""Starts a Ray session, ends its processes as whoever signals a whole process group does, and leaves
-it. For `test_lost_ray`."""
+"""Starts a Ray session, ends its processes as one who signals a whole process group does, and
+leaves it. For `test_lost_ray`."""
 
 from __future__ import annotations
 
