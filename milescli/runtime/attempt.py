@@ -53,7 +53,7 @@ class Attempt:
         return self.run.step if self.run else self.spec.first_step
 
     @property
-    def _engines_sleep_first(self) -> bool:
+    def _taking_turns(self) -> bool:
         """Engines and trainer share device memory, so that the trainer can only start beside
         sleeping engines."""
         plan = self.spec.plan
@@ -94,7 +94,7 @@ class Attempt:
         engines = asyncio.ensure_future(self.session.builder.start_engines(self.engines))
         self.probes.append(_failure_of(engines))
         try:
-            if self._engines_sleep_first:
+            if self._taking_turns:
                 await (await engines).sleep()
             trainer = await self._start_trainer()
             run = self.run = self._assemble(trainer, await engines)
@@ -167,10 +167,10 @@ class Attempt:
             ),
             trainer=trainer,
             devices=Devices(
-                colocated=spec.plan.colocated,
+                taking_turns=self._taking_turns,
                 trainer=trainer,
                 engines=fleet,
-                engines_asleep=self._engines_sleep_first,
+                engines_asleep=self._taking_turns,
             ),
             hooks=loop.Hooks(
                 save=self._save,

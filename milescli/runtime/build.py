@@ -118,7 +118,6 @@ class Builder:
             layout=self.plan.trainer,
             step_timeout_s=settings.step_timeout_s,
             async_save=self.recipe.checkpoint.async_save,
-            on_host=self.plan.device_kind == "cpu",
         )
 
     async def start_engines(self, engines: Engines) -> SglangFleet:

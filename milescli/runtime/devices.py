@@ -17,7 +17,8 @@ class Devices:
     """The turns of trainer and engines, and the one owner of a publish. Engines answer except
     inside `training` and `publish`."""
 
-    colocated: bool
+    taking_turns: bool
+    """They share device memory: colocated, but not on a CPU, where nobody gives memory back."""
     trainer: Trainer
     engines: RolloutEngine
     version: WeightVersion = field(default_factory=lambda: WeightVersion(0))
@@ -27,9 +28,9 @@ class Devices:
 
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
-        """The trainer may use its devices; colocated engines have given their memory back and stay
-        asleep until `publish`."""
-        if self.colocated and not self.engines_asleep:
+        """The trainer may use its devices; engines that take turns with it have given their memory
+        back and stay asleep until `publish`."""
+        if self.taking_turns and not self.engines_asleep:
             await self.engines.sleep()
             self.engines_asleep = True
             await self.trainer.wake()
@@ -37,8 +38,9 @@ class Devices:
 
     async def publish(self, version: WeightVersion, *, verify: bool = False) -> None:
         """The engines hold the trainer's weights as `version`, and answer again, also those that
-        were in the middle. The trainer is awake, as after `training`; colocated, it sleeps
-        afterwards. The engines' caches are flushed once and the version is said once, by `resume`.
+        were in the middle. The trainer is awake, as after `training`; where they take turns, it
+        sleeps afterwards. The engines' caches are flushed once and the version is said once, by
+        `resume`.
 
         `verify`: raises MismatchError where they then hold anything else; nobody may ask the
         engines meanwhile.

@@ -25,8 +25,6 @@ class RankGroup:
     layout: TrainerLayout
     step_timeout_s: float
     async_save: bool
-    on_host: bool
-    """The ranks run on a CPU: there is no device memory to give back."""
 
     async def _all(self, method: str, *args: Any) -> list[Any]:
         return await run_all(self.ranks, method, *args, timeout_s=self.step_timeout_s)
@@ -76,18 +74,15 @@ class RankGroup:
 
     async def shed(self) -> None:
         """See Trainer."""
-        if not self.on_host:
-            await self._all("shed")
+        await self._all("shed")
 
     async def sleep(self) -> None:
         """See Trainer."""
-        if not self.on_host:
-            await self._all("sleep")
+        await self._all("sleep")
 
     async def wake(self) -> None:
         """See Trainer."""
-        if not self.on_host:
-            await self._all("wake")
+        await self._all("wake")
 
     async def save(self, folder: Path) -> None:
         """See Trainer."""

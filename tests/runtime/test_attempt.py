@@ -39,7 +39,7 @@ def _stop(tmp_path, *, step: int, newest_step: int) -> list[str]:
     spec = RunSpec(run=RunDir(tmp_path), recipe=recipe, plan=PLAN, nodes=None, inputs=None)  # type: ignore[arg-type]
     attempt = Attempt(spec, session=None, bus=EventBus())  # type: ignore[arg-type]
     devices = Devices(
-        colocated=True, trainer=Recorder("trainer", told), engines=Recorder("engines", told)
+        taking_turns=True, trainer=Recorder("trainer", told), engines=Recorder("engines", told)
     )
     attempt.run = SimpleNamespace(  # type: ignore[assignment]
         step=step, devices=devices, trainer=None, groups=SimpleNamespace(position=0)

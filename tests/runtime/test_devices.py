@@ -12,7 +12,7 @@ from tests.runtime.recorder import Recorder
 def _step(*, colocated: bool) -> list[str]:
     told: list[str] = []
     devices = Devices(
-        colocated=colocated, trainer=Recorder("trainer", told), engines=Recorder("engines", told)
+        taking_turns=colocated, trainer=Recorder("trainer", told), engines=Recorder("engines", told)
     )
 
     async def work() -> None:
@@ -42,7 +42,7 @@ def test_on_shared_devices_the_trainer_keeps_only_weights_while_it_publishes() -
 def test_weights_are_verified_before_the_trainer_sleeps_and_anyone_asks_the_engines() -> None:
     told: list[str] = []
     devices = Devices(
-        colocated=True,
+        taking_turns=True,
         trainer=Recorder("trainer", told),
         engines=Recorder("engines", told),
         engines_asleep=True,

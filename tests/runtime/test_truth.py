@@ -89,7 +89,7 @@ class Pair:
 
 
 async def _run(pair: Pair, *, colocated: bool):
-    devices = Devices(colocated=colocated, trainer=pair, engines=pair, engines_asleep=colocated)  # type: ignore[arg-type]
+    devices = Devices(taking_turns=colocated, trainer=pair, engines=pair, engines_asleep=colocated)  # type: ignore[arg-type]
     await devices.publish(WeightVersion(1))
     check = truth.TruthCheck(recipe=Recipe(), plan=PLAN, num_layers=NUM_LAYERS, devices=devices)
     checked = await check.run(
