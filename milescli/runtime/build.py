@@ -10,7 +10,7 @@ from pathlib import Path
 
 from milescli.backends.ray.cluster import ActorHandle, Cluster
 from milescli.backends.ray.group import run_all, start_all
-from milescli.backends.sglang.client import SglangFleet
+from milescli.backends.sglang.client import ORDER_TIMEOUT_S, SglangFleet
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.server import EngineSpec, RouterServer, RouterSpec, check_servable
 from milescli.cluster.resources import NodeResources
@@ -141,11 +141,12 @@ class Builder:
         )
         engines.router.start()
         await asyncio.to_thread(engines.router.wait_ready, 60.0)
-        replay = self.recipe.train.routing_replay
+        replay, bound_s = self.recipe.train.routing_replay, self.recipe.machine.step_timeout_s
         engines.fleet = SglangFleet(
             router_url=engines.router.spec.url,
             engines=self.engine_addresses(engines),
-            response_timeout_s=self.recipe.machine.step_timeout_s,
+            response_timeout_s=bound_s,
+            order_timeout_s=min(bound_s, ORDER_TIMEOUT_S),
             routing_shape=(self.spec.inputs.facts.num_layers, self.spec.inputs.facts.topk)
             if replay
             else None,

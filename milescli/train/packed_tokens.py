@@ -78,7 +78,9 @@ class PackedTokens:
         return len(self.places.lengths)
 
     def sum_by_sequence(self, values: torch.Tensor) -> torch.Tensor:
-        """[S] -> [N] the sum over the trained tokens of each whole sequence. Differentiable."""
+        """[S] -> [N] the sum over the trained tokens of each whole sequence; of a mask, how many.
+        Differentiable."""
+        values = _as_numbers(values)
         masked = torch.where(self.loss_mask, values, 0.0)
         sums = values.new_zeros(self.num_sequences + 1)
         sums = sums.index_add(0, self.places.sequence, masked)
@@ -93,6 +95,7 @@ class PackedTokens:
         """[S] -> [N, L] each whole sequence in order, for scans; L: the longest. Column t is about
         token t, so column 0 is 0.0, as is what stands beyond the end. Values off the loss mask are
         kept: multiply by `whole_sequences(loss_mask)` to drop them. Differentiable."""
+        values = _as_numbers(values)
         columns = int(self.places.lengths.max()) if self.num_sequences else 1
         flat = values.new_zeros((self.num_sequences + 1) * columns)
         flat = flat.index_add(0, self._cells(columns), values)
@@ -127,6 +130,11 @@ class PackedTokens:
         if group is not None:
             dist.all_reduce(total, group=group)
         return (total[0] if how == "sum" else total[0] / total[1].clamp(min=1)).float()
+
+
+def _as_numbers(values: torch.Tensor) -> torch.Tensor:
+    """Masks and counts as float32, which can be summed over ranks."""
+    return values if values.is_floating_point() else values.float()
 
 
 class _SumOverRanks(torch.autograd.Function):

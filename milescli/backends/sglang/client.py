@@ -20,6 +20,8 @@ from milescli.core.types import EngineAddress, StopReason, WeightVersion
 from milescli.core.units import format_duration
 from milescli.rollout.base import Completion, GenerateRequest
 
+ORDER_TIMEOUT_S = 120.0
+"""An engine does what it is ordered within seconds; a busy machine may take a while."""
 ABORT_RETRY_S = 0.05
 """An abort misses a request that is still on its way to the scheduler; so it is repeated until
 nothing is in flight."""
@@ -34,7 +36,7 @@ class SglangFleet:
         router_url: str,
         engines: list[EngineAddress],
         response_timeout_s: float = 3600.0,
-        order_timeout_s: float = 120.0,
+        order_timeout_s: float = ORDER_TIMEOUT_S,
         routing_shape: tuple[int, int] | None = None,
     ) -> None:
         """`response_timeout_s` bounds one response (`machine.step_timeout_s`), `order_timeout_s`
