@@ -25,7 +25,7 @@ from milescli.recipe.schema import Recipe
 from milescli.runtime.devices import Devices
 from milescli.train import schedule
 from milescli.train.base import Objective, TrainBatch, Trainer
-from milescli.train.objectives import failures_named, load_objective
+from milescli.train.objectives import load_objective, sequences_from
 from milescli.train.packing import pack
 
 T = TypeVar("T")
@@ -165,7 +165,7 @@ def _supervised_batches(
         chosen = [demonstrations[index] for index in pool[:size]]
         pool = pool[size:]
         yield pack(
-            objective.sequences(chosen),
+            sequences_from(objective, chosen, name=name),
             objective=name,
             dp=plan.trainer.dp,
             max_tokens_per_microbatch=plan.batch.max_row_tokens(plan.trainer.cp),
@@ -209,10 +209,8 @@ async def reinforce(run: Run) -> None:
 def _prepare(run: Run, groups: list[Group]) -> TrainBatch:
     """What the objective learns from these groups, packed, one shard a data-parallel rank."""
     plan, settings = run.plan, run.recipe.train
-    with failures_named(settings.objective):
-        sequences = run.objective.sequences(groups)
     return pack(
-        sequences,
+        sequences_from(run.objective, groups, name=settings.objective),
         objective=settings.objective,
         dp=plan.trainer.dp,
         max_tokens_per_microbatch=plan.batch.max_row_tokens(plan.trainer.cp),

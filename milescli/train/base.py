@@ -32,8 +32,9 @@ class TrainSequence:
     """[n] int32"""
     loss_mask: np.ndarray
     """[n] bool; True where the token is trained on."""
-    streams: Mapping[Stream, np.ndarray]
-    """Each [n] float32."""
+    streams: Mapping[str, np.ndarray]
+    """By `Stream`, or a name of the objective's own: [n] float32. All sequences of a step have the
+    same."""
     token_weight: float
     """Of the loss of each trained token, in the numerator of the update's mean."""
     share: float
@@ -73,7 +74,7 @@ class TrainShard:
     loss_weights: np.ndarray
     """[N] float32 weight of each trained token of a sequence: the loss of an update is the sum over
     its trained tokens of weight * token loss, whatever the split into ranks and microbatches."""
-    streams: Mapping[Stream, np.ndarray]
+    streams: Mapping[str, np.ndarray]
     """Each [T] float32."""
     updates: list[list[list[int]]]
     """updates[u][m]: sequences of microbatch m in optimizer update u. All ranks have equally many

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from milescli.train.streams import LOGPROBS, Stream
+from milescli.train.streams import LOGPROBS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +45,16 @@ class PackedTokens:
     loss_weights: torch.Tensor
     """[S] float32; the loss of an update is the sum of weight * token loss over its trained
     tokens."""
-    streams: Mapping[Stream, torch.Tensor]
-    """Each [S] float32; asked for by `tokens[stream]`."""
+    streams: Mapping[str, torch.Tensor]
+    """By `Stream`, or a name of the objective's own: [S] float32. Asked for by `tokens[stream]`."""
     logprobs: torch.Tensor | None = None
     """[S] by the current policy, with gradient; in `loss` alone."""
     entropy: torch.Tensor | None = None
     """[S] nats, with gradient; in `loss` alone."""
-    new_streams: MutableMapping[Stream, torch.Tensor] = field(default_factory=dict)
+    new_streams: MutableMapping[str, torch.Tensor] = field(default_factory=dict)
     """What `complete` has set."""
 
-    def __getitem__(self, stream: Stream) -> torch.Tensor:
+    def __getitem__(self, stream: str) -> torch.Tensor:
         """[S] float32. Off the mask a log-prob is the policy's own, detached, so that a ratio there
         is 1 and its gradient finite; anything else is 0.0. KeyError where the stream is not there:
         name it in `needs`, or make it in `sequences`."""
@@ -63,13 +63,13 @@ class PackedTokens:
             return torch.where(self.loss_mask, values, self.logprobs.detach())
         return torch.where(self.loss_mask, values, 0.0)
 
-    def __setitem__(self, stream: Stream, values: torch.Tensor) -> None:
+    def __setitem__(self, stream: str, values: torch.Tensor) -> None:
         """For `complete`: [S], for the losses of this step."""
         assert self.logprobs is None, f"a loss cannot set the stream `{stream}`: `complete` can"
         assert values.shape == self.loss_mask.shape, (stream, values.shape, self.loss_mask.shape)
         self.new_streams[stream] = values.detach().float()
 
-    def __contains__(self, stream: Stream) -> bool:
+    def __contains__(self, stream: str) -> bool:
         return stream in self.new_streams or stream in self.streams
 
     @property

@@ -9,7 +9,6 @@ import numpy as np
 
 from milescli.train.base import TrainBatch, TrainSequence, TrainShard
 from milescli.train.binning import share_out
-from milescli.train.streams import Stream
 
 Update = list[list[list[int]]]
 """[dp][microbatches] sequence numbers"""
@@ -82,7 +81,6 @@ def _shard(
     own = [sequences[number] for number in numbers]
     local = {number: index for index, number in enumerate(numbers)}
     streams = list(sequences[0].streams)
-    assert all(list(sequence.streams) == streams for sequence in own), "unlike streams"
     return TrainShard(
         objective=objective,
         temperature=temperature,
@@ -94,7 +92,7 @@ def _shard(
         loss_mask=_joined([sequence.loss_mask for sequence in own], np.bool_),
         loss_weights=weights[numbers],
         streams={
-            Stream(stream): _joined([sequence.streams[stream] for sequence in own], np.float32)
+            stream: _joined([sequence.streams[stream] for sequence in own], np.float32)
             for stream in streams
         },
         updates=[

@@ -8,13 +8,12 @@ import numpy as np
 
 from milescli.core.types import Trajectory
 from milescli.train.base import TrainSequence
-from milescli.train.streams import Stream
 
 
 def sequence_of(
     trajectory: Trajectory,
     *,
-    streams: Mapping[Stream, np.ndarray],
+    streams: Mapping[str, np.ndarray],
     token_weight: float,
     share: float,
     group: int,

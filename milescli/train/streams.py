@@ -6,7 +6,8 @@ from enum import StrEnum
 
 
 class Stream(StrEnum):
-    """A value per token that travels beside the tokens, float32. Off the loss mask it means
+    """Streams that miles knows by name; an objective of yours may make others, under any string.
+    Each is a value per token that travels beside the tokens, float32. Off the loss mask it means
     nothing."""
 
     ADVANTAGE = "advantage"

@@ -6,13 +6,12 @@ from __future__ import annotations
 import torch
 
 from milescli.train.packed_tokens import PackedTokens, Places
-from milescli.train.streams import Stream
 
 
 def one_sequence(
     logprobs: torch.Tensor,
     *,
-    streams: dict[Stream, torch.Tensor] | None = None,
+    streams: dict[str, torch.Tensor] | None = None,
     entropy: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
 ) -> PackedTokens:

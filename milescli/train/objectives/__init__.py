@@ -3,15 +3,16 @@ entry point, or an import path to a factory `(recipe) -> Objective`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
+from math import isfinite
 from typing import Any, cast
 
 from milescli.core.errors import MilesError, RecipeError
 from milescli.core.registry import Registry
 from milescli.core.user_code import user_traceback
 from milescli.recipe.schema import Recipe
-from milescli.train.base import Objective
+from milescli.train.base import Objective, TrainSequence
 from milescli.train.streams import FROM_RANKS
 
 OBJECTIVES = Registry(
@@ -27,8 +28,9 @@ OBJECTIVES = Registry(
 def load_objective(name: str, recipe: Recipe) -> Objective[Any]:
     """The objective that `name` names, made for `recipe`. Raises RecipeError where it, or a piece
     of it, cannot be had or is none."""
-    factory = OBJECTIVES.resolve(name, key="train.objective")
-    objective = cast(Callable[..., Objective[Any]], factory)(recipe=recipe)
+    factory = cast(Callable[..., Objective[Any]], OBJECTIVES.resolve(name, key="train.objective"))
+    with failures_named(name):
+        objective = factory(recipe=recipe)
     lacking = [
         part for part in ("needs", "sequences", "complete", "loss") if not hasattr(objective, part)
     ]
@@ -45,6 +47,50 @@ def load_objective(name: str, recipe: Recipe) -> Objective[Any]:
             fix="make the other streams in `sequences` or `complete`",
         )
     return objective
+
+
+def sequences_from(
+    objective: Objective[Any], items: Sequence[Any], *, name: str
+) -> list[TrainSequence]:
+    """What the objective that `name` names learns from `items`. Raises RecipeError where it cannot
+    be packed."""
+    with failures_named(name):
+        sequences = objective.sequences(items)
+    names = set(sequences[0].streams) if sequences else set()
+    for number, sequence in enumerate(sequences):
+        if fault := _fault(sequence, names):
+            raise RecipeError(
+                f"the objective `{name}` made a sequence that cannot be trained on",
+                why=f"sequence {number} of {len(sequences)}: {fault}",
+                fix=f"mend `sequences` of `{name}`; milescli.train.base.TrainSequence says what "
+                "it gives",
+            )
+    if not sequences:
+        raise RecipeError(
+            f"the objective `{name}` made no sequence",
+            why=f"it was given {len(items)} items, and a step needs something to learn from",
+            fix=f"mend `sequences` of `{name}`; a mask of zeros leaves a sequence out",
+        )
+    return sequences
+
+
+def _fault(sequence: TrainSequence, names: Set[str]) -> str | None:
+    arrays = {"loss_mask": sequence.loss_mask, **sequence.streams}
+    num_tokens = len(sequence.token_ids)
+    for array, values in arrays.items():
+        if len(values) != num_tokens:
+            return f"`{array}` has {len(values)} values for {num_tokens} tokens"
+    if set(sequence.streams) != names:
+        return (
+            f"its streams are {', '.join(sorted(sequence.streams)) or 'none'}, those of the first "
+            f"sequence {', '.join(sorted(names)) or 'none'}"
+        )
+    if num_tokens and sequence.loss_mask[0]:
+        return "its first token is trained on, and nothing stands before it"
+    weighs = sequence.share > 0 or (sequence.share == 0 and not sequence.loss_mask.any())
+    if not (weighs and isfinite(sequence.share) and isfinite(sequence.token_weight)):
+        return f"its token_weight is {sequence.token_weight} and its share {sequence.share}"
+    return None
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from milescli.train.sequences import sequence_of
 from milescli.train.streams import Stream
 
 DISCOUNT = 0.9
+REWARD = "reward"
+"""A stream of its own."""
 
 
 class Toy:
@@ -40,7 +42,7 @@ class Toy:
                 made.append(
                     sequence_of(
                         trajectory,
-                        streams={Stream.ADVANTAGE: rewards},
+                        streams={REWARD: rewards},
                         token_weight=1.0 / max(trajectory.num_loss_tokens, 1),
                         share=1.0,
                         group=number,
@@ -51,7 +53,7 @@ class Toy:
     def complete(self, tokens: PackedTokens) -> None:
         """Returns from the end, whitened over all ranks."""
         kl = torch.where(tokens.loss_mask, tokens[Stream.OLD] - tokens[Stream.REFERENCE], 0.0)
-        gained = tokens.whole_sequences(tokens[Stream.ADVANTAGE] - 0.1 * kl)
+        gained = tokens.whole_sequences(tokens[REWARD] - 0.1 * kl)
         returns, running = torch.zeros_like(gained), torch.zeros(len(gained))
         for column in range(gained.shape[1] - 1, -1, -1):
             running = gained[:, column] + DISCOUNT * running

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Recipe
 from milescli.train.aggregation import LossShare
 from milescli.train.kl import kl_estimate
-from milescli.train.objectives import failures_named, load_objective
+from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
 from milescli.train.streams import Stream
 from tests.samples import make_group, make_sample, make_trajectory, rewarded
@@ -125,30 +124,3 @@ def test_pieces_can_be_handed_in() -> None:
     (good, bad) = objective.sequences([rewarded([3.0, 0.0])])
     assert good.streams[Stream.ADVANTAGE].tolist() == [3.0, 3.0]
     assert (bad.share, bad.token_weight) == (1.0, 1.0)
-
-
-def test_what_an_objective_of_the_user_raises_is_named_with_its_place() -> None:
-    refused = pytest.raises(RecipeError, match="the objective `mine:fn` failed")
-    with refused as caught, failures_named("mine:fn"):
-        raise KeyError("no such stream")
-    assert "no such stream" in caught.value.why and "test_policy.py" in caught.value.why
-    with pytest.raises(KeyError), failures_named("policy"):
-        raise KeyError("our own fault")
-
-
-def none_at_all(*, recipe: Recipe) -> object:
-    """Lacks everything."""
-    return object()
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("polici", "no objective is called `polici`"),
-        (f"{__name__}:none_at_all", "does not make an objective"),
-        (f"{__name__}:rewarded", "cannot be an objective"),
-    ],
-)
-def test_what_is_no_objective_is_refused(name: str, said: str) -> None:
-    with pytest.raises(RecipeError, match=said):
-        load_objective(name, Recipe())
