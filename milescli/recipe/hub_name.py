@@ -10,7 +10,8 @@ from milescli.core.errors import RecipeError
 
 HUB_PREFIX = "hf:"
 _SPELLING = re.compile(
-    r"hf:(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(@(?P<revision>[\w./-]+))?(:(?P<first>[\w.-]+))?(:(?P<second>[\w.-]+))?"
+    r"hf:(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(@(?P<revision>[\w./-]+))?"
+    r"(:(?P<first>[\w.-]+))?(:(?P<second>[\w.-]+))?"
 )
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # @title@
 # Made by `@made_by@`
-#   sbatch job.sh        from a folder that all nodes share. Submitted again, it goes on with the same run.
+#   sbatch job.sh        from a folder that all nodes share. Submitted again, it goes on with the
+#                        same run.
 # Keys come from the environment that you submit from: HF_TOKEN, WANDB_API_KEY.
 #SBATCH --job-name=@job@
 #SBATCH --nodes=@nodes@
@@ -24,10 +25,12 @@ port=$((10000 + SLURM_JOB_ID % 10000))
 state=$PWD/.miles-job-$SLURM_JOB_ID
 temp=/tmp/ray-$SLURM_JOB_ID
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-address=$(hostname -I | awk '{ print $1 }')   # of several networks the first: write another address here if nodes meet on another
+# of several networks the first: write another address here if nodes meet on another
+address=$(hostname -I | awk '{ print $1 }')
 
 fail() { printf 'error: %s\n  why: %s\n  fix: %s\n' "$1" "$2" "$3" >&2; exit 4; }
-command -v miles ray >/dev/null || fail "miles is not installed on ${nodes[0]}" "it is not in $PATH" "docker/install.sh VENV"
+command -v miles ray >/dev/null ||
+  fail "miles is not installed on ${nodes[0]}" "it is not in $PATH" "docker/install.sh VENV"
 
 # Whoever has the token may run anything in this cluster: it lies in a file of this user's, and in
 # no command line.
@@ -48,35 +51,44 @@ end_ray() {
   rm -rf "$state"
 }
 trap end_ray EXIT
-trap 'fail "the time limit is near, and nothing was trained yet" "Ray did not start in $SECONDS s" "sbatch --time=HOURS:00:00 $0"' USR1
+trap 'fail "the time limit is near, and nothing was trained yet" \
+  "Ray did not start in $SECONDS s" "sbatch --time=HOURS:00:00 $0"' USR1
 
 # ray_on NUMBER NAMES ARGUMENTS...: Ray's processes on so many nodes
 ray_on() {
   # shellcheck disable=SC2016  # expanded on the node
-  srun --nodes="$1" --ntasks="$1" --nodelist="$2" --overlap --cpu-bind=none --output="$state/ray-%N.log" bash -c '
+  srun --nodes="$1" --ntasks="$1" --nodelist="$2" --overlap --cpu-bind=none \
+    --output="$state/ray-%N.log" bash -c '
     exec 3<&0
     ray start --block --temp-dir="$0" "$@" </dev/null 3<&- & ray=$!
     { while read -r -u 3; do :; done; kill $ray; } 2>/dev/null & open=$!
-    wait $ray; kill $open 2>/dev/null; wait; rm -rf "$0"' "$temp" @resources@ "${@:3}" <"$state/alive" {alive}>&- &
+    wait $ray; kill $open 2>/dev/null; wait; rm -rf "$0"' \
+    "$temp" @resources@ "${@:3}" <"$state/alive" {alive}>&- &
   steps+=($!)
 }
 present() {
   timeout 60 python - "$address:$port" <<'PYTHON' 2>"$state/present.log"
 import logging, sys, ray
 ray.init(address=sys.argv[1], logging_level=logging.ERROR, log_to_driver=False)
-print(*(node["NodeManagerHostname"].partition(".")[0] for node in ray.nodes() if node["Alive"]), sep="\n")
+alive = [node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]]
+print(*(name.partition(".")[0] for name in alive), sep="\n")
 PYTHON
 }
 # wait_for NUMBER: until Ray runs on so many nodes
 wait_for() {
   until here=$(present) && [ "$(grep -c . <<<"$here")" -ge "$1" ]; do
     for step in "${steps[@]}"; do
-      kill -0 "$step" 2>/dev/null || { tail -n 20 "$state"/*.log >&2; fail "Ray ended on a node" "its log is above" "miles doctor"; }
+      kill -0 "$step" 2>/dev/null || {
+        tail -n 20 "$state"/*.log >&2
+        fail "Ray ended on a node" "its log is above" "miles doctor"
+      }
     done
     if [ "$SECONDS" -ge "$start_s" ]; then
-      missing=$(printf '%s\n' "${nodes[@]%%.*}" | grep -vxFf <(echo "${here:-none}") | paste -sd ' ' || true)
+      missing=$(printf '%s\n' "${nodes[@]%%.*}" | grep -vxFf <(echo "${here:-none}") |
+        paste -sd ' ' || true)
       tail -n 5 "$state"/*.log >&2
-      fail "Ray did not start on ${missing:-all nodes}" "${#nodes[@]} nodes were waited for, $start_s s" "miles doctor   # on that node"
+      fail "Ray did not start on ${missing:-all nodes}" \
+        "${#nodes[@]} nodes were waited for, $start_s s" "miles doctor   # on that node"
     fi
     sleep 2
   done
@@ -95,7 +107,8 @@ driver=$!
 again=no
 trap 'again=yes; kill -TERM "$driver"' USR1
 trap 'kill -TERM "$driver"' TERM INT
-until ! kill -0 "$driver" 2>/dev/null; do wait "$driver" || true; done   # a signal ends a wait, not the driver
+# a signal ends a wait, not the driver
+until ! kill -0 "$driver" 2>/dev/null; do wait "$driver" || true; done
 code=0
 wait "$driver" || code=$?
 
