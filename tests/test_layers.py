@@ -39,6 +39,7 @@ FLOORS = {
     "jobs": 5,
     "runtime": 6,
     "doctor": 7,
+    "listings": 7,
     "commands": 8,
 }
 """Room -> floor. A room imports from lower floors, and from nothing of its own floor but itself."""

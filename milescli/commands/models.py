@@ -30,7 +30,7 @@ def models(
 ) -> None:
     """List the model families with what was measured of each, or show the numbers of one model."""
     from milescli.commands.show_models import show_families, show_numbers
-    from milescli.runtime.describe import families, numbers
+    from milescli.listings.models import families, numbers
 
     output: Output = context.obj
     if model is None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from milescli.console.output import Output
 from milescli.core.units import format_bytes, format_count
-from milescli.runtime.describe import FamilyRow, ModelNumbers
+from milescli.listings.models import FamilyRow, ModelNumbers
 
 
 def show_families(rows: list[FamilyRow], *, output: Output) -> None:

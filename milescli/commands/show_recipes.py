@@ -10,7 +10,7 @@ from milescli.console.output import Output
 from milescli.core.units import format_count
 
 if TYPE_CHECKING:
-    from milescli.runtime.recipe_list import RecipeRow
+    from milescli.listings.recipes import RecipeRow
 
 UNKNOWN = "-"
 

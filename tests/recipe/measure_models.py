@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from milescli.listings.recipes import NO_MACHINE, smallest_machine
 from milescli.models import ModelFacts, parse_facts, table
 from milescli.recipe.load import load
 from milescli.recipe.templates import (
@@ -24,7 +25,6 @@ from milescli.recipe.templates import (
     template_names,
     templates_dir,
 )
-from milescli.runtime.recipe_list import NO_MACHINE, smallest_machine
 
 MEASURED_FROM = {
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Llama-3.1-8B",

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import CheckpointError
+from milescli.listings.models import families, numbers
 from milescli.models import FAMILIES
 from milescli.models.catalogue import STANDS_FOR, evidence
-from milescli.runtime.describe import families, numbers
 
 
 def test_every_family_has_a_line_and_every_line_a_family() -> None:

@@ -1,0 +1,1 @@
+"""What there is to choose from, as data: families, models, recipes. Takes no device."""
