@@ -5,6 +5,7 @@ Read off the schema, so that help, completion and errors cannot drift from it.
 
 from __future__ import annotations
 
+import operator
 import types
 from dataclasses import dataclass
 from functools import cache
@@ -37,6 +38,8 @@ class RecipeKey:
     optional: bool
     """`null` is a value."""
     choices: tuple[str, ...] = ()
+    number: str | None = None
+    """One that it takes; None where it takes none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +117,7 @@ def _key(dotted: str, info: FieldInfo) -> RecipeKey:
         is_list=is_list,
         optional=optional,
         choices=choices,
+        number=_number(bounds) if base in (int, float) else None,
     )
 
 
@@ -153,8 +157,30 @@ def _words(base: object, bounds: tuple[object, ...]) -> str:
     return f"{name} {' and '.join(limits)}" if limits else name
 
 
+_LIMITS = (
+    (Ge, ">=", "ge", operator.ge),
+    (Gt, ">", "gt", operator.gt),
+    (Le, "<=", "le", operator.le),
+    (Lt, "<", "lt", operator.lt),
+)
+
+
 def _limit(bound: object) -> str | None:
-    for kind, sign, field in ((Ge, ">=", "ge"), (Gt, ">", "gt"), (Le, "<=", "le"), (Lt, "<", "lt")):
+    for kind, sign, field, _ in _LIMITS:
         if isinstance(bound, kind):
             return f"{sign} {getattr(bound, field):g}"
     return None
+
+
+def _number(bounds: tuple[object, ...]) -> str:
+    """The first of a few that is within all bounds."""
+    return next(
+        text
+        for text in ("1", "0.5", "2", "100")
+        if all(
+            compare(float(text), getattr(bound, field))
+            for bound in bounds
+            for kind, _, field, compare in _LIMITS
+            if isinstance(bound, kind)
+        )
+    )

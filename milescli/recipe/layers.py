@@ -317,7 +317,7 @@ def example(key: RecipeKey) -> str:
     if key.is_list:
         return "[TEXT]"
     if key.default is None:
-        return "true" if "true" in key.wants else "1" if "number" in key.wants else "TEXT"
+        return "true" if "true" in key.wants else key.number or "TEXT"
     return str(key.default).lower() if isinstance(key.default, bool) else str(key.default)
 
 

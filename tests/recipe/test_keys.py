@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from milescli.recipe.keys import keys, nearest_key, sections
+from milescli.recipe.layers import example
+from milescli.recipe.reader import read
+from milescli.recipe.schema import Recipe
 
 
 @pytest.mark.parametrize(
@@ -38,3 +42,15 @@ def test_types_are_put_in_words() -> None:
     assert keys()["rollout.filter"].wants == "one of none, zero_variance"
     assert keys()["rollout.stop"].wants == "a list of texts"
     assert keys()["weights.verify"].wants == "true or false"
+
+
+@pytest.mark.parametrize("name", [name for name, key in keys().items() if key.number])
+def test_the_number_that_is_advised_is_one_that_the_key_takes(name: str) -> None:
+    value: object = read(example(keys()[name]), source="here").value
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    try:
+        Recipe.model_validate(value)
+    except ValidationError as error:
+        refused = [".".join(map(str, item["loc"])) for item in error.errors()]
+        assert name not in refused, example(keys()[name])
