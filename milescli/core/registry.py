@@ -8,11 +8,13 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any, cast
 
 from milescli.core.errors import RecipeError
+from milescli.core.user_code import named
 
 ENTRY_POINT_GROUP = "miles.plugins"
 
@@ -69,6 +71,12 @@ class Registry:
         plugin = _import(path, kind=self.kind, key=key)
         self._check_signature(plugin, path=path, key=key)
         return plugin
+
+    def resolve_function(self, name: str, *, key: str) -> Callable[..., Any]:
+        """As `resolve`; what the function raises, where it is the user's, becomes a RecipeError
+        that names it."""
+        function = cast(Callable[..., Any], self.resolve(name, key=key))
+        return function if name in self.builtin else named(function, f"the {self.kind} `{name}`")
 
     def _check_signature(self, plugin: object, *, path: str, key: str) -> None:
         if not self.signature:

@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import traceback
-from collections.abc import Collection
+from collections.abc import Callable, Iterator
+from itertools import dropwhile
+from pathlib import Path
+from typing import Any
+
+from milescli.core.errors import MilesError, RecipeError
+
+_OURS = (str(Path(__file__).parents[1]), str(Path(asyncio.__file__).parent), contextlib.__file__)
+"""What calls the user's code: of no use to who mends it."""
 
 
-def user_traceback(error: Exception, *, callers: Collection[str]) -> str:
-    """The frames below ours, and the error. `callers`: files of ours, which the user need not
-    see."""
+def user_traceback(error: Exception) -> str:
+    """The frames from the user's first one on, and the error."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        frame
-        for frame in frames
-        if frame.filename not in callers and "asyncio" not in frame.filename
-    ]
+    own = list(dropwhile(lambda frame: frame.filename.startswith(_OURS), frames))
     last = "".join(traceback.format_exception_only(error)).strip()
     if not own:
         return last
     return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own), last])
+
+
+@contextlib.contextmanager
+def failures_named(what: str) -> Iterator[None]:
+    """Around code of the user's: what it raises becomes a RecipeError with its traceback."""
+    try:
+        yield
+    except MilesError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        raise RecipeError(
+            f"{what} failed",
+            why=user_traceback(error),
+            fix="mend it, then start or resume the run",
+        ) from error
+
+
+def named(function: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """A function of the user's whose failures are named."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        with failures_named(what):
+            return function(*args, **options)
+
+    return call

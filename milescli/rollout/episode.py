@@ -77,7 +77,7 @@ class Episodes:
         except Exception as error:  # whatever the user's agent raises
             if error is session.engine_failure:
                 raise
-            raise self._refusal(prompt, user_traceback(error, callers=(__file__,))) from error
+            raise self._refusal(prompt, user_traceback(error)) from error
         if not isinstance(outcome, Outcome):
             raise self._refusal(prompt, f"it returned {outcome!r} instead of an Outcome")
         if not isinstance(outcome.text, str):

@@ -61,7 +61,7 @@ def check_labels(
             raise error
         raise RewardError(
             f"the reward `{name}` failed on {_shown(label)} before the run",
-            why=user_traceback(error, callers=(__file__,)),
+            why=user_traceback(error),
             fix="mend `check_label` of the reward",
         ) from error
     bad = [

@@ -82,7 +82,7 @@ class Scorer:
             )
         else:
             reason, fix = (
-                user_traceback(error, callers=(__file__,)),
+                user_traceback(error),
                 f"mend the reward or the label of prompt {prompt.index}, then start or resume the "
                 "run",
             )

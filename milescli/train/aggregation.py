@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.recipe.schema import Train
 
@@ -40,7 +41,20 @@ AGGREGATIONS = Registry(
 
 def load_aggregation(name: str) -> Aggregation:
     """Raises RecipeError where `train.aggregation` names nothing that fits."""
-    return cast(Aggregation, AGGREGATIONS.resolve(name, key="train.aggregation"))
+    return cast(Aggregation, AGGREGATIONS.resolve_function(name, key="train.aggregation"))
+
+
+def share_of(aggregation: Aggregation, *, num_tokens: int, settings: Train) -> LossShare:
+    """What the aggregation says of one sample. Raises RecipeError where that is no LossShare."""
+    share = aggregation(num_tokens=num_tokens, settings=settings)
+    if not isinstance(share, LossShare):
+        name = getattr(aggregation, "__name__", type(aggregation).__name__)
+        raise RecipeError(
+            f"the aggregation `{name}` gave {share!r}",
+            why="it says what each token of a sample weighs, and what the sample counts",
+            fix=f"mend `{name}`: it returns a milescli.train.aggregation.LossShare",
+        )
+    return share
 
 
 def token_mean(*, num_tokens: int, settings: Train) -> LossShare:

@@ -6,7 +6,7 @@ import pytest
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Train
-from milescli.train.aggregation import LossShare, load_aggregation
+from milescli.train.aggregation import LossShare, load_aggregation, share_of
 
 
 def _share(name: str, num_tokens: int) -> LossShare:
@@ -22,3 +22,12 @@ def test_an_unknown_aggregation_is_refused_by_its_key() -> None:
     with pytest.raises(RecipeError, match="no aggregation is called `token_men`") as caught:
         load_aggregation("token_men")
     assert caught.value.fixes == ["--set train.aggregation=token_mean"]
+
+
+def _weightless(*, num_tokens: int, settings: Train) -> int:
+    return num_tokens
+
+
+def test_what_is_no_share_is_named() -> None:
+    with pytest.raises(RecipeError, match="the aggregation `_weightless` gave 4"):
+        share_of(_weightless, num_tokens=4, settings=Train())  # type: ignore[arg-type]

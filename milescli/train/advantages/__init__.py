@@ -31,7 +31,7 @@ ADVANTAGES = Registry(
 
 def load_advantage(name: str) -> AdvantageEstimator:
     """Raises RecipeError where `train.advantage` names nothing that fits."""
-    return cast(AdvantageEstimator, ADVANTAGES.resolve(name, key="train.advantage"))
+    return cast(AdvantageEstimator, ADVANTAGES.resolve_function(name, key="train.advantage"))
 
 
 def estimate(

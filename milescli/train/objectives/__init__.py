@@ -3,14 +3,14 @@ entry point, or an import path to a factory `(recipe) -> Objective`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
 from typing import Any, cast
 
-from milescli.core.errors import MilesError, RecipeError
+from milescli.core import user_code
+from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
-from milescli.core.user_code import user_traceback
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Objective, TrainSequence
 from milescli.train.streams import FROM_RANKS
@@ -93,19 +93,9 @@ def _fault(sequence: TrainSequence, names: Set[str]) -> str | None:
     return None
 
 
-@contextmanager
-def failures_named(name: str) -> Iterator[None]:
+def failures_named(name: str) -> AbstractContextManager[None]:
     """Around calls of an objective: what one of the user's raises becomes a RecipeError with its
     traceback. What a built-in one raises is our fault, and flies."""
-    try:
-        yield
-    except MilesError:
-        raise
-    except Exception as error:  # whatever the user's code raises
-        if name in OBJECTIVES.builtin:
-            raise
-        raise RecipeError(
-            f"the objective `{name}` failed",
-            why=user_traceback(error, callers=(__file__,)),
-            fix="mend it, then start or resume the run",
-        ) from error
+    if name in OBJECTIVES.builtin:
+        return nullcontext()
+    return user_code.failures_named(f"the objective `{name}`")

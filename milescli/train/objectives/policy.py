@@ -10,13 +10,13 @@ import numpy as np
 from milescli.core.types import Group, Sample
 from milescli.recipe.schema import Recipe
 from milescli.train.advantages import AdvantageEstimator, estimate, load_advantage
-from milescli.train.aggregation import Aggregation, load_aggregation
+from milescli.train.aggregation import Aggregation, load_aggregation, share_of
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence
 from milescli.train.kl import MAX_LOG_RATIO, kl_estimate
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.sequences import sequence_of
 from milescli.train.streams import Stream
-from milescli.train.surrogates import Surrogate, load_surrogate
+from milescli.train.surrogates import Surrogate, load_surrogate, terms_of
 
 
 class Policy:
@@ -58,7 +58,7 @@ class Policy:
         self, sample: Sample, *, advantage: float, group: int
     ) -> Iterator[TrainSequence]:
         num_tokens = sample.num_loss_tokens
-        share = self.aggregation(num_tokens=max(num_tokens, 1), settings=self.settings)
+        share = share_of(self.aggregation, num_tokens=max(num_tokens, 1), settings=self.settings)
         for trajectory in sample.trajectories:
             part = trajectory.num_loss_tokens / num_tokens if num_tokens else 0.0
             yield sequence_of(
@@ -81,7 +81,8 @@ class Policy:
         assert tokens.logprobs is not None and tokens.entropy is not None
         old = tokens[self.old] if self.old in tokens else tokens.logprobs.detach()
         log_ratio = tokens.logprobs - old
-        terms = self.surrogate(
+        terms = terms_of(
+            self.surrogate,
             log_ratio=log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO),
             advantages=tokens[Stream.ADVANTAGE],
             tokens=tokens,

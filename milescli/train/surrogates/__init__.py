@@ -9,6 +9,7 @@ from typing import Protocol, cast
 
 import torch
 
+from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.recipe.schema import Train
 from milescli.train.packed_tokens import PackedTokens
@@ -48,4 +49,29 @@ SURROGATES = Registry(
 
 def load_surrogate(name: str) -> Surrogate:
     """Raises RecipeError where `train.surrogate` names nothing that fits."""
-    return cast(Surrogate, SURROGATES.resolve(name, key="train.surrogate"))
+    return cast(Surrogate, SURROGATES.resolve_function(name, key="train.surrogate"))
+
+
+def terms_of(
+    surrogate: Surrogate,
+    *,
+    log_ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    tokens: PackedTokens,
+    settings: Train,
+) -> SurrogateTerms:
+    """What the surrogate says. Raises RecipeError where that is not a loss for each position."""
+    terms = surrogate(log_ratio=log_ratio, advantages=advantages, tokens=tokens, settings=settings)
+    if isinstance(terms, SurrogateTerms) and terms.loss.shape == log_ratio.shape:
+        return terms
+    name = getattr(surrogate, "__name__", type(surrogate).__name__)
+    gave = (
+        f"a loss of shape {list(terms.loss.shape)}"
+        if isinstance(terms, SurrogateTerms)
+        else (f"a {type(terms).__name__}")
+    )
+    raise RecipeError(
+        f"the surrogate `{name}` gave {gave}",
+        why=f"there are {len(log_ratio)} positions, and each has a loss",
+        fix=f"mend `{name}`: it returns SurrogateTerms(loss=...), one value for each position",
+    )

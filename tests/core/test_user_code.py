@@ -1,0 +1,47 @@
+"""What a plug-in raises is told from its first line on, and by its name."""
+
+from __future__ import annotations
+
+import pytest
+
+from milescli.core.errors import DataError, RecipeError
+from milescli.core.registry import Registry
+from milescli.core.user_code import named
+
+HERE = "tests.core.test_user_code"
+
+
+def breaks(*, number: int) -> int:
+    """Its author's mistake."""
+    return number // 0
+
+
+def doubles(*, number: int) -> int:
+    """Does what it should."""
+    if number < 0:
+        raise DataError("too small", why="it is below 0", fix="another")
+    return 2 * number
+
+
+def test_a_function_of_the_users_that_raises_is_named_from_its_first_line_on() -> None:
+    piece = Registry("piece", {}, signature=("number",)).resolve_function(
+        f"{HERE}:breaks", key="train.piece"
+    )
+    with pytest.raises(RecipeError, match=f"the piece `{HERE}:breaks` failed") as failed:
+        piece(number=1)
+    assert "return number // 0" in failed.value.why and "ZeroDivisionError" in failed.value.why
+    assert "milescli" not in failed.value.why
+    assert piece.__name__ == "breaks"
+
+
+def test_what_a_built_in_one_raises_is_our_fault() -> None:
+    registry = Registry("piece", {"ours": f"{HERE}:breaks"}, signature=("number",))
+    with pytest.raises(ZeroDivisionError):
+        registry.resolve_function("ours", key="train.piece")(number=1)
+
+
+def test_values_and_explained_errors_pass() -> None:
+    piece = named(doubles, "the piece `doubles`")
+    assert piece(number=2) == 4
+    with pytest.raises(DataError):
+        piece(number=-1)
