@@ -94,7 +94,7 @@ def write_manifest(
     folder, files = part.path, dict(part.finished)
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if path.is_file() and name not in (*files, JOURNAL_NAME):
+        if path.is_file() and name not in files and name != JOURNAL_NAME:
             files[name] = FinishedFile(
                 name=name, size_bytes=path.stat().st_size, crc32=crc32_of_file(path)
             )

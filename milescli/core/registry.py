@@ -4,17 +4,19 @@ import path. One resolver for all rooms."""
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
 from milescli.core.errors import RecipeError
-from milescli.core.user_code import named
+from milescli.core.user_code import failures_named
 
 ENTRY_POINT_GROUP = "miles.plugins"
 
@@ -76,7 +78,20 @@ class Registry:
         """As `resolve`; what the function raises, where it is the user's, becomes a RecipeError
         that names it."""
         function = cast(Callable[..., Any], self.resolve(name, key=key))
-        return function if name in self.builtin else named(function, f"the {self.kind} `{name}`")
+
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            with self.failures_named(name):
+                return function(*args, **options)
+
+        return call
+
+    def failures_named(self, name: str) -> AbstractContextManager[None]:
+        """Around calls of the plug-in: what one of the user's raises becomes a RecipeError with its
+        traceback. What a built-in one raises is our fault, and flies."""
+        if name in self.builtin:
+            return nullcontext()
+        return failures_named(f"the {self.kind} `{name}`")
 
     def _check_signature(self, plugin: object, *, path: str, key: str) -> None:
         if not self.signature:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
+import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any
 
 from milescli.core.errors import MilesError, RecipeError
 
-_OURS = (str(Path(__file__).parents[1]), str(Path(asyncio.__file__).parent), contextlib.__file__)
+_OURS = (
+    f"{Path(__file__).parents[1]}{os.sep}",
+    f"{Path(asyncio.__file__).parent}{os.sep}",
+    contextlib.__file__,
+)
 """What calls the user's code: of no use to who mends it."""
 
 
@@ -40,14 +43,3 @@ def failures_named(what: str) -> Iterator[None]:
             why=user_traceback(error),
             fix="mend it, then start or resume the run",
         ) from error
-
-
-def named(function: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """A function of the user's whose failures are named."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **options: Any) -> Any:
-        with failures_named(what):
-            return function(*args, **options)
-
-    return call

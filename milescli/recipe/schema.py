@@ -291,6 +291,12 @@ class MachineSettings(Section):
     step_timeout_s: PositiveFloat = 3600.0
     """Bound on one rollout, one optimizer step, one publish or one save."""
 
+    @property
+    def request_timeout_s(self) -> float:
+        """Bound on one request to an engine within a step. It ends, and the engine is asked whether
+        it lives, before the wait for the step ends: so the error names who hangs."""
+        return max(self.step_timeout_s - 30.0, 0.5 * self.step_timeout_s)
+
 
 class RunSettings(Section):
     """Where the run lives and what watches it. May also come from the environment and from

@@ -141,7 +141,7 @@ class Builder:
         )
         engines.router.start()
         await asyncio.to_thread(engines.router.wait_ready, 60.0)
-        replay, bound_s = self.recipe.train.routing_replay, self.recipe.machine.step_timeout_s
+        replay, bound_s = self.recipe.train.routing_replay, self.recipe.machine.request_timeout_s
         engines.fleet = SglangFleet(
             router_url=engines.router.spec.url,
             engines=self.engine_addresses(engines),

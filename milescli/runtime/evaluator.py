@@ -55,26 +55,28 @@ class Evaluator:
     async def _play(self, attempts: Sequence[tuple[Prompt, int]]) -> list[Sample]:
         """One sample for each, in order."""
         bound_s, loop = self.recipe.machine.step_timeout_s, asyncio.get_running_loop()
-        missing = [prompt.index for prompt, _ in attempts]
+        missing = set(range(len(attempts)))
 
-        async def play(prompt: Prompt, index: int) -> Sample:
+        async def play(number: int) -> Sample:
+            prompt, index = attempts[number]
             seed = self._seed(prompt, index)
             sample = await self.episodes.play(prompt, sample_index=index, seed=seed)
-            missing.remove(prompt.index)
+            missing.remove(number)
             if not bound.expired():
                 bound.reschedule(loop.time() + bound_s)
             return sample
 
         try:
             async with asyncio.timeout(bound_s) as bound:
-                return await all_or_first_error(play(*attempt) for attempt in attempts)
+                return await all_or_first_error(map(play, range(len(attempts))))
         except TimeoutError:
             if not bound.expired():
                 raise
             raise WaitTimeout(
                 "the evaluation waited too long for a sample",
                 why=f"{len(attempts) - len(missing)} of {len(attempts)} were done, and no other "
-                f"within {bound_s:g} s; prompt {missing[0]} is one that is missing",
+                f"within {bound_s:g} s; prompt {attempts[min(missing)][0].index} is the first that "
+                "is missing",
                 fix=[
                     f"--set machine.step_timeout_s={2 * bound_s:g}",
                     f"look whether the agent `{self.episodes.agent_name}` waits for something",

@@ -1,12 +1,16 @@
-"""What a plug-in raises is told from its first line on, and by its name."""
+"""What a plug-in raises is shown from its first line on, and by its name."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from traceback import FrameSummary
+from unittest.mock import patch
+
 import pytest
 
+from milescli.core import user_code
 from milescli.core.errors import DataError, RecipeError
 from milescli.core.registry import Registry
-from milescli.core.user_code import named
 
 HERE = "tests.core.test_user_code"
 
@@ -41,7 +45,19 @@ def test_what_a_built_in_one_raises_is_our_fault() -> None:
 
 
 def test_values_and_explained_errors_pass() -> None:
-    piece = named(doubles, "the piece `doubles`")
+    piece = Registry("piece", {}).resolve_function(f"{HERE}:doubles", key="train.piece")
     assert piece(number=2) == 4
     with pytest.raises(DataError):
         piece(number=-1)
+
+
+def test_a_package_of_the_users_whose_name_begins_as_ours_does_is_the_users() -> None:
+    package = Path(user_code.__file__).parents[1]
+    frames = [
+        FrameSummary(str(package / "train" / "packing.py"), 1, "pack", line="theirs()"),
+        FrameSummary(f"{package}_rewards/strict.py", 7, "strict", line="1 // 0"),
+    ]
+    error = ZeroDivisionError("division by zero")
+    with patch("traceback.extract_tb", return_value=frames):
+        shown = user_code.user_traceback(error)
+    assert "strict.py" in shown and "packing.py" not in shown

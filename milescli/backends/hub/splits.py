@@ -23,7 +23,6 @@ SPLIT_WORDS = {
     "test": "test",
     "eval": "test",
     "validation": "validation",
-} | {
     "valid": "validation",
     "val": "validation",
     "dev": "validation",

@@ -16,7 +16,7 @@ from milescli.backends.megatron.shard import RankShard
 from milescli.core.errors import NotFiniteError, RecipeError
 from milescli.core.types import StepReport
 from milescli.train.base import Objective, Reduce, TokenLoss
-from milescli.train.objectives import failures_named
+from milescli.train.objectives import OBJECTIVES
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
 
@@ -47,7 +47,7 @@ class UpdateLoss:
         self, microbatch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor
     ) -> torch.Tensor:
         tokens = self.shard.tokens_of(microbatch, logprobs=logprobs, entropy=entropy)
-        with failures_named(self.shard.shard.objective):
+        with OBJECTIVES.failures_named(self.shard.shard.objective):
             terms = self.objective.loss(tokens)
         if terms.loss.shape != logprobs.shape:
             raise RecipeError(

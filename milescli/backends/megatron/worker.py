@@ -25,7 +25,7 @@ from milescli.plan.legal import check_layout
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Objective, TrainShard
-from milescli.train.objectives import failures_named, load_objective
+from milescli.train.objectives import OBJECTIVES, load_objective
 from milescli.train.streams import FROM_RANKS, Stream
 from milescli.weights.base import Bucket, WeightChannel
 
@@ -141,7 +141,7 @@ class TrainerRank:
         return build(
             backend=self.plan.collective,
             host=self.master[0],
-            timeout_s=self.recipe.machine.step_timeout_s,
+            timeout_s=self.recipe.machine.request_timeout_s,
         )
 
     def step(self, shard: TrainShard, lr: float) -> StepReport:
@@ -184,7 +184,7 @@ class TrainerRank:
                     own.fill(stream, self._score(own))
         if self.mesh.is_last_stage:
             tokens = own.all_tokens()
-            with failures_named(own.shard.objective):
+            with OBJECTIVES.failures_named(own.shard.objective):
                 objective.complete(tokens)
             own.keep(tokens)
 

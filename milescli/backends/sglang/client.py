@@ -39,9 +39,8 @@ class SglangFleet:
         order_timeout_s: float = ORDER_TIMEOUT_S,
         routing_shape: tuple[int, int] | None = None,
     ) -> None:
-        """`response_timeout_s` bounds one response (`machine.step_timeout_s`), `order_timeout_s`
-        one order to the engines. `routing_shape`: (layers, topk) of the model, where routed experts
-        will be asked for."""
+        """`response_timeout_s` bounds one response, `order_timeout_s` one order to the engines.
+        `routing_shape`: (layers, topk) of the model, where routed experts will be asked for."""
         self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
         self._response_timeout_s = response_timeout_s
         self._order_timeout_s = order_timeout_s

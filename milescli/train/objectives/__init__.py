@@ -4,11 +4,9 @@ entry point, or an import path to a factory `(recipe) -> Objective`."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
 from typing import Any, cast
 
-from milescli.core import user_code
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.recipe.schema import Recipe
@@ -29,7 +27,7 @@ def load_objective(name: str, recipe: Recipe) -> Objective[Any]:
     """The objective that `name` names, made for `recipe`. Raises RecipeError where it, or a piece
     of it, cannot be had or is none."""
     factory = cast(Callable[..., Objective[Any]], OBJECTIVES.resolve(name, key="train.objective"))
-    with failures_named(name):
+    with OBJECTIVES.failures_named(name):
         objective = factory(recipe=recipe)
     lacking = [
         part for part in ("needs", "sequences", "complete", "loss") if not hasattr(objective, part)
@@ -54,7 +52,7 @@ def sequences_from(
 ) -> list[TrainSequence]:
     """What the objective that `name` names learns from `items`. Raises RecipeError where it cannot
     be packed."""
-    with failures_named(name):
+    with OBJECTIVES.failures_named(name):
         sequences = objective.sequences(items)
     names = set(sequences[0].streams) if sequences else set()
     for number, sequence in enumerate(sequences):
@@ -91,11 +89,3 @@ def _fault(sequence: TrainSequence, names: Set[str]) -> str | None:
     if not (weighs and isfinite(sequence.share) and isfinite(sequence.token_weight)):
         return f"its token_weight is {sequence.token_weight} and its share {sequence.share}"
     return None
-
-
-def failures_named(name: str) -> AbstractContextManager[None]:
-    """Around calls of an objective: what one of the user's raises becomes a RecipeError with its
-    traceback. What a built-in one raises is our fault, and flies."""
-    if name in OBJECTIVES.builtin:
-        return nullcontext()
-    return user_code.failures_named(f"the objective `{name}`")

@@ -68,7 +68,7 @@ def terms_of(
     gave = (
         f"a loss of shape {list(terms.loss.shape)}"
         if isinstance(terms, SurrogateTerms)
-        else (f"a {type(terms).__name__}")
+        else f"a {type(terms).__name__}"
     )
     raise RecipeError(
         f"the surrogate `{name}` gave {gave}",

@@ -12,7 +12,7 @@ import pytest
 from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Recipe
 from milescli.train.base import TrainSequence
-from milescli.train.objectives import failures_named, load_objective, sequences_from
+from milescli.train.objectives import OBJECTIVES, load_objective, sequences_from
 from milescli.train.streams import Stream
 
 GOOD = TrainSequence(
@@ -27,10 +27,10 @@ GOOD = TrainSequence(
 
 def test_what_an_objective_of_the_user_raises_is_named_with_its_place() -> None:
     refused = pytest.raises(RecipeError, match="the objective `mine:fn` failed")
-    with refused as caught, failures_named("mine:fn"):
+    with refused as caught, OBJECTIVES.failures_named("mine:fn"):
         raise KeyError("no such stream")
     assert "no such stream" in caught.value.why and "test_loading.py" in caught.value.why
-    with pytest.raises(KeyError), failures_named("policy"):
+    with pytest.raises(KeyError), OBJECTIVES.failures_named("policy"):
         raise KeyError("our own fault")
 
 
