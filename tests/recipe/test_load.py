@@ -9,7 +9,7 @@ import pytest
 from milescli.core.errors import RecipeError
 from milescli.recipe.keys import keys
 from milescli.recipe.load import LoadedRecipe, load, override, runs_dir
-from milescli.recipe.schema import Machine
+from milescli.recipe.schema import MachineSettings
 from tests.recipe.conftest import SMALL, Place
 
 
@@ -210,4 +210,4 @@ def test_runs_dir_follows_the_layers(place: Place) -> None:
 
 @pytest.mark.parametrize(("step_s", "request_s"), [(3600.0, 3570.0), (60.0, 30.0), (20.0, 10.0)])
 def test_a_request_ends_before_the_step_that_waits_for_it(step_s: float, request_s: float) -> None:
-    assert Machine(step_timeout_s=step_s).request_timeout_s == request_s
+    assert MachineSettings(step_timeout_s=step_s).request_timeout_s == request_s

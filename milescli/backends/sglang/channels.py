@@ -21,7 +21,7 @@ from milescli.weights.base import Bucket
 from milescli.weights.buckets import Slice, layout, write_flat
 
 DEFAULT_TIMEOUT_S = 600.0
-"""For an engine to load one bucket; a run sets `Machine.request_timeout_s`."""
+"""For an engine to load one bucket; a run sets `request_timeout_s` of the recipe."""
 
 
 class _Channel:
