@@ -6,12 +6,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from milescli.checkpoint.files import free_bytes
+from milescli.checkpoint.pipeline import DISK_FULL
+from milescli.checkpoint.run_dir import RunDir
 from milescli.console.live import LiveRun
-from milescli.core.errors import MilesError, Stopped, WaitTimeout, WorkerDied
+from milescli.core.errors import MachineError, MilesError, Stopped, WaitTimeout, WorkerDied
 from milescli.core.events import EvalDone, Event, EventBus, RunEnded, StepDone
+from milescli.core.units import format_bytes
 from milescli.runtime import observe
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.session import open_session
@@ -55,10 +60,15 @@ def train(spec: RunSpec, *, output: Output) -> RunSummary:
             attempt = Attempt(spec, session=session, bus=bus)
             try:
                 asyncio.run(attempt.main())
-            except BaseException as error:
+            except BaseException as caught:
+                error = explained(caught, run)
                 _offer_resume(error, attempt)
-                _conclude(attempt, time.monotonic() - began, error)
-                raise
+                # what ended the run is said, also where it can no longer be written down
+                with suppress(OSError):
+                    _conclude(attempt, time.monotonic() - began, error)
+                if error is caught:
+                    raise
+                raise error from caught
             _conclude(attempt, time.monotonic() - began, None)
         live.save_svg(run.picture_file, command=f"miles launch --recipe {recipe.name}")
     return RunSummary(
@@ -75,10 +85,21 @@ def train(spec: RunSpec, *, output: Output) -> RunSummary:
     )
 
 
+def explained(error: BaseException, run: RunDir) -> BaseException:
+    """A full disk, wherever a run comes upon it, is no fault of ours; anything else is itself."""
+    if not isinstance(error, OSError) or error.errno not in DISK_FULL:
+        return error
+    return MachineError(
+        "the disk is full",
+        why=f"{error}; {format_bytes(free_bytes(run.path))} are free in {run.path}",
+        fix=f"du -sh {run.path.parent}/*   # make room, or set run.dir and checkpoint.keep",
+    )
+
+
 def _offer_resume(error: BaseException, attempt: Attempt) -> None:
     """What was lost with a process is no more than what came after the newest checkpoint."""
     step = attempt.saver.newest_step
-    if isinstance(error, WorkerDied | WaitTimeout) and step is not None:
+    if isinstance(error, WorkerDied | WaitTimeout | MachineError) and step is not None:
         error.fixes.append(f"miles resume {attempt.spec.run.shown}   # goes on from step {step}")
 
 

@@ -1,0 +1,24 @@
+"""What ended a run is told as what it is."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.core.errors import MachineError
+from milescli.runtime.train import explained
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_no_fault_of_ours(tmp_path: Path, number: int) -> None:
+    error = explained(OSError(number, "No space left on device"), RunDir(tmp_path / "mine"))
+    assert isinstance(error, MachineError) and error.what == "the disk is full"
+    assert "No space left" in error.why and "are free" in error.why
+
+
+def test_anything_else_is_itself(tmp_path: Path) -> None:
+    for error in (OSError(errno.EACCES, "Permission denied"), ValueError("ours")):
+        assert explained(error, RunDir(tmp_path)) is error
