@@ -299,14 +299,11 @@ class Cluster:
         """Leave or end the Ray session. Idempotent."""
         if self._started:
             import ray
-            from ray.util.placement_group import remove_placement_group
 
-            # of a session of ours nothing stays; and Ray, where whoever ended us has ended it too,
-            # would be waited for until it ends this process
-            if self._group is not None and self.address is not None:
-                remove_placement_group(self._group)
-            self._group = None
+            # ends our job, and with it its placement group: to ask for that by name would wait for
+            # a Ray that was ended together with us, until that ends this process
             ray.shutdown()
+            self._group = None
             self._started = False
 
 
