@@ -24,7 +24,8 @@ from pathlib import Path
 
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.ports import free_ports
-from milescli.backends.sglang.server import EngineServer, EngineSpec, RouterServer, RouterSpec
+from milescli.backends.sglang.router import RouterServer, RouterSpec
+from milescli.backends.sglang.server import EngineServer, EngineSpec
 from milescli.core.types import EngineAddress
 from milescli.models import load_facts, table
 from milescli.models.base import CONFIG_NAME

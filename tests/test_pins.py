@@ -17,11 +17,12 @@ from packaging.requirements import Requirement
 from milescli.core.pins import pin, pins, pins_file
 
 ROOT = Path(__file__).resolve().parents[1]
+KERNEL = "sglang_kernel_torch_"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
-EXACT = ("torch", "sglang", "sglang-router", "megatron-core")
+EXACT = ("sglang", "sglang-router", "megatron-core")
 """Wanted by the package in the very version that was tested. Ray from the oldest that serves on:
-clusters that are joined bring their own."""
+clusters that are joined bring their own. Torch in the releases that were tested."""
 
 
 def listed(file: str) -> dict[str, Requirement]:
@@ -42,6 +43,11 @@ def test_the_package_asks_for_the_pinned_versions() -> None:
     for name in EXACT:
         assert str(own[name].specifier) == f"=={pin(name.replace('-', '_'))}"
     assert str(own["ray"].specifier) == f">={pin('ray_oldest')}"
+    tested = {name.removeprefix(KERNEL).replace("_", ".") for name in pins() if KERNEL in name}
+    minors = {
+        f"2.{minor}" for minor in range(20) if own["torch"].specifier.contains(f"2.{minor}.1")
+    }
+    assert tested == minors == {pin(name)[:4] for name in ("torch", "torch_oldest")}
     assert own["ray"].specifier.contains(pin("ray"))
     assert PROJECT["requires-python"] == f">={pin('python_oldest')},<{pin('python_below')}"
 

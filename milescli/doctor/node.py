@@ -14,6 +14,7 @@ from milescli.core.errors import MilesError
 from milescli.doctor.disk import check_disk, check_scratch
 from milescli.doctor.finding import Check, Finding
 from milescli.doctor.host import check_platform, check_ports, check_shm, check_visibility, shm_sizes
+from milescli.doctor.kernels import check_kernels
 from milescli.doctor.limits import available_memory, check_limits, check_memory, check_threads
 from milescli.doctor.links import check_topology
 from milescli.doctor.network import check_host_name, check_interfaces, check_rdma, list_interfaces
@@ -72,6 +73,12 @@ def node_checks(
     return [
         Check(name="python", run=check_python),
         Check(name="pins", run=check_pins),
+        Check(
+            name="kernels",
+            run=lambda: check_kernels(machine()),
+            timeout_s=TOOLS_S,
+            needs=DEVICES,
+        ),
         of_machine("platform", lambda: check_platform(machine())),
         Check(
             name="visibility",

@@ -10,10 +10,10 @@ from milescli.plan import reasons
 from milescli.plan.activations import FILL, worst_imbalance
 from milescli.plan.devices import spec_of
 from milescli.plan.links import LINK_SHARE
-from milescli.plan.memory import ENGINE_CONTEXT, ENGINE_GRAPHS, TRAINER_CONTEXT
+from milescli.plan.measured import Reached
 from milescli.plan.on_devices import Pair, publishing_bytes
-from milescli.plan.time import DECODE_SHARE, EXPERT_SHARE, MEAN_SHARE, PREFILL_SHARE, TRAIN_SHARE
-from milescli.plan.types import Forecast, Part
+from milescli.plan.time import MEAN_SHARE
+from milescli.plan.types import Basis, Forecast, Part
 from milescli.platform.machine import Machine
 
 
@@ -58,7 +58,11 @@ def _training(pair: Pair) -> list[Part]:
     ]
     if pair.space.colocated:
         parts.append(
-            Part(name="engine, asleep", size_bytes=ENGINE_CONTEXT + ENGINE_GRAPHS, basis="estimate")
+            Part(
+                name="engine, asleep",
+                size_bytes=pair.space.reached.asleep,
+                basis=_basis(pair.space.reached, "engine_context", "engine_graphs"),
+            )
         )
     return [*parts, _margin(pair, parts)]
 
@@ -68,12 +72,28 @@ def _rollout(pair: Pair) -> list[Part]:
     parts = [
         Part(name="weights", size_bytes=needs.weights, basis="counted"),
         Part(name="KV cache", size_bytes=needs.cache, basis="formula"),
-        Part(name="graphs", size_bytes=needs.graphs, basis="estimate"),
+        Part(
+            name="graphs",
+            size_bytes=needs.graphs,
+            basis=_basis(pair.space.reached, "engine_graphs"),
+        ),
         Part(name="workspace", size_bytes=needs.workspace, basis="estimate"),
     ]
     if pair.space.colocated:
-        parts.append(Part(name="trainer, asleep", size_bytes=TRAINER_CONTEXT, basis="estimate"))
+        reached = pair.space.reached
+        parts.append(
+            Part(
+                name="trainer, asleep",
+                size_bytes=reached.trainer_context,
+                basis=_basis(reached, "trainer_context"),
+            )
+        )
     return [*parts, _margin(pair, parts)]
+
+
+def _basis(reached: Reached, *names: str) -> Basis:
+    """Measured where all of them are."""
+    return "measured" if reached.measured.issuperset(names) else "estimate"
 
 
 def _margin(pair: Pair, parts: list[Part]) -> Part:
@@ -85,16 +105,23 @@ def _margin(pair: Pair, parts: list[Part]) -> Part:
 
 
 def _assumptions(pair: Pair, *, source: str) -> list[str]:
-    space = pair.space
+    space, reached = pair.space, pair.space.reached
+
+    def share(name: str) -> str:
+        return reached.says(name, f"{getattr(reached, name):.0%}")
+
     assumptions = [
         f"prompts and responses are {MEAN_SHARE:.0%} of the longest that the recipe allows, on "
         "average",
-        f"training reaches {TRAIN_SHARE:.0%} of the data sheet's FLOP/s ({EXPERT_SHARE:.0%} in "
-        f"experts), prefill {PREFILL_SHARE:.0%}, decoding {DECODE_SHARE:.0%} of the memory "
-        f"bandwidth, collectives {LINK_SHARE:.0%} of the link",
+        f"training reaches {share('train_share')} of the data sheet's FLOP/s "
+        f"({share('expert_share')} in experts), prefill {share('prefill_share')}, decoding "
+        f"{share('decode_share')} of the memory bandwidth, collectives {LINK_SHARE:.0%} of the "
+        "link",
         f"data sheet: {source}",
         f"attention computes {FILL:.2f} positions for each real one",
     ]
+    if reached.source:
+        assumptions.append(f"measured: {reached.source}")
     if space.facts.num_experts:
         assumptions.append(_imbalance(pair))
     return assumptions

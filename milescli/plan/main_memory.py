@@ -15,7 +15,6 @@ from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
 from milescli.plan.decisions import Log
 from milescli.plan.memory import (
-    TRAINER_CONTEXT,
     MemoryModel,
     TrainerBytes,
     TrainerLoad,
@@ -177,7 +176,7 @@ def _fullest(
         parts = ("weights", "gradients", "optimizer", "activations", "logits", "workspace", "host")
         sums = {part: sum(count * getattr(stage, part) for stage, count in here) for part in parts}
         num_ranks = sum(count for _, count in here)
-        sums["workspace"] -= num_ranks * TRAINER_CONTEXT
+        sums["workspace"] -= num_ranks * load.reached.trainer_context
         return _NodeLoad(
             ranks=TrainerBytes(**sums),
             num_ranks=num_ranks,

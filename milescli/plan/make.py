@@ -174,6 +174,7 @@ def _assembled(
         )
     if num_devices:
         note_idle_devices(slots, num_devices, recipe, log)
+    _note_attention(recipe, on_cpu=not num_devices, log=log)
     return Plan(
         device_kind=machine.kind if num_devices else "cpu",
         collective="nccl" if num_devices else "gloo",
@@ -259,6 +260,16 @@ def _threads(recipe: Recipe, machine: Machine, num_slots: int, colocated: bool, 
         + (", which take turns" if colocated else ""),
     )
     return threads
+
+
+def _note_attention(recipe: Recipe, *, on_cpu: bool, log: Log) -> None:
+    """Nothing where the recipe leaves it to SGLang."""
+    backend = recipe.engines.attention_backend
+    if backend is not None and on_cpu:
+        why = f"the one that computes on a CPU; `{backend}` is for accelerators"
+        log.note("engines.attention_backend", "torch_native", why)
+    elif backend is not None:
+        log.note("engines.attention_backend", backend, "pinned by `engines.attention_backend`")
 
 
 def _roles(recipe: Recipe, log: Log) -> list[Role]:

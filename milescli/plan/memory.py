@@ -11,22 +11,16 @@ from functools import lru_cache
 from itertools import accumulate
 
 from milescli import models
-from milescli.core.units import GIB, MIB
+from milescli.core.units import MIB
 from milescli.models.base import WeightTable
 from milescli.models.costs import CacheCost, cache_cost
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import LOGITS_CHUNK, LayerBytes, Packing, head_bytes, layer_bytes
+from milescli.plan.measured import Reached
 from milescli.plan.parameters import Counter, Held
 from milescli.plan.stages import microbatches_in_flight, stage_ends
 from milescli.plan.types import EngineLayout, TrainerLayout
 
-TRAINER_CONTEXT = int(2.0 * GIB)
-"""Driver context, collectives' buffers and kernels of a trainer process; stays while it sleeps. An
-estimate, small enough that the fullest of the layouts that are known to run fits."""
-ENGINE_CONTEXT = int(1.5 * GIB)
-"""The same of an engine process. An estimate."""
-ENGINE_GRAPHS = int(1.0 * GIB)
-"""CUDA graphs of decoding; stay while it sleeps. An estimate."""
 FRAGMENTS = 0.04
 """Part of a device's memory that the allocator cannot use, or that is left as a margin. An
 estimate."""
@@ -104,6 +98,7 @@ class TrainerLoad:
     bucket_bytes: int
     """Of weight sync."""
     packing: Packing = field(default_factory=Packing)
+    reached: Reached = field(default_factory=Reached)
 
 
 @dataclass(slots=True)
@@ -167,7 +162,8 @@ class MemoryModel:
                     optimizer=static[2],
                     activations=int(activations),
                     logits=int(head),
-                    workspace=int(max(scratch, 2 * load.bucket_bytes)) + TRAINER_CONTEXT,
+                    workspace=int(max(scratch, 2 * load.bucket_bytes))
+                    + load.reached.trainer_context,
                     host=self._host_bytes(held[stage], layout, load, static),
                 )
             )
@@ -213,7 +209,13 @@ class MemoryModel:
         return self._layers[key]
 
     def engine(
-        self, layout: EngineLayout, *, memory_bytes: int, size: int, longest: int
+        self,
+        layout: EngineLayout,
+        *,
+        memory_bytes: int,
+        size: int,
+        longest: int,
+        reached: Reached,
     ) -> EngineBytes:
         """Under its memory fraction: cache is what weights leave of it. `longest`: tokens of a
         sequence."""
@@ -237,8 +239,8 @@ class MemoryModel:
         return EngineBytes(
             weights=weights,
             cache=max(cache, 0),
-            graphs=ENGINE_GRAPHS,
-            workspace=int(activations) + ENGINE_CONTEXT,
+            graphs=reached.engine_graphs,
+            workspace=int(activations) + reached.engine_context,
         )
 
     def engine_weights(self, layout: EngineLayout, *, size: int) -> int:

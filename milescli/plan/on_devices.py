@@ -10,7 +10,6 @@ from milescli.core.errors import FitError
 from milescli.models.facts import ModelFacts
 from milescli.plan import reasons
 from milescli.plan.decisions import Log
-from milescli.plan.memory import ENGINE_CONTEXT, ENGINE_GRAPHS, TRAINER_CONTEXT
 from milescli.plan.on_cpu import context_length
 from milescli.plan.pins import check_pins
 from milescli.plan.search_engines import EngineChoice, search_engines
@@ -239,9 +238,8 @@ def publishing_bytes(space: SearchSpace, trainer: TrainerChoice, engines: Engine
         trainer.needs.weights
         + engines.needs.weights
         + buckets
-        + TRAINER_CONTEXT
-        + ENGINE_CONTEXT
-        + ENGINE_GRAPHS
+        + space.reached.trainer_context
+        + space.reached.asleep
     )
 
 

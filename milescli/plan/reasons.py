@@ -6,7 +6,7 @@ from __future__ import annotations
 from milescli.core.errors import FitError
 from milescli.core.units import GIB, format_bytes, format_duration
 from milescli.plan.decisions import Log
-from milescli.plan.memory import ENGINE_CONTEXT, ENGINE_GRAPHS, FRAGMENTS
+from milescli.plan.memory import FRAGMENTS
 from milescli.plan.search_engines import EngineChoice
 from milescli.plan.search_space import SearchSpace
 from milescli.plan.search_trainer import TrainerChoice, TrainerSearch
@@ -268,7 +268,7 @@ def equation(space: SearchSpace, choice: TrainerChoice) -> str:
     sign = ">" if needs.total > space.trainer_budget else "<="
     less = f"less {FRAGMENTS:.0%} margin"
     if space.colocated:
-        less += f" and {(ENGINE_CONTEXT + ENGINE_GRAPHS) / GIB:.1f} of the sleeping engine"
+        less += f" and {space.reached.asleep / GIB:.1f} of the sleeping engine"
     budget = (
         f"{space.trainer_budget / GIB:.1f} ({space.memory_bytes / GIB:.0f} GiB a device {less})"
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from milescli.models.facts import ModelFacts
 from milescli.plan.legal import engine_faults
-from milescli.plan.memory import FRAGMENTS, TRAINER_CONTEXT, EngineBytes
+from milescli.plan.memory import FRAGMENTS, EngineBytes
 from milescli.plan.on_cpu import LEAST_REQUESTS, MOST_REQUESTS
 from milescli.plan.search_space import SearchSpace, divisors, values_to_try
 from milescli.plan.time import RolloutSeconds
@@ -107,9 +107,13 @@ def weigh_engines(
     fraction = pins.memory_fraction or _fraction(space, layout)
     layout = replace(layout, memory_fraction=fraction)
     needs = memory.engine(
-        layout, memory_bytes=space.memory_bytes, size=work.size, longest=space.longest_served
+        layout,
+        memory_bytes=space.memory_bytes,
+        size=work.size,
+        longest=space.longest_served,
+        reached=space.reached,
     )
-    beside = TRAINER_CONTEXT if space.colocated else 0
+    beside = space.reached.trainer_context if space.colocated else 0
     if needs.total + beside > space.memory_bytes:
         return None
     if (
@@ -138,12 +142,13 @@ def _fraction(space: SearchSpace, layout: EngineLayout) -> float:
         memory_bytes=space.memory_bytes,
         size=space.work.size,
         longest=space.longest_served,
+        reached=space.reached,
     )
     taken = (
         probe.graphs
         + probe.workspace
         + space.memory_bytes * FRAGMENTS
-        + (TRAINER_CONTEXT if space.colocated else 0)
+        + (space.reached.trainer_context if space.colocated else 0)
     )
     most = MAX_SHARED_FRACTION if space.colocated else MAX_FRACTION
     return max(0.05, min(most, int(100 * (1 - taken / space.memory_bytes)) / 100))

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from milescli.core.units import GIB
 from milescli.models.base import WeightTable
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
 from milescli.plan.devices import spec_of
+from milescli.plan.measured import Reached, reached
 from milescli.plan.memory import (
-    ENGINE_CONTEXT,
-    ENGINE_GRAPHS,
     FRAGMENTS,
     MemoryModel,
     TrainerLoad,
@@ -65,7 +64,12 @@ class SearchSpace:
     @property
     def trainer_budget(self) -> int:
         """What a trainer rank may use; a sleeping engine's process is beside it."""
-        return self.usable_bytes - (ENGINE_CONTEXT + ENGINE_GRAPHS if self.colocated else 0)
+        return self.usable_bytes - (self.reached.asleep if self.colocated else 0)
+
+    @property
+    def reached(self) -> Reached:
+        """Of the devices; without graphs where the recipe wants none."""
+        return self.time.reached
 
 
 def search_space(
@@ -79,6 +83,9 @@ def search_space(
 ) -> SearchSpace:
     """All that the search depends on."""
     device, _ = spec_of(machine)
+    reaches = reached(device.name)
+    if not recipe.engines.cuda_graphs:
+        reaches = replace(reaches, engine_graphs=0)
     memory = memory_model(table.facts)
     memory_bytes = (
         machine.nodes[0].devices[0].memory_bytes or DEVICE_MODELS[device.name].memory_gib * GIB
@@ -90,7 +97,11 @@ def search_space(
     return SearchSpace(
         memory=memory,
         time=TimeModel(
-            table=table, memory=memory, device=device, devices_per_node=devices_per_node
+            table=table,
+            memory=memory,
+            device=device,
+            devices_per_node=devices_per_node,
+            reached=reaches,
         ),
         work=Work(
             num_samples=rollout.prompts_per_step * rollout.samples_per_prompt,
@@ -111,6 +122,7 @@ def search_space(
             sleeps=colocated,
             bucket_bytes=bucket,
             packing=Packing(imbalance=train.expert_imbalance),
+            reached=reaches,
         ),
         memory_bytes=memory_bytes,
         devices_per_node=devices_per_node,

@@ -1,6 +1,5 @@
 """Seconds of each phase of a step, by rooflines: work divided by what the devices can do at most,
-times a named share that real runs reach. Every share is an estimate, until runs are measured; the
-work itself is counted. Pure."""
+times the share that runs reach (`measured`). The work itself is counted. Pure."""
 
 from __future__ import annotations
 
@@ -12,33 +11,11 @@ from milescli.models.costs import TokenFlops, token_flops
 from milescli.plan.activations import IMBALANCE
 from milescli.plan.devices import DeviceSpec
 from milescli.plan.links import Links
+from milescli.plan.measured import Reached
 from milescli.plan.memory import MemoryModel
 from milescli.plan.stages import stage_sizes
 from milescli.plan.types import EngineLayout, TrainerLayout
 
-TRAIN_SHARE = 0.45
-"""Of peak FLOP/s that a dense layer's products reach in training, without communication. An
-estimate."""
-EXPERT_SHARE = 0.30
-"""The same of experts' products, which are small and many. An estimate."""
-PREFILL_SHARE = 0.45
-"""Of peak FLOP/s in prefill. An estimate."""
-DECODE_SHARE = 0.70
-"""Of memory bandwidth that decoding reaches. An estimate; the one figure that the field has
-published would be 0.65 to 0.9 (`tests/plan/reported_times.py`)."""
-LAYER_S = 0.4e-3
-"""Launching the kernels of one layer forward and backward, per microbatch: what small microbatches
-cost. An estimate."""
-DECODE_STEP_S = 2e-3
-"""Scheduling and sampling of one decode step, whatever its size. An estimate."""
-HOST_BANDWIDTH = 25e9
-"""Bytes a second between a device and its host's memory. An estimate (PCIe 5.0 x16 has 64e9)."""
-HOST_ADAM = 0.5e9
-"""Numbers a second that a rank's share of the host's cores updates by Adam. An estimate."""
-BUCKET_S = 0.01
-"""Handing one bucket of weights to the engines, beside its transfer: what the field reports of
-whole publications (0.02 to 0.05 s a gigabyte) leaves about so much
-(`tests/plan/reported_times.py`)."""
 MEAN_SHARE = 0.5
 """Mean length of prompts and of responses, of the longest that the recipe allows. An estimate."""
 UNEVEN = 4 / 3
@@ -140,6 +117,7 @@ class TimeModel:
     memory: MemoryModel
     device: DeviceSpec
     devices_per_node: int
+    reached: Reached
     flops: TokenFlops = field(init=False)
     links: Links = field(init=False)
     _moe_layers: int = field(init=False)
@@ -193,18 +171,32 @@ class TimeModel:
             / (ranks * self.device.bf16_flops)
         )
         read = (
-            microbatches * (passes - 1) * work.size / (self.device.memory_bandwidth * DECODE_SHARE)
+            microbatches
+            * (passes - 1)
+            * work.size
+            / (self.device.memory_bandwidth * self.reached.decode_share)
         )
         plain = self.flops.forward_mean(work.typical_tokens) - self._routed
-        dense = max(even * plain / TRAIN_SHARE, read * (held.dense.plain + held.wide.plain))
-        experts = max(even * self._routed * IMBALANCE / EXPERT_SHARE, read * held.experts.plain)
+        dense = max(
+            even * plain / self.reached.train_share, read * (held.dense.plain + held.wide.plain)
+        )
+        experts = max(
+            even * self._routed * IMBALANCE / self.reached.expert_share, read * held.experts.plain
+        )
         added = (
             microbatches
             * held.total
             * (2 * work.size + 8)
-            / (self.device.memory_bandwidth * DECODE_SHARE)
+            / (self.device.memory_bandwidth * self.reached.decode_share)
         )
-        launches = microbatches * self.table.facts.num_layers / layout.pp * LAYER_S * passes / 3
+        launches = (
+            microbatches
+            * self.table.facts.num_layers
+            / layout.pp
+            * self.reached.layer_s
+            * passes
+            / 3
+        )
         return max(dense + experts + added, launches)
 
     def _slowest_stage(self, layout: TrainerLayout) -> float:
@@ -307,8 +299,10 @@ class TimeModel:
         held = self.memory.counter.fullest(layout)
         own = held.dense.plain / (layout.dp * layout.cp) + held.experts.plain / layout.expert_dp
         if layout.offload_optimizer:
-            return work.updates * own * (8 / HOST_BANDWIDTH + 1 / HOST_ADAM)
-        return work.updates * own * 30 / (self.device.memory_bandwidth * DECODE_SHARE)
+            return (
+                work.updates * own * (8 / self.reached.host_bandwidth + 1 / self.reached.host_adam)
+            )
+        return work.updates * own * 30 / (self.device.memory_bandwidth * self.reached.decode_share)
 
     def rollout(self, layout: EngineLayout, work: Work, *, cache_bytes: int) -> RolloutSeconds:
         """`cache_bytes`: of one engine rank. Of the engine with the most requests: it decodes as
@@ -334,7 +328,7 @@ class TimeModel:
         prompts = math.ceil(work.num_prompts / layout.num) * work.prompt_tokens
         prefill = prompts * self.flops.forward_mean(max(1, int(work.prompt_tokens)))
         return RolloutSeconds(
-            prefill=prefill / (layout.tp * self.device.bf16_flops * PREFILL_SHARE),
+            prefill=prefill / (layout.tp * self.device.bf16_flops * self.reached.prefill_share),
             decode=decode,
             running=running,
         )
@@ -355,17 +349,17 @@ class TimeModel:
             met = 1 - (1 - facts.topk / facts.num_experts) ** running
             weights -= experts * (1 - met)
         read = weights + running / layout.attention_dp * request_bytes
-        memory = read / (self.device.memory_bandwidth * DECODE_SHARE)
+        memory = read / (self.device.memory_bandwidth * self.reached.decode_share)
         compute = (
             running
             * self.flops.forward(int(work.sequence_tokens))
-            / (layout.tp * self.device.bf16_flops * PREFILL_SHARE)
+            / (layout.tp * self.device.bf16_flops * self.reached.prefill_share)
         )
         collective = 0.0
         if layout.tp > 1:
             moved = 2 * running * facts.hidden_size * work.size / self.links.ring(layout.tp)
             collective = 2 * facts.num_layers * (moved + self.links.start_s(layout.tp))
-        return max(memory, compute) + collective + DECODE_STEP_S
+        return max(memory, compute) + collective + self.reached.decode_step_s
 
     def _expert_numbers(self) -> float:
         facts = self.table.facts
@@ -382,12 +376,12 @@ class TimeModel:
         model = self.table.num_parameters * work.size
         gather = model / self.links.ring(layout.world_size) if layout.world_size > 1 else 0.0
         link = (
-            self.device.memory_bandwidth * DECODE_SHARE
+            self.device.memory_bandwidth * self.reached.decode_share
             if num_receivers is None
             else self.links.across(1 + num_receivers)
         )
-        return gather + model / link + math.ceil(model / work.bucket_bytes) * BUCKET_S
+        return gather + model / link + math.ceil(model / work.bucket_bytes) * self.reached.bucket_s
 
     def turns(self, static_bytes: int) -> float:
         """A sleeping trainer's way to host memory and back."""
-        return 2 * static_bytes / HOST_BANDWIDTH
+        return 2 * static_bytes / self.reached.host_bandwidth

@@ -7,9 +7,10 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-PLAN_SCHEMA = 3
+PLAN_SCHEMA = 4
 """Rises when the JSON changes in a way that readers must know. 2: stages, recompute and offload of
-the trainer, experts and attention of the engines, forecast. 3: roles, without old_logprobs."""
+the trainer, experts and attention of the engines, forecast. 3: roles, without old_logprobs.
+4: parts of a device's memory that were measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +122,9 @@ class Decision:
     reason: str
 
 
-Basis = Literal["counted", "formula", "estimate"]
+Basis = Literal["counted", "formula", "estimate", "measured"]
 """counted: from the model's own table of weights; formula: from shapes, compared with real ranks in
-tests; estimate: from experience or a data sheet."""
+tests; estimate: from experience or a data sheet; measured: on such a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +150,7 @@ class Alternative:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """What the run will need. Times are estimates by rooflines (`plan.time`); nothing of it was
-    measured on this machine."""
+    measured on this machine, at most on another with such devices."""
 
     device: str
     memory_bytes: int

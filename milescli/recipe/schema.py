@@ -249,6 +249,15 @@ class EngineSettings(Section):
     max_total_tokens: Positive | None = None
     """KV-cache slots per engine; null: what the memory fraction allows (on a CPU: chosen by the
     plan)."""
+    attention_backend: Literal["fa3", "fa4", "flashinfer", "triton"] | None = None
+    """SGLang's attention kernels on an accelerator, of those whose tokens do not depend on the
+    batch; null: SGLang's choice for the device (ROCm: triton). A CPU has one of its own."""
+    cuda_graphs: bool = True
+    """Replay decoding steps as graphs on an accelerator. false: engines start sooner and hold less
+    memory; decoding is slower."""
+    extra: list[str] = []
+    """Further arguments of SGLang's server, as on its command line: [--chunked-prefill-size=4096].
+    What the recipe or miles sets already is refused."""
 
 
 class Evaluation(Section):

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from milescli.backends.ray.cluster import ActorHandle, Cluster
 from milescli.backends.ray.group import run_all, start_all
+from milescli.backends.sglang.arguments import check_extra
 from milescli.backends.sglang.client import ORDER_TIMEOUT_S, SglangFleet
 from milescli.backends.sglang.ports import free_ports
-from milescli.backends.sglang.server import EngineSpec, RouterServer, RouterSpec, check_servable
+from milescli.backends.sglang.router import RouterServer, RouterSpec
+from milescli.backends.sglang.server import EngineSpec, check_servable
 from milescli.cluster.resources import NodeResources
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.log_tail import last_log_lines
@@ -208,6 +210,9 @@ class Builder:
             cpu_threads=self.plan.cpu_threads,
             seed=self.recipe.run.seed,
             return_routed_experts=self.recipe.train.routing_replay,
+            attention_backend=self.recipe.engines.attention_backend,
+            cuda_graphs=self.recipe.engines.cuda_graphs,
+            extra_args=tuple(self.recipe.engines.extra),
         )
 
     def _engine_slots(self, engine: int, node: int) -> list[Slot]:
@@ -222,8 +227,11 @@ class Builder:
         return 0.5 if self.plan.colocated else 1.0
 
     def check(self) -> None:
-        """Raises where an engine cannot serve this model; called before anything is started."""
-        check_servable(self._engine_spec(0, 0))
+        """Raises where an engine cannot serve this model, or cannot be started as the recipe wants;
+        called before anything is started."""
+        spec = self._engine_spec(0, 0)
+        check_servable(spec)
+        check_extra(spec)
 
     def engine_addresses(self, engines: Engines) -> list[EngineAddress]:
         """How the fleet and the trainer ranks reach the engines."""

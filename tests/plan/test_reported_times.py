@@ -8,6 +8,7 @@ import pytest
 from milescli import models
 from milescli.core.units import GIB
 from milescli.plan.devices import DEVICES
+from milescli.plan.measured import Reached
 from milescli.plan.memory import memory_model
 from milescli.plan.time import TimeModel, Work
 from milescli.plan.types import EngineLayout, TrainerLayout
@@ -29,6 +30,7 @@ def _model(name: str, device: str) -> TimeModel:
         memory=memory_model(facts),
         device=DEVICES[device],
         devices_per_node=8,
+        reached=Reached(),
     )
 
 
@@ -66,7 +68,11 @@ def test_an_engine_of_a_hybrid_model_holds_as_many_tokens_as_reported(
     model = _model(STEP.model, "H200")
     layout = EngineLayout(num=8, tp=1, memory_fraction=fraction)
     cache = model.memory.engine(
-        layout, memory_bytes=DEVICE_MODELS["H200"].memory_gib * GIB, size=2, longest=16384
+        layout,
+        memory_bytes=DEVICE_MODELS["H200"].memory_gib * GIB,
+        size=2,
+        longest=16384,
+        reached=model.reached,
     ).cache
     assert model.memory.cache_tokens(layout, cache_bytes=cache, size=2) == pytest.approx(
         tokens, rel=0.12
@@ -93,7 +99,11 @@ def test_a_step_takes_what_is_reported_once_its_responses_are_as_long() -> None:
     assert 0.6 < train.total / (STEP.train_s - fetching_s) < 1.4, (response, train)
     layout = EngineLayout(num=8, tp=1, memory_fraction=0.8, max_running_requests=512)
     cache = model.memory.engine(
-        layout, memory_bytes=DEVICE_MODELS["H200"].memory_gib * GIB, size=2, longest=16384
+        layout,
+        memory_bytes=DEVICE_MODELS["H200"].memory_gib * GIB,
+        size=2,
+        longest=16384,
+        reached=model.reached,
     ).cache
     rollout = model.rollout(layout, _work(response=response), cache_bytes=cache)
     assert 0.6 < rollout.total / STEP.rollout_s < 1.6, (response, rollout)

@@ -12,7 +12,7 @@ from lines import Bound, Line
 
 from checks import Visit
 from milescli.plan.devices import spec_of
-from milescli.plan.time import HOST_BANDWIDTH
+from milescli.plan.measured import reached
 from milescli.platform.probe import probe
 
 
@@ -40,7 +40,7 @@ def measure(visit: Visit) -> Iterator[Line]:
         yield Line(
             name=name,
             measured=size / seconds_of(step, visit, repeats=5) / 1e9,
-            predicted=HOST_BANDWIDTH / 1e9,
+            predicted=reached(sheet.name).host_bandwidth / 1e9,
             unit="GB/s",
             note="pinned memory; predicted: what the planner takes a sleeping trainer's way for",
         )

@@ -1,5 +1,5 @@
-"""Starts and stops real SGLang engines and their router, as child processes. Knows neither Ray nor
-the fleet: a Ray actor, a test or a bench holds an EngineServer."""
+"""Starts and stops real SGLang engines, as child processes. Knows neither Ray nor the fleet: a Ray
+actor, a test or a bench holds an EngineServer."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
+from milescli.backends.sglang.kernels import has_flash_attention, kernel_environment
 from milescli.backends.sglang.key import KEY_VARIABLE, bearer
 from milescli.backends.sglang.plugin import ENGINE_VARIABLE, PIECES_VARIABLE
 from milescli.backends.sglang.process import ManagedProcess, status
@@ -81,8 +82,13 @@ class EngineSpec:
     visible_devices: tuple[str, ...] = ()
     """Devices of this engine, as the vendor's variable names them; empty: inherited."""
     extra_env: dict[str, str] = field(default_factory=dict)
+    attention_backend: str | None = None
+    """Of an accelerator; None: see `_attention_backend`."""
+    cuda_graphs: bool = True
+    """Of an accelerator."""
     extra_args: tuple[str, ...] = ()
-    """Further arguments of `sglang.launch_server`, last, so that they win."""
+    """Further arguments of `sglang.launch_server`, last, so that they win; `arguments` says which
+    are refused."""
 
     @property
     def url(self) -> str:
@@ -236,11 +242,25 @@ def engine_command(spec: EngineSpec) -> list[str]:
         )
     else:
         switches.append("enable-memory-saver")
+        if not spec.cuda_graphs:
+            switches.append("disable-cuda-graph")
+        if backend := _attention_backend(spec):
+            arguments["attention-backend"] = backend
     if total_tokens is not None:
         arguments["max-total-tokens"] = total_tokens
     flags = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
     flags += [*(f"--{switch}" for switch in switches), *extra, *spec.extra_args]
     return [sys.executable, "-m", "sglang.launch_server", *flags]
+
+
+def _attention_backend(spec: EngineSpec) -> str | None:
+    """None: SGLang chooses by the device's architecture. Not on ROCm, where it would take CUDA's
+    `fa3` for deterministic inference, and refuses AITER there; nor where `fa3` is left out of the
+    kernels."""
+    if spec.attention_backend is not None:
+        return spec.attention_backend
+    needs_triton = spec.device_kind == "rocm" or not has_flash_attention()
+    return "triton" if needs_triton else None
 
 
 def engine_environment(spec: EngineSpec) -> dict[str, str]:
@@ -259,6 +279,8 @@ def engine_environment(spec: EngineSpec) -> dict[str, str]:
         env |= _cpu_environment(spec)
     elif spec.visible_devices:
         env |= _visible_devices(spec)
+    if spec.device_kind == "cuda":
+        env |= kernel_environment()
     return env | spec.extra_env
 
 
@@ -312,71 +334,3 @@ def _visible_devices(spec: EngineSpec) -> dict[str, str]:
     if spec.device_kind == "rocm":
         return {"HIP_VISIBLE_DEVICES": devices, "CUDA_VISIBLE_DEVICES": devices}
     return {"CUDA_VISIBLE_DEVICES": devices}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterSpec:
-    """The door before the engines."""
-
-    worker_urls: tuple[str, ...]
-    port: int
-    metrics_port: int
-    log_path: Path
-    host: str = "127.0.0.1"
-    api_key: str | None = field(default=None, repr=False)
-    """Asked of whoever comes, and shown to the engines."""
-    policy: str = "cache_aware"
-    max_concurrent_requests: int = 4096
-    request_timeout_s: int = 3600
-
-    @property
-    def url(self) -> str:
-        """http://host:port"""
-        return f"http://{self.host}:{self.port}"
-
-
-class RouterServer(ManagedProcess):
-    """One sglang-router."""
-
-    ready_path = "/readiness"
-    """200 once a worker is registered; its /health answers before."""
-
-    def __init__(self, spec: RouterSpec) -> None:
-        """Starts nothing. Its workers should be ready before it starts: it is then ready at
-        once."""
-        self.spec = spec
-        command = [
-            sys.executable,
-            "-m",
-            "milescli.backends.sglang.router_process",
-            "--worker-urls",
-            *spec.worker_urls,
-        ]
-        arguments = {
-            "host": spec.host,
-            "port": spec.port,
-            "prometheus-port": spec.metrics_port,
-            "prometheus-host": spec.host,
-            "policy": spec.policy,
-            "max-concurrent-requests": spec.max_concurrent_requests,
-            "queue-size": spec.max_concurrent_requests,
-            "worker-startup-check-interval": 1,
-            "request-timeout-secs": spec.request_timeout_s,
-            "log-level": "warn",
-        }
-        # a failure is ours to name, at once
-        command += ["--disable-retries", "--disable-circuit-breaker"]
-        command += [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
-        super().__init__(
-            name="router",
-            command=command,
-            env=_router_environment(spec),
-            log_path=spec.log_path,
-            url=spec.url,
-        )
-
-
-def _router_environment(spec: RouterSpec) -> dict[str, str]:
-    """Ours without proxies, which the router would send requests and key through."""
-    env = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    return env if spec.api_key is None else env | {KEY_VARIABLE: spec.api_key}

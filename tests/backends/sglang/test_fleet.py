@@ -16,7 +16,8 @@ import torch
 from milescli.backends.sglang.channels import DistributedChannel, TensorChannel
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.ports import free_ports
-from milescli.backends.sglang.server import EngineServer, RouterServer, RouterSpec
+from milescli.backends.sglang.router import RouterServer, RouterSpec
+from milescli.backends.sglang.server import EngineServer
 from milescli.core.errors import WorkerDied
 from milescli.core.types import EngineAddress
 from milescli.rollout.base import GenerateRequest

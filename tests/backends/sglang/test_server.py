@@ -12,11 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from milescli.backends.sglang.router import RouterServer, RouterSpec
 from milescli.backends.sglang.server import (
     EngineServer,
     EngineSpec,
-    RouterServer,
-    RouterSpec,
     check_servable,
     engine_command,
     engine_environment,
@@ -60,6 +59,38 @@ def spec(
         "log_path": folder / "engine.log",
     }
     return EngineSpec(model_dir=folder, **(defaults | options))
+
+
+def words_of(command: list[str], flag: str) -> str | None:
+    return command[command.index(flag) + 1] if flag in command else None
+
+
+def test_an_accelerator_gets_the_attention_and_the_graphs_that_the_recipe_names(tmp_path):
+    pinned = spec(
+        tmp_path, device_kind="cuda", attention_backend="triton", extra_args=("--tool=x",)
+    )
+    command = engine_command(pinned)
+    assert words_of(command, "--attention-backend") == "triton"
+    assert command[-1] == "--tool=x" and "--disable-cuda-graph" not in command
+    bare = engine_command(spec(tmp_path, device_kind="cuda", cuda_graphs=False))
+    assert "--attention-backend" not in bare and "--disable-cuda-graph" in bare
+    # deterministic inference would take CUDA's there
+    rocm = engine_command(spec(tmp_path, device_kind="rocm"))
+    assert words_of(rocm, "--attention-backend") == "triton"
+    on_cpu = engine_command(spec(tmp_path, attention_backend="triton"))
+    assert words_of(on_cpu, "--attention-backend") == "torch_native"
+
+
+def test_kernels_without_flash_attention_are_not_asked_for_it(tmp_path, monkeypatch):
+    package = tmp_path / "site/sgl_kernel"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(package.parent)
+    command = engine_command(spec(tmp_path, device_kind="cuda"))
+    assert words_of(command, "--attention-backend") == "triton"
+    (package / "flash_ops.abi3.so").touch()
+    command = engine_command(spec(tmp_path, device_kind="cuda"))
+    assert words_of(command, "--attention-backend") is None
 
 
 def test_a_model_that_is_not_proven_on_a_cpu_is_refused_there_and_only_there(tmp_path):

@@ -1,0 +1,80 @@
+"""Starts and stops the router before the engines, as a child process of whoever holds a
+RouterServer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from milescli.backends.sglang.key import KEY_VARIABLE
+from milescli.backends.sglang.process import ManagedProcess
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSpec:
+    """The door before the engines."""
+
+    worker_urls: tuple[str, ...]
+    port: int
+    metrics_port: int
+    log_path: Path
+    host: str = "127.0.0.1"
+    api_key: str | None = field(default=None, repr=False)
+    """Asked of whoever comes, and shown to the engines."""
+    policy: str = "cache_aware"
+    max_concurrent_requests: int = 4096
+    request_timeout_s: int = 3600
+
+    @property
+    def url(self) -> str:
+        """http://host:port"""
+        return f"http://{self.host}:{self.port}"
+
+
+class RouterServer(ManagedProcess):
+    """One sglang-router."""
+
+    ready_path = "/readiness"
+    """200 once a worker is registered; its /health answers before."""
+
+    def __init__(self, spec: RouterSpec) -> None:
+        """Starts nothing. Its workers should be ready before it starts: it is then ready at
+        once."""
+        self.spec = spec
+        command = [
+            sys.executable,
+            "-m",
+            "milescli.backends.sglang.router_process",
+            "--worker-urls",
+            *spec.worker_urls,
+        ]
+        arguments = {
+            "host": spec.host,
+            "port": spec.port,
+            "prometheus-port": spec.metrics_port,
+            "prometheus-host": spec.host,
+            "policy": spec.policy,
+            "max-concurrent-requests": spec.max_concurrent_requests,
+            "queue-size": spec.max_concurrent_requests,
+            "worker-startup-check-interval": 1,
+            "request-timeout-secs": spec.request_timeout_s,
+            "log-level": "warn",
+        }
+        # a failure is ours to name, at once
+        command += ["--disable-retries", "--disable-circuit-breaker"]
+        command += [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
+        super().__init__(
+            name="router",
+            command=command,
+            env=_router_environment(spec),
+            log_path=spec.log_path,
+            url=spec.url,
+        )
+
+
+def _router_environment(spec: RouterSpec) -> dict[str, str]:
+    """Ours without proxies, which the router would send requests and key through."""
+    env = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    return env if spec.api_key is None else env | {KEY_VARIABLE: spec.api_key}

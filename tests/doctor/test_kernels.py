@@ -1,0 +1,36 @@
+"""Of the kernels that a CUDA device needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from milescli.backends.sglang.kernels import Kernels
+from milescli.doctor.finding import Status
+from milescli.doctor.kernels import check_kernels
+from milescli.platform.machine import parse_machine
+
+H100 = parse_machine("H100")
+
+
+@pytest.mark.parametrize(
+    ("installed", "tested", "status", "fix"),
+    [
+        ("0.4.5", "0.4.5", Status.OK, ""),
+        ("0.4.7", "0.4.5", Status.FAIL, "--no-deps sglang-kernel==0.4.5"),
+        (None, "0.4.5", Status.FAIL, "--no-deps sglang-kernel==0.4.5"),
+        ("0.4.6", None, Status.WARN, "miles doctor"),
+    ],
+)
+def test_kernels_of_another_torch_are_named_with_those_that_fit(
+    installed: str | None, tested: str | None, status: Status, fix: str
+) -> None:
+    there = Kernels(torch="2.11.0", installed=installed, tested=tested)
+    finding, layers = check_kernels(H100, there=there, has_engine=False)
+    assert finding.status is status and fix in "".join(finding.fix)
+    assert layers.status is Status.OK and "no TransformerEngine" in layers.what
+
+
+def test_only_cuda_is_asked_for_them() -> None:
+    for name in ("cpu", "MI300X"):
+        (finding,) = check_kernels(parse_machine(name))
+        assert finding.status is Status.SKIP
