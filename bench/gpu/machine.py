@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 PACKAGES = ("torch", "sglang", "sglang-kernel", "megatron-core", "ray", "transformers", "triton")
@@ -22,7 +21,6 @@ def describe() -> dict[str, object]:
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, timeout=30).stdout.strip()
     return {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "device_name": torch.cuda.get_device_name() if on_device else "CPU",
         "device_memory_bytes": torch.cuda.get_device_properties(0).total_memory if on_device else 0,
         "cuda": torch.version.cuda,

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
@@ -107,7 +108,8 @@ def _machine(device: str) -> dict[str, object]:
         seen = {"problem": error.stderr[-2000:]}
     except subprocess.TimeoutExpired:
         seen = {"problem": "torch did not open the device within 180 s"}
-    return {"visit": command, "device": device, **seen}
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"visit": command, "when": when, "device": device, **seen}
 
 
 def _not_reached(check: Check) -> Iterator[Record]:

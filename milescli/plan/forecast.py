@@ -61,7 +61,7 @@ def _training(pair: Pair) -> list[Part]:
             Part(
                 name="engine, asleep",
                 size_bytes=pair.space.reached.asleep,
-                basis=_basis(pair.space.reached, "engine_context", "engine_graphs"),
+                basis="estimate",
             )
         )
     return [*parts, _margin(pair, parts)]

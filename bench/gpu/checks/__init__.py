@@ -107,6 +107,7 @@ CHECKS: tuple[Check, ...] = (
             "decode_1",
             "decode_64",
             "decode_512",
+            "prefill",
             "beside_stock_1",
             "beside_stock_64",
             "beside_stock_512",

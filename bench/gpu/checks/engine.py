@@ -56,9 +56,11 @@ def measure(visit: Visit) -> Iterator[Line]:
         completions, requests = asyncio.run(_sample(ours, _agreement(visit), folder))
         greedy, greedy_requests = asyncio.run(_sample(ours, _agreement(visit, 0.0), folder))
         speeds = asyncio.run(_speeds(fleet_of(ours), visit, folder))
+        prefill_s = asyncio.run(_prefill(ours, visit, folder))
     yield from _agree(visit, folder, completions, requests, greedy, greedy_requests)
     for num_requests, step_s in speeds.items():
         yield _speed(visit, weights, num_requests, step_s)
+    yield _prefill_line(visit, weights, prefill_s)
     stock = stock_engine(visit, ours)
     with started(stock) as start_s:
         stock_speeds = asyncio.run(_speeds(fleet_of(stock), visit, folder))
@@ -111,6 +113,43 @@ async def _speeds(fleet: SglangFleet, visit: Visit, folder: Path) -> dict[int, f
     finally:
         await fleet.close()
     return seconds
+
+
+def _long_prompts(visit: Visit) -> Burst:
+    return Burst(
+        num_requests=32 if visit.on_device else 2,
+        prompt_tokens=2048 if visit.on_device else 64,
+        new_tokens=1,
+    )
+
+
+async def _prefill(ours: EngineServer, visit: Visit, folder: Path) -> float:
+    """Seconds of the second of two bursts of long prompts."""
+    fleet = fleet_of(ours)
+    try:
+        for seed in (4, 5):
+            requests = _long_prompts(visit).requests(vocab_size(folder), seed=seed)
+            _, taken = await generate(fleet, requests)
+        return taken
+    finally:
+        await fleet.close()
+
+
+def _prefill_line(visit: Visit, weights: WeightTable, seconds: float) -> Line:
+    burst, times = _long_prompts(visit), time_model(weights)
+    work = work_of(
+        visit, num_samples=burst.num_requests, prompt_tokens=burst.prompt_tokens, response_tokens=1
+    )
+    planned_s = times.rollout(engine_layout(visit), work, cache_bytes=2**33).prefill
+    tokens = burst.num_requests * burst.prompt_tokens
+    return Line(
+        name="prefill",
+        measured=tokens / seconds,
+        predicted=tokens / planned_s,
+        unit="prompt tokens/s",
+        note=f"{burst.num_requests} prompts of {burst.prompt_tokens} tokens, one new token each",
+        figures={"prefill_share": times.reached.prefill_share * planned_s / seconds},
+    )
 
 
 def _agree(
