@@ -90,7 +90,14 @@ CHECKS: tuple[Check, ...] = (
         Check(
             phase="train",
             subject=shape,
-            lines=("miles", "transformers_sdpa", "transformers_flash", "mfu"),
+            lines=(
+                "miles",
+                "mfu",
+                "transformers_sdpa",
+                "transformers_flash",
+                "ratio",
+                "logprob_difference",
+            ),
             limit_s=150,
         )
         for shape in SHAPES

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors
 
 _FACTORIES = (
     "tensor",
@@ -93,6 +94,7 @@ def _on_host(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _redirect_factories() -> None:
     """Literal device="cuda" in factories, .cuda() and .to("cuda")."""
+    _device_constructors()  # `with torch.device(...)` knows factories by identity, as they are now
     for name in _FACTORIES:
         setattr(torch, name, _on_host(getattr(torch, name)))
     to = _on_host(torch.Tensor.to)
