@@ -113,9 +113,28 @@ def make_shard(
     return shard
 
 
+def end(trainer: TrainerRank) -> None:
+    """Close it, and give its memory back: hooks within autograd keep model and optimizer for as
+    long as the process lives."""
+    from milescli.backends.megatron.optimizer import inner_optimizers
+
+    trainer.close()
+    trainer.optimizer.zero_grad()
+    held = [
+        tensor
+        for buffer in (*trainer.model.buffers, *trainer.model.expert_parallel_buffers)
+        for tensor in (buffer.param_data, buffer.grad_data)
+    ]
+    for inner in inner_optimizers(trainer.optimizer):
+        inner.optimizer.state.clear()
+        held += [weight for copies in inner.shard_fp32_from_float16_groups for weight in copies]
+    for tensor in held:
+        tensor.untyped_storage().resize_(0)
+    free_memory()
+
+
 def free_memory() -> None:
-    """After the last name of a trainer or model is gone: modules and hooks refer to each other, and
-    go only with the collector."""
+    """Of what nobody names any more."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

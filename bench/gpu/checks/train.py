@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from lines import Bound, Line
 from shapes import write_model
-from trainer import free_memory, make_shard, make_trainer
+from trainer import end, free_memory, make_shard, make_trainer
 
 from checks import Visit
 from checks.ceilings import seconds_of
@@ -85,7 +85,6 @@ def measure(visit: Visit, shape: str) -> Iterator[Line]:
         for seed in range(size.warmups + size.steps)
     ]
     miles, logprobs, profile = _miles(folder, size, shards, visit)
-    free_memory()
     yield from _own_lines(weights, size, shards, miles, profile, visit)
     peers = []
     for attention in (PADDED_SDPA, VARLEN_FLASH):
@@ -125,7 +124,7 @@ def _miles(
         microbatches=float(reports[-1].num_microbatches),
     )
     profile = profiled(lambda: trainer.step(shards[0], LR)) if visit.on_device else {}
-    trainer.close()
+    end(trainer)
     return timed, np.concatenate(scores), profile
 
 
