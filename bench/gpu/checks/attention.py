@@ -138,7 +138,7 @@ def _attention_speed(rank: OneLayer) -> Line:
         measured=flops / figures["seconds"] / 1e12,
         unit="TFLOP/s",
         note=f"forward and backward of a row of {total} tokens; new_shape_s: at first sight of its "
-        "lengths; flash_s: PyTorch's flash kernel enforced; varlen_s: the same kernel, over the "
+        "lengths; cudnn_s: with cuDNN's kernel allowed; varlen_s: PyTorch's flash kernel over the "
         "row as it lies",
         figures=figures,
     )

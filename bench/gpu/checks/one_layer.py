@@ -32,6 +32,7 @@ class OneLayer:
     @classmethod
     def of(cls, visit: Visit) -> OneLayer:
         from milescli.backends.megatron import mesh, model
+        from milescli.backends.megatron.layers import attention
         from milescli.models import parse_facts
         from milescli.plan.types import TrainerLayout
 
@@ -42,6 +43,7 @@ class OneLayer:
         device = torch.device("cuda", 0) if visit.on_device else torch.device("cpu")
         if visit.on_device:
             torch.cuda.set_device(device)
+            attention.avoid_cudnn()  # as a trainer rank does
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]

@@ -35,7 +35,8 @@ PADDED_SDPA = Attention(
     name="transformers_sdpa",
     implementation="sdpa",
     packed=False,
-    note="attn_implementation=sdpa, sequences of like length padded to rectangles with a mask",
+    note="attn_implementation=sdpa, sequences of like length padded to rectangles with a mask; "
+    "without cuDNN's kernel, whose plans for new shapes would slow it down",
 )
 VARLEN_FLASH = Attention(
     name="transformers_flash",

@@ -142,10 +142,8 @@ def _mend_megatron() -> None:
     logging.getLogger(random.__name__).addFilter(
         lambda record: "CPU RNG state changed" not in record.getMessage()
     )
-    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+    from megatron.core.transformer.moe import token_dispatcher
 
-    if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None  # left undefined where TransformerEngine is absent
     # split sizes are turned into numpy only `if tensor.is_cuda`
     token_dispatcher.maybe_move_tensor_to_cpu = _to_numpy_if_asked
 
