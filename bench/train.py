@@ -6,26 +6,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
 import tempfile
 import time
-from array import array
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from gpu.trainer import make_shard, make_trainer
 from safetensors.torch import save_file
 
-from milescli.backends.megatron.worker import TrainerRank
-from milescli.core.types import Group, Prompt, Sample, StopReason, Trajectory
 from milescli.models import parse_facts, table
-from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
-from milescli.recipe.schema import Recipe
-from milescli.rollout.trajectories import demonstration
-from milescli.train.base import TrainShard
-from milescli.train.objectives import load_objective
-from milescli.train.packing import pack
 
 
 def parse() -> argparse.Namespace:
@@ -81,89 +71,24 @@ def make_model(folder: Path, options: argparse.Namespace) -> None:
     )
 
 
-def make_shard(options: argparse.Namespace) -> TrainShard:
-    """Sequences of uneven length; the first quarter of each is the prompt."""
-    rng = np.random.default_rng(0)
-    spread = options.length // 4
-    lengths = rng.integers(options.length - spread, options.length + spread + 1, options.sequences)
-    trajectories = [
-        demonstration(
-            rng.integers(0, options.vocab, n // 4).tolist(),
-            rng.integers(0, options.vocab, n - n // 4).tolist(),
-        )
-        for n in lengths
-    ]
-    items: list[Group] | list[Trajectory] = trajectories
-    if options.kind == "policy":
-        samples = [
-            Sample(
-                sample_index=index,
-                seed=index,
-                trajectories=[
-                    replace(trajectory, logprobs=array("f", [-6.0] * trajectory.num_tokens))
-                ],
-                text="",
-                stop_reason=StopReason.STOP,
-                reward=float(index % 2),
-            )
-            for index, trajectory in enumerate(trajectories)
-        ]
-        items = [Group(prompt=Prompt(index=0, token_ids=[0], text=""), samples=samples)]
-    sequences = load_objective(options.kind, Recipe()).sequences(items)
-    (shard,) = pack(
-        sequences, objective=options.kind, dp=1, max_tokens_per_microbatch=options.microbatch
-    ).shards
-    return shard
-
-
-def make_trainer(folder: Path, options: argparse.Namespace) -> TrainerRank:
-    """One rank, set up."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    on_gpu = torch.cuda.is_available()
-    plan = Plan(
-        device_kind="cuda" if on_gpu else "cpu",
-        collective="nccl" if on_gpu else "gloo",
-        precision="bf16" if on_gpu else "fp32",
-        trainer=TrainerLayout(),
-        engines=EngineLayout(),
-        colocated=False,
-        channel="tensor",
-        slots=[],
-        batch=BatchPlan(
-            prompts_per_step=1,
-            samples_per_prompt=options.sequences,
-            num_samples=options.sequences,
-            updates_per_step=1,
-            max_tokens_per_microbatch=options.microbatch,
-            max_sequence_tokens=2 * options.length,
-        ),
-        cpu_threads=options.threads,
-        max_staleness=0,
-        steps=1,
-        warmup_steps=0,
-    )
-    made = TrainerRank(
-        rank=0,
-        world_size=1,
-        master_addr="127.0.0.1",
-        master_port=port,
-        recipe=Recipe(),
-        plan=plan,
-        model_dir=str(folder),
-    )
-    made.setup()
-    return made
-
-
 def main() -> None:
     """Measure and print."""
     options = parse()
     with tempfile.TemporaryDirectory() as name:
         make_model(Path(name), options)
-        trainer = make_trainer(Path(name), options)
-        shard = make_shard(options)
+        trainer = make_trainer(
+            Path(name), microbatch_tokens=options.microbatch, threads=options.threads
+        )
+        spread = options.length // 4
+        lengths = np.random.default_rng(0).integers(
+            options.length - spread, options.length + spread + 1, options.sequences
+        )
+        shard = make_shard(
+            lengths,
+            vocab_size=options.vocab,
+            microbatch_tokens=options.microbatch,
+            kind=options.kind,
+        )
         trainer.step(shard, 1e-4)
         seconds = []
         for _ in range(options.steps):

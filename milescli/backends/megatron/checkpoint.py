@@ -142,8 +142,9 @@ def make_moments(optimizer: MegatronOptimizer) -> None:
                 if isinstance(inner.optimizer, HostAdamW):
                     inner.optimizer.moments(parameter)
                 elif not inner.optimizer.state[parameter]:
+                    counter = parameter.device if group.get("fused") else torch.device("cpu")
                     inner.optimizer.state[parameter] = {
-                        "step": torch.zeros((), dtype=torch.float32),
+                        "step": torch.zeros((), dtype=torch.float32, device=counter),
                         "exp_avg": torch.zeros_like(parameter),
                         "exp_avg_sq": torch.zeros_like(parameter),
                     }

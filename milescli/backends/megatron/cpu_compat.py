@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors
 
 _FACTORIES = (
     "tensor",
@@ -93,6 +94,7 @@ def _on_host(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _redirect_factories() -> None:
     """Literal device="cuda" in factories, .cuda() and .to("cuda")."""
+    _device_constructors()  # `with torch.device(...)` knows factories by identity, as they are now
     for name in _FACTORIES:
         setattr(torch, name, _on_host(getattr(torch, name)))
     to = _on_host(torch.Tensor.to)
@@ -140,10 +142,8 @@ def _mend_megatron() -> None:
     logging.getLogger(random.__name__).addFilter(
         lambda record: "CPU RNG state changed" not in record.getMessage()
     )
-    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+    from megatron.core.transformer.moe import token_dispatcher
 
-    if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None  # left undefined where TransformerEngine is absent
     # split sizes are turned into numpy only `if tensor.is_cuda`
     token_dispatcher.maybe_move_tensor_to_cpu = _to_numpy_if_asked
 

@@ -62,12 +62,24 @@ def make_optimizer(
     for inner in inner_optimizers(optimizer) if on_host else []:
         if inner.optimizer is not None:
             move_to_host(inner)
+    if next(model.parameters()).device.type != "cpu":
+        fuse(optimizer)
     for group in optimizer.param_groups:
         # Megatron's own scheduler, which is not run, would multiply: 0 for gains, biases and all
         # else that has one dimension
         group["weight_decay"] = recipe.weight_decay * group["wd_mult"]
     model.module.config.grad_scale_func = optimizer.scale_loss
     return optimizer
+
+
+def fuse(optimizer: MegatronOptimizer) -> None:
+    """One kernel for a group of weights, before the first step. By itself torch's AdamW goes over
+    them operation by operation on an accelerator, with a temporary copy as large as all of them."""
+    for inner in inner_optimizers(optimizer):
+        # not TransformerEngine's, which is one kernel anyway, nor that in host memory
+        if type(inner.optimizer) is torch.optim.AdamW:
+            for group in inner.optimizer.param_groups:
+                group["fused"] = True
 
 
 def _groups(config: OptimizerConfig) -> dict[ParamKey, ParamGroupOverride]:

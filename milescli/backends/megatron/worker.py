@@ -75,7 +75,10 @@ class TrainerRank:
         if on_host:
             torch.set_num_threads(self.plan.cpu_threads)
         else:
+            from milescli.backends.megatron.layers.attention import avoid_cudnn
+
             torch.cuda.set_device(self.device)
+            avoid_cudnn()
         _quieten()
         self.facts = load_facts(self.model_dir)
         self.table = table(self.facts)

@@ -143,9 +143,23 @@ def train_and_save(
     return result
 
 
-def save_bfloat16(*, rank: int, size: int, port: int, model: str, layout: dict, save: str) -> dict:
-    """A bfloat16 trainer takes a step, saves, takes another, and loads: checksums at each point."""
+def save_bfloat16(
+    *,
+    rank: int,
+    size: int,
+    port: int,
+    model: str,
+    layout: dict,
+    save: str,
+    fused: bool = False,
+) -> dict:
+    """A bfloat16 trainer takes a step, saves, takes another, and loads: checksums at each point.
+    `fused`: AdamW by the kernel that accelerators take."""
+    from milescli.backends.megatron.optimizer import fuse
+
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout, precision="bf16")
+    if fused:
+        fuse(made.optimizer)
     checksums = {"first": made.parameter_checksums()}
     made.step(policy_shard(made, 0), 1e-2)
     checksums["saved"] = made.parameter_checksums()

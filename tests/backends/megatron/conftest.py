@@ -102,6 +102,15 @@ class Worlds:
             }
             for precision in ("bf16", "fp32")
             for on_host in (False, True)
+        ] + [
+            {
+                "name": "steps bf16 fused",
+                "call": "plain_steps",
+                "model": self.models["moe"],
+                "layout": {"ep": 2, "dp": 2},
+                "precision": "bf16",
+                "fused": True,
+            }
         ]
 
     def _saving(
@@ -239,6 +248,14 @@ class Worlds:
                 "model": self.models["delta"],
                 "layout": {"dp": 2, "offload_optimizer": True},
                 "save": self.checkpoint("delta16host"),
+            },
+            {
+                "name": "delta bfloat16 fused",
+                "call": "save_bfloat16",
+                "model": self.models["delta"],
+                "layout": {"dp": 2},
+                "save": self.checkpoint("delta16fused"),
+                "fused": True,
             },
             {
                 "name": "spoiled",

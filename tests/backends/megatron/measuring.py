@@ -146,14 +146,25 @@ def _optimizer_bytes(inner: list, weights: set[int]) -> tuple[int, int]:
 
 
 def plain_steps(
-    *, rank: int, size: int, port: int, model: str, layout: dict, precision: str
+    *,
+    rank: int,
+    size: int,
+    port: int,
+    model: str,
+    layout: dict,
+    precision: str,
+    fused: bool = False,
 ) -> list[tuple[float, float]]:
-    """(loss, gradient norm) of three policy steps."""
+    """(loss, gradient norm) of three policy steps. `fused`: by the kernel that accelerators
+    take."""
+    from milescli.backends.megatron.optimizer import fuse
     from tests.backends.megatron import harness
 
     made = harness.trainer(
         rank=rank, size=size, port=port, model=model, layout=layout, precision=precision
     )
+    if fused:
+        fuse(made.optimizer)
     reports = [made.step(harness.policy_shard(made, step), 1e-2) for step in range(3)]
     made.close()
     return [(report.loss, report.grad_norm) for report in reports]

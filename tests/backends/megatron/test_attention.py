@@ -110,6 +110,15 @@ def test_a_mask_is_never_given_to_a_device() -> None:
     assert not attention.has_kernel(query, key, grid=grid)
 
 
+def test_cudnn_can_be_left_out() -> None:
+    was = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        attention.avoid_cudnn()
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was)
+
+
 def test_capped_logits_have_the_gradient_of_the_formula_under_log_probs_that_overwrite_them() -> (
     None
 ):

@@ -66,3 +66,14 @@ def test_an_optimizer_on_the_host_goes_on_from_a_checkpoint(worlds: Worlds) -> N
     checksums = worlds.get("two")["delta bfloat16 host"]
     assert checksums["loaded"] == checksums["saved"] != checksums["later"]
     assert worlds.get("two")["delta bfloat16"]["later"] == checksums["later"]
+
+
+def test_a_fused_optimizer_learns_the_same(worlds: Worlds) -> None:
+    results = worlds.get("two")
+    for mine, theirs in zip(results["steps bf16 fused"], results["steps bf16 device"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3)
+
+
+def test_a_fused_optimizer_goes_on_from_a_checkpoint(worlds: Worlds) -> None:
+    checksums = worlds.get("two")["delta bfloat16 fused"]
+    assert checksums["loaded"] == checksums["saved"] != checksums["later"]

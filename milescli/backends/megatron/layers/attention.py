@@ -241,6 +241,13 @@ class _GatherKeys(torch.autograd.Function):
         return out, None
 
 
+def avoid_cudnn() -> None:
+    """Leave attention to PyTorch's other kernels, in this process. cuDNN's, which it takes first on
+    Hopper and Blackwell, plans each new shape for about half a second (measured elsewhere:
+    modelscope/FunASR issue 3704), and rows of packed sequences have new shapes at every step."""
+    cuda.enable_cudnn_sdp(False)
+
+
 def has_kernel(query: torch.Tensor, key: torch.Tensor, *, grid: Grid) -> bool:
     """Whether one of PyTorch's kernels computes [N, Q, heads, d] over [N, K, groups, d] without
     holding all logits. On a device none does where there is a mask, float32 with grouped heads, or
