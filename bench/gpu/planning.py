@@ -34,15 +34,20 @@ def size_of_weight(visit: Visit) -> int:
 
 
 def work_of(
-    visit: Visit, *, num_samples: int = 1, prompt_tokens: float = 1.0, response_tokens: int = 1
+    visit: Visit,
+    *,
+    num_samples: int = 1,
+    prompt_tokens: float = 1.0,
+    response_tokens: float = 1.0,
+    longest_response: int | None = None,
 ) -> Work:
-    """Samples of one length, in one update."""
+    """Samples in one update; of one length, where the longest is not given."""
     return Work(
         num_samples=num_samples,
         num_prompts=num_samples,
         prompt_tokens=prompt_tokens,
         response_tokens=response_tokens,
-        longest_response=response_tokens,
+        longest_response=longest_response or int(response_tokens),
         updates=1,
         extra_forwards=0,
         size=size_of_weight(visit),

@@ -73,13 +73,16 @@ class Running:
     def _start(self) -> tuple[int, subprocess.Popen]:
         reading, writing = os.pipe()
         visit = str(Path(__file__).parent / "visit.py")
+        env = os.environ | {DESCRIPTOR: str(writing), "PYTHONUNBUFFERED": "1"}
+        if self.device == "cpu":  # also where there is a device
+            env |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
         with self.log_path.open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, visit, self.check.name, "--device", self.device],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {DESCRIPTOR: str(writing), "PYTHONUNBUFFERED": "1"},
+                env=env,
                 pass_fds=(writing,),
                 start_new_session=True,
             )

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from lines import Bound, Line
+from planning import size_of_weight, time_model
 from shapes import write_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from trainer import end, make_shard, make_trainer
@@ -19,7 +20,8 @@ from trainer import end, make_shard, make_trainer
 from checks import Visit
 from milescli.models.base import WeightTable
 from milescli.plan.activations import Packing
-from milescli.plan.memory import TRAINER_CONTEXT, MemoryModel, TrainerBytes, TrainerLoad
+from milescli.plan.measured import Reached
+from milescli.plan.memory import TrainerBytes, TrainerLoad
 from milescli.plan.types import TrainerLayout
 from milescli.train.base import TrainShard
 
@@ -49,7 +51,7 @@ def measure(visit: Visit, shape: str) -> Iterator[Line]:
         yield Line(
             name=name,
             measured=held["peak"] / 2**30,
-            predicted=_peak(plan) / 2**30,
+            predicted=plan.total / 2**30,
             unit="GiB",
             bound=Bound(kind="within", value=WITHIN, anywhere=False),
             note=f"{len(shard.updates[0])} rows of {row_tokens} tokens; a step after the first; "
@@ -62,11 +64,11 @@ def measure(visit: Visit, shape: str) -> Iterator[Line]:
                 "planned_optimizer_bytes": plan.optimizer,
                 "planned_activations_bytes": plan.activations,
                 "planned_logits_bytes": plan.logits,
-                "planned_scratch_bytes": plan.workspace - TRAINER_CONTEXT,
-                "planned_with_this_fill_bytes": _peak(exact),
+                "planned_scratch_bytes": plan.workspace,
+                "planned_with_this_fill_bytes": exact.total,
             },
         )
-    yield _context_line(context)
+    yield _context_line(context, time_model(weights).reached.trainer_context)
 
 
 def _lengths(row_tokens: int, *, rows: int, visit: Visit) -> list[int]:
@@ -86,20 +88,17 @@ def _planned(
     weights: WeightTable, layout: TrainerLayout, row_tokens: int, visit: Visit, packing: Packing
 ) -> TrainerBytes:
     load = TrainerLoad(
-        size=2 if visit.on_device else 4,
+        size=size_of_weight(visit),
         row_tokens=row_tokens,
         num_microbatches=2,
         keeps_reference=False,
         sleeps=False,
         bucket_bytes=0,
         packing=packing,
+        # what the process takes by itself is a line of its own
+        reached=Reached(trainer_context=0),
     )
-    return MemoryModel(weights).worst_stage(layout, load)
-
-
-def _peak(plan: TrainerBytes) -> int:
-    """Without what the process takes by itself."""
-    return plan.total - TRAINER_CONTEXT
+    return time_model(weights).memory.worst_stage(layout, load)
 
 
 def _step_bytes(
@@ -147,14 +146,14 @@ def _used_on_device() -> int:
     return total - free
 
 
-def _context_line(context: dict[str, float]) -> Line:
+def _context_line(context: dict[str, float], planned: int) -> Line:
     own = context.get("context")
     return Line(
         name="context",
         measured=None if own is None else own / 2**30,
-        predicted=TRAINER_CONTEXT / 2**30,
+        predicted=planned / 2**30,
         unit="GiB",
-        bound=Bound(kind="at most", value=TRAINER_CONTEXT / 2**30),
+        bound=Bound(kind="at most", value=planned / 2**30),
         note="a CPU has no driver"
         if own is None
         else "driver, kernels and collectives' buffers; others on the device counted",

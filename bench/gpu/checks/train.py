@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from lines import Bound, Line
+from planning import time_model, work_of
 from shapes import write_model
 from trainer import end, free_memory, make_shard, make_trainer
 
@@ -22,11 +23,8 @@ from checks.profiling import profiled
 from checks.transformers_peer import PADDED_SDPA, VARLEN_FLASH, Attention, Peer
 from milescli.models.base import WeightTable
 from milescli.models.costs import token_flops
-from milescli.plan.devices import spec_of
-from milescli.plan.memory import MemoryModel
-from milescli.plan.time import EXPERT_SHARE, TRAIN_SHARE, TimeModel, TrainSeconds, Work
+from milescli.plan.time import TimeModel, TrainSeconds, Work
 from milescli.plan.types import TrainerLayout
-from milescli.platform.probe import probe
 from milescli.train.base import TrainShard
 
 LR = 1e-6
@@ -166,14 +164,14 @@ def _own_lines(
     profile: dict[str, float],
     visit: Visit,
 ) -> Iterator[Line]:
-    sheet, _ = spec_of(probe())
-    forecast, work = _forecast(weights, size, shards[-1], visit)
+    times = time_model(weights)
+    forecast, work = _forecast(times, size, shards[-1], visit)
     compute_s = miles.figures["forward_backward_s"]
     # what the planner's share of the peak would have to be, for its seconds to be these
     factor = forecast.compute / compute_s
-    shares = {"train_share": TRAIN_SHARE * factor}
+    shares = {"train_share": times.reached.train_share * factor}
     if weights.facts.num_experts:
-        shares["expert_share"] = EXPERT_SHARE * factor
+        shares["expert_share"] = times.reached.expert_share * factor
     yield Line(
         name="miles",
         measured=miles.tokens_per_s,
@@ -197,7 +195,7 @@ def _own_lines(
     matmul = _matmul_rate(visit)
     yield Line(
         name="mfu",
-        measured=rate / sheet.bf16_flops,
+        measured=rate / times.device.bf16_flops,
         unit="of the data sheet's bf16 peak",
         note="3 x the forward FLOPs of the model, attention counted; seconds of a step by kind of "
         "kernel",
@@ -211,25 +209,19 @@ def _own_lines(
 
 
 def _forecast(
-    weights: WeightTable, size: Size, shard: TrainShard, visit: Visit
+    times: TimeModel, size: Size, shard: TrainShard, visit: Visit
 ) -> tuple[TrainSeconds, Work]:
     """By the planner, of this batch."""
-    sheet, _ = spec_of(probe())
     lengths = np.diff(shard.cu_seqlens)
     prompts = lengths // 4
-    work = Work(
+    work = work_of(
+        visit,
         num_samples=len(lengths),
-        num_prompts=1,
         prompt_tokens=float(prompts.mean()),
         response_tokens=float((lengths - prompts).mean()),
         longest_response=int((lengths - prompts).max()),
-        updates=1,
-        extra_forwards=0,
-        size=2 if visit.on_device else 4,
-        bucket_bytes=0,
     )
-    model = TimeModel(table=weights, memory=MemoryModel(weights), device=sheet, devices_per_node=1)
-    return model.train(TrainerLayout(), work, cap=size.microbatch_tokens), work
+    return times.train(TrainerLayout(), work, cap=size.microbatch_tokens), work
 
 
 def _matmul_rate(visit: Visit) -> float:
