@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# Makes the parts of bench/gpu/pack.sh usable on a machine without a network: checks and extracts
+# them below bench/gpu/site, and names PYTHONPATH and PATH. Installs nothing into any Python.
+#   source bench/gpu/unpack.sh PART...   sets the variables in this shell
+#   bench/gpu/unpack.sh PART...          prints the lines that set them: eval "$(...)"
+# PART is 1, 2, 3 or all. A part that is unpacked already is left alone, also where its archive is
+# gone. PARTS and SITE name other folders.
+
+# Everything in functions of one prefix and in subshells: a shell that sources this keeps its own
+# options and names.
+_miles_kit_fail() {
+  printf 'error: %s\n  why: %s\n  fix: %s\n' "$1" "$2" "$3" >&2
+  return 4
+}
+
+# Where this machine has no xz, Python has one.
+_miles_kit_extract() { # ARCHIVE FOLDER
+  if command -v xz >/dev/null; then
+    tar -C "$2" -xJf "$1"
+  else
+    "${PYTHON:-python3}" -c 'import sys, tarfile
+with tarfile.open(sys.argv[1], "r:xz") as archive: archive.extractall(sys.argv[2], filter="tar")' \
+      "$1" "$2"
+  fi
+}
+
+# One part, in a folder of its own whose name appears when it is whole.
+_miles_kit_part() ( # NUMBER PARTS SITE
+  set -eu
+  name=part$1.tar.xz
+  archive=$2/$name
+  done_mark=$3/part$1/.sha256
+  unpacked=$(cat "$done_mark" 2>/dev/null || true)
+  if [ ! -f "$archive" ]; then
+    [ -z "$unpacked" ] || exit 0
+    _miles_kit_fail "$archive is missing" "part $1 is not unpacked in $3 either" \
+      "make it where there is a network: bench/gpu/pack.sh"
+  fi
+  listed=$(awk -v name="$name" '$2 == name || $2 == "*" name { print $1 }' "$2/SHA256" || true)
+  [ -n "$listed" ] || _miles_kit_fail "$2/SHA256 does not name $name" \
+    "its checksum is not known" "carry SHA256 beside the parts; bench/gpu/pack.sh writes it"
+  [ "$unpacked" != "$listed" ] || exit 0
+  actual=$(sha256sum "$archive" | cut -d ' ' -f 1)
+  [ "$actual" = "$listed" ] || _miles_kit_fail "$archive is damaged, or of another packing" \
+    "its SHA-256 is $actual; SHA256 lists $listed" \
+    "carry part$1.tar.xz and SHA256 of one bench/gpu/pack.sh"
+  mkdir -p "$3"
+  new=$(mktemp -d "$3/.part$1.XXXXXX")
+  trap 'rm -rf "$new"' EXIT
+  _miles_kit_extract "$archive" "$new" ||
+    _miles_kit_fail "$archive cannot be extracted" "tar's words are above; $3 is as it was" \
+      "look for space with df -h $3, then pack again: bench/gpu/pack.sh"
+  chmod 755 "$new"
+  echo "$listed" >"$new/.sha256"
+  rm -rf "$3/part$1"
+  mv "$new" "$3/part$1"
+)
+
+# SGLang's compiler of kernels looks for libcudart beside the first nvcc of PATH, which may be a
+# link or a script that is not in CUDA's own folder.
+_miles_kit_cuda_home() {
+  local folder
+  for folder in "${CUDA_HOME:-}" "${CUDA_PATH:-}" /usr/local/cuda /usr/local/cuda-13*; do
+    [ -z "$folder" ] || [ ! -x "$folder/bin/nvcc" ] || { echo "$folder" && return; }
+  done
+}
+
+_miles_kit_lines() { # ROOT PART...
+  local root=$1 site=${SITE:-$1/bench/gpu/site} part folder packages="" programs="" cuda
+  shift
+  [ "$*" != all ] || set -- 1 2 3
+  [ $# -gt 0 ] || _miles_kit_fail "no part is named" "it is 1, 2, 3 or all" \
+    "source bench/gpu/unpack.sh all" || return
+  for part in "$@"; do
+    case $part in
+    1 | 2 | 3) ;;
+    *) _miles_kit_fail "unknown part $part" "it is 1, 2, 3 or all" \
+      "source bench/gpu/unpack.sh all" || return ;;
+    esac
+    _miles_kit_part "$part" "${PARTS:-$root/bench/gpu/parts}" "$site" || return
+  done
+  # also those of an earlier call
+  for folder in "$site"/part[123]; do
+    [ -f "$folder/.sha256" ] || continue
+    packages+=$folder: programs+=$folder/bin:
+  done
+  # the code of miles is the repository's
+  printf 'export PYTHONPATH=%q\n' "$packages$root"
+  # shellcheck disable=SC2016 # PATH is the caller's
+  printf 'export PATH=%q"${PATH:+:$PATH}"\n' "${programs%:}"
+  cuda=$(_miles_kit_cuda_home)
+  [ -z "$cuda" ] || printf 'export CUDA_HOME=%q\n' "$cuda"
+}
+
+_miles_kit_main() {
+  local lines root
+  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+  lines=$(_miles_kit_lines "$root" "$@") || return
+  if [ "${BASH_SOURCE[0]}" = "$0" ]; then echo "$lines"; else eval "$lines"; fi
+}
+
+_miles_kit_main "$@"
