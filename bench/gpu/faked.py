@@ -1,0 +1,170 @@
+"""Whether the kit's engine would import and compile on a Hopper GPU, seen without one:
+`python bench/gpu/faked.py [--compile]` after `source bench/gpu/unpack.sh all`.
+
+torch.cuda is made to say that there is one H100, and SGLang's server, scheduler, models, attention
+backend and the compiled kernels are imported as they are there. `--compile` also builds, for sm_90a,
+the kernels that SGLang compiles at first use on the kit's path (nvcc, a C++ compiler and ninja are
+needed, no GPU), into SGLang's own cache, and says how long each took. Nothing is computed: no CUDA
+call is made, no kernel runs, and a stand-in for the driver's library refuses every call. Ends with 0
+where all went well, and else names the first thing that did not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from abi import read_symbols
+
+NAME, CAPABILITY, MEMORY_BYTES = "NVIDIA H100 80GB HBM3", (9, 0), 80 * 2**30
+DRIVER = "libcuda.so.1"
+NO_DEVICE = 100
+"""CUDA_ERROR_NO_DEVICE, what the stand-in for the driver answers."""
+MODULES = (
+    "sgl_kernel",
+    "flashinfer",
+    "torch_memory_saver",
+    "sglang.launch_server",
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.model_executor.model_runner",
+    "sglang.srt.layers.attention.triton_backend",
+    "sglang.srt.batch_invariant_ops.batch_invariant_ops",
+    "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend",
+    "sglang.srt.models.qwen3",
+    "sglang.srt.models.qwen3_moe",
+)
+HEAD_DIMS = (32, 128)
+"""Of the quickstart's model, and of Qwen3."""
+
+
+def fake_device() -> None:
+    """torch.cuda says that there is one H100."""
+    properties = SimpleNamespace(
+        name=NAME,
+        major=CAPABILITY[0],
+        minor=CAPABILITY[1],
+        total_memory=MEMORY_BYTES,
+        multi_processor_count=132,
+        warp_size=32,
+        max_threads_per_multi_processor=2048,
+        shared_memory_per_block_optin=227 * 2**10,
+        L2_cache_size=50 * 2**20,
+    )
+    said: dict[str, Callable[..., object]] = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_name": lambda device=None: NAME,
+        "get_device_capability": lambda device=None: CAPABILITY,
+        "get_device_properties": lambda device=None: properties,
+        "mem_get_info": lambda device=None: (MEMORY_BYTES, MEMORY_BYTES),
+    }
+    for name, function in said.items():
+        setattr(torch.cuda, name, function)
+
+
+def stand_in_for_driver(libraries: Iterable[Path], folder: Path) -> None:
+    """Where no driver is installed: a library of its name that has what the others want of it."""
+    try:
+        ctypes.CDLL(DRIVER, mode=ctypes.RTLD_GLOBAL)
+        return
+    except OSError:
+        pass
+    wanted = {
+        name
+        for library in libraries
+        for name in read_symbols(library).undefined
+        if name.startswith("cu") and name[2:3].isupper()
+    }
+    source = folder / "driver.c"
+    source.write_text(
+        "".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in sorted(wanted)),
+        encoding="utf-8",
+    )
+    library = folder / DRIVER
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", f"-Wl,-soname,{DRIVER}", "-o", str(library), str(source)],
+        check=True,
+    )
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def kernels() -> dict[str, Callable[[], object]]:
+    """What SGLang compiles at first use on the kit's path: bf16, Triton attention, one GPU. With
+    deterministic inference `qknorm` is left out, and norms and products are Triton's."""
+    from sglang.kernels.ops.activation.activation import activation_module
+    from sglang.kernels.ops.attention import rope
+    from sglang.kernels.ops.kvcache.kvcache import _jit_kvcache_module
+    from sglang.kernels.ops.layernorm.norm import _jit_qknorm_module
+
+    bf16 = torch.bfloat16
+    table: dict[str, Callable[[], object]] = {"activation": lambda: activation_module(bf16)}
+    for dim in HEAD_DIMS:
+        row_bytes = 2 * 8 * dim
+        table[f"kvcache {row_bytes}"] = lambda n=row_bytes: _jit_kvcache_module(n, n)
+        if dim < 64:
+            table["rotary_embedding"] = rope._jit_rotary_embedding_module
+        else:
+            table[f"fused_rope {dim}"] = lambda n=dim: rope._jit_fused_rope_module(
+                True, n, bf16, bf16
+            )
+            table[f"qknorm {dim}"] = lambda n=dim: _jit_qknorm_module(n, bf16)
+    return table
+
+
+def attempt(kind: str, name: str, action: Callable[[], object]) -> bool:
+    """One line of JSON: what, whether it went well, seconds, and how it failed."""
+    began = time.monotonic()
+    try:
+        action()
+        error = None
+    except BaseException as failure:  # some modules end the process
+        error = "".join(traceback.format_exception(failure)[-3:])
+    row = {"kind": kind, "name": name, "ok": error is None, "s": round(time.monotonic() - began, 1)}
+    print(json.dumps(row | ({"error": error} if error else {})), flush=True)
+    return error is None
+
+
+def main() -> int:
+    """0 where all was imported, and compiled where that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--compile", action="store_true", help="build the kernels, too")
+    options = parser.parse_args()
+    os.environ.setdefault("SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK", "1")
+    spec = importlib.util.find_spec("sgl_kernel")
+    if spec is None or spec.origin is None:
+        print("error: the kit is not unpacked\n  why: sgl_kernel is not on PYTHONPATH\n"
+              "  fix: source bench/gpu/unpack.sh all", file=sys.stderr)
+        return 4
+    site = Path(spec.origin).parents[1]
+    with tempfile.TemporaryDirectory(prefix="miles-driver-") as folder:
+        libraries = [*site.glob("sgl_kernel/sm90/*.so"), *site.glob("torch_memory_saver_*.so")]
+        stand_in_for_driver(libraries, Path(folder))
+        fake_device()
+        for module in MODULES:
+            if not attempt("import", module, lambda name=module: importlib.import_module(name)):
+                return 1
+        if options.compile:
+            for name, build in kernels().items():
+                if not attempt("compile", name, build):
+                    return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
