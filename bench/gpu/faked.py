@@ -2,11 +2,13 @@
 `python bench/gpu/faked.py [--compile]` after `source bench/gpu/unpack.sh all`.
 
 torch.cuda is made to say that there is one H100, and SGLang's server, scheduler, models, attention
-backend and the compiled kernels are imported as they are there. `--compile` also builds, for sm_90a,
-the kernels that SGLang compiles at first use on the kit's path (nvcc, a C++ compiler and ninja are
-needed, no GPU), into SGLang's own cache, and says how long each took. Nothing is computed: no CUDA
-call is made, no kernel runs, and a stand-in for the driver's library refuses every call. Ends with 0
-where all went well, and else names the first thing that did not.
+backend and compiled kernels are imported as they are there, and its own rules applied to the
+command line that miles starts it with. `--compile` also builds, for sm_90a, the kernels that SGLang
+compiles at first use on the kit's path, into SGLang's own cache, and says how long each took; on the
+GPU machine that can be done while the trainer is measured. It needs nvcc, a C++ compiler and ninja,
+and no GPU. Nothing is computed: no CUDA call is made, no kernel runs, and where there is no driver
+a stand-in for its library refuses every call. Ends with 0 where all went well, and else names the
+first thing that did not.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-
 from abi import read_symbols
 
 NAME, CAPABILITY, MEMORY_BYTES = "NVIDIA H100 80GB HBM3", (9, 0), 80 * 2**30
@@ -47,6 +49,29 @@ MODULES = (
     "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend",
     "sglang.srt.models.qwen3",
     "sglang.srt.models.qwen3_moe",
+)
+QWEN3: dict[str, object] = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 40_960,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+"""Of the shape of Qwen3 0.6B."""
+RESOLVED = (
+    "attention_backend",
+    "sampling_backend",
+    "disable_radix_cache",
+    "chunked_prefill_size",
+    "mem_fraction_static",
+    "cuda_graph_config",
 )
 HEAD_DIMS = (32, 128)
 """Of the quickstart's model, and of Qwen3."""
@@ -104,16 +129,44 @@ def stand_in_for_driver(libraries: Iterable[Path], folder: Path) -> None:
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
+def resolve_arguments(folder: Path, *further: str) -> dict[str, object]:
+    """What SGLang makes of miles' own command line for Qwen3 0.6B on this device. Reads no
+    weights."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+    from sglang.srt.server_args import prepare_server_args
+
+    from milescli.backends.sglang.server import EngineSpec, engine_command
+
+    (folder / "config.json").write_text(json.dumps(QWEN3), encoding="utf-8")
+    spec = EngineSpec(
+        model_dir=folder,
+        tokenizer_dir=None,
+        device_kind="cuda",
+        precision="bf16",
+        port=30_000,
+        log_path=folder / "log",
+        extra_args=("--attention-backend", "triton", *further),
+    )
+    arguments = prepare_server_args(engine_command(spec)[3:])
+    arguments.resolve_once()
+    view = resolved_view(arguments)
+    return {name: str(getattr(view, name)) for name in RESOLVED}
+
+
 def kernels() -> dict[str, Callable[[], object]]:
     """What SGLang compiles at first use on the kit's path: bf16, Triton attention, one GPU. With
     deterministic inference `qknorm` is left out, and norms and products are Triton's."""
     from sglang.kernels.ops.activation.activation import activation_module
     from sglang.kernels.ops.attention import rope
+    from sglang.kernels.ops.attention.clamp_position import _jit_clamp_position_module
     from sglang.kernels.ops.kvcache.kvcache import _jit_kvcache_module
     from sglang.kernels.ops.layernorm.norm import _jit_qknorm_module
 
     bf16 = torch.bfloat16
-    table: dict[str, Callable[[], object]] = {"activation": lambda: activation_module(bf16)}
+    table: dict[str, Callable[[], object]] = {
+        "activation": lambda: activation_module(bf16),
+        "clamp_position": lambda: _jit_clamp_position_module(torch.int64),
+    }
     for dim in HEAD_DIMS:
         row_bytes = 2 * 8 * dim
         table[f"kvcache {row_bytes}"] = lambda n=row_bytes: _jit_kvcache_module(n, n)
@@ -131,12 +184,16 @@ def attempt(kind: str, name: str, action: Callable[[], object]) -> bool:
     """One line of JSON: what, whether it went well, seconds, and how it failed."""
     began = time.monotonic()
     try:
-        action()
+        result = action()
         error = None
     except BaseException as failure:  # some modules end the process
         error = "".join(traceback.format_exception(failure)[-3:])
     row = {"kind": kind, "name": name, "ok": error is None, "s": round(time.monotonic() - began, 1)}
-    print(json.dumps(row | ({"error": error} if error else {})), flush=True)
+    if error is not None:
+        row["error"] = error
+    elif isinstance(result, dict):
+        row |= result
+    print(json.dumps(row), flush=True)
     return error is None
 
 
@@ -145,11 +202,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compile", action="store_true", help="build the kernels, too")
     options = parser.parse_args()
-    os.environ.setdefault("SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK", "1")
     spec = importlib.util.find_spec("sgl_kernel")
     if spec is None or spec.origin is None:
-        print("error: the kit is not unpacked\n  why: sgl_kernel is not on PYTHONPATH\n"
-              "  fix: source bench/gpu/unpack.sh all", file=sys.stderr)
+        print(
+            "error: the kit is not unpacked\n  why: sgl_kernel is not on PYTHONPATH\n"
+            "  fix: source bench/gpu/unpack.sh all",
+            file=sys.stderr,
+        )
         return 4
     site = Path(spec.origin).parents[1]
     with tempfile.TemporaryDirectory(prefix="miles-driver-") as folder:
@@ -159,10 +218,15 @@ def main() -> int:
         for module in MODULES:
             if not attempt("import", module, lambda name=module: importlib.import_module(name)):
                 return 1
+        if not attempt("arguments", "qwen3", lambda: resolve_arguments(Path(folder))):
+            return 1
         if options.compile:
-            for name, build in kernels().items():
-                if not attempt("compile", name, build):
-                    return 1
+            with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+                builds = [
+                    pool.submit(attempt, "compile", name, build)
+                    for name, build in kernels().items()
+                ]
+            return int(not all(build.result() for build in builds))
     return 0
 
 

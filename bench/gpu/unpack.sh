@@ -57,16 +57,29 @@ _miles_kit_part() ( # NUMBER PARTS SITE
 )
 
 # SGLang's compiler of kernels looks for libcudart beside the first nvcc of PATH, which may be a
-# link or a script that is not in CUDA's own folder.
+# link or a script outside CUDA's own folder.
 _miles_kit_cuda_home() {
-  local folder
-  for folder in "${CUDA_HOME:-}" "${CUDA_PATH:-}" /usr/local/cuda /usr/local/cuda-13*; do
-    [ -z "$folder" ] || [ ! -x "$folder/bin/nvcc" ] || { echo "$folder" && return; }
+  local folder nvcc
+  nvcc=$(readlink -f "$(command -v nvcc)" || true)
+  for folder in "${CUDA_HOME:-}" "${CUDA_PATH:-}" /usr/local/cuda /usr/local/cuda-13* \
+    "${nvcc%/bin/nvcc}"; do
+    [ -z "$folder" ] || [ ! -x "$folder/bin/nvcc" ] || [ ! -e "$folder/lib64/libcudart.so" ] ||
+      { echo "$folder" && return; }
   done
 }
 
+# torch_memory_saver is preloaded, before torch has shown where CUDA's runtime lies.
+_miles_kit_cuda_runtime() {
+  ! ldconfig -p 2>/dev/null | grep -q 'libcudart\.so\.13' || return 0
+  "${PYTHON:-python3}" -c 'import importlib.util, pathlib
+spec = importlib.util.find_spec("nvidia")
+for folder in spec.submodule_search_locations if spec else ():
+    for library in pathlib.Path(folder).glob("*/lib/libcudart.so.13"):
+        print(library.parent)' | head -n 1
+}
+
 _miles_kit_lines() { # ROOT PART...
-  local root=$1 site=${SITE:-$1/bench/gpu/site} part folder packages="" programs="" cuda
+  local root=$1 site=${SITE:-$1/bench/gpu/site} part folder packages="" programs="" cuda runtime
   shift
   [ "$*" != all ] || set -- 1 2 3
   [ $# -gt 0 ] || _miles_kit_fail "no part is named" "it is 1, 2, 3 or all" \
@@ -88,8 +101,14 @@ _miles_kit_lines() { # ROOT PART...
   printf 'export PYTHONPATH=%q\n' "$packages$root"
   # shellcheck disable=SC2016 # PATH is the caller's
   printf 'export PATH=%q"${PATH:+:$PATH}"\n' "${programs%:}"
+  # part 1 carries an older sglang-kernel than SGLang asks for, which part1.txt explains
+  echo 'export SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK=1'
   cuda=$(_miles_kit_cuda_home)
   [ -z "$cuda" ] || printf 'export CUDA_HOME=%q\n' "$cuda"
+  runtime=$(_miles_kit_cuda_runtime)
+  # shellcheck disable=SC2016 # LD_LIBRARY_PATH is the caller's
+  [ -z "$runtime" ] ||
+    printf 'export LD_LIBRARY_PATH=%q"${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"\n' "$runtime"
 }
 
 _miles_kit_main() {
