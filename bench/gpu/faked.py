@@ -3,19 +3,19 @@
 
 torch.cuda is made to say that there is one H100, and SGLang's server, scheduler, models, attention
 backend and compiled kernels are imported as they are there, and its own rules applied to the
-command line that miles starts it with. `--compile` also builds, for sm_90a, the kernels that SGLang
-compiles at first use on the kit's path, into SGLang's own cache, and says how long each took; on the
-GPU machine that can be done while the trainer is measured. It needs nvcc, a C++ compiler and ninja,
-and no GPU. Nothing is computed: no CUDA call is made, no kernel runs, and where there is no driver
-a stand-in for its library refuses every call. Ends with 0 where all went well, and else names the
-first thing that did not.
+command line that miles starts it with. `--compile` also builds, for sm_90a, the kernels that
+SGLang compiles at first use on the kit's path, into SGLang's own cache, and says how long each
+took; on the GPU machine that can be done while the trainer is measured. It needs nvcc, a C++
+compiler and ninja, and no GPU. Nothing is computed: no CUDA call is made, no kernel runs, and where
+there is no driver a stand-in for its library refuses every call. Ends with 0 where all went well,
+and else names the first thing that did not.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -25,11 +25,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from abi import read_symbols
+
+from bench.gpu.abi import read_symbols
 
 NAME, CAPABILITY, MEMORY_BYTES = "NVIDIA H100 80GB HBM3", (9, 0), 80 * 2**30
 DRIVER = "libcuda.so.1"
@@ -73,8 +75,10 @@ RESOLVED = (
     "mem_fraction_static",
     "cuda_graph_config",
 )
-HEAD_DIMS = (32, 128)
-"""Of the quickstart's model, and of Qwen3."""
+KV_HEADS = ((2, 32), (8, 128))
+"""Heads and their size, of the quickstart's model and of Qwen3 0.6B."""
+FUSED_ROPE_DIMS = (64, 128, 256, 512)
+"""Sizes of heads for which SGLang has a fused kernel; others take `rotary_embedding`."""
 
 
 def fake_device() -> None:
@@ -153,31 +157,38 @@ def resolve_arguments(folder: Path, *further: str) -> dict[str, object]:
     return {name: str(getattr(view, name)) for name in RESOLVED}
 
 
-def kernels() -> dict[str, Callable[[], object]]:
-    """What SGLang compiles at first use on the kit's path: bf16, Triton attention, one GPU. With
-    deterministic inference `qknorm` is left out, and norms and products are Triton's."""
-    from sglang.kernels.ops.activation.activation import activation_module
-    from sglang.kernels.ops.attention import rope
-    from sglang.kernels.ops.attention.clamp_position import _jit_clamp_position_module
-    from sglang.kernels.ops.kvcache.kvcache import _jit_kvcache_module
-    from sglang.kernels.ops.layernorm.norm import _jit_qknorm_module
-
-    bf16 = torch.bfloat16
-    table: dict[str, Callable[[], object]] = {
-        "activation": lambda: activation_module(bf16),
-        "clamp_position": lambda: _jit_clamp_position_module(torch.int64),
+def kernels() -> dict[str, tuple[str, tuple[object, ...]]]:
+    """What SGLang compiles at first use on the kit's path, bf16, Triton attention and one GPU: the
+    function that builds each, and its arguments. With deterministic inference `qknorm` is not used;
+    norms, products of matrices and a MoE's router are Triton's."""
+    ops, bf16 = "sglang.kernels.ops", torch.bfloat16
+    table: dict[str, tuple[str, tuple[object, ...]]] = {
+        "activation": (f"{ops}.activation.activation:activation_module", (bf16,)),
+        "clamp_position": (
+            f"{ops}.attention.clamp_position:_jit_clamp_position_module",
+            (torch.int64,),
+        ),
+        "rotary_embedding": (f"{ops}.attention.rope:_jit_rotary_embedding_module", ()),
     }
-    for dim in HEAD_DIMS:
-        row_bytes = 2 * 8 * dim
-        table[f"kvcache {row_bytes}"] = lambda n=row_bytes: _jit_kvcache_module(n, n)
-        if dim < 64:
-            table["rotary_embedding"] = rope._jit_rotary_embedding_module
-        else:
-            table[f"fused_rope {dim}"] = lambda n=dim: rope._jit_fused_rope_module(
-                True, n, bf16, bf16
+    for heads, dim in KV_HEADS:
+        row_bytes = bf16.itemsize * heads * dim
+        table[f"kvcache {row_bytes}"] = (
+            f"{ops}.kvcache.kvcache:_jit_kvcache_module",
+            (row_bytes, row_bytes),
+        )
+        if dim in FUSED_ROPE_DIMS:
+            table[f"fused_rope {dim}"] = (
+                f"{ops}.attention.rope:_jit_fused_rope_module",
+                (True, dim, bf16, bf16),
             )
-            table[f"qknorm {dim}"] = lambda n=dim: _jit_qknorm_module(n, bf16)
+            table[f"qknorm {dim}"] = (f"{ops}.layernorm.norm:_jit_qknorm_module", (dim, bf16))
     return table
+
+
+def build(function: str, arguments: tuple[object, ...]) -> None:
+    """Compile one, or take it from SGLang's cache."""
+    module, name = function.split(":")
+    getattr(importlib.import_module(module), name)(*arguments)
 
 
 def attempt(kind: str, name: str, action: Callable[[], object]) -> bool:
@@ -223,10 +234,10 @@ def main() -> int:
         if options.compile:
             with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
                 builds = [
-                    pool.submit(attempt, "compile", name, build)
-                    for name, build in kernels().items()
+                    pool.submit(attempt, "compile", name, partial(build, *kernel))
+                    for name, kernel in kernels().items()
                 ]
-            return int(not all(build.result() for build in builds))
+            return int(not all(one.result() for one in builds))
     return 0
 
 

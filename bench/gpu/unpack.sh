@@ -18,42 +18,40 @@ _miles_kit_extract() { # ARCHIVE FOLDER
   if command -v xz >/dev/null; then
     tar -C "$2" -xJf "$1"
   else
-    "${PYTHON:-python3}" -c 'import sys, tarfile
-with tarfile.open(sys.argv[1], "r:xz") as archive: archive.extractall(sys.argv[2], filter="tar")' \
-      "$1" "$2"
+    "${PYTHON:-python3}" -c 'import lzma, sys, tarfile
+with lzma.open(sys.argv[1]) as stream:
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        archive.extractall(sys.argv[2], filter="tar")
+    stream.read()  # to its end, where a broken one is known' "$1" "$2"
   fi
 }
 
-# One part, in a folder of its own whose name appears when it is whole.
+# One part, in a folder of its own whose name appears when it is whole. `set -e` would not count
+# here: bash ignores it in whatever stands before `||`.
 _miles_kit_part() ( # NUMBER PARTS SITE
-  set -eu
   name=part$1.tar.xz
   archive=$2/$name
-  done_mark=$3/part$1/.sha256
-  unpacked=$(cat "$done_mark" 2>/dev/null || true)
+  unpacked=$(cat "$3/part$1/.sha256" 2>/dev/null)
   if [ ! -f "$archive" ]; then
     [ -z "$unpacked" ] || exit 0
     _miles_kit_fail "$archive is missing" "part $1 is not unpacked in $3 either" \
-      "make it where there is a network: bench/gpu/pack.sh"
+      "make it where there is a network: bench/gpu/pack.sh" || exit
   fi
-  listed=$(awk -v name="$name" '$2 == name || $2 == "*" name { print $1 }' "$2/SHA256" || true)
+  listed=$(awk -v name="$name" '$2 == name || $2 == "*" name { print $1 }' "$2/SHA256")
   [ -n "$listed" ] || _miles_kit_fail "$2/SHA256 does not name $name" \
-    "its checksum is not known" "carry SHA256 beside the parts; bench/gpu/pack.sh writes it"
+    "its checksum is not known" "carry SHA256 beside the parts; bench/gpu/pack.sh writes it" || exit
   [ "$unpacked" != "$listed" ] || exit 0
   actual=$(sha256sum "$archive" | cut -d ' ' -f 1)
   [ "$actual" = "$listed" ] || _miles_kit_fail "$archive is damaged, or of another packing" \
     "its SHA-256 is $actual; SHA256 lists $listed" \
-    "carry part$1.tar.xz and SHA256 of one bench/gpu/pack.sh"
-  mkdir -p "$3"
-  new=$(mktemp -d "$3/.part$1.XXXXXX")
+    "carry part$1.tar.xz and SHA256 of one bench/gpu/pack.sh" || exit
+  new=
   trap 'rm -rf "$new"' EXIT
-  _miles_kit_extract "$archive" "$new" ||
-    _miles_kit_fail "$archive cannot be extracted" "tar's words are above; $3 is as it was" \
-      "look for space with df -h $3, then pack again: bench/gpu/pack.sh"
-  chmod 755 "$new"
-  echo "$listed" >"$new/.sha256"
-  rm -rf "$3/part$1"
-  mv "$new" "$3/part$1"
+  mkdir -p "$3" && new=$(mktemp -d "$3/.part$1.XXXXXX") && _miles_kit_extract "$archive" "$new" &&
+    chmod 755 "$new" && echo "$listed" >"$new/.sha256" && rm -rf "$3/part$1" &&
+    mv "$new" "$3/part$1" ||
+    _miles_kit_fail "$archive cannot be extracted" "what failed is above; no half of it is left" \
+      "look for space with df -h $3, then unpack again" || exit
 )
 
 # SGLang's compiler of kernels looks for libcudart beside the first nvcc of PATH, which may be a
