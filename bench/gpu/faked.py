@@ -30,8 +30,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-
-from bench.gpu.abi import read_symbols
+from abi import read_symbols  # beside this script
 
 NAME, CAPABILITY, MEMORY_BYTES = "NVIDIA H100 80GB HBM3", (9, 0), 80 * 2**30
 DRIVER = "libcuda.so.1"

@@ -66,9 +66,9 @@ _miles_kit_cuda_home() {
   done
 }
 
-# torch_memory_saver is preloaded, before torch has shown where CUDA's runtime lies.
+# torch_memory_saver is preloaded: before torch, whose CUDA runtime it would not find, and the
+# system's, if there is one, would be loaded beside it.
 _miles_kit_cuda_runtime() {
-  ! ldconfig -p 2>/dev/null | grep -q 'libcudart\.so\.13' || return 0
   "${PYTHON:-python3}" -c 'import importlib.util, pathlib
 spec = importlib.util.find_spec("nvidia")
 for folder in spec.submodule_search_locations if spec else ():
