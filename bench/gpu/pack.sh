@@ -72,7 +72,7 @@ install_part() {
   done
 }
 
-# One file, the same for the same packages: order, times and owners are not this machine's.
+# One file, the same for the same packages and pip: order, times and owners are not this machine's.
 archive() {
   tar -C "$1" --sort=name --mtime='2026-01-01 00:00Z' --owner=0 --group=0 --numeric-owner \
     --format=gnu -cf - . | xz -6 -T4 --block-size=16MiB >"$2"
