@@ -24,7 +24,9 @@ fail() { printf 'error: %s\n  why: %s\n  fix: %s\n' "$1" "$2" "$3" >&2; exit 4; 
 folder=${1:-$here/parts}
 case $folder in -*) fail "unknown option $folder" "there is none" "$usage" ;; esac
 case $max_bytes in
-*[!0-9]* | '') fail "MAX_BYTES is $max_bytes" "it is a number of bytes" "MAX_BYTES=60000000 $usage" ;;
+*[!0-9]* | '')
+  fail "MAX_BYTES is $max_bytes" "it is a number of bytes" "MAX_BYTES=60000000 $usage"
+  ;;
 esac
 for tool in "$python" tar xz strip sha256sum; do
   command -v "$tool" >/dev/null ||
