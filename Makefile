@@ -69,7 +69,7 @@ bench: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check milescli tests bench
 	$(VENV)/bin/ruff format --check milescli tests bench
-	$(VENV)/bin/shellcheck -x docker/install.sh templates/jobs/*.sh
+	$(VENV)/bin/shellcheck -x docker/install.sh bench/gpu/*.sh templates/jobs/*.sh
 	$(VENV)/bin/hadolint docker/Dockerfile.*
 
 completions: $(VENV)/.installed

@@ -13,7 +13,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize(
-    "script", ["docker/install.sh", "templates/jobs/slurm.sh", "templates/jobs/ssh.sh"]
+    "script",
+    [
+        "bench/gpu/pack.sh",
+        "bench/gpu/unpack.sh",
+        "docker/install.sh",
+        "templates/jobs/slurm.sh",
+        "templates/jobs/ssh.sh",
+    ],
 )
 def test_shellcheck_finds_nothing(script: str) -> None:
     done = subprocess.run(
