@@ -148,7 +148,7 @@ def resolve_arguments(folder: Path, *further: str) -> dict[str, object]:
         precision="bf16",
         port=30_000,
         log_path=folder / "log",
-        extra_args=("--attention-backend", "triton", *further),
+        extra_args=further,
     )
     arguments = prepare_server_args(engine_command(spec)[3:])
     arguments.resolve_once()

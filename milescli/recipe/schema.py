@@ -253,8 +253,8 @@ class EngineSettings(Section):
     """SGLang's attention kernels on an accelerator, of those whose tokens do not depend on the
     batch; null: SGLang's choice for the device (ROCm: triton). A CPU has one of its own."""
     cuda_graphs: bool = True
-    """Replay decoding steps as graphs on an accelerator. false: engines start sooner and hold less
-    memory; decoding is slower."""
+    """Replay decoding steps as graphs on an accelerator (prefills are not). false: engines start
+    sooner and hold less memory; decoding is slower."""
     extra: list[str] = []
     """Further arguments of SGLang's server, as on its command line: [--chunked-prefill-size=4096].
     What the recipe or miles sets already is refused."""

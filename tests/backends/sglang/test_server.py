@@ -72,6 +72,7 @@ def test_an_accelerator_gets_the_attention_and_the_graphs_that_the_recipe_names(
     command = engine_command(pinned)
     assert words_of(command, "--attention-backend") == "triton"
     assert command[-1] == "--tool=x" and "--disable-cuda-graph" not in command
+    assert "--disable-prefill-cuda-graph" in command
     bare = engine_command(spec(tmp_path, device_kind="cuda", cuda_graphs=False))
     assert "--attention-backend" not in bare and "--disable-cuda-graph" in bare
     # deterministic inference would take CUDA's there
