@@ -78,4 +78,6 @@ def write_model(name: str, visit: Visit, *, seed: int = 0) -> tuple[Path, Weight
             drawn = torch.randn(shape, generator=generator, device=visit.torch_device) * STD
             tensors[key] = drawn.to(dtype).cpu()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if visit.on_device:
+        torch.cuda.empty_cache()
     return folder, weights

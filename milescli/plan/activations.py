@@ -199,8 +199,9 @@ def _expert_bytes(
     facts: ModelFacts, layout: TrainerLayout, *, share: float, size: int, packing: Packing
 ) -> tuple[float, float]:
     """The router's scores, and of every token's copies at the experts their input and MLP.
-    Dropless: how many come is up to the router."""
-    rows = share * facts.topk * layout.etp * packing.imbalance
+    Dropless: how many come is up to the router, but a rank that has all experts gets all."""
+    most = min(packing.imbalance, worst_imbalance(facts, layout))
+    rows = share * facts.topk * layout.etp * most
     inner, wide = _mlp(facts, facts.moe_ffn_hidden_size, size=size, weighted=True)
     width = facts.moe_latent_size or facts.hidden_size
     saved = rows * (width * size + inner / layout.etp + 4)

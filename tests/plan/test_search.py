@@ -262,6 +262,21 @@ def test_memory_is_planned_for_as_uneven_experts_as_the_recipe_says() -> None:
     )
 
 
+def test_a_rank_that_has_all_experts_gets_all_tokens_however_uneven_they_are() -> None:
+    sizes = {
+        part.size_bytes
+        for wanted in (1.0, 6.0)
+        for part in _plan(
+            "H200",
+            _facts(layers=4, experts=8),
+            train={"expert_imbalance": wanted},
+            parallel={"ep": 1},
+        ).forecast.training
+        if part.name == "activations"
+    }
+    assert len(sizes) == 1
+
+
 def test_a_recipe_says_what_is_pinned() -> None:
     assert Recipe().train.max_tokens_per_microbatch is None
     assert Recipe().train.recompute == "auto"

@@ -126,7 +126,7 @@ CHECKS: tuple[Check, ...] = (
             "beside_stock_64",
             "beside_stock_512",
         ),
-        limit_s=420,
+        limit_s=480,
     ),
     Check(phase="publish", lines=("publish", "verify", "beside_device_copy"), limit_s=180),
     Check(
@@ -171,7 +171,7 @@ PARTS = {
     2: ("engine", "publish", "sleep"),
     3: ("colocated", "faults"),
 }
-"""What can be checked with the first so many archives of `pack.sh`."""
+"""Thirds of a visit of half an hour."""
 
 
 def chosen(words: Sequence[str]) -> list[Check]:

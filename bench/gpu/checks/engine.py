@@ -242,7 +242,12 @@ def _speed(visit: Visit, weights: WeightTable, num_requests: int, step_s: float)
 def stock_engine(visit: Visit, ours: EngineServer) -> ManagedProcess:
     """The same SGLang with its own defaults, on the same model, cache and requests; with what
     makes it run on a CPU at all, and attention kernels that are there."""
-    own = {"--enable-deterministic-inference", "--enable-memory-saver", "--disable-radix-cache"}
+    own = {
+        "--enable-deterministic-inference",
+        "--enable-memory-saver",
+        "--disable-radix-cache",
+        "--disable-prefill-cuda-graph",
+    }
     command = [word for word in engine_command(ours.spec) if word not in own]
     port = free_ports(1)[0]
     command[command.index("--port") + 1] = str(port)
