@@ -24,13 +24,18 @@ DESCRIPTOR = "MILES_VISIT_FD"
 """Environment variable with the number of the pipe that a check's lines go to."""
 GRACE_S = 10.0
 """For a check to clean up after SIGTERM."""
-_SUBREAPER = 36
-"""PR_SET_CHILD_SUBREAPER of prctl(2)."""
+_PARENT_DEATH_SIGNAL, _SUBREAPER = 1, 36
+"""PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2)."""
 
 
 def adopt_orphans() -> None:
     """Whoever loses its parent below this process becomes its child, not init's."""
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_on_term() -> None:
+    """SIGTERM ends this process as an exception does: every `finally` is run."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +97,8 @@ class Running:
 
 def say_lines(check: Check, device: str) -> None:
     """In the check's own process: run it, and hand over each line."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # `finally` runs
+    end_on_term()
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)  # a killed visit too
     descriptor = int(os.environ.pop(DESCRIPTOR))
     os.set_inheritable(descriptor, False)
     with (

@@ -25,7 +25,7 @@ from typing import TextIO
 
 from checks import PARTS, PHASES, Check, chosen
 from lines import Record, Verdict
-from running import DESCRIPTOR, GRACE_S, Running, adopt_orphans, say_lines
+from running import DESCRIPTOR, GRACE_S, Running, adopt_orphans, end_on_term, say_lines
 
 HERE = Path(__file__).resolve().parent
 KEPT_LINES, KEPT_LINES_OF_FAILURE = 30, 400
@@ -71,6 +71,7 @@ def main() -> int:
         say_lines(options.checks[0], device)
         return 0
     adopt_orphans()
+    end_on_term()
     options.out.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + options.budget_s
     good = True
@@ -138,4 +139,7 @@ def show(record: Record) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("stopped; the lines so far are kept")

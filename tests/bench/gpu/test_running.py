@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,9 @@ from tests.bench.gpu.conftest import BENCH
 CHECKS = """
 CHECKS = tuple(
     Check(phase="planted", subject=name, function=name, lines=("first", "second"), limit_s=limit)
-    for name, limit in (("good", 60), ("dies", 60), ("hangs", 4), ("lies", 60))
+    for name, limit in (
+        ("good", 60), ("dies", 60), ("hangs", 4), ("lies", 60), ("waits", 200),
+    )
 )
 PHASES = ("planted",)
 """
@@ -46,6 +49,14 @@ def hangs(visit, subject):
         except SystemExit:
             pass
 
+def waits(visit, subject):
+    try:
+        Path(os.environ["PLANTED_PID"]).write_text(str(os.getpid()))
+        time.sleep(300)
+    finally:
+        Path(os.environ["PLANTED_PID"]).unlink()
+    yield Line(name="first", measured=1.0, unit="s")
+
 def lies(visit, subject):
     yield Line(name="third", measured=1.0, unit="s")
     yield Line(name="first", measured=1.0, unit="s")
@@ -53,30 +64,47 @@ def lies(visit, subject):
 
 
 @pytest.fixture(scope="module")
-def visited(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess]:
-    """All planted checks, one after the other."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a copy of the visit that has the planted checks."""
     folder = tmp_path_factory.mktemp("visit")
-    copied = shutil.copytree(
-        BENCH,
-        folder / "gpu",
-        ignore=lambda _, names: {"site", "parts", "out", "results"} & {*names},
-    )
+    made = shutil.ignore_patterns("site", "parts", "out", "results")
+    copied = shutil.copytree(BENCH, folder / "gpu", ignore=made)
     with (copied / "checks/__init__.py").open("a") as table:
         table.write(CHECKS)
     (copied / "checks/planted.py").write_text(PLANTED)
+    return folder
+
+
+def start(folder: Path, *checks: str, out: str) -> subprocess.Popen[str]:
     environment = os.environ | {
-        "PLANTED_PID": str(folder / "pid"),
+        "PLANTED_PID": str(folder / f"{out}.pid"),
         "PYTHONPATH": str(BENCH.parents[1]),
     }
-    command = [sys.executable, str(copied / "visit.py"), "all", "--device", "cpu"]
-    done = subprocess.run(
-        [*command, "--out", str(folder / "out")],
+    command = [sys.executable, str(folder / "gpu/visit.py"), *checks, "--device", "cpu"]
+    return subprocess.Popen(
+        [*command, "--out", str(folder / out)],
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=200,
     )
-    return folder, done
+
+
+@pytest.fixture(scope="module")
+def visited(folder: Path) -> tuple[Path, int, str]:
+    """All but one, one after the other: where, exit code and output."""
+    names = [f"planted.{name}" for name in ("good", "dies", "hangs", "lies")]
+    process = start(folder, *names, out="out")
+    shown, _ = process.communicate(timeout=200)
+    return folder, process.returncode, shown
+
+
+def gone(pid: int) -> bool:
+    """Within half a minute."""
+    until = time.monotonic() + 30
+    while psutil.pid_exists(pid) and time.monotonic() < until:
+        time.sleep(0.1)
+    return not psutil.pid_exists(pid)
 
 
 def records(folder: Path) -> dict[str, dict]:
@@ -87,7 +115,7 @@ def records(folder: Path) -> dict[str, dict]:
 
 
 def test_every_announced_line_is_said_with_its_verdict(visited) -> None:
-    folder, done = visited
+    folder, code, shown = visited
     verdicts = {name: line["verdict"] for name, line in records(folder).items()}
     assert verdicts == {
         "planted.good.first": "measured",
@@ -99,8 +127,8 @@ def test_every_announced_line_is_said_with_its_verdict(visited) -> None:
         "planted.lies.first": "failed",
         "planted.lies.second": "failed",
     }
-    assert done.returncode == 1
-    assert len(done.stdout.splitlines()) == len(verdicts)
+    assert code == 1
+    assert len(shown.splitlines()) == len(verdicts)
 
 
 def test_the_reason_is_in_the_line(visited) -> None:
@@ -111,11 +139,21 @@ def test_the_reason_is_in_the_line(visited) -> None:
 
 
 def test_nothing_of_a_check_that_hangs_is_left(visited) -> None:
-    pid = int((visited[0] / "pid").read_text())
-    until = time.monotonic() + 30
-    while psutil.pid_exists(pid) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not psutil.pid_exists(pid)
+    assert gone(int((visited[0] / "out.pid").read_text()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_visit_that_is_ended_takes_its_check_along(folder: Path, number: int) -> None:
+    out = signal.Signals(number).name
+    process, file = start(folder, "planted.waits", out=out), folder / f"{out}.pid"
+    until = time.monotonic() + 60
+    while not (file.exists() and file.read_text()) and time.monotonic() < until:
+        time.sleep(0.05)
+    pid = int(file.read_text())
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert gone(pid)
+    assert not file.exists(), "it was not let clean up"
 
 
 def test_a_phase_that_does_not_exist_is_refused_with_those_that_do() -> None:
