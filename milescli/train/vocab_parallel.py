@@ -79,11 +79,10 @@ class _TargetLogprobs(torch.autograd.Function):
         """The same memory: the logits end here."""
         size = ctx.shard.size
         for rows in _chunks(logits.shape[0]):
-            x = grad[rows, :size].float() if grad.dtype is not torch.float32 else grad[rows, :size]
-            x = x.div_(ctx.temperature)
+            x = _heated(grad[rows, :size], ctx.temperature)
             p = (x - log_total[rows, None]).exp_()
             if grad_entropy is None:
-                total = p.mul_(grad_logprob[rows, None]).neg_()
+                total = p.mul_(-grad_logprob[rows, None])
             else:
                 scale = (mean[rows, None] - x).mul_(grad_entropy[rows, None])
                 total = p.mul_(
@@ -92,7 +91,7 @@ class _TargetLogprobs(torch.autograd.Function):
             if grad_logprob is not None and size:
                 hit = torch.where(owned[rows], grad_logprob[rows], 0.0)
                 total.scatter_add_(1, local[rows, None], hit[:, None])
-            grad[rows, :size] = total.div_(ctx.temperature)
+            grad[rows, :size] = _heated(total, ctx.temperature)
         grad[:, size:] = 0
         return grad, None, None, None
 
@@ -100,11 +99,17 @@ class _TargetLogprobs(torch.autograd.Function):
 def _sum_rows(logits, local, owned, peak, temperature: float, *, out) -> None:
     """Into out [3, rows]: sum exp(x - peak), sum exp(x - peak) (x - peak), and x - peak of the
     target where it is here."""
-    shifted = logits.float() / temperature - peak[:, None]
+    shifted = _heated(logits, temperature) - peak[:, None]
     out[2] = torch.where(owned, shifted.gather(1, local[:, None])[:, 0], 0.0)
     weights = shifted.exp()
     out[0] = weights.sum(dim=1)
     out[1] = weights.mul_(shifted).sum(dim=1)
+
+
+def _heated(x: torch.Tensor, temperature: float) -> torch.Tensor:
+    """x / temperature in float32; at 1, x itself, which arithmetic with a float32 tensor widens as
+    it reads it: a pass over the memory less."""
+    return x if temperature == 1.0 else x.float() / temperature
 
 
 def _chunks(num_tokens: int) -> list[slice]:

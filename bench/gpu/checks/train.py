@@ -249,6 +249,8 @@ def _peer_line(
         except torch.OutOfMemoryError as error:
             problem = str(error).split(".")[0]
             timed = None
+        except RuntimeError as error:  # the peer's own; the other peer is beside it
+            return Line(name=attention.name, measured=None, unit="tokens/s", note=f"fails: {error}")
         free_memory()  # the error and the frames that it held are gone here
         if timed is None:
             cap //= 2

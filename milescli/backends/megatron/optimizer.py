@@ -20,6 +20,7 @@ from megatron.core.optimizer import (
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 
+from milescli.backends.megatron import clipping
 from milescli.backends.megatron.host_adam import move_to_host
 from milescli.core.errors import NotFiniteError
 from milescli.recipe.schema import Optimizer
@@ -64,6 +65,7 @@ def make_optimizer(
             move_to_host(inner)
     if next(model.parameters()).device.type != "cpu":
         fuse(optimizer)
+        clipping.install()
     for group in optimizer.param_groups:
         # Megatron's own scheduler, which is not run, would multiply: 0 for gains, biases and all
         # else that has one dimension
