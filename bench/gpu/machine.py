@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,17 +19,25 @@ def describe() -> dict[str, object]:
     import torch
 
     on_device = torch.cuda.is_available()
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, timeout=30).stdout.strip()
     return {
         "device_name": torch.cuda.get_device_name() if on_device else "CPU",
         "device_memory_bytes": torch.cuda.get_device_properties(0).total_memory if on_device else 0,
         "cuda": torch.version.cuda,
         "python": sys.version.split()[0],
         "cores": len(os.sched_getaffinity(0)),
-        "commit": commit or None,
+        "commit": _commit(),
         "versions": {name: _version(name) for name in PACKAGES},
     }
+
+
+def _commit() -> str | None:
+    """None where the files came without their history, or there is no git."""
+    if shutil.which("git") is None:
+        return None
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    return (
+        subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.strip() or None
+    )
 
 
 def _version(package: str) -> str | None:

@@ -1,6 +1,6 @@
 """From the lines of a visit to what is kept of it:
 
-    python bench/gpu/report.py OUT/lines.jsonl...
+    python bench/gpu/report.py FOLDER/lines.jsonl...
 
 writes `results/DATE-DEVICE.json` (every line, also the bad ones), the tables of docs/gpu.md, and,
 where the device is one that the planner knows, its constants in milescli/plan/measured.json. Lines

@@ -4,7 +4,7 @@
 
 PHASE is a phase (ceilings, numerics, ...), a check (train.qwen3-0.6b), part1 .. part3, or all. Each
 check runs in a process of its own with a limit of its own; each figure is one line of JSON in
-OUT/lines.jsonl as soon as it is there, and one line for people on stdout. What a check could not
+FOLDER/lines.jsonl as soon as it is there, and one line for people on stdout. What a check could not
 say is said for it: failed, timeout, not reached. `--device cpu` rehearses all of it in small. Makes
 no report: `report.py` does.
 """
@@ -41,9 +41,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("phases", nargs="+", metavar="PHASE", help=", ".join(PHASES))
     parser.add_argument("--device", choices=("auto", "cuda", "rocm", "cpu"), default="auto")
-    parser.add_argument(
-        "--out", type=Path, default=Path(os.environ.get("OUT", HERE / "out")), help="for the lines"
-    )
+    parser.add_argument("--out", type=Path, default=HERE / "out", help="for lines.jsonl, logs.txt")
     parser.add_argument(
         "--budget-s", type=float, default=float("inf"), help="end by then, whatever is left"
     )
