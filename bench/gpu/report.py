@@ -93,7 +93,7 @@ def tables(report: Report) -> str:
     visit = report.visits[-1]
     versions = ", ".join(f"{name} {version}" for name, version in visit.get("versions", {}).items())
     parts = [f"### {report.device}, {visit['when'][:10]}", "", f"{versions}; commit "]
-    parts[-1] += f"{visit.get('commit')}. All lines: `{RESULTS}/{report.name}.json`; commands:"
+    parts[-1] += f"{visit.get('commit') or 'not known'}. All lines: `{RESULTS}/{report.name}.json`; commands:"
     parts += ["", *[f"    {other['visit']}" for other in report.visits], ""]
     for check in CHECKS:
         parts += [f"**{check.name}**", ""]
