@@ -9,7 +9,7 @@ PINS := pyproject.toml docker/install.sh docker/pins.env docker/requirements.txt
   docker/requirements-cpu.txt
 RUN ?=
 # tests that are whole runs, which wait as often as they compute: beside the others in `make test`
-RUNS := tests/end_to_end
+RUNS := tests/end_to_end tests/bench
 # rooms whose tests start no engine, no Ray and no trainer, as two halves that take equally long
 PURE := tests/plan tests/models tests/recipe
 PURE_TOO := tests/core tests/platform tests/console tests/rollout tests/train tests/weights \

@@ -92,8 +92,9 @@ def tables(report: Report) -> str:
     last = report.last()
     visit = report.visits[-1]
     versions = ", ".join(f"{name} {version}" for name, version in visit.get("versions", {}).items())
-    parts = [f"### {report.device}, {visit['when'][:10]}", "", f"{versions}; commit "]
-    parts[-1] += f"{visit.get('commit') or 'not known'}. All lines: `{RESULTS}/{report.name}.json`; commands:"
+    commit = visit.get("commit") or "not known"
+    parts = [f"### {report.device}, {visit['when'][:10]}", ""]
+    parts += [f"{versions}; commit {commit}. All lines: `{RESULTS}/{report.name}.json`; commands:"]
     parts += ["", *[f"    {other['visit']}" for other in report.visits], ""]
     for check in CHECKS:
         parts += [f"**{check.name}**", ""]

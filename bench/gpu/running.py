@@ -33,9 +33,11 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_on_term() -> None:
-    """SIGTERM ends this process as an exception does: every `finally` is run."""
+def end_by_exception() -> None:
+    """SIGTERM and SIGINT, which a shell has its background jobs ignore, end this process so that
+    every `finally` is run."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,7 @@ class Running:
 
 def say_lines(check: Check, device: str) -> None:
     """In the check's own process: run it, and hand over each line."""
-    end_on_term()
+    end_by_exception()
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)  # a killed visit too
     descriptor = int(os.environ.pop(DESCRIPTOR))
     os.set_inheritable(descriptor, False)

@@ -25,7 +25,7 @@ from typing import TextIO
 
 from checks import PARTS, PHASES, Check, chosen
 from lines import Record, Verdict
-from running import DESCRIPTOR, GRACE_S, Running, adopt_orphans, end_on_term, say_lines
+from running import DESCRIPTOR, GRACE_S, Running, adopt_orphans, end_by_exception, say_lines
 
 HERE = Path(__file__).resolve().parent
 KEPT_LINES, KEPT_LINES_OF_FAILURE = 30, 400
@@ -69,7 +69,7 @@ def main() -> int:
         say_lines(options.checks[0], device)
         return 0
     adopt_orphans()
-    end_on_term()
+    end_by_exception()
     options.out.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + options.budget_s
     good = True

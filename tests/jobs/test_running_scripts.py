@@ -27,14 +27,16 @@ exec "$@" >"${log/\\%N/$node}" 2>&1""",
     "scontrol": 'if [ "$2" = hostnames ]; then printf "n1\\nn2\\n"; else echo "$@" >>scontrol.log; '
     "fi",
     "ray": 'echo "$*" >>ray.log; echo $$ >>ray.pids; exec sleep 60',
-    "python": 'head -n "$(wc -l 2>/dev/null <ray.log)" present',
+    "python": """
+until [ -s ray.pids ]; do sleep 0.02; done
+head -n "$(wc -l 2>/dev/null <ray.log)" present""",
     "miles": """
 trap "kill %1; exit 75" TERM
 echo "$*" >>miles.log; echo $$ >miles.pid; touch started
 [ -f finish ] || { sleep 60 & wait; }""",
 }
-"""Name -> what it does. `present`: the hosts that Ray runs on, in the order in which it is started;
-`finish`: miles is done at once."""
+"""Name -> what it does. `present`: the hosts that Ray runs on, in the order in which it is started,
+asked for once it runs on the first; `finish`: miles is done at once."""
 WAIT_S = 120
 """For what takes a moment."""
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.utils._device import _device_constructors
 
+from milescli.backends.megatron.absent_engine import mend_router
+
 _FACTORIES = (
     "tensor",
     "zeros",
@@ -144,6 +146,7 @@ def _mend_megatron() -> None:
     )
     from megatron.core.transformer.moe import token_dispatcher
 
+    mend_router()
     # split sizes are turned into numpy only `if tensor.is_cuda`
     token_dispatcher.maybe_move_tensor_to_cpu = _to_numpy_if_asked
 

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from megatron.core import tensor_parallel
 from megatron.core.activations import quick_gelu, squared_relu
 from megatron.core.tensor_parallel import RowParallelLinear
-from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 
+from milescli.backends.megatron.absent_engine import mend_router
 from milescli.models.facts import ModelFacts
 
 _GELU_TANH = partial(F.gelu, approximate="tanh")
@@ -42,10 +42,7 @@ def mlp_options(facts: ModelFacts) -> dict[str, object]:
 def options(facts: ModelFacts, *, routing_replay: bool, grouped: bool) -> dict[str, object]:
     """Of the experts. How they are chosen stands in the `Router` itself, which Megatron's fields
     cannot say for every family."""
-    if not hasattr(moe_utils, "te_general_gemm"):
-        # Megatron-Core 0.16.1 asks whether it is None, and leaves it undefined where
-        # TransformerEngine is absent
-        moe_utils.te_general_gemm = None
+    mend_router()
     settings: dict[str, object] = {
         "num_moe_experts": facts.num_experts,
         "moe_router_topk": facts.topk,
