@@ -51,21 +51,6 @@ MODULES = (
     "sglang.srt.models.qwen3",
     "sglang.srt.models.qwen3_moe",
 )
-QWEN3: dict[str, object] = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151_936,
-    "max_position_embeddings": 40_960,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-}
-"""Of the shape of Qwen3 0.6B."""
 RESOLVED = (
     "attention_backend",
     "sampling_backend",
@@ -135,12 +120,15 @@ def stand_in_for_driver(libraries: Iterable[Path], folder: Path) -> None:
 def resolve_arguments(folder: Path, *further: str) -> dict[str, object]:
     """What SGLang makes of miles' own command line for Qwen3 0.6B on this device. Reads no
     weights."""
+    from checks import Visit
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.server_args import prepare_server_args
+    from shapes import config_of
 
     from milescli.backends.sglang.server import EngineSpec, engine_command
 
-    (folder / "config.json").write_text(json.dumps(QWEN3), encoding="utf-8")
+    config = config_of("qwen3-0.6b", Visit(device="cuda", folder=folder))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     spec = EngineSpec(
         model_dir=folder,
         tokenizer_dir=None,

@@ -9,11 +9,12 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+
+from milescli.checkpoint.run_dir import RunDir, read_jsonl
 
 HERE = Path(__file__).resolve().parent
 NAMES = ("Ada", "Ben", "Chi", "Dana", "Emil", "Fay")
@@ -37,7 +38,8 @@ class Runs:
         )
 
     def run(self, *words: str) -> float:
-        """Seconds of the whole command. Raises where it fails: its output says why."""
+        """Seconds of the whole command, bounded by the check's limit. Raises where it fails: its
+        output says why."""
         begun = time.monotonic()
         code = self.start(*words).wait()
         if code:
@@ -52,27 +54,21 @@ class Runs:
 
     def metrics(self, run: str, key: str) -> list[float]:
         """Of every line of metrics.jsonl that has it, in order."""
-        lines = self._lines(run, "metrics.jsonl")
-        return [line[key] for line in lines if key in line]
+        return [line[key] for line in read_jsonl(self.of(run).metrics_file) if key in line]
 
     def events(self, run: str) -> list[dict]:
         """All that are there."""
-        return list(self._lines(run, "events.jsonl"))
+        return list(self.of(run).events())
+
+    def of(self, run: str) -> RunDir:
+        """Its directory, also before it is there."""
+        return RunDir(path=self.folder / "runs" / run)
 
     def show_logs(self) -> None:
         """The ends of the logs of all runs."""
         for log in sorted(self.folder.glob("runs/*/logs/attempt_*/*.log")):
             print(f"-- {log.relative_to(self.folder)}")
             print("\n".join(log.read_text(errors="replace").splitlines()[-40:]), flush=True)
-
-    def _lines(self, run: str, file: str) -> Iterator[dict]:
-        path = self.folder / "runs" / run / file
-        if path.exists():
-            for text in path.read_text().splitlines():
-                try:
-                    yield json.loads(text)
-                except json.JSONDecodeError:  # a line that is being written
-                    return
 
 
 def write_problems(path: Path, *, count: int) -> list[str]:

@@ -42,7 +42,8 @@ class Report:
     @property
     def device(self) -> str:
         """`NVIDIA H100 80GB HBM3`"""
-        return self.visits[-1].get("device_name") or self.visits[-1]["device"]
+        names = [visit["device_name"] for visit in self.visits if "device_name" in visit]
+        return names[-1] if names else self.visits[-1]["device"]
 
     @property
     def name(self) -> str:
@@ -81,9 +82,10 @@ def read(paths: Sequence[Path]) -> Report:
                 raise ValueError(f"{path}:{number} is no line of a visit: {error}") from error
     if not visits or not records:
         raise ValueError(f"{', '.join(map(str, paths))}: no visit, or none with a line")
-    devices = {visit.get("device_name") for visit in visits}
+    # a visit that could not even open the device has no name of it
+    devices = {visit["device_name"] for visit in visits if "device_name" in visit}
     if len(devices) > 1:
-        raise ValueError(f"lines of several devices: {', '.join(map(str, devices))}")
+        raise ValueError(f"lines of several devices: {', '.join(sorted(devices))}")
     return Report(visits=visits, records=records)
 
 

@@ -55,17 +55,19 @@ class Running:
         limit_s = min(self.check.limit_s, budget_s)
         started = time.monotonic()
         reading, process = self._start()
-        verdict = Verdict.FAILED
+        verdict, patience_s = Verdict.FAILED, 0.0
         try:
             for text in _lines(reading, until=started + limit_s):
                 record = Record.from_json(text)
                 said.add(record.name)
                 yield record
+            patience_s = GRACE_S  # it has said all, and is about to end
         except TimeoutError:
             verdict = Verdict.TIMEOUT
         finally:
             os.close(reading)
-            _end(process)
+            _end(process, patience_s=patience_s)
+        seconds = round(time.monotonic() - started, 2)
         note = f"after {limit_s:.0f} s; " if verdict is Verdict.TIMEOUT else ""
         for name in self.check.lines:
             if name not in said:
@@ -73,9 +75,18 @@ class Running:
                     check=self.check.name,
                     name=name,
                     verdict=verdict,
-                    seconds=round(time.monotonic() - started, 2),
+                    seconds=seconds,
                     note=note + _last_word(self.log_path),
                 )
+        if process.returncode and said.issuperset(self.check.lines):
+            said_last = f"exit code {process.returncode}; {_last_word(self.log_path)}"
+            yield Record(
+                check=self.check.name,
+                name="its end",
+                verdict=Verdict.FAILED,
+                seconds=seconds,
+                note=said_last,
+            )
 
     def _start(self) -> tuple[int, subprocess.Popen]:
         reading, writing = os.pipe()
@@ -134,18 +145,15 @@ def _lines(descriptor: int, *, until: float) -> Iterator[str]:
         yield from (line.decode() for line in whole)
 
 
-def _end(process: subprocess.Popen) -> None:
-    """The check and all that it started, also what changed its group or lost its parent."""
-    if process.poll() is None:
+def _end(process: subprocess.Popen, *, patience_s: float) -> None:
+    """The check and all that it started, also what changed its group or lost its parent; by itself
+    within `patience_s`."""
+    for bound_s, order in ((patience_s, process.terminate), (GRACE_S, process.kill)):
         try:
-            process.wait(GRACE_S / 10)  # it has said all, and is about to end
+            process.wait(bound_s)
         except subprocess.TimeoutExpired:
-            process.terminate()
-        try:
-            process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            order()
+    process.wait()
     left = psutil.Process().children(recursive=True)
     for member in left:
         try:

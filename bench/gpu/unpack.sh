@@ -99,8 +99,6 @@ _miles_kit_lines() { # ROOT PART...
   printf 'export PYTHONPATH=%q\n' "$packages$root"
   # shellcheck disable=SC2016 # PATH is the caller's
   printf 'export PATH=%q"${PATH:+:$PATH}"\n' "${programs%:}"
-  # part 1 carries an older sglang-kernel than SGLang asks for, which part1.txt explains
-  echo 'export SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK=1'
   cuda=$(_miles_kit_cuda_home)
   [ -z "$cuda" ] || printf 'export CUDA_HOME=%q\n' "$cuda"
   runtime=$(_miles_kit_cuda_runtime)

@@ -12,6 +12,7 @@ no report: `report.py` does.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import subprocess
@@ -140,4 +141,9 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("stopped; the lines so far are kept")
+        print("stopped; the lines so far are kept", file=sys.stderr)
+        sys.exit(130)
+    except OSError as error:
+        if DESCRIPTOR in os.environ or error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS):
+            raise
+        sys.exit(f"error: a line cannot be kept\n  why: {error}\n  fix: --out FOLDER with room")

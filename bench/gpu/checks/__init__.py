@@ -171,7 +171,7 @@ PARTS = {
     2: ("engine", "publish", "sleep"),
     3: ("colocated", "faults"),
 }
-"""Thirds of a visit of half an hour."""
+"""To be run one after the other where a command has a limit of its own."""
 
 
 def chosen(words: Sequence[str]) -> list[Check]:

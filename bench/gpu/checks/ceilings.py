@@ -3,12 +3,11 @@ memory and back. Every other figure stands beside these. Data sheets are the pre
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from lines import Bound, Line
+from timing import product_rate, product_size, seconds_of
 
 from checks import Visit
 from milescli.plan.devices import spec_of
@@ -47,39 +46,12 @@ def measure(visit: Visit) -> Iterator[Line]:
 
 
 def _matmul(visit: Visit, *, peak: float) -> Line:
-    """Random numbers: zeros take less power, and run faster."""
-    size = 8192 if visit.on_device else 512
-    a, b = (torch.randn(size, size, device=visit.torch_device).to(torch.bfloat16) for _ in range(2))
-    out = torch.empty_like(a)
-    seconds = seconds_of(lambda: torch.mm(a, b, out=out), visit)
+    size = product_size(visit)
     return Line(
         name="matmul_bf16",
-        measured=2 * size**3 / seconds / 1e12,
+        measured=product_rate(visit) / 1e12,
         predicted=peak / 1e12,
         unit="TFLOP/s",
         bound=Bound(kind="at least of predicted", value=0.6, anywhere=False),
         note=f"{size} x {size} x {size}, random numbers",
     )
-
-
-def seconds_of(step: Callable[[], object], visit: Visit, *, repeats: int = 20) -> float:
-    """Median of `repeats`, after three to warm up; by the device's own events."""
-    for _ in range(3):
-        step()
-    if not visit.on_device:
-        taken = []
-        for _ in range(repeats):
-            started = time.perf_counter()
-            step()
-            taken.append(time.perf_counter() - started)
-        return statistics.median(taken)
-    marks = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-        for _ in range(repeats)
-    ]
-    for start, end in marks:
-        start.record()
-        step()
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in marks) / 1e3

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
+from timing import seconds_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from checks import Visit
-from checks.ceilings import seconds_of
 
 
 def kernel_of(grid, inputs: Sequence[torch.Tensor]) -> str:

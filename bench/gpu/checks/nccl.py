@@ -10,9 +10,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from lines import Bound, Line
+from timing import seconds_of
 
 from checks import Visit
-from checks.ceilings import seconds_of
 
 TIMEOUT_S = 40.0
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 from lines import Bound, Line
+from timing import seconds_of
 
 from checks import Visit, attention
-from checks.ceilings import seconds_of
 from checks.one_layer import BF16, BF16_GRADIENT, FP32, OneLayer, apart, worst
 
 

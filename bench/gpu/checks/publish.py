@@ -12,9 +12,9 @@ from lines import Bound, Line
 from planning import size_of_weight, time_model, work_of
 from rig import address_of, engine, started
 from shapes import write_model
+from timing import seconds_of
 
 from checks import Visit
-from checks.ceilings import seconds_of
 from milescli.core.types import WeightVersion
 from milescli.core.units import MIB
 from milescli.doctor.tiny_trainer import start_trainer, take_step

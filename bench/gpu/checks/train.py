@@ -15,10 +15,10 @@ import torch
 from lines import Bound, Line
 from planning import time_model, work_of
 from shapes import write_model
+from timing import product_rate
 from trainer import end, free_memory, make_shard, make_trainer
 
 from checks import Visit
-from checks.ceilings import seconds_of
 from checks.profiling import profiled
 from checks.transformers_peer import PADDED_SDPA, VARLEN_FLASH, Attention, Peer
 from milescli.models.base import WeightTable
@@ -192,7 +192,7 @@ def _own_lines(
     lengths = np.diff(shards[-1].cu_seqlens) - 1
     per_token = sum(int(n) * flops.forward_mean(int(n)) for n in lengths) / lengths.sum()
     rate = 3 * per_token * miles.tokens_per_s
-    matmul = _matmul_rate(visit)
+    matmul = product_rate(visit)
     yield Line(
         name="mfu",
         measured=rate / times.device.bf16_flops,
@@ -222,13 +222,6 @@ def _forecast(
         longest_response=int((lengths - prompts).max()),
     )
     return times.train(TrainerLayout(), work, cap=size.microbatch_tokens), work
-
-
-def _matmul_rate(visit: Visit) -> float:
-    """FLOP/s of a large product, in this process."""
-    size = 8192 if visit.on_device else 256
-    a, b = (torch.randn(size, size, device=visit.torch_device).bfloat16() for _ in range(2))
-    return 2 * size**3 / seconds_of(lambda: a @ b, visit, repeats=5)
 
 
 def _peer_line(

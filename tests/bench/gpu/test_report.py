@@ -113,6 +113,9 @@ def test_nothing_is_kept_of_a_rehearsal_and_files_of_two_devices_are_refused(roo
     other = visit_file(root, visit=VISIT | {"device_name": "NVIDIA H200"}, name="other.jsonl")
     with pytest.raises(ValueError, match="several devices"):
         read([visit_file(root), other])
+    unopened = {key: value for key, value in VISIT.items() if not key.startswith("device_")}
+    failed = visit_file(root, visit=unopened | {"problem": "no driver"}, name="failed.jsonl")
+    assert read([visit_file(root), failed]).device == VISIT["device_name"]
     (root / "junk").write_text("hello\n")
     with pytest.raises(ValueError, match="junk:1 is no line of a visit"):
         read([root / "junk"])

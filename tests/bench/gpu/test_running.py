@@ -21,7 +21,7 @@ CHECKS = """
 CHECKS = tuple(
     Check(phase="planted", subject=name, function=name, lines=("first", "second"), limit_s=limit)
     for name, limit in (
-        ("good", 60), ("dies", 60), ("hangs", 4), ("lies", 60), ("waits", 200),
+        ("good", 60), ("dies", 60), ("hangs", 4), ("lies", 60), ("ends_badly", 60), ("waits", 200),
     )
 )
 PHASES = ("planted",)
@@ -48,6 +48,10 @@ def hangs(visit, subject):
             time.sleep(300)
         except SystemExit:
             pass
+
+def ends_badly(visit, subject):
+    yield from good(visit, subject)
+    raise SystemExit("it could not clean up")
 
 def waits(visit, subject):
     try:
@@ -93,7 +97,7 @@ def start(folder: Path, *checks: str, out: str) -> subprocess.Popen[str]:
 @pytest.fixture(scope="module")
 def visited(folder: Path) -> tuple[Path, int, str]:
     """All but one, one after the other: where, exit code and output."""
-    names = [f"planted.{name}" for name in ("good", "dies", "hangs", "lies")]
+    names = [f"planted.{name}" for name in ("good", "dies", "hangs", "lies", "ends_badly")]
     process = start(folder, *names, out="out")
     shown, _ = process.communicate(timeout=200)
     return folder, process.returncode, shown
@@ -126,6 +130,9 @@ def test_every_announced_line_is_said_with_its_verdict(visited) -> None:
         "planted.hangs.second": "timeout",
         "planted.lies.first": "failed",
         "planted.lies.second": "failed",
+        "planted.ends_badly.first": "measured",
+        "planted.ends_badly.second": "ok",
+        "planted.ends_badly.its end": "failed",
     }
     assert code == 1
     assert len(shown.splitlines()) == len(verdicts)
@@ -136,6 +143,8 @@ def test_the_reason_is_in_the_line(visited) -> None:
     assert lines["planted.dies.second"]["note"] == "the device is gone"
     assert lines["planted.hangs.second"]["note"].startswith("after 4 s")
     assert "does not announce `third`" in lines["planted.lies.first"]["note"]
+    note = lines["planted.ends_badly.its end"]["note"]
+    assert note == "exit code 1; it could not clean up"
 
 
 def test_nothing_of_a_check_that_hangs_is_left(visited) -> None:
