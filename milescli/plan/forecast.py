@@ -91,9 +91,8 @@ def _rollout(pair: Pair) -> list[Part]:
     return [*parts, _margin(pair, parts)]
 
 
-def _basis(reached: Reached, *names: str) -> Basis:
-    """Measured where all of them are."""
-    return "measured" if reached.measured.issuperset(names) else "estimate"
+def _basis(reached: Reached, name: str) -> Basis:
+    return "measured" if name in reached.measured else "estimate"
 
 
 def _margin(pair: Pair, parts: list[Part]) -> Part:
