@@ -8,6 +8,8 @@ export PYTHON
 PINS := pyproject.toml docker/install.sh docker/pins.env docker/requirements.txt \
   docker/requirements-cpu.txt
 RUN ?=
+# each beside its peer, in turns: docs/figures.md
+BENCHES ?= rollout train start rl convert
 # tests that are whole runs, which wait as often as they compute: beside the others in `make test`
 RUNS := tests/end_to_end tests/bench
 # rooms whose tests start no engine, no Ray and no trainer, as two halves that take equally long
@@ -38,6 +40,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed docker/requirements-dev.txt
 	$(VENV)/bin/pip install -q --disable-pip-version-check -r docker/requirements-dev.txt
 	@touch $@
 
+$(VENV)/.installed-bench: $(VENV)/.installed-dev bench/requirements.txt
+	$(VENV)/bin/pip install -q --disable-pip-version-check -r bench/requirements.txt
+	@touch $@
+
 PYTEST := $(VENV)/bin/python -m pytest --durations=10
 # two sets of tests at once, the output of the first behind a word; fails where one of them does
 define beside
@@ -61,10 +67,9 @@ else
 	$(call beside,runs,$(RUNS),$(addprefix --ignore=,$(RUNS)))
 endif
 
-bench: $(VENV)/.installed-dev
-	$(VENV)/bin/python bench/rollout.py
-	$(VENV)/bin/python bench/train.py
-	$(VENV)/bin/python bench/convert.py
+bench: $(VENV)/.installed-bench
+	@for name in $(BENCHES); do echo "== bench/$$name.py"; \
+	  $(VENV)/bin/python bench/$$name.py || exit; done
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check milescli tests bench

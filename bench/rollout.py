@@ -1,11 +1,11 @@
-"""How fast one SGLang engine samples on this CPU, in the two shapes that matter. Real engine,
-router, client; tiny models.
+"""How fast miles samples on this CPU beside `transformers.generate`, in turns:
 
-    python bench/rollout.py [--runs 10] [--threads 1] [--shape reference|quickstart]
+    python bench/rollout.py [--pairs 5] [--shape reference --shape quickstart --shape grouped]
 
-reference: 4.98M-parameter Qwen3, 64 responses x (16 + 128 tokens), fp32, log-probs, seeds.
-quickstart: 0.85M parameters, 256 responses x (24 + 32 tokens). One run is a burst of all responses
-at once; one table, one line a run. Measure on a quiet machine.
+Real engines, as many and with as many threads as the plan for this machine has, behind their
+router; tiny models with random weights, of which no response ends early. One run is a burst of all
+responses at once. The peer is one batch in a process of its own, with torch's own number of
+threads. Both sides read the same model folder and get the same prompts.
 """
 
 from __future__ import annotations
@@ -13,25 +13,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
-import statistics
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from milescli.backends.sglang.client import SglangFleet
-from milescli.backends.sglang.ports import free_ports
-from milescli.backends.sglang.router import RouterServer, RouterSpec
-from milescli.backends.sglang.server import EngineServer, EngineSpec
-from milescli.core.types import EngineAddress
+from pairs import Machine, Table, add_options, report, take_turns
+from sides import Orders, Side, exit_on_term
+
 from milescli.models import load_facts, table
 from milescli.models.base import CONFIG_NAME
 from milescli.models.scratch import make_model
 from milescli.recipe.schema import ScratchModel
-from milescli.rollout.base import GenerateRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,23 +35,55 @@ class Shape:
     """One benchmark: the model and the burst."""
 
     model: ScratchModel
-    num_responses: int
+    num_prompts: int
+    samples_per_prompt: int
     prompt_tokens: int
     response_tokens: int
 
+    @property
+    def num_responses(self) -> int:
+        """Of one burst."""
+        return self.num_prompts * self.samples_per_prompt
 
+    @property
+    def num_tokens(self) -> int:
+        """That one burst generates."""
+        return self.num_responses * self.response_tokens
+
+    def prompts(self, run: int) -> list[list[int]]:
+        """[num_responses] prompts of run `run`, on both sides; those of a group are neighbours."""
+        source = random.Random(run)
+        prompts = [
+            [source.randrange(3, self.model.vocab_size) for _ in range(self.prompt_tokens)]
+            for _ in range(self.num_prompts)
+        ]
+        return [prompt for prompt in prompts for _ in range(self.samples_per_prompt)]
+
+
+_REFERENCE = ScratchModel(
+    hidden_size=256, num_layers=6, ffn_hidden_size=768, num_heads=4, num_kv_heads=2,
+    head_dim=64, vocab_size=1024,
+)  # fmt: skip
 SHAPES = {
     "reference": Shape(
-        model=ScratchModel(
-            hidden_size=256, num_layers=6, ffn_hidden_size=768, num_heads=4, num_kv_heads=2,
-            head_dim=64, vocab_size=1024,
-        ),
-        num_responses=64, prompt_tokens=16, response_tokens=128,
+        model=_REFERENCE, num_prompts=64, samples_per_prompt=1, prompt_tokens=16,
+        response_tokens=128,
     ),
     "quickstart": Shape(
-        model=ScratchModel(), num_responses=256, prompt_tokens=24, response_tokens=32
+        model=ScratchModel(), num_prompts=256, samples_per_prompt=1, prompt_tokens=24,
+        response_tokens=32,
+    ),
+    "grouped": Shape(
+        model=ScratchModel(), num_prompts=32, samples_per_prompt=8, prompt_tokens=24,
+        response_tokens=32,
+    ),
+    "tiny": Shape(
+        model=ScratchModel(hidden_size=64, num_layers=1, ffn_hidden_size=64), num_prompts=2,
+        samples_per_prompt=2, prompt_tokens=4, response_tokens=4,
     ),
 }  # fmt: skip
+"""tiny: to try the benchmark itself."""
+MEASURED = ("reference", "quickstart", "grouped")
 
 
 def write_model(shape: Shape, folder: Path) -> int:
@@ -68,100 +96,145 @@ def write_model(shape: Shape, folder: Path) -> int:
     return table(load_facts(folder)).num_parameters
 
 
-async def burst(fleet: SglangFleet, shape: Shape, *, run: int) -> float:
-    """Seconds for all responses of one run."""
-    source = random.Random(run)
-    requests = [
-        GenerateRequest(
-            prompt_ids=[
-                source.randrange(3, shape.model.vocab_size) for _ in range(shape.prompt_tokens)
-            ],
-            max_new_tokens=shape.response_tokens,
-            seed=run * 10_000 + index,
-        )
-        for index in range(shape.num_responses)
-    ]
-    started = time.perf_counter()
-    completions = await asyncio.gather(*(fleet.generate(request) for request in requests))
-    seconds = time.perf_counter() - started
-    assert {len(completion.response_ids) for completion in completions} == {shape.response_tokens}
-    return seconds
+async def serve_miles(shape: Shape, folder: Path) -> None:
+    """The side of miles: engines of a run that is never trained."""
+    from own_run import open_run
 
+    from milescli.rollout.base import GenerateRequest
+    from milescli.runtime.build import Engines
 
-async def measure(name: str, *, runs: int, threads: int) -> None:
-    """Start, one burst to warm up, `runs` bursts, stop; prints as it goes."""
-    shape = SHAPES[name]
-    with tempfile.TemporaryDirectory(prefix="miles-bench-") as folder:
-        num_parameters = write_model(shape, Path(folder))
-        engine_port, router_port, metrics_port = free_ports(3)
-        spec = EngineSpec(
-            model_dir=Path(folder),
-            tokenizer_dir=None,
-            device_kind="cpu",
-            precision="fp32",
-            port=engine_port,
-            log_path=Path(folder) / "engine.log",
-            context_length=1024,
-            cpu_threads=threads,
-        )
-        engine = EngineServer(spec)
-        router = RouterServer(
-            RouterSpec(
-                worker_urls=(engine.url,),
-                port=router_port,
-                metrics_port=metrics_port,
-                log_path=Path(folder) / "router.log",
-            )
-        )
-        fleet = SglangFleet(
-            router_url=router.url,
-            engines=[EngineAddress(name=engine.name, url=engine.url, log_path=engine.log_path)],
-        )
+    recipe = {
+        "model": {"path": str(folder / "model")},
+        "data": {"prompts": "task:sums"},
+        "rollout": {
+            "prompts_per_step": max(1, shape.num_responses // 8),
+            "samples_per_prompt": min(8, shape.num_responses),
+            "max_response_tokens": shape.response_tokens,
+            "reward": "gsm8k",
+        },
+    }
+    with open_run(recipe, folder) as (spec, session):
+        engines = Engines()
+
+        async def burst(order: dict[str, Any]) -> dict[str, Any]:
+            run = order["run"]
+            requests = [
+                GenerateRequest(
+                    prompt_ids=prompt,
+                    max_new_tokens=shape.response_tokens,
+                    seed=run * 10_000 + index,
+                )
+                for index, prompt in enumerate(shape.prompts(run))
+            ]
+            started = time.perf_counter()
+            done = await asyncio.gather(*(fleet.generate(request) for request in requests))
+            seconds = time.perf_counter() - started
+            return {"seconds": seconds, "lengths": sorted({len(c.response_ids) for c in done})}
+
         try:
-            engine.start()
-            start_s = engine.wait_ready(180)
-            router.start()
-            router.wait_ready(60)
-            await burst(fleet, shape, run=0)
-            speeds = []
-            burst_shape = (
-                f"{shape.num_responses} x ({shape.prompt_tokens} + {shape.response_tokens}) tokens"
-            )
-            print(
-                f"{name}: {num_parameters / 1e6:.2f}M parameters, {burst_shape}, {threads} "
-                "thread(s)"
-            )
-            print(
-                f"engine ready in {start_s:.1f} s; load of the machine before the first run "
-                f"{os.getloadavg()[0]:.1f}"
-            )
-            print(f"{'run':>5} {'seconds':>8} {'tokens/s':>9}")
-            for run in range(1, runs + 1):
-                seconds = await burst(fleet, shape, run=run)
-                speeds.append(shape.num_responses * shape.response_tokens / seconds)
-                print(f"{run:>5} {seconds:>8.2f} {speeds[-1]:>9.0f}", flush=True)
-            print(
-                f"{'min':>5} {'':>8} {min(speeds):>9.0f}\n{'med':>5} {'':>8} "
-                f"{statistics.median(speeds):>9.0f}"
-            )
+            await session.resources.take(timeout_s=spec.recipe.machine.start_timeout_s)
+            fleet = await session.builder.start_engines(engines)
+            threads = f"{len(engines.heads)} x {engines.heads[0].cpu_threads}"
+            await Orders().obey(burst, about=f"engines x threads: {threads}")
         finally:
-            await fleet.close()
-            router.stop()
-            engine.stop()
+            await engines.stop()
+            await session.resources.release()
+
+
+async def serve_peer(shape: Shape, folder: Path) -> None:
+    """The side of transformers."""
+    orders = Orders()
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
+
+    async def burst(order: dict[str, Any]) -> dict[str, Any]:
+        torch.manual_seed(order["run"])
+        started = time.perf_counter()
+        prompts = torch.tensor(shape.prompts(order["run"]))
+        with torch.inference_mode():
+            tokens = model.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                max_new_tokens=shape.response_tokens,
+                pad_token_id=0,
+            )
+        responses = tokens[:, shape.prompt_tokens :].tolist()
+        seconds = time.perf_counter() - started
+        return {"seconds": seconds, "lengths": sorted({len(ids) for ids in responses})}
+
+    await orders.obey(burst, about=f"threads: {torch.get_num_threads()}")
+
+
+def measure(name: str, result: Table, *, num_pairs: int) -> None:
+    """Start both sides, run the pairs, stop both; adds a row."""
+    shape = SHAPES[name]
+    with tempfile.TemporaryDirectory(prefix="miles-bench-") as temporary:
+        folder = Path(temporary)
+        millions = write_model(shape, folder / "model") / 1e6
+
+        def start(side: str) -> Side:
+            command = [sys.executable, __file__, "--side", side, "--shape", name]
+            return Side(side, [*command, "--folder", str(folder)], log=folder / f"{side}.log")
+
+        def run(side: Side, number: int) -> dict[str, float]:
+            reply = side.ask({"run": number})
+            assert reply["lengths"] == [shape.response_tokens], (side.name, reply)
+            return {"tokens/s": shape.num_tokens / reply["seconds"]}
+
+        print(f"{name}: starting both sides", flush=True)
+        with start("miles") as miles, start("peer") as peer:
+            setting = f"{name}: miles {miles.ready()['about']}; peer {peer.ready()['about']}"
+            print(setting, flush=True)
+            pairs = take_turns(
+                lambda number: run(miles, number),
+                lambda number: run(peer, number),
+                num_pairs=num_pairs,
+            )
+    count = f"{shape.num_prompts}" + f" x {shape.samples_per_prompt}" * (
+        shape.samples_per_prompt > 1
+    )
+    size = f"{count} x ({shape.prompt_tokens}+{shape.response_tokens})"
+    result.add(
+        pairs,
+        name="tokens/s",
+        what=f"{name}, {millions:.1f} M, {size}",
+        unit="tokens/s",
+        better="more",
+    )
+    result.notes.append(setting)
 
 
 def main() -> None:
-    """The command line."""
+    """The command line; `--side` is how the benchmark starts its own sides."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=1)
+    add_options(parser, num_pairs=5)
     parser.add_argument("--shape", choices=sorted(SHAPES), action="append")
+    parser.add_argument("--side", choices=("miles", "peer"), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    for name in options.shape or sorted(SHAPES):
-        asyncio.run(measure(name, runs=options.runs, threads=options.threads))
+    if options.side:
+        serve = {"miles": serve_miles, "peer": serve_peer}[options.side]
+        asyncio.run(serve(SHAPES[options.shape[0]], options.folder))
+        return
+    exit_on_term()
+    result = Table(
+        peer="transformers.generate, one batch, fp32, sdpa, inference_mode", machine=Machine.read()
+    )
+    for name in options.shape or MEASURED:
+        measure(name, result, num_pairs=options.pairs)
+    result.notes.append(
+        "miles also returns the log-prob of each token and keeps the seed of each response; the "
+        "peer does neither"
+    )
+    report(result, options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,119 +1,247 @@
-"""Tokens per second of the trainer on this machine, alone: `python bench/train.py [--sequences 512
---length 40 ...]`. One rank, a model with random weights; prints one line of JSON. Says nothing of
-rollout, nor of more than one rank."""
+"""How fast miles trains on this CPU beside a plain PyTorch loop over transformers' model, in turns:
+
+    python bench/train.py [--pairs 5] [--lengths equal --lengths ragged] [--profile]
+
+One rank of the trainer, with the plan's threads for this machine, and the policy objective; the
+quickstart's model. The peer pads its batch, masks attention, takes log-probs by log_softmax and
+gather, clips gradients and steps AdamW, with torch's own number of threads. Both start with the
+same weights and learn from the same sequences with the same advantages: gradient norms are
+compared. Tokens per second count real tokens, prompts included, and no padding.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
+import asyncio
+import os
+import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from gpu.trainer import make_shard, make_trainer
-from safetensors.torch import save_file
+from pairs import Machine, Table, add_options, report, take_turns
+from sides import Orders, Side, exit_on_term
 
-from milescli.models import parse_facts, table
+from milescli.models import load_facts, table
+from milescli.models.scratch import make_model
+from milescli.recipe.schema import ScratchModel
+
+if TYPE_CHECKING:
+    from milescli.train.base import TrainShard
+
+LENGTHS = {"equal": (40, 40), "ragged": (10, 70)}
+"""Shortest and longest sequence; lengths are drawn evenly."""
+LR, BETAS, MAX_GRAD_NORM = 1e-4, (0.9, 0.98), 1.0
+"""What a recipe has, but for the learning rate."""
+MICROBATCH_TOKENS = 8192
+STEPS_PER_RUN = 2
+MAX_NORM_DIFFERENCE = 1e-3
+"""Relative, between the gradient norms of both sides: they do the same work."""
 
 
-def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sequences", type=int, default=512)
-    parser.add_argument(
-        "--length",
-        type=int,
-        default=40,
-        help="mean tokens of a sequence; lengths vary by a quarter",
+def shard_of(lengths: str, num_sequences: int, microbatch_tokens: int) -> TrainShard:
+    """The batch, equal on both sides; every sequence has an advantage of its own sign."""
+    import numpy as np
+    from gpu.trainer import make_shard
+
+    shortest, longest = LENGTHS[lengths]
+    return make_shard(
+        np.random.default_rng(0).integers(shortest, longest + 1, num_sequences),
+        vocab_size=ScratchModel().vocab_size,
+        microbatch_tokens=microbatch_tokens,
     )
-    parser.add_argument("--kind", choices=("policy", "supervised"), default="policy")
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--ffn", type=int, default=384)
-    parser.add_argument("--vocab", type=int, default=512)
-    parser.add_argument("--experts", type=int, default=0)
-    parser.add_argument("--microbatch", type=int, default=8192)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument(
-        "--profile", action="store_true", help="print what one step spends its time on"
-    )
-    return parser.parse_args()
 
 
-def make_model(folder: Path, options: argparse.Namespace) -> None:
-    """A Qwen3 (or Qwen3-MoE) folder of the asked size."""
-    config: dict[str, object] = {
-        "model_type": "qwen3_moe" if options.experts else "qwen3",
-        "hidden_size": options.hidden,
-        "num_hidden_layers": options.layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": options.hidden // 4,
-        "intermediate_size": options.ffn,
-        "vocab_size": options.vocab,
-        "tie_word_embeddings": True,
+async def serve_miles(options: argparse.Namespace) -> None:
+    """The side of miles: one rank, in this process, as Ray would host it."""
+    from own_run import plan_of
+
+    orders = Orders()
+    recipe = {
+        "model": {"path": str(options.folder / "model")},
+        "data": {"prompts": "task:sums"},
+        "rollout": {"reward": "gsm8k"},
+        "train": {"optimizer": {"lr": LR}},
     }
-    if options.experts:
-        config |= {
-            "num_experts": options.experts,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": options.hidden,
-            "norm_topk_prob": True,
-        }
-    (folder / "config.json").write_text(json.dumps(config))
-    shapes = table(parse_facts(config)).hf_shapes()
-    save_file(
-        {name: torch.randn(shape) * 0.02 + ("norm" in name) for name, shape in shapes.items()},
-        folder / "model.safetensors",
+    plan = plan_of(recipe, options.folder)
+    from milescli.platform.environment import trainer_environment
+
+    os.environ.update(trainer_environment(plan))  # before torch is imported
+    import torch
+
+    from milescli.backends.megatron.worker import TrainerRank
+    from milescli.backends.sglang.ports import free_ports
+    from milescli.recipe.schema import Recipe
+
+    trainer = TrainerRank(
+        rank=0,
+        world_size=1,
+        master_addr="127.0.0.1",
+        master_port=free_ports(1)[0],
+        recipe=Recipe(),
+        plan=plan,
+        model_dir=str(options.folder / "model"),
     )
+    trainer.setup()
+    shard = shard_of(options.lengths[0], options.sequences, plan.batch.max_row_tokens(1))
+
+    async def steps(order: dict[str, Any]) -> dict[str, Any]:
+        if order.get("profile"):
+            with torch.profiler.profile() as profile:
+                trainer.step(shard, LR)
+            averages = profile.key_averages()
+            return {"profile": averages.table(sort_by="self_cpu_time_total", row_limit=28)}
+        started = time.perf_counter()
+        reports = [trainer.step(shard, LR) for _ in range(STEPS_PER_RUN)]
+        seconds, last = time.perf_counter() - started, reports[-1]
+        return {
+            "seconds": seconds,
+            "tokens": STEPS_PER_RUN * last.num_tokens,
+            "norm": last.grad_norm,
+        }
+
+    try:
+        await orders.obey(steps, about=f"threads: {torch.get_num_threads()}")
+    finally:
+        trainer.close()
+
+
+async def serve_peer(options: argparse.Namespace) -> None:
+    """The side of plain PyTorch."""
+    orders = Orders()
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        options.folder / "model", dtype=torch.float32, attn_implementation="sdpa"
+    ).train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LR, betas=BETAS, weight_decay=0.0, fused=True
+    )
+    shard = shard_of(options.lengths[0], options.sequences, MICROBATCH_TOKENS)
+    spans = list(pairwise(shard.cu_seqlens.tolist()))
+    sequences = [torch.from_numpy(shard.token_ids[a:b]).long() for a, b in spans]
+    weight = shard.streams["advantage"] * shard.loss_mask
+    weights = [
+        torch.from_numpy(weight[a:b]) * float(of_sequence)
+        for (a, b), of_sequence in zip(spans, shard.loss_weights, strict=True)
+    ]
+
+    def step() -> float:
+        """One update, in parts of `--peer-batch` sequences. Returns the gradients' norm."""
+        optimizer.zero_grad()
+        for first in range(0, len(sequences), options.peer_batch):
+            part = slice(first, first + options.peer_batch)
+            tokens, mask, factors = _padded(sequences[part], weights[part])
+            logits = model(tokens, attention_mask=mask, use_cache=False).logits[:, :-1]
+            logprobs = torch.log_softmax(logits, dim=-1).gather(-1, tokens[:, 1:, None])
+            loss = -(logprobs.squeeze(-1) * factors[:, 1:]).sum()
+            loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+        optimizer.step()
+        return float(norm)
+
+    async def steps(order: dict[str, Any]) -> dict[str, Any]:
+        started = time.perf_counter()
+        norms = [step() for _ in range(STEPS_PER_RUN)]
+        seconds = time.perf_counter() - started
+        return {"seconds": seconds, "tokens": STEPS_PER_RUN * spans[-1][1], "norm": norms[-1]}
+
+    await orders.obey(steps, about=f"threads: {torch.get_num_threads()}")
+
+
+def _padded(sequences: list[Any], weights: list[Any]) -> tuple[Any, Any, Any]:
+    """[B, L] tokens, attention mask, and weight of each token's loss; padded on the right."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    mask = pad_sequence([torch.ones_like(ids) for ids in sequences], batch_first=True)
+    return (
+        pad_sequence(sequences, batch_first=True),
+        mask,
+        pad_sequence(weights, batch_first=True),
+    )
+
+
+def measure(lengths: str, result: Table, options: argparse.Namespace) -> None:
+    """Start both sides, run the pairs, stop both; adds a row."""
+    with tempfile.TemporaryDirectory(prefix="miles-bench-") as temporary:
+        folder = Path(temporary)
+        make_model(ScratchModel(), folder / "model", seed=0)
+        millions = table(load_facts(folder / "model")).num_parameters / 1e6
+
+        def start(side: str) -> Side:
+            command = [sys.executable, __file__, "--side", side, "--folder", str(folder)]
+            command += ["--lengths", lengths, "--sequences", str(options.sequences)]
+            command += ["--peer-batch", str(options.peer_batch)]
+            return Side(side, command, log=folder / f"{side}.log")
+
+        norms: dict[int, dict[str, float]] = {}
+
+        def run(side: Side, number: int) -> dict[str, float]:
+            reply = side.ask({})
+            norms.setdefault(number, {})[side.name] = reply["norm"]
+            return {"tokens/s": reply["tokens"] / reply["seconds"]}
+
+        print(f"{lengths}: starting both sides", flush=True)
+        with start("miles") as miles, start("peer") as peer:
+            setting = f"{lengths}: miles {miles.ready()['about']}; peer {peer.ready()['about']}"
+            print(setting, flush=True)
+            pairs = take_turns(
+                lambda number: run(miles, number),
+                lambda number: run(peer, number),
+                num_pairs=options.pairs,
+            )
+            if options.profile:
+                print(miles.ask({"profile": True})["profile"])
+    apart = max(abs(of["miles"] / of["peer"] - 1) for of in norms.values())
+    assert apart < MAX_NORM_DIFFERENCE, f"the sides do not train the same: {norms}"
+    shortest, longest = LENGTHS[lengths]
+    size = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
+    result.add(
+        pairs,
+        name="tokens/s",
+        what=f"{lengths}, {millions:.2f} M, {options.sequences} x {size}",
+        unit="tokens/s",
+        better="more",
+    )
+    result.notes.append(f"{setting}; gradient norms differ by {apart:.1e} at most")
 
 
 def main() -> None:
-    """Measure and print."""
-    options = parse()
-    with tempfile.TemporaryDirectory() as name:
-        make_model(Path(name), options)
-        trainer = make_trainer(
-            Path(name), microbatch_tokens=options.microbatch, threads=options.threads
-        )
-        spread = options.length // 4
-        lengths = np.random.default_rng(0).integers(
-            options.length - spread, options.length + spread + 1, options.sequences
-        )
-        shard = make_shard(
-            lengths,
-            vocab_size=options.vocab,
-            microbatch_tokens=options.microbatch,
-            kind=options.kind,
-        )
-        trainer.step(shard, 1e-4)
-        seconds = []
-        for _ in range(options.steps):
-            started = time.monotonic()
-            report = trainer.step(shard, 1e-4)
-            seconds.append(time.monotonic() - started)
-        if options.profile:
-            with torch.profiler.profile() as profile:
-                trainer.step(shard, 1e-4)
-            print(
-                profile.key_averages().table(
-                    sort_by="self_cpu_time_total", row_limit=28, max_name_column_width=48
-                )
-            )
-        best = min(seconds)
-        result = {
-            "tokens": report.num_tokens,
-            "tokens_per_s": round(report.num_tokens / best),
-            "step_s": round(best, 4),
-            "median_step_s": round(sorted(seconds)[len(seconds) // 2], 4),
-            "optimizer_s": round(report.optimizer_s, 4),
-            "microbatches": report.num_microbatches,
-        }
-        print(json.dumps(result | {"device": str(trainer.device), "threads": options.threads}))
-        trainer.close()
+    """The command line; `--side` is how the benchmark starts its own sides."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_options(parser, num_pairs=5)
+    parser.add_argument("--lengths", choices=sorted(LENGTHS), action="append")
+    parser.add_argument("--sequences", type=int, default=512)
+    parser.add_argument(
+        "--peer-batch",
+        type=int,
+        default=64,
+        help="sequences that the peer pads together; on a CPU fewer are faster than all 512",
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="print what a step of miles spends its time on"
+    )
+    parser.add_argument("--side", choices=("miles", "peer"), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        asyncio.run({"miles": serve_miles, "peer": serve_peer}[options.side](options))
+        return
+    exit_on_term()
+    result = Table(
+        peer="plain PyTorch over transformers' Qwen3, fp32, sdpa, parts of "
+        f"{options.peer_batch} sequences padded to their longest, fused AdamW",
+        machine=Machine.read(),
+    )
+    for lengths in options.lengths or LENGTHS:
+        measure(lengths, result, options)
+    report(result, options)
 
 
 if __name__ == "__main__":
