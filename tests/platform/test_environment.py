@@ -47,6 +47,12 @@ def test_a_run_on_the_cpu_hides_the_gpus_and_shares_the_cores() -> None:
     assert environment["CUDA_VISIBLE_DEVICES"] == environment["HIP_VISIBLE_DEVICES"] == ""
 
 
+def test_threads_of_a_trainer_on_the_cpu_do_not_wait_awake_for_long() -> None:
+    spins = {kind: trainer_environment(_Plan(device_kind=kind)) for kind in ("cpu", "cuda")}
+    assert int(spins["cpu"]["GOMP_SPINCOUNT"]) <= 20_000
+    assert "GOMP_SPINCOUNT" not in spins["cuda"]
+
+
 def test_devices_that_the_plan_does_not_name_are_left_to_ray() -> None:
     for kind in ("cuda", "rocm"):
         assert not {

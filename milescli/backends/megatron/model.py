@@ -17,6 +17,7 @@ from megatron.core.transformer.transformer_block import (
 )
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
+from milescli.backends.megatron.cpu.swiglu import is_plain
 from milescli.backends.megatron.hybrid import build_hybrid
 from milescli.backends.megatron.layers import attention, experts, gated_delta, gemma4, mamba, mla
 from milescli.backends.megatron.layers.gemma import ScaledAndCapped
@@ -93,6 +94,8 @@ def build_config(
         **{**options, "add_bias_linear": options["add_bias_linear"] and layout.etp == 1}
     )
     config.add_bias_linear = options["add_bias_linear"]
+    if device.type == "cpu":
+        config.bias_activation_fusion = is_plain(config)
     return config
 
 

@@ -14,6 +14,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch.backends import cuda
 
+from milescli.backends.megatron.cpu.attention import LONGEST, ShortAttention
 from milescli.backends.megatron.layers.blockwise import Block, attend, make_blocks
 from milescli.backends.megatron.layers.cells import Cells
 from milescli.backends.megatron.layers.chunks import Chunks, make_chunks
@@ -261,6 +262,12 @@ def has_kernel(query: torch.Tensor, key: torch.Tensor, *, grid: Grid) -> bool:
     return cuda.can_use_flash_attention(given) or cuda.can_use_efficient_attention(given)
 
 
+def _is_short(query: torch.Tensor) -> bool:
+    """Whether [N, Q, heads, d] are short sequences on a CPU, which has no good kernel for them."""
+    on_host = query.device.type == "cpu" and query.dtype is torch.float32
+    return on_host and query.shape[1] <= LONGEST
+
+
 class PackedAttention(MegatronModule):
     """Core attention of Megatron's layer spec. Queries [S, heads, d], keys [S, groups, d] and
     values [S, groups, v] -> [S, heads * v]. Under `softmax_type: learnable` it has the sinks, named
@@ -360,6 +367,8 @@ class PackedAttention(MegatronModule):
                 scale=self.scale,
                 softcap=self.softcap,
             )
+        if grid.is_causal and _is_short(query):
+            return ShortAttention.apply(query, key, value, self.scale)
         out = F.scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),

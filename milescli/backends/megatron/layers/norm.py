@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from milescli.backends.megatron.cpu.norm import CpuRmsNorm
+
 
 class RmsNorm(torch.nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight over the last dim (arXiv 1910.07467), in float32 as
@@ -36,6 +38,8 @@ class RmsNorm(torch.nn.Module):
     def forward(self, x: torch.Tensor, *, weight: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., hidden_size]. `weight`: takes the place of its own."""
         weight = self.weight if weight is None else weight
+        if x.device.type == "cpu" and x.dtype is weight.dtype is torch.float32:
+            return CpuRmsNorm.apply(x, 1.0 + weight if self.zero_centered else weight, self.eps)
         if x.is_cuda and weight.dtype == x.dtype and not self.zero_centered:
             # one kernel each way, which keeps what `_RmsNorm` keeps; rounded once instead of twice
             return F.rms_norm(x, (weight.shape[0],), weight, self.eps)

@@ -1,0 +1,40 @@
+"""RMSNorm on a CPU, block by block of rows, so that the memory is read and written once. Called by
+`layers.norm`."""
+
+from __future__ import annotations
+
+import torch
+
+from milescli.backends.megatron.cpu.blocks import row_blocks
+
+
+class CpuRmsNorm(torch.autograd.Function):
+    """x [..., H] float32, weight [H] float32 -> x / sqrt(mean(x^2) + eps) * weight."""
+
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        rows = x.reshape(-1, x.shape[-1])
+        squares = torch.linalg.vector_norm(rows, dim=-1, keepdim=True).square_()
+        scale = squares.div_(rows.shape[1]).add_(eps).rsqrt_()
+        out = torch.empty(x.shape, dtype=x.dtype)
+        out_rows = out.view(rows.shape)
+        for block in row_blocks(*rows.shape):
+            torch.mul(rows[block], scale[block], out=out_rows[block]).mul_(weight)
+        ctx.save_for_backward(rows, weight, scale)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        rows, weight, scale = ctx.saved_tensors
+        width = rows.shape[1]
+        grad_rows = grad.reshape(rows.shape)
+        out = torch.empty(rows.shape, dtype=rows.dtype)
+        grad_weight = torch.zeros_like(weight)
+        for block in row_blocks(*rows.shape):
+            normal = rows[block] * scale[block]
+            product = grad_rows[block] * normal
+            grad_weight += product.sum(dim=0)
+            inner = torch.mv(product, weight)[:, None]
+            part = torch.mul(grad_rows[block], weight, out=out[block])
+            part.addcmul_(normal, inner, value=-1.0 / width).mul_(scale[block])
+        return out.view(grad.shape), grad_weight, None

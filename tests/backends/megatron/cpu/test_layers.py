@@ -1,0 +1,103 @@
+"""The forms that a CPU computes faster give what the plain formulas give, gradients included."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from milescli.backends.megatron import cpu_compat
+from milescli.backends.megatron.cpu.attention import LONGEST, ShortAttention
+from milescli.backends.megatron.cpu.blocks import row_blocks
+from milescli.backends.megatron.cpu.linear import Linear
+from milescli.backends.megatron.cpu.norm import CpuRmsNorm
+
+if torch.cuda.is_available():
+    pytest.skip("these layers are for machines without an accelerator", allow_module_level=True)
+cpu_compat.install()
+
+
+def compare(ours, plain, *inputs: torch.Tensor) -> None:
+    """Values and gradients of both for a random gradient of the result."""
+    results = []
+    for function in (ours, plain):
+        leaves = [value.clone().requires_grad_() for value in inputs]
+        out = function(*leaves)
+        generator = torch.Generator().manual_seed(1)
+        out.backward(torch.randn(out.shape, generator=generator))
+        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7, 24), (1500, 1, 96)])
+def test_linear_is_a_matrix_product(shape: tuple[int, ...]) -> None:
+    weight = torch.randn(40, shape[-1])
+    compare(lambda x, w: Linear.apply(x, w, None), F.linear, torch.randn(shape), weight)
+
+
+def test_linear_takes_a_gradient_that_does_not_lie_in_rows() -> None:
+    x, weight = torch.randn(64, 8), torch.randn(12, 8)
+    compare(lambda x, w: Linear.apply(x, w, None).t(), lambda x, w: F.linear(x, w).t(), x, weight)
+
+
+def test_what_comes_out_may_be_added_to_in_place() -> None:
+    x, weight = torch.randn(32, 2, 8), torch.randn(4, 8)
+    compare(
+        lambda x, w: Linear.apply(CpuRmsNorm.apply(x, w[0], 1e-6).add_(1), w, None).add_(1),
+        lambda x, w: F.linear(F.rms_norm(x, (8,), w[0], 1e-6) + 1, w) + 1,
+        x,
+        weight,
+    )
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (5, 16), (3000, 2, 64), (2500, 1, 128)])
+def test_norm_is_rms_norm(shape: tuple[int, ...]) -> None:
+    compare(
+        lambda x, w: CpuRmsNorm.apply(x, w, 1e-6),
+        lambda x, w: F.rms_norm(x, (shape[-1],), w, 1e-6),
+        torch.randn(shape),
+        torch.randn(shape[-1]),
+    )
+
+
+def test_norm_takes_rows_with_gaps_between_them() -> None:
+    wide = torch.randn(40, 3, 20)
+    compare(
+        lambda x, w: CpuRmsNorm.apply(x[..., 4:16], w, 1e-6),
+        lambda x, w: F.rms_norm(x[..., 4:16], (12,), w, 1e-6),
+        wide,
+        torch.randn(12),
+    )
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 6), (4, 10), (900, 1, 512)])
+def test_swiglu_is_silu_of_one_half_times_the_other(shape: tuple[int, ...]) -> None:
+    from milescli.backends.megatron.cpu.swiglu import SwiGlu
+
+    compare(
+        SwiGlu.apply,
+        lambda x: F.silu(x.chunk(2, dim=-1)[0]) * x.chunk(2, dim=-1)[1],
+        torch.randn(shape),
+    )
+
+
+@pytest.mark.parametrize("length", [1, 7, 40, LONGEST])
+@pytest.mark.parametrize(("heads", "groups"), [(4, 2), (3, 3), (6, 1)])
+def test_short_attention_is_causal_attention(length: int, heads: int, groups: int) -> None:
+    def plain(query, key, value):
+        parts = [part.transpose(1, 2) for part in (query, key, value)]
+        out = F.scaled_dot_product_attention(*parts, is_causal=True, scale=0.3, enable_gqa=True)
+        return out.transpose(1, 2)
+
+    compare(
+        lambda *parts: ShortAttention.apply(*parts, 0.3),
+        plain,
+        torch.randn(70, length, heads, 16),
+        torch.randn(70, length, groups, 16),
+        torch.randn(70, length, groups, 16),
+    )
+
+
+@pytest.mark.parametrize(("rows", "width"), [(0, 8), (1, 10**9), (5000, 128)])
+def test_blocks_cover_every_row_once(rows: int, width: int) -> None:
+    covered = [row for block in row_blocks(rows, width) for row in range(block.start, block.stop)]
+    assert covered == list(range(rows))
