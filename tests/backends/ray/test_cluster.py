@@ -155,17 +155,18 @@ def test_a_plan_that_the_cluster_cannot_hold_is_refused_within_its_bound(session
         asyncio.run(cluster.place(wide, timeout_s=2))
 
 
-def test_nothing_listens_beyond_loopback(session) -> None:
-    ours = set(processes_of(session[1]))
-    assert len(ours) > 3, "the session has processes"
-    open_to_all = [
-        (psutil.Process(socket.pid).name(), socket.laddr)
-        for socket in psutil.net_connections(kind="inet")
-        if socket.status == psutil.CONN_LISTEN
-        and socket.pid in ours
-        and not _is_loopback(socket.laddr.ip)
+def test_nothing_listens_beyond_loopback(session, with_toys) -> None:
+    async def use(_, toys):
+        [worker] = await run_all(toys, "pid", timeout_s=20)
+        return worker, set(processes_of(session[1])), psutil.net_connections(kind="inet")
+
+    worker, ours, sockets = with_toys(["listener"], use)
+    listening = [
+        socket for socket in sockets if socket.status == psutil.CONN_LISTEN and socket.pid in ours
     ]
-    assert not open_to_all
+    assert worker in ours and len(ours) > 2, "the session has Ray's two servers and a worker"
+    assert {socket.pid for socket in listening} > {worker}, "servers and worker take connections"
+    assert not [socket for socket in listening if not _is_loopback(socket.laddr.ip)]
 
 
 def _is_loopback(address: str) -> bool:
