@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +38,7 @@ class NodeResources:
     """Of the run, by which watchdogs know its processes."""
     temp_dir: Path
     """The run's TMPDIR, by the same name everywhere."""
-    api_key: str = field(init=False, repr=False)
+    api_key: str = field(repr=False)
     """What engines ask for, also on loopback: a computer may have other users."""
     agents: dict[int, ActorHandle] = field(default_factory=dict)
     """By node of the plan: where the driver is not."""
@@ -47,9 +46,6 @@ class NodeResources:
     """[plan nodes][devices] as Ray gave them; empty on a CPU."""
     _given_ports: dict[int, set[int]] = field(default_factory=dict)
     """By node of the plan: promised to servers that do not listen yet."""
-
-    def __post_init__(self) -> None:
-        self.api_key = secrets.token_urlsafe(32)
 
     async def take(self, *, timeout_s: float) -> None:
         """Reserve the plan's slots, learn which devices they are, and send an agent to every node

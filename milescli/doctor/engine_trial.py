@@ -5,8 +5,11 @@ arrive bit for bit and are used. Run by `trials`."""
 from __future__ import annotations
 
 import asyncio
+import os
 from array import array
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,66 +17,79 @@ from milescli.core.errors import MilesError
 from milescli.core.types import EngineAddress, WeightVersion
 from milescli.doctor.finding import REPORT, Finding, fail, ok
 from milescli.doctor.tiny_trainer import publish_exactly, score, start_trainer, take_step
+from milescli.recipe.schema import ScratchModel
 from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine
 from milescli.runtime.truth import BOUND_MAX, BOUND_MEAN
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.worker import TrainerRank
+    from milescli.backends.sglang.server import EngineSpec
 
 RESPONSE_TOKENS = 8
+MODEL = ScratchModel(num_layers=1, hidden_size=64, num_heads=2, num_kv_heads=1, ffn_hidden_size=64)
 PROMPT_IDS = list(range(10, 26))
 REQUEST = GenerateRequest(prompt_ids=PROMPT_IDS, max_new_tokens=RESPONSE_TOKENS, seed=7)
 
 
 def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Finding]:
     """Findings `engine`, `trainer`, `agreement` and `weights`; those that could not be reached are
-    left out."""
-    from milescli.backends.sglang.client import SglangFleet
+    left out. On a CPU the trainer starts while the engine's imports run; elsewhere after the
+    engine, which measures the free memory of the device first."""
     from milescli.backends.sglang.ports import free_ports
-    from milescli.backends.sglang.server import EngineServer, EngineSpec
+    from milescli.backends.sglang.servable import CPU_FAMILIES
+    from milescli.backends.sglang.server import EngineServer, EngineSpec, own_environment
+    from milescli.backends.sglang.warm import WarmProcess
     from milescli.models.scratch import make_model
-    from milescli.recipe.schema import ScratchModel
 
-    model_dir = folder / "model"
-    make_model(
-        ScratchModel(num_layers=1, hidden_size=64, num_heads=2, num_kv_heads=1, ffn_hidden_size=64),
-        model_dir,
-        seed=0,
+    spec = EngineSpec(
+        model_dir=folder / "model",
+        tokenizer_dir=None,
+        device_kind=kind,
+        precision="fp32" if kind == "cpu" else "bf16",
+        port=free_ports(1)[0],
+        log_path=folder / "engine.log",
+        max_running_requests=4,
+        max_total_tokens=4096,
+        memory_fraction=0.3,
+        context_length=512,
     )
-    engine = EngineServer(
-        EngineSpec(
-            model_dir=model_dir,
-            tokenizer_dir=None,
-            device_kind=kind,
-            precision="fp32" if kind == "cpu" else "bf16",
-            port=free_ports(1)[0],
-            log_path=folder / "engine.log",
-            max_running_requests=4,
-            max_total_tokens=4096,
-            memory_fraction=0.3,
-            context_length=512,
-        )
-    )
-    engine.start()
-
-    async def run() -> list[Finding]:
-        address = EngineAddress(name="engine 0", url=engine.spec.url, log_path=engine.spec.log_path)
-        fleet = SglangFleet(router_url=engine.spec.url, engines=[address], response_timeout_s=120.0)
-        try:
-            responded, completion = await check_response(fleet, start_s=seconds)
-            trainer = await asyncio.to_thread(start_trainer, model_dir, kind)
-            try:
-                return responded + await exercise(fleet, trainer, completion, url=engine.spec.url)
-            finally:
-                await asyncio.to_thread(trainer.close)
-        finally:
-            await fleet.close()
-
-    try:
+    with ExitStack() as held:
+        if kind == "cpu":
+            warm = WarmProcess()
+            warm.start({**os.environ, **own_environment(spec, CPU_FAMILIES[MODEL.family])})
+            held.callback(warm.stop)
+            spec = replace(spec, warm=warm.listen(folder))
+        make_model(MODEL, spec.model_dir, seed=0)
+        trainer = start_trainer(spec.model_dir, kind) if kind == "cpu" else None
+        if trainer is not None:
+            held.callback(trainer.close)
+        engine = EngineServer(spec)
+        engine.start()
+        held.callback(engine.stop)
         seconds = engine.wait_ready(300.0)
-        return asyncio.run(run())
+        return asyncio.run(_converse(spec, trainer, start_s=seconds))
+
+
+async def _converse(
+    spec: EngineSpec, trainer: TrainerRank | None, *, start_s: float
+) -> list[Finding]:
+    """With an engine that is ready. The trainer is started, and closed, where there is none."""
+    from milescli.backends.sglang.client import SglangFleet
+
+    address = EngineAddress(name="engine 0", url=spec.url, log_path=spec.log_path)
+    fleet = SglangFleet(router_url=spec.url, engines=[address], response_timeout_s=120.0)
+    started = None
+    try:
+        responded, completion = await check_response(fleet, start_s=start_s)
+        if trainer is None:
+            trainer = started = await asyncio.to_thread(
+                start_trainer, spec.model_dir, spec.device_kind
+            )
+        return responded + await exercise(fleet, trainer, completion, url=spec.url)
     finally:
-        engine.stop()
+        if started is not None:
+            await asyncio.to_thread(started.close)
+        await fleet.close()
 
 
 async def check_response(

@@ -29,9 +29,9 @@ from milescli.recipe.schema import Recipe
 RANK_PROCESS = 400 * MIB
 """Of a trainer rank without its model: Python, torch, Megatron-Core. Seen of the quickstart's; as
 are the next two."""
-ENGINE_PROCESS = 1600 * MIB
+ENGINE_PROCESS = 2112 * MIB
 """Of an engine rank without its model, with its actor's, the server's and the detokenizer's
-processes."""
+processes; 512 MiB of it are the rows in which it keeps running contexts, at most."""
 SESSION = 1200 * MIB
 """Driver, router and Ray's own processes on one node."""
 USABLE = 0.95

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,9 @@ from milescli.core.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+PLAIN_FAMILIES = ("qwen3", "qwen3_moe")
+"""Of models made from scratch. transformers heeds `tokenizer_class` for them; for some other
+families it knows better."""
 Message = dict[str, str]
 """`role` (system, user, assistant, tool) and `content`, both text."""
 
@@ -21,7 +25,8 @@ class ChatTokenizer:
     for decoding."""
 
     def __init__(self, inner: PreTrainedTokenizerBase, *, folder: Path) -> None:
-        self._inner = inner
+        self.inner = inner
+        """As transformers has it."""
         self.folder = folder
         self.eos_id: int = int(inner.eos_token_id)
         """Ends a response."""
@@ -31,7 +36,7 @@ class ChatTokenizer:
     def render(self, messages: Sequence[Message]) -> str:
         """The chat template applied, with the opening of the assistant's turn at the end."""
         return str(
-            self._inner.apply_chat_template(
+            self.inner.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True
             )
         )
@@ -41,7 +46,7 @@ class ChatTokenizer:
         if not chats:
             return []
         rendered = [self.render(chat) for chat in chats]
-        return [list(ids) for ids in self._inner(rendered, add_special_tokens=False)["input_ids"]]
+        return [list(ids) for ids in self.inner(rendered, add_special_tokens=False)["input_ids"]]
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """[num_tokens] of one chat."""
@@ -50,11 +55,11 @@ class ChatTokenizer:
     def encode_response(self, text: str) -> list[int]:
         """[num_tokens] of a response as the model should give it: the text, then the
         end-of-sequence token."""
-        return [*self._inner(text, add_special_tokens=False)["input_ids"], self.eos_id]
+        return [*self.inner(text, add_special_tokens=False)["input_ids"], self.eos_id]
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text without special tokens."""
-        return str(self._inner.decode(list(token_ids), skip_special_tokens=True))
+        return str(self.inner.decode(list(token_ids), skip_special_tokens=True))
 
 
 def load_tokenizer(folder: str | Path) -> ChatTokenizer:
@@ -92,11 +97,8 @@ def load_tokenizer(folder: str | Path) -> ChatTokenizer:
 
 
 def _read(path: Path) -> PreTrainedTokenizerBase:
-    # seconds to import: only where a tokenizer is really wanted
-    from transformers import AutoTokenizer
-
     try:
-        return AutoTokenizer.from_pretrained(
+        return _class_for(path).from_pretrained(
             str(path), trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # transformers raises many kinds, all about what is in the folder
@@ -107,3 +109,31 @@ def _read(path: Path) -> PreTrainedTokenizerBase:
             why=f"{type(error).__name__}: {reason}; the folder holds {present}",
             fix=f"copy tokenizer.json and tokenizer_config.json of the model into {path}",
         ) from error
+
+
+def _class_for(path: Path) -> type[PreTrainedTokenizerBase]:
+    """What AutoTokenizer would choose. To ask it costs three seconds: it imports the parts of
+    transformers that generate, and with them torch's compiler. So where the answer is the plain
+    class of tokenizer.json, as for models made from scratch, it is not asked."""
+    if _is_plain(path):
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
+
+
+def _is_plain(path: Path) -> bool:
+    """False also for whatever cannot be read: transformers says what is wrong with it."""
+    try:
+        config = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+        model = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        return (
+            config["tokenizer_class"] == "PreTrainedTokenizerFast"
+            and "auto_map" not in config
+            and model["model_type"] in PLAIN_FAMILIES
+            and (path / "tokenizer.json").is_file()
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from milescli.core.types import EngineAddress
 from milescli.plan.types import Plan, Slot
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.recipe.schema import Recipe
+from milescli.runtime.engine_spec import engine_spec
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.trainer import RankGroup
 from milescli.weights.sharing import sharing_ranks
@@ -69,6 +69,8 @@ class Builder:
     cluster: Cluster
     resources: NodeResources
     log_dir: Path
+    warm: Path | None = None
+    """Where engines are asked for, if a warm process waits; see `ahead`."""
 
     @property
     def recipe(self) -> Recipe:
@@ -123,14 +125,32 @@ class Builder:
         )
 
     async def start_engines(self, engines: Engines) -> SglangFleet:
-        """All engines at once, then the router and the client. `engines` is filled as processes
-        start, so that a failure half-way can still stop them."""
+        """All engines at once, then the router before several, and the client. `engines` is filled
+        as processes start, so that a failure half-way can still stop them."""
         timeout_s = self.recipe.machine.start_timeout_s
         for index in range(self.plan.engines.num):
             await self._spawn_engine(index, engines)
         await start_all(engines.handles, timeout_s=timeout_s)
         await run_all(engines.handles, "start", timeout_s=timeout_s)
         await run_all(engines.handles, "wait_ready", timeout_s, timeout_s=timeout_s + 10)
+        addresses = self.engine_addresses(engines)
+        replay, bound_s = self.recipe.train.routing_replay, self.recipe.machine.request_timeout_s
+        engines.fleet = SglangFleet(
+            router_url=await self._door(engines),
+            engines=addresses,
+            response_timeout_s=bound_s,
+            order_timeout_s=min(bound_s, ORDER_TIMEOUT_S),
+            routing_shape=(self.spec.inputs.facts.num_layers, self.spec.inputs.facts.topk)
+            if replay
+            else None,
+        )
+        return engines.fleet
+
+    async def _door(self, engines: Engines) -> str:
+        """Where requests go: to the engine, where there is but one; else to a router, which is
+        started."""
+        if len(engines.heads) == 1:
+            return engines.heads[0].url
         port, metrics_port = await asyncio.to_thread(free_ports, 2)
         engines.router = RouterServer(
             RouterSpec(
@@ -143,17 +163,7 @@ class Builder:
         )
         engines.router.start()
         await asyncio.to_thread(engines.router.wait_ready, 60.0)
-        replay, bound_s = self.recipe.train.routing_replay, self.recipe.machine.request_timeout_s
-        engines.fleet = SglangFleet(
-            router_url=engines.router.spec.url,
-            engines=self.engine_addresses(engines),
-            response_timeout_s=bound_s,
-            order_timeout_s=min(bound_s, ORDER_TIMEOUT_S),
-            routing_shape=(self.spec.inputs.facts.num_layers, self.spec.inputs.facts.topk)
-            if replay
-            else None,
-        )
-        return engines.fleet
+        return engines.router.spec.url
 
     async def _spawn_engine(self, index: int, engines: Engines) -> None:
         """One actor on each node that the engine lies on; the first has its HTTP server."""
@@ -174,6 +184,7 @@ class Builder:
                 node_rank=rank,
                 init_address=meeting,
                 visible_devices=self.resources.devices(self._engine_slots(index, node)),
+                warm=self.warm,
             )
             engines.specs.append(spec)
             engines.handles.append(
@@ -191,28 +202,13 @@ class Builder:
 
     def _engine_spec(self, index: int, port: int) -> EngineSpec:
         """What is equal on all nodes of an engine."""
-        layout = self.plan.engines
-        return EngineSpec(
-            name=f"engine {index}",
-            model_dir=self.spec.inputs.model_dir,
-            tokenizer_dir=self.spec.inputs.model_dir if self.recipe.rollout.stop else None,
-            device_kind=self.plan.device_kind,
-            precision=self.plan.precision,
-            tp=layout.tp,
-            ep=layout.ep,
-            attention_dp=layout.attention_dp,
+        return engine_spec(
+            self.recipe,
+            self.plan,
+            index=index,
             port=port,
-            log_path=self.log_dir / f"engine-{index}-server.log",
-            max_running_requests=layout.max_running_requests,
-            max_total_tokens=layout.max_total_tokens,
-            memory_fraction=layout.memory_fraction,
-            context_length=layout.context_length,
-            cpu_threads=self.plan.cpu_threads,
-            seed=self.recipe.run.seed,
-            return_routed_experts=self.recipe.train.routing_replay,
-            attention_backend=self.recipe.engines.attention_backend,
-            cuda_graphs=self.recipe.engines.cuda_graphs,
-            extra_args=tuple(self.recipe.engines.extra),
+            model_dir=self.spec.inputs.model_dir,
+            log_dir=self.log_dir,
         )
 
     def _engine_slots(self, engine: int, node: int) -> list[Slot]:
@@ -283,16 +279,3 @@ def _manner(code: int) -> str:
     import signal
 
     return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-
-
-def run_environment(token_variable: str, token: str, temp_dir: Path) -> dict[str, str]:
-    """What every process of the run inherits. SPT_NOENV: a process that changes its title leaves
-    its environment readable, by which the watchdog knows it."""
-    shared = {
-        token_variable: token,
-        "TOKENIZERS_PARALLELISM": "false",
-        "TMPDIR": str(temp_dir),
-        "SPT_NOENV": "1",
-    }
-    os.environ.update(shared)
-    return shared

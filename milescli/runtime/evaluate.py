@@ -20,6 +20,7 @@ from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
+    from milescli.runtime.ahead import Ahead
 
 
 def evaluate_run(
@@ -41,7 +42,8 @@ def evaluate_run(
     from milescli.platform.torch_wheel import require_wheel
     from milescli.recipe.load import override
     from milescli.recipe.resolved import load_resolved
-    from milescli.runtime.inputs import prepare
+    from milescli.runtime.ahead import begin_ahead
+    from milescli.runtime.inputs import facts_of_recipe, prepare
 
     run = open_run(path)
     flags = {"machine.address": f"--address {address}"} if address else {}
@@ -52,9 +54,14 @@ def evaluate_run(
     checkpoint = CheckpointStore(run.checkpoints).find(step)
     plan = engines_only(Plan.from_json(run.plan_file.read_text()))
     require_wheel(plan.device_kind)
-    inputs = prepare(recipe, run, output=output)
     nodes = find_nodes(loaded, output=output)
-    with lock(run), TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary:
+    facts = facts_of_recipe(recipe.model)
+    with (
+        lock(run),
+        begin_ahead(recipe, plan, facts, address=nodes.address) as ahead,
+        TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary,
+    ):
+        inputs = prepare(recipe, run, output=output)
         nodes.require_shared(run.path)
         model_dir = Path(temporary) / "model"
         output.note(f"reading checkpoint step {checkpoint.step}")
@@ -68,18 +75,19 @@ def evaluate_run(
                 nodes=nodes,
                 inputs=replace(inputs, model_dir=model_dir),
                 checkpoint=checkpoint,
-            )
+            ),
+            ahead,
         )
 
 
-def _serve_and_evaluate(spec: RunSpec) -> EvalDone:
+def _serve_and_evaluate(spec: RunSpec, ahead: Ahead) -> EvalDone:
     """Start engines on the spec's model folder, evaluate, stop them."""
     from milescli.runtime.build import Engines, engine_probe
     from milescli.runtime.session import open_session
     from milescli.runtime.supervise import StopSignals, run_watched
 
     recipe, inputs, done = spec.recipe, spec.inputs, list[EvalDone]()
-    with open_session(spec, log_dir=spec.run.eval_log_dir()) as session:
+    with open_session(spec, ahead=ahead, log_dir=spec.run.eval_log_dir()) as session:
         engines, probes = Engines(), []
 
         async def work() -> None:

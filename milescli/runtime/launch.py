@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milescli.checkpoint.run_dir import create, lock
+from milescli.checkpoint.run_dir import RunDir, create, lock
 from milescli.cluster.nodes import find_nodes
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import LoadedRecipe
+from milescli.runtime.ahead import begin_ahead
 from milescli.runtime.inputs import facts_of_recipe, prepare
-from milescli.runtime.planning import as_fetched, plan_only, refuse_unproven
+from milescli.runtime.planning import as_fetched, plan_alone, refuse_unproven
+from milescli.runtime.plugins import load_plugins
 from milescli.runtime.records import write_records
 from milescli.runtime.spec import RunSpec
 
@@ -22,19 +26,16 @@ if TYPE_CHECKING:
 def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     """Make the run directory, check everything that can be checked, then train. Raises MilesError;
     Stopped where the user asked for the end and the run was saved."""
-    from milescli.runtime.train import train
-
     facts = facts_of_recipe(loaded.recipe.model)
     refuse_unproven(loaded.recipe, facts)
     nodes = find_nodes(loaded, output=output)
-    plan = plan_only(loaded, nodes.machine, facts=facts)
+    plan = plan_alone(loaded, nodes.machine, facts=facts)
     require_wheel(plan.device_kind)
-    run = create(
-        base=Path(loaded.recipe.run.dir).expanduser(),
-        recipe_name=loaded.recipe.name,
-        name=loaded.recipe.run.name,
-    )
-    with lock(run):
+    begun = begin_ahead(loaded.recipe, plan, facts, address=nodes.address)
+    with begun as ahead, _new_run(loaded) as run:
+        # torch is imported from here on, beside the warm process
+        from milescli.runtime.train import train
+
         try:
             inputs = prepare(loaded.recipe, run, output=output)
             plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
@@ -45,4 +46,17 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
             run.discard_if_unused()
             raise
         output.note(f"run directory {run.shown}")
-        return train(spec, output=output)
+        return train(spec, ahead=ahead, output=output)
+
+
+@contextmanager
+def _new_run(loaded: LoadedRecipe) -> Iterator[RunDir]:
+    """Its directory, locked; made when nothing of the recipe itself can be refused any more."""
+    load_plugins(loaded.recipe)
+    run = create(
+        base=Path(loaded.recipe.run.dir).expanduser(),
+        recipe_name=loaded.recipe.name,
+        name=loaded.recipe.run.name,
+    )
+    with lock(run):
+        yield run

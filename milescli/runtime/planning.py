@@ -29,8 +29,14 @@ def plan_only(
     hub may have been asked for them."""
     load_plugins(loaded.recipe)
     facts = facts or facts_of_recipe(loaded.recipe.model)
+    return plan_alone(loaded, machine or planning_machine(loaded), facts=facts)
+
+
+def plan_alone(loaded: LoadedRecipe, machine: Machine, *, facts: ModelFacts) -> Plan:
+    """The same before the plug-ins are looked at, which imports torch: for who can use the time in
+    between, and looks at them then."""
     facts.require_trainable()
-    return make_plan(loaded.recipe, machine or planning_machine(loaded), facts)
+    return make_plan(loaded.recipe, machine, facts)
 
 
 def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:

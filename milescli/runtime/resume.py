@@ -14,8 +14,10 @@ from milescli.core.errors import CheckpointError, RecipeError
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
-from milescli.runtime.inputs import RunInputs, prepare
-from milescli.runtime.planning import as_fetched, plan_only
+from milescli.runtime.ahead import begin_ahead
+from milescli.runtime.inputs import RunInputs, facts_of_recipe, prepare
+from milescli.runtime.planning import as_fetched, plan_alone
+from milescli.runtime.plugins import load_plugins
 from milescli.runtime.records import write_records
 from milescli.runtime.spec import RunSpec
 
@@ -49,8 +51,6 @@ def resume(
     """Train on. `address`: of the Ray cluster, where it is another than before; `environ` may name
     it too. Raises CheckpointError where the run cannot be continued faithfully, RecipeError where
     nothing is left to do."""
-    from milescli.runtime.train import train
-
     run = open_run(path)
     loaded = load_resolved(run.recipe_file)
     flags = {"train.steps": f"--steps {steps}"} if steps is not None else {}
@@ -66,24 +66,30 @@ def resume(
         else:
             _refuse_if_done(checkpoint.step, loaded.recipe.train.steps, path)
         nodes = find_nodes(loaded, output=output)
-        plan = plan_only(loaded, nodes.machine)
+        facts = facts_of_recipe(loaded.recipe.model)
+        plan = plan_alone(loaded, nodes.machine, facts=facts)
         require_wheel(plan.device_kind)
-        inputs = prepare(loaded.recipe, run, output=output)
-        plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
-        nodes.require_shared(run.path, inputs.model_dir)
-        spec = RunSpec(
-            run=run,
-            recipe=loaded.recipe,
-            plan=plan,
-            nodes=nodes,
-            inputs=inputs,
-            checkpoint=checkpoint,
-        )
-        if checkpoint is not None:
-            _refuse_drift(checkpoint.manifest, inputs, path)
-            output.note(f"going on from step {checkpoint.step}")
-        write_records(spec, loaded)
-        return train(spec, output=output)
+        with begin_ahead(loaded.recipe, plan, facts, address=nodes.address) as ahead:
+            # torch is imported from here on, beside the warm process
+            from milescli.runtime.train import train
+
+            load_plugins(loaded.recipe)
+            inputs = prepare(loaded.recipe, run, output=output)
+            plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
+            nodes.require_shared(run.path, inputs.model_dir)
+            spec = RunSpec(
+                run=run,
+                recipe=loaded.recipe,
+                plan=plan,
+                nodes=nodes,
+                inputs=inputs,
+                checkpoint=checkpoint,
+            )
+            if checkpoint is not None:
+                _refuse_drift(checkpoint.manifest, inputs, path)
+                output.note(f"going on from step {checkpoint.step}")
+            write_records(spec, loaded)
+            return train(spec, ahead=ahead, output=output)
 
 
 def _refuse_if_done(step: int, num_steps: int, path: Path) -> None:

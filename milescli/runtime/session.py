@@ -4,7 +4,6 @@ launch, resume and eval, which hold the run's lock."""
 from __future__ import annotations
 
 import os
-import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +15,10 @@ from milescli.backends.ray.nodes import DEATH_NOTICE_S
 from milescli.checkpoint.run_dir import verdict_file
 from milescli.cluster.nodes import RunNodes
 from milescli.cluster.resources import NodeResources
-from milescli.cluster.watchdog import TOKEN_VARIABLE, start_watchdog
-from milescli.runtime.build import Builder, run_environment
+from milescli.cluster.watchdog import start_watchdog
+from milescli.platform.environment import trainer_environment
+from milescli.runtime.ahead import Ahead, run_variables
+from milescli.runtime.build import Builder
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.supervise import CAUSE_GRACE_S
 
@@ -45,29 +46,39 @@ class RunSession:
 
 
 @contextmanager
-def open_session(spec: RunSpec, *, log_dir: Path) -> Iterator[RunSession]:
+def open_session(spec: RunSpec, *, ahead: Ahead, log_dir: Path) -> Iterator[RunSession]:
     """Ray is up inside; afterwards every process of the session is gone, whatever happened, and so
     are its scratch files."""
-    plan, nodes = spec.plan, spec.nodes
-    token = secrets.token_hex(16)
+    plan, nodes, token = spec.plan, spec.nodes, ahead.token
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
     watchdog = start_watchdog(token=token, scratch_dirs=[temp_dir], verdict=verdict_file(log_dir))
     old_environment, old_temp_dir = dict(os.environ), tempfile.tempdir
     (temp_dir / "t").mkdir()
     tempfile.tempdir = str(temp_dir / "t")
+    shared = run_variables(token) | {"TMPDIR": tempfile.tempdir}
+    # on a CPU of our own, ranks and engines have the same: their processes can be started ahead
+    own_cpu = plan.device_kind == "cpu" and nodes.address is None
+    os.environ.update(shared | (trainer_environment(plan) if own_cpu else {}))
     cluster = Cluster(
         address=nodes.address,
         nodes=[member.node for member in nodes.chosen],
         temp_dir=temp_dir,
         log_dir=log_dir,
-        environment=run_environment(TOKEN_VARIABLE, token, temp_dir / "t")
-        | _for_other_computers(nodes),
+        environment=shared | _for_other_computers(nodes),
     )
     resources = NodeResources(
-        plan=plan, nodes=nodes, cluster=cluster, token=token, temp_dir=temp_dir / "t"
+        plan=plan,
+        nodes=nodes,
+        cluster=cluster,
+        token=token,
+        api_key=ahead.api_key,
+        temp_dir=temp_dir / "t",
     )
     try:
-        builder = Builder(spec=spec, cluster=cluster, resources=resources, log_dir=log_dir)
+        warm = ahead.warm.listen(temp_dir) if ahead.warm is not None else None
+        builder = Builder(
+            spec=spec, cluster=cluster, resources=resources, log_dir=log_dir, warm=warm
+        )
         builder.check()
         cluster.start(plan)
         yield RunSession(log_dir=log_dir, cluster=cluster, resources=resources, builder=builder)

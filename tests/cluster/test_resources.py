@@ -22,6 +22,7 @@ def test_no_port_is_promised_twice_although_nobody_listens_on_it_yet(
         nodes=RunNodes(machine=parse_machine("cpu")),
         cluster=None,  # type: ignore[arg-type]
         token="t",
+        api_key="k",
         temp_dir=tmp_path,
     )
 

@@ -66,7 +66,7 @@ def test_a_run_says_what_was_reached_and_what_comes_next(workplace: Workplace, w
     assert {path.name for path in (run / "logs" / "latest").iterdir()} >= {
         "trainer-rank-0.log",
         "engine-0.log",
-        "router.log",
+        "engine-0-server.log",
     }
     assert [
         event["step"] for event in workplace.events("whole") if event["event"] == "StepDone"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import DataError
-from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
+from milescli.rollout.tokenizer import PLAIN_FAMILIES, ChatTokenizer, load_tokenizer
 
 
 def _without(tokenizer: ChatTokenizer, folder: Path, key: str) -> Path:
@@ -55,6 +55,23 @@ def test_a_folder_of_a_known_model_type_keeps_its_own_tokenizer(
     assert load_tokenizer(folder).encode_response("a 12  b\n345") == tokenizer.encode_response(
         "a 12  b\n345"
     )
+
+
+@pytest.mark.parametrize("family", PLAIN_FAMILIES)
+def test_what_is_not_asked_of_transformers_is_what_it_would_say(
+    tokenizer: ChatTokenizer, tmp_path: Path, family: str
+) -> None:
+    from transformers import AutoTokenizer
+
+    folder = tmp_path / "model"
+    shutil.copytree(tokenizer.folder, folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": family}))
+    asked, ours = AutoTokenizer.from_pretrained(str(folder)), load_tokenizer(folder)
+    text = "<|im_start|>user\na 12  b\n345<|im_end|>\u00e9"
+    assert type(asked) is type(ours.inner)
+    assert asked(text)["input_ids"] == ours.inner(text)["input_ids"]
+    assert asked.special_tokens_map == ours.inner.special_tokens_map
+    assert asked.chat_template == ours.inner.chat_template
 
 
 def test_special_tokens_are_not_decoded(tokenizer: ChatTokenizer) -> None:

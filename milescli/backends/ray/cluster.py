@@ -138,6 +138,7 @@ class Cluster:
         self.environment = environment
         self.nodes = list(nodes)
         """[plan nodes] after `start`"""
+        self._inherited: dict[str, str] = {}
         self._group: Any = None
         self._started = False
         self._spawned: list[ActorHandle] = []
@@ -145,7 +146,9 @@ class Cluster:
     def start(self, plan: Plan) -> None:
         """Start or join Ray; on the calling (main) thread, since Ray's processes end with it."""
         if self.address is None:
-            start_here(self._own_session(plan))
+            settings = self._own_session(plan)
+            self._inherited = dict(os.environ)
+            start_here(settings)
             self.nodes = living_nodes()
         else:
             join(self.address)
@@ -263,13 +266,22 @@ class Cluster:
                 max_restarts=0,
                 max_concurrency=CALLS_AT_ONCE,
                 scheduling_strategy=self._in_bundle(node),
-                runtime_env={"env_vars": {**self.environment, **environment}},
+                **self._with_variables({**self.environment, **environment}),
             )
             .remote(name=name, target=target, kwargs=kwargs, log_path=str(log_path))
         )
         handle = ActorHandle(name=name, actor=actor, log_path=log_path, node=self.nodes[node])
         self._spawned.append(handle)
         return handle
+
+    def _with_variables(self, environment: dict[str, str]) -> dict[str, Any]:
+        """Options of an actor. A session of our own began with this process's environment: where an
+        actor needs nothing beyond that, it takes a process that Ray has started ahead, and neither
+        Ray's agent for environments nor a fresh process is waited for."""
+        own = {
+            name: value for name, value in environment.items() if self._inherited.get(name) != value
+        }
+        return {"runtime_env": {"env_vars": environment}} if own else {}
 
     async def check_nodes(self) -> None:
         """Raises WorkerDied where a node of the run is gone."""

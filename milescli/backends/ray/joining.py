@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from milescli.core.errors import MachineError
@@ -32,7 +35,25 @@ def start_here(settings: dict[str, Any]) -> None:
     """Start a cluster of this machine alone, for this process, whatever RAY_ADDRESS says. Its
     children must not read that either."""
     os.environ.pop("RAY_ADDRESS", None)
-    _connect("local", settings=settings)
+    with _without_monitors():
+        _connect("local", settings=settings)
+
+
+@contextmanager
+def _without_monitors() -> Iterator[None]:
+    """No autoscaler, since nothing could be added to a cluster of one computer; nobody who reads
+    logs, since our actors have files of their own; no dashboard, whose server starts and is waited
+    for also where no page is wanted. Together two seconds of a core at every start, and one at the
+    end. `ray start` has switches for the first two, `ray.init` has none."""
+    from ray._private import node, parameter
+
+    params, serve = parameter.RayParams, node.Node.start_api_server
+    parameter.RayParams = functools.partial(params, no_monitor=True, include_log_monitor=False)
+    node.Node.start_api_server = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        parameter.RayParams, node.Node.start_api_server = params, serve
 
 
 def _connect(address: str, *, settings: dict[str, Any]) -> None:

@@ -12,9 +12,11 @@ import time
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from milescli.backends.sglang.http import EngineHttp
 from milescli.backends.sglang.reply import PartialResponse, prompt_logprobs, read_reply
+from milescli.backends.sglang.together import Together
 from milescli.core.errors import WaitTimeout
 from milescli.core.types import EngineAddress, StopReason, WeightVersion
 from milescli.core.units import format_duration
@@ -39,9 +41,14 @@ class SglangFleet:
         order_timeout_s: float = ORDER_TIMEOUT_S,
         routing_shape: tuple[int, int] | None = None,
     ) -> None:
-        """`response_timeout_s` bounds one response, `order_timeout_s` one order to the engines.
+        """`router_url`: the router before the engines, or the only engine itself.
+        `response_timeout_s` bounds one response, `order_timeout_s` one order to the engines.
         `routing_shape`: (layers, topk) of the model, where routed experts will be asked for."""
         self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
+        self._together = Together(
+            lambda body, timeout_s: self.http.stream_engine("/generate", body, timeout_s=timeout_s)
+        )
+        self._is_direct = [engine.url for engine in engines] == [router_url]
         self._response_timeout_s = response_timeout_s
         self._order_timeout_s = order_timeout_s
         self._routing_shape = routing_shape
@@ -54,6 +61,7 @@ class SglangFleet:
 
     async def close(self) -> None:
         """Give the sockets back; the engines live on."""
+        await self._together.close()
         await self.http.close()
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -64,13 +72,8 @@ class SglangFleet:
         while True:
             async with self._slot(deadline):
                 pauses_before = self._num_pauses
-                reply = read_reply(
-                    await self.http.ask_router(
-                        "/generate",
-                        response.body,
-                        timeout_s=max(deadline - time.monotonic(), 0.001),
-                    )
-                )
+                timeout_s = max(deadline - time.monotonic(), 0.001)
+                reply = read_reply(await self._ask(response.body, timeout_s=timeout_s))
             response.extend(reply)
             if reply.stop_reason is not StopReason.ABORT:
                 return response.completion(reply.stop_reason, routing_shape=self._routing_shape)
@@ -78,6 +81,13 @@ class SglangFleet:
                 return response.completion(StopReason.LENGTH, routing_shape=self._routing_shape)
             if self._num_pauses == pauses_before:  # nobody paused: the engine gave up by itself
                 return response.completion(StopReason.ABORT, routing_shape=self._routing_shape)
+
+    async def _ask(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """A router takes one request a call; the only engine takes what is asked at one moment
+        together."""
+        if self._is_direct:
+            return await self._together.ask(body, timeout_s=timeout_s)
+        return await self.http.ask_router("/generate", body, timeout_s=timeout_s)
 
     async def score(self, token_ids: list[int]) -> array[float]:
         """[len(token_ids) - 1] log-probs at temperature 1, from one prefill."""

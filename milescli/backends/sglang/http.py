@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -21,6 +22,9 @@ RETRY_WAITS_S = (0.1, 0.5, 2.0)
 """Before each further try of a request whose connection broke."""
 HEALTH_TIMEOUT_S = 10.0
 """An engine that is alive answers /health while it works; a busy machine may take seconds."""
+_EVENT, _LAST_EVENT = b"data: ", b"data: [DONE]"
+MAX_LINE_BYTES = 2**26
+"""Of one streamed object: a response's tokens, log-probs and routing."""
 MAX_CONNECTIONS = 1024
 """Open sockets to router and engines together; further requests wait for one."""
 
@@ -54,7 +58,9 @@ class EngineHttp:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, limit_per_host=0)
             self._session = aiohttp.ClientSession(
-                connector=connector, timeout=aiohttp.ClientTimeout(total=None)
+                connector=connector,
+                timeout=aiohttp.ClientTimeout(total=None),
+                read_bufsize=MAX_LINE_BYTES,
             )
         return self._session
 
@@ -83,6 +89,25 @@ class EngineHttp:
                 await asyncio.sleep(wait_s)
         return await self._post(url, body, who="the router", timeout_s=timeout_s)
 
+    async def stream_engine(
+        self, path: str, body: dict[str, Any], *, timeout_s: float
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """POST to the only engine, which streams objects (server-sent events); each as it comes.
+        Raises as `order`, and Hiccup where the connection broke and the engine still answers."""
+        engine = self.engines[0]
+        assert len(self.engines) == 1, f"{len(self.engines)} engines, and no router between"
+        url = f"{engine.url}{path}"
+        async with self._open(url, body, who=engine.name, timeout_s=timeout_s) as response:
+            if response.status != 200:
+                await self._check(response, url, who=engine.name)
+            async for line in response.content:
+                if line.startswith(_EVENT) and not line.startswith(_LAST_EVENT):
+                    part = json.loads(line[len(_EVENT) :])
+                    if error := part.get("error"):
+                        raise _refused(engine.name, url, str(error))
+                    yield part
+        self._last_reply_s[engine.name] = time.monotonic()
+
     async def order(
         self, engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: float
     ) -> dict[str, Any]:
@@ -102,27 +127,38 @@ class EngineHttp:
     async def _post(
         self, url: str, body: dict[str, Any], *, who: str, timeout_s: float
     ) -> dict[str, Any]:
+        async with self._open(url, body, who=who, timeout_s=timeout_s) as response:
+            return _as_object(await self._check(response, url, who=who))
+
+    @asynccontextmanager
+    async def _open(
+        self, url: str, body: dict[str, Any], *, who: str, timeout_s: float
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The response to a POST, of which nothing is read; what goes wrong while it is read is
+        named, too."""
         try:
             async with (
-                asyncio.timeout(timeout_s),
+                asyncio.timeout(timeout_s) as bound,
                 self.session().post(url, json=body, headers=self._headers) as response,
             ):
-                text = await response.text()
-                status = response.status
+                yield response
         except TimeoutError:
+            if not bound.expired():
+                raise
             raise await self._timed_out(url, who=who, timeout_s=timeout_s) from None
         except aiohttp.ClientError as error:
             detail = f"{type(error).__name__}: {error}"
             raise await self._broken(url, who=who, detail=detail) from error
-        if status >= 500:
-            raise await self._broken(url, who=who, detail=f"HTTP {status}: {text[:2000]}")
-        if status != 200:
-            raise EngineRefused(
-                f"{who} refused {url}",
-                why=f"HTTP {status}: {text[:2000]}",
-                fix="read the engine's log for the cause",
-            )
-        return _as_object(text)
+
+    async def _check(self, response: aiohttp.ClientResponse, url: str, *, who: str) -> str:
+        """The text of a response that is well."""
+        text = await response.text()
+        if response.status >= 500:
+            detail = f"HTTP {response.status}: {text[:2000]}"
+            raise await self._broken(url, who=who, detail=detail)
+        if response.status != 200:
+            raise _refused(who, url, f"HTTP {response.status}: {text[:2000]}")
+        return text
 
     async def _timed_out(self, url: str, *, who: str, timeout_s: float) -> MilesError:
         dead = await self.find_dead()
@@ -168,6 +204,10 @@ class EngineHttp:
         if alive:
             self._last_reply_s[engine.name] = time.monotonic()
         return alive
+
+
+def _refused(who: str, url: str, why: str) -> EngineRefused:
+    return EngineRefused(f"{who} refused {url}", why=why, fix="read the engine's log for the cause")
 
 
 def engine_died(engine: EngineAddress, detail: str) -> WorkerDied:

@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
+from typing import Protocol
 
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.log_tail import last_log_lines
@@ -41,6 +42,22 @@ def status(url: str, *, timeout_s: float, headers: dict[str, str] | None = None)
         raise OSError(f"{url}: {type(error).__name__}: {error}") from error
 
 
+class Child(Protocol):
+    """What is asked of a process that was started: `subprocess.Popen`, or one like it."""
+
+    pid: int
+    """Also the id of its process group."""
+
+    def poll(self) -> int | None:
+        """Exit code, or None while it runs."""
+
+    def wait(self, timeout: float) -> int:
+        """Exit code. Raises subprocess.TimeoutExpired."""
+
+    def send_signal(self, number: int) -> None:
+        """To the process alone."""
+
+
 class ManagedProcess:
     """Starts one command, watches it, and stops it with all that it spawned."""
 
@@ -60,7 +77,7 @@ class ManagedProcess:
         self.log_path = log_path
         self.url = url
         self._temp_dir: Path | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
         self._started_at = 0.0
 
     @property
@@ -83,18 +100,21 @@ class ManagedProcess:
         env = self.env | {"TMPDIR": str(self._temp_dir)}
         blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {self.stop_signal})
         try:
-            with self.log_path.open("ab") as log:
-                self._process = subprocess.Popen(
-                    self.command,
-                    env=env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+            self._process = self._spawn(env)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         self._started_at = time.monotonic()
+
+    def _spawn(self, env: dict[str, str]) -> Child:
+        with self.log_path.open("ab") as log:
+            return subprocess.Popen(
+                self.command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def wait_ready(self, timeout_s: float, *, sleep: Callable[[float], None] = time.sleep) -> float:
         """Seconds from start until it answers. Raises WorkerDied as soon as it has ended,

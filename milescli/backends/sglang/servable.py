@@ -101,14 +101,15 @@ responses, before and after new weights were sent (tests/backends/sglang/test_fa
 
 def servable_on_cpu(facts: ModelFacts) -> tuple[bool, str]:
     """Whether SGLang serves this model rightly on a CPU, and why (not)."""
-    if _family(facts) is None:
+    if cpu_family(facts) is None:
         return False, f"only {', '.join(CPU_FAMILIES)} were compared with transformers there"
     fault = fault_of_sglang(facts)
     return fault is None, fault or "compared with transformers"
 
 
-def _family(facts: ModelFacts) -> CpuFamily | None:
-    """Text models of families that have multimodal releases go by a `model_type` of their own."""
+def cpu_family(facts: ModelFacts) -> CpuFamily | None:
+    """How a model is served on a CPU; None: not at all. Text models of families that have
+    multimodal releases go by a `model_type` of their own."""
     text = f"{facts.family}_text"
     return CPU_FAMILIES.get(text if text in CPU_FAMILIES and not facts.multimodal else facts.family)
 
@@ -116,7 +117,7 @@ def _family(facts: ModelFacts) -> CpuFamily | None:
 def fault_of_sglang(facts: ModelFacts) -> str | None:
     """Why SGLang serves this model wrongly on any device; None where nothing is known against
     it."""
-    family = _family(facts)
+    family = cpu_family(facts)
     if family is None:
         return None
     if facts.tied_embeddings and not family.ties:

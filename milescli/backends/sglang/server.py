@@ -18,14 +18,16 @@ from typing import Literal
 from milescli.backends.sglang.kernels import has_flash_attention, kernel_environment
 from milescli.backends.sglang.key import KEY_VARIABLE, bearer
 from milescli.backends.sglang.plugin import ENGINE_VARIABLE, PIECES_VARIABLE
-from milescli.backends.sglang.process import ManagedProcess, status
+from milescli.backends.sglang.process import Child, ManagedProcess, status
 from milescli.backends.sglang.routing import ROUTING_VARIABLE
 from milescli.backends.sglang.servable import (
     CPU_FAMILIES,
+    CpuFamily,
     fault_of_sglang,
     missing_fields,
     model_zoo,
 )
+from milescli.backends.sglang.warm import NotForked, fork_engine
 from milescli.core.errors import MachineError, RecipeError
 from milescli.models import parse_facts
 from milescli.models.base import CONFIG_NAME
@@ -33,6 +35,11 @@ from milescli.models.base import CONFIG_NAME
 CPU_PATH = Path(__file__).parent / "cpu_path"
 """Import stubs, for the engine's processes alone."""
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+PREFILL_TOKENS = 2048
+"""New tokens that an engine on a CPU computes at once; more would leave its caches."""
+KEPT_BYTES = 2**30
+"""Freed memory that a process of an engine on a CPU keeps: else it is given back, and touched anew
+page by page, in every layer."""
 CPU_TOKENS_LIMIT = 262_144
 """Cache slots that an engine on a CPU takes at most when nobody says how many: 256 requests of 1024
 tokens. The cache is taken from main memory at the start."""
@@ -82,6 +89,9 @@ class EngineSpec:
     visible_devices: tuple[str, ...] = ()
     """Devices of this engine, as the vendor's variable names them; empty: inherited."""
     extra_env: dict[str, str] = field(default_factory=dict)
+    warm: Path | None = None
+    """Socket of a process that has imported SGLang (see `warm.py`), on a CPU; None: the engine
+    imports it itself."""
     attention_backend: str | None = None
     """Of an accelerator; None: see `_attention_backend`."""
     cuda_graphs: bool = True
@@ -166,6 +176,23 @@ class EngineServer(ManagedProcess):
             url=spec.url,
         )
 
+    def _spawn(self, env: dict[str, str]) -> Child:
+        """From the warm process, where there is one that fits."""
+        if self.spec.warm is None:
+            return super()._spawn(env)
+        wanted = own_environment(self.spec) | {"TMPDIR": env["TMPDIR"]}
+        try:
+            return fork_engine(
+                self.spec.warm,
+                arguments=engine_arguments(self.spec),
+                environment=wanted,
+                log=self.log_path,
+            )
+        except NotForked as error:
+            with self.log_path.open("a", encoding="utf-8") as log:
+                log.write(f"miles: the warm process gave no engine ({error}): starting afresh\n")
+            return super()._spawn(env)
+
     def wait_ready(self, timeout_s: float, *, sleep: Callable[[float], None] = time.sleep) -> float:
         """As ManagedProcess; and an engine that was given a key has been seen to refuse a stranger.
         What it has built by now is left alone by Python's garbage collector: to go through it takes
@@ -186,6 +213,11 @@ class EngineServer(ManagedProcess):
 
 def engine_command(spec: EngineSpec) -> list[str]:
     """The whole command line. Pure."""
+    return [sys.executable, "-m", "sglang.launch_server", *engine_arguments(spec)]
+
+
+def engine_arguments(spec: EngineSpec) -> list[str]:
+    """Those of `sglang.launch_server`. Pure."""
     arguments: dict[str, object] = {
         "model-path": spec.model_dir,
         "host": spec.host,
@@ -234,6 +266,13 @@ def engine_command(spec: EngineSpec) -> list[str]:
             "sampling-backend": "pytorch",
         }
         switches += ["disable-cuda-graph", "disable-overlap-schedule"]
+        if spec.context_length <= PREFILL_TOKENS:
+            # no prompt is longer, so none need be cut in chunks, and none is before the first of
+            # these bounds: SGLang counts a request that it cuts twice, and lets another wait
+            arguments |= {
+                "max-prefill-tokens": PREFILL_TOKENS,
+                "chunked-prefill-size": 4 * PREFILL_TOKENS,
+            }
         extra = CPU_FAMILIES[check_servable(spec)].arguments
         if spec.deterministic:
             switches.append("disable-radix-cache")
@@ -250,8 +289,7 @@ def engine_command(spec: EngineSpec) -> list[str]:
     if total_tokens is not None:
         arguments["max-total-tokens"] = total_tokens
     flags = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
-    flags += [*(f"--{switch}" for switch in switches), *extra, *spec.extra_args]
-    return [sys.executable, "-m", "sglang.launch_server", *flags]
+    return [*flags, *(f"--{switch}" for switch in switches), *extra, *spec.extra_args]
 
 
 def _attention_backend(spec: EngineSpec) -> str | None:
@@ -267,7 +305,13 @@ def _attention_backend(spec: EngineSpec) -> str | None:
 def engine_environment(spec: EngineSpec) -> dict[str, str]:
     """The whole environment of the engine: ours, inherited (MILES_RUN_TOKEN with it), and what the
     device needs."""
-    env = dict(os.environ) | {ENGINE_VARIABLE: spec.device_kind, "TOKENIZERS_PARALLELISM": "false"}
+    return dict(os.environ) | own_environment(spec)
+
+
+def own_environment(spec: EngineSpec, family: CpuFamily | None = None) -> dict[str, str]:
+    """What an engine needs beyond what it inherits. `family`: of its model on a CPU, where the
+    folder is not there yet; None: as the folder says."""
+    env = {ENGINE_VARIABLE: spec.device_kind, "TOKENIZERS_PARALLELISM": "false"}
     # else SGLang's process titles overwrite /proc/PID/environ, by which a run finds its processes
     env["SPT_NOENV"] = "1"
     # else SGLang asks the first interface, or the route to a public address
@@ -277,7 +321,7 @@ def engine_environment(spec: EngineSpec) -> dict[str, str]:
     if spec.return_routed_experts:
         env[ROUTING_VARIABLE] = "1"
     if spec.device_kind == "cpu":
-        env |= _cpu_environment(spec)
+        env |= _cpu_environment(spec, family or CPU_FAMILIES[check_servable(spec)])
     elif spec.visible_devices:
         env |= _visible_devices(spec)
     if spec.device_kind == "cuda":
@@ -285,9 +329,10 @@ def engine_environment(spec: EngineSpec) -> dict[str, str]:
     return env | spec.extra_env
 
 
-def _cpu_environment(spec: EngineSpec) -> dict[str, str]:
-    """Threads that sleep while they wait: the HTTP server, the scheduler and the trainer share the
-    cores. No torch.compile: its first calls would build C++ in the middle of a rollout."""
+def _cpu_environment(spec: EngineSpec, family: CpuFamily) -> dict[str, str]:
+    """Threads that soon sleep while they wait: the HTTP server, the scheduler and the trainer share
+    the cores; but they wait for the next product awake. Memory that a step gives back is kept for
+    the next one. No torch.compile: its first calls would build C++ in the middle of a rollout."""
     threads = str(spec.cpu_threads)
     python_path = [str(CPU_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {
@@ -297,12 +342,13 @@ def _cpu_environment(spec: EngineSpec) -> dict[str, str]:
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "OMP_WAIT_POLICY": "PASSIVE",
-        "GOMP_SPINCOUNT": "0",
+        "GOMP_SPINCOUNT": "10000",
+        "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
+        "MALLOC_MMAP_THRESHOLD_": str(KEPT_BYTES),
         "TORCH_COMPILE_DISABLE": "1",
         "SGLANG_MAMBA_CONV_DTYPE": _DTYPES[spec.precision],  # else bfloat16, also beside float32
         "SGLANG_MAMBA_SSM_DTYPE": "float32",  # as the trainer's, whatever config.json says
     }
-    family = CPU_FAMILIES[check_servable(spec)]
     env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_model_modules(family.module))
     env[PIECES_VARIABLE] = ",".join(family.pieces)
     if spec.tp > 1:

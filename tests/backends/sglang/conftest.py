@@ -81,6 +81,8 @@ class Service:
     router: RouterServer
     model: torch.nn.Module
     """The same weights in transformers."""
+    direct: bool = False
+    """Fleets speak to the engine itself, as where it is the only one."""
 
     @property
     def address(self) -> EngineAddress:
@@ -100,7 +102,7 @@ class Service:
 
         async def with_fleet():
             fleet = SglangFleet(
-                router_url=self.router.url,
+                router_url=self.address.url if self.direct else self.router.url,
                 engines=[self.address],
                 response_timeout_s=60,
                 order_timeout_s=30,

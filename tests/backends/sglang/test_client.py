@@ -1,16 +1,24 @@
-"""The fleet, on a real engine behind the real router."""
+"""The fleet, on a real engine: behind the real router, one request a call; and by itself, with what
+is asked at one moment together."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
 
+from milescli.backends.sglang.http import EngineRefused
 from milescli.core.types import StopReason, VersionSpan
 from milescli.rollout.base import GenerateRequest
 
 pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(params=["together", "router"])
+def served(request, service):
+    return replace(service, direct=request.param == "together")
 
 
 def request(
@@ -26,13 +34,13 @@ def reference_logprobs(model, token_ids: list[int], temperature: float = 1.0) ->
     return logits.log_softmax(-1).gather(-1, torch.tensor(token_ids[1:])[:, None])[:, 0].double()
 
 
-def test_logprobs_of_sampled_tokens_are_those_of_transformers_at_the_temperature(service):
+def test_logprobs_of_sampled_tokens_are_those_of_transformers_at_the_temperature(served):
     async def use(fleet):
         return await fleet.generate(request(temperature=0.7))
 
-    completion = service.run(use)
+    completion = served.run(use)
     prompt = request().prompt_ids
-    expected = reference_logprobs(service.model, [*prompt, *completion.response_ids], 0.7)[
+    expected = reference_logprobs(served.model, [*prompt, *completion.response_ids], 0.7)[
         len(prompt) - 1 :
     ]
     assert torch.allclose(
@@ -40,25 +48,25 @@ def test_logprobs_of_sampled_tokens_are_those_of_transformers_at_the_temperature
     )
 
 
-def test_score_equals_transformers(service):
+def test_score_equals_transformers(served):
     tokens = [5, 77, 130, 8, 250, 33, 91, 4, 4, 18]
-    scores = service.run(lambda fleet: fleet.score(tokens))
+    scores = served.run(lambda fleet: fleet.score(tokens))
     assert len(scores) == len(tokens) - 1
-    expected = reference_logprobs(service.model, tokens)
+    expected = reference_logprobs(served.model, tokens)
     assert torch.allclose(torch.tensor(scores, dtype=torch.float64), expected, atol=1e-5, rtol=0)
 
 
-def test_greedy_responses_are_those_of_transformers(service):
-    completion = service.run(lambda fleet: fleet.generate(request(temperature=0.0, seed=None)))
+def test_greedy_responses_are_those_of_transformers(served):
+    completion = served.run(lambda fleet: fleet.generate(request(temperature=0.0, seed=None)))
     prompt = torch.tensor([request().prompt_ids])
     with torch.no_grad():
-        expected = service.model.generate(prompt, max_new_tokens=24, do_sample=False)[
+        expected = served.model.generate(prompt, max_new_tokens=24, do_sample=False)[
             0, prompt.shape[1] :
         ].tolist()
     assert completion.response_ids == expected
 
 
-def test_equal_seeds_give_equal_tokens_whatever_the_batch_and_other_seeds_do_not(service):
+def test_equal_seeds_give_equal_tokens_whatever_the_batch_and_other_seeds_do_not(served):
     async def use(fleet):
         alone = await fleet.generate(request(0, seed=3))
         crowd = await asyncio.gather(
@@ -67,12 +75,12 @@ def test_equal_seeds_give_equal_tokens_whatever_the_batch_and_other_seeds_do_not
         other = await fleet.generate(request(0, seed=4))
         return alone, crowd[0], other
 
-    alone, in_crowd, other = service.run(use)
+    alone, in_crowd, other = served.run(use)
     assert alone.response_ids == in_crowd.response_ids
     assert alone.response_ids != other.response_ids
 
 
-def test_seeded_tokens_follow_the_distribution_of_the_model(service):
+def test_seeded_tokens_follow_the_distribution_of_the_model(served):
     """The first token over 600 seeds, against its probability: chi-square over the likely
     tokens."""
     number = 600
@@ -82,10 +90,10 @@ def test_seeded_tokens_follow_the_distribution_of_the_model(service):
             *(fleet.generate(request(seed=1000 + seed, tokens=1)) for seed in range(number))
         )
 
-    first = torch.tensor([completion.response_ids[0] for completion in service.run(use)])
+    first = torch.tensor([completion.response_ids[0] for completion in served.run(use)])
     with torch.no_grad():
         expected = (
-            service.model(torch.tensor([request().prompt_ids])).logits[0, -1].softmax(-1) * number
+            served.model(torch.tensor([request().prompt_ids])).logits[0, -1].softmax(-1) * number
         )
     likely = expected >= 5
     observed = torch.bincount(first, minlength=len(expected)).double()
@@ -97,7 +105,7 @@ def test_seeded_tokens_follow_the_distribution_of_the_model(service):
     assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
 
 
-def test_a_response_ends_by_length_by_end_token_and_by_stop_string(service):
+def test_a_response_ends_by_length_by_end_token_and_by_stop_string(served):
     async def use(fleet):
         long = await fleet.generate(request(tokens=24))
         third = long.response_ids[2]
@@ -107,7 +115,7 @@ def test_a_response_ends_by_length_by_end_token_and_by_stop_string(service):
         )
         return long, third, stopped, ended
 
-    long, third, stopped, ended = service.run(use)
+    long, third, stopped, ended = served.run(use)
     assert (long.stop_reason, len(long.response_ids)) == (StopReason.LENGTH, 24)
     assert stopped.stop_reason is StopReason.STOP
     assert stopped.response_ids == long.response_ids[: long.response_ids.index(third) + 1]
@@ -119,8 +127,8 @@ def test_a_response_ends_by_length_by_end_token_and_by_stop_string(service):
     )
 
 
-def test_a_paused_response_goes_on_with_its_tokens_and_says_which_weights_made_them(service):
-    unbroken = service.run(lambda fleet: fleet.generate(request(tokens=300, stop=["never"])))
+def test_a_paused_response_goes_on_with_its_tokens_and_says_which_weights_made_them(served):
+    unbroken = served.run(lambda fleet: fleet.generate(request(tokens=300, stop=["never"])))
 
     async def use(fleet):
         await fleet.pause()
@@ -134,7 +142,7 @@ def test_a_paused_response_goes_on_with_its_tokens_and_says_which_weights_made_t
         completion = await task
         return held_back, completion
 
-    held_back, completion = service.run(use)
+    held_back, completion = served.run(use)
     assert held_back
     assert completion.response_ids == unbroken.response_ids
     assert torch.allclose(
@@ -149,20 +157,20 @@ def test_a_paused_response_goes_on_with_its_tokens_and_says_which_weights_made_t
     ]
 
 
-def test_a_thousand_responses_in_flight_all_arrive(service):
+def test_a_thousand_responses_in_flight_all_arrive(served):
     async def use(fleet):
         return await asyncio.gather(
             *(fleet.generate(request(index, seed=index, tokens=4)) for index in range(1000))
         )
 
-    completions = service.run(use)
+    completions = served.run(use)
     assert len(completions) == 1000
     assert all(
         len(completion.logprobs) == len(completion.response_ids) > 0 for completion in completions
     )
 
 
-def test_sleep_and_wake_leave_the_fleet_serving(service):
+def test_sleep_and_wake_leave_the_fleet_serving(served):
     async def use(fleet):
         before = await fleet.generate(request())
         await fleet.pause()
@@ -172,5 +180,30 @@ def test_sleep_and_wake_leave_the_fleet_serving(service):
         await fleet.resume(0)
         return before, await fleet.generate(request())
 
-    before, after = service.run(use)
+    before, after = served.run(use)
     assert before.response_ids == after.response_ids
+
+
+def test_samples_of_one_prompt_are_those_of_requests_that_come_alone(served):
+    async def use(fleet):
+        together = await asyncio.gather(
+            *(fleet.generate(request(number // 4, seed=number)) for number in range(12))
+        )
+        alone = [await fleet.generate(request(number // 4, seed=number)) for number in (0, 5, 11)]
+        return together, alone
+
+    together, alone = served.run(use)
+    for number, completion in zip((0, 5, 11), alone, strict=True):
+        assert together[number].response_ids == completion.response_ids
+        assert torch.allclose(
+            torch.tensor(together[number].logprobs), torch.tensor(completion.logprobs), atol=1e-5
+        )
+
+
+def test_a_refused_request_says_why_and_the_fleet_goes_on(served):
+    async def use(fleet):
+        with pytest.raises(EngineRefused, match="refused"):
+            await fleet.generate(request(tokens=5000, temperature=-1.0))
+        return await fleet.generate(request())
+
+    assert served.run(use).response_ids

@@ -14,5 +14,14 @@ import importlib
 def install(pieces: tuple[str, ...] = ()) -> None:
     """Put every piece in place, and the named modules of this package, which some families need.
     Order does not matter; each patches its own names."""
-    for name in ("launch", "attention", "sampling", "experts", "whole", *pieces):
+    for name in (
+        "launch",
+        "attention",
+        "products",
+        "prompts",
+        "sampling",
+        "experts",
+        "whole",
+        *pieces,
+    ):
         importlib.import_module(f"{__name__}.{name}").install()

@@ -10,21 +10,47 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from milescli.backends.sglang.cpu.rows import ContextRows
+
+FEW_POSITIONS = 128
+"""New and all positions of a request up to which two plain products beat torch's fused attention,
+which is slower with two threads than with one there."""
+
 
 def install() -> None:
     """Register the backend under the name that SGLang's checks know."""
     from sglang.srt.layers.attention import attention_registry
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+    from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 
     class BatchedAttention(Batched, TorchNativeAttnBackend):
         """torch_native, with our batched forms in front of its loops."""
+
+        def __init__(self, *arguments, **settings) -> None:
+            super().__init__(*arguments, **settings)
+            pool = self.token_to_kv_pool
+            if type(pool) is MHATokenToKVPool and pool.dtype is torch.float32:
+                size = sum(pool.get_kv_size_bytes())
+                self._rows = ContextRows(
+                    self.req_to_token_pool.req_to_token,
+                    bytes_per_token=size // (pool.size + pool.page_size),
+                )
+
+        def _store(self, layer, forward_batch, key, value) -> None:
+            place = KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc)
+            self.token_to_kv_pool.set_kv_buffer(layer, place, key, value)
 
     attention_registry.ATTENTION_BACKENDS["torch_native"] = BatchedAttention
 
 
 class Batched:
-    """Plans each forward once (which cache slots, which mask), then runs one padded SDPA per
-    layer."""
+    """Plans each forward once (which rows or cache slots, which mask), then attends for all
+    requests of a layer at once."""
+
+    _rows: ContextRows | None = None
+    """Contexts of running requests; None: of this cache there are none."""
+    _by_rows = False
+    """This forward is a decode step by rows."""
 
     _slots: torch.Tensor | None = None
     """[B * N] cache slots of all contexts, padded with slot 0; None: the stock loop runs
@@ -38,17 +64,48 @@ class Batched:
         self._sinks = sinks
         return super().forward_extend(*arguments, **settings)
 
-    def forward_decode(self, *arguments, sinks=None, **settings):
-        """The stock method, which takes no sinks."""
+    def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, sinks=None, **more):
+        """By rows where there are; else the stock method, which takes no sinks."""
+        if self._by_rows and k is not None and sinks is None and not layer.is_cross_attention:
+            self._store(layer, forward_batch, k, v)
+            attended = self._rows.attend(
+                layer.layer_id,
+                q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim),
+                (k, v),
+                self.token_to_kv_pool.get_kv_buffer(layer.layer_id),
+                scaling=layer.scaling,
+                window=layer.sliding_window_size,
+            )
+            return attended.reshape(len(attended), -1)
+        if self._by_rows and self._slots is None:
+            self._plan_slots(forward_batch)
         self._sinks = sinks
-        return super().forward_decode(*arguments, **settings)
+        return super().forward_decode(
+            q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache, **more
+        )
 
     def init_forward_metadata(self, forward_batch) -> None:
         """Called once per forward, before the layers."""
         super().init_forward_metadata(forward_batch)
-        self._slots = None
+        self._slots, self._by_rows = None, False
         if forward_batch.encoder_lens is not None or forward_batch.batch_size == 0:
             return
+        if self._rows is not None:
+            requests_B = forward_batch.req_pool_indices
+            if forward_batch.forward_mode.is_decode():
+                self._by_rows = self._rows.plan(requests_B, forward_batch.seq_lens)
+            else:
+                self.forget(requests_B)
+        if not self._by_rows:
+            self._plan_slots(forward_batch)
+
+    def forget(self, requests_B: torch.Tensor) -> None:
+        """Their contexts are made anew, without this backend."""
+        if self._rows is not None:
+            self._rows.forget(requests_B)
+
+    def _plan_slots(self, forward_batch) -> None:
+        """Which slots hold the contexts, and what each query may see of them."""
         lens_B = forward_batch.seq_lens
         num_slots = int(lens_B.max())
         slots_BN = self.req_to_token_pool.req_to_token[
@@ -102,6 +159,9 @@ class Batched:
         mask = self._mask(query.dtype, window)
         if self._sinks is not None:
             key, value, mask = self._with_sinks(query, key, value, mask, grouped=grouped)
+        few = query.shape[2] * key.shape[2] <= FEW_POSITIONS**2
+        if few and query.dtype is torch.float32 and query.shape[-1] == key.shape[-1]:
+            return attend_plainly(query, key, value, mask, scaling=scaling)
         return F.scaled_dot_product_attention(
             query,
             key,
@@ -179,3 +239,28 @@ class Batched:
         flat = attended.transpose(1, 2).reshape(self._batch * self._longest, num_heads, -1)
         torch.index_select(flat, 0, self._query_rows, out=output)
         return output
+
+
+def attend_plainly(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    scaling: float | None,
+) -> torch.Tensor:
+    """[B, H, Q, D of values] as torch's `scaled_dot_product_attention` gives, with all scores in
+    memory. `query`: [B, H, Q, D]; `key` and `value`: [B, K, N, D]; `mask`: [B, 1 or H, 1 or Q,
+    N] additive."""
+    batch, num_heads, num_new, size = query.shape
+    num_kv, num_positions = key.shape[1:3]
+    group = num_heads // num_kv
+    grouped = query.reshape(batch, num_kv, group * num_new, size)
+    scores = torch.matmul(grouped, key.transpose(2, 3))
+    scores.mul_(size**-0.5 if scaling is None else scaling)
+    by_head = scores.view(batch, num_kv, group, num_new, num_positions)
+    # of a mask the heads, and in a decode step the positions, may be one for all
+    heads = (num_kv, group) if mask.shape[1] > 1 else (1, 1)
+    by_head += mask.view(batch, *heads, mask.shape[2], num_positions)
+    attended = torch.matmul(torch.softmax(scores, -1), value)
+    return attended.view(batch, num_heads, num_new, -1)

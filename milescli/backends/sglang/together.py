@@ -1,0 +1,123 @@
+"""Requests that are made at one moment travel to an engine together, and each response comes back
+when it is done. Knows no sampling; used by the fleet.
+
+An engine's HTTP server spends a millisecond of Python on each call. A step's samples begin at one
+moment, so a call carries many of them; the engine then also prefills them in one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from milescli.backends.sglang.http import RETRY_WAITS_S, Hiccup
+
+MAX_TOGETHER = 32
+"""Requests of one call: SGLang looks at all that are left whenever one of them says something."""
+ONLY_WHEN_DONE = 2**30
+"""Tokens between two chunks of a response: after its first one it is sent as a whole."""
+
+Stream = Callable[[dict[str, Any], float], AsyncGenerator[dict[str, Any]]]
+"""(body of /generate, seconds) -> what the engine streams; as `EngineHttp.stream_engine`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """One of a call."""
+
+    body: dict[str, Any]
+    deadline: float
+    reply: asyncio.Future[dict[str, Any]]
+
+
+class Together:
+    """Collects what is asked within one turn of the event loop. Belongs to that loop."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._waiting: list[_Request] = []
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def ask(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """The whole reply to one /generate with `input_ids` and `sampling_params`. Raises what
+        the stream raises."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._send_all)
+        reply = loop.create_future()
+        deadline = time.monotonic() + timeout_s
+        self._waiting.append(_Request(body=body, deadline=deadline, reply=reply))
+        return await reply
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+
+    def _send_all(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for start in range(0, len(waiting), MAX_TOGETHER):
+            requests = waiting[start : start + MAX_TOGETHER]
+            call = asyncio.ensure_future(self._call(requests))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+            for request in requests:
+                request.reply.add_done_callback(lambda _, c=call, r=requests: _end_unwanted(c, r))
+
+    async def _call(self, requests: list[_Request]) -> None:
+        """Until each has its reply or its error. What a broken connection left is asked again:
+        nothing is lost by that, for equal seeds give equal tokens."""
+        try:
+            for wait_s in (*RETRY_WAITS_S, None):
+                left = [request for request in requests if not request.reply.done()]
+                try:
+                    return await self._exchange(left)
+                except Hiccup:
+                    if wait_s is None:
+                        raise
+                    await asyncio.sleep(wait_s)
+        except Exception as error:  # whatever it was, those who wait must learn of it
+            for request in requests:
+                if not request.reply.done():
+                    request.reply.set_exception(error)
+        finally:
+            for request in requests:
+                request.reply.cancel()
+
+    async def _exchange(self, requests: list[_Request]) -> None:
+        timeout_s = max(request.deadline for request in requests) - time.monotonic()
+        async with aclosing(self._stream(_joined(requests), max(timeout_s, 0.001))) as parts:
+            async for part in parts:
+                reply = requests[part["index"]].reply
+                if part["meta_info"]["finish_reason"] is not None and not reply.done():
+                    reply.set_result(part)
+        if silent := sum(not request.reply.done() for request in requests):
+            raise Hiccup(
+                f"an engine ended a reply before {silent} of {len(requests)} responses",
+                why="the stream ended in good order without them",
+                fix="read the engine's log",
+            )
+
+
+def _end_unwanted(call: asyncio.Task[None], requests: list[_Request]) -> None:
+    """Nobody waits any more: the connection is closed, and the engine gives the requests up."""
+    if all(request.reply.cancelled() for request in requests):
+        call.cancel()
+
+
+def _joined(requests: list[_Request]) -> dict[str, Any]:
+    """One body with lists where each request has its own; what is left is equal in all."""
+    first = requests[0].body
+    return first | {
+        "input_ids": [request.body["input_ids"] for request in requests],
+        "sampling_params": [
+            request.body["sampling_params"] | {"stream_interval": ONLY_WHEN_DONE}
+            for request in requests
+        ],
+        "stream": True,
+    }

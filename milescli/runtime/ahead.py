@@ -1,0 +1,66 @@
+"""What a run begins before its inputs are there: on a CPU, the imports of its engines, in a process
+of their own beside everything that comes before them. Called by launch, resume and eval."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from milescli.backends.sglang.servable import cpu_family
+from milescli.backends.sglang.server import own_environment
+from milescli.backends.sglang.warm import WarmProcess
+from milescli.cluster.watchdog import TOKEN_VARIABLE
+from milescli.models import ModelFacts
+from milescli.plan.types import Plan
+from milescli.platform.environment import engine_environment
+from milescli.recipe.schema import Recipe
+from milescli.runtime.engine_spec import engine_spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """What the processes of a run share, fixed before the first of them starts."""
+
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+    """By which watchdogs know the processes of the run."""
+    api_key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    """What engines ask for, also on loopback: a computer may have other users."""
+    warm: WarmProcess | None = None
+    """None: on an accelerator, on several computers, or where nobody began it."""
+
+
+@contextmanager
+def begin_ahead(
+    recipe: Recipe, plan: Plan, facts: ModelFacts, *, address: str | None
+) -> Iterator[Ahead]:
+    """Within it the warm process of the run's engines exists, if the plan has any use for one; at
+    its end it is gone at once, also where the run was refused. `address`: of a cluster that is
+    joined; its engines may be anywhere."""
+    ahead = Ahead()
+    family = cpu_family(facts)
+    if plan.device_kind != "cpu" or address is not None or family is None:
+        yield ahead
+        return
+    spec = engine_spec(recipe, plan, index=0, port=0, model_dir=Path(), log_dir=Path())
+    environment = {
+        **os.environ,
+        **run_variables(ahead.token),
+        **engine_environment(plan),
+        **own_environment(replace(spec, api_key=ahead.api_key), family),
+    }
+    warm = WarmProcess()
+    warm.start(environment)
+    try:
+        yield replace(ahead, warm=warm)
+    finally:
+        warm.stop()
+
+
+def run_variables(token: str) -> dict[str, str]:
+    """What every process of the run inherits. SPT_NOENV: a process that changes its title leaves
+    its environment readable, by which the watchdog knows it."""
+    return {TOKEN_VARIABLE: token, "TOKENIZERS_PARALLELISM": "false", "SPT_NOENV": "1"}

@@ -1,0 +1,39 @@
+"""What an engine of a run is: from recipe and plan to the spec of a server. Pure; `build` adds
+where it lives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from milescli.backends.sglang.server import EngineSpec
+from milescli.plan.types import Plan
+from milescli.recipe.schema import Recipe
+
+
+def engine_spec(
+    recipe: Recipe, plan: Plan, *, index: int, port: int, model_dir: Path, log_dir: Path
+) -> EngineSpec:
+    """What is equal on all nodes of engine `index`."""
+    layout = plan.engines
+    return EngineSpec(
+        name=f"engine {index}",
+        model_dir=model_dir,
+        tokenizer_dir=model_dir if recipe.rollout.stop else None,
+        device_kind=plan.device_kind,
+        precision=plan.precision,
+        tp=layout.tp,
+        ep=layout.ep,
+        attention_dp=layout.attention_dp,
+        port=port,
+        log_path=log_dir / f"engine-{index}-server.log",
+        max_running_requests=layout.max_running_requests,
+        max_total_tokens=layout.max_total_tokens,
+        memory_fraction=layout.memory_fraction,
+        context_length=layout.context_length,
+        cpu_threads=plan.cpu_threads,
+        seed=recipe.run.seed,
+        return_routed_experts=recipe.train.routing_replay,
+        attention_backend=recipe.engines.attention_backend,
+        cuda_graphs=recipe.engines.cuda_graphs,
+        extra_args=tuple(recipe.engines.extra),
+    )

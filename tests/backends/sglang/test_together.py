@@ -1,0 +1,134 @@
+"""Which requests travel together, and what becomes of each of them; the engine is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from milescli.backends.sglang import together
+from milescli.backends.sglang.http import Hiccup
+from milescli.backends.sglang.together import MAX_TOGETHER, Together
+
+TIMEOUT_S = 30.0
+
+
+def body(number: int) -> dict:
+    return {"input_ids": [number], "sampling_params": {"seed": number}, "return_logprob": True}
+
+
+def part(index: int, prompt: list[int], *, done: bool = True) -> dict:
+    reason = {"type": "length"} if done else None
+    return {"index": index, "said": prompt, "meta_info": {"finish_reason": reason}}
+
+
+class Engine:
+    """Says each prompt back, the last first; `calls` are the bodies it was sent."""
+
+    def __init__(self, breaks: list[Exception] | None = None) -> None:
+        self.calls: list[dict] = []
+        self.breaks = breaks or []
+        self.was_left = False
+
+    async def stream(self, sent: dict, timeout_s: float):
+        self.calls.append(sent)
+        prompts = sent["input_ids"]
+        try:
+            for index in reversed(range(len(prompts))):
+                yield part(index, prompts[index], done=False)
+                await asyncio.sleep(0)
+                yield part(index, prompts[index])
+                if self.breaks:
+                    raise self.breaks.pop(0)
+        except (GeneratorExit, asyncio.CancelledError):
+            self.was_left = True
+            raise
+
+
+def ask_all(engine: Engine, count: int) -> list[dict]:
+    async def main():
+        asked = Together(engine.stream)
+        try:
+            return await asyncio.gather(
+                *(asked.ask(body(number), timeout_s=TIMEOUT_S) for number in range(count))
+            )
+        finally:
+            await asked.close()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("count", [1, 7, MAX_TOGETHER, 2 * MAX_TOGETHER + 1])
+def test_what_is_asked_at_one_moment_travels_together_and_each_gets_its_own_reply(count):
+    engine = Engine()
+    replies = ask_all(engine, count)
+    assert [reply["said"] for reply in replies] == [[number] for number in range(count)]
+    assert len(engine.calls) == -(-count // MAX_TOGETHER)
+    sent = [seed["seed"] for call in engine.calls for seed in call["sampling_params"]]
+    assert sent == list(range(count))
+
+
+def test_what_a_broken_connection_left_is_asked_again_and_the_rest_is_not(monkeypatch):
+    monkeypatch.setattr(together, "RETRY_WAITS_S", (0.0, 0.0))
+    engine = Engine(breaks=[Hiccup("broke", why="", fix="")])
+    replies = ask_all(engine, 3)
+    assert [reply["said"] for reply in replies] == [[0], [1], [2]]
+    assert [call["input_ids"] for call in engine.calls] == [[[0], [1], [2]], [[0], [1]]]
+
+
+def test_an_error_reaches_everyone_who_still_waits(monkeypatch):
+    monkeypatch.setattr(together, "RETRY_WAITS_S", ())
+
+    async def main():
+        asked = Together(Engine(breaks=[Hiccup("broke", why="", fix="")]).stream)
+        return await asyncio.gather(
+            *(asked.ask(body(number), timeout_s=TIMEOUT_S) for number in range(3)),
+            return_exceptions=True,
+        )
+
+    first, second, third = asyncio.run(main())
+    assert isinstance(first, Hiccup) and isinstance(second, Hiccup)
+    assert third["said"] == [2]
+
+
+def test_a_stream_that_ends_too_early_is_no_reply(monkeypatch):
+    monkeypatch.setattr(together, "RETRY_WAITS_S", ())
+
+    async def silent(sent, timeout_s):
+        yield part(0, [0])
+
+    async def main():
+        asked = Together(silent)
+        return await asyncio.gather(
+            *(asked.ask(body(number), timeout_s=TIMEOUT_S) for number in range(2)),
+            return_exceptions=True,
+        )
+
+    first, second = asyncio.run(main())
+    assert first["said"] == [0]
+    assert isinstance(second, Hiccup)
+
+
+def test_a_call_that_nobody_waits_for_any_more_is_given_up():
+    async def main():
+        engine, never = Engine(), asyncio.Event()
+
+        async def stuck(sent, timeout_s):
+            try:
+                yield part(0, [0], done=False)
+                await never.wait()
+            except asyncio.CancelledError:
+                engine.was_left = True
+                raise
+
+        asked = Together(stuck)
+        tasks = [asyncio.create_task(asked.ask(body(n), timeout_s=TIMEOUT_S)) for n in range(2)]
+        await asyncio.sleep(0.01)
+        tasks[0].cancel()
+        await asyncio.sleep(0.01)
+        left_early = engine.was_left
+        tasks[1].cancel()
+        await asyncio.sleep(0.01)
+        return left_early, engine.was_left
+
+    assert asyncio.run(main()) == (False, True)
