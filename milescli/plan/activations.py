@@ -46,9 +46,18 @@ class LayerBytes:
 
 
 def layer_bytes(
-    facts: ModelFacts, layer: Layer, layout: TrainerLayout, *, size: int, packing: Packing
+    facts: ModelFacts,
+    layer: Layer,
+    layout: TrainerLayout,
+    *,
+    size: int,
+    packing: Packing,
+    fused_swiglu: bool = False,
 ) -> LayerBytes:
-    """`facts` as this layer has them (`facts.at`), `size`: b."""
+    """`facts` as this layer has them (`facts.at`), `size`: b. `fused_swiglu`: where it is plain,
+    nothing between its input and its output is kept, as `backends.megatron.cpu.swiglu` has it."""
+    plain = facts.gated_mlp and facts.activation == "silu" and facts.activation_limit is None
+    fused = fused_swiglu and plain
     share = 1 / layout.tp if layout.sequence_parallel else 1.0
     residual = facts.hidden_size * share * size
     parts = (layer.mixer != "none") + (layer.mlp != "none")
@@ -57,11 +66,13 @@ def layer_bytes(
     mixer, widest = _mixer_bytes(facts, layer, layout, share=share, size=size, packing=packing)
     saved += mixer
     if layer.mlp == "dense":
-        inner, _ = _mlp(facts, facts.ffn_hidden_size, size=size)
+        inner, _ = _mlp(facts, facts.ffn_hidden_size, size=size, fused=fused)
         saved += inner / layout.tp
         widest = max(widest, 2 * facts.ffn_hidden_size * size / layout.tp)
     elif layer.mlp == "moe":
-        experts, wide = _expert_bytes(facts, layout, share=share, size=size, packing=packing)
+        experts, wide = _expert_bytes(
+            facts, layout, share=share, size=size, packing=packing, fused=fused
+        )
         saved += experts
         widest = max(widest, wide)
     return LayerBytes(saved=saved, input=residual, widest=2 * widest + 2 * facts.hidden_size * size)
@@ -182,34 +193,43 @@ def _mamba_bytes(facts: ModelFacts, layout: TrainerLayout, *, size: int) -> tupl
 
 
 def _mlp(
-    facts: ModelFacts, width: int, *, size: int, weighted: bool = False
+    facts: ModelFacts, width: int, *, size: int, fused: bool, weighted: bool = False
 ) -> tuple[float, float]:
     """(saved, widest) of an MLP of `width` channels. Gated: both halves as projected, the activated
-    one, the other plus its offset, the product; else the activated ones and their product.
-    `weighted`: of an expert, whose output is scaled before the last projection."""
-    tensors = (
-        (5 if facts.gated_mlp else 2)
-        + weighted
-        + (facts.activation_limit is not None and facts.gated_mlp)
-    )
-    return tensors * width * size, 2 * width * size
+    one, the other plus its offset, the product; else the activated ones and their product. Fused:
+    both halves and the product. `weighted`: of an expert, whose output is scaled before the last
+    projection."""
+    if fused:
+        tensors = 3
+    elif facts.gated_mlp:
+        tensors = 5 + (facts.activation_limit is not None)
+    else:
+        tensors = 2
+    return (tensors + weighted) * width * size, 2 * width * size
 
 
 def _expert_bytes(
-    facts: ModelFacts, layout: TrainerLayout, *, share: float, size: int, packing: Packing
+    facts: ModelFacts,
+    layout: TrainerLayout,
+    *,
+    share: float,
+    size: int,
+    packing: Packing,
+    fused: bool,
 ) -> tuple[float, float]:
     """The router's scores, and of every token's copies at the experts their input and MLP.
     Dropless: how many come is up to the router, but a rank that has all experts gets all."""
     most = min(packing.imbalance, worst_imbalance(facts, layout))
     rows = share * facts.topk * layout.etp * most
-    inner, wide = _mlp(facts, facts.moe_ffn_hidden_size, size=size, weighted=True)
+    inner, wide = _mlp(facts, facts.moe_ffn_hidden_size, size=size, fused=fused, weighted=True)
     width = facts.moe_latent_size or facts.hidden_size
     saved = rows * (width * size + inner / layout.etp + 4)
     saved += share * (13 * facts.num_experts + 28 * facts.topk)
     if facts.moe_latent_size:
         saved += share * width * size
     if facts.shared_expert_ffn_hidden_size:
-        saved += _mlp(facts, facts.shared_expert_ffn_hidden_size, size=size)[0] / layout.tp
+        shared, _ = _mlp(facts, facts.shared_expert_ffn_hidden_size, size=size, fused=fused)
+        saved += shared / layout.tp
     if facts.shared_expert_gate:
         saved += share * (facts.hidden_size * size + 2 * size)
     if facts.experts_beside_mlp:

@@ -151,6 +151,7 @@ def _load(recipe: Recipe, trainer: TrainerLayout, *, cap: int, size: int) -> Tra
         sleeps=False,
         bucket_bytes=bucket_bytes(recipe.weights.bucket_mib),
         packing=Packing(imbalance=recipe.train.expert_imbalance),
+        fused_swiglu=size == 4,
     )
 
 

@@ -98,6 +98,8 @@ class TrainerLoad:
     bucket_bytes: int
     """Of weight sync."""
     packing: Packing = field(default_factory=Packing)
+    fused_swiglu: bool = False
+    """See `activations.layer_bytes`; of float32 on a CPU."""
     reached: Reached = field(default_factory=Reached)
 
 
@@ -192,6 +194,7 @@ class MemoryModel:
             layout.sequence_parallel,
             load.size,
             load.packing,
+            load.fused_swiglu,
         )
         if key not in self._layers:
             facts = self.table.facts
@@ -202,6 +205,7 @@ class MemoryModel:
                     layout,
                     size=load.size,
                     packing=load.packing,
+                    fused_swiglu=load.fused_swiglu,
                 )
                 for layer in set(facts.layers)
             }
