@@ -14,9 +14,9 @@ from milescli.console.output import Mode, Output
 from milescli.plan.types import Plan
 from milescli.recipe.load import LoadedRecipe, load
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from milescli.runtime.ahead import Ahead
 from milescli.runtime.inputs import prepare
 from milescli.runtime.planning import plan_only
+from milescli.runtime.prestart import Prestarted
 from milescli.runtime.session import RunSession, open_session
 from milescli.runtime.spec import RunSpec
 
@@ -46,5 +46,5 @@ def open_run(recipe: dict[str, object], folder: Path) -> Iterator[tuple[RunSpec,
     run = create(base=folder / "runs", recipe_name="bench", name=None)
     inputs = prepare(loaded.recipe, run, output=output)
     spec = RunSpec(run=run, recipe=loaded.recipe, plan=plan, nodes=nodes, inputs=inputs)
-    with open_session(spec, ahead=Ahead(), log_dir=run.new_attempt()) as session:
+    with open_session(spec, prestarted=Prestarted(), log_dir=run.new_attempt()) as session:
         yield spec, session

@@ -190,10 +190,14 @@ def take_turns(
     return pairs
 
 
-def add_options(parser: argparse.ArgumentParser, *, num_pairs: int) -> None:
-    """The options that all benchmarks have."""
+def command_line(description: str | None, *, num_pairs: int) -> argparse.ArgumentParser:
+    """With the options that all benchmarks have. `description`: the docstring of one."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=num_pairs, help="counted turns of both sides")
     parser.add_argument("--json", type=Path, help="write every figure of every pair to this file")
+    return parser
 
 
 def report(table: Table, options: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import sums
-from pairs import Machine, Table, add_options, report, take_turns
+from pairs import Machine, Table, command_line, report, take_turns
 from sides import ROOT, SideDied, exit_on_term, side_environment
 
 RUN_TIMEOUT_S = 7200.0
@@ -215,10 +215,7 @@ def unique(folder: Path, number: int) -> str:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_options(parser, num_pairs=1)
+    parser = command_line(__doc__, num_pairs=1)
     parser.add_argument("--steps", type=int, default=80)
     add_task_options(parser)
     options = parser.parse_args()

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pairs import Machine, Table, add_options, report, take_turns
-from sides import Orders, Side, exit_on_term
+from pairs import Machine, Table, command_line, report, take_turns
+from sides import Orders, Side, add_side_options, exit_on_term
 
 from milescli.models import load_facts, table
 from milescli.models.base import CONFIG_NAME
@@ -96,8 +96,9 @@ def write_model(shape: Shape, folder: Path) -> int:
     return table(load_facts(folder)).num_parameters
 
 
-async def serve_miles(shape: Shape, folder: Path) -> None:
+async def serve_miles(options: argparse.Namespace) -> None:
     """The side of miles: engines of a run that is never trained."""
+    shape, folder = SHAPES[options.shape[0]], options.folder
     from own_run import open_run
 
     from milescli.rollout.base import GenerateRequest
@@ -141,8 +142,9 @@ async def serve_miles(shape: Shape, folder: Path) -> None:
             await session.resources.release()
 
 
-async def serve_peer(shape: Shape, folder: Path) -> None:
+async def serve_peer(options: argparse.Namespace) -> None:
     """The side of transformers."""
+    shape, folder = SHAPES[options.shape[0]], options.folder
     orders = Orders()
     import torch
     from transformers import AutoModelForCausalLM
@@ -211,17 +213,12 @@ def measure(name: str, result: Table, *, num_pairs: int) -> None:
 
 def main() -> None:
     """The command line; `--side` is how the benchmark starts its own sides."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_options(parser, num_pairs=5)
+    parser = command_line(__doc__, num_pairs=5)
     parser.add_argument("--shape", choices=sorted(SHAPES), action="append")
-    parser.add_argument("--side", choices=("miles", "peer"), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    add_side_options(parser)
     options = parser.parse_args()
     if options.side:
-        serve = {"miles": serve_miles, "peer": serve_peer}[options.side]
-        asyncio.run(serve(SHAPES[options.shape[0]], options.folder))
+        asyncio.run({"miles": serve_miles, "peer": serve_peer}[options.side](options))
         return
     exit_on_term()
     result = Table(

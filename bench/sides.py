@@ -3,6 +3,7 @@ other works: both ends of the pipe. JSON lines; knows nothing of what is measure
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -99,6 +100,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait(END_TIMEOUT_S)
     if process.stdout is not None:
         process.stdout.close()
+
+
+def add_side_options(parser: argparse.ArgumentParser) -> None:
+    """By which a benchmark starts itself as one of its sides."""
+    parser.add_argument("--side", choices=("miles", "peer"), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
 
 
 def exit_on_term() -> None:

@@ -10,10 +10,9 @@ none.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from pairs import Machine, Table, add_options, report, take_turns
+from pairs import Machine, Table, command_line, report, take_turns
 from rl import (
     DIFFERENCES,
     TRL,
@@ -51,10 +50,7 @@ def start_peer(folder: Path, name: str) -> dict[str, float]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_options(parser, num_pairs=5)
+    parser = command_line(__doc__, num_pairs=5)
     add_task_options(parser)
     options = parser.parse_args()
     result = Table(peer=f"{TRL}; for the evaluation transformers.generate", machine=Machine.read())

@@ -21,8 +21,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pairs import Machine, Table, add_options, report, take_turns
-from sides import Orders, Side, exit_on_term
+from pairs import Machine, Table, command_line, report, take_turns
+from sides import Orders, Side, add_side_options, exit_on_term
 
 from milescli.models import load_facts, table
 from milescli.models.scratch import make_model
@@ -71,20 +71,9 @@ async def serve_miles(options: argparse.Namespace) -> None:
     os.environ.update(trainer_environment(plan))  # before torch is imported
     import torch
 
-    from milescli.backends.megatron.worker import TrainerRank
-    from milescli.backends.sglang.ports import free_ports
-    from milescli.recipe.schema import Recipe
+    from milescli.doctor.tiny_trainer import start_rank
 
-    trainer = TrainerRank(
-        rank=0,
-        world_size=1,
-        master_addr="127.0.0.1",
-        master_port=free_ports(1)[0],
-        recipe=Recipe(),
-        plan=plan,
-        model_dir=str(options.folder / "model"),
-    )
-    trainer.setup()
+    trainer = start_rank(plan, options.folder / "model")
     shard = shard_of(options.lengths[0], options.sequences, plan.batch.max_row_tokens(1))
 
     async def steps(order: dict[str, Any]) -> dict[str, Any]:
@@ -212,10 +201,7 @@ def measure(lengths: str, result: Table, options: argparse.Namespace) -> None:
 
 def main() -> None:
     """The command line; `--side` is how the benchmark starts its own sides."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_options(parser, num_pairs=5)
+    parser = command_line(__doc__, num_pairs=5)
     parser.add_argument("--lengths", choices=sorted(LENGTHS), action="append")
     parser.add_argument("--sequences", type=int, default=512)
     parser.add_argument(
@@ -227,8 +213,7 @@ def main() -> None:
     parser.add_argument(
         "--profile", action="store_true", help="print what a step of miles spends its time on"
     )
-    parser.add_argument("--side", choices=("miles", "peer"), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    add_side_options(parser)
     options = parser.parse_args()
     if options.side:
         asyncio.run({"miles": serve_miles, "peer": serve_peer}[options.side](options))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ import torch
 
 from milescli.backends.megatron.worker import TrainerRank
 from milescli.core.types import Group, Prompt, Sample, StopReason, Trajectory
+from milescli.doctor.tiny_trainer import start_rank
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
 from milescli.recipe.schema import Recipe
 from milescli.rollout.trajectories import demonstration
@@ -33,9 +33,6 @@ def make_trainer(
     threads: int | None = None,
 ) -> TrainerRank:
     """One rank, set up, of the model in `folder`. `threads`: None for all cores."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     on_device = torch.cuda.is_available()
     kind = "rocm" if torch.version.hip else "cuda"
     plan = Plan(
@@ -60,17 +57,7 @@ def make_trainer(
         steps=1,
         warmup_steps=0,
     )
-    trainer = TrainerRank(
-        rank=0,
-        world_size=1,
-        master_addr="127.0.0.1",
-        master_port=port,
-        recipe=Recipe(),
-        plan=plan,
-        model_dir=str(folder),
-    )
-    trainer.setup()
-    return trainer
+    return start_rank(plan, folder)
 
 
 def make_shard(

@@ -61,7 +61,13 @@ def tiny_plan(kind: Literal["cuda", "rocm", "cpu"]) -> Plan:
 
 
 def start_trainer(model_dir: Path, kind: Literal["cuda", "rocm", "cpu"]) -> TrainerRank:
-    """Set up, with the model loaded; the caller closes it."""
+    """Set up, with the model loaded, to publish to an engine; the caller closes it."""
+    return start_rank(tiny_plan(kind), model_dir, channel=CHANNEL)
+
+
+def start_rank(plan: Plan, model_dir: Path, *, channel: str | None = None) -> TrainerRank:
+    """The only rank of a plan, in this process, set up; the caller closes it. `channel`: as
+    `TrainerRank` takes it."""
     from milescli.backends.megatron.worker import TrainerRank
     from milescli.backends.sglang.ports import free_ports
 
@@ -71,9 +77,9 @@ def start_trainer(model_dir: Path, kind: Literal["cuda", "rocm", "cpu"]) -> Trai
         master_addr="127.0.0.1",
         master_port=free_ports(1)[0],
         recipe=Recipe(),
-        plan=tiny_plan(kind),
+        plan=plan,
         model_dir=str(model_dir),
-        channel=CHANNEL,
+        channel=channel,
     )
     trainer.setup()
     return trainer

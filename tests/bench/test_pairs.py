@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pairs import Machine, Row, Table, add_options, report, take_turns
+from pairs import Machine, Row, Table, command_line, report, take_turns
 
 MACHINE = Machine(cores=2, cpu="a CPU", load_before=0.25, versions={"torch": "2.13.0"})
 
@@ -76,8 +75,7 @@ def test_the_table_shows_medians_spread_and_pairs(tmp_path: Path, capsys) -> Non
     pairs = [({"s": 4.0, "own": 1.0}, {"s": 2.0}), ({"s": 6.0, "own": 3.0}, {"s": 2.0})]
     table.add(pairs, name="s", what="a step", unit="s", better="less")
     table.add(pairs, name="own", what="the doctor", unit="s", better="less")
-    parser = argparse.ArgumentParser()
-    add_options(parser, num_pairs=5)
+    parser = command_line("A benchmark.", num_pairs=5)
     options = parser.parse_args(["--json", str(tmp_path / "figures.json")])
     report(table, options)
     shown = capsys.readouterr().out
