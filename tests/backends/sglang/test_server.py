@@ -14,6 +14,7 @@ import pytest
 
 from milescli.backends.sglang.router import RouterServer, RouterSpec
 from milescli.backends.sglang.server import (
+    PREFILL_TOKENS,
     EngineServer,
     EngineSpec,
     check_servable,
@@ -80,6 +81,15 @@ def test_an_accelerator_gets_the_attention_and_the_graphs_that_the_recipe_names(
     assert words_of(rocm, "--attention-backend") == "triton"
     on_cpu = engine_command(spec(tmp_path, attention_backend="triton"))
     assert words_of(on_cpu, "--attention-backend") == "torch_native"
+
+
+def test_on_a_cpu_no_prompt_is_cut_where_the_context_is_as_short_as_a_prefill(tmp_path):
+    short = engine_command(spec(tmp_path, context_length=PREFILL_TOKENS))
+    assert int(words_of(short, "--max-prefill-tokens")) == PREFILL_TOKENS
+    assert int(words_of(short, "--chunked-prefill-size")) > PREFILL_TOKENS
+    for other in ({"context_length": PREFILL_TOKENS + 1}, {"device_kind": "cuda"}):
+        command = engine_command(spec(tmp_path, **other))
+        assert "--max-prefill-tokens" not in command and "--chunked-prefill-size" not in command
 
 
 def test_kernels_without_flash_attention_are_not_asked_for_it(tmp_path, monkeypatch):

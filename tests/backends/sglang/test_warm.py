@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +68,17 @@ def warm(
     assert not list(processes_of(TOKEN))
 
 
+@contextmanager
+def running(spec: EngineSpec, address: Path) -> Iterator[EngineServer]:
+    """An engine that was asked for at `address`, and is stopped afterwards."""
+    engine = EngineServer(replace(spec, warm=address))
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.stop()
+
+
 def _warm_pid() -> int:
     """A process that was just started has no environment yet for a moment."""
     deadline = time.monotonic() + BOUND_S
@@ -80,9 +92,7 @@ def test_an_engine_that_is_forked_is_as_any_other(
     spec: EngineSpec, warm: tuple[WarmProcess, Path]
 ) -> None:
     before = _warm_pid()
-    engine = EngineServer(replace(spec, warm=warm[1]))
-    engine.start()
-    try:
+    with running(spec, warm[1]) as engine:
         engine.wait_ready(BOUND_S)
         assert engine.pid is not None and os.getpgid(engine.pid) == os.getsid(engine.pid)
         assert psutil.Process(engine.pid).ppid() == before
@@ -92,8 +102,6 @@ def test_an_engine_that_is_forked_is_as_any_other(
         assert "starting afresh" not in spec.log_path.read_text()
         assert "key of the test" not in spec.log_path.read_text()
         assert engine.poll() is None
-    finally:
-        engine.stop()
     assert engine.poll() == -signal.SIGINT
     assert list(processes_of(TOKEN)) == [before]
 
@@ -102,29 +110,21 @@ def test_an_engine_outlives_the_warm_process(
     spec: EngineSpec, warm: tuple[WarmProcess, Path]
 ) -> None:
     before = _warm_pid()
-    engine = EngineServer(replace(spec, warm=warm[1]))
-    engine.start()
-    try:
+    with running(spec, warm[1]) as engine:
         os.kill(before, signal.SIGKILL)
         psutil.wait_procs([psutil.Process(before)], timeout=BOUND_S)
         engine.wait_ready(BOUND_S)
         assert engine.poll() is None
-    finally:
-        engine.stop()
     assert engine.poll() == UNKNOWN_CODE
 
 
 def test_an_engine_that_dies_tells_how(spec: EngineSpec, warm: tuple[WarmProcess, Path]) -> None:
-    engine = EngineServer(replace(spec, warm=warm[1]))
-    engine.start()
-    try:
+    with running(spec, warm[1]) as engine:
         assert engine.pid is not None
         os.killpg(engine.pid, signal.SIGKILL)
         while engine.poll() is None:
             pass
         assert engine.poll() == -signal.SIGKILL
-    finally:
-        engine.stop()
 
 
 def test_other_variables_than_those_of_its_imports_are_refused(
@@ -139,13 +139,9 @@ def test_where_the_warm_process_has_ended_the_engine_starts_afresh_and_says_so(
     spec: EngineSpec, warm: tuple[WarmProcess, Path]
 ) -> None:
     warm[0].stop()
-    engine = EngineServer(replace(spec, warm=warm[1]))
-    engine.start()
-    try:
+    with running(spec, warm[1]) as engine:
         assert "the warm process gave no engine" in spec.log_path.read_text()
         engine.wait_ready(BOUND_S)
-    finally:
-        engine.stop()
 
 
 def test_a_warm_process_that_is_killed_while_it_imports_keeps_nobody_waiting(
