@@ -14,6 +14,10 @@ Role = Literal["trainer", "engine"]
 ROLES: tuple[Role, ...] = ("trainer", "engine")
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """They name the network interface for Gloo and NCCL (RCCL too)."""
+SPIN_COUNT = "10000"
+"""Of GOMP_SPINCOUNT on a CPU: threads wait awake for a fraction of a millisecond, which bridges the
+gap to the next operation; the default of some milliseconds takes the core from others that need
+it."""
 
 
 class SlotView(Protocol):
@@ -169,11 +173,8 @@ def _cpu(plan: PlanView, role: Role) -> list[Setting]:
         Setting(name="HIP_VISIBLE_DEVICES", value="", reason=hidden),
     ]
     if role == "trainer":
-        reason = (
-            "threads wait awake for a tenth of a millisecond, which bridges the gap to the next "
-            "operation; the default of some milliseconds takes the core from others that need it"
-        )
-        chosen.append(Setting(name="GOMP_SPINCOUNT", value="10000", reason=reason))
+        reason = "threads wait awake for the next operation, but let others have the core soon"
+        chosen.append(Setting(name="GOMP_SPINCOUNT", value=SPIN_COUNT, reason=reason))
     return chosen
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils._device import _device_constructors
 
 from milescli.backends.megatron.absent_engine import mend_router
-from milescli.backends.megatron.cpu.allocation import keep_freed_memory
+from milescli.platform.allocation import keep_freed_memory
 
 _FACTORIES = (
     "tensor",

@@ -44,7 +44,9 @@ def register() -> None:
             routing.install()
         if device_kind == "cpu":
             from milescli.backends.sglang import cpu
+            from milescli.platform.allocation import keep_freed_memory
 
+            keep_freed_memory()
             cpu.install(tuple(filter(None, os.environ.get(PIECES_VARIABLE, "").split(","))))
     except Exception as error:  # SGLang would log it and go on; it does not catch SystemExit
         raise SystemExit(

@@ -31,15 +31,13 @@ from milescli.backends.sglang.warm import NotForked, fork_engine
 from milescli.core.errors import MachineError, RecipeError
 from milescli.models import parse_facts
 from milescli.models.base import CONFIG_NAME
+from milescli.platform.environment import SPIN_COUNT
 
 CPU_PATH = Path(__file__).parent / "cpu_path"
 """Import stubs, for the engine's processes alone."""
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 PREFILL_TOKENS = 2048
 """New tokens that an engine on a CPU computes at once; more would leave its caches."""
-KEPT_BYTES = 2**30
-"""Freed memory that a process of an engine on a CPU keeps: else it is given back, and touched anew
-page by page, in every layer."""
 CPU_TOKENS_LIMIT = 262_144
 """Cache slots that an engine on a CPU takes at most when nobody says how many: 256 requests of 1024
 tokens. The cache is taken from main memory at the start."""
@@ -331,8 +329,8 @@ def own_environment(spec: EngineSpec, family: CpuFamily | None = None) -> dict[s
 
 def _cpu_environment(spec: EngineSpec, family: CpuFamily) -> dict[str, str]:
     """Threads that soon sleep while they wait: the HTTP server, the scheduler and the trainer share
-    the cores; but they wait for the next product awake. Memory that a step gives back is kept for
-    the next one. No torch.compile: its first calls would build C++ in the middle of a rollout."""
+    the cores; but they wait for the next product awake. No torch.compile: its first calls would
+    build C++ in the middle of a rollout."""
     threads = str(spec.cpu_threads)
     python_path = [str(CPU_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {
@@ -342,9 +340,7 @@ def _cpu_environment(spec: EngineSpec, family: CpuFamily) -> dict[str, str]:
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "OMP_WAIT_POLICY": "PASSIVE",
-        "GOMP_SPINCOUNT": "10000",
-        "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
-        "MALLOC_MMAP_THRESHOLD_": str(KEPT_BYTES),
+        "GOMP_SPINCOUNT": SPIN_COUNT,
         "TORCH_COMPILE_DISABLE": "1",
         "SGLANG_MAMBA_CONV_DTYPE": _DTYPES[spec.precision],  # else bfloat16, also beside float32
         "SGLANG_MAMBA_SSM_DTYPE": "float32",  # as the trainer's, whatever config.json says

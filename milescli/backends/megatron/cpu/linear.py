@@ -1,6 +1,5 @@
-"""Matrix products of linear layers by oneDNN, which has kernels for the vector units of every
-vendor: MKL, torch's own choice for float32, takes narrower ones on other vendors' processors and is
-less than half as fast there. Installed into Megatron's linear layers by `cpu_compat`."""
+"""Linear layers by oneDNN, with the gradients of both factors. Installed into Megatron's by
+`cpu_compat`."""
 
 from __future__ import annotations
 
@@ -9,8 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-_FEW_ROWS = 16
-"""With fewer, the product is over before oneDNN has looked its kernel up."""
+from milescli.platform import onednn
 
 
 def faster(megatron_linear: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -30,7 +28,7 @@ def faster(megatron_linear: Callable[..., torch.Tensor]) -> Callable[..., torch.
         tp_group: dist.ProcessGroup | None = None,
     ) -> torch.Tensor:
         known = not (sequence_parallel or gradient_accumulation_fusion or grad_output_buffer)
-        if known and _computes(input, weight):
+        if known and onednn.computes(input, weight):
             out = Linear.apply(input, weight, tp_group if allreduce_dgrad else None)
             return out if bias is None else out + bias
         return megatron_linear(
@@ -50,13 +48,6 @@ def faster(megatron_linear: Callable[..., torch.Tensor]) -> Callable[..., torch.
     return linear
 
 
-def _computes(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    is_float = x.dtype is weight.dtype is torch.float32
-    return (
-        is_float and x.numel() >= _FEW_ROWS * x.shape[-1] and torch.backends.mkldnn.is_available()
-    )
-
-
 class Linear(torch.autograd.Function):
     """x [..., i], weight [o, i] -> x @ weight.T [..., o]. `group`: tensor-parallel ranks over which
     the gradient of x is summed, or None."""
@@ -65,10 +56,7 @@ class Linear(torch.autograd.Function):
     def forward(ctx, x, weight, group):
         ctx.save_for_backward(x, weight)
         ctx.group = group
-        out = _product(x.reshape(-1, x.shape[-1]), weight)
-        # the same memory as a tensor of its own: Megatron adds to some outputs in place, which
-        # autograd forbids for a view that was made in here
-        return x.new_empty(0).set_(out.untyped_storage(), 0, (*x.shape[:-1], weight.shape[0]))
+        return onednn.product(x, weight)
 
     @staticmethod
     def backward(ctx, grad):
@@ -76,7 +64,7 @@ class Linear(torch.autograd.Function):
         rows = grad.reshape(-1, grad.shape[-1]).contiguous()
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            grad_x = _product(rows, weight.t()).view(x.shape)
+            grad_x = onednn.product(rows, weight.t()).view(x.shape)
             if ctx.group is not None:
                 dist.all_reduce(grad_x, group=ctx.group)
         if ctx.needs_input_grad[1]:
@@ -84,17 +72,9 @@ class Linear(torch.autograd.Function):
         return grad_x, grad_weight, None
 
 
-def _product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """[T, i] and [o, i] -> [T, o]: a convolution over an image of one row, T wide, i channels deep
-    and channels innermost, which is the matrix as it lies."""
-    image = torch.ops.aten.mkldnn_convolution(
-        _image(rows.contiguous()), weight[:, :, None, None], None, [0, 0], [1, 1], [1, 1], 1
-    )
-    return image[0, :, 0].t().contiguous()  # no copy: channels are innermost here too
-
-
 def _gradient(grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """[T, o] and [T, i] -> [o, i], the gradient of the same convolution."""
+    """[T, o] and [T, i] -> grad.T @ rows [o, i]: that of a convolution over an image of one row, T
+    wide, channels innermost, which is the matrix as it lies; of a product oneDNN has none here."""
     _, grad_weight, _ = torch.ops.aten.convolution_backward(
         _image(grad),
         _image(rows),

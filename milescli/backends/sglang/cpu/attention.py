@@ -161,7 +161,7 @@ class Batched:
             key, value, mask = self._with_sinks(query, key, value, mask, grouped=grouped)
         few = query.shape[2] * key.shape[2] <= FEW_POSITIONS**2
         if few and query.dtype is torch.float32 and query.shape[-1] == key.shape[-1]:
-            return attend_plainly(query, key, value, mask, scaling=scaling)
+            return attend_unfused(query, key, value, mask, scaling=scaling)
         return F.scaled_dot_product_attention(
             query,
             key,
@@ -241,7 +241,7 @@ class Batched:
         return output
 
 
-def attend_plainly(
+def attend_unfused(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

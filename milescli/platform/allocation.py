@@ -1,4 +1,4 @@
-"""How this process asks the system for memory. Called by `cpu_compat`."""
+"""How this process asks the system for memory. Called by engines and trainers on a CPU."""
 
 from __future__ import annotations
 
