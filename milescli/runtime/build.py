@@ -70,7 +70,7 @@ class Builder:
     resources: NodeResources
     log_dir: Path
     warm: Path | None = None
-    """Where engines are asked for, if a warm process waits; see `ahead`."""
+    """Where engines are asked for, if a warm process waits; see `prestart`."""
 
     @property
     def recipe(self) -> Recipe:
@@ -136,7 +136,7 @@ class Builder:
         addresses = self.engine_addresses(engines)
         replay, bound_s = self.recipe.train.routing_replay, self.recipe.machine.request_timeout_s
         engines.fleet = SglangFleet(
-            router_url=await self._door(engines),
+            router_url=await self._request_url(engines),
             engines=addresses,
             response_timeout_s=bound_s,
             order_timeout_s=min(bound_s, ORDER_TIMEOUT_S),
@@ -146,7 +146,7 @@ class Builder:
         )
         return engines.fleet
 
-    async def _door(self, engines: Engines) -> str:
+    async def _request_url(self, engines: Engines) -> str:
         """Where requests go: to the engine, where there is but one; else to a router, which is
         started."""
         if len(engines.heads) == 1:

@@ -20,7 +20,7 @@ from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
-    from milescli.runtime.ahead import Ahead
+    from milescli.runtime.prestart import Prestarted
 
 
 def evaluate_run(
@@ -42,8 +42,8 @@ def evaluate_run(
     from milescli.platform.torch_wheel import require_wheel
     from milescli.recipe.load import override
     from milescli.recipe.resolved import load_resolved
-    from milescli.runtime.ahead import begin_ahead
     from milescli.runtime.inputs import facts_of_recipe, prepare
+    from milescli.runtime.prestart import prestart_engines
 
     run = open_run(path)
     flags = {"machine.address": f"--address {address}"} if address else {}
@@ -58,7 +58,7 @@ def evaluate_run(
     facts = facts_of_recipe(recipe.model)
     with (
         lock(run),
-        begin_ahead(recipe, plan, facts, address=nodes.address) as ahead,
+        prestart_engines(recipe, plan, facts, address=nodes.address) as prestarted,
         TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary,
     ):
         inputs = prepare(recipe, run, output=output)
@@ -76,18 +76,18 @@ def evaluate_run(
                 inputs=replace(inputs, model_dir=model_dir),
                 checkpoint=checkpoint,
             ),
-            ahead,
+            prestarted,
         )
 
 
-def _serve_and_evaluate(spec: RunSpec, ahead: Ahead) -> EvalDone:
+def _serve_and_evaluate(spec: RunSpec, prestarted: Prestarted) -> EvalDone:
     """Start engines on the spec's model folder, evaluate, stop them."""
     from milescli.runtime.build import Engines, engine_probe
     from milescli.runtime.session import open_session
     from milescli.runtime.supervise import StopSignals, run_watched
 
     recipe, inputs, done = spec.recipe, spec.inputs, list[EvalDone]()
-    with open_session(spec, ahead=ahead, log_dir=spec.run.eval_log_dir()) as session:
+    with open_session(spec, prestarted=prestarted, log_dir=spec.run.eval_log_dir()) as session:
         engines, probes = Engines(), []
 
         async def work() -> None:

@@ -11,10 +11,10 @@ from milescli.checkpoint.run_dir import RunDir, create, lock
 from milescli.cluster.nodes import find_nodes
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import LoadedRecipe
-from milescli.runtime.ahead import begin_ahead
 from milescli.runtime.inputs import facts_of_recipe, prepare
-from milescli.runtime.planning import as_fetched, plan_alone, refuse_unproven
+from milescli.runtime.planning import as_fetched, plan_without_plugins, refuse_unproven
 from milescli.runtime.plugins import load_plugins
+from milescli.runtime.prestart import prestart_engines
 from milescli.runtime.records import write_records
 from milescli.runtime.spec import RunSpec
 
@@ -29,10 +29,10 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     facts = facts_of_recipe(loaded.recipe.model)
     refuse_unproven(loaded.recipe, facts)
     nodes = find_nodes(loaded, output=output)
-    plan = plan_alone(loaded, nodes.machine, facts=facts)
+    plan = plan_without_plugins(loaded, nodes.machine, facts=facts)
     require_wheel(plan.device_kind)
-    begun = begin_ahead(loaded.recipe, plan, facts, address=nodes.address)
-    with begun as ahead, _new_run(loaded) as run:
+    begun = prestart_engines(loaded.recipe, plan, facts, address=nodes.address)
+    with begun as prestarted, _new_run(loaded) as run:
         # torch is imported from here on, beside the warm process
         from milescli.runtime.train import train
 
@@ -46,7 +46,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
             run.discard_if_unused()
             raise
         output.note(f"run directory {run.shown}")
-        return train(spec, ahead=ahead, output=output)
+        return train(spec, prestarted=prestarted, output=output)
 
 
 @contextmanager

@@ -29,10 +29,10 @@ def plan_only(
     hub may have been asked for them."""
     load_plugins(loaded.recipe)
     facts = facts or facts_of_recipe(loaded.recipe.model)
-    return plan_alone(loaded, machine or planning_machine(loaded), facts=facts)
+    return plan_without_plugins(loaded, machine or planning_machine(loaded), facts=facts)
 
 
-def plan_alone(loaded: LoadedRecipe, machine: Machine, *, facts: ModelFacts) -> Plan:
+def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: ModelFacts) -> Plan:
     """The same before the plug-ins are looked at, which imports torch: for who can use the time in
     between, and looks at them then."""
     facts.require_trainable()

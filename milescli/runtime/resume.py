@@ -14,10 +14,10 @@ from milescli.core.errors import CheckpointError, RecipeError
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
-from milescli.runtime.ahead import begin_ahead
 from milescli.runtime.inputs import RunInputs, facts_of_recipe, prepare
-from milescli.runtime.planning import as_fetched, plan_alone
+from milescli.runtime.planning import as_fetched, plan_without_plugins
 from milescli.runtime.plugins import load_plugins
+from milescli.runtime.prestart import prestart_engines
 from milescli.runtime.records import write_records
 from milescli.runtime.spec import RunSpec
 
@@ -67,9 +67,9 @@ def resume(
             _refuse_if_done(checkpoint.step, loaded.recipe.train.steps, path)
         nodes = find_nodes(loaded, output=output)
         facts = facts_of_recipe(loaded.recipe.model)
-        plan = plan_alone(loaded, nodes.machine, facts=facts)
+        plan = plan_without_plugins(loaded, nodes.machine, facts=facts)
         require_wheel(plan.device_kind)
-        with begin_ahead(loaded.recipe, plan, facts, address=nodes.address) as ahead:
+        with prestart_engines(loaded.recipe, plan, facts, address=nodes.address) as prestarted:
             # torch is imported from here on, beside the warm process
             from milescli.runtime.train import train
 
@@ -89,7 +89,7 @@ def resume(
                 _refuse_drift(checkpoint.manifest, inputs, path)
                 output.note(f"going on from step {checkpoint.step}")
             write_records(spec, loaded)
-            return train(spec, ahead=ahead, output=output)
+            return train(spec, prestarted=prestarted, output=output)
 
 
 def _refuse_if_done(step: int, num_steps: int, path: Path) -> None:

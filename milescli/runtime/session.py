@@ -17,8 +17,8 @@ from milescli.cluster.nodes import RunNodes
 from milescli.cluster.resources import NodeResources
 from milescli.cluster.watchdog import start_watchdog
 from milescli.platform.environment import trainer_environment
-from milescli.runtime.ahead import Ahead, run_variables
 from milescli.runtime.build import Builder
+from milescli.runtime.prestart import Prestarted, run_variables
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.supervise import CAUSE_GRACE_S
 
@@ -46,10 +46,10 @@ class RunSession:
 
 
 @contextmanager
-def open_session(spec: RunSpec, *, ahead: Ahead, log_dir: Path) -> Iterator[RunSession]:
+def open_session(spec: RunSpec, *, prestarted: Prestarted, log_dir: Path) -> Iterator[RunSession]:
     """Ray is up inside; afterwards every process of the session is gone, whatever happened, and so
     are its scratch files."""
-    plan, nodes, token = spec.plan, spec.nodes, ahead.token
+    plan, nodes, token = spec.plan, spec.nodes, prestarted.token
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
     watchdog = start_watchdog(token=token, scratch_dirs=[temp_dir], verdict=verdict_file(log_dir))
     old_environment, old_temp_dir = dict(os.environ), tempfile.tempdir
@@ -71,11 +71,11 @@ def open_session(spec: RunSpec, *, ahead: Ahead, log_dir: Path) -> Iterator[RunS
         nodes=nodes,
         cluster=cluster,
         token=token,
-        api_key=ahead.api_key,
+        api_key=prestarted.api_key,
         temp_dir=temp_dir / "t",
     )
     try:
-        warm = ahead.warm.listen(temp_dir) if ahead.warm is not None else None
+        warm = prestarted.warm.listen(temp_dir) if prestarted.warm is not None else None
         builder = Builder(
             spec=spec, cluster=cluster, resources=resources, log_dir=log_dir, warm=warm
         )

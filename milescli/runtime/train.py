@@ -18,8 +18,8 @@ from milescli.core.errors import MachineError, MilesError, Stopped, WaitTimeout,
 from milescli.core.events import EvalDone, Event, EventBus, RunEnded, StepDone
 from milescli.core.units import format_bytes
 from milescli.runtime import observe
-from milescli.runtime.ahead import Ahead
 from milescli.runtime.attempt import Attempt
+from milescli.runtime.prestart import Prestarted
 from milescli.runtime.session import open_session
 from milescli.runtime.spec import RunSpec
 
@@ -47,7 +47,7 @@ class RunSummary:
     """Of this attempt, start-up and shut-down included."""
 
 
-def train(spec: RunSpec, *, ahead: Ahead, output: Output) -> RunSummary:
+def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummary:
     """Train to the recipe's last step. Raises what ended it early, after everything was stopped and
     the verdict written."""
     began = time.monotonic()
@@ -57,7 +57,7 @@ def train(spec: RunSpec, *, ahead: Ahead, output: Output) -> RunSummary:
     observe.attach(bus, run, recipe.run)
     with LiveRun(output, name=run.name) as live:
         bus.listeners.append(live)
-        with open_session(spec, ahead=ahead, log_dir=log_dir) as session:
+        with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session:
             attempt = Attempt(spec, session=session, bus=bus)
             try:
                 asyncio.run(attempt.main())

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from milescli.backends.sglang.batching import RequestBatcher
 from milescli.backends.sglang.http import EngineHttp
 from milescli.backends.sglang.reply import PartialResponse, prompt_logprobs, read_reply
-from milescli.backends.sglang.together import Together
 from milescli.core.errors import WaitTimeout
 from milescli.core.types import EngineAddress, StopReason, WeightVersion
 from milescli.core.units import format_duration
@@ -45,7 +45,7 @@ class SglangFleet:
         `response_timeout_s` bounds one response, `order_timeout_s` one order to the engines.
         `routing_shape`: (layers, topk) of the model, where routed experts will be asked for."""
         self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
-        self._together = Together(
+        self._batcher = RequestBatcher(
             lambda body, timeout_s: self.http.stream_engine("/generate", body, timeout_s=timeout_s)
         )
         self._is_direct = [engine.url for engine in engines] == [router_url]
@@ -61,7 +61,7 @@ class SglangFleet:
 
     async def close(self) -> None:
         """Give the sockets back; the engines live on."""
-        await self._together.close()
+        await self._batcher.close()
         await self.http.close()
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -86,7 +86,7 @@ class SglangFleet:
         """A router takes one request a call; the only engine takes what is asked at one moment
         together."""
         if self._is_direct:
-            return await self._together.ask(body, timeout_s=timeout_s)
+            return await self._batcher.ask(body, timeout_s=timeout_s)
         return await self.http.ask_router("/generate", body, timeout_s=timeout_s)
 
     async def score(self, token_ids: list[int]) -> array[float]:

@@ -22,7 +22,7 @@ from milescli.runtime.engine_spec import engine_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ahead:
+class Prestarted:
     """What the processes of a run share, fixed before the first of them starts."""
 
     token: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -34,28 +34,28 @@ class Ahead:
 
 
 @contextmanager
-def begin_ahead(
+def prestart_engines(
     recipe: Recipe, plan: Plan, facts: ModelFacts, *, address: str | None
-) -> Iterator[Ahead]:
+) -> Iterator[Prestarted]:
     """Within it the warm process of the run's engines exists, if the plan has any use for one; at
     its end it is gone at once, also where the run was refused. `address`: of a cluster that is
     joined; its engines may be anywhere."""
-    ahead = Ahead()
+    prestarted = Prestarted()
     family = cpu_family(facts)
     if plan.device_kind != "cpu" or address is not None or family is None:
-        yield ahead
+        yield prestarted
         return
     spec = engine_spec(recipe, plan, index=0, port=0, model_dir=Path(), log_dir=Path())
     environment = {
         **os.environ,
-        **run_variables(ahead.token),
+        **run_variables(prestarted.token),
         **engine_environment(plan),
-        **own_environment(replace(spec, api_key=ahead.api_key), family),
+        **own_environment(replace(spec, api_key=prestarted.api_key), family),
     }
     warm = WarmProcess()
     warm.start(environment)
     try:
-        yield replace(ahead, warm=warm)
+        yield replace(prestarted, warm=warm)
     finally:
         warm.stop()
 

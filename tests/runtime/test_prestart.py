@@ -10,8 +10,8 @@ import pytest
 from milescli.cluster.watchdog import processes_of
 from milescli.core.errors import DataError
 from milescli.recipe.load import load
-from milescli.runtime.ahead import Ahead, begin_ahead
 from milescli.runtime.inputs import facts_of_recipe
+from milescli.runtime.prestart import Prestarted, prestart_engines
 from tests.plans import PLAN
 
 LOADED = load("quickstart", sets=[], flags={}, environ={}, cwd=Path(), home=Path())
@@ -19,13 +19,13 @@ RECIPE, FACTS = LOADED.recipe, facts_of_recipe(LOADED.recipe.model)
 
 
 def test_a_run_that_is_refused_leaves_no_process() -> None:
-    held: list[Ahead] = []
+    held: list[Prestarted] = []
     with (
         pytest.raises(DataError),
-        begin_ahead(RECIPE, PLAN, FACTS, address=None) as ahead,
+        prestart_engines(RECIPE, PLAN, FACTS, address=None) as prestarted,
     ):
-        held.append(ahead)
-        assert len(list(processes_of(ahead.token))) == 1
+        held.append(prestarted)
+        assert len(list(processes_of(prestarted.token))) == 1
         raise DataError("no such file", why="", fix="")
     assert not list(processes_of(held[0].token))
 
@@ -36,6 +36,6 @@ def test_a_run_that_is_refused_leaves_no_process() -> None:
 def test_nothing_is_begun_on_an_accelerator_nor_where_engines_may_be_elsewhere(
     plan, address: str | None
 ) -> None:
-    with begin_ahead(RECIPE, plan, FACTS, address=address) as ahead:
-        assert ahead.warm is None
-        assert not list(processes_of(ahead.token))
+    with prestart_engines(RECIPE, plan, FACTS, address=address) as prestarted:
+        assert prestarted.warm is None
+        assert not list(processes_of(prestarted.token))

@@ -16,7 +16,7 @@ from typing import Any
 
 from milescli.backends.sglang.http import RETRY_WAITS_S, Hiccup
 
-MAX_TOGETHER = 32
+MAX_BATCH = 32
 """Requests of one call: SGLang looks at all that are left whenever one of them says something."""
 ONLY_WHEN_DONE = 2**30
 """Tokens between two chunks of a response: after its first one it is sent as a whole."""
@@ -34,7 +34,7 @@ class _Request:
     reply: asyncio.Future[dict[str, Any]]
 
 
-class Together:
+class RequestBatcher:
     """Collects what is asked within one turn of the event loop. Belongs to that loop."""
 
     def __init__(self, stream: Stream) -> None:
@@ -61,8 +61,8 @@ class Together:
 
     def _send_all(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for start in range(0, len(waiting), MAX_TOGETHER):
-            requests = waiting[start : start + MAX_TOGETHER]
+        for start in range(0, len(waiting), MAX_BATCH):
+            requests = waiting[start : start + MAX_BATCH]
             call = asyncio.ensure_future(self._call(requests))
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from milescli.backends.sglang import together
+from milescli.backends.sglang import batching
+from milescli.backends.sglang.batching import MAX_BATCH, RequestBatcher
 from milescli.backends.sglang.http import Hiccup
-from milescli.backends.sglang.together import MAX_TOGETHER, Together
 
 TIMEOUT_S = 30.0
 
@@ -47,7 +47,7 @@ class Engine:
 
 def ask_all(engine: Engine, count: int) -> list[dict]:
     async def main():
-        asked = Together(engine.stream)
+        asked = RequestBatcher(engine.stream)
         try:
             return await asyncio.gather(
                 *(asked.ask(body(number), timeout_s=TIMEOUT_S) for number in range(count))
@@ -58,18 +58,18 @@ def ask_all(engine: Engine, count: int) -> list[dict]:
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize("count", [1, 7, MAX_TOGETHER, 2 * MAX_TOGETHER + 1])
+@pytest.mark.parametrize("count", [1, 7, MAX_BATCH, 2 * MAX_BATCH + 1])
 def test_what_is_asked_at_one_moment_travels_together_and_each_gets_its_own_reply(count):
     engine = Engine()
     replies = ask_all(engine, count)
     assert [reply["said"] for reply in replies] == [[number] for number in range(count)]
-    assert len(engine.calls) == -(-count // MAX_TOGETHER)
+    assert len(engine.calls) == -(-count // MAX_BATCH)
     sent = [seed["seed"] for call in engine.calls for seed in call["sampling_params"]]
     assert sent == list(range(count))
 
 
 def test_what_a_broken_connection_left_is_asked_again_and_the_rest_is_not(monkeypatch):
-    monkeypatch.setattr(together, "RETRY_WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(batching, "RETRY_WAITS_S", (0.0, 0.0))
     engine = Engine(breaks=[Hiccup("broke", why="", fix="")])
     replies = ask_all(engine, 3)
     assert [reply["said"] for reply in replies] == [[0], [1], [2]]
@@ -77,10 +77,10 @@ def test_what_a_broken_connection_left_is_asked_again_and_the_rest_is_not(monkey
 
 
 def test_an_error_reaches_everyone_who_still_waits(monkeypatch):
-    monkeypatch.setattr(together, "RETRY_WAITS_S", ())
+    monkeypatch.setattr(batching, "RETRY_WAITS_S", ())
 
     async def main():
-        asked = Together(Engine(breaks=[Hiccup("broke", why="", fix="")]).stream)
+        asked = RequestBatcher(Engine(breaks=[Hiccup("broke", why="", fix="")]).stream)
         return await asyncio.gather(
             *(asked.ask(body(number), timeout_s=TIMEOUT_S) for number in range(3)),
             return_exceptions=True,
@@ -92,13 +92,13 @@ def test_an_error_reaches_everyone_who_still_waits(monkeypatch):
 
 
 def test_a_stream_that_ends_too_early_is_no_reply(monkeypatch):
-    monkeypatch.setattr(together, "RETRY_WAITS_S", ())
+    monkeypatch.setattr(batching, "RETRY_WAITS_S", ())
 
     async def silent(sent, timeout_s):
         yield part(0, [0])
 
     async def main():
-        asked = Together(silent)
+        asked = RequestBatcher(silent)
         return await asyncio.gather(
             *(asked.ask(body(number), timeout_s=TIMEOUT_S) for number in range(2)),
             return_exceptions=True,
@@ -121,7 +121,7 @@ def test_a_call_that_nobody_waits_for_any_more_is_given_up():
                 engine.was_left = True
                 raise
 
-        asked = Together(stuck)
+        asked = RequestBatcher(stuck)
         tasks = [asyncio.create_task(asked.ask(body(n), timeout_s=TIMEOUT_S)) for n in range(2)]
         await asyncio.sleep(0.01)
         tasks[0].cancel()
