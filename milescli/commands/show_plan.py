@@ -93,9 +93,12 @@ def _layout(plan: Plan) -> dict[str, object]:
     where = (
         "on the trainer's devices, taking turns" if plan.colocated else "on devices of their own"
     )
+    threads = ""
+    if plan.device_kind == "cpu":
+        count = engines.cpu_threads or plan.cpu_threads
+        threads = f", {plan.cpu_threads} threads for a trainer rank, {count} for an engine's"
     return {
-        "devices": f"{plan.device_kind}, {plan.precision}, {plan.collective}"
-        + (f", {plan.cpu_threads} threads each" if plan.device_kind == "cpu" else ""),
+        "devices": f"{plan.device_kind}, {plan.precision}, {plan.collective}{threads}",
         "trainer": f"{trainer.world_size} rank{'s' * (trainer.world_size > 1)}: "
         f"{sizes}{experts}{sequence}",
         "engines": f"{engines.num} x tp {engines.tp}{cuts}, {where}; "

@@ -3,7 +3,9 @@ with its reason. The one door; pure, no torch, no I/O."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from milescli.core.errors import FitError
@@ -11,8 +13,8 @@ from milescli.core.units import format_duration
 from milescli.models.facts import ModelFacts
 from milescli.plan.decisions import Log
 from milescli.plan.forecast import forecast
-from milescli.plan.main_memory import fit_main_memory
-from milescli.plan.on_cpu import engines_on_cpu, trainer_on_cpu
+from milescli.plan.main_memory import Fitted, fit_main_memory
+from milescli.plan.on_cpu import engines_on_cpu, gain_from_two, trainer_on_cpu
 from milescli.plan.on_devices import Pair, engine_context, plan_devices
 from milescli.plan.placement import (
     assign_slots,
@@ -22,7 +24,7 @@ from milescli.plan.placement import (
     note_idle_devices,
 )
 from milescli.plan.remedies import with_remedies
-from milescli.plan.types import BatchPlan, EngineLayout, Plan, Role, TrainerLayout
+from milescli.plan.types import BatchPlan, EngineLayout, Plan, Role, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
@@ -92,20 +94,32 @@ def _on_cpu(inputs: _PlanInputs, log: Log) -> Plan:
     colocated, reason = choose_placement(recipe, None)
     log.note("placement", "colocated" if colocated else "split", reason)
     precision = _precision(recipe, inputs.machine, log)
-    trainer, engines = (
-        trainer_on_cpu(recipe, inputs.facts, log),
-        engines_on_cpu(recipe, inputs.facts, log),
-    )
-    fitted = fit_main_memory(
-        recipe,
-        inputs.machine,
-        inputs.facts,
-        trainer=trainer,
-        engines=engines,
-        slots=assign_slots(trainer, engines, colocated, 0, recipe.machine.nodes),
-        size={"bf16": 2, "fp32": 4}[precision],
-        log=log,
-    )
+    size = {"bf16": 2, "fp32": 4}[precision]
+    trainer = trainer_on_cpu(recipe, inputs.facts, log)
+
+    def fit(*, two: bool) -> tuple[Fitted, bool, Log]:
+        """Also whether main memory left trainer and engines what they asked for."""
+        noted = Log()
+        engines = engines_on_cpu(recipe, inputs.facts, noted, two=two)
+        fitted = fit_main_memory(
+            recipe,
+            inputs.machine,
+            inputs.facts,
+            trainer=trainer,
+            engines=engines,
+            slots=assign_slots(trainer, engines, colocated, 0, recipe.machine.nodes),
+            size=size,
+            log=noted,
+        )
+        return fitted, (fitted.trainer, fitted.engines) == (trainer, engines), noted
+
+    fits = False
+    if colocated and gain_from_two(recipe, inputs.machine, inputs.facts, size=size):
+        with contextlib.suppress(FitError):  # what does not fit either way is said below
+            fitted, fits, noted = fit(two=True)
+    if not fits:
+        fitted, _, noted = fit(two=False)
+    log.decisions += noted.decisions
     return _assembled(
         inputs,
         log,
@@ -175,19 +189,22 @@ def _assembled(
     if num_devices:
         note_idle_devices(slots, num_devices, recipe, log)
     _note_attention(recipe, on_cpu=not num_devices, log=log)
+    channel = choose_channel(recipe, slots, colocated, log)
+    batch = _batch(recipe, trainer, cap, log)
+    threads, of_engines = _threads(
+        recipe, machine, slots, colocated=colocated, on_cpu=not num_devices, log=log
+    )
     return Plan(
         device_kind=machine.kind if num_devices else "cpu",
         collective="nccl" if num_devices else "gloo",
         precision=precision,
         trainer=trainer,
-        engines=engines,
+        engines=replace(engines, cpu_threads=of_engines if of_engines != threads else None),
         colocated=colocated,
-        channel=choose_channel(recipe, slots, colocated, log),
+        channel=channel,
         slots=slots,
-        batch=_batch(recipe, trainer, cap, log),
-        cpu_threads=_threads(
-            recipe, machine, sum(slot.node == 0 for slot in slots), colocated, log
-        ),
+        batch=batch,
+        cpu_threads=threads,
         max_staleness=recipe.rollout.max_staleness,
         steps=recipe.train.steps,
         warmup_steps=recipe.warmup.steps,
@@ -247,19 +264,37 @@ def _batch(recipe: Recipe, trainer: TrainerLayout, cap: int, log: Log) -> BatchP
     )
 
 
-def _threads(recipe: Recipe, machine: Machine, num_slots: int, colocated: bool, log: Log) -> int:
-    if recipe.machine.cpu_threads:
-        log.note("cpu_threads", recipe.machine.cpu_threads, "pinned by `machine.cpu_threads`")
-        return recipe.machine.cpu_threads
-    cores = machine.nodes[0].cpu_cores
-    threads = max(1, cores // num_slots)
-    log.note(
-        "cpu_threads",
-        threads,
-        f"{cores} cores / {num_slots} slot{'s'[: num_slots > 1]}"
-        + (", which take turns" if colocated else ""),
-    )
-    return threads
+def _threads(
+    recipe: Recipe,
+    machine: Machine,
+    slots: Sequence[Slot],
+    *,
+    colocated: bool,
+    on_cpu: bool,
+    log: Log,
+) -> tuple[int, int]:
+    """(of a trainer rank, of an engine rank). Where they take turns on a CPU, each side has all
+    cores."""
+    if pinned := recipe.machine.cpu_threads:
+        log.note("cpu_threads", pinned, "pinned by `machine.cpu_threads`")
+        return pinned, pinned
+    cores, here = machine.nodes[0].cpu_cores, [slot for slot in slots if slot.node == 0]
+    ranks = sum(slot.trainer_rank is not None for slot in here)
+    shards = sum(slot.engine is not None for slot in here)
+    if on_cpu and colocated and ranks != shards:
+        threads, of_engines = (max(1, cores // max(1, count)) for count in (ranks, shards))
+        log.note("cpu_threads", threads, f"{cores} cores / {_counted(ranks, 'trainer rank')}")
+        why = f"{cores} cores / {_counted(shards, 'engine rank')}, in turns with the trainer"
+        log.note("engines.cpu_threads", of_engines, why)
+        return threads, of_engines
+    threads = max(1, cores // len(here))
+    turns = ", which take turns" if colocated else ""
+    log.note("cpu_threads", threads, f"{cores} cores / {_counted(len(here), 'slot')}{turns}")
+    return threads, threads
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s'[: number > 1]}"
 
 
 def _note_attention(recipe: Recipe, *, on_cpu: bool, log: Log) -> None:

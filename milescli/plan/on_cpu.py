@@ -1,12 +1,15 @@
-"""Layouts on a CPU: on each node one trainer rank and one engine unless the recipe pins others, as
-more of them would share the same cores. Called by `make`."""
+"""Layouts on a CPU: on each node one trainer rank and one engine, or two of a small model, unless
+the recipe pins others. Called by `make`."""
 
 from __future__ import annotations
 
+from milescli.core.units import GIB
+from milescli.models import table
 from milescli.models.facts import ModelFacts
 from milescli.plan.decisions import Log
 from milescli.plan.legal import engine_faults, faults, training_faults
 from milescli.plan.types import EngineLayout, TrainerLayout
+from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
 DEFAULT_FRACTION = 0.7
@@ -16,6 +19,11 @@ LEAST_REQUESTS, MOST_REQUESTS = 8, 512
 """Bounds of what an engine, or a group of its devices, runs at once, where nobody pins it."""
 LEAST_CACHE_TOKENS = 4096
 """Of one engine, however small the recipe."""
+SMALL_WEIGHTS = GIB
+"""Of a model that two engines share the cores for: 1.1 to 1.8 times the tokens of one engine with
+two threads, seen of models of 1 to 200 M parameters (docs/figures.md)."""
+LEAST_SHARE = 32
+"""Samples of a step for each of two engines; the work of fewer is over before it is shared out."""
 KV_SLOTS_PER_REQUEST = 1.25
 """Head room of an engine's cache over what the largest step can hold at once."""
 
@@ -75,21 +83,36 @@ def pinned_layout(recipe: Recipe, facts: ModelFacts, *, dp: int | None = None) -
     return layout
 
 
-def engines_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log) -> EngineLayout:
-    """One unless pinned; its cache is as large as a step can ask for at once: `main_memory` may
-    give it less."""
+def gain_from_two(recipe: Recipe, machine: Machine, facts: ModelFacts, *, size: int) -> bool:
+    """Whether two engines, each with half of the cores, sample faster than one with all of them:
+    what Python does between two products of a small model takes as long as the products, and only
+    another process does it at the same time. `size`: bytes of a weight."""
+    num_samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+    free = not (recipe.engines.num or recipe.engines.tp or recipe.machine.cpu_threads)
+    return (
+        free
+        and recipe.machine.nodes == 1
+        and machine.nodes[0].cpu_cores >= 2
+        and num_samples >= 2 * LEAST_SHARE
+        and table(facts).num_parameters * size <= SMALL_WEIGHTS
+    )
+
+
+def engines_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log, *, two: bool) -> EngineLayout:
+    """One on each node unless pinned, or `two`; a cache is as large as a step can ask for at once:
+    `main_memory` may give it less."""
     pins = recipe.engines
     tp = pins.tp or 1
     for fault in engine_faults(facts, tp=tp, ep=pins.ep or 1, attention_dp=pins.attention_dp or 1):
         raise fault.error()
-    num = pins.num or max(1, recipe.machine.nodes // tp)
-    log.note(
-        "engines.num",
-        num,
-        "pinned by `engines.num`"
-        if pins.num
-        else "engines on a CPU share its cores: more of them win nothing",
-    )
+    num = pins.num or (2 if two else max(1, recipe.machine.nodes // tp))
+    if pins.num:
+        why = "pinned by `engines.num`"
+    elif two:
+        why = "half of the cores each: of a small model, two sample faster than one with all"
+    else:
+        why = "engines on a CPU share its cores: more of them win nothing"
+    log.note("engines.num", num, why)
     running, longest = max_running(recipe, num, log), longest_tokens(recipe)
     return EngineLayout(
         num=num,

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-PLAN_SCHEMA = 4
+PLAN_SCHEMA = 5
 """Rises when the JSON changes in a way that readers must know. 2: stages, recompute and offload of
 the trainer, experts and attention of the engines, forecast. 3: roles, without old_logprobs.
 4: parts of a device's memory that were measured."""
@@ -68,6 +68,8 @@ class EngineLayout:
     """KV-cache slots per engine; None: SGLang sizes it from `memory_fraction`."""
     memory_fraction: float = 0.7
     context_length: int = 4096
+    cpu_threads: int | None = None
+    """Of each rank on a CPU; None: the plan's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +203,8 @@ class Plan:
     bundles."""
     batch: BatchPlan
     cpu_threads: int
-    """Threads of each trainer rank and of each engine on a CPU."""
+    """Threads of each trainer rank; on a CPU of engine ranks too, unless these have another
+    number."""
     max_staleness: int
     steps: int
     warmup_steps: int

@@ -125,7 +125,7 @@ class Builder:
         )
 
     async def start_engines(self, engines: Engines) -> SglangFleet:
-        """All engines at once, then the router before several, and the client. `engines` is filled
+        """All engines at once, then the router if there is one, and the client. `engines` is filled
         as processes start, so that a failure half-way can still stop them."""
         timeout_s = self.recipe.machine.start_timeout_s
         for index in range(self.plan.engines.num):
@@ -136,7 +136,7 @@ class Builder:
         addresses = self.engine_addresses(engines)
         replay, bound_s = self.recipe.train.routing_replay, self.recipe.machine.request_timeout_s
         engines.fleet = SglangFleet(
-            router_url=await self._request_url(engines),
+            router_url=await self._start_router(engines),
             engines=addresses,
             response_timeout_s=bound_s,
             order_timeout_s=min(bound_s, ORDER_TIMEOUT_S),
@@ -146,11 +146,12 @@ class Builder:
         )
         return engines.fleet
 
-    async def _request_url(self, engines: Engines) -> str:
-        """Where requests go: to the engine, where there is but one; else to a router, which is
-        started."""
-        if len(engines.heads) == 1:
-            return engines.heads[0].url
+    async def _start_router(self, engines: Engines) -> str | None:
+        """Its URL. None: a single engine needs none, nor do those that share the cores of one
+        computer, for which it costs more than it gains."""
+        one_computer = all(slot.node == 0 for slot in self.plan.slots)
+        if len(engines.heads) == 1 or (self.plan.device_kind == "cpu" and one_computer):
+            return None
         port, metrics_port = await asyncio.to_thread(free_ports, 2)
         engines.router = RouterServer(
             RouterSpec(

@@ -30,7 +30,7 @@ def engine_spec(
         max_total_tokens=layout.max_total_tokens,
         memory_fraction=layout.memory_fraction,
         context_length=layout.context_length,
-        cpu_threads=plan.cpu_threads,
+        cpu_threads=layout.cpu_threads or plan.cpu_threads,
         seed=recipe.run.seed,
         return_routed_experts=recipe.train.routing_replay,
         attention_backend=recipe.engines.attention_backend,

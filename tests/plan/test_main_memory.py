@@ -50,8 +50,14 @@ def test_what_fits_is_listed_part_by_part() -> None:
         and "1 trainer rank: weights 0.0" in reason
         and "an estimate" in reason
     )
-    assert plan.engines.max_total_tokens == 256 * 544 * 1.25
+    assert plan.engines.num * (plan.engines.max_total_tokens or 0) == 256 * 544 * 1.25
     assert plan.trainer.recompute == "none"
+
+
+def test_two_engines_become_one_where_main_memory_is_short() -> None:
+    roomy, short = _plan("quickstart", memory_gib=8), _plan("quickstart", memory_gib=6)
+    assert (roomy.engines.num, short.engines.num) == (2, 1)
+    assert short.engines.max_total_tokens == 256 * 544 * 1.25
 
 
 def test_less_memory_means_smaller_microbatches_then_recompute_then_a_smaller_cache() -> None:

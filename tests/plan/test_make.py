@@ -3,6 +3,8 @@ that cannot be honoured are refused."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,6 +47,39 @@ def test_a_plan_survives_json_and_equal_inputs_give_equal_bytes() -> None:
 def test_reasons_do_not_change_the_fingerprint_and_choices_do() -> None:
     assert _plan(_recipe()).fingerprint == _plan(_recipe(parallel={"tp": 1})).fingerprint
     assert _plan(_recipe()).fingerprint != _plan(_recipe(parallel={"tp": 2})).fingerprint
+
+
+def test_two_engines_of_a_small_model_share_the_cores_and_the_trainer_has_all_in_its_turn() -> None:
+    plan = _plan(_recipe())
+    cores = CPU.nodes[0].cpu_cores
+    assert (plan.engines.num, plan.trainer.world_size) == (2, 1)
+    assert (plan.cpu_threads, plan.engines.cpu_threads) == (cores, cores // 2)
+    assert [(slot.trainer_rank, slot.engine) for slot in plan.slots] == [(0, 0), (None, 1)]
+    assert plan.channel == "tensor"
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"engines": {"num": 1}},
+        {"engines": {"tp": 1}},
+        {"engines": {"placement": "split"}},
+        {"machine": {"cpu_threads": 2}},
+        {"machine": {"nodes": 2}, "parallel": {"dp": 2}},
+        {"rollout": {"prompts_per_step": 4, "samples_per_prompt": 8}},
+        {"model": {"scratch": {"hidden_size": 4096, "ffn_hidden_size": 16384}}},
+    ],
+    ids=lambda sections: " ".join(sections),
+)
+def test_a_node_has_one_engine_where_two_are_not_asked_for_or_not_worth_it(sections) -> None:
+    plan = _plan(_recipe(**sections))
+    assert plan.engines.num == len({slot.node for slot in plan.slots})
+
+
+def test_one_core_is_not_shared_out() -> None:
+    (node,) = CPU.nodes
+    machine = replace(CPU, nodes=[replace(node, cpu_cores=1)])
+    assert _plan(_recipe(), machine).engines.num == 1
 
 
 def test_a_cpu_takes_turns_in_fp32_over_gloo() -> None:

@@ -1,5 +1,5 @@
 """Requests that are made at one moment travel to an engine together, and each response comes back
-when it is done. Knows no sampling; used by the fleet.
+when it is done. Several engines get as many each. Knows no sampling; used by the fleet.
 
 An engine's HTTP server spends a millisecond of Python on each call. A step's samples begin at one
 moment, so a call carries many of them; the engine then also prefills them in one batch.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +17,13 @@ from typing import Any
 from milescli.backends.sglang.http import RETRY_WAITS_S, Hiccup
 
 MAX_BATCH = 32
-"""Requests of one call: SGLang looks at all that are left whenever one of them says something."""
+"""Requests of one call, at most: SGLang looks at all that are left whenever one of them says
+something."""
 ONLY_WHEN_DONE = 2**30
 """Tokens between two chunks of a response: after its first one it is sent as a whole."""
 
 Stream = Callable[[dict[str, Any], float], AsyncGenerator[dict[str, Any]]]
-"""(body of /generate, seconds) -> what the engine streams; as `EngineHttp.stream_engine`."""
+"""(body of /generate, seconds) -> what the engine streams; as `EngineHttp.stream`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +38,11 @@ class _Request:
 class RequestBatcher:
     """Collects what is asked within one turn of the event loop. Belongs to that loop."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        """`streams`: one for each engine."""
+        self._streams = streams
+        self._open = [0] * len(streams)
+        """[engines] requests that wait for their replies."""
         self._waiting: list[_Request] = []
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -61,22 +65,25 @@ class RequestBatcher:
 
     def _send_all(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for start in range(0, len(waiting), MAX_BATCH):
-            requests = waiting[start : start + MAX_BATCH]
-            call = asyncio.ensure_future(self._call(requests))
+        size = min(MAX_BATCH, -(-len(waiting) // len(self._streams)))
+        for start in range(0, len(waiting), size):
+            requests = waiting[start : start + size]
+            engine = self._open.index(min(self._open))
+            self._open[engine] += len(requests)
+            call = asyncio.ensure_future(self._call(requests, engine))
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
             for request in requests:
                 request.reply.add_done_callback(lambda _, c=call, r=requests: _end_unwanted(c, r))
 
-    async def _call(self, requests: list[_Request]) -> None:
+    async def _call(self, requests: list[_Request], engine: int) -> None:
         """Until each has its reply or its error. What a broken connection left is asked again:
         nothing is lost by that, for equal seeds give equal tokens."""
         try:
             for wait_s in (*RETRY_WAITS_S, None):
                 left = [request for request in requests if not request.reply.done()]
                 try:
-                    return await self._exchange(left)
+                    return await self._exchange(left, engine)
                 except Hiccup:
                     if wait_s is None:
                         raise
@@ -86,12 +93,14 @@ class RequestBatcher:
                 if not request.reply.done():
                     request.reply.set_exception(error)
         finally:
+            self._open[engine] -= len(requests)
             for request in requests:
                 request.reply.cancel()
 
-    async def _exchange(self, requests: list[_Request]) -> None:
+    async def _exchange(self, requests: list[_Request], engine: int) -> None:
         timeout_s = max(request.deadline for request in requests) - time.monotonic()
-        async with aclosing(self._stream(_joined(requests), max(timeout_s, 0.001))) as parts:
+        stream = self._streams[engine](_joined(requests), max(timeout_s, 0.001))
+        async with aclosing(stream) as parts:
             async for part in parts:
                 reply = requests[part["index"]].reply
                 if part["meta_info"]["finish_reason"] is not None and not reply.done():

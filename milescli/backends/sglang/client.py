@@ -1,5 +1,5 @@
-"""The fleet of SGLang engines as the rollout room sees it: requests go to the router,
-orders to every engine.
+"""The fleet of SGLang engines as the rollout room sees it: requests go to the router or, where
+there is none, to the engine with the fewest; orders go to every engine.
 
 Token ids in, token ids out. A pause aborts what is in flight; `generate` keeps the tokens and asks
 for the rest after `resume`.
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from milescli.backends.sglang.batching import RequestBatcher
+from milescli.backends.sglang.batching import RequestBatcher, Stream
 from milescli.backends.sglang.http import EngineHttp
 from milescli.backends.sglang.reply import PartialResponse, prompt_logprobs, read_reply
 from milescli.core.errors import WaitTimeout
@@ -35,20 +35,17 @@ class SglangFleet:
     def __init__(
         self,
         *,
-        router_url: str,
+        router_url: str | None,
         engines: list[EngineAddress],
         response_timeout_s: float = 3600.0,
         order_timeout_s: float = ORDER_TIMEOUT_S,
         routing_shape: tuple[int, int] | None = None,
     ) -> None:
-        """`router_url`: the router before the engines, or the only engine itself.
+        """`router_url`: the router before the engines; None: they are asked themselves.
         `response_timeout_s` bounds one response, `order_timeout_s` one order to the engines.
         `routing_shape`: (layers, topk) of the model, where routed experts will be asked for."""
         self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
-        self._batcher = RequestBatcher(
-            lambda body, timeout_s: self.http.stream_engine("/generate", body, timeout_s=timeout_s)
-        )
-        self._is_direct = [engine.url for engine in engines] == [router_url]
+        self._batcher = RequestBatcher([self._stream_of(engine) for engine in engines])
         self._response_timeout_s = response_timeout_s
         self._order_timeout_s = order_timeout_s
         self._routing_shape = routing_shape
@@ -58,6 +55,11 @@ class SglangFleet:
         self._idle.set()
         self._in_flight = 0
         self._num_pauses = 0
+
+    def _stream_of(self, engine: EngineAddress) -> Stream:
+        return lambda body, timeout_s: self.http.stream(
+            engine, "/generate", body, timeout_s=timeout_s
+        )
 
     async def close(self) -> None:
         """Give the sockets back; the engines live on."""
@@ -83,11 +85,11 @@ class SglangFleet:
                 return response.completion(StopReason.ABORT, routing_shape=self._routing_shape)
 
     async def _ask(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """A router takes one request a call; the only engine takes what is asked at one moment
+        """A router takes one request a call; an engine takes what is asked at one moment
         together."""
-        if self._is_direct:
+        if self.http.router_url is None:
             return await self._batcher.ask(body, timeout_s=timeout_s)
-        return await self.http.ask_router("/generate", body, timeout_s=timeout_s)
+        return await self.http.ask_any("/generate", body, timeout_s=timeout_s)
 
     async def score(self, token_ids: list[int]) -> array[float]:
         """[len(token_ids) - 1] log-probs at temperature 1, from one prefill."""
@@ -100,7 +102,7 @@ class SglangFleet:
         deadline = time.monotonic() + self._response_timeout_s
         while True:
             async with self._slot(deadline):
-                reply = await self.http.ask_router(
+                reply = await self.http.ask_any(
                     "/generate", body, timeout_s=max(deadline - time.monotonic(), 0.001)
                 )
             if reply["meta_info"]["finish_reason"]["type"] != StopReason.ABORT:

@@ -70,32 +70,28 @@ class EngineHttp:
             await self._session.close()
             self._session = None
 
-    async def ask_router(
-        self, path: str, body: dict[str, Any], *, timeout_s: float
-    ) -> dict[str, Any]:
-        """POST to whichever engine the router picks. Raises WorkerDied where that finds an engine
-        dead.
+    async def ask_any(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """POST to whichever engine the router picks, or to the first where there is no router.
+        Raises WorkerDied where that finds an engine dead.
 
         A connection that breaks although every engine answers (a kept-alive socket that closed at
         the same moment, a full backlog) is tried again: nothing is lost by that, for equal seeds
         give equal tokens.
         """
-        assert self.router_url is not None, "no router was named"
-        url = f"{self.router_url}{path}"
+        first = self.engines[0]
+        base, who = (self.router_url, "the router") if self.router_url else (first.url, first.name)
         for wait_s in RETRY_WAITS_S:
             try:
-                return await self._post(url, body, who="the router", timeout_s=timeout_s)
+                return await self._post(f"{base}{path}", body, who=who, timeout_s=timeout_s)
             except Hiccup:
                 await asyncio.sleep(wait_s)
-        return await self._post(url, body, who="the router", timeout_s=timeout_s)
+        return await self._post(f"{base}{path}", body, who=who, timeout_s=timeout_s)
 
-    async def stream_engine(
-        self, path: str, body: dict[str, Any], *, timeout_s: float
+    async def stream(
+        self, engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: float
     ) -> AsyncGenerator[dict[str, Any]]:
-        """POST to the only engine, which streams objects (server-sent events); each as it comes.
+        """POST to one engine, which streams objects (server-sent events); each as it comes.
         Raises as `order`, and Hiccup where the connection broke and the engine still answers."""
-        engine = self.engines[0]
-        assert len(self.engines) == 1, f"{len(self.engines)} engines, and no router between"
         url = f"{engine.url}{path}"
         async with self._open(url, body, who=engine.name, timeout_s=timeout_s) as response:
             if response.status != 200:

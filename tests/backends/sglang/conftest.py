@@ -102,7 +102,7 @@ class Service:
 
         async def with_fleet():
             fleet = SglangFleet(
-                router_url=self.address.url if self.direct else self.router.url,
+                router_url=None if self.direct else self.router.url,
                 engines=[self.address],
                 response_timeout_s=60,
                 order_timeout_s=30,

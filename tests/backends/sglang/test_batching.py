@@ -45,9 +45,9 @@ class Engine:
             raise
 
 
-def ask_all(engine: Engine, count: int) -> list[dict]:
+def ask_all(count: int, *engines: Engine) -> list[dict]:
     async def main():
-        asked = RequestBatcher(engine.stream)
+        asked = RequestBatcher([engine.stream for engine in engines])
         try:
             return await asyncio.gather(
                 *(asked.ask(body(number), timeout_s=TIMEOUT_S) for number in range(count))
@@ -61,17 +61,49 @@ def ask_all(engine: Engine, count: int) -> list[dict]:
 @pytest.mark.parametrize("count", [1, 7, MAX_BATCH, 2 * MAX_BATCH + 1])
 def test_what_is_asked_at_one_moment_travels_together_and_each_gets_its_own_reply(count):
     engine = Engine()
-    replies = ask_all(engine, count)
+    replies = ask_all(count, engine)
     assert [reply["said"] for reply in replies] == [[number] for number in range(count)]
     assert len(engine.calls) == -(-count // MAX_BATCH)
     sent = [seed["seed"] for call in engine.calls for seed in call["sampling_params"]]
     assert sent == list(range(count))
 
 
+@pytest.mark.parametrize("count", [2, 16, 2 * MAX_BATCH + 6])
+def test_several_engines_get_as_many_each(count):
+    engines = [Engine(), Engine()]
+    replies = ask_all(count, *engines)
+    assert [reply["said"] for reply in replies] == [[number] for number in range(count)]
+    shares = [sum(len(call["input_ids"]) for call in engine.calls) for engine in engines]
+    assert sum(shares) == count and abs(shares[0] - shares[1]) <= MAX_BATCH // 2
+
+
+def test_the_engine_with_the_fewest_is_asked_next():
+    busy, idle = Engine(), Engine()
+
+    async def main():
+        never = asyncio.Event()
+
+        async def stuck(sent, timeout_s):
+            busy.calls.append(sent)
+            await never.wait()
+            yield part(0, [0])
+
+        asked = RequestBatcher([stuck, idle.stream])
+        waits = asyncio.create_task(asked.ask(body(0), timeout_s=TIMEOUT_S))
+        await asyncio.sleep(0.01)
+        replies = [await asked.ask(body(number), timeout_s=TIMEOUT_S) for number in (1, 2)]
+        await asked.close()
+        await asyncio.gather(waits, return_exceptions=True)
+        return replies
+
+    assert [reply["said"] for reply in asyncio.run(main())] == [[1], [2]]
+    assert len(busy.calls) == 1 and len(idle.calls) == 2
+
+
 def test_what_a_broken_connection_left_is_asked_again_and_the_rest_is_not(monkeypatch):
     monkeypatch.setattr(batching, "RETRY_WAITS_S", (0.0, 0.0))
     engine = Engine(breaks=[Hiccup("broke", why="", fix="")])
-    replies = ask_all(engine, 3)
+    replies = ask_all(3, engine)
     assert [reply["said"] for reply in replies] == [[0], [1], [2]]
     assert [call["input_ids"] for call in engine.calls] == [[[0], [1], [2]], [[0], [1]]]
 
@@ -80,7 +112,7 @@ def test_an_error_reaches_everyone_who_still_waits(monkeypatch):
     monkeypatch.setattr(batching, "RETRY_WAITS_S", ())
 
     async def main():
-        asked = RequestBatcher(Engine(breaks=[Hiccup("broke", why="", fix="")]).stream)
+        asked = RequestBatcher([Engine(breaks=[Hiccup("broke", why="", fix="")]).stream])
         return await asyncio.gather(
             *(asked.ask(body(number), timeout_s=TIMEOUT_S) for number in range(3)),
             return_exceptions=True,
@@ -98,7 +130,7 @@ def test_a_stream_that_ends_too_early_is_no_reply(monkeypatch):
         yield part(0, [0])
 
     async def main():
-        asked = RequestBatcher(silent)
+        asked = RequestBatcher([silent])
         return await asyncio.gather(
             *(asked.ask(body(number), timeout_s=TIMEOUT_S) for number in range(2)),
             return_exceptions=True,
@@ -121,7 +153,7 @@ def test_a_call_that_nobody_waits_for_any_more_is_given_up():
                 engine.was_left = True
                 raise
 
-        asked = RequestBatcher(stuck)
+        asked = RequestBatcher([stuck])
         tasks = [asyncio.create_task(asked.ask(body(n), timeout_s=TIMEOUT_S)) for n in range(2)]
         await asyncio.sleep(0.01)
         tasks[0].cancel()
