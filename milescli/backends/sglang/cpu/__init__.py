@@ -20,6 +20,7 @@ def install(pieces: tuple[str, ...] = ()) -> None:
         "products",
         "prompts",
         "sampling",
+        "streams",
         "experts",
         "whole",
         *pieces,

@@ -1,0 +1,20 @@
+"""A streamed response that is wanted as a whole says nothing before its end: SGLang sends the first
+token of every stream by itself, which costs an engine's HTTP server as much as the response."""
+
+from __future__ import annotations
+
+from milescli.backends.sglang.batching import ONLY_WHEN_DONE
+
+
+def install() -> None:
+    """Around the streamer's decision for each request after each step."""
+    from sglang.srt.managers.scheduler_components import output_streamer
+
+    accumulator = output_streamer._GenerationStreamAccumulator
+    accept = accumulator.accept
+
+    def accept_when_done(self, *, req):
+        if req.sampling_params.stream_interval != ONLY_WHEN_DONE or req.finished():
+            accept(self, req=req)
+
+    accumulator.accept = accept_when_done
