@@ -13,6 +13,7 @@ import torch
 from torch.utils._device import _device_constructors
 
 from milescli.backends.megatron.absent_engine import mend_router
+from milescli.backends.megatron.cpu import collectives
 from milescli.platform.allocation import keep_freed_memory
 
 _FACTORIES = (
@@ -42,6 +43,7 @@ def install() -> bool:
         _redirect_factories()
         _rename_tensor_types()
         _compile_nothing()
+        collectives.install()
         _mend_megatron()
         keep_freed_memory()
     return True
@@ -138,11 +140,10 @@ def _compile_nothing() -> None:
 
 def _mend_megatron() -> None:
     """What Megatron-Core 0.16.1 assumes of CUDA beyond torch."""
-    from megatron.core.distributed import param_and_grad_buffer as buffers
     from megatron.core.tensor_parallel import layers, random
     from megatron.core.transformer import mlp
 
-    from milescli.backends.megatron.cpu import collectives, linear, swiglu
+    from milescli.backends.megatron.cpu import linear, swiglu
 
     random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(
         state
@@ -150,8 +151,6 @@ def _mend_megatron() -> None:
     logging.getLogger(random.__name__).addFilter(
         lambda record: "CPU RNG state changed" not in record.getMessage()
     )
-    for name in ("dist_reduce_scatter_func", "dist_all_gather_func"):
-        setattr(buffers, name, collectives.skip_alone(getattr(buffers, name)))
     layers.linear_with_grad_accumulation_and_async_allreduce = linear.faster(
         layers.linear_with_grad_accumulation_and_async_allreduce
     )

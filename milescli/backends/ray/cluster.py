@@ -175,6 +175,9 @@ class Cluster:
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
             "_temp_dir": str(self.temp_dir),
+            # else Ray's workers, trainer ranks among them, give way to everything; and Linux lets
+            # two threads of little weight share a core while another is free
+            "_system_config": {"worker_niceness": 0},
         }
 
     async def place(self, plan: Plan, *, timeout_s: float) -> None:

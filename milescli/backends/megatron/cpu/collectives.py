@@ -1,10 +1,13 @@
 """Collectives of a group of one rank, without gloo. Its threads would copy the tensor onto itself
 by OpenMP, and once two threads of a process have used that, its workers no longer wait awake: each
 operation of the whole run would begin with a system call, which costs as much as the operation.
-Installed into Megatron's gradient buffers by `cpu_compat`."""
+Installed by `cpu_compat`, before Megatron is imported, which keeps some of them by name."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,22 +15,44 @@ import torch
 import torch.distributed as dist
 
 
-def skip_alone(collective: Callable[..., Any]) -> Callable[..., Any]:
-    """A reduce-scatter or all-gather (output, input, group=...) that is a copy, or nothing where
-    both are the same memory, in a group of one."""
+def install() -> None:
+    """Around those of torch that trainer ranks and Megatron call, and that send objects."""
+    for name, copy in COPIES.items():
+        for module in (dist, dist.distributed_c10d):
+            setattr(module, name, skip_alone(getattr(module, name), copy))
 
-    def collect(
-        output: torch.Tensor,
-        input: torch.Tensor,
-        *,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-        **options: Any,
-    ) -> Any:
-        if async_op or group.size() > 1:
-            return collective(output, input, group=group, async_op=async_op, **options)
-        if output.data_ptr() != input.data_ptr():
-            output.copy_(input)
+
+def skip_alone(
+    collective: Callable[..., Any], copy: Callable[[Any, Any], None] | None
+) -> Callable[..., Any]:
+    """The collective; for a group of one `copy` of its first two arguments, or nothing where it is
+    None. Asynchronous ones are left as they are, since they return what can be waited for."""
+    signature = inspect.signature(collective)
+
+    @functools.wraps(collective)
+    def collect(*arguments: Any, **options: Any) -> Any:
+        given = signature.bind(*arguments, **options).arguments
+        if given.get("async_op") or dist.get_world_size(given.get("group")) != 1:
+            return collective(*arguments, **options)
+        if copy is not None:
+            copy(*itertools.islice(given.values(), 2))
         return None
 
     return collect
+
+
+def _copy(output: torch.Tensor, input: torch.Tensor) -> None:
+    if output.data_ptr() != input.data_ptr():
+        output.copy_(input)
+
+
+COPIES: dict[str, Callable[[Any, Any], None] | None] = {
+    "all_gather": lambda outputs, input: _copy(outputs[0], input),
+    "gather": lambda input, outputs: _copy(outputs[0], input),
+    "scatter": lambda output, inputs: _copy(output, inputs[0]),
+    "all_gather_into_tensor": _copy,
+    "reduce_scatter_tensor": _copy,
+    "all_reduce": None,
+    "broadcast": None,
+}
+"""Name -> what it comes to for one rank; None: what is there is the result."""
