@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 PLAIN_FAMILIES = ("qwen3", "qwen3_moe")
 """Of models made from scratch. transformers heeds `tokenizer_class` for them; for some other
 families it knows better."""
+PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Two names of one class; transformers 5 writes the second."""
 Message = dict[str, str]
 """`role` (system, user, assistant, tool) and `content`, both text."""
 
@@ -130,7 +132,7 @@ def _is_plain(path: Path) -> bool:
         config = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
         model = json.loads((path / "config.json").read_text(encoding="utf-8"))
         return (
-            config["tokenizer_class"] == "PreTrainedTokenizerFast"
+            config["tokenizer_class"] in PLAIN_CLASSES
             and "auto_map" not in config
             and model["model_type"] in PLAIN_FAMILIES
             and (path / "tokenizer.json").is_file()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import DataError
-from milescli.rollout.tokenizer import PLAIN_FAMILIES, ChatTokenizer, load_tokenizer
+from milescli.rollout.tokenizer import PLAIN_CLASSES, PLAIN_FAMILIES, ChatTokenizer, load_tokenizer
 
 
 def _without(tokenizer: ChatTokenizer, folder: Path, key: str) -> Path:
@@ -58,14 +58,17 @@ def test_a_folder_of_a_known_model_type_keeps_its_own_tokenizer(
 
 
 @pytest.mark.parametrize("family", PLAIN_FAMILIES)
+@pytest.mark.parametrize("name", PLAIN_CLASSES)
 def test_what_is_not_asked_of_transformers_is_what_it_would_say(
-    tokenizer: ChatTokenizer, tmp_path: Path, family: str
+    tokenizer: ChatTokenizer, tmp_path: Path, family: str, name: str
 ) -> None:
     from transformers import AutoTokenizer
 
     folder = tmp_path / "model"
     shutil.copytree(tokenizer.folder, folder)
     (folder / "config.json").write_text(json.dumps({"model_type": family}))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": name}))
     asked, ours = AutoTokenizer.from_pretrained(str(folder)), load_tokenizer(folder)
     text = "<|im_start|>user\na 12  b\n345<|im_end|>\u00e9"
     assert type(asked) is type(ours.inner)

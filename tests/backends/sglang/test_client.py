@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from milescli.backends.sglang.batching import ONLY_WHEN_DONE
 from milescli.backends.sglang.http import EngineRefused
 from milescli.core.types import StopReason, VersionSpan
 from milescli.rollout.base import GenerateRequest
@@ -198,6 +199,22 @@ def test_samples_of_one_prompt_are_those_of_requests_that_come_alone(served):
         assert torch.allclose(
             torch.tensor(together[number].logprobs), torch.tensor(completion.logprobs), atol=1e-5
         )
+
+
+def test_a_response_that_is_wanted_as_a_whole_is_sent_once(service):
+    body = {
+        "input_ids": [request(number).prompt_ids for number in range(3)],
+        "sampling_params": [{"max_new_tokens": 5, "stream_interval": ONLY_WHEN_DONE}] * 3,
+        "stream": True,
+    }
+
+    async def use(fleet):
+        parts = fleet.http.stream(service.address, "/generate", body, timeout_s=60)
+        return [part async for part in parts]
+
+    parts = service.run(use)
+    assert sorted(part["index"] for part in parts) == [0, 1, 2]
+    assert all(len(part["output_ids"]) == 5 for part in parts)
 
 
 def test_a_refused_request_says_why_and_the_fleet_goes_on(served):
