@@ -20,13 +20,15 @@ class CpuRmsNorm(torch.autograd.Function):
         out_rows = out.view(rows.shape)
         for block in row_blocks(*rows.shape):
             torch.mul(rows[block], scale[block], out=out_rows[block]).mul_(weight)
-        ctx.save_for_backward(rows, weight, scale)
+        # not `rows`, which is a copy where x has gaps between its rows
+        ctx.save_for_backward(x, weight, scale)
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        rows, weight, scale = ctx.saved_tensors
-        width = rows.shape[1]
+        x, weight, scale = ctx.saved_tensors
+        width = x.shape[-1]
+        rows = x.reshape(-1, width)
         grad_rows = grad.reshape(rows.shape)
         out = torch.empty(rows.shape, dtype=rows.dtype)
         grad_weight = torch.zeros_like(weight)
