@@ -20,7 +20,8 @@ MAX_BATCH = 32
 """Requests of one call, at most: SGLang looks at all that are left whenever one of them says
 something."""
 ONLY_WHEN_DONE = 2**30
-"""Tokens between two chunks of a response: after its first one it is sent as a whole."""
+"""Tokens between two chunks of a response, so many that it is sent as a whole; after its first
+token, where `cpu.streams` does not see to it."""
 
 Stream = Callable[[dict[str, Any], float], AsyncGenerator[dict[str, Any]]]
 """(body of /generate, seconds) -> what the engine streams; as `EngineHttp.stream`."""
@@ -114,8 +115,10 @@ class RequestBatcher:
 
 
 def _end_unwanted(call: asyncio.Task[None], requests: list[_Request]) -> None:
-    """Nobody waits any more: the connection is closed, and the engine gives the requests up."""
-    if all(request.reply.cancelled() for request in requests):
+    """Nobody waits any more: the connection is closed, and the engine gives up what is left. Where
+    every reply came, the stream ends by itself."""
+    replies = [request.reply for request in requests]
+    if all(reply.done() for reply in replies) and any(reply.cancelled() for reply in replies):
         call.cancel()
 
 

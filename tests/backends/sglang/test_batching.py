@@ -141,25 +141,32 @@ def test_a_stream_that_ends_too_early_is_no_reply(monkeypatch):
     assert isinstance(second, Hiccup)
 
 
-def test_a_call_that_nobody_waits_for_any_more_is_given_up():
+@pytest.mark.parametrize("num_replies", [0, 1])
+def test_a_call_that_nobody_waits_for_any_more_is_given_up(num_replies):
+    """Also where some of its requests have their replies."""
+
     async def main():
         engine, never = Engine(), asyncio.Event()
 
         async def stuck(sent, timeout_s):
             try:
-                yield part(0, [0], done=False)
+                for index in range(num_replies):
+                    yield part(index, sent["input_ids"][index])
                 await never.wait()
             except asyncio.CancelledError:
                 engine.was_left = True
                 raise
 
         asked = RequestBatcher([stuck])
-        tasks = [asyncio.create_task(asked.ask(body(n), timeout_s=TIMEOUT_S)) for n in range(2)]
+        tasks = [
+            asyncio.create_task(asked.ask(body(n), timeout_s=TIMEOUT_S))
+            for n in range(num_replies + 2)
+        ]
         await asyncio.sleep(0.01)
-        tasks[0].cancel()
+        tasks[-1].cancel()
         await asyncio.sleep(0.01)
         left_early = engine.was_left
-        tasks[1].cancel()
+        tasks[-2].cancel()
         await asyncio.sleep(0.01)
         return left_early, engine.was_left
 

