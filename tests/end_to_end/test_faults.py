@@ -63,14 +63,23 @@ def _newest(workplace: Workplace, name: str) -> int:
     )
 
 
-def _of(processes: list[psutil.Process], mark: str) -> psutil.Process:
-    return next(process for process in processes if mark in " ".join(process.cmdline()))
+def _writer(
+    workplace: Workplace, name: str, attempt: Attempt, *, log: str, mark: str = ""
+) -> psutil.Process:
+    """The process of the run, with `mark` in its command line, that writes this log."""
+    file = (workplace.run(name) / "logs" / "latest" / log).resolve()
+    return next(
+        process
+        for process in attempt.processes
+        if mark in " ".join(process.cmdline())
+        and any(Path(opened.path) == file for opened in process.open_files())
+    )
 
 
 @pytest.fixture(scope="module")
 def terminated(workplace: Workplace, shared_memory: set[str]) -> Attempt:
-    """Run `long`, whose driver alone was sent SIGTERM, as a job scheduler does."""
-    sets = ("--set", "train.steps=500", "--set", "checkpoint.every=2")
+    """Run `long`, of two engines, whose driver alone was sent SIGTERM, as a job scheduler does."""
+    sets = ("--set", "train.steps=500", "--set", "checkpoint.every=2", "--set", "engines.num=2")
     launch = ("launch", "--recipe", "tiny.yaml", *sets, "long")
     with _attempt(workplace, shared_memory, *launch, reaches=saved(2)) as attempt:
         os.kill(attempt.driver, signal.SIGTERM)
@@ -119,10 +128,11 @@ def test_a_killed_engine_is_named_as_the_cause(
     name = request.node.name
     with resumed() as attempt:
         assert listening_beyond_loopback(attempt.processes) == []
-        _of(attempt.processes, "sglang::scheduler").send_signal(signal.SIGKILL)
+        log, mark = "engine-1-server.log", "sglang::scheduler"
+        _writer(workplace, name, attempt, log=log, mark=mark).send_signal(signal.SIGKILL)
     finished = attempt.finished
     assert finished.code == 1, finished
-    assert "engine 0" in finished.err and "Traceback (most recent call last)" not in finished.err
+    assert "engine 1" in finished.err and "Traceback (most recent call last)" not in finished.err
     assert re.search(rf"or: miles resume runs/{name}   # goes on from step \d+\n", finished.err), (
         finished
     )
@@ -135,13 +145,7 @@ def test_a_killed_trainer_rank_is_named_as_the_cause(
     workplace: Workplace, resumed, request: pytest.FixtureRequest
 ) -> None:
     with resumed() as attempt:
-        logs = workplace.run(request.node.name) / "logs" / "latest"
-        log = (logs / "trainer-rank-0.log").resolve()
-        rank = next(
-            process
-            for process in attempt.processes
-            if any(Path(file.path) == log for file in process.open_files())
-        )
+        rank = _writer(workplace, request.node.name, attempt, log="trainer-rank-0.log")
         rank.send_signal(signal.SIGKILL)
     assert attempt.finished.code == 1, attempt.finished
     assert "trainer rank 0 died" in attempt.finished.err

@@ -50,6 +50,7 @@ def test_experts_with_replayed_routing_live_the_whole_life_and_go_on_under_anoth
     finished = workplace.miles(
         "launch", "--recipe", "tiny.yaml", "--name", "moe", *_sets(
             *MOE, "parallel.tp=2", "parallel.ep=2", "train.routing_replay=true", "train.steps=2",
+            "engines.num=2",
         ),
     )  # fmt: skip
     assert finished.code == 0, finished
