@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pairs import Machine, Table, command_line, report, take_turns
-from sides import Orders, Side, add_side_options, exit_on_term
+from sides import Orders, Side, parse_as_side
 
 from milescli.models import load_facts, table
 from milescli.models.base import CONFIG_NAME
@@ -215,12 +215,9 @@ def main() -> None:
     """The command line; `--side` is how the benchmark starts its own sides."""
     parser = command_line(__doc__, num_pairs=5)
     parser.add_argument("--shape", choices=sorted(SHAPES), action="append")
-    add_side_options(parser)
-    options = parser.parse_args()
-    if options.side:
-        asyncio.run({"miles": serve_miles, "peer": serve_peer}[options.side](options))
+    options = parse_as_side(parser, miles=serve_miles, peer=serve_peer)
+    if options is None:
         return
-    exit_on_term()
     result = Table(
         peer="transformers.generate, one batch, fp32, sdpa, inference_mode", machine=Machine.read()
     )

@@ -102,10 +102,19 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.stdout.close()
 
 
-def add_side_options(parser: argparse.ArgumentParser) -> None:
-    """By which a benchmark starts itself as one of its sides."""
-    parser.add_argument("--side", choices=("miles", "peer"), help=argparse.SUPPRESS)
+def parse_as_side(
+    parser: argparse.ArgumentParser, **sides: Callable[[argparse.Namespace], Awaitable[None]]
+) -> argparse.Namespace | None:
+    """The command line of a benchmark that starts itself as its own sides. None: it was one of
+    `sides`, and has ended."""
+    parser.add_argument("--side", choices=sides, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side is None:
+        exit_on_term()
+        return options
+    asyncio.run(sides[options.side](options))
+    return None
 
 
 def exit_on_term() -> None:

@@ -12,7 +12,6 @@ compared. Tokens per second count real tokens, prompts included, and no padding.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pairs import Machine, Table, command_line, report, take_turns
-from sides import Orders, Side, add_side_options, exit_on_term
+from sides import Orders, Side, parse_as_side
 
 from milescli.models import load_facts, table
 from milescli.models.scratch import make_model
@@ -213,12 +212,9 @@ def main() -> None:
     parser.add_argument(
         "--profile", action="store_true", help="print what a step of miles spends its time on"
     )
-    add_side_options(parser)
-    options = parser.parse_args()
-    if options.side:
-        asyncio.run({"miles": serve_miles, "peer": serve_peer}[options.side](options))
+    options = parse_as_side(parser, miles=serve_miles, peer=serve_peer)
+    if options is None:
         return
-    exit_on_term()
     result = Table(
         peer="plain PyTorch over transformers' Qwen3, fp32, sdpa, parts of "
         f"{options.peer_batch} sequences padded to their longest, fused AdamW",
