@@ -3,7 +3,6 @@ with its reason. The one door; pure, no torch, no I/O."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,7 +13,7 @@ from milescli.models.facts import ModelFacts
 from milescli.plan.decisions import Log
 from milescli.plan.forecast import forecast
 from milescli.plan.main_memory import Fitted, fit_main_memory
-from milescli.plan.on_cpu import engines_on_cpu, gain_from_two, trainer_on_cpu
+from milescli.plan.on_cpu import engines_on_cpu, trainer_on_cpu, why_no_pair
 from milescli.plan.on_devices import Pair, engine_context, plan_devices
 from milescli.plan.placement import (
     assign_slots,
@@ -97,29 +96,12 @@ def _on_cpu(inputs: _PlanInputs, log: Log) -> Plan:
     size = {"bf16": 2, "fp32": 4}[precision]
     trainer = trainer_on_cpu(recipe, inputs.facts, log)
 
-    def fit(*, two: bool) -> tuple[Fitted, bool, Log]:
-        """Also whether main memory left trainer and engines what they asked for."""
-        noted = Log()
-        engines = engines_on_cpu(recipe, inputs.facts, noted, two=two)
-        fitted = fit_main_memory(
-            recipe,
-            inputs.machine,
-            inputs.facts,
-            trainer=trainer,
-            engines=engines,
-            slots=assign_slots(trainer, engines, colocated, 0, recipe.machine.nodes),
-            size=size,
-            log=noted,
-        )
-        return fitted, (fitted.trainer, fitted.engines) == (trainer, engines), noted
-
-    fits = False
-    if colocated and gain_from_two(recipe, inputs.machine, inputs.facts, size=size):
-        with contextlib.suppress(FitError):  # what does not fit either way is said below
-            fitted, fits, noted = fit(two=True)
-    if not fits:
-        fitted, _, noted = fit(two=False)
-    log.decisions += noted.decisions
+    why_one = why_no_pair(recipe, inputs.machine, inputs.facts, size=size, colocated=colocated)
+    fitted = None if why_one else _fitted_pair(inputs, trainer, size, log)
+    if fitted is None:
+        why_one = why_one or "two would leave one another too little main memory"
+        engines = engines_on_cpu(recipe, inputs.facts, log, why_one=why_one)
+        fitted = _fitted(inputs, trainer, engines, size, log, colocated=colocated)
     return _assembled(
         inputs,
         log,
@@ -129,6 +111,42 @@ def _on_cpu(inputs: _PlanInputs, log: Log) -> Plan:
         cap=fitted.cap,
         precision=precision,
         pair=None,
+    )
+
+
+def _fitted_pair(inputs: _PlanInputs, trainer: TrainerLayout, size: int, log: Log) -> Fitted | None:
+    """Two engines; None, and nothing noted, where main memory would give them or the trainer less
+    than they ask for."""
+    noted = Log()
+    engines = engines_on_cpu(inputs.recipe, inputs.facts, noted, why_one=None)
+    try:
+        fitted = _fitted(inputs, trainer, engines, size, noted, colocated=True)
+    except FitError:  # what does not fit with one engine either is said then
+        return None
+    if (fitted.trainer, fitted.engines) != (trainer, engines):
+        return None
+    log.decisions += noted.decisions
+    return fitted
+
+
+def _fitted(
+    inputs: _PlanInputs,
+    trainer: TrainerLayout,
+    engines: EngineLayout,
+    size: int,
+    log: Log,
+    *,
+    colocated: bool,
+) -> Fitted:
+    return fit_main_memory(
+        inputs.recipe,
+        inputs.machine,
+        inputs.facts,
+        trainer=trainer,
+        engines=engines,
+        slots=assign_slots(trainer, engines, colocated, 0, inputs.recipe.machine.nodes),
+        size=size,
+        log=log,
     )
 
 

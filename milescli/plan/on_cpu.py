@@ -3,7 +3,7 @@ the recipe pins others. Called by `make`."""
 
 from __future__ import annotations
 
-from milescli.core.units import GIB
+from milescli.core.units import GIB, format_bytes
 from milescli.models import table
 from milescli.models.facts import ModelFacts
 from milescli.plan.decisions import Log
@@ -23,7 +23,7 @@ SMALL_WEIGHTS = GIB
 """Of a model that two engines share the cores for: 1.1 to 1.8 times the tokens of one engine with
 two threads, seen of models of 1 to 200 M parameters (docs/figures.md)."""
 LEAST_SHARE = 32
-"""Samples of a step for each of two engines; the work of fewer is over before it is shared out."""
+"""Samples of a step for each of two engines; an estimate."""
 KV_SLOTS_PER_REQUEST = 1.25
 """Head room of an engine's cache over what the largest step can hold at once."""
 
@@ -83,36 +83,39 @@ def pinned_layout(recipe: Recipe, facts: ModelFacts, *, dp: int | None = None) -
     return layout
 
 
-def gain_from_two(recipe: Recipe, machine: Machine, facts: ModelFacts, *, size: int) -> bool:
-    """Whether two engines, each with half of the cores, sample faster than one with all of them:
-    what Python does between two products of a small model takes as long as the products, and only
-    another process does it at the same time. `size`: bytes of a weight."""
+def why_no_pair(
+    recipe: Recipe, machine: Machine, facts: ModelFacts, *, size: int, colocated: bool
+) -> str | None:
+    """Why there are not two engines; None: there are, with half of the cores each. What Python does
+    between two products of a small model takes as long as the products, and only another process
+    does it at the same time. `size`: bytes of a weight."""
     num_samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
-    free = not (recipe.engines.num or recipe.engines.tp or recipe.machine.cpu_threads)
-    return (
-        free
-        and recipe.machine.nodes == 1
-        and machine.nodes[0].cpu_cores >= 2
-        and num_samples >= 2 * LEAST_SHARE
-        and table(facts).num_parameters * size <= SMALL_WEIGHTS
-    )
+    weights = table(facts).num_parameters * size
+    reasons = {
+        "pinned by `engines.num`": recipe.engines.num,
+        "`engines.tp` is pinned": recipe.engines.tp,
+        "`machine.cpu_threads` is pinned": recipe.machine.cpu_threads,
+        "the trainer works at the same time": not colocated,
+        "one for each node": recipe.machine.nodes > 1,
+        "there is but one core": machine.nodes[0].cpu_cores < 2,
+        f"{num_samples} samples a step are too few to share out": num_samples < 2 * LEAST_SHARE,
+        f"two were tried with weights of {format_bytes(SMALL_WEIGHTS)} at most, and these are "
+        f"{format_bytes(weights)}": weights > SMALL_WEIGHTS,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def engines_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log, *, two: bool) -> EngineLayout:
-    """One on each node unless pinned, or `two`; a cache is as large as a step can ask for at once:
-    `main_memory` may give it less."""
+def engines_on_cpu(
+    recipe: Recipe, facts: ModelFacts, log: Log, *, why_one: str | None
+) -> EngineLayout:
+    """Two where `why_one` is None, else as pinned, or one on each node; a cache is as large as a
+    step can ask for at once: `main_memory` may give it less."""
     pins = recipe.engines
     tp = pins.tp or 1
     for fault in engine_faults(facts, tp=tp, ep=pins.ep or 1, attention_dp=pins.attention_dp or 1):
         raise fault.error()
-    num = pins.num or (2 if two else max(1, recipe.machine.nodes // tp))
-    if pins.num:
-        why = "pinned by `engines.num`"
-    elif two:
-        why = "half of the cores each: of a small model, two sample faster than one with all"
-    else:
-        why = "engines on a CPU share its cores: more of them win nothing"
-    log.note("engines.num", num, why)
+    num = pins.num or (max(1, recipe.machine.nodes // tp) if why_one else 2)
+    log.note("engines.num", num, why_one or "a small model: two sample faster than one")
     running, longest = max_running(recipe, num, log), longest_tokens(recipe)
     return EngineLayout(
         num=num,
