@@ -5,6 +5,8 @@ The verbs live in their own files.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from typing import Annotated
@@ -90,6 +92,8 @@ def first_page(
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; returns the exit code. The only place that ends the program."""
+    # else Python looks for garbage among all that torch and Ray made before it ends: a second
+    atexit.register(gc.freeze)
     argv = fill_bare_options(sys.argv[1:] if argv is None else argv)
     command_line.remember(argv)
     output = Output(_mode(argv))

@@ -19,7 +19,6 @@ from milescli.doctor.finding import REPORT, Finding, fail, ok
 from milescli.doctor.tiny_trainer import publish_exactly, score, start_trainer, take_step
 from milescli.recipe.schema import ScratchModel
 from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine
-from milescli.runtime.truth import BOUND_MAX, BOUND_MEAN
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.worker import TrainerRank
@@ -156,6 +155,9 @@ def judge_agreement(
 ) -> list[Finding]:
     """[tokens] log-probs of the same response; they may differ by what a run allows before its
     first step. NaN never agrees."""
+    # torch comes with it, for which the warm process would wait
+    from milescli.runtime.truth import BOUND_MAX, BOUND_MEAN
+
     gaps = [abs(a - b) for a, b in zip(trainer, engine, strict=True)]
     worst, mean = max(gaps), sum(gaps) / len(gaps)
     if all(gap <= BOUND_MAX[precision] for gap in gaps) and mean <= BOUND_MEAN[precision]:

@@ -87,11 +87,11 @@ def skip(check: str, why: str) -> list[Finding]:
 
 def run_checks(checks: Sequence[Check], *, heavy_at_once: int = 1) -> list[Finding]:
     """All findings in the order of the checks, which run at once (of the heavy ones
-    `heavy_at_once`), each bounded by its own time. A check that raises, or does not end, is a
-    `fail`."""
+    `heavy_at_once`, the longest first), each bounded by its own time. A check that raises, or does
+    not end, is a `fail`."""
     places = threading.Semaphore(heavy_at_once)
     tasks = {check.name: _RunningCheck(check) for check in checks}
-    for task in tasks.values():
+    for task in sorted(tasks.values(), key=lambda task: -task.check.timeout_s):
         before = [tasks[name] for name in task.check.needs if name in tasks]
         threading.Thread(
             target=task.run, args=(before, places), name=f"doctor-{task.check.name}", daemon=True

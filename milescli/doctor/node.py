@@ -141,8 +141,8 @@ def this_machine(environ: Mapping[str, str]) -> Once[Machine]:
 
 
 def heavy_at_once() -> int:
-    """Of the checks that take a core or more."""
-    return max(1, (os.cpu_count() or 1) // 2)
+    """Of the checks that take a core or more, and each of them hardly two for long."""
+    return os.cpu_count() or 1
 
 
 def _memory(machine: Machine) -> list[Finding]:

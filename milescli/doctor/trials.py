@@ -64,8 +64,13 @@ def try_collective(folder: Path, kind: Kind) -> list[Finding]:
     backend: Literal["gloo", "nccl"] = "gloo" if kind == "cpu" else "nccl"
     size = WORLD_SIZE if kind == "cpu" else torch.cuda.device_count()
     start = time.monotonic()
-    context = torch.multiprocessing.spawn(
-        take_one_part, args=(size, backend, free_ports(1)[0], str(folder)), nprocs=size, join=False
+    context = torch.multiprocessing.start_processes(
+        take_one_part,
+        args=(size, backend, free_ports(1)[0], str(folder)),
+        nprocs=size,
+        join=False,
+        # forked, they have torch already; a process that has opened a device cannot be
+        start_method="fork" if kind == "cpu" else "spawn",
     )
     deadline = start + COLLECTIVE_S
     with contextlib.suppress(ProcessException):  # the report says in which step it was

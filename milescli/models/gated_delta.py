@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from milescli.models.base import COLUMN, REPLICATED, ROW, Rule, mixer_layers
 from milescli.models.facts import GatedDelta, ModelFacts
-from milescli.models.transforms import alone, concatenate, same, shapes
+from milescli.models.transforms import alone, concatenate, join, same, shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,10 +77,8 @@ def _ungroup(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
 
 def _group(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
     """The inverse of `_ungroup`."""
-    import torch
-
     per_key = [part.reshape(_delta(facts).num_key_heads, -1, *part.shape[1:]) for part in parts]
-    joined = (torch.cat(per_key[:4], dim=1), torch.cat(per_key[4:], dim=1))
+    joined = (join(per_key[:4], dim=1), join(per_key[4:], dim=1))
     return [part.reshape(-1, *part.shape[2:]) for part in joined]
 
 

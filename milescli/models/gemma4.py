@@ -16,6 +16,7 @@ from milescli.models.transforms import (
     alone,
     concatenate,
     halve,
+    join,
     join_halves,
     same,
     shapes,
@@ -122,12 +123,10 @@ def _with_experts(model: ModelFacts, config: Mapping[str, object]) -> ModelFacts
 def _fuse_qk(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
     """q [heads * d, hidden] and k [groups * d, hidden] -> [groups, heads / groups + 1, d, hidden]
     flattened."""
-    import torch
-
     query, key = tensors
     groups = key.shape[0] // facts.head_dim
     parts = [part.unflatten(0, (groups, -1, facts.head_dim)) for part in (query, key)]
-    return torch.cat(parts, dim=1).flatten(0, 2)
+    return join(parts, dim=1).flatten(0, 2)
 
 
 def _split_qk(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from milescli.models import fields, layers, llama
 from milescli.models.base import COLUMN, EXPERT_COLUMN, EXPERT_ROW, REPLICATED, Rule, WeightTable
 from milescli.models.facts import Layer, ModelFacts
-from milescli.models.transforms import alone, concatenate, halve, same, shapes
+from milescli.models.transforms import alone, concatenate, halve, join, same, shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,9 +82,7 @@ def _untangle(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
 
 def _tangle(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
     """The inverse of `_untangle`."""
-    import torch
-
-    rows = torch.stack(list(parts), dim=1).flatten(0, 1)
+    rows = join([part.unsqueeze(1) for part in parts], dim=1).flatten(0, 1)
     return [rows.mT if rows.dim() == 2 else rows]
 
 

@@ -12,7 +12,7 @@ from milescli.core.errors import CheckpointError
 from milescli.models import fields, gated_delta, layers
 from milescli.models.base import COLUMN, REPLICATED, Rule, WeightTable, mixer_layers
 from milescli.models.facts import GatedDelta, Layer, ModelFacts
-from milescli.models.transforms import alone, same, shapes
+from milescli.models.transforms import alone, join, same, shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -185,8 +185,6 @@ def _fuse_gated_qkv(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
     """q [heads * 2 * d, ...] (each head's query, then its gate), k and v [groups * d, ...] ->
     [groups, 2 * heads / groups + 2, d, ...] flattened: per key-value head its queries, their gates,
     its key, its value."""
-    import torch
-
     query, key, value = tensors
     dim, rest = facts.head_dim, key.shape[1:]
     groups = key.shape[0] // dim
@@ -197,17 +195,16 @@ def _fuse_gated_qkv(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
         key.reshape(groups, 1, dim, *rest),
         value.reshape(groups, 1, dim, *rest),
     ]
-    return torch.cat(parts, dim=1).reshape(-1, *rest)
+    return join(parts, dim=1).reshape(-1, *rest)
 
 
 def _split_gated_qkv(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
     """The inverse of `_fuse_gated_qkv`."""
-    import torch
-
     per_group, rest = facts.num_query_heads_per_group, tensor.shape[1:]
     grouped = tensor.reshape(-1, 2 * per_group + 2, facts.head_dim, *rest)
     query, gate, key, value = grouped.split([per_group, per_group, 1, 1], dim=1)
-    return [part.reshape(-1, *rest) for part in (torch.stack((query, gate), dim=2), key, value)]
+    queries = join([query.unsqueeze(2), gate.unsqueeze(2)], dim=2)
+    return [part.reshape(-1, *rest) for part in (queries, key, value)]
 
 
 _FULL = mixer_layers("full")

@@ -24,16 +24,27 @@ def alone(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
     return [tensor]
 
 
+def join(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """`torch.cat`. Of tensors on the meta device, whose shapes alone are wanted, it would load
+    torch's compiler, for a second and a half."""
+    import torch
+
+    first = parts[0]
+    if not first.is_meta:
+        return torch.cat(list(parts), dim=dim)
+    shape = list(first.shape)
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    return first.new_empty(shape)
+
+
 def fuse_qkv(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
     """q [heads * d, ...], k and v [groups * d, ...] -> [groups, heads / groups + 2, d, ...]
     flattened: per key-value head its queries, its key, its value. Works on weights and biases,
     whole or cut by heads."""
-    import torch
-
     query, key, value = tensors
     groups, rest = key.shape[0] // facts.head_dim, key.shape[1:]
     parts = [part.reshape(groups, -1, facts.head_dim, *rest) for part in (query, key, value)]
-    return torch.cat(parts, dim=1).reshape(-1, *rest)
+    return join(parts, dim=1).reshape(-1, *rest)
 
 
 def split_qkv(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
@@ -45,9 +56,7 @@ def split_qkv(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
 
 def concatenate(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
     """Equal tensors after each other along dim 0: gate, then up."""
-    import torch
-
-    return torch.cat(list(tensors), dim=0)
+    return join(tensors, dim=0)
 
 
 def halve(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
@@ -58,10 +67,8 @@ def halve(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
 def swap_columns(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
     """The two halves of dim 1 change places (fuse): a projection of two vectors that are laid side
     by side the other way round."""
-    import torch
-
     (tensor,) = tensors
-    return torch.cat(tensor.chunk(2, dim=1)[::-1], dim=1)
+    return join(tensor.chunk(2, dim=1)[::-1], dim=1)
 
 
 def swap_columns_back(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:

@@ -38,7 +38,6 @@ def evaluate_run(
     from milescli.checkpoint.run_dir import lock, open_run
     from milescli.checkpoint.store import CheckpointStore
     from milescli.cluster.nodes import find_nodes
-    from milescli.conversion.unpack import unpack
     from milescli.platform.torch_wheel import require_wheel
     from milescli.recipe.load import override
     from milescli.recipe.resolved import load_resolved
@@ -61,6 +60,9 @@ def evaluate_run(
         prestart_engines(recipe, plan, facts, address=nodes.address) as prestarted,
         TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary,
     ):
+        # torch is imported from here on, beside the warm process
+        from milescli.conversion.unpack import unpack
+
         inputs = prepare(recipe, run, output=output)
         nodes.require_shared(run.path)
         model_dir = Path(temporary) / "model"
