@@ -41,6 +41,11 @@ class Watchdog:
     done: int
     """Reading end; it closes when the watchdog has ended."""
 
+    def write_verdict_to(self, file: Path) -> None:
+        """From now on: a file that the driver writes when it ends in order. Where it is missing
+        then, the watchdog writes there that the driver was killed."""
+        os.write(self.pipe, os.fsencode(file) + b"\0")
+
     def release(self, *, timeout_s: float = TERM_GRACE_S + KILL_GRACE_S + 5.0) -> None:
         """Ask for the clean-up and wait for it. Called by the driver at its own end. Idempotent.
         Raises TimeoutError."""
@@ -55,12 +60,8 @@ class Watchdog:
                 )
 
 
-def start_watchdog(
-    *, token: str, scratch_dirs: list[Path], verdict: Path | None = None
-) -> Watchdog:
-    """Start the watchdog of this process. `scratch_dirs` are removed at the end; `verdict` is a
-    file that the driver writes when it ends in order: where it is missing, the watchdog writes
-    there that the driver was killed. None: on another node than the driver's."""
+def start_watchdog(*, token: str, scratch_dirs: list[Path]) -> Watchdog:
+    """Start the watchdog of this process. `scratch_dirs` are removed at the end."""
     reading, writing = os.pipe()
     done, ended = os.pipe()
     command = [
@@ -70,8 +71,6 @@ def start_watchdog(
         "--pipe",
         str(reading),
     ]
-    if verdict is not None:
-        command += ["--verdict", str(verdict)]
     for folder in scratch_dirs:
         command += ["--remove", str(folder)]
     environment = {**os.environ, WATCHED_VARIABLE: token}
@@ -150,25 +149,27 @@ def main() -> None:
     """Wait for the pipe to close, then clean up."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--pipe", type=int, required=True)
-    parser.add_argument("--verdict", type=Path)
     parser.add_argument("--remove", type=Path, action="append", default=[])
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    token, seen = os.environ[WATCHED_VARIABLE], set[int]()
-    while not select.select([options.pipe], [], [], LOOK_EVERY_S)[0]:
-        seen.update(processes_of(token))
+    token, seen, said = os.environ[WATCHED_VARIABLE], set[int](), b""
+    while True:
+        if not select.select([options.pipe], [], [], LOOK_EVERY_S)[0]:
+            seen.update(processes_of(token))
+        elif more := os.read(options.pipe, 65536):
+            said += more
+        else:
+            break
     stop_all(token, seen=seen)
     for folder in options.remove:
         shutil.rmtree(folder, ignore_errors=True)
-    if (
-        options.verdict is not None
-        and not options.verdict.exists()
-        and options.verdict.parent.is_dir()
-    ):
-        options.verdict.write_text(
-            '{"outcome": "killed", "why": "the driver process was killed (no chance to save)"}\n'
-        )
+    for verdict in map(Path, map(os.fsdecode, said.split(b"\0")[:-1])):
+        if not verdict.exists() and verdict.parent.is_dir():
+            verdict.write_text(
+                '{"outcome": "killed", "why": "the driver process was killed (no chance to '
+                'save)"}\n'
+            )
 
 
 if __name__ == "__main__":

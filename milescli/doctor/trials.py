@@ -37,7 +37,7 @@ def try_ray(folder: Path, kind: Kind) -> list[Finding]:
 
     plan = tiny_plan("cpu")
     start = time.monotonic()
-    cluster = Cluster(address=None, temp_dir=folder, log_dir=folder, environment={})
+    cluster = Cluster(address=None, temp_dir=folder, environment={})
     cluster.start(plan)
     try:
         asyncio.run(cluster.place(plan, timeout_s=60.0))

@@ -28,6 +28,8 @@ from milescli.weights.sharing import sharing_ranks
 
 TRAINER_TARGET = "milescli.backends.megatron.worker:TrainerRank"
 ENGINE_TARGET = "milescli.backends.sglang.server:EngineServer"
+PLACE_TIMEOUT_S = 60.0
+"""For a session of our own on this computer to reserve what the plan needs."""
 CHANNELS = {
     "tensor": "milescli.backends.sglang.channels:TensorChannel",
     "distributed": "milescli.backends.sglang.channels:DistributedChannel",
@@ -104,7 +106,7 @@ class Builder:
             }
             ranks.append(
                 await self.cluster.spawn(
-                    f"trainer rank {slot.trainer_rank}",
+                    rank_name(slot.trainer_rank or 0),
                     TRAINER_TARGET,
                     node=slot.node,
                     num_gpus=self._gpu_share(),
@@ -175,7 +177,7 @@ class Builder:
         for rank, node in enumerate(nodes):
             port = ports[0] if node == head else (await self.resources.free_ports(1, node=node))[0]
             spec = replace(
-                self._engine_spec(index, port),
+                _engine_spec(self.spec, index, port, log_dir=self.log_dir),
                 name=f"engine {index}" if node == head else f"engine {index} on node {rank}",
                 log_path=self.log_dir
                 / f"engine-{index}{'' if node == head else f'-node-{rank}'}-server.log",
@@ -201,17 +203,6 @@ class Builder:
                 )
             )
 
-    def _engine_spec(self, index: int, port: int) -> EngineSpec:
-        """What is equal on all nodes of an engine."""
-        return engine_spec(
-            self.recipe,
-            self.plan,
-            index=index,
-            port=port,
-            model_dir=self.spec.inputs.model_dir,
-            log_dir=self.log_dir,
-        )
-
     def _engine_slots(self, engine: int, node: int) -> list[Slot]:
         slots = [slot for slot in self.plan.slots if slot.engine == engine and slot.node == node]
         return sorted(slots, key=lambda slot: slot.engine_rank or 0)
@@ -222,13 +213,6 @@ class Builder:
         if self.plan.device_kind == "cpu":
             return 0.0
         return 0.5 if self.plan.colocated else 1.0
-
-    def check(self) -> None:
-        """Raises where an engine cannot serve this model, or cannot be started as the recipe wants;
-        called before anything is started."""
-        spec = self._engine_spec(0, 0)
-        check_servable(spec)
-        check_extra(spec)
 
     def engine_addresses(self, engines: Engines) -> list[EngineAddress]:
         """How the fleet and the trainer ranks reach the engines."""
@@ -244,6 +228,39 @@ class Builder:
             )
             for index, spec in enumerate(engines.heads)
         ]
+
+
+def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> EngineSpec:
+    """What is equal on all nodes of an engine."""
+    return engine_spec(
+        spec.recipe,
+        spec.plan,
+        index=index,
+        port=port,
+        model_dir=spec.inputs.model_dir,
+        log_dir=log_dir,
+    )
+
+
+def check_engines(spec: RunSpec) -> None:
+    """Raises where an engine cannot serve this model, or cannot be started as the recipe wants;
+    called before any is started."""
+    engine = _engine_spec(spec, 0, 0, log_dir=Path())
+    check_servable(engine)
+    check_extra(engine)
+
+
+def spawn_ranks_ahead(cluster: Cluster, plan: Plan) -> None:
+    """Start the processes of the trainer's ranks on this computer's CPU, which import what they
+    need until `start_trainer` builds them."""
+    asyncio.run(cluster.place(plan, timeout_s=PLACE_TIMEOUT_S))
+    for rank in range(plan.trainer.world_size):
+        cluster.spawn_ahead(rank_name(rank), TRAINER_TARGET, environment=trainer_environment(plan))
+
+
+def rank_name(rank: int) -> str:
+    """As people read it."""
+    return f"trainer rank {rank}"
 
 
 def engine_probe(handle: ActorHandle, spec: EngineSpec):

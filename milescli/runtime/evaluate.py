@@ -42,7 +42,7 @@ def evaluate_run(
     from milescli.recipe.load import override
     from milescli.recipe.resolved import load_resolved
     from milescli.runtime.inputs import facts_of_recipe, prepare
-    from milescli.runtime.prestart import prestart_engines
+    from milescli.runtime.prestart import prestart_engines, prestart_ray
 
     run = open_run(path)
     flags = {"machine.address": f"--address {address}"} if address else {}
@@ -57,7 +57,8 @@ def evaluate_run(
     facts = facts_of_recipe(recipe.model)
     with (
         lock(run),
-        prestart_engines(recipe, plan, facts, address=nodes.address) as prestarted,
+        prestart_engines(recipe, plan, facts, address=nodes.address) as engines_begun,
+        prestart_ray(recipe, plan, nodes, engines_begun) as prestarted,
         TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary,
     ):
         # torch is imported from here on, beside the warm process

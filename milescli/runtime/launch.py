@@ -14,7 +14,7 @@ from milescli.recipe.load import LoadedRecipe
 from milescli.runtime.inputs import facts_of_recipe, prepare
 from milescli.runtime.planning import as_fetched, plan_without_plugins, refuse_unproven
 from milescli.runtime.plugins import load_plugins
-from milescli.runtime.prestart import prestart_engines
+from milescli.runtime.prestart import prestart_engines, prestart_ray
 from milescli.runtime.records import write_records
 from milescli.runtime.spec import RunSpec
 
@@ -32,7 +32,11 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     plan = plan_without_plugins(loaded, nodes.machine, facts=facts)
     require_wheel(plan.device_kind)
     begun = prestart_engines(loaded.recipe, plan, facts, address=nodes.address)
-    with begun as prestarted, _new_run(loaded) as run:
+    with (
+        begun as engines_begun,
+        _new_run(loaded) as run,
+        prestart_ray(loaded.recipe, plan, nodes, engines_begun) as prestarted,
+    ):
         # torch is imported from here on, beside the warm process
         from milescli.runtime.train import train
 

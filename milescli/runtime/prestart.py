@@ -1,5 +1,5 @@
-"""What a run begins before its inputs are there: on a CPU, the imports of its engines, in a process
-of their own beside everything that comes before them. Called by launch, resume and eval."""
+"""What a run begins before its inputs are there: on a CPU, the imports of its engines in a process
+of their own, then Ray, and the imports of its trainer. Called by launch, resume and eval."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from pathlib import Path
 from milescli.backends.sglang.servable import cpu_family
 from milescli.backends.sglang.server import own_environment
 from milescli.backends.sglang.warm import WarmProcess
-from milescli.cluster.watchdog import TOKEN_VARIABLE
+from milescli.cluster.nodes import RunNodes
 from milescli.models import ModelFacts
 from milescli.plan.types import Plan
 from milescli.platform.environment import engine_environment
 from milescli.recipe.schema import Recipe
 from milescli.runtime.engine_spec import engine_spec
+from milescli.runtime.ray_session import RaySession, open_ray, run_variables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,8 @@ class Prestarted:
     """What engines ask for, also on loopback: a computer may have other users."""
     warm: WarmProcess | None = None
     """None: on an accelerator, on several computers, or where nobody began it."""
+    ray: RaySession | None = None
+    """None: the session opens its own."""
 
 
 @contextmanager
@@ -60,7 +63,22 @@ def prestart_engines(
         warm.stop()
 
 
-def run_variables(token: str) -> dict[str, str]:
-    """What every process of the run inherits. SPT_NOENV: a process that changes its title leaves
-    its environment readable, by which the watchdog knows it."""
-    return {TOKEN_VARIABLE: token, "TOKENIZERS_PARALLELISM": "false", "SPT_NOENV": "1"}
+@contextmanager
+def prestart_ray(
+    recipe: Recipe, plan: Plan, nodes: RunNodes, prestarted: Prestarted
+) -> Iterator[Prestarted]:
+    """Within it Ray is up on this computer's CPU, and the trainer's ranks import what they need;
+    nothing is begun on an accelerator, on a cluster, or where the plan may change with a model that
+    is yet to be fetched."""
+    model = recipe.model.path
+    is_here = model is None or Path(model).expanduser().is_dir()
+    if plan.device_kind != "cpu" or nodes.address is not None or not is_here:
+        yield prestarted
+        return
+    # aiohttp and more come with them, for which the warm process would wait
+    from milescli.runtime.build import spawn_ranks_ahead
+
+    with open_ray(plan, nodes, token=prestarted.token) as ray:
+        if any(slot.trainer_rank is not None for slot in plan.slots):
+            spawn_ranks_ahead(ray.cluster, plan)
+        yield replace(prestarted, ray=ray)

@@ -17,7 +17,7 @@ from milescli.recipe.resolved import load_resolved
 from milescli.runtime.inputs import RunInputs, facts_of_recipe, prepare
 from milescli.runtime.planning import as_fetched, plan_without_plugins
 from milescli.runtime.plugins import load_plugins
-from milescli.runtime.prestart import prestart_engines
+from milescli.runtime.prestart import prestart_engines, prestart_ray
 from milescli.runtime.records import write_records
 from milescli.runtime.spec import RunSpec
 
@@ -69,7 +69,11 @@ def resume(
         facts = facts_of_recipe(loaded.recipe.model)
         plan = plan_without_plugins(loaded, nodes.machine, facts=facts)
         require_wheel(plan.device_kind)
-        with prestart_engines(loaded.recipe, plan, facts, address=nodes.address) as prestarted:
+        begun = prestart_engines(loaded.recipe, plan, facts, address=nodes.address)
+        with (
+            begun as engines_begun,
+            prestart_ray(loaded.recipe, plan, nodes, engines_begun) as prestarted,
+        ):
             # torch is imported from here on, beside the warm process
             from milescli.runtime.train import train
 

@@ -1,24 +1,20 @@
-"""One stretch of work on a run: its log folder, its watchdog and its Ray session. Entered by
-launch, resume and eval, which hold the run's lock."""
+"""One stretch of work on a run: its log folder, its Ray session and what builds its processes.
+Entered by launch, resume and eval, which hold the run's lock."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.nodes import DEATH_NOTICE_S
 from milescli.checkpoint.run_dir import verdict_file
-from milescli.cluster.nodes import RunNodes
 from milescli.cluster.resources import NodeResources
-from milescli.cluster.watchdog import start_watchdog
-from milescli.platform.environment import trainer_environment
-from milescli.runtime.build import Builder
-from milescli.runtime.prestart import Prestarted, run_variables
+from milescli.runtime.build import Builder, check_engines
+from milescli.runtime.prestart import Prestarted
+from milescli.runtime.ray_session import open_ray
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.supervise import CAUSE_GRACE_S
 
@@ -47,57 +43,28 @@ class RunSession:
 
 @contextmanager
 def open_session(spec: RunSpec, *, prestarted: Prestarted, log_dir: Path) -> Iterator[RunSession]:
-    """Ray is up inside; afterwards every process of the session is gone, whatever happened, and so
-    are its scratch files."""
-    plan, nodes, token = spec.plan, spec.nodes, prestarted.token
-    temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
-    watchdog = start_watchdog(token=token, scratch_dirs=[temp_dir], verdict=verdict_file(log_dir))
-    old_environment, old_temp_dir = dict(os.environ), tempfile.tempdir
-    (temp_dir / "t").mkdir()
-    tempfile.tempdir = str(temp_dir / "t")
-    shared = run_variables(token) | {"TMPDIR": tempfile.tempdir}
-    # on a CPU of our own, ranks and engines have the same: their processes can be started ahead
-    own_cpu = plan.device_kind == "cpu" and nodes.address is None
-    os.environ.update(shared | (trainer_environment(plan) if own_cpu else {}))
-    cluster = Cluster(
-        address=nodes.address,
-        nodes=[member.node for member in nodes.chosen],
-        temp_dir=temp_dir,
-        log_dir=log_dir,
-        environment=shared | _for_other_computers(nodes),
-    )
-    resources = NodeResources(
-        plan=plan,
-        nodes=nodes,
-        cluster=cluster,
-        token=token,
-        api_key=prestarted.api_key,
-        temp_dir=temp_dir / "t",
-    )
-    try:
-        warm = prestarted.warm.listen(temp_dir) if prestarted.warm is not None else None
-        builder = Builder(
-            spec=spec, cluster=cluster, resources=resources, log_dir=log_dir, warm=warm
+    """Ray is up inside, the one that was started ahead or its own; where it is its own, every
+    process of the run is gone afterwards."""
+    check_engines(spec)
+    with ExitStack() as own:
+        ray = prestarted.ray
+        if ray is None:
+            ray = own.enter_context(open_ray(spec.plan, spec.nodes, token=prestarted.token))
+        ray.watchdog.write_verdict_to(verdict_file(log_dir))
+        ray.cluster.log_dir = log_dir
+        resources = NodeResources(
+            plan=spec.plan,
+            nodes=spec.nodes,
+            cluster=ray.cluster,
+            token=prestarted.token,
+            api_key=prestarted.api_key,
+            temp_dir=ray.temp_dir / "t",
         )
-        builder.check()
-        cluster.start(plan)
-        yield RunSession(log_dir=log_dir, cluster=cluster, resources=resources, builder=builder)
-    finally:
-        try:
-            cluster.stop()
-        finally:
-            watchdog.release()
-            tempfile.tempdir = old_temp_dir
-            os.environ.clear()
-            os.environ.update(old_environment)
-
-
-def _for_other_computers(nodes: RunNodes) -> dict[str, str]:
-    """The user's own settings of collectives, which processes on other nodes do not inherit."""
-    if not nodes.beyond_this_computer:
-        return {}
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith(("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_"))
-    }
+        builder = Builder(
+            spec=spec,
+            cluster=ray.cluster,
+            resources=resources,
+            log_dir=log_dir,
+            warm=prestarted.warm.listen(ray.temp_dir) if prestarted.warm is not None else None,
+        )
+        yield RunSession(log_dir=log_dir, cluster=ray.cluster, resources=resources, builder=builder)

@@ -8,7 +8,7 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ class ActorHandle:
     log_path: Path
     node: ClusterNode
     """Where it runs."""
+    kwargs: dict[str, Any] = field(repr=False)
+    """From which `start` builds the hosted object."""
 
     async def run(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
         """Call a method of the hosted object. Raises what it raised, WorkerDied where its process
@@ -50,7 +52,8 @@ class ActorHandle:
 
     async def start(self, *, timeout_s: float) -> int:
         """Build the hosted object; returns its pid."""
-        return await _bounded(self, self.actor.start.remote(), "start", timeout_s)
+        ref = self.actor.start.remote(self.kwargs, str(self.log_path))
+        return await _bounded(self, ref, "start", timeout_s)
 
     async def peek(self, method: str, *, timeout_s: float) -> Any:
         """Call a quick method beside the one that runs."""
@@ -125,7 +128,6 @@ class Cluster:
         *,
         address: str | None,
         temp_dir: Path,
-        log_dir: Path,
         environment: dict[str, str],
         nodes: Sequence[ClusterNode] = (),
     ) -> None:
@@ -134,7 +136,8 @@ class Cluster:
         gets. `nodes`: of the cluster that is joined, in the plan's order."""
         self.address = address
         self.temp_dir = temp_dir
-        self.log_dir = log_dir
+        self.log_dir = temp_dir
+        """Where actors log that are spawned from now on; set by whoever has a better one."""
         self.environment = environment
         self.nodes = list(nodes)
         """[plan nodes] after `start`"""
@@ -142,6 +145,8 @@ class Cluster:
         self._group: Any = None
         self._started = False
         self._spawned: list[ActorHandle] = []
+        self._ahead: dict[str, Any] = {}
+        """By name, actors that wait for whoever spawns them."""
 
     def start(self, plan: Plan) -> None:
         """Start or join Ray; on the calling (main) thread, since Ray's processes end with it."""
@@ -181,11 +186,13 @@ class Cluster:
         }
 
     async def place(self, plan: Plan, *, timeout_s: float) -> None:
-        """Reserve what the plan needs: one bundle for each of its nodes. Raises FitError where a
-        node has less, or gave it away."""
+        """Reserve what the plan needs: one bundle for each of its nodes. Once only. Raises FitError
+        where a node has less, or gave it away."""
         import ray
         from ray.util.placement_group import placement_group
 
+        if self._group is not None:
+            return
         bundles = _bundles(plan)
         assert len(bundles) <= len(self.nodes), f"a plan for {len(bundles)} nodes on {self.nodes}"
         pinned = [{"ray.io/node-id": node.node_id} for node in self.nodes[: len(bundles)]]
@@ -256,26 +263,46 @@ class Cluster:
     ) -> ActorHandle:
         """Start a process on a node of the plan. It is not waited for: call `start` of the
         handle."""
+        actor = self._ahead.pop(name, None) or self._actor(
+            name, target, node, num_cpus, num_gpus, environment
+        )
+        handle = ActorHandle(
+            name=name,
+            actor=actor,
+            log_path=self.log_dir / f"{name.replace(' ', '-')}.log",
+            node=self.nodes[node],
+            kwargs=kwargs,
+        )
+        self._spawned.append(handle)
+        return handle
+
+    def spawn_ahead(self, name: str, target: str, *, environment: dict[str, str]) -> None:
+        """Start the process that `spawn` will be asked for, on the first node and without a device:
+        it imports what it needs meanwhile."""
+        self._ahead[name] = self._actor(name, target, 0, 1.0, 0.0, environment)
+
+    def _actor(
+        self,
+        name: str,
+        target: str,
+        node: int,
+        num_cpus: float,
+        num_gpus: float,
+        environment: dict[str, str],
+    ) -> Any:
         import ray
 
         from milescli.backends.ray.host import Host
 
-        log_path = self.log_dir / f"{name.replace(' ', '-')}.log"
-        actor = (
-            ray.remote(Host)
-            .options(
-                num_cpus=num_cpus,
-                num_gpus=num_gpus,
-                max_restarts=0,
-                max_concurrency=CALLS_AT_ONCE,
-                scheduling_strategy=self._in_bundle(node),
-                **self._with_variables({**self.environment, **environment}),
-            )
-            .remote(name=name, target=target, kwargs=kwargs, log_path=str(log_path))
-        )
-        handle = ActorHandle(name=name, actor=actor, log_path=log_path, node=self.nodes[node])
-        self._spawned.append(handle)
-        return handle
+        options = {
+            "num_cpus": num_cpus,
+            "num_gpus": num_gpus,
+            "max_restarts": 0,
+            "max_concurrency": CALLS_AT_ONCE,
+            "scheduling_strategy": self._in_bundle(node),
+            **self._with_variables({**self.environment, **environment}),
+        }
+        return ray.remote(Host).options(**options).remote(name=name, target=target)
 
     def _with_variables(self, environment: dict[str, str]) -> dict[str, Any]:
         """Options of an actor. A session of our own began with this process's environment: where an

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,33 +27,36 @@ class Host:
     """Runs in a process of its own. One call of `run` at a time, always on the same thread;
     `status` answers meanwhile."""
 
-    def __init__(self, *, name: str, target: str, kwargs: dict[str, Any], log_path: str) -> None:
-        """`target` is an import path `module:Class`; `kwargs` go to its constructor, which runs on
-        the work thread."""
+    def __init__(self, *, name: str, target: str) -> None:
+        """`target` is an import path `module:Class`; the import begins at once, on the work
+        thread."""
         self.name = name
         self.phase = "starting"
         self.since = time.monotonic()
-        _redirect_output(Path(log_path))
-        faulthandler.enable()
-        self._work = ThreadPoolExecutor(max_workers=1, thread_name_prefix="work")
         self._target = target
-        self._kwargs = kwargs
         self._object: object | None = None
+        self._work = ThreadPoolExecutor(max_workers=1, thread_name_prefix="work")
+        self._class = self._work.submit(self._load)
 
-    async def start(self) -> int:
-        """Build the target object; returns the pid."""
-        await self._on_work_thread("start", self._build)
-        return os.getpid()
-
-    def _build(self) -> None:
+    def _load(self) -> Callable[..., object]:
         module, _, attribute = self._target.partition(":")
         # modules are no garbage, and to look for some takes a quarter of the time of imports
         gc.disable()
         try:
-            build = getattr(importlib.import_module(module), attribute)
+            return getattr(importlib.import_module(module), attribute)
         finally:
             gc.enable()
-        self._object = build(**self._kwargs)
+
+    async def start(self, kwargs: dict[str, Any], log_path: str) -> int:
+        """Build the target object from `kwargs`, on the work thread; returns the pid. What the
+        process prints from now on is in the log."""
+        _redirect_output(Path(log_path))
+        faulthandler.enable()
+        await self._on_work_thread("start", lambda: self._build(kwargs))
+        return os.getpid()
+
+    def _build(self, kwargs: dict[str, Any]) -> None:
+        self._object = self._class.result()(**kwargs)
 
     async def run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the target object."""

@@ -16,6 +16,7 @@ def install(pieces: tuple[str, ...] = ()) -> None:
     Order does not matter; each patches its own names."""
     for name in (
         "launch",
+        "elementwise",
         "attention",
         "products",
         "prompts",
