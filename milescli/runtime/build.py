@@ -254,7 +254,7 @@ def spawn_ranks_ahead(cluster: Cluster, plan: Plan) -> None:
     """Start the processes of the trainer's ranks on this computer's CPU, which import what they
     need until `start_trainer` builds them."""
     asyncio.run(cluster.place(plan, timeout_s=PLACE_TIMEOUT_S))
-    for rank in range(plan.trainer.world_size):
+    for rank in sorted(slot.trainer_rank for slot in plan.slots if slot.trainer_rank is not None):
         cluster.spawn_ahead(rank_name(rank), TRAINER_TARGET, environment=trainer_environment(plan))
 
 

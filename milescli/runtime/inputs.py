@@ -22,7 +22,7 @@ from milescli.rollout.labels import check_labels
 from milescli.rollout.rewards import load_reward, needs_label
 from milescli.rollout.scoring import Scorer
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from milescli.rollout.source import FilePrompts, SourceReport, load_source
+from milescli.rollout.source import FilePrompts, SourceReport, check_file, load_source
 from milescli.rollout.tasks import is_task, write_task
 from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.rollout.trajectories import demonstration
@@ -72,6 +72,15 @@ def facts_of_recipe(model: Model) -> ModelFacts:
     if model.revision in (None, "main") and (shape := shipped_shape(model.path)):
         return parse_facts(shape)
     return load_facts(fetch_config(model.path, revision=model.revision))
+
+
+def require_files(data: Data) -> None:
+    """Raises DataError where a file of this computer cannot be opened. `prepare` finds the same;
+    this takes no time."""
+    for field in DATA_FIELDS:
+        value = getattr(data, field)
+        if value is not None and not is_hub(value) and not is_task(value):
+            check_file(Path(value).expanduser().absolute(), field=field)
 
 
 def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:

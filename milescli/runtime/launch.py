@@ -11,9 +11,9 @@ from milescli.checkpoint.run_dir import RunDir, create, lock
 from milescli.cluster.nodes import find_nodes
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import LoadedRecipe
-from milescli.runtime.inputs import facts_of_recipe, prepare
+from milescli.runtime.inputs import facts_of_recipe, prepare, require_files
 from milescli.runtime.planning import as_fetched, plan_without_plugins, refuse_unproven
-from milescli.runtime.plugins import load_plugins
+from milescli.runtime.plugins import load_rollout_plugins, load_train_plugins
 from milescli.runtime.prestart import prestart_engines, prestart_ray
 from milescli.runtime.records import write_records
 from milescli.runtime.spec import RunSpec
@@ -41,6 +41,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
         from milescli.runtime.train import train
 
         try:
+            load_train_plugins(loaded.recipe)
             inputs = prepare(loaded.recipe, run, output=output)
             plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
             nodes.require_shared(run.path, inputs.model_dir)
@@ -55,8 +56,9 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
 
 @contextmanager
 def _new_run(loaded: LoadedRecipe) -> Iterator[RunDir]:
-    """Its directory, locked; made when nothing of the recipe itself can be refused any more."""
-    load_plugins(loaded.recipe)
+    """Its directory, locked; made when all that can be refused at once has been looked at."""
+    load_rollout_plugins(loaded.recipe)
+    require_files(loaded.recipe.data)
     run = create(
         base=Path(loaded.recipe.run.dir).expanduser(),
         recipe_name=loaded.recipe.name,

@@ -11,8 +11,18 @@ from milescli.rollout.rewards import load_reward
 def load_plugins(recipe: Recipe) -> None:
     """Raises RecipeError where one cannot be had, does not have the signature of its kind, or needs
     a model that the run does not keep."""
+    load_rollout_plugins(recipe)
+    load_train_plugins(recipe)
+
+
+def load_rollout_plugins(recipe: Recipe) -> None:
+    """Those of the driver, at once."""
     load_reward(recipe.rollout)
     load_agent(recipe.rollout.agent)
+
+
+def load_train_plugins(recipe: Recipe) -> None:
+    """Those of the trainer's ranks; torch is imported for them."""
     from milescli.train.objectives import load_objective
     from milescli.train.streams import Stream
 

@@ -79,6 +79,5 @@ def prestart_ray(
     from milescli.runtime.build import spawn_ranks_ahead
 
     with open_ray(plan, nodes, token=prestarted.token) as ray:
-        if any(slot.trainer_rank is not None for slot in plan.slots):
-            spawn_ranks_ahead(ray.cluster, plan)
+        spawn_ranks_ahead(ray.cluster, plan)
         yield replace(prestarted, ray=ray)

@@ -23,7 +23,7 @@ DRIVER = textwrap.dedent(
     from milescli.cluster.watchdog import TOKEN_VARIABLE, start_watchdog
     token, scratch, verdict = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     os.environ[TOKEN_VARIABLE] = token
-    start_watchdog(token=token, scratch_dirs=[scratch], verdict=verdict)
+    start_watchdog(token=token, scratch_dirs=[scratch]).write_verdict_to(verdict)
     child = subprocess.Popen(
         [sys.executable, "-c", sys.argv[4]], stdout=subprocess.PIPE, start_new_session=True
     )
@@ -98,7 +98,8 @@ def test_release_waits_for_the_clean_up_and_keeps_the_drivers_own_verdict(tmp_pa
     verdict = tmp_path / "verdict.json"
     verdict.write_text('{"outcome": "done"}\n')
     token = f"test-{os.getpid()}-{time.monotonic_ns()}"
-    watchdog = start_watchdog(token=token, scratch_dirs=[], verdict=verdict)
+    watchdog = start_watchdog(token=token, scratch_dirs=[])
+    watchdog.write_verdict_to(verdict)
     own = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
     assert not any("milescli.cluster.watchdog" in line for line in own), (
         "whoever kills our children would kill the watchdog"

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import tempfile
 from pathlib import Path
 
@@ -15,14 +14,9 @@ from tests.plans import PLAN
 
 
 def main() -> None:
-    """FOLDER of the logs."""
+    """To be run as a process group of its own."""
     with tempfile.TemporaryDirectory(prefix="miles-test-", dir="/tmp") as temp_dir:
-        cluster = Cluster(
-            address=None,
-            temp_dir=Path(temp_dir),
-            log_dir=Path(sys.argv[1]),
-            environment={},
-        )
+        cluster = Cluster(address=None, temp_dir=Path(temp_dir), environment={})
         cluster.start(PLAN)
         asyncio.run(cluster.place(PLAN, timeout_s=60))
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

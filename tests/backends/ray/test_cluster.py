@@ -31,16 +31,14 @@ def session(tmp_path_factory):
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-test-", dir="/tmp"))
     before = dict(os.environ)
     os.environ[TOKEN_VARIABLE] = token
-    watchdog = start_watchdog(
-        token=token, scratch_dirs=[temp_dir], verdict=log_dir / "verdict.json"
-    )
+    watchdog = start_watchdog(token=token, scratch_dirs=[temp_dir])
     cluster = Cluster(
         address=None,
         temp_dir=temp_dir,
-        log_dir=log_dir,
         environment={"PYTHONPATH": os.getcwd(), TOKEN_VARIABLE: token},
     )
     cluster.start(PLAN)
+    cluster.log_dir = log_dir
     asyncio.run(cluster.place(PLAN, timeout_s=60))
     yield cluster, token, log_dir
     cluster.stop()
@@ -89,6 +87,24 @@ def test_calls_return_values_and_write_to_a_log_of_their_own(with_toys) -> None:
         assert "adding" in toys[0].log_path.read_text()
 
     with_toys(["rank 0", "rank 1"], use)
+
+
+def test_a_process_that_was_started_ahead_is_the_one_that_is_spawned(session) -> None:
+    cluster, _, log_dir = session
+
+    async def use() -> None:
+        cluster.spawn_ahead("early", TOY, environment={})
+        [waiting] = cluster._ahead.values()
+        early = await cluster.spawn("early", TOY, node=0, kwargs={"number": 5}, environment={})
+        try:
+            assert early.actor is waiting and not cluster._ahead
+            await early.start(timeout_s=60)
+            assert await early.run("add", 10, timeout_s=20) == 15
+            assert "adding" in (log_dir / "early.log").read_text()
+        finally:
+            await cluster.kill([early])
+
+    asyncio.run(use())
 
 
 def test_nobody_to_call_is_no_error() -> None:
@@ -144,7 +160,6 @@ def test_a_plan_that_the_cluster_cannot_hold_is_refused_within_its_bound(session
     cluster = Cluster(
         address=None,
         temp_dir=Path("/nowhere"),
-        log_dir=session[2],
         environment={},
         nodes=session[0].nodes,
     )

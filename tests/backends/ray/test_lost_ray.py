@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.timeout(120)
-def test_a_session_whose_ray_is_gone_is_left_in_order(tmp_path: Path) -> None:
+def test_a_session_whose_ray_is_gone_is_left_in_order() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.backends.ray.lost_ray", str(tmp_path)],
+        [sys.executable, "-m", "tests.backends.ray.lost_ray"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -33,13 +33,12 @@ class Neighbour:
         return [int(number) for number in ray.get_gpu_ids()]
 
 
-def _cluster(address: str, nodes: list[ClusterNode], log_dir: Path, python_path: str) -> Cluster:
+def _cluster(address: str, nodes: list[ClusterNode], python_path: str) -> Cluster:
     environment = {"PYTHONPATH": python_path} if python_path else {}
     return Cluster(
         address=address,
         nodes=nodes,
         temp_dir=Path("/tmp"),
-        log_dir=log_dir,
         environment=environment,
     )
 
@@ -74,15 +73,16 @@ async def main(address: str, log_dir: Path, python_path: str) -> None:
     plan = replace(PLAN, device_kind="cuda", slots=slots)
     with joined(address):
         nodes = living_nodes()
-    cluster = _cluster(address, nodes, log_dir, python_path)
+    cluster = _cluster(address, nodes, python_path)
     cluster.start(plan)
+    cluster.log_dir = log_dir
     on_first = NodeAffinitySchedulingStrategy(node_id=nodes[0].node_id, soft=False)
     neighbour = Neighbour.options(scheduling_strategy=on_first).remote()
     taken = await neighbour.ids.remote()
     await cluster.place(plan, timeout_s=60)
     devices = await cluster.devices(plan, timeout_s=60)
     seen = [await _seen_by(slot, cluster, plan, devices) for slot in slots]
-    refused = await _refusal(_cluster(address, nodes, log_dir, ""), plan)
+    refused = await _refusal(_cluster(address, nodes, ""), plan)
     print(json.dumps({"taken": taken, "devices": devices, "seen": seen, "refused": refused}))
     cluster.stop()
 
