@@ -92,8 +92,9 @@ def first_page(
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; returns the exit code. The only place that ends the program."""
-    # else Python looks for garbage among all that torch and Ray made before it ends: a second
-    atexit.register(gc.freeze)
+    if argv is None:
+        # else Python looks for garbage among all that torch and Ray made before it ends: a second
+        atexit.register(gc.freeze)
     argv = fill_bare_options(sys.argv[1:] if argv is None else argv)
     command_line.remember(argv)
     output = Output(_mode(argv))
