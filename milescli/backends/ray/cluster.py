@@ -263,15 +263,14 @@ class Cluster:
     ) -> ActorHandle:
         """Start a process on a node of the plan. It is not waited for: call `start` of the
         handle."""
-        actor = self._ahead.pop(name, None) or self._actor(
-            name, target, node, num_cpus, num_gpus, environment
-        )
+        log_path = self.log_dir / f"{name.replace(' ', '-')}.log"
+        if name in self._ahead:
+            actor = self._ahead.pop(name)
+            log_path.touch()  # it may have died already, and errors name its log
+        else:
+            actor = self._actor(name, target, node, num_cpus, num_gpus, environment)
         handle = ActorHandle(
-            name=name,
-            actor=actor,
-            log_path=self.log_dir / f"{name.replace(' ', '-')}.log",
-            node=self.nodes[node],
-            kwargs=kwargs,
+            name=name, actor=actor, log_path=log_path, node=self.nodes[node], kwargs=kwargs
         )
         self._spawned.append(handle)
         return handle
