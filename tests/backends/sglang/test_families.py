@@ -215,6 +215,8 @@ def responses_of(folder: Path, other: Path) -> dict[str, list]:
         server.stop()
 
 
+# the engines of all families start for the first: two minutes and a half on a quiet machine
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", wanted())
 def test_logprobs_and_experts_are_those_of_transformers_also_after_new_weights(served, name):
     if "error" in served[name]:
