@@ -103,6 +103,8 @@ def test_completion_loads_nothing_heavy(words: str, offers: str) -> None:
         (["launch", "--recipe", "nothing"], 3),
         (["launch", "--recipe", "quickstart", "--set", "train.stps=3"], 3),
         (["launch", "--recipe", "quickstart", "--set", "train.steps=many"], 3),
+        (["launch", "--recipe", "quickstart", "--set", "train.surrogate=ppo_clop"], 3),
+        (["launch", "--recipe", "quickstart", "--set", "data.prompts=nothing.jsonl"], 3),
         (["launch"], 2),
         (["eval", "no-such-run"], 6),
         (["doctor", "--recipe", "nothing"], 3),

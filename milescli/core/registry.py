@@ -59,6 +59,14 @@ class Registry:
         Raises RecipeError where nothing has that name, the import fails, or the signature does not
         match.
         """
+        path = self.path_of(name, key=key)
+        plugin = _import(path, kind=self.kind, key=key)
+        self._check_signature(plugin, path=path, key=key)
+        return plugin
+
+    def path_of(self, name: str, *, key: str) -> str:
+        """The import path of what is called `name`; nothing is imported. Raises RecipeError where
+        nothing has that name."""
         path = (
             self.builtin.get(name) or self._plugins().get(name) or (name if ":" in name else None)
         )
@@ -70,9 +78,7 @@ class Registry:
                 "`mypkg.module:name`",
                 fix=f"--set {key}={guess or self.names()[0]}",
             )
-        plugin = _import(path, kind=self.kind, key=key)
-        self._check_signature(plugin, path=path, key=key)
-        return plugin
+        return path
 
     def resolve_function(self, name: str, *, key: str) -> Callable[..., Any]:
         """As `resolve`; what the function raises, where it is the user's, becomes a RecipeError

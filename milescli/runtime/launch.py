@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import LoadedRecipe
 from milescli.runtime.inputs import facts_of_recipe, prepare, require_files
 from milescli.runtime.planning import as_fetched, plan_without_plugins, refuse_unproven
-from milescli.runtime.plugins import load_rollout_plugins, load_train_plugins
+from milescli.runtime.plugins import check_at_once, load_train_plugins
 from milescli.runtime.prestart import prestart_engines, prestart_ray
 from milescli.runtime.records import write_records
 from milescli.runtime.spec import RunSpec
@@ -32,15 +32,11 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     plan = plan_without_plugins(loaded, nodes.machine, facts=facts)
     require_wheel(plan.device_kind)
     begun = prestart_engines(loaded.recipe, plan, facts, address=nodes.address)
-    with (
-        begun as engines_begun,
-        _new_run(loaded) as run,
-        prestart_ray(loaded.recipe, plan, nodes, engines_begun) as prestarted,
-    ):
-        # torch is imported from here on, beside the warm process
-        from milescli.runtime.train import train
-
+    with begun as engines_begun, _new_run(loaded) as run, ExitStack() as held:
         try:
+            ray_begun = prestart_ray(loaded.recipe, plan, nodes, engines_begun)
+            prestarted = held.enter_context(ray_begun)
+            # torch is imported from here on, beside the warm process
             load_train_plugins(loaded.recipe)
             inputs = prepare(loaded.recipe, run, output=output)
             plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
@@ -50,6 +46,8 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
         except BaseException:
             run.discard_if_unused()
             raise
+        from milescli.runtime.train import train
+
         output.note(f"run directory {run.shown}")
         return train(spec, prestarted=prestarted, output=output)
 
@@ -57,7 +55,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
 @contextmanager
 def _new_run(loaded: LoadedRecipe) -> Iterator[RunDir]:
     """Its directory, locked; made when all that can be refused at once has been looked at."""
-    load_rollout_plugins(loaded.recipe)
+    check_at_once(loaded.recipe)
     require_files(loaded.recipe.data)
     run = create(
         base=Path(loaded.recipe.run.dir).expanduser(),

@@ -6,26 +6,31 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Recipe
 from milescli.rollout.episode import load_agent
 from milescli.rollout.rewards import load_reward
+from milescli.train.advantages import ADVANTAGES
+from milescli.train.aggregation import AGGREGATIONS
+from milescli.train.objectives import OBJECTIVES, load_objective
+from milescli.train.streams import Stream
+from milescli.train.surrogates import SURROGATES
 
 
 def load_plugins(recipe: Recipe) -> None:
     """Raises RecipeError where one cannot be had, does not have the signature of its kind, or needs
     a model that the run does not keep."""
-    load_rollout_plugins(recipe)
+    check_at_once(recipe)
     load_train_plugins(recipe)
 
 
-def load_rollout_plugins(recipe: Recipe) -> None:
-    """Those of the driver, at once."""
+def check_at_once(recipe: Recipe) -> None:
+    """What takes no time: those of the driver, and whether those of the trainer's ranks have a name
+    that is known. Raises as `load_plugins`."""
     load_reward(recipe.rollout)
     load_agent(recipe.rollout.agent)
+    for registry in (OBJECTIVES, ADVANTAGES, SURROGATES, AGGREGATIONS):
+        registry.path_of(getattr(recipe.train, registry.kind), key=f"train.{registry.kind}")
 
 
 def load_train_plugins(recipe: Recipe) -> None:
     """Those of the trainer's ranks; torch is imported for them."""
-    from milescli.train.objectives import load_objective
-    from milescli.train.streams import Stream
-
     name = recipe.train.objective
     objective = load_objective(name, recipe)
     if Stream.REFERENCE in objective.needs and not recipe.keeps_reference:

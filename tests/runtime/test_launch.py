@@ -32,6 +32,22 @@ def test_several_nodes_without_a_cluster_are_refused_and_no_run_is_made(tmp_path
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("raised", [KeyboardInterrupt(), MachineError("no Ray", why="", fix="")])
+def test_a_launch_that_ends_while_ray_starts_leaves_no_run(
+    raised: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(settings: object) -> None:
+        assert list((tmp_path / "runs").iterdir()), "the directory is there by then"
+        raise raised
+
+    monkeypatch.setattr("milescli.backends.ray.cluster.start_here", start)
+    sets = [f"run.dir={tmp_path / 'runs'}"]
+    loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    with pytest.raises(type(raised)):
+        launch(loaded, output=Output())
+    assert not list((tmp_path / "runs").iterdir())
+
+
 def test_a_family_that_transformers_lacks_is_trained_on_the_users_word_only(tmp_path: Path) -> None:
     sizes = {
         "hidden_size": 32,

@@ -150,6 +150,7 @@ class Cluster:
 
     def start(self, plan: Plan) -> None:
         """Start or join Ray; on the calling (main) thread, since Ray's processes end with it."""
+        self._started = True  # already: what is cut short has processes to be ended, too
         if self.address is None:
             settings = self._own_session(plan)
             self._inherited = dict(os.environ)
@@ -157,7 +158,6 @@ class Cluster:
             self.nodes = living_nodes()
         else:
             join(self.address)
-        self._started = True
 
     def _own_session(self, plan: Plan) -> dict[str, Any]:
         """A session on loopback only, with a token of its own."""

@@ -6,9 +6,12 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from milescli.core.errors import MachineError
@@ -66,12 +69,37 @@ def _connect(address: str, *, settings: dict[str, Any]) -> None:
         "logging_level": logging.ERROR,
     }
     try:
-        ray.init(address=address, namespace=NAMESPACE, **quiet, **settings)
+        with uninterrupted():
+            ray.init(address=address, namespace=NAMESPACE, **quiet, **settings)
         # What Ray thinks of dead workers goes to standard output, which is for results; our errors
         # name the cause. There is no public switch.
         ray._private.worker._worker_logs_enabled = False
     except Exception as error:  # Ray raises many kinds here
         raise _explained(address, error) from error
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C takes effect at the end, a second one at once: a Ray that is interrupted while it
+    connects waits for seconds, then brings this process down with SIGSEGV."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[FrameType | None] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if pressed:
+            handler(number, frame)
+        pressed.append(frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if pressed:
+        handler(signal.SIGINT, pressed[0])
 
 
 def _explained(address: str, error: Exception) -> MachineError:

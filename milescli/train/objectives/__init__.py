@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from math import isfinite
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.recipe.schema import Recipe
-from milescli.train.base import Objective, TrainSequence
 from milescli.train.streams import FROM_RANKS
+
+if TYPE_CHECKING:
+    from milescli.train.base import Objective, TrainSequence
 
 OBJECTIVES = Registry(
     "objective",
@@ -26,7 +28,7 @@ OBJECTIVES = Registry(
 def load_objective(name: str, recipe: Recipe) -> Objective[Any]:
     """The objective that `name` names, made for `recipe`. Raises RecipeError where it, or a piece
     of it, cannot be had or is none."""
-    factory = cast(Callable[..., Objective[Any]], OBJECTIVES.resolve(name, key="train.objective"))
+    factory = cast("Callable[..., Objective[Any]]", OBJECTIVES.resolve(name, key="train.objective"))
     with OBJECTIVES.failures_named(name):
         objective = factory(recipe=recipe)
     lacking = [

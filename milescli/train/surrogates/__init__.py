@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, cast
-
-import torch
+from typing import TYPE_CHECKING, Protocol, cast
 
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.recipe.schema import Train
-from milescli.train.packed_tokens import PackedTokens
+
+if TYPE_CHECKING:
+    import torch
+
+    from milescli.train.packed_tokens import PackedTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,43 @@
+"""Ctrl-C while Ray connects."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from milescli.backends.ray.joining import uninterrupted
+
+
+@pytest.fixture(autouse=True)
+def _interruptible():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_takes_effect_at_the_end() -> None:
+    reached = False
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        reached = True
+    assert reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_one_takes_effect_at_once() -> None:
+    reached = False
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        reached = True
+    assert not reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_fails_meanwhile_is_raised_and_whoever_ignores_interrupts_goes_on_to() -> None:
+    with pytest.raises(ConnectionError), uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        raise ConnectionError
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
