@@ -1,11 +1,12 @@
-"""RMSNorm on a CPU, block by block of rows, so that the memory is read and written once. Called by
-`layers.norm`."""
+"""RMSNorm on a CPU, in a compiled kernel; where there is none, block by block of rows, so that the
+memory is read and written once. Called by `layers.norm`."""
 
 from __future__ import annotations
 
 import torch
 
 from milescli.backends.megatron.cpu.blocks import row_blocks
+from milescli.platform import kernels
 
 
 class CpuRmsNorm(torch.autograd.Function):
@@ -13,6 +14,12 @@ class CpuRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, eps):
+        ctx.compiled = kernels.suit(x, weight)
+        if ctx.compiled:
+            scale = torch.empty(x.shape[:-1])
+            out, _ = kernels.rms_norm(x, weight, eps, scales=scale)
+            ctx.save_for_backward(x, weight, scale)
+            return out
         rows = x.reshape(-1, x.shape[-1])
         squares = torch.linalg.vector_norm(rows, dim=-1, keepdim=True).square_()
         scale = squares.div_(rows.shape[1]).add_(eps).rsqrt_()
@@ -27,6 +34,8 @@ class CpuRmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         x, weight, scale = ctx.saved_tensors
+        if ctx.compiled:
+            return *kernels.rms_norm_backward(grad, x, weight, scale), None
         width = x.shape[-1]
         rows = x.reshape(-1, width)
         grad_rows = grad.reshape(rows.shape)

@@ -1,5 +1,5 @@
-"""SwiGLU on a CPU, block by block of rows: one pass over the memory each way, nothing kept but the
-input. Installed into Megatron's MLP by `cpu_compat`."""
+"""SwiGLU on a CPU, nothing kept but the input: in a compiled kernel, or block by block of rows, one
+pass over the memory each way. Installed into Megatron's MLP by `cpu_compat`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from megatron.core.transformer import TransformerConfig
 
 from milescli.backends.megatron.cpu.blocks import row_blocks
+from milescli.platform import kernels
 
 
 def is_plain(config: TransformerConfig) -> bool:
@@ -41,6 +42,10 @@ class SwiGlu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
+        ctx.compiled = kernels.suit(x)
+        if ctx.compiled:
+            ctx.save_for_backward(x)
+            return kernels.swiglu(x)
         rows = x.reshape(-1, x.shape[-1])
         gate, up = rows.chunk(2, dim=-1)
         out = torch.empty((*x.shape[:-1], gate.shape[1]), dtype=x.dtype)
@@ -53,6 +58,8 @@ class SwiGlu(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (rows,) = ctx.saved_tensors
+        if ctx.compiled:
+            return kernels.swiglu_backward(grad, rows)
         gate, up = rows.chunk(2, dim=-1)
         grad_rows = grad.reshape(gate.shape)
         out = torch.empty_like(rows)

@@ -14,13 +14,18 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch.backends import cuda
 
-from milescli.backends.megatron.cpu.attention import LONGEST, ShortAttention
+from milescli.backends.megatron.cpu.attention import (
+    LONGEST,
+    PackedShortAttention,
+    ShortAttention,
+)
 from milescli.backends.megatron.layers.blockwise import Block, attend, make_blocks
 from milescli.backends.megatron.layers.cells import Cells
 from milescli.backends.megatron.layers.chunks import Chunks, make_chunks
 from milescli.backends.megatron.layers.rope import Angles, angles, rotate
 from milescli.backends.megatron.rows import RowLayout, RowShape, zigzag
 from milescli.models.facts import ModelFacts
+from milescli.platform import kernels
 
 _LENGTH_SPREAD = 0.7
 """Sequences share a grid while the shortest is at least this share of the longest."""
@@ -331,6 +336,10 @@ class PackedAttention(MegatronModule):
                 _GatherKeys.apply(key, self.cp_group),
                 _GatherKeys.apply(value, self.cp_group),
             )
+        if self._is_packed_short(query, value, row):
+            starts, longest = row.cu_seqlens_q_padded, row.max_seqlen_q
+            attended = PackedShortAttention.apply(query, key, value, starts, longest, self.scale)
+            return attended.flatten(1)
         query, key, value = row.queries.fill(query), row.keys.fill(key), row.keys.fill(value)
         parts = []
         query_start = key_start = 0
@@ -346,6 +355,14 @@ class PackedAttention(MegatronModule):
             query_start, key_start = query_start + count * queries, key_start + count * keys
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return row.queries.empty(out).flatten(1)
+
+    def _is_packed_short(self, query, value, row: PackedRow) -> bool:
+        """Whether a compiled kernel does all sequences of the row at once."""
+        plain = self.softmax_offset is None and not self.softcap and self.cp_group.size() == 1
+        is_short = row.max_seqlen_q <= (min(self.window, LONGEST) if self.window else LONGEST)
+        size = query.shape[-1]
+        fits = size == value.shape[-1] and size % kernels.LANES == 0
+        return plain and is_short and fits and kernels.suit(query, value)
 
     def _attend(self, query, key, value, *, grid: Grid) -> torch.Tensor:
         """[N, Q, heads, d], [N, K, groups, d] and [N, K, groups, v] -> [N, Q, heads, v]"""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from milescli.models.facts import Rope, RopeScaling
+from milescli.platform import kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +122,12 @@ class _Rotate(torch.autograd.Function):
     def forward(ctx, x, cos, sin, interleaved):
         ctx.save_for_backward(cos, sin)
         ctx.interleaved = interleaved
-        return _rotate(x, cos, sin, interleaved)
+        return _rotate(x, cos, sin, interleaved, back=False)
 
     @staticmethod
     def backward(ctx, grad):
         cos, sin = ctx.saved_tensors
-        return _rotate(grad, cos, -sin, ctx.interleaved), None, None, None
+        return _rotate(grad, cos, sin, ctx.interleaved, back=True), None, None, None
 
 
 def rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:
@@ -139,9 +140,13 @@ def rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:
 
 
 def _rotate(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, *, back: bool
 ) -> torch.Tensor:
-    """x [S, heads, d], cos and sin [S, 1, d / 2]"""
+    """x [S, heads, d], cos and sin [S, 1, d / 2]. `back`: the other way round."""
+    if not interleaved and kernels.suit(x, cos, sin):
+        return kernels.rotate(x, cos.flatten(1), sin.flatten(1), back=back)
+    if back:
+        sin = -sin
     wide = x.float()
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     if interleaved:
