@@ -40,9 +40,14 @@ static inline float dot(const float *a, const float *b, int64_t count)
 /* Attention works on whole vectors of 8: head sizes are multiples of it, rows of logits padded. */
 #define LANES 8
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t mask __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 static inline vec at(const float *x) { return *(const vec *)x; }
 static inline int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+/* Four vectors are computed in the time of one: each waits for its last sum. */
+#define BLOCK (4 * LANES)
+static inline int64_t blocks(int64_t count) { return (count + BLOCK - 1) / BLOCK * BLOCK; }
 
 /* --- RMSNorm ---------------------------------------------------------------------------------- */
 
@@ -154,7 +159,7 @@ static inline void combine(const float *factors, int64_t step, const float *rows
                            float *out, int64_t count, int64_t width, int add)
 {
     int64_t from = 0;
-    for (; from + 4 * LANES <= width; from += 4 * LANES) {
+    for (; from + BLOCK <= width; from += BLOCK) {
         const float *row = rows + from;
         float *to = out + from;
         vec a = {0}, b = {0}, c = {0}, d = {0};
@@ -200,19 +205,25 @@ static inline float exps(float *w, int64_t count, float scale, float shift)
     return total(at(sums));
 }
 
+static inline vec larger(vec a, vec b)
+{
+    mask is_a = a > b;
+    return (vec)((is_a & (mask)a) | (~is_a & (mask)b));
+}
+
 static inline float largest(const float *w, int64_t count)
 {
-    float mosts[LANES], most = w[0];
-    int64_t j = 0;
-    for (int lane = 0; lane < LANES; lane++)
-        mosts[lane] = most;
-    for (; j + LANES <= count; j += LANES)
-        for (int lane = 0; lane < LANES; lane++)
-            mosts[lane] = w[j + lane] > mosts[lane] ? w[j + lane] : mosts[lane];
+    float most = w[0];
+    if (count < LANES) {
+        for (int64_t j = 1; j < count; j++)
+            most = w[j] > most ? w[j] : most;
+        return most;
+    }
+    vec mosts = at(w + count - LANES);
+    for (int64_t j = 0; j + LANES < count; j += LANES)
+        mosts = larger(at(w + j), mosts);
     for (int lane = 0; lane < LANES; lane++)
         most = mosts[lane] > most ? mosts[lane] : most;
-    for (; j < count; j++)
-        most = w[j] > most ? w[j] : most;
     return most;
 }
 
@@ -247,8 +258,8 @@ void attend_slots(const float *query, int64_t query_stride, const float *keys, c
                     w[j] = 0.0f;
                 float factor = 1.0f / exps(w, count, scale, largest(w, count) * scale);
                 float *to = out + (b * heads + h) * size;
-                for (int64_t i = 0; i < size; i += 4 * LANES) {
-                    int64_t whole = size - i < 4 * LANES ? (size - i) / LANES : 4;
+                for (int64_t i = 0; i < size; i += BLOCK) {
+                    int64_t whole = size - i < BLOCK ? (size - i) / LANES : 4;
                     vec sums[4] = {{0}};
                     if (whole == 4)
                         for (int64_t j = 0; j < count; j++) {
@@ -287,7 +298,7 @@ void attend_packed(const float *query, int64_t query_stride, const float *key, i
                    float *logs, int64_t sequences, int64_t tokens, int64_t heads, int64_t groups,
                    int64_t size, int64_t longest, float scale, int threads)
 {
-    int64_t share = heads / groups, pad = padded(longest);
+    int64_t share = heads / groups, pad = blocks(longest);
 #pragma omp parallel num_threads(threads)
     {
         float *keys = malloc((size + 1) * pad * sizeof(float)), *w = keys + size * pad;
@@ -301,7 +312,7 @@ void attend_packed(const float *query, int64_t query_stride, const float *key, i
                     for (int64_t i = 0; i < length; i++) {
                         int64_t token = first + i;
                         combine(query + token * query_stride + h * size, 1, keys, pad, w, size,
-                                padded(i + 1), 0);
+                                blocks(i + 1), 0);
                         float shift = largest(w, i + 1) * scale;
                         float sum = exps(w, i + 1, scale, shift), factor = 1.0f / sum;
                         for (int64_t j = 0; j < padded(i + 1); j++)
@@ -322,7 +333,7 @@ void attend_packed_backward(const float *grad, int64_t grad_stride, const float 
                             float *grad_value, int64_t sequences, int64_t tokens, int64_t heads,
                             int64_t groups, int64_t size, int64_t longest, float scale, int threads)
 {
-    int64_t share = heads / groups, pad = padded(longest), plane = size * pad;
+    int64_t share = heads / groups, pad = blocks(longest), plane = size * pad;
 #pragma omp parallel num_threads(threads)
     {
         float *keys = malloc(2 * (plane + longest * pad) * sizeof(float)), *values = keys + plane;
@@ -341,9 +352,10 @@ void attend_packed_backward(const float *grad, int64_t grad_stride, const float 
                     for (int64_t i = 0; i < length; i++) {
                         float *w = weights + i * pad, *slope = slopes + i * pad;
                         int64_t token = first + i, width = padded(i + 1);
-                        combine(q + i * query_stride, 1, keys, pad, w, size, width, 0);
+                        combine(q + i * query_stride, 1, keys, pad, w, size, blocks(i + 1), 0);
                         exps(w, i + 1, scale, logs[h * tokens + token]);
-                        combine(above + i * grad_stride, 1, values, pad, slope, size, width, 0);
+                        combine(above + i * grad_stride, 1, values, pad, slope, size,
+                                blocks(i + 1), 0);
                         float mean = dot(w, slope, width);
                         for (int64_t j = 0; j < width; j++)
                             slope[j] = w[j] * (slope[j] - mean) * scale;

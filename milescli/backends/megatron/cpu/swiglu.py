@@ -1,5 +1,5 @@
-"""SwiGLU on a CPU, nothing kept but the input: in a compiled kernel, or block by block of rows, one
-pass over the memory each way. Installed into Megatron's MLP by `cpu_compat`."""
+"""SwiGLU on a CPU in a compiled kernel that keeps nothing but the input. Installed into Megatron's
+MLP by `cpu_compat`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer import TransformerConfig
 
-from milescli.backends.megatron.cpu.blocks import row_blocks
 from milescli.platform import kernels
 
 
@@ -42,31 +41,9 @@ class SwiGlu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
-        ctx.compiled = kernels.suit(x)
-        if ctx.compiled:
-            ctx.save_for_backward(x)
-            return kernels.swiglu(x)
-        rows = x.reshape(-1, x.shape[-1])
-        gate, up = rows.chunk(2, dim=-1)
-        out = torch.empty((*x.shape[:-1], gate.shape[1]), dtype=x.dtype)
-        out_rows = out.view(gate.shape)
-        for block in row_blocks(*gate.shape):
-            torch.ops.aten.silu.out(gate[block], out=out_rows[block]).mul_(up[block])
-        ctx.save_for_backward(rows)
-        return out
+        ctx.save_for_backward(x)
+        return kernels.swiglu(x)
 
     @staticmethod
     def backward(ctx, grad):
-        (rows,) = ctx.saved_tensors
-        if ctx.compiled:
-            return kernels.swiglu_backward(grad, rows)
-        gate, up = rows.chunk(2, dim=-1)
-        grad_rows = grad.reshape(gate.shape)
-        out = torch.empty_like(rows)
-        grad_gate, grad_up = out.chunk(2, dim=-1)
-        for block in row_blocks(*gate.shape):
-            torch.mul(grad_rows[block], F.silu(gate[block]), out=grad_up[block])
-            torch.ops.aten.silu_backward.grad_input(
-                grad_rows[block] * up[block], gate[block], grad_input=grad_gate[block]
-            )
-        return out.view(*grad.shape[:-1], out.shape[1])
+        return kernels.swiglu_backward(grad, *ctx.saved_tensors)

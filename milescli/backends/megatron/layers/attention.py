@@ -14,11 +14,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch.backends import cuda
 
-from milescli.backends.megatron.cpu.attention import (
-    LONGEST,
-    PackedShortAttention,
-    ShortAttention,
-)
+from milescli.backends.megatron.cpu.attention import LONGEST, ShortAttention
 from milescli.backends.megatron.layers.blockwise import Block, attend, make_blocks
 from milescli.backends.megatron.layers.cells import Cells
 from milescli.backends.megatron.layers.chunks import Chunks, make_chunks
@@ -267,10 +263,9 @@ def has_kernel(query: torch.Tensor, key: torch.Tensor, *, grid: Grid) -> bool:
     return cuda.can_use_flash_attention(given) or cuda.can_use_efficient_attention(given)
 
 
-def _is_short(query: torch.Tensor) -> bool:
-    """Whether [N, Q, heads, d] are short sequences on a CPU, which has no good kernel for them."""
-    on_host = query.device.type == "cpu" and query.dtype is torch.float32
-    return on_host and query.shape[1] <= LONGEST
+def _is_short(query: torch.Tensor, longest: int) -> bool:
+    """Whether [..., heads, d] are sequences on a CPU for which it has a kernel of ours."""
+    return longest <= LONGEST and query.shape[-1] % kernels.LANES == 0 and kernels.suit(query)
 
 
 class PackedAttention(MegatronModule):
@@ -336,9 +331,11 @@ class PackedAttention(MegatronModule):
                 _GatherKeys.apply(key, self.cp_group),
                 _GatherKeys.apply(value, self.cp_group),
             )
-        if self._is_packed_short(query, value, row):
-            starts, longest = row.cu_seqlens_q_padded, row.max_seqlen_q
-            attended = PackedShortAttention.apply(query, key, value, starts, longest, self.scale)
+        longest = row.max_seqlen_q
+        whole = self.cp_group.size() == 1 and self._is_plain(query, value, longest)
+        if whole and _is_short(query, longest):
+            starts = row.cu_seqlens_q_padded
+            attended = ShortAttention.apply(query, key, value, starts, longest, self.scale)
             return attended.flatten(1)
         query, key, value = row.queries.fill(query), row.keys.fill(key), row.keys.fill(value)
         parts = []
@@ -356,23 +353,15 @@ class PackedAttention(MegatronModule):
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return row.queries.empty(out).flatten(1)
 
-    def _is_packed_short(self, query, value, row: PackedRow) -> bool:
-        """Whether a compiled kernel does all sequences of the row at once."""
-        plain = self.softmax_offset is None and not self.softcap and self.cp_group.size() == 1
-        is_short = row.max_seqlen_q <= (min(self.window, LONGEST) if self.window else LONGEST)
-        size = query.shape[-1]
-        fits = size == value.shape[-1] and size % kernels.LANES == 0
-        return plain and is_short and fits and kernels.suit(query, value)
+    def _is_plain(self, query, value, longest: int) -> bool:
+        """Whether a position sees all before it, with no more than a softmax."""
+        windowed = 0 < self.window < longest
+        more = self.softmax_offset is not None or self.softcap
+        return not (windowed or more or query.shape[-1] != value.shape[-1])
 
     def _attend(self, query, key, value, *, grid: Grid) -> torch.Tensor:
         """[N, Q, heads, d], [N, K, groups, d] and [N, K, groups, v] -> [N, Q, heads, v]"""
-        windowed = 0 < self.window < grid.shape[2]
-        is_plain = not (
-            windowed
-            or self.softmax_offset is not None
-            or self.softcap
-            or query.shape[-1] != value.shape[-1]
-        )
+        is_plain = self._is_plain(query, value, grid.shape[2])
         if not (is_plain and has_kernel(query, key, grid=grid)):
             blocks = grid.blocks(self.window)
             return attend(
@@ -384,8 +373,11 @@ class PackedAttention(MegatronModule):
                 scale=self.scale,
                 softcap=self.softcap,
             )
-        if grid.is_causal and _is_short(query):
-            return ShortAttention.apply(query, key, value, self.scale)
+        if grid.is_causal and _is_short(query, longest := query.shape[1]):
+            flat = (x.flatten(0, 1) for x in (query, key, value))
+            starts = torch.arange(0, len(query) * longest + 1, longest, dtype=torch.int32)
+            attended = ShortAttention.apply(*flat, starts, longest, self.scale)
+            return attended.view(query.shape)
         out = F.scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),

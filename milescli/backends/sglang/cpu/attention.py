@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from milescli.backends.sglang.cpu.rows import ContextRows
+from milescli.platform import kernels
 
 FEW_POSITIONS = 128
 """New and all positions of a request up to which two plain products beat torch's fused attention,
@@ -29,12 +29,8 @@ def install() -> None:
         def __init__(self, *arguments, **settings) -> None:
             super().__init__(*arguments, **settings)
             pool = self.token_to_kv_pool
-            if type(pool) is MHATokenToKVPool and pool.dtype is torch.float32:
-                size = sum(pool.get_kv_size_bytes())
-                self._rows = ContextRows(
-                    self.req_to_token_pool.req_to_token,
-                    bytes_per_token=size // (pool.size + pool.page_size),
-                )
+            plain = type(pool) is MHATokenToKVPool and pool.dtype is torch.float32
+            self._has_kernel = plain and kernels.are_there()
 
         def _store(self, layer, forward_batch, key, value) -> None:
             place = KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc)
@@ -47,10 +43,12 @@ class Batched:
     """Plans each forward once (which rows or cache slots, which mask), then attends for all
     requests of a layer at once."""
 
-    _rows: ContextRows | None = None
-    """Contexts of running requests; None: of this cache there are none."""
-    _by_rows = False
-    """This forward is a decode step by rows."""
+    _has_kernel = False
+    """A decode step over this cache is one call."""
+    _by_kernel = False
+    """This forward is such a step."""
+    _longest_context = 0
+    """Positions, in this step."""
 
     _slots: torch.Tensor | None = None
     """[B * N] cache slots of all contexts, padded with slot 0; None: the stock loop runs
@@ -65,19 +63,22 @@ class Batched:
         return super().forward_extend(*arguments, **settings)
 
     def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, sinks=None, **more):
-        """By rows where there are; else the stock method, which takes no sinks."""
-        if self._by_rows and k is not None and sinks is None and not layer.is_cross_attention:
+        """By a kernel where there is one; else the stock method, which takes no sinks."""
+        if self._by_kernel and k is not None and sinks is None and _is_plain(layer):
             self._store(layer, forward_batch, k, v)
-            attended = self._rows.attend(
-                layer.layer_id,
+            window = layer.sliding_window_size
+            attended = kernels.attend_slots(
                 q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim),
-                (k, v),
-                self.token_to_kv_pool.get_kv_buffer(layer.layer_id),
-                scaling=layer.scaling,
-                window=layer.sliding_window_size,
+                *self.token_to_kv_pool.get_kv_buffer(layer.layer_id),
+                self.req_to_token_pool.req_to_token,
+                forward_batch.req_pool_indices,
+                forward_batch.seq_lens,
+                longest=self._longest_context,
+                scale=layer.scaling,
+                window=0 if window is None or window < 0 else window + 1,
             )
-            return attended.reshape(len(attended), -1)
-        if self._by_rows and self._slots is None:
+            return attended.flatten(1)
+        if self._by_kernel and self._slots is None:
             self._plan_slots(forward_batch)
         self._sinks = sinks
         return super().forward_decode(
@@ -87,22 +88,14 @@ class Batched:
     def init_forward_metadata(self, forward_batch) -> None:
         """Called once per forward, before the layers."""
         super().init_forward_metadata(forward_batch)
-        self._slots, self._by_rows = None, False
+        self._slots, self._by_kernel = None, False
         if forward_batch.encoder_lens is not None or forward_batch.batch_size == 0:
             return
-        if self._rows is not None:
-            requests_B = forward_batch.req_pool_indices
-            if forward_batch.forward_mode.is_decode():
-                self._by_rows = self._rows.plan(requests_B, forward_batch.seq_lens)
-            else:
-                self.forget(requests_B)
-        if not self._by_rows:
+        if self._has_kernel and forward_batch.forward_mode.is_decode():
+            self._by_kernel = True
+            self._longest_context = int(forward_batch.seq_lens.max())
+        else:
             self._plan_slots(forward_batch)
-
-    def forget(self, requests_B: torch.Tensor) -> None:
-        """Their contexts are made anew, without this backend."""
-        if self._rows is not None:
-            self._rows.forget(requests_B)
 
     def _plan_slots(self, forward_batch) -> None:
         """Which slots hold the contexts, and what each query may see of them."""
@@ -239,6 +232,13 @@ class Batched:
         flat = attended.transpose(1, 2).reshape(self._batch * self._longest, num_heads, -1)
         torch.index_select(flat, 0, self._query_rows, out=output)
         return output
+
+
+def _is_plain(layer) -> bool:
+    """Whether its heads are what the kernel takes."""
+    size = layer.qk_head_dim
+    fits = size == layer.v_head_dim and size % kernels.LANES == 0
+    return fits and not layer.is_cross_attention
 
 
 def attend_unfused(

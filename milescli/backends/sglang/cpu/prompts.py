@@ -31,7 +31,6 @@ def install() -> None:
             shared = find_shared(forward_batch)
         if shared is None:
             return forward(self, forward_batch, *arguments, **settings)
-        self.attn_backend.forget(forward_batch.req_pool_indices)
         output = forward(self, shared.batch, *arguments, **settings)
         for cache in (*pool.k_buffer, *pool.v_buffer):
             cache[shared.copies] = cache[shared.originals]

@@ -1,12 +1,13 @@
 """The forms that a CPU computes faster give what the plain formulas give, gradients included."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from milescli.backends.megatron import cpu_compat
 from milescli.backends.megatron.cpu.attention import LONGEST, ShortAttention
-from milescli.backends.megatron.cpu.blocks import row_blocks
 from milescli.backends.megatron.cpu.linear import Linear
 from milescli.backends.megatron.cpu.norm import CpuRmsNorm
 
@@ -80,24 +81,27 @@ def test_swiglu_is_silu_of_one_half_times_the_other(shape: tuple[int, ...]) -> N
     )
 
 
-@pytest.mark.parametrize("length", [1, 7, 40, LONGEST])
-@pytest.mark.parametrize(("heads", "groups"), [(4, 2), (3, 3), (6, 1)])
-def test_short_attention_is_causal_attention(length: int, heads: int, groups: int) -> None:
+@pytest.mark.parametrize("lengths", [[1], [7, 40, 1, 33], [LONGEST, 3], [40] * 30])
+@pytest.mark.parametrize(("heads", "groups", "size"), [(4, 2, 32), (3, 3, 16), (6, 1, 8)])
+def test_short_attention_is_causal_attention_within_each_sequence(
+    lengths: list[int], heads: int, groups: int, size: int
+) -> None:
+    starts = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+
     def plain(query, key, value):
-        parts = [part.transpose(1, 2) for part in (query, key, value)]
-        out = F.scaled_dot_product_attention(*parts, is_causal=True, scale=0.3, enable_gqa=True)
-        return out.transpose(1, 2)
+        outs = []
+        for parts in zip(*(x.split(lengths) for x in (query, key, value)), strict=True):
+            q, k, v = (x.transpose(0, 1)[None] for x in parts)
+            out = F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=0.3, enable_gqa=True
+            )
+            outs.append(out[0].transpose(0, 1))
+        return torch.cat(outs)
 
     compare(
-        lambda *parts: ShortAttention.apply(*parts, 0.3),
+        lambda *parts: ShortAttention.apply(*parts, starts, max(lengths), 0.3),
         plain,
-        torch.randn(70, length, heads, 16),
-        torch.randn(70, length, groups, 16),
-        torch.randn(70, length, groups, 16),
+        torch.randn(sum(lengths), heads, size),
+        torch.randn(sum(lengths), groups, size),
+        torch.randn(sum(lengths), groups, size),
     )
-
-
-@pytest.mark.parametrize(("rows", "width"), [(0, 8), (1, 10**9), (5000, 128)])
-def test_blocks_cover_every_row_once(rows: int, width: int) -> None:
-    covered = [row for block in row_blocks(rows, width) for row in range(block.start, block.stop)]
-    assert covered == list(range(rows))

@@ -24,7 +24,7 @@ class Backend(Batched, Stock):
     pass
 
 
-def batch(prefix: list[int], new: list[int], *, decode: bool):
+def batch(prefix: list[int], new: list[int], *, decode: bool, has_kernel: bool = False):
     """Requests with so many cached and new tokens, whose cache slots are scattered."""
     lens = [cached + fresh for cached, fresh in zip(prefix, new, strict=True)]
     shuffled = torch.randperm(SLOTS)
@@ -41,6 +41,7 @@ def batch(prefix: list[int], new: list[int], *, decode: bool):
         forward_mode=SimpleNamespace(is_decode=lambda: decode),
     )
     backend = Backend()
+    backend._has_kernel = has_kernel
     backend.req_to_token_pool = SimpleNamespace(req_to_token=table)
     backend.init_forward_metadata(forward)
     return backend, forward, table
@@ -143,3 +144,30 @@ def test_a_value_may_be_the_first_part_of_its_key(prefix, new):
     both = latent.expand(-1, KV_HEADS, -1)
     whole = expected(query, both, both, table, prefix, new, None)
     assert torch.allclose(output, whole[..., : SIZE - 3], atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, -1, 3])
+def test_a_step_over_a_plain_cache_is_one_call(window: int | None) -> None:
+    torch.manual_seed(0)
+    prefix, new = [4, 0, 17, 9, 40], [1] * 5
+    backend, forward, table = batch(prefix, new, decode=True, has_kernel=True)
+    assert backend._slots is None, "nothing is gathered"
+    keys, values = torch.randn(SLOTS, KV_HEADS, SIZE), torch.randn(SLOTS, KV_HEADS, SIZE)
+    query = torch.randn(len(new), HEADS, SIZE)
+    layer = SimpleNamespace(
+        layer_id=0,
+        tp_q_head_num=HEADS,
+        qk_head_dim=SIZE,
+        v_head_dim=SIZE,
+        scaling=SIZE**-0.5,
+        sliding_window_size=window,
+        is_cross_attention=False,
+    )
+    stored = []
+    backend._store = lambda *arguments: stored.append(arguments)
+    backend.token_to_kv_pool = SimpleNamespace(get_kv_buffer=lambda layer_id: (keys, values))
+    output = backend.forward_decode(query.flatten(1), "k", "v", layer, forward)
+    assert stored == [(layer, forward, "k", "v")]
+    seen = None if window == -1 else window
+    wanted = expected(query, keys, values, table, prefix, new, seen)
+    assert torch.allclose(output, wanted.flatten(1), atol=1e-5)
