@@ -1,5 +1,6 @@
-"""Are the kernels there that a CUDA device is computed with: SGLang's, built for this torch, and
-TransformerEngine's for the trainer, which can do without."""
+"""Are the kernels there that a device is computed with: on CUDA SGLang's, built for this torch, and
+TransformerEngine's for the trainer, which can do without; on a CPU ours, compiled for it, without
+which runs are slower."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import importlib.util
 
 from milescli.backends.sglang.kernels import PACKAGE, Kernels, kernels
 from milescli.doctor.finding import Finding, fail, ok, skip, warn
-from milescli.doctor.fixes import pip_install
+from milescli.doctor.fixes import as_root, pip_install
+from milescli.platform.kernel_library import NoKernels, compiled
 from milescli.platform.machine import Machine
 
 
@@ -16,6 +18,8 @@ def check_kernels(
 ) -> list[Finding]:
     """Findings `kernels` and `layers`. `there`, `has_engine`: what is installed, looked up where
     they are not given."""
+    if machine.kind == "cpu":
+        return check_compiled()
     if machine.kind != "cuda":
         return skip("kernels", "SGLang's CUDA kernels are for NVIDIA's devices")
     if has_engine is None:
@@ -26,6 +30,17 @@ def check_kernels(
         else "no TransformerEngine: the trainer's layers are computed by PyTorch's kernels"
     )
     return _judge(there or kernels()) + ok("layers", layers)
+
+
+def check_compiled() -> list[Finding]:
+    """Finding `kernels` of a CPU; compiles them where nobody has yet, for a second."""
+    try:
+        path = compiled()
+    except NoKernels as error:
+        why = f"{error}; rollout and training use PyTorch's own calls, which are slower"
+        fix = as_root("apt-get install gcc") + "   # or as your system calls it"
+        return warn("kernels", "none for this CPU", why=why, fix=fix)
+    return ok("kernels", f"compiled for this CPU, in {path.parent}")
 
 
 def _judge(there: Kernels) -> list[Finding]:

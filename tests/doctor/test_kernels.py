@@ -1,6 +1,8 @@
-"""Of the kernels that a CUDA device needs."""
+"""Of the kernels that a CUDA device needs, and of ours for a CPU."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -30,7 +32,19 @@ def test_kernels_of_another_torch_are_named_with_those_that_fit(
     assert layers.status is Status.OK and "no TransformerEngine" in layers.what
 
 
-def test_only_cuda_is_asked_for_them() -> None:
-    for name in ("cpu", "MI300X"):
-        (finding,) = check_kernels(parse_machine(name))
-        assert finding.status is Status.SKIP
+def test_rocm_is_not_asked_for_them() -> None:
+    (finding,) = check_kernels(parse_machine("MI300X"))
+    assert finding.status is Status.SKIP
+
+
+def test_those_of_a_cpu_are_compiled_and_a_missing_compiler_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (finding,) = check_kernels(parse_machine("cpu"))
+    assert finding.status is Status.OK and str(tmp_path) in finding.what
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    (finding,) = check_kernels(parse_machine("cpu"))
+    assert finding.status is Status.WARN and "no C compiler" in finding.why
+    assert "install gcc" in finding.fix[0]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from milescli.platform.kernels.build import load
+from milescli.platform.kernel_library import load
 
 LANES = 8
 """Head sizes that attention takes are multiples of it."""

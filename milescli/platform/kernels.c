@@ -1,6 +1,6 @@
 /* What a small model spends its time on beside matrix products, on a CPU, in float32: norms, gates,
    rotary embedding, short attention. Each is one pass over memory where PyTorch's are a chain.
-   Compiled on the machine it runs on by `build`; `__init__` calls it and says what each computes.
+   Compiled on the machine it runs on by `kernel_library`; `kernels.py` says what each computes.
 
    Sums are cut alike for any number of threads, so that results are bit-equal. Strides are in
    floats; the last dim always lies in one piece. */

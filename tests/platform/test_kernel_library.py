@@ -8,37 +8,37 @@ from pathlib import Path
 
 import pytest
 
-from milescli.platform.kernels import build
+from milescli.platform import kernel_library
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path))
-    build.load.cache_clear()
+    monkeypatch.setattr(kernel_library.tempfile, "tempdir", str(tmp_path))
+    kernel_library.load.cache_clear()
     yield tmp_path / "cache" / "miles" / "kernels"
-    build.load.cache_clear()
+    kernel_library.load.cache_clear()
 
 
 def test_it_is_compiled_once_and_nothing_else_is_left(cache: Path) -> None:
-    path = build.compiled()
+    path = kernel_library.compiled()
     assert path.parent == cache and [*cache.iterdir()] == [path]
     made = path.stat().st_mtime_ns
-    assert build.compiled() == path and path.stat().st_mtime_ns == made
-    assert build.load() is not None
+    assert kernel_library.compiled() == path and path.stat().st_mtime_ns == made
+    assert kernel_library.load() is not None
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(cache: Path, tmp_path: Path) -> None:
     cache.mkdir(parents=True)
     cache.chmod(0o777)
-    assert build.compiled().parent == tmp_path / f"miles-{os.getuid()}" / "kernels"
+    assert kernel_library.compiled().parent == tmp_path / f"miles-{os.getuid()}" / "kernels"
 
 
 def test_a_cache_that_cannot_be_made_gives_way_to_temporary_files(
     cache: Path, tmp_path: Path
 ) -> None:
     cache.parent.parent.write_text("a file in its place")
-    assert build.compiled().parent == tmp_path / f"miles-{os.getuid()}" / "kernels"
+    assert kernel_library.compiled().parent == tmp_path / f"miles-{os.getuid()}" / "kernels"
 
 
 def test_without_a_compiler_there_are_none_and_the_log_says_why(
@@ -46,7 +46,7 @@ def test_without_a_compiler_there_are_none_and_the_log_says_why(
 ) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert build.load() is None
+    assert kernel_library.load() is None
     assert "no C compiler" in caplog.text
 
 
@@ -57,11 +57,11 @@ def test_a_compiler_that_fails_is_named_with_its_words(
     broken.write_text("#!/bin/sh\necho 'cannot do that' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
-    assert build.load() is None
+    assert kernel_library.load() is None
     assert "brokencc failed: cannot do that" in caplog.text and not [*cache.iterdir()]
 
 
 def test_another_compiler_has_a_library_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = build.compiled()
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
-    assert build.compiled() != first
+    first = kernel_library.compiled()
+    monkeypatch.setattr(kernel_library, "FLAGS", (*kernel_library.FLAGS, "-g"))
+    assert kernel_library.compiled() != first

@@ -1,1 +1,0 @@
-"""Tests of milescli.platform.kernels."""
