@@ -148,6 +148,8 @@ def rotate(
     the other way round."""
     if x.stride(-1) != 1:
         x = x.contiguous()
+    assert positions is None or _is_laid(positions, torch.int64)
+    assert cosine.stride() == sine.stride() and cosine.stride(1) == 1
     tokens, heads, size = x.shape
     out = torch.empty(x.shape)
     _function("rotate")(
@@ -183,6 +185,9 @@ def attend_slots(
     """One new token of each request over its context: query [B, H, D], caches [slots, K, D] -> [B,
     H, D]. `table` [requests, positions] int32: slots; `requests` [B] int64: rows of it; `lens` [B]
     int64: positions in use, `longest` at most. `window`: that many of the last ones, 0 for all."""
+    assert _is_laid(keys) and _is_laid(values)
+    assert table.dtype is torch.int32 and table.stride(1) == 1
+    assert _is_laid(requests, torch.int64) and _is_laid(lens, torch.int64)
     query, _ = _rows(query.flatten(1))
     groups, size = keys.shape[1:]
     heads = query.shape[1] // size
@@ -220,6 +225,7 @@ def attend_packed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Causal attention within each sequence: query [S, H, D], key and value [S, K, D] -> [S, H, D],
     and what the backward pass needs. `starts` [sequences + 1] int32: where each begins, then S."""
+    assert _is_laid(starts, torch.int32) and int(starts[-1]) == len(query)
     (query, *strides), (key, *more), (value, *rest) = map(_heads, (query, key, value))
     tokens, heads, size = query.shape
     out, logs = torch.empty(query.shape), torch.empty((heads, tokens))
@@ -275,6 +281,11 @@ def attend_packed_backward(
         torch.get_num_threads(),
     )
     return gradients
+
+
+def _is_laid(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether C finds there what it expects."""
+    return x.dtype is dtype and x.is_contiguous()
 
 
 def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int]:

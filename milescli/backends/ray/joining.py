@@ -46,17 +46,21 @@ def start_here(settings: dict[str, Any]) -> None:
 def _without_monitors() -> Iterator[None]:
     """No autoscaler, since nothing could be added to a cluster of one computer; nobody who reads
     logs, since our actors have files of their own; no dashboard, whose server starts and is waited
-    for also where no page is wanted. Together two seconds of a core at every start, and one at the
-    end. `ray start` has switches for the first two, `ray.init` has none."""
-    from ray._private import node, parameter
+    for also where no page is wanted; and of its agent only what Ray's minimal package has. Together
+    two to three seconds of a core at every start, and one at the end. `ray start` has switches for
+    the first two, `ray.init` has none."""
+    from ray._private import node, parameter, utils
 
     params, serve = parameter.RayParams, node.Node.start_api_server
+    is_missing = utils.get_dashboard_dependency_error
     parameter.RayParams = functools.partial(params, no_monitor=True, include_log_monitor=False)
     node.Node.start_api_server = lambda *_, **__: None
+    utils.get_dashboard_dependency_error = lambda: ImportError("not wanted")
     try:
         yield
     finally:
         parameter.RayParams, node.Node.start_api_server = params, serve
+        utils.get_dashboard_dependency_error = is_missing
 
 
 def _connect(address: str, *, settings: dict[str, Any]) -> None:
