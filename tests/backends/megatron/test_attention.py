@@ -3,6 +3,7 @@ backward. Plain tensors; no ranks."""
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -89,6 +90,7 @@ def _attended(cp: int) -> list[torch.Tensor]:
     sizes = [(2, grid.shape[1], 4, 8), (2, grid.shape[2], 2, 8), (2, grid.shape[2], 2, 8)]
     given = [torch.randn(size, generator=generator).requires_grad_() for size in sizes]
     layer = SimpleNamespace(window=0, softmax_offset=None, softcap=None, scale=0.4)
+    layer._is_plain = partial(attention.PackedAttention._is_plain, layer)
     out = attention.PackedAttention._attend(layer, *given, grid=grid)  # type: ignore[arg-type]
     out.square().sum().backward()
     return [out.detach(), *(each.grad for each in given)]
