@@ -85,7 +85,8 @@ def _folder() -> Path:
     for base in (cache / "miles", Path(tempfile.gettempdir()) / f"miles-{os.getuid()}"):
         folder = base / "kernels"
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            base.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
         except OSError:
             continue
         is_ours = all(_only_ours(part.stat()) for part in (base, folder))

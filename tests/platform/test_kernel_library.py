@@ -28,6 +28,14 @@ def test_it_is_compiled_once_and_nothing_else_is_left(cache: Path) -> None:
     assert kernel_library.load() is not None
 
 
+def test_users_whose_files_their_group_may_write_have_them_too(cache: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        assert kernel_library.compiled().parent == cache
+    finally:
+        os.umask(before)
+
+
 def test_a_folder_that_others_can_write_to_is_not_used(cache: Path, tmp_path: Path) -> None:
     cache.mkdir(parents=True)
     cache.chmod(0o777)
