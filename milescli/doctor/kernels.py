@@ -9,7 +9,7 @@ import importlib.util
 from milescli.backends.sglang.kernels import PACKAGE, Kernels, kernels
 from milescli.doctor.finding import Finding, fail, ok, skip, warn
 from milescli.doctor.fixes import as_root, pip_install
-from milescli.platform.kernel_library import NoKernels, compiled
+from milescli.platform.kernel_library import NoKernels, loaded
 from milescli.platform.machine import Machine
 
 
@@ -35,12 +35,12 @@ def check_kernels(
 def check_compiled() -> list[Finding]:
     """Finding `kernels` of a CPU; compiles them where nobody has yet, for a second."""
     try:
-        path = compiled()
+        library = loaded()
     except NoKernels as error:
         why = f"{error}; rollout and training use PyTorch's own calls, which are slower"
         fix = as_root("apt-get install gcc") + "   # or as your system calls it"
         return warn("kernels", "none for this CPU", why=why, fix=fix)
-    return ok("kernels", f"compiled for this CPU, in {path.parent}")
+    return ok("kernels", f"compiled for this CPU: {library._name}")
 
 
 def _judge(there: Kernels) -> list[Finding]:

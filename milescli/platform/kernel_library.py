@@ -34,10 +34,19 @@ class NoKernels(Exception):
 def load() -> ctypes.CDLL | None:
     """The library, compiled if need be; None where that cannot be done, which the log tells."""
     try:
-        return ctypes.CDLL(str(compiled()))
-    except (NoKernels, OSError) as error:
+        return loaded()
+    except NoKernels as error:
         logging.getLogger(__name__).warning("no compiled kernels for this CPU: %s", error)
         return None
+
+
+def loaded() -> ctypes.CDLL:
+    """The same; raises NoKernels where it cannot be done."""
+    path = compiled()
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:  # a home that nothing may be run from, a library that was cut short
+        raise NoKernels(f"{path} cannot be loaded: {error}") from None
 
 
 def compiled() -> Path:

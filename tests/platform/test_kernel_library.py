@@ -73,3 +73,9 @@ def test_another_compiler_has_a_library_of_its_own(monkeypatch: pytest.MonkeyPat
     first = kernel_library.compiled()
     monkeypatch.setattr(kernel_library, "FLAGS", (*kernel_library.FLAGS, "-g"))
     assert kernel_library.compiled() != first
+
+
+def test_a_library_that_cannot_be_loaded_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
+    kernel_library.compiled().write_bytes(b"cut short")
+    assert kernel_library.load() is None
+    assert "cannot be loaded" in caplog.text
