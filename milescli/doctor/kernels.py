@@ -8,7 +8,7 @@ import importlib.util
 
 from milescli.backends.sglang.kernels import PACKAGE, Kernels, kernels
 from milescli.doctor.finding import Finding, fail, ok, skip, warn
-from milescli.doctor.fixes import as_root, pip_install
+from milescli.doctor.fixes import pip_install
 from milescli.platform.kernel_library import NoKernels, loaded
 from milescli.platform.machine import Machine
 
@@ -38,8 +38,7 @@ def check_compiled() -> list[Finding]:
         library = loaded()
     except NoKernels as error:
         why = f"{error}; rollout and training use PyTorch's own calls, which are slower"
-        fix = as_root("apt-get install gcc") + "   # or as your system calls it"
-        return warn("kernels", "none for this CPU", why=why, fix=fix)
+        return warn("kernels", "none for this CPU", why=why, fix=error.fix)
     return ok("kernels", f"compiled for this CPU: {library._name}")
 
 

@@ -22,12 +22,17 @@ FLAGS = (
     "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
     "-freciprocal-math",
 )  # fmt: skip
+ANOTHER_COMPILER = "export CC=gcc   # or another that knows OpenMP"
 COMPILE_TIMEOUT_S = 60.0
 """It takes a second."""
 
 
 class NoKernels(Exception):
-    """Says why there are none."""
+    """Says why there are none; `fix` is a command that may mend it."""
+
+    def __init__(self, why: str, *, fix: str) -> None:
+        super().__init__(why)
+        self.fix = fix
 
 
 @functools.cache
@@ -46,14 +51,15 @@ def loaded() -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:  # a home that nothing may be run from, a library that was cut short
-        raise NoKernels(f"{path} cannot be loaded: {error}") from None
+        raise NoKernels(f"{path} cannot be loaded: {error}", fix=f"rm {path}") from None
 
 
 def compiled() -> Path:
     """The library's path. Raises NoKernels where there is no compiler, or it fails."""
     compiler = find_compiler()
     if compiler is None:
-        raise NoKernels("no C compiler (cc, gcc or clang) is on the PATH")
+        fix = "sudo apt-get install gcc   # or as your system calls it"
+        raise NoKernels("no C compiler (cc, gcc or clang) is on the PATH", fix=fix)
     path = _folder() / f"{_key(compiler)}.so"
     if not path.exists():
         _compile(compiler, path)
@@ -90,8 +96,9 @@ def _processor() -> str:
 def _folder() -> Path:
     """In the user's cache, or in the folder of temporary files; nobody else can write to it, since
     what lies there is run."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for base in (cache / "miles", Path(tempfile.gettempdir()) / f"miles-{os.getuid()}"):
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    temporary = Path(tempfile.gettempdir()) / f"miles-{os.getuid()}"
+    for base in (cache / "miles", temporary) if cache.is_absolute() else (temporary,):
         folder = base / "kernels"
         try:
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,7 +108,9 @@ def _folder() -> Path:
         is_ours = all(_only_ours(part.stat()) for part in (base, folder))
         if is_ours and os.access(folder, os.W_OK | os.X_OK):
             return folder
-    raise NoKernels(f"{cache / 'miles'} cannot be written to, or others can")
+    where = cache / "miles"
+    fix = f"chmod -R go-w {where}   # or export XDG_CACHE_HOME=FOLDER"
+    raise NoKernels(f"{where} cannot be written to, or others can", fix=fix)
 
 
 def _only_ours(of: os.stat_result) -> bool:
@@ -118,9 +127,12 @@ def _compile(compiler: str, path: Path) -> None:
         )
         os.replace(part, path)
     except subprocess.TimeoutExpired:
-        raise NoKernels(f"{compiler} took more than {COMPILE_TIMEOUT_S:.0f} s") from None
+        why = f"{compiler} took more than {COMPILE_TIMEOUT_S:.0f} s"
+        raise NoKernels(why, fix=ANOTHER_COMPILER) from None
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
-        raise NoKernels(f"{compiler} failed: {lines[0]}") from None
+        raise NoKernels(f"{compiler} failed: {lines[0]}", fix=ANOTHER_COMPILER) from None
+    except OSError as error:
+        raise NoKernels(f"{compiler}: {error}", fix=ANOTHER_COMPILER) from None
     finally:
         part.unlink(missing_ok=True)

@@ -69,6 +69,16 @@ def test_a_compiler_that_fails_is_named_with_its_words(
     assert "brokencc failed: cannot do that" in caplog.text and not [*cache.iterdir()]
 
 
+def test_a_compiler_that_is_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "nothing").write_text("no program")
+    (tmp_path / "nothing").chmod(0o755)
+    monkeypatch.setenv("CC", str(tmp_path / "nothing"))
+    assert kernel_library.load() is None
+    assert "Exec format error" in caplog.text
+
+
 def test_another_compiler_has_a_library_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     first = kernel_library.compiled()
     monkeypatch.setattr(kernel_library, "FLAGS", (*kernel_library.FLAGS, "-g"))
