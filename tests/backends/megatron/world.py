@@ -1,9 +1,10 @@
-"""Runs trainer ranks as real processes over gloo on loopback. `run_world` starts them; the file
-itself is what each rank executes. Many cases share one start-up: a world of a given size runs them
-one after the other."""
+"""Runs trainer ranks as real processes over gloo on loopback. `run_world` starts this file, which
+forks them once their imports are paid. Many cases share one start-up: a world of a given size runs
+them one after the other."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
@@ -61,34 +62,22 @@ def run_world(size: int, cases: list[dict], folder: Path) -> Results:
         "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "ignore",
     }
-    ranks = []
-    for rank in range(size):
-        log = (folder / f"rank{rank}.log").open("wb")
-        command = [sys.executable, __file__, str(folder), str(rank), str(size)]
-        settings = {
-            "stdout": log,
-            "stderr": subprocess.STDOUT,
-            "env": environment,
-            "cwd": ROOT,
-            "start_new_session": True,
-        }
-        ranks.append(subprocess.Popen(command, **settings))
-    deadline = time.monotonic() + TIMEOUT_S
+    command = [sys.executable, __file__, str(folder), str(size)]
+    with (folder / "ranks.log").open("wb") as log:
+        ranks = subprocess.Popen(
+            command, stdout=log, stderr=log, env=environment, cwd=ROOT, start_new_session=True
+        )
+    code = None
     try:
-        while any(process.poll() is None for process in ranks):
-            failed = any(process.poll() not in (None, 0) for process in ranks)
-            if failed or time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = ranks.wait(TIMEOUT_S)
     finally:
-        for process in ranks:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    logs = {rank: (folder / f"rank{rank}.log").read_text()[-3000:] for rank in range(size)}
-    assert all(process.returncode == 0 for process in ranks), "\n".join(
-        f"rank {rank}: {text}" for rank, text in logs.items()
-    )
+        if code != 0:  # else all of its group have ended
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(ranks.pid, signal.SIGKILL)
+            ranks.wait()
+    logs = {file.name: file.read_text()[-3000:] for file in sorted(folder.glob("*.log"))}
+    assert code == 0, "\n".join(f"{name}: {text}" for name, text in logs.items())
     results = Results()
     results.failures = {
         case["name"]: "\n".join(
@@ -130,14 +119,11 @@ def in_a_fork(work: Callable[[], None], *, failure: Path) -> None:
         failure.write_text(f"its process ended with status {status}")
 
 
-def main() -> None:
-    """One rank. Each case has a process of its own, since a model that Megatron-Core wrapped for
-    data parallelism is never freed: its groups' threads, fifty a case, would poll until the last
-    case is through."""
-    folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+def run_rank(folder: Path, rank: int, size: int) -> None:
+    """All cases of one rank. Each has a process of its own, since a model that Megatron-Core
+    wrapped for data parallelism is never freed: its groups' threads, fifty a case, would poll until
+    the last case is through."""
     from tests.backends.megatron import cases
-
-    import_trainer()
 
     def run(name: str, call: str, arguments: dict) -> None:
         port = agree_on_port(folder, rank, name)
@@ -149,6 +135,28 @@ def main() -> None:
         name = case.pop("name")
         work = functools.partial(run, name, case.pop("call"), case)
         in_a_fork(work, failure=folder / f"{name}.failed-{rank}")
+
+
+def main() -> None:
+    """Imports once, then forks the ranks; ends with the first of them that fails."""
+    folder, size = Path(sys.argv[1]), int(sys.argv[2])
+    import_trainer()
+    importlib.import_module("tests.backends.megatron.cases")
+    for rank in range(size):
+        if os.fork() == 0:
+            log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            try:
+                run_rank(folder, rank, size)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+    for _ in range(size):
+        _, status = os.wait()
+        if status:
+            sys.exit(f"a rank ended with status {status}")
 
 
 if __name__ == "__main__":
