@@ -37,6 +37,7 @@ def test_rocm_is_not_asked_for_them() -> None:
     assert finding.status is Status.SKIP
 
 
+@pytest.mark.slow
 def test_those_of_a_cpu_are_compiled_and_a_missing_compiler_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

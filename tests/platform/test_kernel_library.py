@@ -10,6 +10,8 @@ import pytest
 
 from milescli.platform import kernel_library
 
+pytestmark = pytest.mark.slow  # compiles
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

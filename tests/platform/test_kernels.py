@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 from milescli.platform import kernels
 
+pytestmark = pytest.mark.slow  # imports torch
+
 HEADS, SIZE = 3, 8
 
 
