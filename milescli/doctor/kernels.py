@@ -5,11 +5,12 @@ which runs are slower."""
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 from milescli.backends.sglang.kernels import PACKAGE, Kernels, kernels
 from milescli.doctor.finding import Finding, fail, ok, skip, warn
 from milescli.doctor.fixes import pip_install
-from milescli.platform.kernel_library import NoKernels, loaded
+from milescli.platform.cpu_kernel_library import NoKernels, loaded
 from milescli.platform.machine import Machine
 
 
@@ -39,7 +40,7 @@ def check_compiled() -> list[Finding]:
     except NoKernels as error:
         why = f"{error}; rollout and training use PyTorch's own calls, which are slower"
         return warn("kernels", "none for this CPU", why=why, fix=error.fix)
-    return ok("kernels", f"compiled for this CPU: {library._name}")
+    return ok("kernels", f"compiled for this CPU, in {Path(library._name).parent}")
 
 
 def _judge(there: Kernels) -> list[Finding]:

@@ -29,7 +29,7 @@ def computes(x: torch.Tensor, weight: torch.Tensor) -> bool:
 def product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """[..., i] and [o, i] -> [..., o], in memory of its own; as `F.linear`. Knows no gradient."""
+    """[..., i] and [o, i] -> [..., o] as `F.linear`. Knows no gradient."""
     if not computes(x, weight):
         return F.linear(x, weight, bias)
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

@@ -26,7 +26,7 @@ from milescli.backends.megatron.specs import engine_knows, final_norm, layer_spe
 from milescli.models.facts import ModelFacts
 from milescli.plan.stages import is_even, stage_sizes
 from milescli.plan.types import TrainerLayout
-from milescli.platform import kernels
+from milescli.platform import cpu_kernels
 
 
 def uses_engine(facts: ModelFacts, device: torch.device) -> bool:
@@ -96,7 +96,7 @@ def build_config(
     )
     config.add_bias_linear = options["add_bias_linear"]
     if device.type == "cpu":
-        config.bias_activation_fusion = is_plain(config) and kernels.are_there()
+        config.bias_activation_fusion = is_plain(config) and cpu_kernels.are_there()
     return config
 
 

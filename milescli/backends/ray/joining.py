@@ -52,7 +52,7 @@ def _without_monitors() -> Iterator[None]:
     from ray._private import node, parameter, utils
 
     params, serve = parameter.RayParams, node.Node.start_api_server
-    is_missing = utils.get_dashboard_dependency_error
+    is_missing = getattr(utils, "get_dashboard_dependency_error", None)  # Ray 2.48 has none
     parameter.RayParams = functools.partial(params, no_monitor=True, include_log_monitor=False)
     node.Node.start_api_server = lambda *_, **__: None
     utils.get_dashboard_dependency_error = lambda: ImportError("not wanted")

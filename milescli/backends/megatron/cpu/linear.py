@@ -13,7 +13,7 @@ from milescli.platform import onednn
 
 def faster(megatron_linear: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Megatron's `linear_with_grad_accumulation_and_async_allreduce` that leaves to itself what
-    `Linear` does not do: sequence parallelism, other types than float32, deferred gradients."""
+    `product` does not do: sequence parallelism, other types than float32, deferred gradients."""
 
     def linear(
         input: torch.Tensor,
@@ -29,7 +29,7 @@ def faster(megatron_linear: Callable[..., torch.Tensor]) -> Callable[..., torch.
     ) -> torch.Tensor:
         known = not (sequence_parallel or gradient_accumulation_fusion or grad_output_buffer)
         if known and onednn.computes(input, weight):
-            out = Linear.apply(input, weight, tp_group if allreduce_dgrad else None)
+            out = product(input, weight, group=tp_group if allreduce_dgrad else None)
             return out if bias is None else out + bias
         return megatron_linear(
             input,
@@ -48,9 +48,18 @@ def faster(megatron_linear: Callable[..., torch.Tensor]) -> Callable[..., torch.
     return linear
 
 
-class Linear(torch.autograd.Function):
+def product(
+    x: torch.Tensor, weight: torch.Tensor, *, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
     """x [..., i], weight [o, i] -> x @ weight.T [..., o]. `group`: tensor-parallel ranks over which
     the gradient of x is summed, or None."""
+    rows = x.reshape(-1, x.shape[-1])
+    # a view outside of the function: what comes out of one as a view may not be changed in place
+    return _Product.apply(rows, weight, group).view(*x.shape[:-1], len(weight))
+
+
+class _Product(torch.autograd.Function):
+    """The same of x [T, i]."""
 
     @staticmethod
     def forward(ctx, x, weight, group):
@@ -61,14 +70,14 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
-        rows = grad.reshape(-1, grad.shape[-1]).contiguous()
+        grad = grad.contiguous()
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            grad_x = onednn.product(rows, weight.t()).view(x.shape)
+            grad_x = onednn.product(grad, weight.t())
             if ctx.group is not None:
                 dist.all_reduce(grad_x, group=ctx.group)
         if ctx.needs_input_grad[1]:
-            grad_weight = _gradient(rows, x.reshape(-1, x.shape[-1]).contiguous(), weight)
+            grad_weight = _gradient(grad, x.contiguous(), weight)
         return grad_x, grad_weight, None
 
 

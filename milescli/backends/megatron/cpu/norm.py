@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from milescli.platform import kernels
+from milescli.platform import cpu_kernels
 
 
 class CpuRmsNorm(torch.autograd.Function):
@@ -13,10 +13,10 @@ class CpuRmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, eps):
         scales = torch.empty(x.shape[:-1])
-        out, _ = kernels.rms_norm(x, weight, eps, scales=scales)
+        out, _ = cpu_kernels.rms_norm(x, weight, eps, scales=scales)
         ctx.save_for_backward(x, weight, scales)
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        return *kernels.rms_norm_backward(grad, *ctx.saved_tensors), None
+        return *cpu_kernels.rms_norm_backward(grad, *ctx.saved_tensors), None

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer import TransformerConfig
 
-from milescli.platform import kernels
+from milescli.platform import cpu_kernels
 
 
 def is_plain(config: TransformerConfig) -> bool:
@@ -42,8 +42,8 @@ class SwiGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)
-        return kernels.swiglu(x)
+        return cpu_kernels.swiglu(x)
 
     @staticmethod
     def backward(ctx, grad):
-        return kernels.swiglu_backward(grad, *ctx.saved_tensors)
+        return cpu_kernels.swiglu_backward(grad, *ctx.saved_tensors)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from milescli.backends.megatron.cpu.norm import CpuRmsNorm
-from milescli.platform import kernels
+from milescli.platform import cpu_kernels
 
 
 class RmsNorm(torch.nn.Module):
@@ -39,7 +39,7 @@ class RmsNorm(torch.nn.Module):
     def forward(self, x: torch.Tensor, *, weight: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., hidden_size]. `weight`: takes the place of its own."""
         weight = self.weight if weight is None else weight
-        if kernels.suit(x, weight):
+        if cpu_kernels.suit(x, weight):
             return CpuRmsNorm.apply(x, 1.0 + weight if self.zero_centered else weight, self.eps)
         if x.is_cuda and weight.dtype == x.dtype and not self.zero_centered:
             # one kernel each way, which keeps what `_RmsNorm` keeps; rounded once instead of twice

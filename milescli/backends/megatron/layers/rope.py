@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from milescli.models.facts import Rope, RopeScaling
-from milescli.platform import kernels
+from milescli.platform import cpu_kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +143,8 @@ def _rotate(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, *, back: bool
 ) -> torch.Tensor:
     """x [S, heads, d], cos and sin [S, 1, d / 2]. `back`: the other way round."""
-    if not interleaved and kernels.suit(x, cos, sin):
-        return kernels.rotate(x, cos.flatten(1), sin.flatten(1), back=back)
+    if not interleaved and cpu_kernels.suit(x, cos, sin):
+        return cpu_kernels.rotate(x, cos.flatten(1), sin.flatten(1), back=back)
     if back:
         sin = -sin
     wide = x.float()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from milescli.platform import kernels
+from milescli.platform import cpu_kernels
 
 FEW_POSITIONS = 128
 """New and all positions of a request up to which two plain products beat torch's fused attention,
@@ -30,7 +30,7 @@ def install() -> None:
             super().__init__(*arguments, **settings)
             pool = self.token_to_kv_pool
             plain = type(pool) is MHATokenToKVPool and pool.dtype is torch.float32
-            self._has_kernel = plain and kernels.are_there()
+            self._has_kernel = plain and cpu_kernels.are_there()
 
         def _store(self, layer, forward_batch, key, value) -> None:
             place = KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc)
@@ -40,7 +40,7 @@ def install() -> None:
 
 
 class Batched:
-    """Plans each forward once (which rows or cache slots, which mask), then attends for all
+    """Plans each forward once (which cache slots, which mask), then attends for all
     requests of a layer at once."""
 
     _has_kernel = False
@@ -67,7 +67,7 @@ class Batched:
         if self._by_kernel and k is not None and sinks is None and _is_plain(layer):
             self._store(layer, forward_batch, k, v)
             window = layer.sliding_window_size
-            attended = kernels.attend_slots(
+            attended = cpu_kernels.attend_slots(
                 q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim),
                 *self.token_to_kv_pool.get_kv_buffer(layer.layer_id),
                 self.req_to_token_pool.req_to_token,
@@ -237,7 +237,7 @@ class Batched:
 def _is_plain(layer) -> bool:
     """Whether its heads are what the kernel takes."""
     size = layer.qk_head_dim
-    fits = size == layer.v_head_dim and size % kernels.LANES == 0
+    fits = size == layer.v_head_dim and size % cpu_kernels.LANES == 0
     return fits and not layer.is_cross_attention
 
 

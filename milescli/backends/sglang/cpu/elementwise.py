@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import torch
 
-from milescli.platform import kernels
+from milescli.platform import cpu_kernels
 
 
 def install() -> None:
     """Around the plain forms of these layers, which stay for all that is not float32, or not usual;
     nowhere if there are no kernels."""
-    if not kernels.are_there():
+    if not cpu_kernels.are_there():
         return
     from sglang.srt.layers.activation import SiluAndMul
     from sglang.srt.layers.layernorm import RMSNorm
@@ -34,7 +34,7 @@ def install() -> None:
         cosine, sine = self.cos_sin_cache.chunk(2, dim=-1)
         positions = positions.flatten()
         query, key = (
-            kernels.rotate(
+            cpu_kernels.rotate(
                 x.view(len(x), -1, self.head_size), cosine, sine, positions=positions
             ).view(x.shape)
             for x in (query, key)
@@ -46,11 +46,13 @@ def install() -> None:
         plain = x.dtype is self.weight.dtype is torch.float32
         if unusual or post_residual_addition is not None or not plain:
             return normalise_plainly(self, x, residual, post_residual_addition, quant_linear)
-        normed, added = kernels.rms_norm(x, self.weight, self.variance_epsilon, residual=residual)
+        normed, added = cpu_kernels.rms_norm(
+            x, self.weight, self.variance_epsilon, residual=residual
+        )
         return normed if residual is None else (normed, added)
 
     def gate(self, x):
-        return kernels.swiglu(x) if x.dtype is torch.float32 else gate_plainly(self, x)
+        return cpu_kernels.swiglu(x) if x.dtype is torch.float32 else gate_plainly(self, x)
 
     RotaryEmbedding.forward_native = rotate_both
     RMSNorm.forward_native = normalise

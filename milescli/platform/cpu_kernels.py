@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from milescli.platform.kernel_library import load
+from milescli.platform.cpu_kernel_library import load
 
 LANES = 8
 """Head sizes that attention takes are multiples of it."""
@@ -26,7 +26,7 @@ _ARGUMENTS = {
     "rotate": "piippipfpiiit",
     "attend_slots": "pipppipppiiiiifit",
     "attend_packed": "pipipipppiiiiiift",
-    "attend_packed_backward": "pipipipippppp" + "iiiiii" + "ft",
+    "attend_packed_backward": "pipipipipppppiiiiiift",
 }
 """By function: p pointer, i int64, f float, t int."""
 _BLOCK_VALUES = 16_384
@@ -62,6 +62,7 @@ def rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(normed, x + residual, or x where there is none), [..., W]: x / sqrt(mean(x^2) + eps) *
     weight (arXiv 1910.07467). `scales` [rows]: takes what each row was multiplied by."""
+    assert _is_laid(weight)
     x, stride = _rows(x)
     width = x.shape[-1]
     out, added = torch.empty(x.shape), x
@@ -148,6 +149,7 @@ def rotate(
     the other way round."""
     if x.stride(-1) != 1:
         x = x.contiguous()
+    assert len(cosine if positions is None else positions) == len(x)
     assert positions is None or _is_laid(positions, torch.int64)
     assert cosine.stride() == sine.stride() and cosine.stride(1) == 1
     tokens, heads, size = x.shape

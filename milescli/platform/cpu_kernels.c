@@ -1,6 +1,6 @@
 /* What a small model spends its time on beside matrix products, on a CPU, in float32: norms, gates,
    rotary embedding, short attention. Each is one pass over memory where PyTorch's are a chain.
-   Compiled on the machine it runs on by `kernel_library`; `kernels.py` says what each computes.
+   `cpu_kernel_library` compiles it where it runs; `cpu_kernels` says what each computes.
 
    Sums are cut alike for any number of threads, so that results are bit-equal. Strides are in
    floats; the last dim always lies in one piece. */
@@ -29,21 +29,43 @@ static inline float exp_of(float x)
 
 static inline float sigmoid(float x) { return 1.0f / (1.0f + exp_of(-x)); }
 
-static inline float dot(const float *a, const float *b, int64_t count)
-{
-    float sum = 0.0f;
-    for (int64_t i = 0; i < count; i++)
-        sum += a[i] * b[i];
-    return sum;
-}
-
-/* Attention works on whole vectors of 8: head sizes are multiples of it, rows of logits padded. */
+/* Sums are cut into 8. Attention works on whole vectors: head sizes are multiples of 8, rows of
+   logits padded. */
 #define LANES 8
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t mask __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 static inline vec at(const float *x) { return *(const vec *)x; }
 static inline int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+static inline float total(vec x)
+{
+    return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7]));
+}
+
+static inline float dot(const float *a, const float *b, int64_t count)
+{
+    vec sums = {0};
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        sums += at(a + i) * at(b + i);
+    float sum = total(sums);
+    for (; i < count; i++)
+        sum += a[i] * b[i];
+    return sum;
+}
+
+static inline float dot_of_three(const float *a, const float *b, const float *c, int64_t count)
+{
+    vec sums = {0};
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        sums += at(a + i) * at(b + i) * at(c + i);
+    float sum = total(sums);
+    for (; i < count; i++)
+        sum += a[i] * b[i] * c[i];
+    return sum;
+}
 
 /* Four vectors are computed in the time of one: each waits for its last sum. */
 #define BLOCK (4 * LANES)
@@ -88,9 +110,7 @@ void rms_norm_backward(const float *grad, int64_t grad_stride, const float *x, i
         int64_t end = (b + 1) * block < rows ? (b + 1) * block : rows;
         for (int64_t row = b * block; row < end; row++) {
             const float *from = x + row * stride, *g = grad + row * grad_stride;
-            float scale = scales[row], inner = 0.0f;
-            for (int64_t i = 0; i < width; i++)
-                inner += g[i] * weight[i] * from[i];
+            float scale = scales[row], inner = dot_of_three(g, weight, from, width);
             float back = inner * scale * scale * scale / width;
             float *restrict to = grad_x + row * width;
             for (int64_t i = 0; i < width; i++) {
@@ -186,11 +206,6 @@ static inline void combine(const float *factors, int64_t step, const float *rows
     }
 }
 
-static inline float total(vec x)
-{
-    return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7]));
-}
-
 /* w[j] = e^(w[j] * scale - shift) for j < count, 0 up to the whole vector. Returns their sum. */
 static inline float exps(float *w, int64_t count, float scale, float shift)
 {
@@ -249,10 +264,7 @@ void attend_slots(const float *query, int64_t query_stride, const float *keys, c
                 const float *key = keys + h / share * size, *value = values + h / share * size;
                 for (int64_t j = 0; j < count; j++) {
                     const float *row = key + slots[j] * step;
-                    vec sum = {0};
-                    for (int64_t i = 0; i < size; i += LANES)
-                        sum += at(q + i) * at(row + i);
-                    w[j] = total(sum);
+                    w[j] = dot(q, row, size);
                 }
                 for (int64_t j = count; j < padded(count); j++)
                     w[j] = 0.0f;
