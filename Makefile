@@ -10,8 +10,10 @@ PINS := pyproject.toml docker/install.sh docker/pins.env docker/requirements.txt
 RUN ?=
 # each beside its peer, in turns: docs/figures.md
 BENCHES ?= rollout train start rl convert
-# tests that are whole runs, which wait as often as they compute: beside the others in `make test`
-RUNS := tests/end_to_end tests/bench
+# three sets of tests that take equally long, for `make test` on 2 cores: they wait, too. Whole runs;
+# the third is what is left
+RUNS := tests/end_to_end
+SOME = $(PURE) $(PURE_TOO) tests/bench tests/families tests/conversion
 # rooms whose tests start no engine, no Ray and no trainer, as two halves that take equally long
 PURE := tests/plan tests/models tests/recipe
 PURE_TOO := tests/core tests/platform tests/console tests/rollout tests/train tests/weights \
@@ -45,26 +47,27 @@ $(VENV)/.installed-bench: $(VENV)/.installed-dev bench/requirements.txt
 	@touch $@
 
 PYTEST := $(VENV)/bin/python -m pytest --durations=10
-# two sets of tests at once, the output of the first behind a word; fails where one of them does
-define beside
-@set -o pipefail; \
-$(PYTEST) $(2) 2>&1 | sed -u 's/^/$(1) | /' & first=$$!; \
-$(PYTEST) $(3); second=$$?; \
-wait $$first && exit $$second
+# sets of tests at once, `begin NAME TESTS...` of each, whose output stands behind its name; fails
+# where one of them does
+define together
+@set -o pipefail; sets=; failed=0; \
+begin() { name=$$1; shift; $(PYTEST) "$$@" 2>&1 | sed -u "s/^/$$name | /" & sets="$$sets $$!"; }; \
+$(1); for set in $$sets; do wait $$set || failed=1; done; exit $$failed
 endef
 
 # tests start hundreds of processes, which need not compile what another has
 check test: export PYTHONDONTWRITEBYTECODE :=
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check milescli tests bench
-	$(call beside,pure,$(PURE) -m "not slow",$(PURE_TOO) -m "not slow")
+	$(call together,begin one $(PURE) -m "not slow"; begin two $(PURE_TOO) -m "not slow")
 
 test: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check milescli tests bench
 ifdef TESTS
 	$(PYTEST) $(TESTS)
 else
-	$(call beside,runs,$(RUNS),$(addprefix --ignore=,$(RUNS)))
+	$(call together,begin runs $(RUNS); begin some $(SOME); \
+	  begin rest tests $(addprefix --ignore=,$(RUNS) $(SOME)))
 endif
 
 bench: $(VENV)/.installed-bench

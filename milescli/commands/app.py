@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -95,6 +96,8 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:
         # else Python looks for garbage among all that torch and Ray made before it ends: a second
         atexit.register(gc.freeze)
+        # else nothing is put in order where no run has begun that would catch it
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
     argv = fill_bare_options(sys.argv[1:] if argv is None else argv)
     command_line.remember(argv)
     output = Output(_mode(argv))

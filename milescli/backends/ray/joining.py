@@ -52,7 +52,7 @@ def _without_monitors() -> Iterator[None]:
     from ray._private import node, parameter, utils
 
     params, serve = parameter.RayParams, node.Node.start_api_server
-    is_missing = getattr(utils, "get_dashboard_dependency_error", None)  # Ray 2.48 has none
+    is_missing = getattr(utils, "get_dashboard_dependency_error", None)  # None in Ray 2.48
     parameter.RayParams = functools.partial(params, no_monitor=True, include_log_monitor=False)
     node.Node.start_api_server = lambda *_, **__: None
     utils.get_dashboard_dependency_error = lambda: ImportError("not wanted")
@@ -84,26 +84,33 @@ def _connect(address: str, *, settings: dict[str, Any]) -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C takes effect at the end, a second one at once: a Ray that is interrupted while it
-    connects waits for seconds, then brings this process down with SIGSEGV."""
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+    """Ctrl-C and SIGTERM take effect at the end, a second one at once: a Ray that is interrupted
+    while it connects waits for seconds, then brings this process down with SIGSEGV."""
+    handlers = {
+        number: handler
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if callable(handler := signal.getsignal(number))
+    }
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    pressed: list[FrameType | None] = []
+    came: list[tuple[int, FrameType | None]] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        if pressed:
-            handler(number, frame)
-        pressed.append(frame)
+        if came:
+            handlers[number](number, frame)
+        came.append((number, frame))
 
-    signal.signal(signal.SIGINT, note)
+    for number in handlers:
+        signal.signal(number, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-    if pressed:
-        handler(signal.SIGINT, pressed[0])
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if came:
+        number, frame = came[0]
+        handlers[number](number, frame)
 
 
 def _explained(address: str, error: Exception) -> MachineError:

@@ -1,4 +1,4 @@
-"""Ctrl-C while Ray connects."""
+"""Ctrl-C and SIGTERM while Ray connects."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ from milescli.backends.ray.joining import uninterrupted
 
 @pytest.fixture(autouse=True)
 def _interruptible():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-def test_an_interrupt_takes_effect_at_the_end() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_takes_effect_at_the_end(number: signal.Signals) -> None:
     reached = False
     with pytest.raises(KeyboardInterrupt), uninterrupted():
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         reached = True
-    assert reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert reached and signal.getsignal(number) is signal.default_int_handler
 
 
 def test_a_second_one_takes_effect_at_once() -> None:
