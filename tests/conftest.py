@@ -1,6 +1,6 @@
-"""For all rooms: what their tests start, as markers; and one thread for torch in the process of the
-tests. Their tensors are small, and threads that wait for one another spin on cores that the engines
-beside them need."""
+"""For all rooms: what their tests start, as markers; properties that are held to no time; and one
+thread for torch in the process of the tests. Their tensors are small, and threads that wait for
+another spin on cores that the engines beside them need."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# how long an example takes says what runs beside it
+settings.register_profile("beside", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("beside")
 
 STARTS = {
     "backends/ray": "ray",

@@ -44,7 +44,8 @@ def test_recipe_and_origins_survive_the_way_to_disk_and_back(place: Place, sets:
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     prompt=TEXTS,

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-TIMEOUT_S = 480
+TIMEOUT_S = 800
 
 
 def agree_on_port(folder: Path, rank: int, name: str) -> int:
