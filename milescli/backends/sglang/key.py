@@ -39,6 +39,11 @@ def install(api_key: str) -> None:
     add_check = auth.add_api_key_middleware
 
     def add_check_with_key(app, **_: object) -> None:
+        from sglang.srt.entrypoints import http_server
+
+        # SGLang would ask for it without the key, and the refusal's traceback would stand among the
+        # last lines of the log; EngineServer asks for it
+        http_server._freeze_gc_after_server_warmup = lambda server_args: None
         app.router.routes[:] = [
             route for route in app.router.routes if not isinstance(route, WebSocketRoute)
         ]

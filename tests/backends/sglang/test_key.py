@@ -100,6 +100,12 @@ def test_the_key_is_in_no_argument_no_log_and_no_response(service):
 
 
 @pytest.mark.engine
+def test_the_log_of_an_engine_that_is_well_shows_no_failure(service):
+    log = service.engine.log_path.read_text()
+    assert "The server is fired up" in log and "freeze_gc failed" not in log
+
+
+@pytest.mark.engine
 def test_every_socket_listens_on_the_given_address_alone(service):
     # it knows interfaces only, and takes the first address of the one that it is given
     of_gloo = "127.0.0.1"
