@@ -10,14 +10,14 @@ PINS := pyproject.toml docker/install.sh docker/pins.env docker/requirements.txt
 RUN ?=
 # each beside its peer, in turns: docs/figures.md
 BENCHES ?= rollout train start rl convert
-# three sets of tests that take equally long, for `make test` on 2 cores: they wait, too. Whole runs;
-# the third is what is left
-RUNS := tests/end_to_end
-SOME = $(PURE) $(PURE_TOO) tests/bench tests/families tests/conversion
 # rooms whose tests start no engine, no Ray and no trainer, as two halves that take equally long
 PURE := tests/plan tests/models tests/recipe
 PURE_TOO := tests/core tests/platform tests/console tests/rollout tests/train tests/weights \
   tests/checkpoint tests/commands $(wildcard tests/test_*.py)
+# `make test` runs whole runs, these and all the others at once: each of the three takes equally
+# long, and waits as often as it computes
+RUNS := tests/end_to_end
+SOME := $(PURE) $(PURE_TOO) tests/bench tests/families tests/conversion
 # of the image: cpu, cuda or rocm; for rocm GFX942 or GFX950
 KIND ?= cpu
 GFX ?= GFX942

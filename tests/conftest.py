@@ -1,5 +1,5 @@
 """For all rooms: what their tests start, as markers; properties that are held to no time; and one
-thread for torch in the process of the tests. Their tensors are small, and threads that wait for
+thread for torch in the process of the tests. Their tensors are small, and threads that wait for one
 another spin on cores that the engines beside them need."""
 
 from __future__ import annotations

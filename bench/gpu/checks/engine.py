@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import torch
 from lines import Bound, Line
 from planning import size_of_weight, time_model, work_of
@@ -61,10 +62,10 @@ def measure(visit: Visit) -> Iterator[Line]:
     for num_requests, step_s in speeds.items():
         yield _speed(visit, weights, num_requests, step_s)
     yield _prefill_line(visit, weights, prefill_s)
-    stock, before = stock_engine(visit, ours), _load_files()
+    stock = stock_engine(visit, ours)
     with started(stock) as start_s:
-        for file in _load_files() - before:
-            file.unlink(missing_ok=True)
+        for file in _load_files(stock.pid):
+            file.unlink()
         stock_speeds = asyncio.run(_speeds(fleet_of(stock), visit, folder))
     for num_requests, step_s in stock_speeds.items():
         ratio = step_s / speeds[num_requests]
@@ -241,9 +242,15 @@ def _speed(visit: Visit, weights: WeightTable, num_requests: int, step_s: float)
     )
 
 
-def _load_files() -> set[Path]:
-    """What stock SGLang maps in shared memory, and never removes; those who have it keep it."""
-    return set(Path("/dev/shm").glob("sglang_loads_*"))
+def _load_files(pid: int) -> set[Path]:
+    """What a stock SGLang has mapped in shared memory, and never removes; it keeps what it has."""
+    leader = psutil.Process(pid)
+    mapped = {
+        Path(file.path)
+        for process in (leader, *leader.children(recursive=True))
+        for file in process.memory_maps()
+    }
+    return {path for path in mapped if path.match("/dev/shm/sglang_loads_*")}
 
 
 def stock_engine(visit: Visit, ours: EngineServer) -> ManagedProcess:

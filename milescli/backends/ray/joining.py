@@ -51,20 +51,33 @@ def _without_monitors() -> Iterator[None]:
     the first two, `ray.init` has none."""
     from ray._private import node, parameter, utils
 
-    params, serve = parameter.RayParams, node.Node.start_api_server
-    is_missing = getattr(utils, "get_dashboard_dependency_error", None)  # None in Ray 2.48
-    parameter.RayParams = functools.partial(params, no_monitor=True, include_log_monitor=False)
-    node.Node.start_api_server = lambda *_, **__: None
-    utils.get_dashboard_dependency_error = lambda: ImportError("not wanted")
+    fewer = functools.partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
+    unwanted = ImportError("not wanted")
+    with (
+        _replaced(parameter, "RayParams", fewer),
+        _replaced(node.Node, "start_api_server", lambda *_, **__: None),
+        _replaced(utils, "get_dashboard_dependency_error", lambda: unwanted),
+    ):
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+    """Ray's `owner.name` is `value` meanwhile; nothing is done where this Ray has none."""
+    if not hasattr(owner, name):
+        yield
+        return
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        parameter.RayParams, node.Node.start_api_server = params, serve
-        utils.get_dashboard_dependency_error = is_missing
+        setattr(owner, name, before)
 
 
 def _connect(address: str, *, settings: dict[str, Any]) -> None:
     import ray
+    from ray._private import utils
 
     logging.getLogger("ray").setLevel(logging.ERROR)
     quiet: dict[str, Any] = {
@@ -73,7 +86,8 @@ def _connect(address: str, *, settings: dict[str, Any]) -> None:
         "logging_level": logging.ERROR,
     }
     try:
-        with uninterrupted():
+        # Ray's own handler of SIGTERM would end us in the middle of it
+        with uninterrupted(), _replaced(utils, "set_sigterm_handler", lambda _: None):
             ray.init(address=address, namespace=NAMESPACE, **quiet, **settings)
         # What Ray thinks of dead workers goes to standard output, which is for results; our errors
         # name the cause. There is no public switch.
@@ -85,15 +99,16 @@ def _connect(address: str, *, settings: dict[str, Any]) -> None:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Ctrl-C and SIGTERM take effect at the end, a second one at once: a Ray that is interrupted
-    while it connects waits for seconds, then brings this process down with SIGSEGV."""
+    while it connects waits for seconds, then brings this process down with SIGSEGV. Not in the
+    second in which Ray's C++ has a handler of its own for SIGTERM: it shows a stack and ends us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     handlers = {
         number: handler
         for number in (signal.SIGINT, signal.SIGTERM)
         if callable(handler := signal.getsignal(number))
     }
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     came: list[tuple[int, FrameType | None]] = []
 
     def note(number: int, frame: FrameType | None) -> None:

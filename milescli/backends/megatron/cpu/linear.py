@@ -13,7 +13,7 @@ from milescli.platform import onednn
 
 def faster(megatron_linear: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Megatron's `linear_with_grad_accumulation_and_async_allreduce` that leaves to itself what
-    `product` does not do: sequence parallelism, other types than float32, deferred gradients."""
+    `differentiable` does not do: sequence parallelism, types but float32, deferred gradients."""
 
     def linear(
         input: torch.Tensor,
@@ -29,7 +29,7 @@ def faster(megatron_linear: Callable[..., torch.Tensor]) -> Callable[..., torch.
     ) -> torch.Tensor:
         known = not (sequence_parallel or gradient_accumulation_fusion or grad_output_buffer)
         if known and onednn.computes(input, weight):
-            out = product(input, weight, group=tp_group if allreduce_dgrad else None)
+            out = differentiable(input, weight, group=tp_group if allreduce_dgrad else None)
             return out if bias is None else out + bias
         return megatron_linear(
             input,
@@ -48,17 +48,17 @@ def faster(megatron_linear: Callable[..., torch.Tensor]) -> Callable[..., torch.
     return linear
 
 
-def product(
+def differentiable(
     x: torch.Tensor, weight: torch.Tensor, *, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """x [..., i], weight [o, i] -> x @ weight.T [..., o]. `group`: tensor-parallel ranks over which
-    the gradient of x is summed, or None."""
+    """`onednn.product` with the gradients of both factors: x [..., i], weight [o, i] -> [..., o].
+    `group`: tensor-parallel ranks over which the gradient of x is summed, or None."""
     rows = x.reshape(-1, x.shape[-1])
     # a view outside of the function: what comes out of one as a view may not be changed in place
-    return _Product.apply(rows, weight, group).view(*x.shape[:-1], len(weight))
+    return _Differentiable.apply(rows, weight, group).view(*x.shape[:-1], len(weight))
 
 
-class _Product(torch.autograd.Function):
+class _Differentiable(torch.autograd.Function):
     """The same of x [T, i]."""
 
     @staticmethod

@@ -14,14 +14,13 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch.backends import cuda
 
-from milescli.backends.megatron.cpu.attention import ShortAttention, is_short
+from milescli.backends.megatron.cpu.attention import ShortAttention, is_for
 from milescli.backends.megatron.layers.blockwise import Block, attend, make_blocks
 from milescli.backends.megatron.layers.cells import Cells
 from milescli.backends.megatron.layers.chunks import Chunks, make_chunks
 from milescli.backends.megatron.layers.rope import Angles, angles, rotate
 from milescli.backends.megatron.rows import RowLayout, RowShape, zigzag
 from milescli.models.facts import ModelFacts
-from milescli.platform import cpu_kernels
 
 _LENGTH_SPREAD = 0.7
 """Sequences share a grid while the shortest is at least this share of the longest."""
@@ -263,11 +262,6 @@ def has_kernel(query: torch.Tensor, key: torch.Tensor, *, grid: Grid) -> bool:
     return cuda.can_use_flash_attention(given) or cuda.can_use_efficient_attention(given)
 
 
-def _has_own_kernel(query: torch.Tensor, longest: int) -> bool:
-    """Whether [..., heads, d] are sequences on a CPU for which it has a kernel of ours."""
-    return is_short(longest, query.shape[-1]) and cpu_kernels.suit(query)
-
-
 class PackedAttention(MegatronModule):
     """Core attention of Megatron's layer spec. Queries [S, heads, d], keys [S, groups, d] and
     values [S, groups, v] -> [S, heads * v]. Under `softmax_type: learnable` it has the sinks, named
@@ -333,7 +327,7 @@ class PackedAttention(MegatronModule):
             )
         longest = row.max_seqlen_q
         whole = self.cp_group.size() == 1 and self._is_plain(query, value, longest)
-        if whole and _has_own_kernel(query, longest):
+        if whole and is_for(query, longest):
             starts = row.cu_seqlens_q_padded
             attended = ShortAttention.apply(query, key, value, starts, longest, self.scale)
             return attended.flatten(1)
@@ -373,7 +367,7 @@ class PackedAttention(MegatronModule):
                 scale=self.scale,
                 softcap=self.softcap,
             )
-        if grid.is_causal and _has_own_kernel(query, longest := query.shape[1]):
+        if grid.is_causal and is_for(query, longest := query.shape[1]):
             flat = (x.flatten(0, 1) for x in (query, key, value))
             starts = torch.arange(0, len(query) * longest + 1, longest, dtype=torch.int32)
             attended = ShortAttention.apply(*flat, starts, longest, self.scale)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from milescli.backends.megatron import cpu_compat
 from milescli.backends.megatron.cpu.attention import ShortAttention
-from milescli.backends.megatron.cpu.linear import product
+from milescli.backends.megatron.cpu.linear import differentiable
 from milescli.backends.megatron.cpu.norm import CpuRmsNorm
 
 if torch.cuda.is_available():
@@ -30,20 +30,20 @@ def compare(ours, plain, *inputs: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7, 24), (1500, 1, 96)])
-def test_linear_is_a_matrix_product(shape: tuple[int, ...]) -> None:
+def test_linear_is_a_matrix_differentiable(shape: tuple[int, ...]) -> None:
     weight = torch.randn(40, shape[-1])
-    compare(lambda x, w: product(x, w), F.linear, torch.randn(shape), weight)
+    compare(lambda x, w: differentiable(x, w), F.linear, torch.randn(shape), weight)
 
 
 def test_linear_takes_a_gradient_that_does_not_lie_in_rows() -> None:
     x, weight = torch.randn(64, 8), torch.randn(12, 8)
-    compare(lambda x, w: product(x, w).t(), lambda x, w: F.linear(x, w).t(), x, weight)
+    compare(lambda x, w: differentiable(x, w).t(), lambda x, w: F.linear(x, w).t(), x, weight)
 
 
 def test_what_comes_out_may_be_added_to_in_place() -> None:
     x, weight = torch.randn(32, 2, 8), torch.randn(4, 8)
     compare(
-        lambda x, w: product(CpuRmsNorm.apply(x, w[0], 1e-6).add_(1), w).add_(1),
+        lambda x, w: differentiable(CpuRmsNorm.apply(x, w[0], 1e-6).add_(1), w).add_(1),
         lambda x, w: F.linear(F.rms_norm(x, (8,), w[0], 1e-6) + 1, w) + 1,
         x,
         weight,
