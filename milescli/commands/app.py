@@ -16,6 +16,7 @@ import typer
 
 from milescli import __version__
 from milescli.commands import (
+    algorithms,
     command_line,
     convert,
     doctor,
@@ -39,6 +40,7 @@ miles {version}: post-train language models with reinforcement learning
   miles doctor                        is this machine ready?
   miles models                        which models it knows
   miles recipes                       what can be trained
+  miles algorithms                    and how
   miles launch --recipe quickstart    train
   miles runs                          what was trained
   miles resume RUN --steps 80         go on
@@ -70,7 +72,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=True,
 )
-for module in (launch, resume, evaluate, export, convert, models, doctor, recipes, runs, help):
+for module in (
+    *(launch, resume, evaluate, export, convert),
+    *(models, recipes, algorithms, runs, doctor, help),
+):
     module.register(app)
 
 

@@ -14,11 +14,20 @@ def recipes(incomplete: str) -> list[str]:
     return [name for name in template_names() if name.startswith(incomplete)]
 
 
+def algorithms(incomplete: str) -> list[tuple[str, str]]:
+    """Names with what they are."""
+    from milescli.recipe.algorithms import ALGORITHMS
+
+    return [(name, row.about) for name, row in ALGORITHMS.items() if name.startswith(incomplete)]
+
+
 def overrides(incomplete: str) -> list[tuple[str, str]]:
     """`train.steps=` with what it wants; after the equals sign, the choices."""
     from milescli.recipe.keys import keys
 
     name, equals, value = incomplete.partition("=")
+    if equals and name == "train.algorithm":
+        return [(f"{name}={choice}", about) for choice, about in algorithms(value)]
     if equals and name in keys():
         choices = keys()[name].choices or (
             ("true", "false") if keys()[name].wants.startswith("true") else ()

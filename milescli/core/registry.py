@@ -4,7 +4,6 @@ import path. One resolver for all rooms."""
 from __future__ import annotations
 
 import difflib
-import functools
 import importlib
 import inspect
 import sys
@@ -82,15 +81,9 @@ class Registry:
 
     def resolve_function(self, name: str, *, key: str) -> Callable[..., Any]:
         """As `resolve`; what the function raises, where it is the user's, becomes a RecipeError
-        that names it."""
+        that names it. What it has beside its call (`needs`, ...) is had of the result too."""
         function = cast(Callable[..., Any], self.resolve(name, key=key))
-
-        @functools.wraps(function)
-        def call(*args: Any, **options: Any) -> Any:
-            with self.failures_named(name):
-                return function(*args, **options)
-
-        return call
+        return function if name in self.builtin else _Named(function, self.failures_named, name)
 
     def failures_named(self, name: str) -> AbstractContextManager[None]:
         """Around calls of the plug-in: what one of the user's raises becomes a RecipeError with its
@@ -119,6 +112,27 @@ class Registry:
                 f"{', '.join(missing)}; it takes ({', '.join(parameters)})",
                 fix=f"def {path.rpartition(':')[2]}({', '.join(self.signature)}): ...",
             )
+
+
+class _Named:
+    """A function of the user's, or an object that can be called, and all that it has."""
+
+    def __init__(
+        self,
+        plugin: Any,
+        failures_named: Callable[[str], AbstractContextManager[None]],
+        name: str,
+    ) -> None:
+        self._plugin, self._failures_named, self._name = plugin, failures_named, name
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        with self._failures_named(self._name):
+            return self._plugin(*args, **options)
+
+    def __getattr__(self, attribute: str) -> Any:
+        found = getattr(self._plugin, attribute)
+        is_method = inspect.ismethod(found)
+        return _Named(found, self._failures_named, self._name) if is_method else found
 
 
 def _with_article(kind: str) -> str:

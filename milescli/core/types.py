@@ -148,6 +148,9 @@ class Group:
     samples: list[Sample]
     epoch: int = 0
     """Which pass over the prompts this group belongs to."""
+    greedy_reward: float | None = None
+    """Of the response without chance, where the advantage estimator asks for it; never trained
+    on."""
 
     @property
     def rewards(self) -> list[float]:

@@ -87,6 +87,7 @@ class Job:
         for key, origin in self.loaded.origins.items():
             if key in SET_BY_SCRIPT or origin.layer in (
                 SettingsLayer.DEFAULT,
+                SettingsLayer.ALGORITHM,
                 SettingsLayer.RECIPE,
             ):
                 continue

@@ -13,17 +13,20 @@ from pathlib import Path
 
 from milescli.core.errors import RecipeError
 from milescli.recipe import reader
+from milescli.recipe.algorithms import settings_of
 from milescli.recipe.keys import SETTINGS, RecipeKey, keys, nearest_key, sections
 from milescli.recipe.reader import NULL_TEXTS, YamlNode
 
 ENV_PREFIX = "MILES_"
 RAY_VARIABLE = "RAY_ADDRESS"
+ALGORITHM_KEY = "train.algorithm"
 
 
 class SettingsLayer(StrEnum):
     """Where a value can come from, weakest first."""
 
     DEFAULT = "default"
+    ALGORITHM = "algorithm"
     RECIPE = "recipe"
     FILE = "file"
     ENV = "env"
@@ -36,7 +39,8 @@ class Origin:
 
     layer: SettingsLayer
     where: str = ""
-    """`quickstart.yaml:12`, `MILES_RUN__NAME`, `--set train.steps=3`; empty for a default."""
+    """`quickstart.yaml:12`, `gspo`, `MILES_RUN__NAME`, `--set train.steps=3`; empty for a
+    default."""
 
     def __str__(self) -> str:
         return (
@@ -151,11 +155,34 @@ def from_command_line(sets: Iterable[str], flags: Mapping[str, str]) -> Table:
     return table
 
 
+def with_algorithm(table: Table) -> Table:
+    """The layer, on top of the row that its `train.algorithm` names. Raises RecipeError where there
+    is no such row."""
+    entry = table.get(ALGORITHM_KEY)
+    if entry is None or entry.value is None:
+        return table
+    name = str(entry.value)
+    origin = Origin(layer=SettingsLayer.ALGORITHM, where=name)
+    row = {
+        key: KeyValue(value=value, text=str(value), origin=origin)
+        for key, value in settings_of(name).items()
+    }
+    return row | table
+
+
 def merge(layers: Iterable[Table]) -> Table:
     """One table; later layers win. Setting a section to null takes away what lower layers said
-    inside it."""
+    inside it; an algorithm takes away what another one set."""
     merged: Table = {}
     for table in layers:
+        if ALGORITHM_KEY in table:
+            by_another = [
+                name
+                for name, entry in merged.items()
+                if entry.origin.layer is SettingsLayer.ALGORITHM
+            ]
+            for name in by_another:
+                del merged[name]
         for name, entry in table.items():
             if name in sections():
                 for inner in [key for key in merged if key.startswith(f"{name}.")]:

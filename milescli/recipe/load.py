@@ -58,10 +58,10 @@ def load(
     table = layers.merge(
         [
             layers.from_ray_environment(environ),
-            base,
+            layers.with_algorithm(base),
             *_user_files(environ=environ, cwd=cwd, home=home, but_not=path),
             layers.from_env(environ),
-            layers.from_command_line(sets, flags or {}),
+            layers.with_algorithm(layers.from_command_line(sets, flags or {})),
         ]
     )
     if "name" not in table:

@@ -129,10 +129,15 @@ class AheadCollector:
 
 
 def open_collector(
-    source: PromptSource, episodes: Episodes, *, recipe: Recipe, seed_of: SeedOf | None = None
+    source: PromptSource,
+    episodes: Episodes,
+    *,
+    recipe: Recipe,
+    seed_of: SeedOf | None = None,
+    with_greedy: bool = False,
 ) -> Collector | AheadCollector:
     """The collector that the recipe's `rollout.max_staleness` asks for."""
-    collector = Collector(source, episodes, recipe=recipe, seed_of=seed_of)
+    collector = Collector(source, episodes, recipe=recipe, seed_of=seed_of, with_greedy=with_greedy)
     if recipe.rollout.max_staleness == 0:
         return collector
     overlap = recipe.rollout.filter == "none"

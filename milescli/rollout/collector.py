@@ -61,12 +61,15 @@ class Collector:
         *,
         recipe: Recipe,
         seed_of: SeedOf | None = None,
+        with_greedy: bool = False,
     ) -> None:
+        """`with_greedy`: each group gets the reward of a greedy response as well."""
         self._source = source
         self._episodes = episodes
         self._recipe = recipe
         self._seed_of = seed_of or sampling_seed
         self._keep = FILTERS[recipe.rollout.filter]
+        self._with_greedy = with_greedy
         self._stats: RolloutStats | None = None
 
     @property
@@ -164,18 +167,22 @@ class Collector:
         )
 
     async def _group(self, epoch: int, prompt: Prompt, position: int, progress: _Progress) -> Group:
-        indices = range(self._recipe.rollout.samples_per_prompt)
+        count = self._recipe.rollout.samples_per_prompt
         samples = await all_or_first_error(
-            [self._sample(prompt, position, index, progress) for index in indices]
+            [
+                self._sample(prompt, position, index, progress, greedy=index == count)
+                for index in range(count + self._with_greedy)
+            ]
         )
-        return Group(prompt=prompt, samples=samples, epoch=epoch)
+        greedy_reward = samples.pop().reward if self._with_greedy else None
+        return Group(prompt=prompt, samples=samples, epoch=epoch, greedy_reward=greedy_reward)
 
     async def _sample(
-        self, prompt: Prompt, position: int, index: int, progress: _Progress
+        self, prompt: Prompt, position: int, index: int, progress: _Progress, *, greedy: bool
     ) -> Sample:
         progress.num_samples += 1
         seed = self._seed_of(self._recipe.run.seed, position, index)
-        sample = await self._episodes.play(prompt, sample_index=index, seed=seed)
+        sample = await self._episodes.play(prompt, sample_index=index, seed=seed, greedy=greedy)
         progress.num_done += 1
         progress.last_done = time.monotonic()
         return sample

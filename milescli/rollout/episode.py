@@ -3,7 +3,7 @@ Used by the collector and by the evaluation."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from milescli.core.errors import AgentError, MilesError
@@ -44,14 +44,16 @@ class Episodes:
     vocab_size: int
     """Of the model."""
 
-    async def play(self, prompt: Prompt, *, sample_index: int, seed: int) -> Sample:
-        """Scored as soon as it has ended. Raises AgentError, RewardError, or what the engine
-        raises."""
+    async def play(
+        self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool = False
+    ) -> Sample:
+        """Scored as soon as it has ended; `greedy`: each token the likeliest. Raises AgentError,
+        RewardError, or what the engine raises."""
         session = RecordingSession(
             self.engine,
             prompt_index=prompt.index,
             seed=seed,
-            settings=self.settings,
+            settings=replace(self.settings, temperature=0.0) if greedy else self.settings,
             max_tokens=self.max_tokens,
             decode=self.decode,
             vocab_size=self.vocab_size,

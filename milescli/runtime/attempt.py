@@ -157,13 +157,17 @@ class Attempt:
             episodes=evaluation_episodes(recipe, **parts),
             folder=spec.run.eval_dir,
         )
+        objective = load_objective(recipe.train.objective, recipe)
         return loop.Run(
             recipe=recipe,
             plan=spec.plan,
             bus=self.bus,
-            objective=load_objective(recipe.train.objective, recipe),
+            objective=objective,
             groups=open_collector(
-                inputs.prompts, training_episodes(recipe, **parts), recipe=recipe
+                inputs.prompts,
+                training_episodes(recipe, **parts),
+                recipe=recipe,
+                with_greedy=getattr(objective, "needs_greedy", False),
             ),
             trainer=trainer,
             devices=Devices(

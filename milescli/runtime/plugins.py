@@ -8,6 +8,8 @@ from milescli.rollout.episode import load_agent
 from milescli.rollout.rewards import load_reward
 from milescli.train.advantages import ADVANTAGES
 from milescli.train.aggregation import AGGREGATIONS
+from milescli.train.corrections import CORRECTIONS, NONE
+from milescli.train.credits import CREDITS
 from milescli.train.objectives import OBJECTIVES, load_objective
 from milescli.train.streams import Stream
 from milescli.train.surrogates import SURROGATES
@@ -25,8 +27,10 @@ def check_at_once(recipe: Recipe) -> None:
     that is known. Raises as `load_plugins`."""
     load_reward(recipe.rollout)
     load_agent(recipe.rollout.agent)
-    for registry in (OBJECTIVES, ADVANTAGES, SURROGATES, AGGREGATIONS):
+    for registry in (OBJECTIVES, ADVANTAGES, CREDITS, SURROGATES, AGGREGATIONS):
         registry.path_of(getattr(recipe.train, registry.kind), key=f"train.{registry.kind}")
+    if recipe.train.correction.kind != NONE:
+        CORRECTIONS.path_of(recipe.train.correction.kind, key="train.correction.kind")
 
 
 def load_train_plugins(recipe: Recipe) -> None:

@@ -34,6 +34,8 @@ AGGREGATIONS = Registry(
     {
         "token_mean": "milescli.train.aggregation:token_mean",
         "sequence_mean": "milescli.train.aggregation:sequence_mean",
+        "sequence_sum": "milescli.train.aggregation:sequence_sum",
+        "constant": "milescli.train.aggregation:constant",
     },
     signature=("num_tokens", "settings"),
 )
@@ -65,3 +67,16 @@ def token_mean(*, num_tokens: int, settings: Train) -> LossShare:
 def sequence_mean(*, num_tokens: int, settings: Train) -> LossShare:
     """Mean over samples of the mean over their tokens (GRPO, arXiv 2402.03300, eq. 3)."""
     return LossShare(token_weight=1.0 / num_tokens, count=1.0)
+
+
+def sequence_sum(*, num_tokens: int, settings: Train) -> LossShare:
+    """Mean over samples of the sum over their tokens (REINFORCE as it is derived; LUSPO, arXiv
+    2602.05261)."""
+    return LossShare(token_weight=1.0, count=1.0)
+
+
+def constant(*, num_tokens: int, settings: Train) -> LossShare:
+    """Mean over samples of the sum over their tokens, divided by `constant_length`: a token weighs
+    the same whatever its response's length (Dr. GRPO, arXiv 2503.20783, section 3.2)."""
+    assert settings.constant_length is not None, "the objective fills it in"
+    return LossShare(token_weight=1.0 / settings.constant_length, count=1.0)

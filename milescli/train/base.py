@@ -137,7 +137,8 @@ class TokenLoss:
 
 class Objective(Protocol[Item]):
     """What one optimizer step minimises. Pure: data in, tensors out; it knows no rank, no engine
-    and no vendor. Made once per process by a factory `(recipe) -> Objective`."""
+    and no vendor. Made once per process by a factory `(recipe) -> Objective`. An attribute
+    `needs_greedy = True` asks for `Group.greedy_reward`."""
 
     needs: frozenset[Stream]
     """Streams that the ranks compute before the loss (`FROM_RANKS`)."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
-KlEstimator = Literal["k1", "k2", "k3"]
+from milescli.recipe.schema import KlEstimator
+
 MAX_LOG_RATIO = 20.0
 """Where a difference of log-probs is an exponent, what lies beyond is cut off, gradient included:
 exp(20) is 5e8, of which float32 still keeps seven digits, and exp(89) is infinite."""
+LOW_VAR_MAX = 10.0
+"""Nats."""
 
 
 def kl_estimate(
@@ -20,7 +21,8 @@ def kl_estimate(
 
     k1 = d (unbiased), k2 = d^2 / 2 (its gradient is that of the KL), k3 = exp(-d) - 1 + d
     (unbiased, never negative): J. Schulman, "Approximating KL divergence" (2020); k3 is eq. 4 of
-    GRPO (arXiv 2402.03300), with d cut off at +-MAX_LOG_RATIO, gradient included.
+    GRPO (arXiv 2402.03300), with d cut off at +-MAX_LOG_RATIO, gradient included. low_var: k3, at
+    most LOW_VAR_MAX.
     """
     difference = logprobs - reference_logprobs
     if kind == "k1":
@@ -28,4 +30,5 @@ def kl_estimate(
     if kind == "k2":
         return difference.square() / 2
     difference = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return torch.expm1(-difference) + difference
+    estimate = torch.expm1(-difference) + difference
+    return estimate if kind == "k3" else estimate.clamp(max=LOW_VAR_MAX)

@@ -17,6 +17,12 @@ class Stream(StrEnum):
     """Log-prob by the policy before the first update of the step."""
     REFERENCE = "reference"
     """Log-prob by the frozen reference."""
+    VALUES = "values"
+    """What a critic expects from here on."""
+    UNIFORM = "uniform"
+    """A random number in [0, 1), fixed by the sample's seed: a draw that no layout changes."""
+    CORRECTION = "correction"
+    """What `train.correction` weighs a token's loss by."""
 
 
 LOGPROBS = frozenset({Stream.ENGINE, Stream.OLD, Stream.REFERENCE})

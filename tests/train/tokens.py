@@ -3,8 +3,13 @@ all trained on."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
 import torch
 
+from milescli.train.base import TrainSequence
 from milescli.train.packed_tokens import PackedTokens, Places
 
 
@@ -29,4 +34,71 @@ def one_sequence(
         streams=streams or {},
         logprobs=logprobs,
         entropy=torch.zeros(count) if entropy is None else entropy,
+    )
+
+
+def ragged(rng: np.random.Generator, *, with_logprobs: bool = False) -> PackedTokens:
+    """A few sequences of unequal lengths, half of whose tokens are trained on, and padding. With
+    log-probs a microbatch of a loss, without them all tokens of a step."""
+    lengths = rng.integers(2, 12, size=rng.integers(1, 5)).tolist()
+    sequence = [number for number, length in enumerate(lengths) for _ in range(length - 1)]
+    offset = [place for length in lengths for place in range(1, length)]
+    padding = int(rng.integers(0, 4))
+    count = len(sequence)
+    mask = torch.from_numpy(np.append(rng.random(count) < 0.5, [False] * padding).astype(bool))
+    logprobs = torch.from_numpy(-rng.gamma(1.0, 1.0, size=count + padding).astype(np.float32))
+    return PackedTokens(
+        places=Places(
+            sequence=torch.tensor([*sequence, *[len(lengths)] * padding]),
+            offset=torch.tensor([*offset, *[0] * padding]),
+            lengths=torch.tensor(lengths),
+        ),
+        loss_mask=mask,
+        loss_weights=mask / mask.sum().clamp(min=1),
+        streams={},
+        logprobs=logprobs.requires_grad_() if with_logprobs else None,
+        entropy=torch.zeros(count + padding) if with_logprobs else None,
+    )
+
+
+def packed(
+    sequences: Sequence[TrainSequence], *, extra: Mapping[str, torch.Tensor] | None = None
+) -> PackedTokens:
+    """All tokens of a step, sequences end to end, as `complete` sees them on one process. `extra`:
+    streams that ranks compute, [S]."""
+    lengths = [len(sequence.token_ids) for sequence in sequences]
+    divisor = sum(sequence.share for sequence in sequences if sequence.loss_mask.any())
+
+    def joined(parts: Iterable[np.ndarray]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([np.array(part[1:]) for part in parts]))
+
+    weights = [
+        np.full(length, sequence.token_weight / max(divisor, 1e-9), np.float32)
+        for length, sequence in zip(lengths, sequences, strict=True)
+    ]
+    mask = joined(sequence.loss_mask for sequence in sequences)
+    streams = {
+        name: joined(sequence.streams[name] for sequence in sequences)
+        for name in sequences[0].streams
+    }
+    return PackedTokens(
+        places=Places(
+            sequence=torch.tensor([i for i, n in enumerate(lengths) for _ in range(n - 1)]),
+            offset=torch.tensor([place for n in lengths for place in range(1, n)]),
+            lengths=torch.tensor(lengths),
+        ),
+        loss_mask=mask,
+        loss_weights=torch.where(mask, joined(weights), 0.0),
+        streams={**streams, **(extra or {})},
+    )
+
+
+def as_microbatch(tokens: PackedTokens, logprobs: torch.Tensor) -> PackedTokens:
+    """The same tokens as a loss sees them, after `complete`."""
+    return replace(
+        tokens,
+        streams={**tokens.streams, **tokens.new_streams},
+        new_streams={},
+        logprobs=logprobs,
+        entropy=0.1 * logprobs.square(),
     )

@@ -3,29 +3,48 @@ or an import path."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+import numpy as np
+
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
-from milescli.core.types import Group
+from milescli.core.types import Group, Sample
 from milescli.recipe.schema import Train
 
-AdvantageRows = list[list[float]]
-"""[groups][samples of the group]; all tokens of a sample share its advantage."""
+Advantage = float | Sequence[np.ndarray]
+"""Of one sample: a number, which all of its tokens share, or for each of its trajectories
+[num_tokens]."""
+AdvantageRows = Sequence[Sequence[Advantage]]
+"""[groups][samples of the group]"""
 
 
 class AdvantageEstimator(Protocol):
-    """A plug-in of `train.advantage`."""
+    """A plug-in of `train.advantage`. An attribute `needs_greedy = True` asks for
+    `Group.greedy_reward`."""
 
     def __call__(self, *, groups: Sequence[Group], settings: Train) -> AdvantageRows:
         """Of all groups of a step, before they are split into updates."""
         ...
 
 
+_BASELINES, _BEST = "milescli.train.advantages.baselines", "milescli.train.advantages.best_of"
 ADVANTAGES = Registry(
-    "advantage", {"grpo": "milescli.train.advantages.grpo:grpo"}, signature=("groups", "settings")
+    "advantage",
+    {
+        "grpo": "milescli.train.advantages.grpo:grpo",
+        "rloo": f"{_BASELINES}:rloo",
+        "reinforce": f"{_BASELINES}:reinforce",
+        "remax": f"{_BASELINES}:remax",
+        "opo": f"{_BASELINES}:opo",
+        "gpg": f"{_BASELINES}:gpg",
+        "gigpo": "milescli.train.advantages.turns:gigpo",
+        "pass_at_k": f"{_BEST}:pass_at_k",
+        "best_of_n": f"{_BEST}:best_of_n",
+        "max_rl": f"{_BEST}:max_rl",
+    },
+    signature=("groups", "settings"),
 )
 
 
@@ -48,12 +67,26 @@ def estimate(
             fix=f"mend `{name}`: it returns a list of numbers for each group",
         )
     for group, row in zip(groups, rows, strict=True):
-        for index, value in enumerate(row):
-            if not math.isfinite(value):
+        for index, (sample, value) in enumerate(zip(group.samples, row, strict=True)):
+            if fault := _fault(sample, value):
                 raise RecipeError(
-                    f"the advantage estimator `{name}` gave {value}",
+                    f"the advantage estimator `{name}` gave {fault}",
                     why=f"for sample {index} of prompt {group.prompt.index}, whose rewards are "
                     f"{group.rewards}",
-                    fix=f"mend `{name}`: an advantage is a finite number",
+                    fix=f"mend `{name}`: an advantage is a finite number, or such a number for "
+                    "each token of each trajectory",
                 )
     return rows
+
+
+def _fault(sample: Sample, value: Advantage) -> str | None:
+    if isinstance(value, int | float | np.number):
+        return None if np.isfinite(value) else f"{value}"
+    if not isinstance(value, Sequence) or not all(isinstance(row, np.ndarray) for row in value):
+        return f"{value!r}"
+    shapes = [row.shape for row in value]
+    wanted = [(trajectory.num_tokens,) for trajectory in sample.trajectories]
+    if shapes != wanted:
+        return f"arrays of shapes {shapes} for trajectories of {wanted}"
+    bad = [float(row[~np.isfinite(row)][0]) for row in value if not np.isfinite(row).all()]
+    return f"{bad[0]}" if bad else None

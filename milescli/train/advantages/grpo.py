@@ -19,11 +19,11 @@ def grpo(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
     2508.08221, section 4), or 1 (Dr. GRPO, arXiv 2503.20783). It is the sample standard deviation
     (n - 1); a single sample has none and gets 0.
     """
-    batch_std = _std([reward for group in groups for reward in group.rewards])
+    batch_std = std_of([reward for group in groups for reward in group.rewards])
     advantages = []
     for group in groups:
         mean = statistics.fmean(group.rewards)
-        std = {"group": _std(group.rewards), "batch": batch_std, "none": 1.0}[
+        std = {"group": std_of(group.rewards), "batch": batch_std, "none": 1.0}[
             settings.normalize_std
         ]
         scale = 1.0 if settings.normalize_std == "none" else 1.0 / (std + STD_FLOOR)
@@ -31,5 +31,6 @@ def grpo(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
     return advantages
 
 
-def _std(values: Sequence[float]) -> float:
+def std_of(values: Sequence[float]) -> float:
+    """The sample standard deviation; 0 of a single value."""
     return statistics.stdev(values) if len(values) > 1 else 0.0

@@ -1,22 +1,32 @@
-"""Policy gradients with a ratio to the old policy, made of pieces: advantage estimator, surrogate,
-KL term, entropy bonus, aggregation. `train.*` of the recipe chooses each."""
+"""Policy gradients, made of pieces: advantage estimator, its credit over tokens, policy ratio,
+surrogate, correction of what trainer and engine do not agree on, KL and entropy terms, aggregation.
+`train.*` of the recipe chooses each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
 
 from milescli.core.types import Group, Sample
-from milescli.recipe.schema import Recipe
-from milescli.train.advantages import AdvantageEstimator, estimate, load_advantage
+from milescli.recipe.schema import Recipe, Train
+from milescli.train.advantages import Advantage, AdvantageEstimator, estimate, load_advantage
 from milescli.train.aggregation import Aggregation, load_aggregation, share_of
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence
+from milescli.train.corrections import CorrectionFn, corrected, load_correction
+from milescli.train.credits import Credit, load_credit
 from milescli.train.kl import MAX_LOG_RATIO, kl_estimate
 from milescli.train.packed_tokens import PackedTokens
+from milescli.train.ratios import log_ratio_at
 from milescli.train.sequences import sequence_of
 from milescli.train.streams import Stream
 from milescli.train.surrogates import Surrogate, load_surrogate, terms_of
+
+_STD_FLOOR = 1e-8
+"""Added to a variance before whitening by its root."""
+_SHOWN = "figure."
+"""Before the name of a stream that is a figure."""
 
 
 class Policy:
@@ -28,21 +38,33 @@ class Policy:
         *,
         recipe: Recipe,
         advantage: AdvantageEstimator | None = None,
+        credit: Credit | None = None,
         surrogate: Surrogate | None = None,
+        correction: CorrectionFn | None = None,
         aggregation: Aggregation | None = None,
     ) -> None:
         """Pieces that are not given are those that the recipe names."""
-        self.settings = recipe.train
-        self.advantage = advantage or load_advantage(recipe.train.advantage)
-        self.surrogate = surrogate or load_surrogate(recipe.train.surrogate)
-        self.aggregation = aggregation or load_aggregation(recipe.train.aggregation)
+        self.settings = train = _filled_in(recipe)
+        self.advantage = advantage or load_advantage(train.advantage)
+        self.credit = credit or load_credit(train.credit)
+        self.surrogate = surrogate or load_surrogate(train.surrogate)
+        self.correction = correction or load_correction(train.correction.kind)
+        self.aggregation = aggregation or load_aggregation(train.aggregation)
         self.old = Stream.ENGINE if recipe.old_logprobs == "engine" else Stream.OLD
-        needs = set()
-        if self.old is Stream.OLD and recipe.train.updates_per_step > 1:
+        self.kl_in_reward = train.kl_coef > 0 and train.kl_in == "reward"
+        needs = {*_needs_of(self.credit), *_needs_of(self.surrogate)}
+        if self.old is Stream.OLD and train.updates_per_step > 1:
             needs.add(Stream.OLD)  # with one update, the policy itself is still the old one
-        if recipe.train.kl_coef:
+        if self.correction is not None or self.kl_in_reward:
+            needs.add(Stream.OLD)
+        if train.kl_coef:
             needs.add(Stream.REFERENCE)
-        self.needs = frozenset(needs)
+        self.draws = Stream.UNIFORM in needs
+        self.needs_greedy = getattr(self.advantage, "needs_greedy", False)
+        """Groups come with the reward of a greedy response."""
+        self.needs = frozenset(needs - {Stream.UNIFORM})
+        self.credits_samples = train.credit == "sample" and credit is None
+        """Each token has what the driver gave its sample."""
 
     def sequences(self, items: Sequence[Group]) -> list[TrainSequence]:
         """One for each trajectory; a group's are never parted by updates."""
@@ -55,52 +77,126 @@ class Policy:
         ]
 
     def _of_sample(
-        self, sample: Sample, *, advantage: float, group: int
+        self, sample: Sample, *, advantage: Advantage, group: int
     ) -> Iterator[TrainSequence]:
         num_tokens = sample.num_loss_tokens
         share = share_of(self.aggregation, num_tokens=max(num_tokens, 1), settings=self.settings)
-        for trajectory in sample.trajectories:
+        for index, trajectory in enumerate(sample.trajectories):
             part = trajectory.num_loss_tokens / num_tokens if num_tokens else 0.0
+            values = advantage[index] if isinstance(advantage, Sequence) else advantage
+            streams = {
+                Stream.ADVANTAGE: np.full(trajectory.num_tokens, values, np.float32),
+                Stream.ENGINE: np.frombuffer(trajectory.logprobs, np.float32),
+            }
+            if self.draws:
+                draw = np.random.default_rng([sample.seed, index])
+                streams[Stream.UNIFORM] = draw.random(trajectory.num_tokens, np.float32)
             yield sequence_of(
                 trajectory,
-                streams={
-                    Stream.ADVANTAGE: np.full(trajectory.num_tokens, advantage, np.float32),
-                    Stream.ENGINE: np.frombuffer(trajectory.logprobs, np.float32),
-                },
+                streams=streams,
                 token_weight=share.token_weight,
                 share=share.count * part,
                 group=group,
             )
 
     def complete(self, tokens: PackedTokens) -> None:
-        """The driver knows the advantages already."""
+        """Advantages of tokens from those of samples, then what needs the whole step."""
+        if not self.credits_samples or self.kl_in_reward or self.settings.whiten:
+            tokens[Stream.ADVANTAGE] = self._advantages(tokens)
+        if self.correction is not None:
+            made = corrected(
+                self.correction,
+                log_ratio=tokens[Stream.OLD] - tokens[Stream.ENGINE],
+                tokens=tokens,
+                settings=self.settings,
+            )
+            tokens[Stream.CORRECTION] = made.weights
+            for name, values in made.figures.items():
+                tokens[_SHOWN + name] = values
+        if (complete := getattr(self.surrogate, "complete", None)) is not None:
+            complete(tokens, self.settings)
+
+    def _advantages(self, tokens: PackedTokens) -> torch.Tensor:
+        given = tokens[Stream.ADVANTAGE]
+        penalty = torch.zeros_like(given)
+        if self.kl_in_reward:
+            old, reference = tokens[Stream.OLD], tokens[Stream.REFERENCE]
+            kl = kl_estimate(old, reference, kind=self.settings.kl_estimator)
+            penalty = torch.where(tokens.loss_mask, self.settings.kl_coef * kl, 0.0)
+            tokens[_SHOWN + "kl"] = kl
+        values = self.credit(
+            advantages=given, penalty=penalty, tokens=tokens, settings=self.settings
+        )
+        return whitened(values, tokens) if self.settings.whiten else values
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """surrogate + kl_coef * KL - entropy_coef * entropy, per token. The figure `clamp_fraction`
-        is the share of tokens whose ratio was cut off."""
+        """surrogate x correction + kl_coef * KL - entropy_coef * entropy, per token. The figure
+        `clamp_fraction` is the share of tokens whose ratio was cut off."""
         assert tokens.logprobs is not None and tokens.entropy is not None
+        settings = self.settings
         old = tokens[self.old] if self.old in tokens else tokens.logprobs.detach()
-        log_ratio = tokens.logprobs - old
+        raw = tokens.logprobs - old
+        log_ratio = log_ratio_at(settings.ratio, raw, tokens).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        advantages = tokens[Stream.ADVANTAGE]
         terms = terms_of(
             self.surrogate,
-            log_ratio=log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO),
-            advantages=tokens[Stream.ADVANTAGE],
+            log_ratio=log_ratio,
+            advantages=advantages,
             tokens=tokens,
-            settings=self.settings,
+            settings=settings,
         )
-        loss = terms.loss
+        loss, shown = terms.loss, dict(terms.figures)
+        if self.correction is not None:
+            loss = loss * tokens[Stream.CORRECTION]
+        if settings.off_policy_mask is not None:
+            is_left = self._has_left(tokens, advantages, bound=settings.off_policy_mask)
+            loss = torch.where(is_left, 0.0, loss)
+            shown["off_policy_masked"] = is_left.float()
+        shown["clamp_fraction"] = (raw.abs() > MAX_LOG_RATIO).float()
+        shown |= {
+            name.removeprefix(_SHOWN): tokens[name]
+            for name in (*tokens.streams, *tokens.new_streams)
+            if name.startswith(_SHOWN)
+        }
         figures = {
             "policy_loss": Figure(loss.detach(), Reduce.LOSS),
             "entropy": Figure(tokens.entropy.detach()),
-            "clamp_fraction": Figure((log_ratio.abs() > MAX_LOG_RATIO).float()),
-            **{name: Figure(values.detach()) for name, values in terms.figures.items()},
+            **{name: Figure(values.detach()) for name, values in shown.items()},
         }
-        if Stream.REFERENCE in self.needs:
-            kl = kl_estimate(
-                tokens.logprobs, tokens[Stream.REFERENCE], kind=self.settings.kl_estimator
-            )
-            loss = loss + self.settings.kl_coef * kl
+        if settings.kl_coef and not self.kl_in_reward:
+            kl = kl_estimate(tokens.logprobs, tokens[Stream.REFERENCE], kind=settings.kl_estimator)
+            if settings.kl_unbiased:
+                kl = kl * raw.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+            loss = loss + settings.kl_coef * kl
             figures["kl"] = Figure(kl.detach())
-        if self.settings.entropy_coef:
-            loss = loss - self.settings.entropy_coef * tokens.entropy
+        if settings.entropy_coef:
+            loss = loss - settings.entropy_coef * tokens.entropy
         return TokenLoss(loss=loss, figures=figures)
+
+    @staticmethod
+    def _has_left(tokens: PackedTokens, advantages: torch.Tensor, *, bound: float) -> torch.Tensor:
+        """[S] True where the advantage is negative and the mean over the sequence of log pi_engine
+        - log pi is above `bound` (OPSM of DeepSeek-V3.2, arXiv 2512.02556)."""
+        assert tokens.logprobs is not None
+        gap = tokens[Stream.ENGINE] - tokens.logprobs.detach()
+        count = tokens.sum_by_sequence(tokens.loss_mask).clamp(min=1.0)
+        return (advantages < 0) & (tokens.spread(tokens.sum_by_sequence(gap) / count) > bound)
+
+
+def whitened(values: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
+    """[S] (x - mean) / std over the trained tokens of the step, on all ranks (REINFORCE++, arXiv
+    2501.03262); the std is that of a sample (n - 1)."""
+    centred = values - tokens.reduce(values, "mean")
+    count = tokens.reduce(torch.ones_like(values), "sum")
+    variance = tokens.reduce(centred.square(), "sum") / (count - 1.0).clamp(min=1.0)
+    return centred * torch.rsqrt(variance + _STD_FLOOR)
+
+
+def _filled_in(recipe: Recipe) -> Train:
+    """`train`, with what it takes from other sections where it is null."""
+    length = recipe.train.constant_length or recipe.rollout.max_response_tokens
+    return recipe.train.model_copy(update={"constant_length": length})
+
+
+def _needs_of(piece: object) -> frozenset[Stream]:
+    return getattr(piece, "needs", frozenset())

@@ -27,7 +27,9 @@ class SurrogateTerms:
 
 
 class Surrogate(Protocol):
-    """A plug-in of `train.surrogate`."""
+    """A plug-in of `train.surrogate`. Two attributes may stand beside the call: `needs`, a
+    frozenset of `Stream`s that must be there before it, and `complete(tokens, settings)`, called
+    once a step on all tokens of a rank, which makes streams of streams."""
 
     def __call__(
         self,
@@ -44,7 +46,18 @@ class Surrogate(Protocol):
 
 SURROGATES = Registry(
     "surrogate",
-    {"clip": "milescli.train.surrogates.clip:clip"},
+    {
+        "clip": "milescli.train.surrogates.clip:clip",
+        "reinforce": "milescli.train.surrogates.reweighted:reinforce",
+        "cispo": "milescli.train.surrogates.reweighted:cispo",
+        "topr": "milescli.train.surrogates.reweighted:topr",
+        "gmpo": "milescli.train.surrogates.geometric:gmpo",
+        "sapo": "milescli.train.surrogates.soft:sapo",
+        "dppo_tv": "milescli.train.surrogates.divergence:dppo_tv",
+        "dppo_kl": "milescli.train.surrogates.divergence:dppo_kl",
+        "clip_cov": "milescli.train.surrogates.covariance:clip_cov",
+        "kl_cov": "milescli.train.surrogates.covariance:kl_cov",
+    },
     signature=("log_ratio", "advantages", "tokens", "settings"),
 )
 

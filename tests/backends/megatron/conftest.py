@@ -10,6 +10,8 @@ from tests.backends.megatron import world
 from tests.backends.megatron.layouts import (
     ADAMW,
     ADAMW_LAYOUTS,
+    ALGORITHM_EXAMPLES,
+    ALGORITHM_LAYOUTS,
     FOUR,
     ONE,
     PACKED,
@@ -134,6 +136,18 @@ class Worlds:
             "load": self.checkpoint(load) if load else "",
         }
 
+    def _algorithms(self, which: str) -> list[dict]:
+        return [
+            {
+                "name": name,
+                "call": "algorithms_measured",
+                "model": self.models["dense"],
+                "layout": layout,
+                "examples": ALGORITHM_EXAMPLES,
+            }
+            for name, layout in ALGORITHM_LAYOUTS[which].items()
+        ]
+
     def _packed(self, which: str) -> list[dict]:
         return [
             {
@@ -152,6 +166,7 @@ class Worlds:
             *self._layouts(ONE),
             *self._memory("one"),
             *self._packed("one"),
+            *self._algorithms("one"),
             *self._adamw("one"),
             self._saving("dense six", "dense", {}, 0, 6),
             self._saving("dense three", "dense", {}, 0, 3, save="dense3"),
@@ -205,6 +220,7 @@ class Worlds:
             *self._layouts(TWO),
             *self._memory("two"),
             *self._packed("two"),
+            *self._algorithms("two"),
             *self._adamw("two"),
             *self._host_steps(),
             self._saving("dense tp2 rest", "dense", {"tp": 2}, 3, 4, load="dense3"),
@@ -270,6 +286,7 @@ class Worlds:
             *self._layouts(FOUR),
             *self._memory("four"),
             *self._packed("four"),
+            *self._algorithms("four"),
             self._saving("dense wide three", "dense", {"tp": 2, "dp": 2}, 0, 3, save="wide3"),
             self._saving(
                 "moe wide three", "moe", {"ep": 2, "pp": 2, "dp": 2}, 0, 3, save="moewide3"

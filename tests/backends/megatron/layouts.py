@@ -130,6 +130,18 @@ PACKED = {
 }
 """Layouts under which PackedTokens is held against plain loops, by world."""
 PACKED_EXAMPLES = 25
+ALGORITHM_LAYOUTS = {
+    "one": {"algorithms": {}},
+    "two": {
+        "algorithms dp2": {"dp": 2},
+        "algorithms cp2": {"cp": 2},
+        "algorithms tp2 sp": {"tp": 2, "sequence_parallel": True},
+        "algorithms pp2": {"pp": 2},
+    },
+    "four": {"algorithms cp2 dp2": {"cp": 2, "dp": 2}},
+}
+"""Layouts under which every algorithm is held against one process that cuts nothing."""
+ALGORITHM_EXAMPLES = 4
 ADAMW = {
     "lr": 1e-2,
     "weight_decay": 0.1,

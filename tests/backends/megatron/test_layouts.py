@@ -7,8 +7,16 @@ import math
 
 import pytest
 
+from tests.backends.megatron.algorithm_cases import VARIANTS
 from tests.backends.megatron.conftest import Worlds
-from tests.backends.megatron.layouts import FOUR, PACKED, PACKED_EXAMPLES, TWO
+from tests.backends.megatron.layouts import (
+    ALGORITHM_EXAMPLES,
+    ALGORITHM_LAYOUTS,
+    FOUR,
+    PACKED,
+    PACKED_EXAMPLES,
+    TWO,
+)
 
 LOSS_BOUND = 1e-6
 
@@ -87,6 +95,22 @@ def test_sums_scans_means_and_gradients_of_packed_tokens_are_those_of_plain_loop
     assert len({seed for seed, _, _ in differences}) == PACKED_EXAMPLES
     worst = max(differences, key=lambda row: row[2])
     assert worst[2] < 1e-5, worst
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [(size, name) for size in ("two", "four") for name in ALGORITHM_LAYOUTS[size]],
+)
+def test_every_algorithm_has_the_loss_and_gradients_of_one_process_that_cuts_nothing(
+    worlds: Worlds, size: str, name: str, variant: str
+) -> None:
+    whole, cut = worlds.get("one")["algorithms"], worlds.get(size)[name]
+    for seed in range(ALGORITHM_EXAMPLES):
+        one, many = whole[f"{variant} {seed}"], cut[f"{variant} {seed}"]
+        assert many["losses"] == pytest.approx(one["losses"], rel=1e-5, abs=1e-6)
+        assert many["gradients"] == pytest.approx(one["gradients"], rel=1e-4, abs=1e-6)
+        assert any(one["gradients"].values())
 
 
 @pytest.mark.parametrize("old_logprobs", ["trainer", "engine"])

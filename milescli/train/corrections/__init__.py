@@ -1,0 +1,74 @@
+"""Weights for what the trainer's policy and the one that sampled do not agree on.
+`train.correction.kind` names one: built in here, an entry point, or an import path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, cast
+
+from milescli.core.errors import RecipeError
+from milescli.core.registry import Registry
+from milescli.recipe.schema import Train
+
+if TYPE_CHECKING:
+    import torch
+
+    from milescli.train.packed_tokens import PackedTokens
+
+NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """[S] each, of the positions of this rank."""
+
+    weights: torch.Tensor
+    """The surrogate's loss of each token is multiplied by it. The divisor of the mean stays."""
+    figures: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Shown as their means over the trained tokens."""
+
+
+class CorrectionFn(Protocol):
+    """A plug-in of `train.correction.kind`. Called once a step, with all tokens of this rank."""
+
+    def __call__(
+        self, *, log_ratio: torch.Tensor, tokens: PackedTokens, settings: Train
+    ) -> Correction:
+        """`log_ratio` [S]: log pi_old of the trainer - log pi of the engine that sampled."""
+        ...
+
+
+CORRECTIONS = Registry(
+    "correction",
+    {"importance": "milescli.train.corrections.importance:importance"},
+    signature=("log_ratio", "tokens", "settings"),
+)
+
+
+def load_correction(name: str) -> CorrectionFn | None:
+    """None where there is none. Raises RecipeError where `train.correction.kind` names nothing that
+    fits."""
+    if name == NONE:
+        return None
+    return cast(CorrectionFn, CORRECTIONS.resolve_function(name, key="train.correction.kind"))
+
+
+def corrected(
+    correction: CorrectionFn, *, log_ratio: torch.Tensor, tokens: PackedTokens, settings: Train
+) -> Correction:
+    """What the correction says. Raises RecipeError where that is not a weight for each position."""
+    made = correction(log_ratio=log_ratio, tokens=tokens, settings=settings)
+    if isinstance(made, Correction) and made.weights.shape == log_ratio.shape:
+        return made
+    name = getattr(correction, "__name__", type(correction).__name__)
+    gave = (
+        f"weights of shape {list(made.weights.shape)}"
+        if isinstance(made, Correction)
+        else f"a {type(made).__name__}"
+    )
+    raise RecipeError(
+        f"the correction `{name}` gave {gave}",
+        why=f"there are {len(log_ratio)} positions, and each has a weight",
+        fix=f"mend `{name}`: it returns a milescli.train.corrections.Correction(weights=...)",
+    )

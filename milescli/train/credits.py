@@ -1,0 +1,145 @@
+"""How a sample's advantage is spread over its tokens, on the trainer's ranks. `train.credit` names
+one: built in here, an entry point, or an import path."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, cast
+
+from milescli.core.registry import Registry
+from milescli.recipe.schema import Train
+from milescli.train.streams import Stream
+
+if TYPE_CHECKING:
+    import torch
+
+    from milescli.train.packed_tokens import PackedTokens
+
+
+class Credit(Protocol):
+    """A plug-in of `train.credit`. An attribute `needs` (a frozenset of `Stream`) names what the
+    ranks must compute before it."""
+
+    def __call__(
+        self,
+        *,
+        advantages: torch.Tensor,
+        penalty: torch.Tensor,
+        tokens: PackedTokens,
+        settings: Train,
+    ) -> torch.Tensor:
+        """[S] the advantage of each trained token. `advantages` [S]: what the estimator gave to
+        it; `penalty` [S]: what each token costs (the KL term, with `train.kl_in: reward`; else
+        0)."""
+        ...
+
+
+CREDITS = Registry(
+    "credit",
+    {
+        "sample": "milescli.train.credits:sample",
+        "to_go": "milescli.train.credits:to_go",
+        "gae": "milescli.train.credits:gae",
+    },
+    signature=("advantages", "penalty", "tokens", "settings"),
+)
+
+
+def load_credit(name: str) -> Credit:
+    """Raises RecipeError where `train.credit` names nothing that fits."""
+    return cast(Credit, CREDITS.resolve_function(name, key="train.credit"))
+
+
+def sample(
+    *, advantages: torch.Tensor, penalty: torch.Tensor, tokens: PackedTokens, settings: Train
+) -> torch.Tensor:
+    """A_t = A - penalty_t: each token has the advantage of its sample (GRPO)."""
+    return advantages - penalty
+
+
+def to_go(
+    *, advantages: torch.Tensor, penalty: torch.Tensor, tokens: PackedTokens, settings: Train
+) -> torch.Tensor:
+    """G_t = sum over the trained tokens j >= t of gamma^(j - t) x_j; x is -penalty, and A more at
+    the last trained token (REINFORCE++, arXiv 2501.03262). j counts trained tokens alone:
+    what a tool said is no step."""
+    rows = TrainedRows(tokens)
+    gains = rows.take(-penalty) + rows.take(advantages) * rows.is_last
+    return rows.give_back(discounted_sum(gains, settings.gamma))
+
+
+def gae(
+    *, advantages: torch.Tensor, penalty: torch.Tensor, tokens: PackedTokens, settings: Train
+) -> torch.Tensor:
+    """A_t = sum over the trained tokens j >= t of (gamma lam)^(j - t) d_j; d_j = x_j + gamma V_(j +
+    1) - V_j, V = 0 after the last (GAE, arXiv 1506.02438, eq. 16), x as in `to_go`."""
+    import torch
+
+    rows = TrainedRows(tokens)
+    values = rows.take(tokens[Stream.VALUES])
+    gains = rows.take(-penalty) + rows.take(advantages) * rows.is_last
+    following = torch.nn.functional.pad(values[:, 1:], (0, 1))
+    errors = gains + settings.gamma * following - values
+    return rows.give_back(discounted_sum(errors, settings.gamma * settings.lam))
+
+
+gae.needs = frozenset({Stream.VALUES})  # type: ignore[attr-defined]
+
+
+class TrainedRows:
+    """The trained tokens of each sequence side by side, without what stands between them. N:
+    sequences; K: trained tokens of the longest."""
+
+    def __init__(self, tokens: PackedTokens) -> None:
+        self._tokens = tokens
+        self._mask = tokens.whole_sequences(tokens.loss_mask) > 0  # [N, L]
+        self._places = self._mask.cumsum(1) - 1  # [N, L] which trained token a column is
+        self._counts = self._mask.sum(1)
+        self._width = max(int(self._counts.max()), 1) if len(self._counts) else 1
+
+    def take(self, values: torch.Tensor) -> torch.Tensor:
+        """[S] -> [N, K] float64, 0 beyond the last trained token."""
+        import torch
+
+        whole = self._tokens.whole_sequences(values).double()
+        rows = whole.new_zeros((len(whole), self._width + 1))
+        places = torch.where(self._mask, self._places, self._width)  # the last column is dropped
+        return rows.scatter(1, places, torch.where(self._mask, whole, 0.0))[:, :-1]
+
+    @property
+    def is_last(self) -> torch.Tensor:
+        """[N, K] True at the last trained token of each sequence."""
+        import torch
+
+        columns = torch.arange(self._width, device=self._counts.device)
+        return columns == (self._counts - 1)[:, None]
+
+    def give_back(self, rows: torch.Tensor) -> torch.Tensor:
+        """[N, K] -> [S] float32, 0 off the mask."""
+        import torch
+
+        whole = rows.gather(1, self._places.clamp(min=0))
+        return self._tokens.own_part(torch.where(self._mask, whole, 0.0).float())
+
+
+_BLOCK = 128
+"""Columns that one product of matrices sums; the powers of a factor above 0.5 stay normal
+numbers."""
+
+
+def discounted_sum(values: torch.Tensor, factor: float) -> torch.Tensor:
+    """[N, K] -> [N, K] y_t = x_t + factor y_(t + 1), block by block from the end."""
+    import torch
+
+    width = values.shape[1]
+    steps = torch.arange(_BLOCK, device=values.device)
+    distance = steps[:, None] - steps[None, :]
+    powers = factor ** distance.clamp(min=0).to(values.dtype) * (distance >= 0)
+    carried = factor ** (_BLOCK - steps).to(values.dtype)
+    pieces, after = [], values.new_zeros((len(values), 1))
+    for begin in range((width - 1) // _BLOCK * _BLOCK, -1, -_BLOCK):
+        part = values[:, begin : begin + _BLOCK]
+        count = part.shape[1]
+        piece = part @ powers[:count, :count] + after * carried[_BLOCK - count :]
+        pieces.append(piece)
+        after = piece[:, :1]
+    return torch.cat(pieces[::-1], dim=1)

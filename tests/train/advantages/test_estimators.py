@@ -1,0 +1,163 @@
+"""Each advantage estimator against its formula, written out once more with numpy, and against what
+it must keep for any rewards."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from milescli.core.errors import RecipeError
+from milescli.core.types import Group
+from milescli.recipe.schema import Train
+from milescli.train.advantages import estimate, load_advantage
+from tests.samples import make_group, make_sample, make_trajectory
+
+BATCHES = st.lists(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.25, 1.0, 2.0]), st.integers(1, 9)),
+        min_size=2,
+        max_size=6,
+    ),
+    min_size=1,
+    max_size=4,
+)
+"""[groups][samples] (reward, trained tokens)"""
+
+
+def _groups(batch: list[list[tuple[float, int]]]) -> list[Group]:
+    return [
+        make_group(
+            [
+                make_sample(make_trajectory([1], [2] * length), reward=reward, index=index)
+                for index, (reward, length) in enumerate(row)
+            ]
+        )
+        for row in batch
+    ]
+
+
+def _of(name: str, groups: list[Group], **settings: object) -> list[np.ndarray]:
+    rows = estimate(load_advantage(name), groups, settings=Train(advantage=name, **settings))
+    return [np.array(row) for row in rows]
+
+
+def _rewards(row: list[tuple[float, int]]) -> np.ndarray:
+    return np.array([reward for reward, _ in row])
+
+
+@given(BATCHES)
+def test_baselines_are_what_their_papers_subtract(batch: list[list[tuple[float, int]]]) -> None:
+    groups = _groups(batch)
+    telling = sum(len(row) for row in batch if np.ptp(_rewards(row)) > 0)
+    alpha = sum(len(row) for row in batch) / max(telling, 1)
+    made = {name: _of(name, groups) for name in ("reinforce", "rloo", "opo", "gpg", "max_rl")}
+    for index, row in enumerate(batch):
+        rewards, lengths = _rewards(row), np.array([length for _, length in row])
+        count, mean = len(rewards), rewards.mean()
+        assert made["reinforce"][index] == pytest.approx(rewards)
+        assert made["rloo"][index] == pytest.approx((rewards - mean) * count / (count - 1))
+        assert made["opo"][index] == pytest.approx(rewards - np.average(rewards, weights=lengths))
+        assert made["gpg"][index] == pytest.approx(alpha * (rewards - mean))
+        expected = (rewards - mean) / mean if mean else 0 * rewards
+        assert made["max_rl"][index] == pytest.approx(expected)
+
+
+def test_remax_subtracts_the_reward_of_the_greedy_response() -> None:
+    (group,) = _groups([[(1.0, 2), (0.0, 3)]])
+    (row,) = _of("remax", [replace(group, greedy_reward=0.25)])
+    assert row.tolist() == [0.75, -0.25]
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1.0]), min_size=3, max_size=9),
+    st.integers(1, 4),
+)
+def test_pass_at_k_is_the_mean_over_all_subsets(rewards: list[float], k: int) -> None:
+    """A sample's advantage is that of the k-subsets it is in, each worth its best, normalised over
+    all k-subsets: what the paper's closed form sums up."""
+    if k >= len(rewards):
+        return
+    subsets = list(itertools.combinations(range(len(rewards)), k))
+    worth = np.array([max(rewards[i] for i in subset) for subset in subsets])
+    (row,) = _of("pass_at_k", _groups([[(reward, 1) for reward in rewards]]), pass_k=k)
+    if worth.std() == 0:
+        assert not row.any()
+        return
+    normalised = (worth - worth.mean()) / worth.std()
+    expected = [
+        np.mean([value for subset, value in zip(subsets, normalised, strict=True) if i in subset])
+        for i in range(len(rewards))
+    ]
+    assert row == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_best_of_a_group_has_its_lead_over_the_second() -> None:
+    groups = _groups([[(0.0, 1), (2.0, 1), (1.5, 1)], [(1.0, 1), (1.0, 1)]])
+    first, second = _of("best_of_n", groups, normalize_std="none")
+    assert first.tolist() == [0.0, 0.5, 0.0] and second.tolist() == [0.0, 0.0]
+    (scaled, _) = _of("best_of_n", groups)
+    assert scaled[1] == pytest.approx(0.5 / (np.std([0, 2, 1.5], ddof=1) + 1e-6))
+
+
+def test_max_rl_refuses_a_reward_that_is_no_chance() -> None:
+    with pytest.raises(RecipeError, match="cannot take the reward -1"):
+        _of("max_rl", _groups([[(-1.0, 1), (1.0, 1)]]))
+
+
+def _episode(*turns: tuple[list[int], list[int]], reward: float, index: int):  # type: ignore[no-untyped-def]
+    """Turns of (observation, answer) as one trajectory."""
+    ids, mask = [], []
+    for observation, answer in turns:
+        ids += [*observation, *answer]
+        mask += [False] * len(observation) + [True] * len(answer)
+    prompt = turns[0][0]
+    trajectory = make_trajectory(prompt, ids[len(prompt) :], mask=mask[len(prompt) :])
+    return make_sample(trajectory, reward=reward, index=index)
+
+
+def test_gigpo_compares_turns_that_answered_the_same_observation() -> None:
+    # all three begin at [1]; the first two then see [5], the third sees [6]
+    group = make_group(
+        [
+            _episode(([1], [2, 3]), ([5], [4]), reward=1.0, index=0),
+            _episode(([1], [2]), ([5], [9, 9]), reward=0.0, index=1),
+            _episode(([1], [7]), ([6], [8]), reward=1.0, index=2),
+        ]
+    )
+    settings = Train(advantage="gigpo", normalize_std="none", gamma=0.5, turn_weight=2.0)
+    (rows,) = estimate(load_advantage("gigpo"), [group], settings=settings)
+    episode = np.array([1, 0, 1]) - 2 / 3
+    first = np.array([0.5, 0.0, 0.5]) - 1 / 3  # returns of the first turns: gamma r
+    assert rows[0][0] == pytest.approx(
+        [episode[0]]  # the prompt, which is not trained on
+        + [episode[0] + 2 * first[0]] * 2
+        + [episode[0]]
+        + [episode[0] + 2 * 0.5]
+    )
+    assert rows[1][0][1] == pytest.approx(episode[1] + 2 * first[1])
+    assert rows[1][0][3:] == pytest.approx([episode[1] - 2 * 0.5] * 2)
+    assert rows[2][0][3] == pytest.approx(episode[2]), "it met nobody at [6]"
+
+
+def wrong_shape(*, groups, settings):  # type: ignore[no-untyped-def]
+    """Of the sampled tokens alone, where all are wanted."""
+    return [[[np.zeros(2)] for _ in group.samples] for group in groups]
+
+
+def bad_token(*, groups, settings):  # type: ignore[no-untyped-def]
+    """NaN at one token."""
+    return [[[np.array([0.0, np.nan, 0.0])] for _ in group.samples] for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "gave"), [(wrong_shape, r"arrays of shapes \[\(2,\)\]"), (bad_token, "nan")]
+)
+def test_advantages_of_tokens_that_do_not_fit_are_named(estimator, gave: str) -> None:  # type: ignore[no-untyped-def]
+    groups = _groups([[(1.0, 2), (0.0, 2)]])
+    with pytest.raises(RecipeError, match=f"the advantage estimator `.*` gave {gave}"):
+        estimate(estimator, groups, settings=Train())
