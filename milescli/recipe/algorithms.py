@@ -56,6 +56,8 @@ ALGORITHMS: dict[str, Algorithm] = {
             "train.kl_unbiased": False,
             "train.entropy_coef": 0.0,
             "rollout.filter": "none",
+            "rollout.shaping": "none",
+            "rollout.mask_truncated": False,
         },
     ),
     "dr_grpo": Algorithm(
@@ -64,12 +66,13 @@ ALGORITHMS: dict[str, Algorithm] = {
         sets={"train.normalize_std": "none", "train.aggregation": "constant"},
     ),
     "dapo": Algorithm(
-        about="clip-higher, token mean, groups that teach nothing replaced",
+        about="clip-higher, token mean, equal groups replaced, overlong responses punished",
         paper="arXiv 2503.14476",
         sets={
             "train.clip_high": 0.28,
             "train.aggregation": "token_mean",
             "rollout.filter": "zero_variance",
+            "rollout.shaping": "overlong",
         },
     ),
     "lite_ppo": Algorithm(

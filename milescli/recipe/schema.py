@@ -111,8 +111,25 @@ class Rollout(Section):
     reward_timeout_s: PositiveFloat = 30.0
     reward_retries: NonNegative = 0
     """How often a reward that raises is tried again before the run stops."""
-    filter: Literal["none", "zero_variance"] = "none"
-    """zero_variance: groups in which all rewards are equal are replaced by further prompts."""
+    filter: str = "none"
+    """Groups that are replaced by further prompts. none; zero_variance: those whose rewards are all
+    equal; pass_rate: those whose mean reward is outside of the bounds below; or an import path."""
+    pass_rate_low: float = 0.1
+    pass_rate_high: float = 0.95
+    over_sampling: Annotated[float, Field(ge=1.0)] = 1.0
+    """Begin so many times the prompts of a step, take those that are done first, and give the rest
+    up: stragglers hold nobody up, but short answers come first, and a resumed run is not bit for
+    bit the one that was not stopped."""
+    shaping: str = "none"
+    """How scored rewards become those that are trained on. none; overlong: less for responses near
+    `max_response_tokens` (DAPO); or an import path."""
+    overlong_buffer: Positive | None = None
+    """overlong: tokens before the bound over which the penalty rises; null: a fifth of it."""
+    overlong_penalty: NonNegativeFloat = 1.0
+    """overlong: at the bound."""
+    mask_truncated: bool = False
+    """Nothing is learned of the tokens of responses that were cut off (overlong filtering of DAPO);
+    their rewards still count for the others of their group."""
     max_filter_rounds: Positive = 8
     """Bound on replacement rounds per step; then the run stops and says so."""
     max_staleness: NonNegative = 0

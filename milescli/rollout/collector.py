@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ from milescli.core.types import Group, Prompt, Sample, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import PromptSource
 from milescli.rollout.episode import Episodes
-from milescli.rollout.filters import FILTERS
+from milescli.rollout.filters import is_kept, load_filter
+from milescli.rollout.shaping import load_shaping, shaped
 from milescli.rollout.stats import staleness_of, summarise
 
 _Result = TypeVar("_Result")
@@ -68,7 +70,8 @@ class Collector:
         self._episodes = episodes
         self._recipe = recipe
         self._seed_of = seed_of or sampling_seed
-        self._keep = FILTERS[recipe.rollout.filter]
+        self._keep = load_filter(recipe.rollout.filter)
+        self._shaping = load_shaping(recipe.rollout.shaping)
         self._with_greedy = with_greedy
         self._stats: RolloutStats | None = None
 
@@ -109,7 +112,8 @@ class Collector:
             raise
 
     def account(self, batch: Batch, *, version: WeightVersion) -> list[Group]:
-        """The batch's groups, their staleness held against the recipe's bound, and `stats` set."""
+        """The batch's groups, rewards shaped, their staleness held against the recipe's bound, and
+        `stats` set."""
         bound = self._recipe.rollout.max_staleness
         for group in batch.kept:
             age = staleness_of(group, version)
@@ -117,7 +121,8 @@ class Collector:
                 f"prompt {group.prompt.index}: staleness {age} at version {version}, bound {bound}"
             )
         self._stats = summarise(kept=batch.kept, refused=batch.refused, version=version)
-        return batch.kept
+        settings = self._recipe.rollout
+        return [shaped(self._shaping, group, settings=settings) for group in batch.kept]
 
     async def collect(self, step: int) -> Batch:
         """Take prompts, have them sampled and scored, replace what the filter refuses."""
@@ -144,14 +149,17 @@ class Collector:
         rollout = self._recipe.rollout
         start, kept, refused = self._source.position, list[Group](), list[Group]()
         for _ in range(rollout.max_filter_rounds):
-            first = self._source.position
-            prompts = self._source.take(rollout.prompts_per_step - len(kept))
+            first, wanted = self._source.position, rollout.prompts_per_step - len(kept)
+            prompts = self._source.take(math.ceil(wanted * rollout.over_sampling))
             groups = [
                 self._group(epoch, prompt, first + n, progress)
                 for n, (epoch, prompt) in enumerate(prompts)
             ]
-            for group in await all_or_first_error(groups):
-                (kept if self._keep(group) else refused).append(group)
+            if rollout.over_sampling > 1.0:
+                await self._take_first(groups, wanted, kept, refused)
+            else:
+                for group in await all_or_first_error(groups):
+                    (kept if self._is_kept(group) else refused).append(group)
             if len(kept) == rollout.prompts_per_step:
                 return Batch(kept=kept, refused=refused, start_position=start)
         raise MilesError(
@@ -165,6 +173,35 @@ class Collector:
                 f"--set rollout.max_filter_rounds={4 * rollout.max_filter_rounds}",
             ],
         )
+
+    def _is_kept(self, group: Group) -> bool:
+        return is_kept(self._keep, group, settings=self._recipe.rollout)
+
+    async def _take_first(
+        self,
+        groups: Iterable[Coroutine[Any, Any, Group]],
+        wanted: int,
+        kept: list[Group],
+        refused: list[Group],
+    ) -> None:
+        """The first `wanted` groups that the filter keeps, in the order of their prompts; what is
+        not done by then is given up. Raises the first error of any."""
+        tasks = [asyncio.ensure_future(group) for group in groups]
+        waiting, found = set(tasks), dict[int, Group]()
+        try:
+            while waiting and len(found) < wanted:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for place in sorted(tasks.index(task) for task in done):
+                    group = tasks[place].result()
+                    if not self._is_kept(group):
+                        refused.append(group)
+                    elif len(found) < wanted:
+                        found[place] = group
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        kept += [found[place] for place in sorted(found)]
 
     async def _group(self, epoch: int, prompt: Prompt, position: int, progress: _Progress) -> Group:
         count = self._recipe.rollout.samples_per_prompt

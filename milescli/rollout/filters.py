@@ -1,31 +1,71 @@
-"""Which groups are worth training on. Pure functions by name; the collector replaces what they
-refuse."""
+"""Which groups are worth training on. `rollout.filter` names one: built in here, an entry point, or
+an import path; the collector replaces what it refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from statistics import fmean
+from typing import Protocol, cast
 
+from milescli.core.errors import RecipeError
+from milescli.core.registry import Registry
 from milescli.core.types import Group
-
-GroupFilter = Callable[[Group], bool]
-"""True: keep the group."""
+from milescli.recipe.schema import Rollout
 
 
-def keep_all(group: Group) -> bool:
+class GroupFilter(Protocol):
+    """A plug-in of `rollout.filter`."""
+
+    def __call__(self, *, group: Group, settings: Rollout) -> bool:
+        """True: keep the group. Called once a group, when all of its samples are scored."""
+        ...
+
+
+FILTERS = Registry(
+    "filter",
+    {
+        "none": "milescli.rollout.filters:keep_all",
+        "zero_variance": "milescli.rollout.filters:zero_variance",
+        "pass_rate": "milescli.rollout.filters:pass_rate",
+    },
+    signature=("group", "settings"),
+)
+
+
+def load_filter(name: str) -> GroupFilter:
+    """Raises RecipeError where `rollout.filter` names nothing that fits."""
+    return cast(GroupFilter, FILTERS.resolve_function(name, key="rollout.filter"))
+
+
+def is_kept(keep: GroupFilter, group: Group, *, settings: Rollout) -> bool:
+    """What the filter says. Raises RecipeError where that is neither yes nor no."""
+    said = keep(group=group, settings=settings)
+    if said in (True, False):
+        return bool(said)
+    raise RecipeError(
+        f"the filter `{settings.filter}` gave {said!r}",
+        why=f"of the group of prompt {group.prompt.index}; it says True to keep a group, else "
+        "False",
+        fix=f"mend `{settings.filter}`",
+    )
+
+
+def keep_all(*, group: Group, settings: Rollout) -> bool:
     """Refuses nothing."""
     return True
 
 
-def zero_variance(group: Group) -> bool:
+def zero_variance(*, group: Group, settings: Rollout) -> bool:
     """Refuses groups whose rewards are all equal: their advantages are zero (dynamic sampling of
     DAPO, arXiv 2503.14476)."""
     return not has_zero_variance(group)
 
 
+def pass_rate(*, group: Group, settings: Rollout) -> bool:
+    """Refuses groups whose mean reward is below `pass_rate_low` or above `pass_rate_high`: prompts
+    that are too hard, or too easy, for the policy of now."""
+    return settings.pass_rate_low <= fmean(group.rewards) <= settings.pass_rate_high
+
+
 def has_zero_variance(group: Group) -> bool:
     """Whether all rewards of the group are equal."""
     return len(set(group.rewards)) <= 1
-
-
-FILTERS: dict[str, GroupFilter] = {"none": keep_all, "zero_variance": zero_variance}
-"""By the names that `rollout.filter` knows."""

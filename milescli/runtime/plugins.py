@@ -5,7 +5,9 @@ from __future__ import annotations
 from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Recipe
 from milescli.rollout.episode import load_agent
+from milescli.rollout.filters import load_filter
 from milescli.rollout.rewards import load_reward
+from milescli.rollout.shaping import load_shaping
 from milescli.train.advantages import ADVANTAGES
 from milescli.train.aggregation import AGGREGATIONS
 from milescli.train.corrections import CORRECTIONS, NONE
@@ -27,6 +29,8 @@ def check_at_once(recipe: Recipe) -> None:
     that is known. Raises as `load_plugins`."""
     load_reward(recipe.rollout)
     load_agent(recipe.rollout.agent)
+    load_filter(recipe.rollout.filter)
+    load_shaping(recipe.rollout.shaping)
     for registry in (OBJECTIVES, ADVANTAGES, CREDITS, SURROGATES, AGGREGATIONS):
         registry.path_of(getattr(recipe.train, registry.kind), key=f"train.{registry.kind}")
     if recipe.train.correction.kind != NONE:

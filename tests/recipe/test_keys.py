@@ -39,7 +39,7 @@ def test_types_are_put_in_words() -> None:
     assert keys()["train.steps"].wants == "a whole number >= 1"
     assert keys()["parallel.tp"].wants == "a whole number >= 1, or null"
     assert keys()["rollout.top_p"].wants == "a number > 0 and <= 1"
-    assert keys()["rollout.filter"].wants == "one of none, zero_variance"
+    assert keys()["data.long_prompts"].wants == "one of drop, error"
     assert keys()["rollout.stop"].wants == "a list of texts"
     assert keys()["weights.verify"].wants == "true or false"
 

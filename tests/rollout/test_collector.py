@@ -209,3 +209,57 @@ def test_a_cancelled_take_leaves_the_position_where_the_step_began() -> None:
         assert task.cancelled() and collector.position == 0 and engine.num_running == 0
 
     asyncio.run(run())
+
+
+def test_over_sampling_takes_what_is_done_first_and_gives_the_rest_up() -> None:
+    slow = {1, 2}
+    engine = ScriptedEngine(delay=lambda request: 10**6 if request.prompt_ids[0] in slow else 1)
+    collector = _collector(engine, over_sampling=1.5)
+    (groups,) = _take(collector)
+    assert [group.prompt.index for group in groups] == [0, 3, 4, 5]
+    assert collector.position == 6
+
+
+def test_over_sampling_replaces_what_the_filter_refuses() -> None:
+    collector = _collector(
+        ScriptedEngine(),
+        scorer=make_scorer(_flat_for(0, 1, 2, 3)),
+        filter="zero_variance",
+        over_sampling=1.5,
+    )
+    (groups,) = _take(collector)
+    assert len(groups) == 4 and not {0, 1, 2, 3} & {group.prompt.index for group in groups}
+    assert collector.stats.dropped_groups == 4
+
+
+def test_the_first_error_of_an_over_sampled_step_is_raised() -> None:
+    async def reward(*, prompt: str, response: str, label: str | None) -> float:
+        raise ValueError("no such label")
+
+    collector = _collector(ScriptedEngine(), scorer=make_scorer(reward), over_sampling=2.0)
+    assert "no such label" in str(_failing(collector, RewardError))
+
+
+def test_a_greedy_response_beside_the_others_is_scored_and_not_trained_on() -> None:
+    engine = ScriptedEngine()
+    source = make_source()
+    collector = Collector(source, make_episodes(engine), recipe=make_recipe(), with_greedy=True)
+    (groups,) = _take(collector)
+    assert all(len(group.samples) == 3 for group in groups)
+    assert all(group.greedy_reward is not None for group in groups)
+    temperatures = [request.temperature for request in engine.requests]
+    assert temperatures.count(0.0) == 4 and len(temperatures) == 16
+
+
+def test_filters_and_figures_see_the_rewards_before_they_are_shaped() -> None:
+    collector = _collector(
+        ScriptedEngine(), shaping="tests.rollout.test_shaping:doubled", filter="zero_variance"
+    )
+    (groups,) = _take(collector)
+    (plain,) = _take(_collector(ScriptedEngine(), filter="zero_variance"))
+    assert [[2 * reward for reward in group.rewards] for group in plain] == [
+        group.rewards for group in groups
+    ]
+    assert collector.stats.reward_mean == pytest.approx(
+        sum(sum(group.rewards) for group in plain) / 12
+    )

@@ -5,11 +5,12 @@ surrogate, correction of what trainer and engine do not agree on, KL and entropy
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from milescli.core.types import Group, Sample
+from milescli.core.types import Group, Sample, StopReason
 from milescli.recipe.schema import Recipe, Train
 from milescli.train.advantages import Advantage, AdvantageEstimator, estimate, load_advantage
 from milescli.train.aggregation import Aggregation, load_aggregation, share_of
@@ -51,6 +52,7 @@ class Policy:
         self.correction = correction or load_correction(train.correction.kind)
         self.aggregation = aggregation or load_aggregation(train.aggregation)
         self.old = Stream.ENGINE if recipe.old_logprobs == "engine" else Stream.OLD
+        self.mask_truncated = recipe.rollout.mask_truncated
         self.kl_in_reward = train.kl_coef > 0 and train.kl_in == "reward"
         needs = {*_needs_of(self.credit), *_needs_of(self.surrogate)}
         if self.old is Stream.OLD and train.updates_per_step > 1:
@@ -79,7 +81,8 @@ class Policy:
     def _of_sample(
         self, sample: Sample, *, advantage: Advantage, group: int
     ) -> Iterator[TrainSequence]:
-        num_tokens = sample.num_loss_tokens
+        is_left_out = self.mask_truncated and sample.stop_reason is StopReason.LENGTH
+        num_tokens = 0 if is_left_out else sample.num_loss_tokens
         share = share_of(self.aggregation, num_tokens=max(num_tokens, 1), settings=self.settings)
         for index, trajectory in enumerate(sample.trajectories):
             part = trajectory.num_loss_tokens / num_tokens if num_tokens else 0.0
@@ -91,13 +94,14 @@ class Policy:
             if self.draws:
                 draw = np.random.default_rng([sample.seed, index])
                 streams[Stream.UNIFORM] = draw.random(trajectory.num_tokens, np.float32)
-            yield sequence_of(
+            made = sequence_of(
                 trajectory,
                 streams=streams,
                 token_weight=share.token_weight,
                 share=share.count * part,
                 group=group,
             )
+            yield replace(made, loss_mask=np.zeros_like(made.loss_mask)) if is_left_out else made
 
     def complete(self, tokens: PackedTokens) -> None:
         """Advantages of tokens from those of samples, then what needs the whole step."""
