@@ -1,4 +1,4 @@
-# make quickstart | check | test | bench | lint | completions | image | clean
+# make quickstart | check | test | bench | learn | pages | lint | image | clean
 # Each does its own set-up.
 include docker/pins.env
 SHELL := bash
@@ -25,7 +25,7 @@ BASE_cpu := $(PIN_IMAGE_CPU)
 BASE_cuda := $(PIN_IMAGE_CUDA)
 BASE_rocm := $(PIN_IMAGE_ROCM_$(GFX))
 
-.PHONY: quickstart install check test bench lint completions image clean
+.PHONY: quickstart install check test bench learn pages lint image clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: $(VENV)/.installed
@@ -80,8 +80,14 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/shellcheck -x docker/install.sh bench/gpu/*.sh templates/jobs/*.sh
 	$(VENV)/bin/hadolint docker/Dockerfile.*
 
-completions: $(VENV)/.installed
+# hours: each algorithm on the quickstart's task, three seeds
+learn: $(VENV)/.installed
+	$(VENV)/bin/python bench/learn.py
+
+# what is written from the program itself
+pages: $(VENV)/.installed
 	$(VENV)/bin/python -m milescli.commands.completions --write
+	$(VENV)/bin/python -m milescli.listings.algorithms_page --write
 
 image:
 	docker build -f docker/Dockerfile.$(KIND) --build-arg BASE=$(BASE_$(KIND)) -t miles:$(KIND) .

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from milescli.core.errors import RecipeError
 from milescli.core.registry import nearest
+from milescli.recipe.layers import ALGORITHM_KEY, KeyValue, Origin, SettingsLayer, Table
 
 Setting = str | float | bool | None
 
@@ -278,3 +279,18 @@ def settings_of(name: str) -> dict[str, Setting]:
             fix=[f"--set train.algorithm={guess or 'grpo'}", "miles algorithms   # what each is"],
         )
     return {**(settings_of(row.base) if row.base else {}), **row.sets}
+
+
+def with_algorithm(table: Table) -> Table:
+    """The layer, on top of the row that its `train.algorithm` names. Raises RecipeError where there
+    is no such row."""
+    entry = table.get(ALGORITHM_KEY)
+    if entry is None or entry.value is None:
+        return table
+    name = str(entry.value)
+    origin = Origin(layer=SettingsLayer.ALGORITHM, where=name)
+    row = {
+        key: KeyValue(value=value, text=str(value), origin=origin)
+        for key, value in settings_of(name).items()
+    }
+    return row | table

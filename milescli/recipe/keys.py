@@ -15,7 +15,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from milescli.core.registry import nearest
-from milescli.recipe.schema import Recipe, Section
+from milescli.recipe.schema import Recipe
+from milescli.recipe.section import Section
 
 SETTINGS = ("machine", "run")
 """The sections that say where a run goes, not what it learns: the only ones that the environment

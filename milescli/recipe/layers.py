@@ -13,7 +13,6 @@ from pathlib import Path
 
 from milescli.core.errors import RecipeError
 from milescli.recipe import reader
-from milescli.recipe.algorithms import settings_of
 from milescli.recipe.keys import SETTINGS, RecipeKey, keys, nearest_key, sections
 from milescli.recipe.reader import NULL_TEXTS, YamlNode
 
@@ -153,21 +152,6 @@ def from_command_line(sets: Iterable[str], flags: Mapping[str, str]) -> Table:
             )
         _add_override(table, name.strip(), value.strip(), option=f"--set {text}")
     return table
-
-
-def with_algorithm(table: Table) -> Table:
-    """The layer, on top of the row that its `train.algorithm` names. Raises RecipeError where there
-    is no such row."""
-    entry = table.get(ALGORITHM_KEY)
-    if entry is None or entry.value is None:
-        return table
-    name = str(entry.value)
-    origin = Origin(layer=SettingsLayer.ALGORITHM, where=name)
-    row = {
-        key: KeyValue(value=value, text=str(value), origin=origin)
-        for key, value in settings_of(name).items()
-    }
-    return row | table
 
 
 def merge(layers: Iterable[Table]) -> Table:

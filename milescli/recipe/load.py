@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from milescli.core.errors import RecipeError
 from milescli.recipe import layers
+from milescli.recipe.algorithms import with_algorithm
 from milescli.recipe.check import check
 from milescli.recipe.explain import explain
 from milescli.recipe.keys import SETTINGS, keys, sections
@@ -58,10 +59,10 @@ def load(
     table = layers.merge(
         [
             layers.from_ray_environment(environ),
-            layers.with_algorithm(base),
+            with_algorithm(base),
             *_user_files(environ=environ, cwd=cwd, home=home, but_not=path),
             layers.from_env(environ),
-            layers.with_algorithm(layers.from_command_line(sets, flags or {})),
+            with_algorithm(layers.from_command_line(sets, flags or {})),
         ]
     )
     if "name" not in table:

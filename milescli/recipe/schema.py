@@ -8,25 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-PositiveFloat = Annotated[float, Field(gt=0.0)]
-NonNegativeFloat = Annotated[float, Field(ge=0.0)]
-
-
-Ratio = Literal["token", "sequence", "sequence_token"]
-KlEstimator = Literal["k1", "k2", "k3", "low_var"]
-
-
-class Section(BaseModel):
-    """A part of the recipe."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
-    )
+from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from milescli.recipe.train import Train
 
 
 class ScratchModel(Section):
@@ -101,7 +86,7 @@ class Rollout(Section):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     top_k: int = -1
     """-1: the whole vocabulary."""
-    stop: list[str] = []
+    stop: list[str] = Field(default=[])
     """Strings that end a response, beside the end-of-sequence token."""
     agent: str = "single_turn"
     """How a prompt becomes a sample: single_turn (one response), or an import path
@@ -134,159 +119,6 @@ class Rollout(Section):
     """Bound on replacement rounds per step; then the run stops and says so."""
     max_staleness: NonNegative = 0
     """0: strictly on-policy. N: rollout may run up to N weight versions ahead of the trainer."""
-
-
-class Optimizer(Section):
-    """AdamW, as Megatron-Core's distributed optimizer runs it."""
-
-    lr: PositiveFloat = 1e-6
-    min_lr: NonNegativeFloat = 0.0
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: NonNegative = 0
-    """Linear rise of the learning rate, within `train.steps`."""
-    weight_decay: NonNegativeFloat = 0.0
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.98
-    eps: PositiveFloat = 1e-8
-    clip_grad: NonNegativeFloat = 1.0
-    """Global norm; 0: no clipping."""
-    offload: bool | None = None
-    """Keep Adam's moments and float32 weights in host memory, and step there; null: only where
-    nothing else fits."""
-
-
-class SoftClip(Section):
-    """Of the surrogate `sapo`: how steeply its gate falls beside a ratio of 1."""
-
-    positive: PositiveFloat = 1.0
-    """Where the advantage is positive."""
-    negative: PositiveFloat = 1.05
-    """Where it is not."""
-
-
-class Covariance(Section):
-    """Of the surrogates `clip_cov` and `kl_cov`: which tokens are held back, and how."""
-
-    fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.0002
-    """Of a step's trained tokens; one at least."""
-    low: float = 1.0
-    """clip_cov draws tokens whose covariance is above this,"""
-    high: float = 5.0
-    """and below this."""
-    kl_coef: NonNegativeFloat = 1.0
-    """kl_cov: weight of |log ratio| at the tokens it holds back."""
-
-
-class CorrectionSettings(Section):
-    """Weights for what trainer and engine do not agree on: kernels, precision, staleness. They
-    compare the trainer's log-probs before the step's first update with the engine's."""
-
-    kind: str = "none"
-    """none, importance (by the keys below), or an import path."""
-    level: Literal["token", "sequence", "geometric"] = "token"
-    """What a ratio is of: a token, its whole sequence (the product), or the sequence's geometric
-    mean."""
-    mode: Literal["truncate", "clip", "mask", "none"] = "truncate"
-    """truncate: at most `high` (TIS); clip: between `low` and `high`; mask: nothing is learned
-    outside of them (IcePop); none: no weight, rejection alone."""
-    low: NonNegativeFloat = 0.0
-    high: PositiveFloat = 2.0
-    normalize: bool = False
-    """Divide the weights by their mean over the step."""
-    veto: PositiveFloat | None = None
-    """Nothing is learned of a sequence one of whose tokens has a ratio below this."""
-    reject_level: Literal["none", "token", "sequence", "geometric"] = "none"
-    """Nothing is learned where the ratio at this level is outside of the bounds below."""
-    reject_low: NonNegativeFloat = 0.5
-    reject_high: PositiveFloat = 2.0
-
-
-class Train(Section):
-    """How groups become one optimizer step."""
-
-    algorithm: str | None = None
-    """A row of `miles algorithms`: sets the pieces below that nobody else sets. null: each piece as
-    it stands here."""
-    steps: Positive = 100
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """auto: bf16 on an accelerator, fp32 on a CPU."""
-    objective: str = "policy"
-    """What a step minimises: policy (made of the pieces below), supervised, or an import path to a
-    factory `(recipe) -> Objective`."""
-    advantage: str = "grpo"
-    """Estimator of advantages: grpo, rloo, reinforce, remax, opo, gpg, gigpo, pass_at_k, best_of_n,
-    max_rl, or an import path."""
-    normalize_std: Literal["group", "batch", "none"] = "group"
-    """grpo, best_of_n, gigpo: divide by the std of the group's rewards, of the batch's, or not at
-    all (Dr. GRPO)."""
-    pass_k: Positive = 4
-    """pass_at_k: the k."""
-    turn_weight: NonNegativeFloat = 1.0
-    """gigpo: weight of the credit of single turns beside that of the whole episode."""
-    credit: str = "sample"
-    """How an advantage is spread over a sample's tokens. sample: each has it; to_go: discounted
-    from the last trained token; gae: against a critic's values; or an import path."""
-    gamma: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """to_go, gae, gigpo: discount of a token (gigpo: of a turn)."""
-    lam: Fraction = 1.0
-    """gae: its lambda."""
-    whiten: bool = False
-    """Shift and scale the advantages to mean 0 and std 1 over all trained tokens of a step."""
-    ratio: Ratio = "token"
-    """What the policy ratio is of. token; sequence: the geometric mean over its sequence (GSPO);
-    sequence_token: that value, with the gradient of the token's own (GSPO-token)."""
-    surrogate: str = "clip"
-    """Term of the loss that advantages drive: clip (PPO), reinforce, cispo, gmpo, sapo, topr,
-    clip_cov, kl_cov, dppo_tv, dppo_kl, or an import path."""
-    aggregation: str = "token_mean"
-    """token_mean: mean over all trained tokens of an update (DAPO); sequence_mean: mean over
-    samples of their token means (GRPO); sequence_sum: mean over samples of their token sums;
-    constant: that, divided by `constant_length` (Dr. GRPO); or an import path."""
-    constant_length: Positive | None = None
-    """Tokens; null: `rollout.max_response_tokens`."""
-    clip_low: NonNegativeFloat = 0.2
-    """Of the ratio below 1 (gmpo: of its logarithm; dppo: of a probability, or a divergence)."""
-    clip_high: NonNegativeFloat = 0.28
-    """The same above 1."""
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
-    """Bound on the ratio of tokens with a negative advantage (dual-clip PPO; 3 is usual); null: no
-    bound."""
-    soft_clip: SoftClip = SoftClip()
-    covariance: Covariance = Covariance()
-    correction: CorrectionSettings = CorrectionSettings()
-    off_policy_mask: NonNegativeFloat | None = None
-    """Nothing is learned of a sequence of negative advantage that the policy has left by more than
-    this: mean of log pi_engine - log pi (OPSM of DeepSeek-V3.2); null: all are learned from."""
-    kl_coef: NonNegativeFloat = 0.0
-    """Weight of the KL term against the frozen reference; 0: no KL term."""
-    kl_in: Literal["loss", "reward"] = "loss"
-    """Where it stands. reward: it costs each token of its advantage, as `credit` says, by the
-    policy before the step's first update."""
-    reference: bool | None = None
-    """Keep the weights before RL as a frozen reference; none: where `kl_coef` is above 0."""
-    kl_estimator: KlEstimator = "k3"
-    """k1: log ratio; k2: half its square; k3: never negative, and its mean is the KL's; low_var:
-    k3, at most 10."""
-    kl_unbiased: bool = False
-    """Weigh the KL term by the policy ratio, so that its gradient is that of the KL when the
-    sampling policy was another (DeepSeek-V3.2)."""
-    entropy_coef: NonNegativeFloat = 0.0
-    old_logprobs: Literal["auto", "trainer", "engine"] = "auto"
-    """Who says what the old policy was. auto: the trainer at max_staleness 0, the engine beyond."""
-    updates_per_step: Positive = 1
-    """Optimizer updates on each step's groups (PPO-style minibatches)."""
-    max_tokens_per_microbatch: Positive | None = None
-    """Of one rank: a row of packed sequences has so many tokens for each context-parallel rank;
-    none: chosen by the plan (CPU: 8192)."""
-    recompute: Literal["auto", "none", "full"] = "auto"
-    """Keep only the inputs of layers for the backward pass; auto: where activations do not fit
-    otherwise (CPU: none)."""
-    expert_imbalance: Annotated[float, Field(ge=1.0)] = 1.5
-    """Memory is planned for an expert rank that gets so many times its even share of tokens
-    (mixture-of-experts only); nothing is dropped."""
-    routing_replay: bool = False
-    """R3: the trainer routes as the engine did (mixture-of-experts only)."""
-    optimizer: Optimizer = Optimizer()
 
 
 class Warmup(Section):
@@ -362,7 +194,7 @@ class EngineSettings(Section):
     cuda_graphs: bool = True
     """Replay decoding steps as graphs on an accelerator (prefills are not). false: engines start
     sooner and hold less memory; decoding is slower."""
-    extra: list[str] = []
+    extra: list[str] = Field(default=[])
     """Further arguments of SGLang's server, as on its command line: [--chunked-prefill-size=4096].
     What the recipe or miles sets already is refused."""
 

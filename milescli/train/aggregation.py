@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
-from milescli.recipe.schema import Train
+from milescli.recipe.train import Train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, cast
 
 from milescli.core.registry import Registry
-from milescli.recipe.schema import Train
+from milescli.recipe.train import Train
 from milescli.train.streams import Stream
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from milescli.recipe.schema import KlEstimator
+from milescli.recipe.train import KlEstimator
 
 MAX_LOG_RATIO = 20.0
 """Where a difference of log-probs is an exponent, what lies beyond is cut off, gradient included:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from milescli.recipe.schema import Ratio
+from milescli.recipe.train import Ratio
 from milescli.train.packed_tokens import PackedTokens
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from milescli.recipe.schema import Optimizer, Warmup
+from milescli.recipe.schema import Warmup
+from milescli.recipe.train import Optimizer
 
 LONG_FALL_STEPS = 100
 """From here on, start and end of a step of the warm-up's fall differ by less than 1 % of `lr`. The

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.recipe.schema import Train
+from milescli.recipe.train import Train
 from milescli.train.aggregation import LossShare, load_aggregation, share_of
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
-from milescli.recipe.schema import CorrectionSettings, Train
+from milescli.recipe.train import CorrectionSettings, Train
 from milescli.train.corrections import Correction, corrected, load_correction
 from milescli.train.packed_tokens import PackedTokens
 from tests.train.tokens import ragged

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.recipe.schema import Train
+from milescli.recipe.train import Train
 from milescli.train.credits import discounted_sum, load_credit
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream

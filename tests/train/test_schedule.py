@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.recipe.schema import Optimizer, Warmup
+from milescli.recipe.schema import Warmup
+from milescli.recipe.train import Optimizer
 from milescli.train.schedule import lr_at, warmup_lr_at
 
 

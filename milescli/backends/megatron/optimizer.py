@@ -23,7 +23,7 @@ from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 from milescli.backends.megatron import clipping
 from milescli.backends.megatron.host_adam import move_to_host
 from milescli.core.errors import NotFiniteError
-from milescli.recipe.schema import Optimizer
+from milescli.recipe.train import Optimizer
 
 
 def wrap(model: GPTModel) -> DistributedDataParallel:

@@ -11,7 +11,7 @@ import numpy as np
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.core.types import Group, Sample
-from milescli.recipe.schema import Train
+from milescli.recipe.train import Train
 
 Advantage = float | Sequence[np.ndarray]
 """Of one sample: a number, which all of its tokens share, or for each of its trajectories

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from milescli.core.types import Group
-from milescli.recipe.schema import Train
+from milescli.recipe.train import Train
 
 
 def reinforce(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from milescli.core.errors import RecipeError
 from milescli.core.types import Group
-from milescli.recipe.schema import Train
+from milescli.recipe.train import Train
 from milescli.train.advantages.grpo import STD_FLOOR, std_of
 
 

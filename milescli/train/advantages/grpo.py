@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from milescli.core.types import Group
-from milescli.recipe.schema import Train
+from milescli.recipe.train import Train
 
 STD_FLOOR = 1e-6
 """Added to a standard deviation before dividing by it."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from milescli.core.types import Group, Trajectory
-from milescli.recipe.schema import Train
+from milescli.recipe.train import Train
 from milescli.train.advantages.grpo import STD_FLOOR, grpo, std_of
 
 Place = tuple[int, int, int]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
-from milescli.recipe.schema import Train
+from milescli.recipe.train import Train
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from milescli.core.types import Group, Sample, StopReason
-from milescli.recipe.schema import Recipe, Train
+from milescli.recipe.schema import Recipe
+from milescli.recipe.train import Train
 from milescli.train.advantages import Advantage, AdvantageEstimator, estimate, load_advantage
 from milescli.train.aggregation import Aggregation, load_aggregation, share_of
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from milescli.recipe.schema import Train
+from milescli.recipe.train import Train
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.surrogates import SurrogateTerms
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
 from milescli.core.types import Group
-from milescli.recipe.schema import Train
+from milescli.recipe.train import Train
 from milescli.train.advantages import estimate, load_advantage
 from tests.samples import make_group, make_sample, make_trajectory
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
-from milescli.recipe.schema import Train
+from milescli.recipe.train import Train
 from milescli.train.advantages import estimate, load_advantage
 from milescli.train.advantages.grpo import grpo
 from tests.samples import rewarded

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.recipe.schema import Train
+from milescli.recipe.train import Train
 from milescli.train.surrogates import SurrogateTerms, load_surrogate
 from tests.train.tokens import one_sequence
 

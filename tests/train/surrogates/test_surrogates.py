@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.recipe.schema import SoftClip, Train
+from milescli.recipe.train import SoftClip, Train
 from milescli.train.surrogates import load_surrogate
 from tests.train.tokens import ragged
 

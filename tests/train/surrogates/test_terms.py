@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from milescli.core.errors import RecipeError
-from milescli.recipe.schema import Train
+from milescli.recipe.train import Train
 from milescli.train.surrogates import Surrogate, SurrogateTerms, terms_of
 from tests.train.tokens import one_sequence
 
