@@ -151,6 +151,19 @@ class RewardFn(Protocol):
         ...
 
 
+class BoundedReward(Protocol):
+    """A reward that bounds its calls itself, in processes of its own."""
+
+    max_concurrency: int
+    """Calls that make sense at once."""
+
+    async def score(
+        self, *, prompt: str, response: str, label: str | None, timeout_s: float
+    ) -> object:
+        """What the reward says. Raises TimeoutError or CallFailed, told for the user."""
+        ...
+
+
 class PromptSource(Protocol):
     """Endless, ordered, and resumable: its position is its whole state."""
 

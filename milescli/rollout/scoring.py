@@ -13,11 +13,21 @@ from collections.abc import Awaitable, Callable
 from milescli.core.errors import MilesError, RewardError
 from milescli.core.types import Prompt
 from milescli.core.user_code import user_traceback
-from milescli.rollout.base import RewardFn
+from milescli.rollout.base import BoundedReward, RewardFn
 
 NUM_THREADS = 32
 """Plain rewards that run at once."""
 _SHOWN_CHARACTERS = 200
+
+
+class CallFailed(Exception):
+    """One call of a reward in another process gave none; says why, for the user."""
+
+
+def is_async(reward: object) -> bool:
+    """Whether its calls are awaited."""
+    call = getattr(reward, "__call__", reward)  # noqa: B004 - an object's own `async def __call__`
+    return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call)
 
 
 class Scorer:
@@ -26,7 +36,7 @@ class Scorer:
 
     def __init__(
         self,
-        reward: RewardFn,
+        reward: RewardFn | BoundedReward,
         *,
         name: str,
         timeout_s: float,
@@ -42,11 +52,12 @@ class Scorer:
         self._name = name
         self._timeout_s = timeout_s
         self._retries = retries
+        most = getattr(reward, "max_concurrency", num_threads)
         self._threads = asyncio.Semaphore(
-            min(num_threads, getattr(reward, "max_concurrency", num_threads))
+            most if hasattr(reward, "score") else min(num_threads, most)
         )
-        call = getattr(reward, "__call__", reward)  # noqa: B004 - an object's own `async def __call__`
-        self._is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call)
+        self._is_async = is_async(reward)
+        self._is_bounded = hasattr(reward, "score")
 
     async def score(self, prompt: Prompt, response: str) -> float:
         """The reward of one response. Raises RewardError after `retries` + 1 failures, of the last
@@ -62,6 +73,14 @@ class Scorer:
         raise AssertionError(f"no attempt was made: retries {self._retries}")
 
     async def _call(self, prompt: Prompt, response: str) -> object:
+        if self._is_bounded:
+            async with self._threads:
+                return await self._reward.score(  # type: ignore[union-attr]
+                    prompt=prompt.text,
+                    response=response,
+                    label=prompt.label,
+                    timeout_s=self._timeout_s,
+                )
         if self._is_async:
             async with asyncio.timeout(self._timeout_s):
                 return await self._reward(prompt=prompt.text, response=response, label=prompt.label)  # type: ignore[misc]
@@ -75,14 +94,14 @@ class Scorer:
         self, prompt: Prompt, response: str, error: Exception, *, attempts: int
     ) -> RewardError:
         shown = response[:_SHOWN_CHARACTERS] + ("..." if len(response) > _SHOWN_CHARACTERS else "")
-        if isinstance(error, TimeoutError) and not str(error):
+        if isinstance(error, TimeoutError) and (self._is_bounded or not str(error)):
             reason, fix = (
-                f"it did not return within {self._timeout_s:g} s",
+                str(error) or f"it did not return within {self._timeout_s:g} s",
                 f"--set rollout.reward_timeout_s={2 * self._timeout_s:g}",
             )
         else:
             reason, fix = (
-                user_traceback(error),
+                str(error) if isinstance(error, CallFailed) else user_traceback(error),
                 f"mend the reward or the label of prompt {prompt.index}, then start or resume the "
                 "run",
             )

@@ -19,7 +19,7 @@ from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Data, Model, Recipe, Rollout
 from milescli.recipe.templates import shipped_shape
 from milescli.rollout.labels import check_labels
-from milescli.rollout.rewards import load_reward, needs_label
+from milescli.rollout.rewards import in_processes, load_reward, needs_label
 from milescli.rollout.scoring import Scorer
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.rollout.source import FilePrompts, SourceReport, check_file, load_source
@@ -134,9 +134,10 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
 
 
 def scorer_of(rollout: Rollout) -> Scorer:
-    """The recipe's reward, bounded and retried as the recipe says."""
+    """The recipe's reward, bounded and retried as the recipe says; one of the user's runs in
+    processes of its own."""
     return Scorer(
-        load_reward(rollout),
+        in_processes(rollout) or load_reward(rollout),
         name=rollout.reward,
         timeout_s=rollout.reward_timeout_s,
         retries=rollout.reward_retries,

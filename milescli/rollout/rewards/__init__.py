@@ -8,6 +8,8 @@ from typing import cast
 from milescli.core.registry import Registry
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import RewardFn
+from milescli.rollout.rewards.processes import ProcessReward
+from milescli.rollout.scoring import is_async
 
 REWARDS = Registry(
     "reward",
@@ -21,11 +23,25 @@ REWARDS = Registry(
 
 
 def load_reward(rollout: Rollout) -> RewardFn:
-    """The reward that `rollout.reward` names. Raises RecipeError where it cannot be had or does not
-    have the signature."""
+    """The reward that `rollout.reward` names; what is not built in runs in processes of its own.
+    Raises RecipeError where it cannot be had or does not have the signature."""
     reward = REWARDS.resolve(rollout.reward, key="rollout.reward")
     within = getattr(reward, "within", None)
     return cast(RewardFn, within(rollout.reward_timeout_s) if within else reward)
+
+
+def in_processes(rollout: Rollout) -> ProcessReward | None:
+    """The same in worker processes; None for a built-in one, which needs none."""
+    if rollout.reward in REWARDS.builtin:
+        return None
+    reward = REWARDS.resolve(rollout.reward, key="rollout.reward")
+    return ProcessReward(
+        REWARDS.path_of(rollout.reward, key="rollout.reward"),
+        is_async=is_async(reward),
+        memory_bytes=int(rollout.reward_memory_gib * 1024**3),
+        timeout_s=rollout.reward_timeout_s,
+        max_concurrency=getattr(reward, "max_concurrency", None),
+    )
 
 
 def needs_label(name: str) -> bool:

@@ -1,0 +1,114 @@
+"""Rewards of users who had a bad day; each is called in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+def good(*, prompt: str, response: str, label: str | None) -> float:
+    """As it should be."""
+    return np.float32(response == label)
+
+
+async def good_async(*, prompt: str, response: str, label: str | None) -> float:
+    """As it should be."""
+    await asyncio.sleep(0.01)
+    return float(response == label)
+
+
+def backtracking(*, prompt: str, response: str, label: str | None) -> float:
+    """A regular expression that never ends, in C."""
+    return float(bool(re.fullmatch(r"(a+)+b", "a" * 60)))
+
+
+async def blocking(*, prompt: str, response: str, label: str | None) -> float:
+    """Blocks its event loop."""
+    time.sleep(600)
+    return 1.0
+
+
+async def never(*, prompt: str, response: str, label: str | None) -> float:
+    """Awaits what never comes."""
+    await asyncio.Event().wait()
+    return 1.0
+
+
+def leaving(*, prompt: str, response: str, label: str | None) -> float:
+    """Ends its process."""
+    os._exit(1)
+
+
+def killed(*, prompt: str, response: str, label: str | None) -> float:
+    """As the kernel does where memory is short."""
+    print("about to be killed", flush=True)
+    os.kill(os.getpid(), 9)
+    return 1.0
+
+
+def exiting(*, prompt: str, response: str, label: str | None) -> float:
+    """Politely."""
+    raise SystemExit(3)
+
+
+def chatty(*, prompt: str, response: str, label: str | None) -> float:
+    """Prints 100 MB."""
+    for _ in range(100):
+        print("x" * 2**20)
+    return 1.0
+
+
+def greedy(*, prompt: str, response: str, label: str | None) -> float:
+    """Wants 10 GB."""
+    return float(len(bytearray(10 * 1024**3)))
+
+
+def raising(*, prompt: str, response: str, label: str | None) -> float:
+    """Its author's mistake."""
+    return float(response.split()[7] == label)
+
+
+def not_a_number(*, prompt: str, response: str, label: str | None) -> float:
+    """NaN."""
+    return float("nan")
+
+
+def a_text(*, prompt: str, response: str, label: str | None) -> str:
+    """Not a number."""
+    return "1.0"
+
+
+def nothing(*, prompt: str, response: str, label: str | None) -> None:
+    """Forgot to return."""
+
+
+def breeding(*, prompt: str, response: str, label: str | None) -> float:
+    """Leaves a process behind, then hangs."""
+    child = subprocess.Popen(["sleep", "600"])
+    Path(response).write_text(str(child.pid))
+    time.sleep(600)
+    return 1.0
+
+
+def closing(*, prompt: str, response: str, label: str | None) -> float:
+    """Closes what it was asked through."""
+    os.closerange(0, 64)
+    return 1.0
+
+
+def lying(*, prompt: str, response: str, label: str | None) -> float:
+    """Prints what looks like a reply."""
+    print('{"id": 0, "reward": 1000.0}', flush=True)
+    return 0.5
+
+
+async def never_for_five(*, prompt: str, response: str, label: str | None) -> float:
+    """Is slow for all, and hangs for some."""
+    await asyncio.sleep(600 if response == "5" else 1.5)
+    return float(response == label)

@@ -1,0 +1,118 @@
+"""Rewards of the user's in processes of their own: what they do wrong is named, bounded, and leaves
+nothing behind; what they do right is quick and right."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from milescli.core.errors import RewardError
+from milescli.core.types import Prompt
+from milescli.recipe.schema import Rollout
+from milescli.rollout.rewards import in_processes
+from milescli.rollout.scoring import Scorer
+
+ROOM = "tests.rollout.rewards.bad_rewards"
+
+
+def _scorer(name: str, **options: object) -> tuple[Scorer, object]:
+    rollout = Rollout(reward=f"{ROOM}:{name}", **options)  # type: ignore[arg-type]
+    reward = in_processes(rollout)
+    assert reward is not None
+    scorer = Scorer(reward, name=rollout.reward, timeout_s=rollout.reward_timeout_s)
+    return scorer, reward
+
+
+def _score(name: str, responses: list[str], **options: object) -> list[float]:
+    async def run() -> list[float]:
+        scorer, reward = _scorer(name, **options)
+        prompt = Prompt(index=7, token_ids=[1], text="2 + 2?", label="4")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                calls = [tasks.create_task(scorer.score(prompt, text)) for text in responses]
+            return [call.result() for call in calls]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        finally:
+            reward.close()  # type: ignore[attr-defined]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["good", "good_async"])
+def test_what_is_right_is_scored_in_order(name: str) -> None:
+    responses = ["4", "5", "", "4", "\x00 \u2603 }{", "x" * 200_000] * 20
+    expected = [float(text == "4") for text in responses]
+    assert _score(name, responses) == expected
+
+
+def test_what_it_prints_is_no_reply() -> None:
+    assert _score("lying", ["4"]) == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("backtracking", "did not return within 1 s"),
+        ("blocking", "did not return within 1 s"),
+        ("never", "did not return within 1 s"),
+        ("leaving", "its process ended with exit code 1"),
+        ("killed", "its process ended with signal SIGKILL; it printed last:\nabout to be killed"),
+        ("exiting", "SystemExit(3)"),
+        ("chatty", "it printed more than 8"),
+        ("greedy", "MemoryError"),
+        ("raising", "IndexError: list index out of range"),
+        ("not_a_number", "must be finite, and is nan"),
+        ("a_text", "must be a number, and is '1.0'"),
+        ("nothing", "must be a number, and is None"),
+        ("closing", "its process ended with"),
+    ],
+)
+def test_what_is_wrong_is_named(name: str, said: str) -> None:
+    timeout_s = 1.0 if "did not return" in said else 30.0
+    with pytest.raises(RewardError, match=f"the reward `{ROOM}:{name}` failed") as refused:
+        _score(name, ["4"] * 3, reward_timeout_s=timeout_s, reward_memory_gib=2.0)
+    assert said in refused.value.why
+    assert "prompt 7" in refused.value.what
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("backtracking", "fullmatch"), ("blocking", "time.sleep(600)")]
+)
+def test_where_it_hangs_is_said_with_its_line(name: str, line: str) -> None:
+    source = Path(__file__).with_name("bad_rewards.py").read_text().splitlines()
+    number = next(n for n, text in enumerate(source, 1) if line in text)
+    with pytest.raises(RewardError) as refused:
+        _score(name, ["4"], reward_timeout_s=1.0)
+    assert f'bad_rewards.py", line {number} in {name}' in refused.value.why
+
+
+def test_what_it_has_begun_ends_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    with pytest.raises(RewardError) as refused:
+        _score("breeding", [str(file)], reward_timeout_s=5.0)
+    assert "did not return" in refused.value.why
+    child, deadline = Path(f"/proc/{file.read_text()}"), time.monotonic() + 10
+    while child.exists() and b"sleep" in (child / "cmdline").read_bytes():
+        assert time.monotonic() < deadline, "a process that the reward began is still there"
+        time.sleep(0.05)
+
+
+def test_calls_of_a_worker_that_another_call_blocked_are_asked_again() -> None:
+    async def run() -> list[object]:
+        scorer, reward = _scorer("never_for_five", reward_timeout_s=6.0)
+        prompt = Prompt(index=7, token_ids=[1], text="2 + 2?", label="4")
+        try:
+            slow = asyncio.create_task(scorer.score(prompt, "5"))
+            await asyncio.sleep(5.5)
+            quick = asyncio.create_task(scorer.score(prompt, "4"))
+            return list(await asyncio.gather(slow, quick, return_exceptions=True))
+        finally:
+            reward.close()  # type: ignore[attr-defined]
+
+    slow, quick = asyncio.run(run())
+    assert isinstance(slow, RewardError) and "did not return" in slow.why
+    assert quick == 1.0
