@@ -25,6 +25,7 @@ from milescli.commands import (
     help,
     launch,
     models,
+    plugins,
     recipes,
     resume,
     runs,
@@ -41,6 +42,7 @@ miles {version}: post-train language models with reinforcement learning
   miles models                        which models it knows
   miles recipes                       what can be trained
   miles algorithms                    and how
+  miles plugins                       what you can bring
   miles launch --recipe quickstart    train
   miles runs                          what was trained
   miles resume RUN --steps 80         go on
@@ -74,7 +76,7 @@ app = typer.Typer(
 )
 for module in (
     *(launch, resume, evaluate, export, convert),
-    *(models, recipes, algorithms, runs, doctor, help),
+    *(models, recipes, algorithms, plugins, runs, doctor, help),
 ):
     module.register(app)
 

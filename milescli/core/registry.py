@@ -63,6 +63,18 @@ class Registry:
         self._check_signature(plugin, path=path, key=key)
         return plugin
 
+    @staticmethod
+    def resolve_any(path: str) -> object:
+        """What an import path names, of whatever kind. Raises RecipeError where it cannot be
+        had."""
+        if ":" not in path:
+            raise RecipeError(
+                f"`{path}` is no import path",
+                why="a plug-in is named by its module and its own name",
+                fix=f"{path or 'mypkg.module'}:NAME",
+            )
+        return _import(path, kind="plug-in", key="plug-in")
+
     def path_of(self, name: str, *, key: str) -> str:
         """The import path of what is called `name`; nothing is imported. Raises RecipeError where
         nothing has that name."""

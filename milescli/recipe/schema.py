@@ -118,7 +118,7 @@ class Rollout(Section):
     """Nothing is learned of the tokens of responses that were cut off (overlong filtering of DAPO);
     their rewards still count for the others of their group."""
     max_filter_rounds: Positive = 8
-    """Bound on replacement rounds per step; then the run stops and says so."""
+    """Bound on what a step may begin: so many times its prompts. Then the run stops and says so."""
     max_staleness: NonNegative = 0
     """0: strictly on-policy. N: rollout may run up to N weight versions ahead of the trainer."""
 

@@ -24,7 +24,9 @@ class Optimizer(Section):
 
     lr: PositiveFloat = 1e-6
     min_lr: NonNegativeFloat = 0.0
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: str = "constant"
+    """What the rate does after its warm-up: constant; linear or cosine down to `min_lr`; or an
+    import path."""
     warmup_steps: NonNegative = 0
     """Linear rise of the learning rate, within `train.steps`."""
     weight_decay: NonNegativeFloat = 0.0

@@ -148,9 +148,11 @@ class Collector:
     async def _collect(self, step: int, progress: _Progress) -> Batch:
         rollout = self._recipe.rollout
         start, kept, refused = self._source.position, list[Group](), list[Group]()
-        for _ in range(rollout.max_filter_rounds):
+        rounds, left = 0, rollout.max_filter_rounds * rollout.prompts_per_step
+        while left > 0:
             first, wanted = self._source.position, rollout.prompts_per_step - len(kept)
             prompts = self._source.take(math.ceil(wanted * rollout.over_sampling))
+            rounds, left = rounds + 1, left - len(prompts)
             groups = [
                 self._group(epoch, prompt, first + n, progress)
                 for n, (epoch, prompt) in enumerate(prompts)
@@ -164,7 +166,7 @@ class Collector:
                 return Batch(kept=kept, refused=refused, start_position=start)
         raise MilesError(
             f"the filter `{rollout.filter}` left too few groups for step {step}",
-            why=f"{len(kept)} of {rollout.prompts_per_step} after {rollout.max_filter_rounds} "
+            why=f"{len(kept)} of {rollout.prompts_per_step} after {rounds} "
             f"rounds, {len(refused)} refused; "
             f"mean reward {_mean_reward([*kept, *refused]):.3f}: the prompts are too easy or too "
             "hard for the model",

@@ -1,14 +1,29 @@
-"""What every reward must bear, as a test that authors of plug-ins can run: `check_reward(fn)`. Not
-used by a run."""
+"""What plug-ins of rollout must bear, as tests that their authors can run: `check_reward(fn)`,
+`check_agent(fn)`, ... Not used by a run."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import random
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import cast
 
-from milescli.core.types import Prompt
-from milescli.rollout.base import RewardFn
+from milescli.core.examples import example_groups
+from milescli.core.types import Prompt, Sample, StopReason, VersionSpan, WeightVersion
+from milescli.recipe.schema import Rollout
+from milescli.rollout.base import (
+    Agent,
+    BoundedReward,
+    Completion,
+    GenerateRequest,
+    RewardFn,
+    RolloutEngine,
+)
+from milescli.rollout.episode import Episodes
+from milescli.rollout.filters import GroupFilter, is_kept
 from milescli.rollout.scoring import Scorer
+from milescli.rollout.shaping import Shaping, shaped
 
 Example = tuple[str, str, str | None]
 """prompt, response, label"""
@@ -24,7 +39,7 @@ EXAMPLES: tuple[Example, ...] = (
 
 
 def check_reward(
-    reward: RewardFn,
+    reward: RewardFn | BoundedReward,
     *,
     examples: Sequence[Example] = EXAMPLES,
     timeout_s: float = 30.0,
@@ -52,3 +67,72 @@ def check_reward(
         return (await asyncio.gather(*repeated))[: len(examples)]
 
     return asyncio.run(score_all())
+
+
+def check_filter(keep: GroupFilter) -> list[bool]:
+    """What it says of groups of all kinds; yes or no. Raises RecipeError."""
+    settings = Rollout(filter=_name_of(keep))
+    return [is_kept(keep, group, settings=settings) for group in example_groups()]
+
+
+def check_shaping(shaping: Shaping) -> list[list[float]]:
+    """What it makes of groups of all kinds: a finite number for each sample. Raises RecipeError."""
+    settings = Rollout(shaping=_name_of(shaping), max_response_tokens=12)
+    return [shaped(shaping, group, settings=settings).rewards for group in example_groups()]
+
+
+def check_agent(agent: Agent, *, num_samples: int = 8, timeout_s: float = 30.0) -> list[Sample]:
+    """Let it play with a policy that says random bytes; all samples at once.
+
+    Raises AgentError or RewardError where an episode cannot be trained on or scored, TimeoutError
+    where they have not ended after `timeout_s`.
+    """
+
+    async def play() -> list[Sample]:
+        episodes = Episodes(
+            agent=agent,
+            agent_name=_name_of(agent),
+            engine=cast("RolloutEngine", _RandomPolicy()),
+            scorer=Scorer(_no_reward, name="none", timeout_s=timeout_s),
+            decode=_decode,
+            settings=GenerateRequest(prompt_ids=(), max_new_tokens=64),
+            max_tokens=4096,
+            vocab_size=256,
+        )
+        text = "What is 2 + 2?"
+        prompt = Prompt(index=0, token_ids=list(text.encode()), text=text, label="4")
+        calls = [
+            episodes.play(prompt, sample_index=index, seed=index) for index in range(num_samples)
+        ]
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.gather(*calls)
+
+    return asyncio.run(play())
+
+
+class _RandomPolicy:
+    """Says a few bytes, of a length and content that the seed fixes."""
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Never fails."""
+        await asyncio.sleep(0)
+        rng = random.Random(f"{request.seed}/{len(request.prompt_ids)}")
+        length = rng.randint(1, min(request.max_new_tokens, 24))
+        return Completion(
+            response_ids=[rng.randint(32, 126) for _ in range(length)],
+            logprobs=array("f", [-1.0] * length),
+            stop_reason=StopReason.STOP,
+            version_spans=[VersionSpan(start=0, end=length, version=WeightVersion(0))],
+        )
+
+
+def _decode(ids: Iterable[int]) -> str:
+    return bytes(ids).decode("utf-8", "replace")
+
+
+def _no_reward(*, prompt: str, response: str, label: str | None) -> float:
+    return 0.0
+
+
+def _name_of(plugin: object) -> str:
+    return getattr(plugin, "__name__", type(plugin).__name__)

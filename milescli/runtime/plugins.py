@@ -13,6 +13,7 @@ from milescli.train.aggregation import AGGREGATIONS
 from milescli.train.corrections import CORRECTIONS, NONE
 from milescli.train.credits import CREDITS
 from milescli.train.objectives import OBJECTIVES, load_objective
+from milescli.train.schedule import SCHEDULES
 from milescli.train.streams import Stream
 from milescli.train.surrogates import SURROGATES
 
@@ -33,6 +34,7 @@ def check_at_once(recipe: Recipe) -> None:
     load_shaping(recipe.rollout.shaping)
     for registry in (OBJECTIVES, ADVANTAGES, CREDITS, SURROGATES, AGGREGATIONS):
         registry.path_of(getattr(recipe.train, registry.kind), key=f"train.{registry.kind}")
+    SCHEDULES.path_of(recipe.train.optimizer.schedule, key="train.optimizer.schedule")
     if recipe.train.correction.kind != NONE:
         CORRECTIONS.path_of(recipe.train.correction.kind, key="train.correction.kind")
 

@@ -1,9 +1,13 @@
-"""The learning rate of a step. Pure; called by the loop."""
+"""The learning rate of a step. Pure; called by the loop. `train.optimizer.schedule` names what it
+does after its warm-up: built in here, an entry point, or an import path."""
 
 from __future__ import annotations
 
 import math
+from typing import Protocol, cast
 
+from milescli.core.errors import RecipeError
+from milescli.core.registry import Registry
 from milescli.recipe.schema import Warmup
 from milescli.recipe.train import Optimizer
 
@@ -12,25 +16,66 @@ LONG_FALL_STEPS = 100
 start is kept there since runs of 400 steps are on record, and are to be repeated bit for bit."""
 
 
+class Schedule(Protocol):
+    """A plug-in of `train.optimizer.schedule`."""
+
+    def __call__(self, *, progress: float, settings: Optimizer) -> float:
+        """The learning rate. `progress`: 0.0 at the first step after the warm-up, 1.0 at the
+        last."""
+        ...
+
+
+SCHEDULES = Registry(
+    "schedule",
+    {
+        "constant": "milescli.train.schedule:constant",
+        "linear": "milescli.train.schedule:linear",
+        "cosine": "milescli.train.schedule:cosine",
+    },
+    signature=("progress", "settings"),
+)
+_KEY = "train.optimizer.schedule"
+
+
+def load_schedule(name: str) -> Schedule:
+    """Raises RecipeError where `train.optimizer.schedule` names nothing that fits."""
+    return cast(Schedule, SCHEDULES.resolve_function(name, key=_KEY))
+
+
 def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
     """Learning rate of step `step` (the first is 0) of `total_steps`.
 
-    During `warmup_steps` it rises linearly and reaches `lr` on the last of them; then it stays, or
-    falls to `min_lr` on the last step: linearly, or along half a cosine (SGDR, arXiv 1608.03983,
-    eq. 5).
+    During `warmup_steps` it rises linearly and reaches `lr` on the last of them; then it is what
+    the schedule says. Raises RecipeError where that is no rate.
     """
     if step < optimizer.warmup_steps:
         return optimizer.lr * (step + 1) / optimizer.warmup_steps
-    if optimizer.schedule == "constant":
-        return optimizer.lr
     last = max(total_steps - 1 - optimizer.warmup_steps, 1)
     progress = min((step - optimizer.warmup_steps) / last, 1.0)
-    left = (
-        1.0 - progress
-        if optimizer.schedule == "linear"
-        else (1.0 + math.cos(math.pi * progress)) / 2
+    rate = load_schedule(optimizer.schedule)(progress=progress, settings=optimizer)
+    if isinstance(rate, int | float) and math.isfinite(rate) and rate >= 0:
+        return float(rate)
+    raise RecipeError(
+        f"the schedule `{optimizer.schedule}` gave {rate!r}",
+        why=f"for step {step + 1} of {total_steps}; a learning rate is a number, 0 or more",
+        fix=f"mend `{optimizer.schedule}`",
     )
-    return optimizer.min_lr + (optimizer.lr - optimizer.min_lr) * left
+
+
+def constant(*, progress: float, settings: Optimizer) -> float:
+    """`lr` throughout."""
+    return settings.lr
+
+
+def linear(*, progress: float, settings: Optimizer) -> float:
+    """Straight down to `min_lr`."""
+    return settings.min_lr + (settings.lr - settings.min_lr) * (1.0 - progress)
+
+
+def cosine(*, progress: float, settings: Optimizer) -> float:
+    """Down to `min_lr` along half a cosine (SGDR, arXiv 1608.03983, eq. 5)."""
+    left = (1.0 + math.cos(math.pi * progress)) / 2
+    return settings.min_lr + (settings.lr - settings.min_lr) * left
 
 
 def warmup_lr_at(warmup: Warmup, step: int) -> float:

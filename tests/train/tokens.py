@@ -3,13 +3,9 @@ all trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-
 import numpy as np
 import torch
 
-from milescli.train.base import TrainSequence
 from milescli.train.packed_tokens import PackedTokens, Places
 
 
@@ -58,47 +54,4 @@ def ragged(rng: np.random.Generator, *, with_logprobs: bool = False) -> PackedTo
         streams={},
         logprobs=logprobs.requires_grad_() if with_logprobs else None,
         entropy=torch.zeros(count + padding) if with_logprobs else None,
-    )
-
-
-def packed(
-    sequences: Sequence[TrainSequence], *, extra: Mapping[str, torch.Tensor] | None = None
-) -> PackedTokens:
-    """All tokens of a step, sequences end to end, as `complete` sees them on one process. `extra`:
-    streams that ranks compute, [S]."""
-    lengths = [len(sequence.token_ids) for sequence in sequences]
-    divisor = sum(sequence.share for sequence in sequences if sequence.loss_mask.any())
-
-    def joined(parts: Iterable[np.ndarray]) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([np.array(part[1:]) for part in parts]))
-
-    weights = [
-        np.full(length, sequence.token_weight / max(divisor, 1e-9), np.float32)
-        for length, sequence in zip(lengths, sequences, strict=True)
-    ]
-    mask = joined(sequence.loss_mask for sequence in sequences)
-    streams = {
-        name: joined(sequence.streams[name] for sequence in sequences)
-        for name in sequences[0].streams
-    }
-    return PackedTokens(
-        places=Places(
-            sequence=torch.tensor([i for i, n in enumerate(lengths) for _ in range(n - 1)]),
-            offset=torch.tensor([place for n in lengths for place in range(1, n)]),
-            lengths=torch.tensor(lengths),
-        ),
-        loss_mask=mask,
-        loss_weights=torch.where(mask, joined(weights), 0.0),
-        streams={**streams, **(extra or {})},
-    )
-
-
-def as_microbatch(tokens: PackedTokens, logprobs: torch.Tensor) -> PackedTokens:
-    """The same tokens as a loss sees them, after `complete`."""
-    return replace(
-        tokens,
-        streams={**tokens.streams, **tokens.new_streams},
-        new_streams={},
-        logprobs=logprobs,
-        entropy=0.1 * logprobs.square(),
     )

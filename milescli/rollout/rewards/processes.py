@@ -57,6 +57,7 @@ class ProcessReward:
     ) -> None:
         """`path`: import path, which was resolved already; `timeout_s`: what the reward is told,
         where it has `within`; `max_concurrency`: as it says itself."""
+        self.__name__ = path
         self._arguments = [path, str(memory_bytes), str(timeout_s)]
         self._memory_bytes = memory_bytes
         most = max_concurrency or CALLS_AT_ONCE

@@ -20,10 +20,10 @@ from milescli.train.advantages import ADVANTAGES
 from milescli.train.aggregation import AGGREGATIONS
 from milescli.train.credits import CREDITS
 from milescli.train.objectives.policy import Policy
+from milescli.train.one_process import as_microbatch, packed
 from milescli.train.streams import Stream
 from milescli.train.surrogates import SURROGATES
 from tests.samples import make_group, make_sample, make_trajectory
-from tests.train.tokens import as_microbatch, packed
 
 NUMBERS = st.sampled_from([0.0, 0.3, 0.9, 1.0, 2.5])
 PIECES: dict[str, st.SearchStrategy[Any]] = {

@@ -1,0 +1,72 @@
+"""`miles plugins`: what can be brought by the user."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from milescli.commands.options import verb
+from milescli.console.output import Output
+
+EXAMPLES = [
+    "miles plugins",
+    "miles plugins new reward my_reward",
+    "miles plugins check my_reward:my_reward",
+]
+
+
+class Action(StrEnum):
+    """What to do with them."""
+
+    LIST = "list"
+    NEW = "new"
+    CHECK = "check"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    verb(app, "plugins", examples=EXAMPLES)(plugins)
+
+
+def plugins(
+    context: typer.Context,
+    action: Annotated[
+        Action,
+        typer.Argument(help="List the plug points, write a new plug-in, or check one."),
+    ] = Action.LIST,
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[KIND|PATH]",
+            help="new: which kind; check: `module:name`.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="new: of the file; check: of which kind.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """List what you can bring, with its recipe key and signature; write one to begin with; or check
+    that one bears its contract."""
+    from milescli.commands.show_plugins import show_checked, show_points, show_written
+    from milescli.listings import plugins as listing
+
+    output: Output = context.obj
+    if action is Action.LIST:
+        show_points(listing.POINTS, output=output)
+    elif what is None:
+        raise typer.BadParameter(f"say which: {EXAMPLES[1 + (action is Action.CHECK)]}")
+    elif action is Action.NEW:
+        point = listing.point_of(what)
+        files = listing.written(point, name or f"my_{point.kind}", Path.cwd())
+        show_written(point, files, output=output)
+    else:
+        point = listing.point_of(name) if name else listing.the_one_that_fits(what)
+        point.check(what)
+        show_checked(point, what, output=output)

@@ -1,0 +1,156 @@
+"""What pieces of an algorithm must bear, as tests that authors of plug-ins can run:
+`check_surrogate(fn)`, `check_advantage(fn)`, ... Each raises RecipeError with what is wrong. Not
+used by a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from milescli.core.errors import RecipeError
+from milescli.core.examples import example_groups
+from milescli.core.types import Group
+from milescli.recipe.schema import Recipe
+from milescli.recipe.train import Train
+from milescli.train.advantages import AdvantageEstimator, AdvantageRows, estimate
+from milescli.train.aggregation import Aggregation, share_of
+from milescli.train.base import Objective
+from milescli.train.corrections import CorrectionFn, corrected
+from milescli.train.credits import Credit
+from milescli.train.objectives import sequences_from
+from milescli.train.objectives.policy import Policy
+from milescli.train.one_process import as_microbatch, packed
+from milescli.train.packed_tokens import PackedTokens
+from milescli.train.schedule import Schedule
+from milescli.train.streams import FROM_RANKS, Stream
+from milescli.train.surrogates import Surrogate
+
+_SETTINGS = Train(updates_per_step=2, constant_length=16)
+_CLOSE = 1e-4
+"""Relative: float32 sums in another order differ by less."""
+
+
+def check_advantage(estimator: AdvantageEstimator) -> AdvantageRows:
+    """Its advantages of the examples; a finite number for each sample, or for each token."""
+    return estimate(estimator, example_groups(), settings=_SETTINGS)
+
+
+def check_schedule(schedule: Schedule) -> list[float]:
+    """Its learning rates over ten steps; numbers, 0 or more."""
+    rates = [schedule(progress=step / 9, settings=_SETTINGS.optimizer) for step in range(10)]
+    for rate in rates:
+        if not (isinstance(rate, int | float) and np.isfinite(rate) and rate >= 0):
+            raise _wrong(schedule, f"it gave {rate!r}; a learning rate is a number, 0 or more")
+    return rates
+
+
+def check_aggregation(aggregation: Aggregation) -> None:
+    """What it says of samples of any length."""
+    for num_tokens in (1, 2, 1000, 1_000_000):
+        share = share_of(aggregation, num_tokens=num_tokens, settings=_SETTINGS)
+        if not (share.count > 0 and np.isfinite([share.count, share.token_weight]).all()):
+            raise _wrong(aggregation, f"of {num_tokens} tokens it says {share}")
+
+
+def check_credit(credit: Credit) -> None:
+    """Its advantages of tokens; a finite number for each position."""
+    tokens = _step(Policy(recipe=_recipe()))
+    given = tokens[Stream.ADVANTAGE]
+    made = credit(advantages=given, penalty=0.1 * given.abs(), tokens=tokens, settings=_SETTINGS)
+    _require_positions(credit, made, tokens)
+
+
+def check_correction(correction: CorrectionFn) -> None:
+    """Its weights; a finite number, 0 or more, for each position."""
+    tokens = _step(Policy(recipe=_recipe()))
+    made = corrected(
+        correction,
+        log_ratio=tokens[Stream.OLD] - tokens[Stream.ENGINE],
+        tokens=tokens,
+        settings=_SETTINGS,
+    )
+    _require_positions(correction, made.weights, tokens)
+    if bool((made.weights[tokens.loss_mask] < 0).any()):
+        raise _wrong(correction, "a weight is negative")
+
+
+def check_surrogate(surrogate: Surrogate) -> None:
+    """Its loss and gradient of the examples; finite, and the same however they are packed."""
+    _check_loss(surrogate, Policy(recipe=_recipe(), surrogate=surrogate))
+
+
+def check_objective(factory: Callable[..., Objective[Group]]) -> None:
+    """The same of a whole objective."""
+    _check_loss(factory, factory(recipe=_recipe()))
+
+
+def _check_loss(piece: object, objective: Objective[Group]) -> None:
+    tokens = _step(objective)
+    count = len(tokens.loss_mask)
+    values = torch.from_numpy(-np.random.default_rng(1).gamma(1.0, 1.0, count)).float()
+
+    def gradient(parts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs, total = values.clone().requires_grad_(), torch.zeros(())
+        for part in parts:
+            cut = as_microbatch(tokens, logprobs, only=part)
+            loss = objective.loss(cut).loss
+            _require_positions(piece, loss, cut)
+            total = total + (torch.where(cut.loss_mask, loss, 0.0) * cut.loss_weights).sum()
+        total.backward()
+        assert logprobs.grad is not None
+        return total.detach(), logprobs.grad
+
+    everything = list(range(tokens.num_sequences))
+    whole, slopes = gradient([everything])
+    if not bool(torch.isfinite(slopes).all()):
+        raise _wrong(piece, "its gradient is not finite")
+    parted, parted_slopes = gradient([everything[:5], everything[5:6], everything[6:]])
+    scale = _CLOSE * (1.0 + slopes.abs().max())
+    if abs(whole - parted) > _CLOSE * (1 + abs(whole)) or bool(
+        ((slopes - parted_slopes).abs() > scale).any()
+    ):
+        raise _wrong(
+            piece,
+            f"its loss is {float(whole):.6g} of all sequences at once and {float(parted):.6g} of "
+            "the same in three microbatches: it takes a mean or a maximum over what happens to be "
+            "packed together (`tokens.sum_by_sequence` in a loss, `tokens.reduce` in `complete`)",
+        )
+
+
+def _recipe() -> Recipe:
+    return Recipe(train=Train(updates_per_step=2, reference=True))
+
+
+def _step(objective: Objective[Group]) -> PackedTokens:
+    """The tokens of a step, with what ranks would compute, completed."""
+    sequences = sequences_from(objective, example_groups(), name="policy")
+    count = sum(len(sequence.token_ids) - 1 for sequence in sequences)
+    rng = np.random.default_rng(2)
+    extra = {
+        stream: torch.from_numpy(-rng.gamma(1.0, 1.0, count)).float()
+        for stream in (*FROM_RANKS, Stream.VALUES)
+    }
+    tokens = packed(sequences, extra=extra)
+    objective.complete(tokens)
+    return tokens
+
+
+def _require_positions(piece: object, made: Any, tokens: PackedTokens) -> None:
+    wanted = list(tokens.loss_mask.shape)
+    if not isinstance(made, torch.Tensor) or list(made.shape) != wanted:
+        gave = f"shape {list(made.shape)}" if isinstance(made, torch.Tensor) else repr(made)
+        raise _wrong(piece, f"it gave {gave}; there are {wanted[0]} positions, each has a value")
+    if not bool(torch.isfinite(made[tokens.loss_mask]).all()):
+        raise _wrong(piece, "it gave what is not finite, at a token that is trained on")
+
+
+def _wrong(piece: object, why: str) -> RecipeError:
+    name = getattr(piece, "__name__", type(piece).__name__)
+    return RecipeError(
+        f"`{name}` does not bear its contract",
+        why=why,
+        fix=f"mend `{name}`; docs/extending.md says what it is given and gives",
+    )

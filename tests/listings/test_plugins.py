@@ -1,0 +1,84 @@
+"""Plug points: what is listed fits what is checked and written; what bears no contract is named."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from milescli.core.errors import MilesError, RecipeError
+from milescli.listings.plugins import POINTS, PlugPoint, point_of, the_one_that_fits, written
+from milescli.recipe.keys import keys
+from tests.rollout.rewards import bad_rewards
+from tests.train import bad_pieces
+
+KINDS = [point.kind for point in POINTS]
+
+
+@pytest.mark.parametrize("point", POINTS, ids=KINDS)
+def test_a_plug_point_is_a_key_whose_default_ships(point: PlugPoint) -> None:
+    default = keys()[point.key].default
+    assert default in (*point.registry.builtin, "none")
+    assert point.registry.signature
+
+
+@pytest.mark.parametrize("point", POINTS, ids=KINDS)
+def test_what_ships_bears_its_contract(point: PlugPoint) -> None:
+    for name, path in point.registry.builtin.items():
+        if name not in ("math", "supervised"):  # takes labels that parse; learns from no groups
+            point.check(path)
+
+
+@pytest.mark.parametrize("point", POINTS, ids=KINDS)
+def test_a_new_one_works_and_its_test_passes(
+    point: PlugPoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    name = f"fresh_{point.kind}"
+    source, test = written(point, name, tmp_path)
+    assert f"--set {point.key}={name}:{name}" in source.read_text()
+    point.check(f"{name}:{name}")
+    namespace: dict[str, object] = {}
+    exec(compile(test.read_text(), test, "exec"), namespace)
+    namespace["test_it_bears_its_contract"]()  # type: ignore[operator]
+    with pytest.raises(RecipeError, match="is there already"):
+        written(point, name, tmp_path)
+    sys.modules.pop(name)
+
+
+def test_a_name_that_is_no_module_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no name of a Python module"):
+        written(point_of("reward"), "my-reward", tmp_path)
+
+
+def test_the_kind_is_told_by_the_parameters() -> None:
+    assert the_one_that_fits(f"{bad_rewards.__name__}:good").kind == "reward"
+    assert the_one_that_fits("milescli.train.surrogates.soft:sapo").kind == "surrogate"
+    for path, why in (
+        ("milescli.rollout.filters:keep_all", "as several do"),
+        ("os:getcwd", "as none does"),
+    ):
+        with pytest.raises(RecipeError, match="cannot be told") as refused:
+            the_one_that_fits(path)
+        assert why in refused.value.why
+    with pytest.raises(RecipeError, match="is no import path"):
+        the_one_that_fits("gsm8k")
+    with pytest.raises(RecipeError, match="no plug point is called `rewrd`") as refused:
+        point_of("rewrd")
+    assert refused.value.fixes == ["miles plugins new reward my_reward"]
+
+
+@pytest.mark.parametrize(("name", "said"), bad_pieces.CASES.items())
+def test_what_bears_no_contract_is_named_with_the_reason(name: str, said: str) -> None:
+    path = f"{bad_pieces.__name__}:{name}"
+    with pytest.raises(MilesError) as refused:
+        point_of(name.split("_")[0]).check(path)
+    assert said in f"{refused.value.what} {refused.value.why}"
+
+
+def test_a_reward_that_leaves_does_not_take_the_check_along() -> None:
+    with pytest.raises(MilesError) as refused:
+        point_of("reward").check(f"{bad_rewards.__name__}:leaving")
+    assert "its process ended with exit code 1" in refused.value.why
