@@ -3,7 +3,7 @@ is beside it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 MANIFEST_NAME = "manifest.json"
@@ -44,6 +44,8 @@ class CheckpointManifest:
     size_bytes: int
     files: dict[str, int]
     """Relative path -> size in bytes of every file, to find torn ones."""
+    objective: dict[str, float] = field(default_factory=dict)
+    """What the objective keeps from step to step, by its names for it."""
 
 
 def is_converted(folder: Path) -> bool:

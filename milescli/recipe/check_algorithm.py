@@ -135,6 +135,20 @@ def _kl(recipe: Recipe) -> None:
             why=f"`train.kl_coef` is {train.kl_coef:g}, and `train.reference` is false",
             fix=["--set train.reference=null", "--set train.kl_coef=0"],
         )
+    if train.reference_every and not recipe.keeps_reference:
+        raise RecipeError(
+            "there is no reference to move",
+            why=f"`train.reference_every` is {train.reference_every}, and the run keeps none: "
+            "`train.kl_coef` is 0",
+            fix=["--set train.kl_coef=0.001", "--set train.reference_every=0"],
+        )
+    if train.entropy_target is not None and train.entropy_coef > train.entropy_max:
+        raise RecipeError(
+            "the entropy bonus begins above its bound",
+            why=f"`train.entropy_coef` {train.entropy_coef:g}, `train.entropy_max` "
+            f"{train.entropy_max:g}",
+            fix=f"--set train.entropy_max={train.entropy_coef:g}",
+        )
     if train.kl_unbiased and train.kl_in == "reward":
         raise RecipeError(
             "`train.kl_unbiased` is of a KL term in the loss",

@@ -295,3 +295,8 @@ class Recipe(Section):
         if self.train.reference is not None:
             return self.train.reference
         return self.train.kl_coef > 0
+
+    def reference_step(self, step: int) -> int:
+        """After which step the weights were what the reference is after `step`."""
+        every = self.train.reference_every
+        return step // every * every if every else 0

@@ -149,6 +149,8 @@ class Train(Section):
     policy before the step's first update."""
     reference: bool | None = None
     """Keep the weights before RL as a frozen reference; none: where `kl_coef` is above 0."""
+    reference_every: NonNegative = 0
+    """Steps after which the weights of now become the reference; 0: it stays."""
     kl_estimator: KlEstimator = "k3"
     """k1: log ratio; k2: half its square; k3: never negative, and its mean is the KL's; low_var:
     k3, at most 10."""
@@ -156,6 +158,13 @@ class Train(Section):
     """Weigh the KL term by the policy ratio, so that its gradient is that of the KL when the
     sampling policy was another (DeepSeek-V3.2)."""
     entropy_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus; with a target, where it begins."""
+    entropy_target: NonNegativeFloat | None = None
+    """Nats a token. Below it the bonus acts, and its weight rises by `entropy_delta` a step; above
+    it the weight falls by as much, and the bonus rests (Skywork-OR1). null: the weight stays."""
+    entropy_delta: PositiveFloat = 0.005
+    entropy_max: PositiveFloat = 0.1
+    """Largest weight."""
     old_logprobs: Literal["auto", "trainer", "engine"] = "auto"
     """Who says what the old policy was. auto: the trainer at max_staleness 0, the engine beyond."""
     updates_per_step: Positive = 1

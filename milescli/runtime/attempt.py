@@ -22,7 +22,7 @@ from milescli.runtime.saving import Saver, version_of
 from milescli.runtime.session import RunSession
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.supervise import Probe, StopSignals, run_watched
-from milescli.train.base import Trainer
+from milescli.train.base import Adapting, Objective, Trainer
 from milescli.train.objectives import load_objective
 
 KEPT_GROUPS = 4
@@ -41,7 +41,9 @@ class Attempt:
         store = CheckpointStore(
             spec.run.checkpoints,
             keep=recipe.checkpoint.keep,
-            protect={0} if recipe.keeps_reference else set(),
+            protect={0, recipe.reference_step(spec.first_step)}
+            if recipe.keeps_reference
+            else set(),
         )
         self.saver = Saver(store=store, spec=spec, bus=bus)
         self.saver.newest_step = spec.checkpoint.step if spec.checkpoint else None
@@ -129,7 +131,8 @@ class Attempt:
                     stop=self.stop,
                 )
         elif recipe.keeps_reference:
-            await trainer.load(self.saver.store.path(0), weights_only=True)
+            reference = self.saver.store.find(recipe.reference_step(checkpoint.step))
+            await trainer.load(reference.path, weights_only=True)
         if recipe.keeps_reference:
             await trainer.freeze_reference()
         if checkpoint is not None:
@@ -158,6 +161,8 @@ class Attempt:
             folder=spec.run.eval_dir,
         )
         objective = load_objective(recipe.train.objective, recipe)
+        if spec.checkpoint is not None and isinstance(objective, Adapting):
+            objective.restore(spec.checkpoint.manifest.objective)
         return loop.Run(
             recipe=recipe,
             plan=spec.plan,
@@ -192,7 +197,9 @@ class Attempt:
         spec, recipe = self.spec, self.spec.recipe
         await run.trainer.connect_engines(self.session.builder.engine_addresses(self.engines))
         if spec.checkpoint is None:
-            await self.saver.save(run.trainer, step=0, prompt_position=0)
+            await self.saver.save(
+                run.trainer, step=0, prompt_position=0, objective=_state_of(run.objective)
+            )
         await run.devices.publish(version_of(run.step), verify=recipe.weights.verify)
         self.bus.emit(
             PhaseStarted(phase="check", detail="engine and trainer score the same samples")
@@ -210,7 +217,15 @@ class Attempt:
 
     async def _save(self, step: int) -> None:
         assert self.run is not None, "nothing runs yet"
-        await self.saver.save(self.run.trainer, step=step, prompt_position=self.run.groups.position)
+        await self.saver.save(
+            self.run.trainer,
+            step=step,
+            prompt_position=self.run.groups.position,
+            objective=_state_of(self.run.objective),
+        )
+        if self.spec.recipe.keeps_reference:
+            # what a resumed run takes its reference from is not forgotten
+            self.saver.store.protect = {0, self.spec.recipe.reference_step(step)}
 
     async def _save_and_stop(self) -> None:
         """Save what was learned since the newest checkpoint, then say how to go on."""
@@ -265,3 +280,8 @@ def _failure_of(starting: asyncio.Future[RolloutEngine]) -> Probe:
             raise error
 
     return probe
+
+
+def _state_of(objective: Objective[Group]) -> dict[str, float]:
+    """What a checkpoint keeps of it."""
+    return dict(objective.state) if isinstance(objective, Adapting) else {}

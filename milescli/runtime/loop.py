@@ -24,7 +24,7 @@ from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.runtime.devices import Devices
 from milescli.train import schedule
-from milescli.train.base import Objective, TrainBatch, Trainer
+from milescli.train.base import Adapting, Objective, TrainBatch, Trainer
 from milescli.train.objectives import load_objective, sequences_from
 from milescli.train.packing import pack
 
@@ -190,9 +190,14 @@ async def reinforce(run: Run) -> None:
                 batch, lr=schedule.lr_at(recipe.train.optimizer, step - 1, num_steps)
             )
             run.step = step
+            if isinstance(run.objective, Adapting):
+                run.objective.observe(report)
             clock.lap("train")
             await run.hooks.settle()
-            if _due(step, recipe.checkpoint.every) or step == num_steps:
+            if _due(step, recipe.train.reference_every):
+                await run.trainer.freeze_reference()
+                await run.hooks.save(step)
+            elif _due(step, recipe.checkpoint.every) or step == num_steps:
                 await run.hooks.save(step)
             clock.lap("save")
         await run.devices.publish(

@@ -29,6 +29,7 @@ class _PendingSave:
     folder: Path
     step: int
     prompt_position: int
+    objective: dict[str, float]
     began: float
 
 
@@ -46,14 +47,21 @@ class Saver:
     """Of that, or of the checkpoint that the attempt goes on from."""
     _pending: _PendingSave | None = None
 
-    async def save(self, trainer: Trainer, *, step: int, prompt_position: int) -> None:
+    async def save(
+        self, trainer: Trainer, *, step: int, prompt_position: int, objective: dict[str, float]
+    ) -> None:
         """Begin checkpoint `step`. Returns when training may go on; `settle` completes it."""
         await self.settle()
         began = time.monotonic()
         folder = self.store.begin(step)
         await trainer.save(folder)
         self._pending = _PendingSave(
-            trainer=trainer, folder=folder, step=step, prompt_position=prompt_position, began=began
+            trainer=trainer,
+            folder=folder,
+            step=step,
+            prompt_position=prompt_position,
+            objective=objective,
+            began=began,
         )
         if not self.spec.recipe.checkpoint.async_save:
             await self.settle()
@@ -84,6 +92,7 @@ class Saver:
                 miles_version=__version__,
                 size_bytes=0,
                 files={},
+                objective=pending.objective,
             ),
         )
         self.newest, self.newest_step = stored.path, pending.step

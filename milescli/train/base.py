@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -156,6 +156,21 @@ class Objective(Protocol[Item]):
         """Called on ranks once per microbatch, with `tokens.logprobs` and `tokens.entropy` of the
         current policy."""
         ...
+
+
+@runtime_checkable
+class Adapting(Protocol):
+    """What an objective has besides where it changes from step to step. Called in the driver; what
+    it changes reaches the ranks by the streams of `sequences`."""
+
+    state: Mapping[str, float]
+    """All that a resumed run needs; kept in each checkpoint."""
+
+    def observe(self, report: StepReport) -> None:
+        """What a step did; called once after each."""
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Go on from a state that was kept."""
 
 
 class Trainer(Protocol):

@@ -21,6 +21,8 @@ class Stream(StrEnum):
     """What a critic expects from here on."""
     UNIFORM = "uniform"
     """A random number in [0, 1), fixed by the sample's seed: a draw that no layout changes."""
+    ENTROPY_COEF = "entropy_coef"
+    """Weight of the entropy bonus in this step, the same for all tokens."""
     CORRECTION = "correction"
     """What `train.correction` weighs a token's loss by."""
 

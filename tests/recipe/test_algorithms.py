@@ -78,6 +78,8 @@ def test_an_unknown_algorithm_is_refused_with_the_nearest(place: Place) -> None:
         (["train.clip_low=1.5"], "`train.clip_low` cannot be 1.5"),
         (["train.credit=gae"], "needs a critic"),
         (["train.kl_coef=0.1", "train.reference=false"], "needs a reference"),
+        (["train.reference_every=5"], "no reference to move"),
+        (["train.entropy_target=1.0", "train.entropy_coef=0.5"], "begins above its bound"),
         (["train.algorithm=reinforce_pp", "train.kl_unbiased=true"], "of a KL term in the loss"),
         (["train.algorithm=tis", "train.old_logprobs=engine"], "corrected twice"),
         (["train.algorithm=tis", "rollout.max_staleness=1"], "corrected twice"),

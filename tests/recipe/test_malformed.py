@@ -139,9 +139,9 @@ CASES = {
         sets=["train.steps=" + "9" * 5000], says=("a whole number",), fix="--set train.steps="
     ),
     "wrong choice": Case(
-        sets=["train.optimizer.schedule=cosin"],
-        says=("constant, linear, cosine",),
-        fix="schedule=cosine",
+        sets=["data.long_prompts=eror"],
+        says=("drop, error",),
+        fix="long_prompts=error",
     ),
     "null for a number": Case(
         sets=["train.steps=null"], says=("`null`",), fix="--set train.steps=100"

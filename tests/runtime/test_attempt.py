@@ -25,7 +25,9 @@ class _Saver:
     def __init__(self, told: list[str], newest_step: int) -> None:
         self.told, self.newest_step = told, newest_step
 
-    async def save(self, trainer: object, *, step: int, prompt_position: int) -> None:
+    async def save(
+        self, trainer: object, *, step: int, prompt_position: int, objective: dict[str, float]
+    ) -> None:
         self.told.append(f"save {step}")
 
     async def settle(self) -> None:
@@ -42,7 +44,11 @@ def _stop(tmp_path, *, step: int, newest_step: int) -> list[str]:
         taking_turns=True, trainer=Recorder("trainer", told), engines=Recorder("engines", told)
     )
     attempt.run = SimpleNamespace(  # type: ignore[assignment]
-        step=step, devices=devices, trainer=None, groups=SimpleNamespace(position=0)
+        step=step,
+        devices=devices,
+        trainer=None,
+        groups=SimpleNamespace(position=0),
+        objective=None,
     )
     attempt.saver = _Saver(told, newest_step)  # type: ignore[assignment]
 

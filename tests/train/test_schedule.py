@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Warmup
 from milescli.recipe.train import Optimizer
 from milescli.train.schedule import lr_at, warmup_lr_at
@@ -81,3 +82,18 @@ def test_the_supervised_phase_of_recorded_runs_is_the_same_bit_for_bit() -> None
     expected += [4e-3 * (0.1 + 0.9 * min(1.0, (400 - step) / 133)) for step in range(40, 400)]
     warmup = Warmup(steps=400, lr=4e-3)
     assert [warmup_lr_at(warmup, step) for step in range(400)] == expected
+
+
+def falling(*, progress: float, settings: Optimizer) -> float:
+    """A schedule of the user's: below zero at the end."""
+    return settings.lr * (1 - 2 * progress)
+
+
+def test_a_schedule_of_the_user_is_asked_and_what_is_no_rate_is_named() -> None:
+    mine = Optimizer(lr=1.0, schedule=f"{__name__}:falling", warmup_steps=2)
+    assert [lr_at(mine, step, 12) for step in (0, 1, 2, 5)] == pytest.approx([0.5, 1, 1, 1 / 3])
+    with pytest.raises(RecipeError, match=r"the schedule `.*:falling` gave -"):
+        lr_at(mine, 11, 12)
+    with pytest.raises(RecipeError, match="no schedule is called `cosin`") as refused:
+        lr_at(Optimizer(schedule="cosin"), 0, 1)
+    assert refused.value.fixes == ["--set train.optimizer.schedule=cosine"]

@@ -4,13 +4,13 @@ surrogate, correction of what trainer and engine do not agree on, KL and entropy
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from milescli.core.types import Group, Sample, StopReason
+from milescli.core.types import Group, Sample, StepReport, StopReason
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train
 from milescli.train.advantages import Advantage, AdvantageEstimator, estimate, load_advantage
@@ -18,6 +18,7 @@ from milescli.train.aggregation import Aggregation, load_aggregation, share_of
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence
 from milescli.train.corrections import CorrectionFn, corrected, load_correction
 from milescli.train.credits import Credit, load_credit
+from milescli.train.entropy import EntropyControl
 from milescli.train.kl import MAX_LOG_RATIO, kl_estimate
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.ratios import log_ratio_at
@@ -62,6 +63,7 @@ class Policy:
             needs.add(Stream.OLD)
         if train.kl_coef:
             needs.add(Stream.REFERENCE)
+        self.entropy = EntropyControl(train)
         self.draws = Stream.UNIFORM in needs
         self.needs_greedy = getattr(self.advantage, "needs_greedy", False)
         """Groups come with the reward of a greedy response."""
@@ -92,6 +94,10 @@ class Policy:
                 Stream.ADVANTAGE: np.full(trajectory.num_tokens, values, np.float32),
                 Stream.ENGINE: np.frombuffer(trajectory.logprobs, np.float32),
             }
+            if self.settings.entropy_target is not None:
+                streams[Stream.ENTROPY_COEF] = np.full(
+                    trajectory.num_tokens, self.entropy.weight, np.float32
+                )
             if self.draws:
                 draw = np.random.default_rng([sample.seed, index])
                 streams[Stream.UNIFORM] = draw.random(trajectory.num_tokens, np.float32)
@@ -174,9 +180,25 @@ class Policy:
                 kl = kl * raw.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
             loss = loss + settings.kl_coef * kl
             figures["kl"] = Figure(kl.detach())
-        if settings.entropy_coef:
+        if Stream.ENTROPY_COEF in tokens:
+            figures["entropy_coef"] = Figure(tokens[Stream.ENTROPY_COEF])
+            loss = loss - tokens[Stream.ENTROPY_COEF] * tokens.entropy
+        elif settings.entropy_coef:
             loss = loss - settings.entropy_coef * tokens.entropy
         return TokenLoss(loss=loss, figures=figures)
+
+    @property
+    def state(self) -> dict[str, float]:
+        """See `Adapting`."""
+        return self.entropy.state
+
+    def observe(self, report: StepReport) -> None:
+        """See `Adapting`."""
+        self.entropy.observe(report.figures.get("entropy"))
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """See `Adapting`."""
+        self.entropy.restore(state)
 
     @staticmethod
     def _has_left(tokens: PackedTokens, advantages: torch.Tensor, *, bound: float) -> torch.Tensor:

@@ -55,6 +55,7 @@ PIECES: dict[str, st.SearchStrategy[Any]] = {
     "train.correction.high": st.sampled_from([0.5, 2.0]),
     "train.correction.veto": st.sampled_from([None, 0.1]),
     "train.dual_clip": st.sampled_from([None, 3.0]),
+    "train.entropy_target": st.sampled_from([None, 1.0]),
     "train.pass_k": st.integers(1, 4),
     "train.updates_per_step": st.integers(1, 2),
     "rollout.samples_per_prompt": st.integers(1, 5),
