@@ -82,12 +82,13 @@ class Registry:
             self.builtin.get(name) or self._plugins().get(name) or (name if ":" in name else None)
         )
         if path is None:
-            guess = nearest(name, self.names())
+            known = self.names()
+            guess = nearest(name, known) or (known[0] if known else f"{name or 'mypkg'}:NAME")
+            one_of = f"one of {', '.join(known)}, or " if known else ""
             raise RecipeError(
                 f"no {self.kind} is called `{name}`",
-                why=f"`{key}` must be one of {', '.join(self.names())}, or an import path like "
-                "`mypkg.module:name`",
-                fix=f"--set {key}={guess or self.names()[0]}",
+                why=f"`{key}` must be {one_of}an import path like `mypkg.module:name`",
+                fix=f"--set {key}={guess}",
             )
         return path
 

@@ -17,6 +17,7 @@ from milescli.rollout.episode import AGENTS
 from milescli.rollout.filters import FILTERS
 from milescli.rollout.rewards import REWARDS, in_processes
 from milescli.rollout.shaping import SHAPINGS
+from milescli.runtime.user_hooks import HOOKS
 from milescli.train.advantages import ADVANTAGES
 from milescli.train.aggregation import AGGREGATIONS
 from milescli.train.corrections import CORRECTIONS
@@ -26,6 +27,7 @@ from milescli.train.schedule import SCHEDULES
 from milescli.train.surrogates import SURROGATES
 
 _ROLLOUT, _TRAIN = "milescli.rollout.contract", "milescli.train.contract"
+_HOOKS = "milescli.runtime.user_hooks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +176,44 @@ POINTS = (
         about="the learning rate after its warm-up",
         contract=f"{_TRAIN}:check_schedule",
         body='"""Down to half of it."""\nreturn settings.lr * (1.0 - 0.5 * progress)',
+    ),
+    PlugPoint(
+        key="run.hooks.before_step",
+        registry=HOOKS["before_step"],
+        gives="None",
+        about="sees the groups of a step, before they are trained on",
+        contract=f"{_HOOKS}:check_before_step",
+        body='"""Says how often the policy was right."""\n'
+        "rewards = [reward for group in groups for reward in group.rewards]\n"
+        'print(f"step {step}: {sum(rewards) / len(rewards):.3f}")',
+    ),
+    PlugPoint(
+        key="run.hooks.after_step",
+        registry=HOOKS["after_step"],
+        gives="None",
+        about="sees what a step did, and all of its samples",
+        contract=f"{_HOOKS}:check_after_step",
+        body='"""Says what was learned from."""\n'
+        'print(f"step {step}: loss {report.loss:.4f} over {len(groups)} groups")',
+    ),
+    PlugPoint(
+        key="run.hooks.after_save",
+        registry=HOOKS["after_save"],
+        gives="None",
+        about="gets the folder of a complete checkpoint, to upload it",
+        contract=f"{_HOOKS}:check_after_save",
+        body='"""Says how many files there are."""\n'
+        "print(f\"step {step}: {sum(path.is_file() for path in folder.rglob('*'))} files\")",
+    ),
+    PlugPoint(
+        key="run.hooks.tracker",
+        registry=HOOKS["tracker"],
+        gives="None",
+        about="logs the scalars of steps and evaluations",
+        contract=f"{_HOOKS}:check_tracker",
+        body='"""Appends them to a file."""\n'
+        'with open("scalars.txt", "a") as file:\n'
+        "    print(step, scalars, file=file)",
     ),
 )
 

@@ -248,6 +248,22 @@ class MachineSettings(Section):
         return max(self.step_timeout_s - 30.0, 0.5 * self.step_timeout_s)
 
 
+class HookSettings(Section):
+    """Functions of yours that are told what a run does, by import path; null: none. They run in a
+    thread, one at a time; what one raises ends the run with its name."""
+
+    before_step: str | None = None
+    """(*, step, groups): the groups of a step, before they are trained on."""
+    after_step: str | None = None
+    """(*, step, report, groups): when the engines have the step's weights."""
+    after_save: str | None = None
+    """(*, step, folder): a checkpoint is complete; to upload it."""
+    tracker: str | None = None
+    """(*, step, scalars): name -> number, of a step, a warm-up step or an evaluation."""
+    timeout_s: PositiveFloat = 300.0
+    """Bound on one call."""
+
+
 class RunSettings(Section):
     """Where the run lives and what watches it. May also come from the environment and from
     files."""
@@ -261,6 +277,7 @@ class RunSettings(Section):
     """Log to TensorBoard, in the run directory."""
     wandb_project: str | None = None
     """Log to this project of Weights & Biases too; the key comes from WANDB_API_KEY alone."""
+    hooks: HookSettings = HookSettings()
 
 
 class Recipe(Section):

@@ -22,6 +22,7 @@ from milescli.runtime.saving import Saver, version_of
 from milescli.runtime.session import RunSession
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.supervise import Probe, StopSignals, run_watched
+from milescli.runtime.user_hooks import UserHooks
 from milescli.train.base import Adapting, Objective, Trainer
 from milescli.train.objectives import load_objective
 
@@ -45,7 +46,8 @@ class Attempt:
             if recipe.keeps_reference
             else set(),
         )
-        self.saver = Saver(store=store, spec=spec, bus=bus)
+        self.user = UserHooks(recipe)
+        self.saver = Saver(store=store, spec=spec, bus=bus, tell=self.user.tell)
         self.saver.newest_step = spec.checkpoint.step if spec.checkpoint else None
         self.stop = loop.StopFlag()
 
@@ -129,6 +131,7 @@ class Attempt:
                     demonstrations=self.spec.inputs.demonstrations,
                     bus=self.bus,
                     stop=self.stop,
+                    tell=self.user.tell,
                 )
         elif recipe.keeps_reference:
             reference = self.saver.store.find(recipe.reference_step(checkpoint.step))
@@ -186,6 +189,7 @@ class Attempt:
                 settle=self.saver.settle,
                 evaluate=self._evaluate,
                 keep=self._keep,
+                tell=self.user.tell,
             ),
             stop=self.stop,
             step=self.step,
@@ -248,7 +252,8 @@ class Attempt:
     async def _evaluate(self, step: int) -> None:
         if heldout := self.spec.inputs.heldout:
             self.bus.emit(PhaseStarted(phase="eval", detail=f"{len(heldout)} held-out prompts"))
-            self.bus.emit(await self.evaluator.run(step))
+            self.bus.emit(done := await self.evaluator.run(step))
+            await self.user.tell("tracker", event=done)
 
     def _keep(self, step: int, groups: list[Group]) -> None:
         folder = self.spec.run.rollouts_dir

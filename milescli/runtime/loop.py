@@ -101,6 +101,8 @@ class Hooks:
     """Evaluate with the engines, which hold the weights of `step`."""
     keep: Callable[[int, list[Group]], None]
     """Write a few samples to disk, to read."""
+    tell: Callable[..., Awaitable[None]]
+    """Call a hook of the user's by its name, `run.hooks.*`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,6 +131,7 @@ async def warm_up(
     demonstrations: list[Trajectory],
     bus: EventBus,
     stop: StopFlag,
+    tell: Callable[..., Awaitable[None]],
 ) -> None:
     """Supervised steps through the same trainer, which needs no engine; its optimizer state is
     forgotten afterwards."""
@@ -139,14 +142,11 @@ async def warm_up(
         stop.check()
         began = time.monotonic()
         report = await trainer.step(next(batches), lr=schedule.warmup_lr_at(settings, step - 1))
-        bus.emit(
-            WarmupStepDone(
-                step=step,
-                num_steps=settings.steps,
-                report=report,
-                step_s=time.monotonic() - began,
-            )
+        done = WarmupStepDone(
+            step=step, num_steps=settings.steps, report=report, step_s=time.monotonic() - began
         )
+        bus.emit(done)
+        await tell("tracker", event=done)
     await trainer.reset_optimizer()
 
 
@@ -183,6 +183,7 @@ async def reinforce(run: Run) -> None:
         clock = _Clock()
         groups = await run.stop.unless_set(run.groups.take(step, version=run.devices.version))
         clock.lap("rollout")
+        await run.hooks.tell("before_step", step=step, groups=groups)
         batch = _prepare(run, groups)
         clock.lap("pack")
         async with run.devices.training():
@@ -206,7 +207,9 @@ async def reinforce(run: Run) -> None:
         run.groups.published(run.devices.version)
         clock.lap("publish")
         run.hooks.keep(step, groups)
-        run.bus.emit(_step_done(run, report, clock))
+        run.bus.emit(done := _step_done(run, report, clock))
+        await run.hooks.tell("after_step", step=step, report=report, groups=groups)
+        await run.hooks.tell("tracker", event=done)
         if _due(step, recipe.eval.every) or step == num_steps:
             await run.stop.unless_set(run.hooks.evaluate(step))
 

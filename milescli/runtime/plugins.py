@@ -8,6 +8,7 @@ from milescli.rollout.episode import load_agent
 from milescli.rollout.filters import load_filter
 from milescli.rollout.rewards import load_reward
 from milescli.rollout.shaping import load_shaping
+from milescli.runtime.user_hooks import UserHooks
 from milescli.train.advantages import ADVANTAGES
 from milescli.train.aggregation import AGGREGATIONS
 from milescli.train.corrections import CORRECTIONS, NONE
@@ -32,6 +33,7 @@ def check_at_once(recipe: Recipe) -> None:
     load_agent(recipe.rollout.agent)
     load_filter(recipe.rollout.filter)
     load_shaping(recipe.rollout.shaping)
+    UserHooks(recipe)
     for registry in (OBJECTIVES, ADVANTAGES, CREDITS, SURROGATES, AGGREGATIONS):
         registry.path_of(getattr(recipe.train, registry.kind), key=f"train.{registry.kind}")
     SCHEDULES.path_of(recipe.train.optimizer.schedule, key="train.optimizer.schedule")

@@ -4,6 +4,7 @@ tensors are the trainer's business."""
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,8 @@ class Saver:
     store: CheckpointStore
     spec: RunSpec
     bus: EventBus
+    tell: Callable[..., Awaitable[None]]
+    """Calls a hook of the user's."""
     newest: Path | None = None
     """Newest checkpoint that this attempt completed."""
     newest_step: int | None = None
@@ -104,3 +107,4 @@ class Saver:
                 seconds=time.monotonic() - pending.began,
             )
         )
+        await self.tell("after_save", step=pending.step, folder=stored.path)

@@ -19,7 +19,7 @@ KINDS = [point.kind for point in POINTS]
 @pytest.mark.parametrize("point", POINTS, ids=KINDS)
 def test_a_plug_point_is_a_key_whose_default_ships(point: PlugPoint) -> None:
     default = keys()[point.key].default
-    assert default in (*point.registry.builtin, "none")
+    assert default in (*point.registry.builtin, "none", None)
     assert point.registry.signature
 
 
@@ -36,6 +36,7 @@ def test_a_new_one_works_and_its_test_passes(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     name = f"fresh_{point.kind}"
     source, test = written(point, name, tmp_path)
     assert f"--set {point.key}={name}:{name}" in source.read_text()

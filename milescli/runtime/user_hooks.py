@@ -1,0 +1,103 @@
+"""Functions of the user's that are told what a run does: `run.hooks.*`, each by import path. They
+run in a thread, one at a time, within a bound; what one raises ends the run with its name."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from milescli.core.errors import RecipeError
+from milescli.core.events import Event
+from milescli.core.examples import example_groups
+from milescli.core.registry import Registry
+from milescli.core.types import StepReport
+from milescli.recipe.schema import Recipe
+from milescli.rollout.scoring import in_thread
+from milescli.runtime.observe import scalars_of
+
+HOOKS: dict[str, Registry] = {
+    "before_step": Registry("before_step", {}, signature=("step", "groups")),
+    "after_step": Registry("after_step", {}, signature=("step", "report", "groups")),
+    "after_save": Registry("after_save", {}, signature=("step", "folder")),
+    "tracker": Registry("tracker", {}, signature=("step", "scalars")),
+}
+"""By the name of the key. before_step: the groups of a step, before they are trained on;
+after_step: its StepReport and its groups, when the engines have the weights; after_save: the folder
+of a complete checkpoint; tracker: the scalars of a step, a warm-up step or an evaluation."""
+
+
+class UserHooks:
+    """Those that a recipe names. Belongs to one event loop."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        """Raises RecipeError where one cannot be had or does not take what it is given."""
+        self._timeout_s = recipe.run.hooks.timeout_s
+        self._calls: dict[str, tuple[str, Callable[..., Any]]] = {}
+        for name, registry in HOOKS.items():
+            if (path := getattr(recipe.run.hooks, name)) is not None:
+                function = registry.resolve_function(path, key=f"run.hooks.{name}")
+                self._calls[name] = (path, function)
+
+    async def tell(self, hook: str, *, event: Event | None = None, **told: Any) -> None:
+        """Call it; does nothing where there is none, or where the `event` that a tracker is told of
+        has no scalars. Raises RecipeError where it raises, or takes longer than its bound."""
+        if hook not in self._calls:
+            return
+        if event is not None:
+            if (scalars := scalars_of(event)) is None:
+                return
+            told = dict(zip(("step", "scalars"), scalars, strict=True))
+        path, function = self._calls[hook]
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                with HOOKS[hook].failures_named(path):
+                    await in_thread(lambda: function(**told))
+        except TimeoutError:
+            raise RecipeError(
+                f"the hook `{path}` did not return",
+                why=f"`run.hooks.{hook}` was given {self._timeout_s:g} s",
+                fix=[
+                    f"--set run.hooks.timeout_s={2 * self._timeout_s:g}",
+                    f"--set run.hooks.{hook}=null",
+                ],
+            ) from None
+
+
+def check_before_step(hook: Callable[..., Any]) -> None:
+    """Call it as a run would."""
+    hook(step=1, groups=example_groups())
+
+
+def check_after_step(hook: Callable[..., Any]) -> None:
+    """Call it as a run would."""
+    hook(step=1, report=_REPORT, groups=example_groups())
+
+
+def check_after_save(hook: Callable[..., Any]) -> None:
+    """Call it as a run would, with a folder that holds a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "manifest.json").write_text("{}", encoding="utf-8")
+        hook(step=1, folder=Path(folder))
+
+
+def check_tracker(hook: Callable[..., Any]) -> None:
+    """Call it as a run would."""
+    hook(step=1, scalars={"train/loss": 0.5, "rollout/reward_mean": 0.25})
+
+
+_REPORT = StepReport(
+    loss=0.5,
+    grad_norm=1.0,
+    lr=1e-6,
+    logprob_diff_mean=0.0,
+    logprob_diff_max=0.0,
+    num_tokens=100,
+    num_loss_tokens=50,
+    num_microbatches=1,
+    forward_backward_s=1.0,
+    optimizer_s=0.1,
+    figures={"policy_loss": 0.5, "entropy": 1.0},
+)
