@@ -17,6 +17,7 @@ from milescli.rollout.episode import AGENTS
 from milescli.rollout.filters import FILTERS
 from milescli.rollout.rewards import REWARDS, in_processes
 from milescli.rollout.shaping import SHAPINGS
+from milescli.rollout.tasks import ROWS, TASK_PREFIX
 from milescli.runtime.user_hooks import HOOKS
 from milescli.train.advantages import ADVANTAGES
 from milescli.train.aggregation import AGGREGATIONS
@@ -51,6 +52,10 @@ class PlugPoint:
     def kind(self) -> str:
         """As the user calls it."""
         return self.registry.kind
+
+    def setting(self, path: str) -> str:
+        """As `--set` takes it."""
+        return f"{self.key}={TASK_PREFIX if self.registry is ROWS else ''}{path}"
 
     @property
     def signature(self) -> str:
@@ -89,6 +94,19 @@ POINTS = (
         body='"""One response, as it comes."""\n'
         "turn = await session.generate(prompt.token_ids)\n"
         "return Outcome(text=turn.text)",
+    ),
+    PlugPoint(
+        key="data.prompts",
+        registry=ROWS,
+        gives="rows of prompt, label, ...",
+        about="makes prompts: data.prompts=task:mypkg.tasks:rows",
+        contract=f"{_ROLLOUT}:check_task",
+        body='"""Products of two digits."""\n'
+        "rng = random.Random(seed)\n"
+        "for _ in range(1000):\n"
+        "    a, b = rng.randint(2, 9), rng.randint(2, 9)\n"
+        '    yield {"prompt": f"What is {a} * {b}?", "label": str(a * b)}',
+        imports="import random\n",
     ),
     PlugPoint(
         key="rollout.filter",
@@ -278,7 +296,7 @@ def _source(point: PlugPoint, name: str) -> str:
     return (
         f'"""A plug-in of miles: {point.about}.\n\n'
         f"export PYTHONPATH=$PWD\n"
-        f'miles launch --recipe quickstart --set {point.key}={name}:{name}\n"""\n\n'
+        f'miles launch --recipe quickstart --set {point.setting(f"{name}:{name}")}\n"""\n\n'
         f"{imports}{prefix} {name}({named}{arguments}):\n{body}\n"
     )
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import random
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import cast
 
 from milescli.core.examples import example_groups
@@ -79,6 +80,17 @@ def check_shaping(shaping: Shaping) -> list[list[float]]:
     """What it makes of groups of all kinds: a finite number for each sample. Raises RecipeError."""
     settings = Rollout(shaping=_name_of(shaping), max_response_tokens=12)
     return [shaped(shaping, group, settings=settings).rewards for group in example_groups()]
+
+
+def check_task(task: Callable[..., Iterable[Mapping[str, object]]]) -> list[Mapping[str, object]]:
+    """The first hundred of its rows; prompts, and the same for the same seed."""
+    rows = list(islice(task(seed=0), 100))
+    for row in rows:
+        if not isinstance(row, Mapping) or not isinstance(row.get("prompt"), str | list):
+            raise ValueError(f"{row!r} has no prompt")
+    if not rows or rows != list(islice(task(seed=0), 100)):
+        raise ValueError("it yields other rows for the same seed" if rows else "it yields no row")
+    return rows
 
 
 def check_agent(agent: Agent, *, num_samples: int = 8, timeout_s: float = 30.0) -> list[Sample]:

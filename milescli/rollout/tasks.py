@@ -1,18 +1,24 @@
-"""Prompts that miles makes itself (`task:NAME`): word problems with worked responses. Pure and
-seeded, nothing downloaded."""
+"""Prompts that are made, not read (`task:NAME`): word problems with worked responses, or whatever a
+function of the user's yields (`task:mypkg.tasks:rows`). Pure and seeded, nothing downloaded."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import nearest
+from milescli.core.registry import Registry, nearest
 
 TASK_PREFIX = "task:"
+ROWS = Registry("task", {}, signature=("seed",))
+"""Functions `(*, seed) -> rows` of the user's; equal seeds give equal rows."""
+MAX_ROWS = 2_000_000
+"""Of one function."""
 HELDOUT_MODULUS = 16
 """One sum in sixteen is held out, whatever the seed: training and held-out prompts are disjoint by
 their numbers."""
@@ -62,21 +68,47 @@ def write_task(name: str, folder: str | Path, seed: int) -> Path:
     Raises RecipeError where there is no such task.
     """
     short = name.removeprefix(TASK_PREFIX)
-    if short not in TASKS:
+    if ":" in short:
+        rows: Iterable[Mapping[str, object]] = rows_of_user(short, seed)
+    elif short in TASKS:
+        rows = (
+            {"prompt": row.prompt, "label": row.label, "demonstration": row.demonstration}
+            for row in make_rows(TASKS[short], seed)
+        )
+    else:
         known = ", ".join(TASK_PREFIX + task for task in TASKS)
         raise RecipeError(
             f"no task is called `{short}`",
-            why=f"miles makes {known}",
+            why=f"miles makes {known}; yours has an import path, task:mypkg.tasks:rows",
             fix=f"--set data.prompts={TASK_PREFIX}{nearest(short, TASKS) or next(iter(TASKS))}",
         )
-    path = Path(folder) / f"{short}.jsonl"
+    path = Path(folder) / f"{short.replace(':', '.')}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [
-        json.dumps({"prompt": row.prompt, "label": row.label, "demonstration": row.demonstration})
-        for row in make_rows(TASKS[short], seed)
-    ]
+    lines = [json.dumps(row) for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+def rows_of_user(path: str, seed: int) -> list[Mapping[str, object]]:
+    """What the function that `path` names yields for `seed`. Raises RecipeError where it cannot be
+    had, raises, does not end, or yields what is no prompt."""
+    with ROWS.failures_named(path):
+        made: Any = ROWS.resolve_function(path, key="data.prompts")(seed=seed)
+        rows = list(islice(made, MAX_ROWS + 1))
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping) or not isinstance(row.get("prompt"), str | list):
+            raise _bad_rows(path, f"row {number + 1} is {row!r}; it has a `prompt`, most a `label`")
+    if not rows or len(rows) > MAX_ROWS:
+        raise _bad_rows(path, "it yields none" if not rows else f"it yields more than {MAX_ROWS:,}")
+    return rows
+
+
+def _bad_rows(path: str, why: str) -> RecipeError:
+    return RecipeError(
+        f"the task `{path}` does not make prompts",
+        why=why,
+        fix=f"mend `{path}`: it yields rows such as {{'prompt': '2 + 2?', 'label': '4'}}",
+    )
 
 
 def make_rows(task: Task, seed: int) -> list[TaskRow]:

@@ -39,7 +39,7 @@ def test_a_new_one_works_and_its_test_passes(
     monkeypatch.chdir(tmp_path)
     name = f"fresh_{point.kind}"
     source, test = written(point, name, tmp_path)
-    assert f"--set {point.key}={name}:{name}" in source.read_text()
+    assert f"--set {point.setting(f'{name}:{name}')}" in source.read_text()
     point.check(f"{name}:{name}")
     namespace: dict[str, object] = {}
     exec(compile(test.read_text(), test, "exec"), namespace)

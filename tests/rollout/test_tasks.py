@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
+from milescli.rollout import tasks
 from milescli.rollout.tasks import (
     ESTIMATED_SHARE,
     TASKS,
@@ -79,3 +80,55 @@ def test_an_unknown_task_is_answered_with_the_nearest_one(tmp_path: Path) -> Non
     with pytest.raises(RecipeError) as error:
         write_task("task:sum", tmp_path, 0)
     assert error.value.fixes == ["--set data.prompts=task:sums"]
+
+
+def products(*, seed: int):  # type: ignore[no-untyped-def]
+    """Of the user's."""
+    for n in range(3):
+        yield {"prompt": f"{seed} * {n}?", "label": str(seed * n)}
+
+
+def endless(*, seed: int):  # type: ignore[no-untyped-def]
+    """Never ends."""
+    while True:
+        yield {"prompt": "again?"}
+
+
+def broken(*, seed: int):  # type: ignore[no-untyped-def]
+    """Raises in the middle."""
+    yield {"prompt": "a?"}
+    raise KeyError("file")
+
+
+def no_prompts(*, seed: int):  # type: ignore[no-untyped-def]
+    """Other columns."""
+    return [{"question": "2 + 2?"}]
+
+
+def none_at_all(*, seed: int):  # type: ignore[no-untyped-def]
+    """No row."""
+    return []
+
+
+def test_rows_of_the_user_become_a_file(tmp_path: Path) -> None:
+    path = write_task(f"task:{__name__}:products", tmp_path, 7)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows[2] == {"prompt": "7 * 2?", "label": "14"} and len(rows) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("endless", "it yields more than 50"),
+        ("broken", "KeyError: 'file'"),
+        ("no_prompts", "row 1 is {'question': '2 + 2?'}"),
+        ("none_at_all", "it yields none"),
+    ],
+)
+def test_rows_that_are_none_are_refused(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "MAX_ROWS", 50)
+    with pytest.raises(RecipeError) as refused:
+        write_task(f"task:{__name__}:{name}", tmp_path, 0)
+    assert said in refused.value.why and list(tmp_path.iterdir()) == []
