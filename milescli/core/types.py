@@ -113,6 +113,8 @@ class Sample:
     """Of the last turn."""
     reward: float | None = None
     """None until it is scored."""
+    is_learned: bool = True
+    """False: it counts for the others of its group, and its own tokens teach nothing."""
 
     @property
     def num_loss_tokens(self) -> int:

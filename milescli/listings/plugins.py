@@ -16,6 +16,7 @@ from milescli.recipe.schema import Rollout
 from milescli.rollout.episode import AGENTS
 from milescli.rollout.filters import FILTERS
 from milescli.rollout.rewards import REWARDS, in_processes
+from milescli.rollout.sample_filters import SAMPLE_FILTERS
 from milescli.rollout.shaping import SHAPINGS
 from milescli.rollout.tasks import ROWS, TASK_PREFIX
 from milescli.runtime.user_hooks import HOOKS
@@ -26,6 +27,7 @@ from milescli.train.credits import CREDITS
 from milescli.train.objectives import OBJECTIVES
 from milescli.train.schedule import SCHEDULES
 from milescli.train.surrogates import SURROGATES
+from milescli.weights.channels import CHANNELS
 
 _ROLLOUT, _TRAIN = "milescli.rollout.contract", "milescli.train.contract"
 _HOOKS = "milescli.runtime.user_hooks"
@@ -47,6 +49,8 @@ class PlugPoint:
     """Of a working one."""
     imports: str = ""
     """What the body needs."""
+    base: str = ""
+    """What a class derives from; empty for a function."""
 
     @property
     def kind(self) -> str:
@@ -115,6 +119,14 @@ POINTS = (
         about="keeps a group, or has it replaced by another prompt's",
         contract=f"{_ROLLOUT}:check_filter",
         body='"""Keeps groups of which some sample was right."""\nreturn max(group.rewards) > 0',
+    ),
+    PlugPoint(
+        key="rollout.sample_filter",
+        registry=SAMPLE_FILTERS,
+        gives="bool",
+        about="learns from a sample, or lets it count for its group alone",
+        contract=f"{_ROLLOUT}:check_sample_filter",
+        body='"""Leaves out what is very short."""\nreturn sample.num_loss_tokens > 1',
     ),
     PlugPoint(
         key="rollout.shaping",
@@ -194,6 +206,16 @@ POINTS = (
         about="the learning rate after its warm-up",
         contract=f"{_TRAIN}:check_schedule",
         body='"""Down to half of it."""\nreturn settings.lr * (1.0 - 0.5 * progress)',
+    ),
+    PlugPoint(
+        key="weights.channel",
+        registry=CHANNELS,
+        gives="WeightChannel",
+        about="sends the trainer's weights to the engines; a class",
+        contract="milescli.weights.channels:check_channel",
+        imports="from milescli.backends.sglang.channels import TensorChannel\n",
+        base="TensorChannel",
+        body='"""Shared memory, as the built-in one does it."""',
     ),
     PlugPoint(
         key="run.hooks.before_step",
@@ -293,11 +315,12 @@ def _source(point: PlugPoint, name: str) -> str:
     body = "\n".join(f"    {line}" for line in point.body.split("\n"))
     arguments = ", ".join(point.registry.signature)
     imports = f"{point.imports}\n\n" if point.imports else "\n"
+    head = f"class {name}({point.base}):" if point.base else f"{prefix} {name}({named}{arguments}):"
     return (
         f'"""A plug-in of miles: {point.about}.\n\n'
         f"export PYTHONPATH=$PWD\n"
         f'miles launch --recipe quickstart --set {point.setting(f"{name}:{name}")}\n"""\n\n'
-        f"{imports}{prefix} {name}({named}{arguments}):\n{body}\n"
+        f"{imports}{head}\n{body}\n"
     )
 
 

@@ -3,8 +3,6 @@ their own, rank by rank, and how weights get from one to the other. Pure; called
 
 from __future__ import annotations
 
-from typing import Literal
-
 from milescli.core.errors import FitError
 from milescli.plan.decisions import Log
 from milescli.plan.types import EngineLayout, Slot, TrainerLayout
@@ -106,9 +104,7 @@ def note_idle_devices(slots: list[Slot], num_devices: int, recipe: Recipe, log: 
     log.note("idle devices", num_devices - used, why)
 
 
-def choose_channel(
-    recipe: Recipe, slots: list[Slot], colocated: bool, log: Log
-) -> Literal["tensor", "distributed"]:
+def choose_channel(recipe: Recipe, slots: list[Slot], colocated: bool, log: Log) -> str:
     """How weights reach the engines. Raises FitError for a pin that cannot work."""
     with_trainer = {slot.node for slot in slots if slot.trainer_rank is not None}
     alone = sorted({slot.node for slot in slots if slot.engine is not None} - with_trainer)

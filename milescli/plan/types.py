@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-PLAN_SCHEMA = 5
+PLAN_SCHEMA = 6
 """Rises when the JSON changes in a way that readers must know. 2: stages, recompute and offload of
 the trainer, experts and attention of the engines, forecast. 3: roles, without old_logprobs.
 4: parts of a device's memory that were measured."""
@@ -197,7 +197,7 @@ class Plan:
     trainer: TrainerLayout
     engines: EngineLayout
     colocated: bool
-    channel: Literal["tensor", "distributed"]
+    channel: str
     slots: list[Slot]
     """In topology order: node by node, device by device. Also the order of the placement group's
     bundles."""

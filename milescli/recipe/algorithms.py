@@ -58,7 +58,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "train.entropy_coef": 0.0,
             "rollout.filter": "none",
             "rollout.shaping": "none",
-            "rollout.mask_truncated": False,
+            "rollout.sample_filter": "none",
         },
     ),
     "dr_grpo": Algorithm(

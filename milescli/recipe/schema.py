@@ -114,9 +114,10 @@ class Rollout(Section):
     """overlong: tokens before the bound over which the penalty rises; null: a fifth of it."""
     overlong_penalty: NonNegativeFloat = 1.0
     """overlong: at the bound."""
-    mask_truncated: bool = False
-    """Nothing is learned of the tokens of responses that were cut off (overlong filtering of DAPO);
-    their rewards still count for the others of their group."""
+    sample_filter: str = "none"
+    """Samples that nothing is learned from; their rewards still count for the others of their
+    group. none; truncated: responses that were cut off (overlong filtering of DAPO); or an import
+    path."""
     max_filter_rounds: Positive = 8
     """Bound on what a step may begin: so many times its prompts. Then the run stops and says so."""
     max_staleness: NonNegative = 0
@@ -137,9 +138,9 @@ class Warmup(Section):
 class Weights(Section):
     """How weights reach the engines."""
 
-    channel: Literal["auto", "tensor", "distributed"] = "auto"
+    channel: str = "auto"
     """tensor: shared memory, where trainer and engines share devices; distributed: broadcast to
-    engines on other devices; auto: chosen by the plan."""
+    engines on other devices; auto: chosen by the plan; or an import path to a class."""
     bucket_mib: Positive = 512
     """Weights that are sent at once, in MiB."""
     verify: bool = False

@@ -22,6 +22,7 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.base import PromptSource
 from milescli.rollout.episode import Episodes
 from milescli.rollout.filters import is_kept, load_filter
+from milescli.rollout.sample_filters import load_sample_filter, sifted
 from milescli.rollout.shaping import load_shaping, shaped
 from milescli.rollout.stats import staleness_of, summarise
 
@@ -71,6 +72,7 @@ class Collector:
         self._recipe = recipe
         self._seed_of = seed_of or sampling_seed
         self._keep = load_filter(recipe.rollout.filter)
+        self._sample_filter = load_sample_filter(recipe.rollout.sample_filter)
         self._shaping = load_shaping(recipe.rollout.shaping)
         self._with_greedy = with_greedy
         self._stats: RolloutStats | None = None
@@ -122,7 +124,8 @@ class Collector:
             )
         self._stats = summarise(kept=batch.kept, refused=batch.refused, version=version)
         settings = self._recipe.rollout
-        return [shaped(self._shaping, group, settings=settings) for group in batch.kept]
+        kept = [sifted(self._sample_filter, group, settings=settings) for group in batch.kept]
+        return [shaped(self._shaping, group, settings=settings) for group in kept]
 
     async def collect(self, step: int) -> Batch:
         """Take prompts, have them sampled and scored, replace what the filter refuses."""

@@ -23,6 +23,7 @@ from milescli.rollout.base import (
 )
 from milescli.rollout.episode import Episodes
 from milescli.rollout.filters import GroupFilter, is_kept
+from milescli.rollout.sample_filters import SampleFilter, sifted
 from milescli.rollout.scoring import Scorer
 from milescli.rollout.shaping import Shaping, shaped
 
@@ -74,6 +75,13 @@ def check_filter(keep: GroupFilter) -> list[bool]:
     """What it says of groups of all kinds; yes or no. Raises RecipeError."""
     settings = Rollout(filter=_name_of(keep))
     return [is_kept(keep, group, settings=settings) for group in example_groups()]
+
+
+def check_sample_filter(keep: SampleFilter) -> list[bool]:
+    """What it says of samples of all kinds; yes or no. Raises RecipeError."""
+    settings = Rollout(sample_filter=_name_of(keep))
+    groups = [sifted(keep, group, settings=settings) for group in example_groups()]
+    return [sample.is_learned for group in groups for sample in group.samples]
 
 
 def check_shaping(shaping: Shaping) -> list[list[float]]:

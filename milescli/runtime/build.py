@@ -24,16 +24,13 @@ from milescli.recipe.schema import Recipe
 from milescli.runtime.engine_spec import engine_spec
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.trainer import RankGroup
+from milescli.weights.channels import CHANNELS
 from milescli.weights.sharing import sharing_ranks
 
 TRAINER_TARGET = "milescli.backends.megatron.worker:TrainerRank"
 ENGINE_TARGET = "milescli.backends.sglang.server:EngineServer"
 PLACE_TIMEOUT_S = 60.0
 """For a session of our own on this computer to reserve what the plan needs."""
-CHANNELS = {
-    "tensor": "milescli.backends.sglang.channels:TensorChannel",
-    "distributed": "milescli.backends.sglang.channels:DistributedChannel",
-}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,7 +99,7 @@ class Builder:
                 "recipe": self.recipe,
                 "plan": self.plan,
                 "model_dir": str(self.spec.inputs.model_dir),
-                "channel": CHANNELS[self.plan.channel],
+                "channel": CHANNELS.path_of(self.plan.channel, key="weights.channel"),
             }
             ranks.append(
                 await self.cluster.spawn(

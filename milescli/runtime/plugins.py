@@ -7,6 +7,7 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.episode import load_agent
 from milescli.rollout.filters import load_filter
 from milescli.rollout.rewards import load_reward
+from milescli.rollout.sample_filters import load_sample_filter
 from milescli.rollout.shaping import load_shaping
 from milescli.runtime.user_hooks import UserHooks
 from milescli.train.advantages import ADVANTAGES
@@ -17,6 +18,7 @@ from milescli.train.objectives import OBJECTIVES, load_objective
 from milescli.train.schedule import SCHEDULES
 from milescli.train.streams import Stream
 from milescli.train.surrogates import SURROGATES
+from milescli.weights.channels import AUTO, CHANNELS
 
 
 def load_plugins(recipe: Recipe) -> None:
@@ -32,17 +34,22 @@ def check_at_once(recipe: Recipe) -> None:
     load_reward(recipe.rollout)
     load_agent(recipe.rollout.agent)
     load_filter(recipe.rollout.filter)
+    load_sample_filter(recipe.rollout.sample_filter)
     load_shaping(recipe.rollout.shaping)
     UserHooks(recipe)
     for registry in (OBJECTIVES, ADVANTAGES, CREDITS, SURROGATES, AGGREGATIONS):
         registry.path_of(getattr(recipe.train, registry.kind), key=f"train.{registry.kind}")
     SCHEDULES.path_of(recipe.train.optimizer.schedule, key="train.optimizer.schedule")
+    if recipe.weights.channel != AUTO:
+        CHANNELS.path_of(recipe.weights.channel, key="weights.channel")
     if recipe.train.correction.kind != NONE:
         CORRECTIONS.path_of(recipe.train.correction.kind, key="train.correction.kind")
 
 
 def load_train_plugins(recipe: Recipe) -> None:
     """Those of the trainer's ranks; torch is imported for them."""
+    if ":" in recipe.weights.channel:
+        CHANNELS.resolve(recipe.weights.channel, key="weights.channel")
     name = recipe.train.objective
     objective = load_objective(name, recipe)
     if Stream.REFERENCE in objective.needs and not recipe.keeps_reference:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from milescli.core.types import Group, Sample, StepReport, StopReason
+from milescli.core.types import Group, Sample, StepReport
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train
 from milescli.train.advantages import Advantage, AdvantageEstimator, estimate, load_advantage
@@ -54,7 +54,6 @@ class Policy:
         self.correction = correction or load_correction(train.correction.kind)
         self.aggregation = aggregation or load_aggregation(train.aggregation)
         self.old = Stream.ENGINE if recipe.old_logprobs == "engine" else Stream.OLD
-        self.mask_truncated = recipe.rollout.mask_truncated
         self.kl_in_reward = train.kl_coef > 0 and train.kl_in == "reward"
         needs = {*_needs_of(self.credit), *_needs_of(self.surrogate)}
         if self.old is Stream.OLD and train.updates_per_step > 1:
@@ -84,8 +83,7 @@ class Policy:
     def _of_sample(
         self, sample: Sample, *, advantage: Advantage, group: int
     ) -> Iterator[TrainSequence]:
-        is_left_out = self.mask_truncated and sample.stop_reason is StopReason.LENGTH
-        num_tokens = 0 if is_left_out else sample.num_loss_tokens
+        num_tokens = sample.num_loss_tokens if sample.is_learned else 0
         share = share_of(self.aggregation, num_tokens=max(num_tokens, 1), settings=self.settings)
         for index, trajectory in enumerate(sample.trajectories):
             part = trajectory.num_loss_tokens / num_tokens if num_tokens else 0.0
@@ -108,7 +106,8 @@ class Policy:
                 share=share.count * part,
                 group=group,
             )
-            yield replace(made, loss_mask=np.zeros_like(made.loss_mask)) if is_left_out else made
+            nothing = np.zeros_like(made.loss_mask)
+            yield made if sample.is_learned else replace(made, loss_mask=nothing)
 
     def complete(self, tokens: PackedTokens) -> None:
         """Advantages of tokens from those of samples, then what needs the whole step."""

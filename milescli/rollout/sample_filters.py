@@ -1,0 +1,66 @@
+"""Which samples are learned from. `rollout.sample_filter` names one: built in here, an entry point,
+or an import path. What one leaves out still counts for the others of its group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol, cast
+
+from milescli.core.errors import RecipeError
+from milescli.core.registry import Registry
+from milescli.core.types import Group, Sample, StopReason
+from milescli.recipe.schema import Rollout
+
+
+class SampleFilter(Protocol):
+    """A plug-in of `rollout.sample_filter`."""
+
+    def __call__(self, *, sample: Sample, settings: Rollout) -> bool:
+        """True: learn from the sample's tokens. Called once a sample, when its group is kept."""
+        ...
+
+
+SAMPLE_FILTERS = Registry(
+    "sample_filter",
+    {
+        "none": "milescli.rollout.sample_filters:keep_all",
+        "truncated": "milescli.rollout.sample_filters:truncated",
+    },
+    signature=("sample", "settings"),
+)
+
+
+def load_sample_filter(name: str) -> SampleFilter:
+    """Raises RecipeError where `rollout.sample_filter` names nothing that fits."""
+    return cast(SampleFilter, SAMPLE_FILTERS.resolve_function(name, key="rollout.sample_filter"))
+
+
+def sifted(keep: SampleFilter, group: Group, *, settings: Rollout) -> Group:
+    """The group, its samples marked as the filter says. Raises RecipeError where that is neither
+    yes nor no."""
+    said = [keep(sample=sample, settings=settings) for sample in group.samples]
+    for sample, answer in zip(group.samples, said, strict=True):
+        if answer not in (True, False):
+            raise RecipeError(
+                f"the sample filter `{settings.sample_filter}` gave {answer!r}",
+                why=f"of sample {sample.sample_index} of prompt {group.prompt.index}; it says True "
+                "to learn from a sample, else False",
+                fix=f"mend `{settings.sample_filter}`",
+            )
+    if all(said):
+        return group
+    samples = [
+        replace(sample, is_learned=bool(answer))
+        for sample, answer in zip(group.samples, said, strict=True)
+    ]
+    return replace(group, samples=samples)
+
+
+def keep_all(*, sample: Sample, settings: Rollout) -> bool:
+    """Leaves none out."""
+    return True
+
+
+def truncated(*, sample: Sample, settings: Rollout) -> bool:
+    """Leaves out responses that were cut off (overlong filtering of DAPO, arXiv 2503.14476)."""
+    return sample.stop_reason is not StopReason.LENGTH
