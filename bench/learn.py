@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -54,6 +55,7 @@ def warmed_up(folder: Path, seed: int) -> Path:
         print(f"seed {seed}: warming the model up", flush=True)
         log = folder / f"warm-up-{seed}.log"
         name = f"warm-up-{seed}"
+        shutil.rmtree(folder / "runs" / name, ignore_errors=True)
         own = ["--name", name, "--set", f"run.dir={folder}/runs", "--quiet"]
         miles(
             *("launch", "--recipe", "quickstart", "--seed", str(seed), "--steps", "1", *own),
@@ -67,8 +69,9 @@ def learn(folder: Path, algorithm: str, seed: int) -> tuple[float, float, int]:
     """Accuracy before and after, and the steps between."""
     name = f"{algorithm}-{seed}"
     events = folder / "runs" / name / "events.jsonl"
-    if not events.exists() or '"RunEnded"' not in events.read_text(encoding="utf-8"):
+    if not events.exists() or '"outcome": "done"' not in events.read_text(encoding="utf-8"):
         model, began = warmed_up(folder, seed), time.monotonic()
+        shutil.rmtree(events.parent, ignore_errors=True)  # of a run that was cut short
         sets = [
             *("model.scratch=null", f"model.path={model}", "warmup.steps=0", "eval.every=0"),
             *("data.demonstrations=null", "checkpoint.every=0", f"run.dir={folder}/runs"),

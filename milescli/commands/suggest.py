@@ -6,6 +6,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+PLUGGED = (
+    *("rollout.agent", "rollout.reward", "rollout.filter", "rollout.sample_filter"),
+    *("rollout.shaping", "train.objective", "train.advantage", "train.credit", "train.surrogate"),
+    *("train.correction.kind", "train.aggregation", "train.optimizer.schedule", "eval.metrics"),
+    "weights.channel",
+)
+"""Keys that take the name of something that ships, or an import path."""
+
 
 def recipes(incomplete: str) -> list[str]:
     """Names of the recipes that ship; a path is left to the shell."""
@@ -28,6 +36,11 @@ def overrides(incomplete: str) -> list[tuple[str, str]]:
     name, equals, value = incomplete.partition("=")
     if equals and name == "train.algorithm":
         return [(f"{name}={choice}", about) for choice, about in algorithms(value)]
+    if equals and name in PLUGGED:
+        from milescli.listings.plugins import POINTS
+
+        known = next(point.registry.names() for point in POINTS if point.key == name)
+        return [(f"{name}={choice}", "") for choice in known if choice.startswith(value)]
     if equals and name in keys():
         choices = keys()[name].choices or (
             ("true", "false") if keys()[name].wants.startswith("true") else ()

@@ -3,7 +3,7 @@ steer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
@@ -101,6 +101,8 @@ class EvalDone:
     seconds: float
     path: str
     """File with the samples, relative to the run directory."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What `eval.metrics` says, by its names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from milescli.core.registry import Registry, nearest
 from milescli.recipe.schema import Rollout
 from milescli.rollout.episode import AGENTS
 from milescli.rollout.filters import FILTERS
+from milescli.rollout.metrics import METRICS
 from milescli.rollout.rewards import REWARDS, in_processes
 from milescli.rollout.sample_filters import SAMPLE_FILTERS
 from milescli.rollout.shaping import SHAPINGS
@@ -206,6 +207,16 @@ POINTS = (
         about="the learning rate after its warm-up",
         contract=f"{_TRAIN}:check_schedule",
         body='"""Down to half of it."""\nreturn settings.lr * (1.0 - 0.5 * progress)',
+    ),
+    PlugPoint(
+        key="eval.metrics",
+        registry=METRICS,
+        gives="{name: float}",
+        about="figures of an evaluation, beside its accuracy",
+        contract=f"{_ROLLOUT}:check_metrics",
+        body='"""The share of prompts of which some sample was right."""\n'
+        "solved = [max(group.rewards) > 0 for group in groups]\n"
+        'return {"solved": sum(solved) / len(solved)}',
     ),
     PlugPoint(
         key="weights.channel",

@@ -210,6 +210,9 @@ class Evaluation(Section):
     num_prompts: Positive | None = None
     """Only the first N held-out prompts; null: all."""
     samples_per_prompt: Positive = 1
+    metrics: str = "none"
+    """Figures beside the accuracy. none; pass_at_k: the chance that one of k samples is right, for
+    k = 1, 2, 4, ...; or an import path."""
     temperature: NonNegativeFloat = 0.0
     """0: greedy."""
     max_response_tokens: Positive | None = None

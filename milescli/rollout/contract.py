@@ -12,7 +12,7 @@ from typing import cast
 
 from milescli.core.examples import example_groups
 from milescli.core.types import Prompt, Sample, StopReason, VersionSpan, WeightVersion
-from milescli.recipe.schema import Rollout
+from milescli.recipe.schema import Evaluation, Rollout
 from milescli.rollout.base import (
     Agent,
     BoundedReward,
@@ -23,6 +23,7 @@ from milescli.rollout.base import (
 )
 from milescli.rollout.episode import Episodes
 from milescli.rollout.filters import GroupFilter, is_kept
+from milescli.rollout.metrics import Metrics, measured
 from milescli.rollout.sample_filters import SampleFilter, sifted
 from milescli.rollout.scoring import Scorer
 from milescli.rollout.shaping import Shaping, shaped
@@ -82,6 +83,12 @@ def check_sample_filter(keep: SampleFilter) -> list[bool]:
     settings = Rollout(sample_filter=_name_of(keep))
     groups = [sifted(keep, group, settings=settings) for group in example_groups()]
     return [sample.is_learned for group in groups for sample in group.samples]
+
+
+def check_metrics(metrics: Metrics) -> dict[str, float]:
+    """Its figures of three prompts of four samples each. Raises RecipeError."""
+    settings = Evaluation(metrics=_name_of(metrics), samples_per_prompt=4)
+    return measured(metrics, example_groups(), settings=settings)
 
 
 def check_shaping(shaping: Shaping) -> list[list[float]]:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from milescli.core.errors import WaitTimeout
 from milescli.core.events import EvalDone
-from milescli.core.types import Prompt, Sample, StopReason
+from milescli.core.types import Group, Prompt, Sample, StopReason
 from milescli.recipe.schema import Recipe
 from milescli.rollout.collector import all_or_first_error
 from milescli.rollout.episode import Episodes
+from milescli.rollout.metrics import load_metrics, measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,12 @@ class Evaluator:
         ]
         samples = await self._play(attempts)
         path = self._write(step, [prompt for prompt, _ in attempts], samples)
+        count = settings.samples_per_prompt
+        groups = [
+            Group(prompt=prompt, samples=samples[place * count : (place + 1) * count])
+            for place, prompt in enumerate(self.prompts)
+        ]
+        figures = measured(load_metrics(settings.metrics), groups, settings=settings)
         num_truncated = sum(sample.stop_reason is StopReason.LENGTH for sample in samples)
         return EvalDone(
             step=step,
@@ -50,6 +57,7 @@ class Evaluator:
             response_tokens_mean=sum(sample.num_loss_tokens for sample in samples) / len(samples),
             seconds=time.monotonic() - began,
             path=str(path.relative_to(self.folder.parent)),
+            figures=figures,
         )
 
     async def _play(self, attempts: Sequence[tuple[Prompt, int]]) -> list[Sample]:

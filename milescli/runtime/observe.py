@@ -109,6 +109,7 @@ def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
             "eval/accuracy": event.accuracy,
             "eval/truncated_fraction": event.truncated_fraction,
             "eval/response_tokens_mean": event.response_tokens_mean,
+            **{f"eval/{name}": value for name, value in event.figures.items()},
         }
     return None
 

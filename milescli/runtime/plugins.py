@@ -6,6 +6,7 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Recipe
 from milescli.rollout.episode import load_agent
 from milescli.rollout.filters import load_filter
+from milescli.rollout.metrics import load_metrics
 from milescli.rollout.rewards import load_reward
 from milescli.rollout.sample_filters import load_sample_filter
 from milescli.rollout.shaping import load_shaping
@@ -36,6 +37,7 @@ def check_at_once(recipe: Recipe) -> None:
     load_filter(recipe.rollout.filter)
     load_sample_filter(recipe.rollout.sample_filter)
     load_shaping(recipe.rollout.shaping)
+    load_metrics(recipe.eval.metrics)
     UserHooks(recipe)
     for registry in (OBJECTIVES, ADVANTAGES, CREDITS, SURROGATES, AGGREGATIONS):
         registry.path_of(getattr(recipe.train, registry.kind), key=f"train.{registry.kind}")

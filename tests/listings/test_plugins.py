@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from milescli.commands import suggest
 from milescli.core.errors import MilesError, RecipeError
 from milescli.listings.plugins import POINTS, PlugPoint, point_of, the_one_that_fits, written
 from milescli.recipe.keys import keys
@@ -21,6 +22,12 @@ def test_a_plug_point_is_a_key_whose_default_ships(point: PlugPoint) -> None:
     default = keys()[point.key].default
     assert default in (*point.registry.builtin, "none", "auto", None)
     assert point.registry.signature
+
+
+def test_tab_offers_what_ships() -> None:
+    assert set(suggest.PLUGGED) == {point.key for point in POINTS if point.registry.builtin}
+    offered = [value for value, _ in suggest.overrides("train.surrogate=d")]
+    assert offered == ["train.surrogate=dppo_kl", "train.surrogate=dppo_tv"]
 
 
 @pytest.mark.parametrize("point", POINTS, ids=KINDS)

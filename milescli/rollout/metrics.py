@@ -1,0 +1,78 @@
+"""Figures of an evaluation beside its accuracy. `eval.metrics` names them: built in here, an entry
+point, or an import path."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Protocol, cast
+
+from milescli.core.errors import RecipeError
+from milescli.core.registry import Registry
+from milescli.core.types import Group
+from milescli.recipe.schema import Evaluation
+from milescli.rollout.scoring import finite_reward
+
+
+class Metrics(Protocol):
+    """A plug-in of `eval.metrics`."""
+
+    def __call__(self, *, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, float]:
+        """Name -> number, of the samples of each held-out prompt."""
+        ...
+
+
+METRICS = Registry(
+    "metrics",
+    {
+        "none": "milescli.rollout.metrics:nothing",
+        "pass_at_k": "milescli.rollout.metrics:pass_at_k",
+    },
+    signature=("groups", "settings"),
+)
+
+
+def load_metrics(name: str) -> Metrics:
+    """Raises RecipeError where `eval.metrics` names nothing that fits."""
+    return cast(Metrics, METRICS.resolve_function(name, key="eval.metrics"))
+
+
+def measured(
+    metrics: Metrics, groups: Sequence[Group], *, settings: Evaluation
+) -> dict[str, float]:
+    """What they say. Raises RecipeError where that is not a finite number for each name."""
+    said = metrics(groups=groups, settings=settings)
+    try:
+        return {str(name): finite_reward(value) for name, value in said.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise RecipeError(
+            f"the metrics `{settings.metrics}` gave {said!r}",
+            why=str(error),
+            fix=f"mend `{settings.metrics}`: it returns a finite number for each name",
+        ) from error
+
+
+def nothing(*, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, float]:
+    """Accuracy says it all."""
+    return {}
+
+
+def pass_at_k(*, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, float]:
+    """The chance that one of k samples is right (reward above 0), for k = 1, 2, 4, ... up to the
+    samples of a prompt; mean over prompts of 1 - C(n - c, k) / C(n, k), n samples of which c are
+    right (arXiv 2107.03374, eq. 1)."""
+    figures, k = {}, 1
+    while k <= settings.samples_per_prompt:
+        figures[f"pass_at_{k}"] = fmean(
+            1.0
+            - math.comb(sum(r <= 0 for r in group.rewards), k) / math.comb(len(group.rewards), k)
+            for group in groups
+        )
+        k *= 2
+    return figures
+
+
+def _passes(rewards: Sequence[float], k: int) -> float:
+    wrong = sum(reward <= 0 for reward in rewards)
+    return 1.0 - math.comb(wrong, k) / math.comb(len(rewards), k)
