@@ -101,7 +101,9 @@ def warm_up(folder: Path, *, num_steps: int) -> None:
     (folder / "unfinished").rename(folder / "model")
 
 
-def grpo(folder: Path, *, num_steps: int, eval_every: int, out: Path) -> None:
+def grpo(
+    folder: Path, *, num_steps: int, eval_every: int, out: Path, algorithm: str | None
+) -> None:
     """TRL's defaults but for the recipe's settings; one step is one update of all samples. Writes
     `out/events.jsonl` as it goes, and the trained model into `out/model`."""
     from datasets import Dataset
@@ -158,8 +160,7 @@ def grpo(folder: Path, *, num_steps: int, eval_every: int, out: Path) -> None:
         learning_rate=sums.LR,
         lr_scheduler_type="constant",
         adam_beta2=sums.BETA2,
-        epsilon=sums.CLIP_LOW,
-        epsilon_high=sums.CLIP_HIGH,
+        **sums.peer_settings(algorithm),
         logging_steps=1,
         save_strategy="no",
         report_to="none",
@@ -186,6 +187,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--eval-every", type=int, default=10)
+    parser.add_argument("--algorithm", choices=list(sums.PEER_FORMS))
     parser.add_argument("--out", type=Path, help="of grpo: a new folder; of evaluate: a model")
     options = parser.parse_args()
     if options.what == "warm-up":
@@ -196,6 +198,7 @@ def main() -> None:
             num_steps=options.steps,
             eval_every=options.eval_every,
             out=options.out,
+            algorithm=options.algorithm,
         )
     else:
         model, tokenizer = load(options.out)

@@ -1,6 +1,6 @@
 """A whole run of `miles launch` beside one of TRL's GRPOTrainer, in turns:
 
-    python bench/rl.py [--pairs 1] [--steps 80] [--folder DIR]
+    python bench/rl.py [--pairs 1] [--steps 80] [--algorithm gspo] [--folder DIR]
 
 The same task, weights to begin with, prompts, batch and settings (`sums.py`): a Qwen3 of 1 M
 parameters, sums of three digits, 16 prompts x 8 samples a step of at most 48 tokens, one update a
@@ -127,10 +127,13 @@ def peer_command(*words: str) -> list[str]:
     return [sys.executable, "bench/peer_run.py", *words]
 
 
-def run_miles(folder: Path, name: str, *, num_steps: int) -> dict[str, float]:
+def run_miles(
+    folder: Path, name: str, *, num_steps: int, algorithm: str | None = None
+) -> dict[str, float]:
     """`miles launch`; the run is `folder/runs/NAME` afterwards."""
     file, events = folder / "recipe.yaml", folder / "runs" / name / "events.jsonl"
-    file.write_text(json.dumps(sums.recipe(folder, eval_every=EVAL_EVERY)), encoding="utf-8")
+    told = sums.recipe(folder, eval_every=EVAL_EVERY, algorithm=algorithm)
+    file.write_text(json.dumps(told), encoding="utf-8")
     done = timed(
         miles_command(
             "launch", "--recipe", str(file), "--name", name, "--steps", str(num_steps), "--quiet"
@@ -150,10 +153,13 @@ def run_miles(folder: Path, name: str, *, num_steps: int) -> dict[str, float]:
     )
 
 
-def run_trl(folder: Path, name: str, *, num_steps: int) -> dict[str, float]:
+def run_trl(
+    folder: Path, name: str, *, num_steps: int, algorithm: str | None = None
+) -> dict[str, float]:
     """The same by TRL; its model is `folder/trl/NAME/model` afterwards."""
     out = folder / "trl" / name
     words = ["grpo", "--folder", str(folder), "--steps", str(num_steps), "--out", str(out)]
+    words += ["--algorithm", algorithm] if algorithm else []
     done = timed(
         peer_command(*words, "--eval-every", str(EVAL_EVERY)),
         log=folder / "trl.log",
@@ -217,13 +223,17 @@ def main() -> None:
     """The command line."""
     parser = command_line(__doc__, num_pairs=1)
     parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument(
+        "--algorithm", choices=list(sums.PEER_FORMS), help="one that both have, by the same pieces"
+    )
     add_task_options(parser)
     options = parser.parse_args()
     result = Table(peer=TRL, machine=Machine.read(), notes=[DIFFERENCES])
+    chosen = {"num_steps": options.steps, "algorithm": options.algorithm}
     with task_folder(options) as folder:
         pairs = take_turns(
-            lambda number: run_miles(folder, unique(folder, number), num_steps=options.steps),
-            lambda number: run_trl(folder, unique(folder, number), num_steps=options.steps),
+            lambda number: run_miles(folder, unique(folder, number), **chosen),
+            lambda number: run_trl(folder, unique(folder, number), **chosen),
             num_pairs=options.pairs,
             num_warmups=0,
         )

@@ -58,8 +58,48 @@ def write(folder: Path) -> None:
     make_model(MODEL, fresh, seed=0)
 
 
-def recipe(folder: Path, *, eval_every: int) -> dict[str, object]:
+PEER_FORMS: dict[str, dict[str, object]] = {
+    "grpo": {"loss_type": "grpo", "epsilon": 0.2, "epsilon_high": 0.2},
+    "dr_grpo": {
+        "loss_type": "dr_grpo",
+        "scale_rewards": "none",
+        "epsilon": 0.2,
+        "epsilon_high": 0.2,
+    },
+    "lite_ppo": {
+        "loss_type": "dapo",
+        "scale_rewards": "batch",
+        "epsilon": 0.2,
+        "epsilon_high": 0.2,
+    },
+    "gspo": {
+        "loss_type": "grpo",
+        "importance_sampling_level": "sequence",
+        "epsilon": 3e-4,
+        "epsilon_high": 4e-4,
+    },
+    "luspo": {
+        "loss_type": "luspo",
+        "importance_sampling_level": "sequence",
+        "epsilon": 3e-4,
+        "epsilon_high": 4e-4,
+    },
+    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
+    "sapo": {"loss_type": "sapo"},
+}
+"""Algorithms that TRL has as well: what its GRPOConfig is told for `train.algorithm`."""
+
+
+def peer_settings(algorithm: str | None) -> dict[str, object]:
+    """What TRL is told of the algorithm; None: DAPO's clip and mean, the defaults of both."""
+    if algorithm is None:
+        return {"epsilon": CLIP_LOW, "epsilon_high": CLIP_HIGH}
+    return PEER_FORMS[algorithm]
+
+
+def recipe(folder: Path, *, eval_every: int, algorithm: str | None = None) -> dict[str, object]:
     """What miles is told; the settings that `peer_run.py` gives to TRL."""
+    own = {"clip_low": CLIP_LOW, "clip_high": CLIP_HIGH}
     return {
         "model": {"path": str(folder / "model")},
         "data": {
@@ -74,8 +114,7 @@ def recipe(folder: Path, *, eval_every: int) -> dict[str, object]:
             "reward": "gsm8k",
         },
         "train": {
-            "clip_low": CLIP_LOW,
-            "clip_high": CLIP_HIGH,
+            **(own if algorithm is None else {"algorithm": algorithm}),
             "optimizer": {"lr": LR, "beta2": BETA2},
         },
         "eval": {"every": eval_every, "num_prompts": NUM_HELDOUT},
