@@ -15,6 +15,7 @@ from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards import in_processes
 from milescli.rollout.scoring import Scorer
 
+pytestmark = pytest.mark.slow
 ROOM = "tests.rollout.rewards.bad_rewards"
 
 

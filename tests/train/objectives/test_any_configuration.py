@@ -92,7 +92,7 @@ def _groups(rng: np.random.Generator, count: int) -> list[Group]:
     return groups
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(st.fixed_dictionaries({}, optional=PIECES), st.integers(0, 10_000))
 def test_it_is_refused_or_it_trains(chosen: dict[str, Any], seed: int) -> None:
     recipe = _recipe(chosen)
