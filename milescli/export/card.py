@@ -16,6 +16,7 @@ from milescli.export.curve import reward_curve
 from milescli.export.folder import Folder
 from milescli.export.story import Story
 from milescli.models.base import WeightTable, read_config
+from milescli.recipe.schema import Recipe
 
 CARD_NAME, CURVE_NAME = "README.md", "reward.svg"
 _FORMATS = {
@@ -80,7 +81,7 @@ def _front_matter(
     }
     tags = ["miles", "sglang"]
     if story is not None and story.step:
-        tags += ["reinforcement-learning", story.recipe.train.advantage.rpartition(":")[2]]
+        tags += ["reinforcement-learning", _algorithm(story.recipe)]
     fields["tags"] = [
         *tags,
         *([folder.format] if folder.format not in ("bf16", "fp16", "fp32") else []),
@@ -135,10 +136,10 @@ def _training(story: Story, *, has_curve: bool) -> Iterator[str]:
     yield _table(
         {
             "recipe": f"`{recipe.name}`",
-            "algorithm": f"{recipe.train.advantage}, advantages divided by the std of: "
-            f"{recipe.train.normalize_std}",
-            "loss": f"clipped to [{1 - recipe.train.clip_low:g}, {1 + recipe.train.clip_high:g}], "
-            f"{recipe.train.aggregation}, "
+            "algorithm": f"{_algorithm(recipe)}: advantages by {recipe.train.advantage}, divided "
+            f"by the std of: {recipe.train.normalize_std}",
+            "loss": f"{recipe.train.surrogate}, clipped to [{1 - recipe.train.clip_low:g}, "
+            f"{1 + recipe.train.clip_high:g}], {recipe.train.aggregation}, "
             f"KL weight {recipe.train.kl_coef:g}, entropy weight {recipe.train.entropy_coef:g}",
             "reward": f"`{recipe.rollout.reward}`",
             "steps": f"{story.step} of {recipe.rollout.prompts_per_step} prompts x "
@@ -219,3 +220,8 @@ def _table(rows: dict[str, str], *, head: tuple[str, str]) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _algorithm(recipe: Recipe) -> str:
+    """As the recipe names it, or its estimator's own name."""
+    return recipe.train.algorithm or recipe.train.advantage.rpartition(":")[2]

@@ -89,7 +89,7 @@ def _row(name: str, models: dict[str, dict[str, object]], machines: dict[str, st
         family=str(facts.get("family", "?")),
         num_parameters=_number(facts.get("parameters")),
         num_active_parameters=_number(facts.get("active")),
-        algorithm=recipe.train.advantage,
+        algorithm=recipe.train.algorithm or recipe.train.advantage,
         prompts=str(recipe.data.prompts),
         eval=recipe.data.eval,
         smallest_machine=None if machine == NO_MACHINE else machine,

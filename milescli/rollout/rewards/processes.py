@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -142,7 +143,8 @@ class _Output:
 
 @dataclass(eq=False)
 class _Worker:
-    """One process, and two threads that read from it."""
+    """One process, and the threads that write to it and read from it: whatever it does, the event
+    loop never waits for its pipes."""
 
     arguments: list[str]
     memory_bytes: int
@@ -153,23 +155,26 @@ class _Worker:
         self._waiting: dict[int, concurrent.futures.Future[object]] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._has_ended = False
         self._output, self._cause, self._kind = _Output(), "", CallFailed
+        self._failure = CallFailed("it has ended")
         command = [sys.executable, "-m", "milescli.rollout.rewards.worker"]
         self._process = subprocess.Popen(
             [*command, *self.arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={"OMP_NUM_THREADS": "1", **os.environ},
             start_new_session=True,
         )
-        for target in (self._read_replies, self._read_output, self._bound_start):
+        for target in (self._write, self._read_replies, self._read_output, self._bound_start):
             threading.Thread(target=target, name="miles-reward", daemon=True).start()
 
     @property
     def lives(self) -> bool:
         """Whether it can be asked."""
-        return self._process.poll() is None and not self._cause
+        return not self._has_ended and not self._cause
 
     def take_a_call(self, most: int) -> bool:
         """Whether it has room for one more; then it is taken."""
@@ -187,19 +192,23 @@ class _Worker:
         """The reward to come; raises CallFailed through it."""
         reply: concurrent.futures.Future[object] = concurrent.futures.Future()
         with self._lock:
+            if self._has_ended:
+                reply.set_exception(self._failure)
+                return reply
             number = next(self._numbers)
             self._waiting[number] = reply
-            line = json.dumps({"id": number, **question}).encode() + b"\n"
-            assert self._process.stdin is not None
-            with contextlib.suppress(OSError):  # it has ended: its reader says so
-                self._process.stdin.write(line)
-                self._process.stdin.flush()
+        self._lines.put(json.dumps({"id": number, **question}).encode() + b"\n")
         return reply
 
     def end(self, cause: str = "it was ended") -> None:
         """At once, with all processes that it began."""
         self._cause = self._cause or cause
-        with contextlib.suppress(ProcessLookupError):
+        if not self._has_ended:
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        """Only before it is reaped: afterwards its number may be another's."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def end_and_say_where(self) -> str:
@@ -214,6 +223,15 @@ class _Worker:
         self._kind = _Innocent
         self.end("another call of it took too long")
         return _where(said.decode("utf-8", "replace"))
+
+    def _write(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended: its reader says so
+            while (line := self._lines.get()) is not None:
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
 
     def _read_replies(self) -> None:
         assert self._process.stdout is not None
@@ -246,11 +264,16 @@ class _Worker:
         return text
 
     def _fail_all(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            self._kill_group()  # what it began, too
         status = self._process.wait()
+        self._lines.put(None)
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
         cause = self._cause or f"its process ended with {how}"
-        failure = self._kind(cause + self._output.shown())
+        failure = self._failure = self._kind(cause + self._output.shown())
         with self._lock:
+            self._has_ended = True
             waiting, self._waiting = list(self._waiting.values()), {}
         if not self.ready.done():
             self.ready.set_exception(failure)

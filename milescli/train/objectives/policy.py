@@ -106,8 +106,9 @@ class Policy:
                 share=share.count * part,
                 group=group,
             )
-            nothing = np.zeros_like(made.loss_mask)
-            yield made if sample.is_learned else replace(made, loss_mask=nothing)
+            if not sample.is_learned:
+                made = replace(made, loss_mask=np.zeros_like(made.loss_mask))
+            yield made
 
     def complete(self, tokens: PackedTokens) -> None:
         """Advantages of tokens from those of samples, then what needs the whole step."""

@@ -112,3 +112,8 @@ async def never_for_five(*, prompt: str, response: str, label: str | None) -> fl
     """Is slow for all, and hangs for some."""
     await asyncio.sleep(600 if response == "5" else 1.5)
     return float(response == label)
+
+
+async def deaf(*, prompt: str, response: str, label: str | None) -> float:
+    """Blocks in C, so that not even what it is asked is read any more."""
+    return float(bool(re.fullmatch(r"(a+)+b", "a" * 60)))

@@ -117,3 +117,10 @@ def test_calls_of_a_worker_that_another_call_blocked_are_asked_again() -> None:
     slow, quick = asyncio.run(run())
     assert isinstance(slow, RewardError) and "did not return" in slow.why
     assert quick == 1.0
+
+
+def test_a_worker_that_reads_no_more_holds_nobody_up() -> None:
+    """64 calls of 64 KiB each are far more than a pipe holds."""
+    with pytest.raises(RewardError, match="failed on a response") as refused:
+        _score("deaf", ["x" * 65_536] * 64, reward_timeout_s=3.0)
+    assert "did not return within 3 s" in refused.value.why
