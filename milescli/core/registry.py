@@ -8,14 +8,14 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
 from milescli.core.errors import RecipeError
-from milescli.core.user_code import failures_named
+from milescli.core.user_code import bounded, failures_named
 
 ENTRY_POINT_GROUP = "miles.plugins"
 
@@ -96,7 +96,7 @@ class Registry:
         """As `resolve`; what the function raises, where it is the user's, becomes a RecipeError
         that names it. What it has beside its call (`needs`, ...) is had of the result too."""
         function = cast(Callable[..., Any], self.resolve(name, key=key))
-        return function if name in self.builtin else _Named(function, self.failures_named, name)
+        return function if name in self.builtin else _Named(function, lambda: self.guarded(name))
 
     def failures_named(self, name: str) -> AbstractContextManager[None]:
         """Around calls of the plug-in: what one of the user's raises becomes a RecipeError with its
@@ -104,6 +104,15 @@ class Registry:
         if name in self.builtin:
             return nullcontext()
         return failures_named(f"the {self.kind} `{name}`")
+
+    @contextmanager
+    def guarded(self, name: str) -> Iterator[None]:
+        """`failures_named` around a plain call, which is bounded in time besides."""
+        if name in self.builtin:
+            yield
+            return
+        with self.failures_named(name), bounded(f"the {self.kind} `{name}`"):
+            yield
 
     def _check_signature(self, plugin: object, *, path: str, key: str) -> None:
         if not self.signature:
@@ -130,22 +139,17 @@ class Registry:
 class _Named:
     """A function of the user's, or an object that can be called, and all that it has."""
 
-    def __init__(
-        self,
-        plugin: Any,
-        failures_named: Callable[[str], AbstractContextManager[None]],
-        name: str,
-    ) -> None:
-        self._plugin, self._failures_named, self._name = plugin, failures_named, name
+    def __init__(self, plugin: Any, guarded: Callable[[], AbstractContextManager[None]]) -> None:
+        self._plugin, self._guarded = plugin, guarded
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        with self._failures_named(self._name):
+        with self._guarded():
             return self._plugin(*args, **options)
 
     def __getattr__(self, attribute: str) -> Any:
         found = getattr(self._plugin, attribute)
         is_method = inspect.ismethod(found)
-        return _Named(found, self._failures_named, self._name) if is_method else found
+        return _Named(found, self._guarded) if is_method else found
 
 
 def _with_article(kind: str) -> str:

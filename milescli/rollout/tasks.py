@@ -92,7 +92,7 @@ def write_task(name: str, folder: str | Path, seed: int) -> Path:
 def rows_of_user(path: str, seed: int) -> list[Mapping[str, object]]:
     """What the function that `path` names yields for `seed`. Raises RecipeError where it cannot be
     had, raises, does not end, or yields what is no prompt."""
-    with ROWS.failures_named(path):
+    with ROWS.guarded(path):
         made: Any = ROWS.resolve_function(path, key="data.prompts")(seed=seed)
         rows = list(islice(made, MAX_ROWS + 1))
     for number, row in enumerate(rows):

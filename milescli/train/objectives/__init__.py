@@ -29,7 +29,7 @@ def load_objective(name: str, recipe: Recipe) -> Objective[Any]:
     """The objective that `name` names, made for `recipe`. Raises RecipeError where it, or a piece
     of it, cannot be had or is none."""
     factory = cast("Callable[..., Objective[Any]]", OBJECTIVES.resolve(name, key="train.objective"))
-    with OBJECTIVES.failures_named(name):
+    with OBJECTIVES.guarded(name):
         objective = factory(recipe=recipe)
     lacking = [
         part for part in ("needs", "sequences", "complete", "loss") if not hasattr(objective, part)
@@ -54,7 +54,7 @@ def sequences_from(
 ) -> list[TrainSequence]:
     """What the objective that `name` names learns from `items`. Raises RecipeError where it cannot
     be packed."""
-    with OBJECTIVES.failures_named(name):
+    with OBJECTIVES.guarded(name):
         sequences = objective.sequences(items)
     names = set(sequences[0].streams) if sequences else set()
     for number, sequence in enumerate(sequences):
