@@ -21,7 +21,9 @@ def forgotten(before: set[str]) -> set[str]:
     new = entries() - before
     alive = {entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()}
     named = {name for name in new if alive & set(re.split(r"[_-]", name))}
-    return {name for name in new - named if not any(_holds(pid, name) for pid in alive)}
+    idle = {name for name in new - named if not any(_holds(pid, name) for pid in alive)}
+    # a semaphore has a name for a moment alone: Python takes it away when it has opened it
+    return {name for name in idle if (FOLDER / name).exists()}
 
 
 def _holds(pid: str, name: str) -> bool:
