@@ -4,16 +4,17 @@ or an import path."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol, Union, cast
 
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.core.types import Group, Sample
 from milescli.recipe.train import Train
 
-Advantage = float | Sequence[np.ndarray]
+if TYPE_CHECKING:
+    import numpy as np
+
+Advantage = Union[float, "Sequence[np.ndarray]"]
 """Of one sample: a number, which all of its tokens share, or for each of its trajectories
 [num_tokens]."""
 AdvantageRows = Sequence[Sequence[Advantage]]
@@ -80,6 +81,8 @@ def estimate(
 
 
 def _fault(sample: Sample, value: Advantage) -> str | None:
+    import numpy as np
+
     if isinstance(value, int | float | np.number):
         return None if np.isfinite(value) else f"{value}"
     if not isinstance(value, Sequence) or not all(isinstance(row, np.ndarray) for row in value):

@@ -34,10 +34,15 @@ VARIANTS: dict[str, dict[str, object]] = {
             "train.correction.level": level,
             "train.correction.mode": mode,
             "train.correction.normalize": True,
-            "train.correction.veto": 0.4,
+            "train.correction.veto": 0.01,
             "train.correction.reject_level": level,
+            "train.correction.reject_low": 1 / bound,
+            "train.correction.reject_high": bound,
         }
-        for level, mode in (("token", "clip"), ("sequence", "truncate"), ("geometric", "mask"))
+        for level, mode, bound in (
+            *(("token", "clip", 3.0), ("sequence", "truncate", 300.0)),
+            ("geometric", "mask", 2.0),
+        )
     },
     "everything": {
         "train.algorithm": "reinforce_pp",
