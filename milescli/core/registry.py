@@ -147,9 +147,16 @@ class _Named:
             return self._plugin(*args, **options)
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute == "__name__":
+            return name_of(self._plugin)
         found = getattr(self._plugin, attribute)
         is_method = inspect.ismethod(found)
         return _Named(found, self._guarded) if is_method else found
+
+
+def name_of(plugin: object) -> str:
+    """As errors call a function, or an object that can be called."""
+    return getattr(plugin, "__name__", type(plugin).__name__)
 
 
 def _with_article(kind: str) -> str:

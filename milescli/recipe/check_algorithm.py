@@ -10,8 +10,11 @@ ALWAYS_ZERO_ALONE = ("grpo", "gpg", "gigpo", "best_of_n", "max_rl")
 """Advantages of a group of one."""
 COMPARING = (*ALWAYS_ZERO_ALONE, "rloo", "opo", "pass_at_k")
 """Advantages that compare the samples of a prompt."""
-TAKES_ANY_RATIO = ("clip", "cispo", "sapo")
-"""Built-in surrogates that a ratio of whole sequences can be handed to."""
+OF_TOKENS = ("reinforce", "topr", "gmpo", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl")
+"""Built-in surrogates that look at tokens one by one, or take no ratio: that of a whole sequence
+means nothing to them."""
+WITHOUT_DUAL_CLIP = ("reinforce", "topr", "gmpo", "kl_cov", "dppo_tv", "dppo_kl", "cispo", "sapo")
+"""Built-in surrogates without PPO's clip."""
 WITHOUT_RATIO = ("reinforce",)
 CLIPS_RATIO = ("clip", "clip_cov", "cispo")
 """Whose `clip_low` is of a ratio; the others' is of a logarithm, a probability or a divergence."""
@@ -99,15 +102,14 @@ def _surrogate(recipe: Recipe) -> None:
             "1",
             fix="--set train.clip_low=0.2",
         )
-    builtin = ":" not in train.surrogate
-    if builtin and train.ratio != "token" and train.surrogate not in TAKES_ANY_RATIO:
+    if train.ratio != "token" and train.surrogate in OF_TOKENS:
         raise RecipeError(
             f"`train.surrogate={train.surrogate}` cannot take the ratio of a {train.ratio}",
-            why="it looks at the tokens one by one, or has no ratio at all; "
-            f"{', '.join(TAKES_ANY_RATIO)} can",
+            why="it looks at the tokens one by one, or has no ratio at all; clip, cispo and sapo "
+            "can",
             fix=["--set train.ratio=token", "--set train.surrogate=clip"],
         )
-    if builtin and train.dual_clip is not None and train.surrogate not in ("clip", "clip_cov"):
+    if train.dual_clip is not None and train.surrogate in WITHOUT_DUAL_CLIP:
         raise RecipeError(
             f"`train.dual_clip` has no effect on `{train.surrogate}`",
             why="it is a second bound of PPO's clip",

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import cast
 
 from milescli.core.examples import example_groups
+from milescli.core.registry import name_of
 from milescli.core.types import Prompt, Sample, StopReason, VersionSpan, WeightVersion
 from milescli.recipe.schema import Evaluation, Rollout
 from milescli.rollout.base import (
@@ -54,7 +55,7 @@ def check_reward(
     Raises RewardError where a call raises, takes longer than `timeout_s`, or returns anything but a
     finite number.
     """
-    name = getattr(reward, "__name__", type(reward).__name__)
+    name = name_of(reward)
 
     async def score_all() -> list[float]:
         scorer = Scorer(reward, name=name, timeout_s=timeout_s, num_threads=num_threads)
@@ -74,26 +75,26 @@ def check_reward(
 
 def check_filter(keep: GroupFilter) -> list[bool]:
     """What it says of groups of all kinds; yes or no. Raises RecipeError."""
-    settings = Rollout(filter=_name_of(keep))
+    settings = Rollout(filter=name_of(keep))
     return [is_kept(keep, group, settings=settings) for group in example_groups()]
 
 
 def check_sample_filter(keep: SampleFilter) -> list[bool]:
     """What it says of samples of all kinds; yes or no. Raises RecipeError."""
-    settings = Rollout(sample_filter=_name_of(keep))
+    settings = Rollout(sample_filter=name_of(keep))
     groups = [sifted(keep, group, settings=settings) for group in example_groups()]
     return [sample.is_learned for group in groups for sample in group.samples]
 
 
 def check_metrics(metrics: Metrics) -> dict[str, float]:
     """Its figures of three prompts of four samples each. Raises RecipeError."""
-    settings = Evaluation(metrics=_name_of(metrics), samples_per_prompt=4)
+    settings = Evaluation(metrics=name_of(metrics), samples_per_prompt=4)
     return measured(metrics, example_groups(), settings=settings)
 
 
 def check_shaping(shaping: Shaping) -> list[list[float]]:
     """What it makes of groups of all kinds: a finite number for each sample. Raises RecipeError."""
-    settings = Rollout(shaping=_name_of(shaping), max_response_tokens=12)
+    settings = Rollout(shaping=name_of(shaping), max_response_tokens=12)
     return [shaped(shaping, group, settings=settings).rewards for group in example_groups()]
 
 
@@ -118,7 +119,7 @@ def check_agent(agent: Agent, *, num_samples: int = 8, timeout_s: float = 30.0) 
     async def play() -> list[Sample]:
         episodes = Episodes(
             agent=agent,
-            agent_name=_name_of(agent),
+            agent_name=name_of(agent),
             engine=cast("RolloutEngine", _RandomPolicy()),
             scorer=Scorer(_no_reward, name="none", timeout_s=timeout_s),
             decode=_decode,
@@ -159,7 +160,3 @@ def _decode(ids: Iterable[int]) -> str:
 
 def _no_reward(*, prompt: str, response: str, label: str | None) -> float:
     return 0.0
-
-
-def _name_of(plugin: object) -> str:
-    return getattr(plugin, "__name__", type(plugin).__name__)

@@ -39,13 +39,17 @@ def load_filter(name: str) -> GroupFilter:
 def is_kept(keep: GroupFilter, group: Group, *, settings: Rollout) -> bool:
     """What the filter says. Raises RecipeError where that is neither yes nor no."""
     said = keep(group=group, settings=settings)
+    return yes_or_no(said, f"the filter `{settings.filter}`", of=f"prompt {group.prompt.index}")
+
+
+def yes_or_no(said: object, filter_: str, *, of: str) -> bool:
+    """What a filter said, as a bool. Raises RecipeError where it is neither."""
     if said in (True, False):
         return bool(said)
     raise RecipeError(
-        f"the filter `{settings.filter}` gave {said!r}",
-        why=f"of the group of prompt {group.prompt.index}; it says True to keep a group, else "
-        "False",
-        fix=f"mend `{settings.filter}`",
+        f"{filter_} gave {said!r}",
+        why=f"of {of}; it says True to keep, else False",
+        fix="mend it, then start or resume the run",
     )
 
 

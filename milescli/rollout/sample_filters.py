@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol, cast
 
-from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.core.types import Group, Sample, StopReason
 from milescli.recipe.schema import Rollout
+from milescli.rollout.filters import yes_or_no
 
 
 class SampleFilter(Protocol):
@@ -38,20 +38,12 @@ def load_sample_filter(name: str) -> SampleFilter:
 def sifted(keep: SampleFilter, group: Group, *, settings: Rollout) -> Group:
     """The group, its samples marked as the filter says. Raises RecipeError where that is neither
     yes nor no."""
-    said = [keep(sample=sample, settings=settings) for sample in group.samples]
-    for sample, answer in zip(group.samples, said, strict=True):
-        if answer not in (True, False):
-            raise RecipeError(
-                f"the sample filter `{settings.sample_filter}` gave {answer!r}",
-                why=f"of sample {sample.sample_index} of prompt {group.prompt.index}; it says True "
-                "to learn from a sample, else False",
-                fix=f"mend `{settings.sample_filter}`",
-            )
-    if all(said):
-        return group
+    name, of = f"the sample filter `{settings.sample_filter}`", f"prompt {group.prompt.index}"
     samples = [
-        replace(sample, is_learned=bool(answer))
-        for sample, answer in zip(group.samples, said, strict=True)
+        sample
+        if yes_or_no(keep(sample=sample, settings=settings), name, of=of)
+        else replace(sample, is_learned=False)
+        for sample in group.samples
     ]
     return replace(group, samples=samples)
 

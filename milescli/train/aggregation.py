@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import Registry
+from milescli.core.registry import Registry, name_of
 from milescli.recipe.train import Train
 
 
@@ -50,7 +50,7 @@ def share_of(aggregation: Aggregation, *, num_tokens: int, settings: Train) -> L
     """What the aggregation says of one sample. Raises RecipeError where that is no LossShare."""
     share = aggregation(num_tokens=num_tokens, settings=settings)
     if not isinstance(share, LossShare):
-        name = getattr(aggregation, "__name__", type(aggregation).__name__)
+        name = name_of(aggregation)
         raise RecipeError(
             f"the aggregation `{name}` gave {share!r}",
             why="it says what each token of a sample weighs, and what the sample counts",

@@ -12,6 +12,7 @@ import torch
 
 from milescli.core.errors import RecipeError
 from milescli.core.examples import example_groups
+from milescli.core.registry import name_of
 from milescli.core.types import Group
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train
@@ -148,7 +149,7 @@ def _require_positions(piece: object, made: Any, tokens: PackedTokens) -> None:
 
 
 def _wrong(piece: object, why: str) -> RecipeError:
-    name = getattr(piece, "__name__", type(piece).__name__)
+    name = name_of(piece)
     return RecipeError(
         f"`{name}` does not bear its contract",
         why=why,

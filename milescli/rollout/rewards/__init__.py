@@ -23,15 +23,15 @@ REWARDS = Registry(
 
 
 def load_reward(rollout: Rollout) -> RewardFn:
-    """The reward that `rollout.reward` names; what is not built in runs in processes of its own.
-    Raises RecipeError where it cannot be had or does not have the signature."""
+    """The reward that `rollout.reward` names. Raises RecipeError where it cannot be had or does not
+    have the signature."""
     reward = REWARDS.resolve(rollout.reward, key="rollout.reward")
     within = getattr(reward, "within", None)
     return cast(RewardFn, within(rollout.reward_timeout_s) if within else reward)
 
 
 def in_processes(rollout: Rollout) -> ProcessReward | None:
-    """The same in worker processes; None for a built-in one, which needs none."""
+    """One of the user's in worker processes, as a run calls it; None for a built-in one."""
     if rollout.reward in REWARDS.builtin:
         return None
     reward = REWARDS.resolve(rollout.reward, key="rollout.reward")

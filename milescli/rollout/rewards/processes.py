@@ -29,8 +29,11 @@ MAX_PRINTED_BYTES = 8 * 1024**2
 """Between two replies of a worker."""
 CALLS_AT_ONCE = 256
 """Of an async reward."""
-MAX_WORKERS = 16
-"""Of a plain one; fewer on fewer cores."""
+MAX_WORKERS = 32
+"""Of a plain one."""
+GROW_AFTER_S = 0.5
+"""Plain rewards that compute are done sooner in as many workers as there are cores; where a call
+has waited so long, they wait for something, and further workers are begun."""
 _TAIL_BYTES = 4096
 _LAST_WORDS_S = 0.5
 """For what a worker says where it hangs."""
@@ -63,14 +66,16 @@ class ProcessReward:
         self._memory_bytes = memory_bytes
         most = max_concurrency or CALLS_AT_ONCE
         self._calls_each = min(CALLS_AT_ONCE, most) if is_async else 1
-        self._num_workers = 1 if is_async else min(max(2, os.cpu_count() or 1), MAX_WORKERS, most)
+        self._most_workers = 1 if is_async else min(MAX_WORKERS, most)
+        self._first_workers = min(max(2, len(os.sched_getaffinity(0))), self._most_workers)
         self._workers: list[_Worker] = []
+        self._freed = asyncio.Event()
         self._end = weakref.finalize(self, _end_all, self._workers)
 
     @property
     def max_concurrency(self) -> int:
         """Calls that make sense at once."""
-        return self._num_workers * self._calls_each
+        return self._most_workers * self._calls_each
 
     async def score(
         self, *, prompt: str, response: str, label: str | None, timeout_s: float
@@ -96,25 +101,42 @@ class ProcessReward:
             if self._calls_each == 1:
                 worker.end("nobody waits for it any more")
             raise
+        finally:
+            self._freed.set()
 
     def close(self) -> None:
         """End all workers."""
         self._end()
 
     async def _free_worker(self) -> _Worker:
-        self._workers[:] = [worker for worker in self._workers if worker.lives]
-        for worker in self._workers:
-            if worker.take_a_call(self._calls_each):
-                break
-        else:
-            worker = _Worker(self._arguments, self._memory_bytes, num_running=1)
-            self._workers.append(worker)
+        worker = self._idle_worker()
+        while worker is None:
+            self._freed.clear()
+            has_waited = False
+            try:
+                async with asyncio.timeout(GROW_AFTER_S):
+                    await self._freed.wait()
+            except TimeoutError:
+                has_waited = True
+            worker = self._idle_worker(may_grow=has_waited)
         try:
             await asyncio.shield(asyncio.wrap_future(worker.ready))
         except BaseException:
             worker.give_a_call_back()
             raise
         return worker
+
+    def _idle_worker(self, *, may_grow: bool = False) -> _Worker | None:
+        """One that has room for a call, which is taken; else a new one, where there may be."""
+        self._workers[:] = [worker for worker in self._workers if worker.lives]
+        for worker in self._workers:
+            if worker.take_a_call(self._calls_each):
+                return worker
+        most = self._most_workers if may_grow else self._first_workers
+        if len(self._workers) >= most:
+            return None
+        self._workers.append(_Worker(self._arguments, self._memory_bytes, num_running=1))
+        return self._workers[-1]
 
 
 def _end_all(workers: list[_Worker]) -> None:
@@ -214,8 +236,10 @@ class _Worker:
     def end_and_say_where(self) -> str:
         """End it; what it was at."""
         self._output.tail = b""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGUSR1)
+        if not self._has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                # not by send_signal, which would reap it before its group is ended
+                os.kill(self._process.pid, signal.SIGUSR1)
         deadline, said = time.monotonic() + _LAST_WORDS_S, b""
         while time.monotonic() < deadline and (not said or said != self._output.tail):
             said = self._output.tail
@@ -236,7 +260,11 @@ class _Worker:
     def _read_replies(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            reply = json.loads(line)
+            try:
+                reply = json.loads(line)
+            except ValueError:
+                self.end(f"it wrote what is no reply: {line[:200]!r}")
+                continue
             self._output.since_reply = 0
             if "ready" in reply:
                 self.ready.set_result(None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, Union, cast
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import Registry
+from milescli.core.registry import Registry, name_of
 from milescli.core.types import Group, Sample
 from milescli.recipe.train import Train
 
@@ -60,7 +60,7 @@ def estimate(
     """What the estimator says. Raises RecipeError where that is not one finite number a sample."""
     rows = estimator(groups=groups, settings=settings)
     sizes, expected = [len(row) for row in rows], [len(group.samples) for group in groups]
-    name = getattr(estimator, "__name__", type(estimator).__name__)
+    name = name_of(estimator)
     if sizes != expected:
         raise RecipeError(
             f"the advantage estimator `{name}` gave {sizes} values a group",

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
-from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.recipe.train import Train
+from milescli.train.positions import require_each
 
 if TYPE_CHECKING:
     import torch
@@ -59,16 +59,6 @@ def corrected(
 ) -> Correction:
     """What the correction says. Raises RecipeError where that is not a weight for each position."""
     made = correction(log_ratio=log_ratio, tokens=tokens, settings=settings)
-    if isinstance(made, Correction) and made.weights.shape == log_ratio.shape:
-        return made
-    name = getattr(correction, "__name__", type(correction).__name__)
-    gave = (
-        f"weights of shape {list(made.weights.shape)}"
-        if isinstance(made, Correction)
-        else f"a {type(made).__name__}"
-    )
-    raise RecipeError(
-        f"the correction `{name}` gave {gave}",
-        why=f"there are {len(log_ratio)} positions, and each has a weight",
-        fix=f"mend `{name}`: it returns a milescli.train.corrections.Correction(weights=...)",
-    )
+    values = made.weights if isinstance(made, Correction) else None
+    require_each(correction, values, made, kind="correction", of="weights", count=len(log_ratio))
+    return made

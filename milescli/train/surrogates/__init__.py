@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
-from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.recipe.train import Train
+from milescli.train.positions import require_each
 
 if TYPE_CHECKING:
     import torch
@@ -77,16 +77,6 @@ def terms_of(
 ) -> SurrogateTerms:
     """What the surrogate says. Raises RecipeError where that is not a loss for each position."""
     terms = surrogate(log_ratio=log_ratio, advantages=advantages, tokens=tokens, settings=settings)
-    if isinstance(terms, SurrogateTerms) and terms.loss.shape == log_ratio.shape:
-        return terms
-    name = getattr(surrogate, "__name__", type(surrogate).__name__)
-    gave = (
-        f"a loss of shape {list(terms.loss.shape)}"
-        if isinstance(terms, SurrogateTerms)
-        else f"a {type(terms).__name__}"
-    )
-    raise RecipeError(
-        f"the surrogate `{name}` gave {gave}",
-        why=f"there are {len(log_ratio)} positions, and each has a loss",
-        fix=f"mend `{name}`: it returns SurrogateTerms(loss=...), one value for each position",
-    )
+    values = terms.loss if isinstance(terms, SurrogateTerms) else None
+    require_each(surrogate, values, terms, kind="surrogate", of="a loss", count=len(log_ratio))
+    return terms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import subprocess
@@ -117,3 +118,28 @@ async def never_for_five(*, prompt: str, response: str, label: str | None) -> fl
 async def deaf(*, prompt: str, response: str, label: str | None) -> float:
     """Blocks in C, so that not even what it is asked is read any more."""
     return float(bool(re.fullmatch(r"(a+)+b", "a" * 60)))
+
+
+def slow(*, prompt: str, response: str, label: str | None) -> float:
+    """Waits for somebody else, as one that asks a judge does."""
+    time.sleep(2)
+    return 1.0
+
+
+def spoiling(*, prompt: str, response: str, label: str | None) -> float:
+    """Writes into whatever is open."""
+    for descriptor in range(3, 16):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, b"garbage\n")
+    return 1.0
+
+
+class Judge:
+    """An object that can be called, and raises."""
+
+    def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
+        """Its author's mistake."""
+        raise KeyError("judge")
+
+
+judge = Judge()

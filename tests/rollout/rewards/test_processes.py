@@ -70,6 +70,8 @@ def test_what_it_prints_is_no_reply() -> None:
         ("a_text", "must be a number, and is '1.0'"),
         ("nothing", "must be a number, and is None"),
         ("closing", "its process ended with"),
+        ("spoiling", "it wrote what is no reply: b'garbage"),
+        ("judge", "KeyError: 'judge'"),
     ],
 )
 def test_what_is_wrong_is_named(name: str, said: str) -> None:
@@ -124,3 +126,17 @@ def test_a_worker_that_reads_no_more_holds_nobody_up() -> None:
     with pytest.raises(RewardError, match="failed on a response") as refused:
         _score("deaf", ["x" * 65_536] * 64, reward_timeout_s=3.0)
     assert "did not return within 3 s" in refused.value.why
+
+
+def test_calls_that_wait_for_others_get_further_workers() -> None:
+    async def run() -> int:
+        scorer, reward = _scorer("slow")
+        prompt = Prompt(index=7, token_ids=[1], text="2 + 2?", label="4")
+        calls = [asyncio.create_task(scorer.score(prompt, "4")) for _ in range(12)]
+        try:
+            assert await asyncio.gather(*calls) == [1.0] * 12
+            return len(reward._workers)  # type: ignore[attr-defined]
+        finally:
+            reward.close()  # type: ignore[attr-defined]
+
+    assert asyncio.run(run()) > 4

@@ -1,0 +1,27 @@
+"""What a piece of the user's gives for each position, held against how many there are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from milescli.core.errors import RecipeError
+from milescli.core.registry import name_of
+
+if TYPE_CHECKING:
+    import torch
+
+
+def require_each(
+    piece: object, values: torch.Tensor | None, made: object, *, kind: str, of: str, count: int
+) -> None:
+    """Whether `values` are `count` numbers, one for each position; None: what the piece `made` is
+    of another type. Raises RecipeError; `of`: what the values are, in words: "a loss"."""
+    if values is not None and values.shape == (count,):
+        return
+    gave = f"a {type(made).__name__}" if values is None else f"{of} of shape {list(values.shape)}"
+    name = name_of(piece)
+    raise RecipeError(
+        f"the {kind} `{name}` gave {gave}",
+        why=f"there are {count} positions, and each has one",
+        fix=f"mend `{name}`; docs/extending.md says what a {kind} gives",
+    )
