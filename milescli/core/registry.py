@@ -14,8 +14,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
+from milescli.core import user_code
+from milescli.core.apart import Apart
 from milescli.core.errors import RecipeError
-from milescli.core.user_code import bounded, failures_named
+from milescli.core.user_code import bounded, failures_named, name_of
 
 ENTRY_POINT_GROUP = "miles.plugins"
 
@@ -31,13 +33,19 @@ class Registry:
     loaded before it is asked for."""
 
     def __init__(
-        self, kind: str, builtin: Mapping[str, str], *, signature: tuple[str, ...] = ()
+        self,
+        kind: str,
+        builtin: Mapping[str, str],
+        *,
+        signature: tuple[str, ...] = (),
+        others: tuple[tuple[str, ...], ...] = (),
     ) -> None:
         """`kind` as the user knows it ("reward"); `signature`: names of the parameters that a
-        plug-in must accept."""
+        plug-in must accept; `others`: such as it may accept instead."""
         self.kind = kind
         self.builtin = dict(builtin)
         self.signature = signature
+        self.others = others
 
     def names(self) -> list[str]:
         """Built-in names and those of installed plug-ins."""
@@ -93,25 +101,30 @@ class Registry:
         return path
 
     def resolve_function(self, name: str, *, key: str) -> Callable[..., Any]:
-        """As `resolve`; what the function raises, where it is the user's, becomes a RecipeError
-        that names it. What it has beside its call (`needs`, ...) is had of the result too."""
+        """As `resolve`, to be called in this process, e.g. on a trainer's rank; what the function
+        raises, where it is the user's, becomes a RecipeError that names it. What it has beside its
+        call (`needs`, ...) is had of the result too."""
         function = cast(Callable[..., Any], self.resolve(name, key=key))
         return function if name in self.builtin else _Named(function, lambda: self.guarded(name))
 
-    def failures_named(self, name: str) -> AbstractContextManager[None]:
-        """Around calls of the plug-in: what one of the user's raises becomes a RecipeError with its
-        traceback. What a built-in one raises is our fault, and flies."""
-        if name in self.builtin:
-            return nullcontext()
-        return failures_named(f"the {self.kind} `{name}`")
+    def resolve_apart(self, name: str, *, key: str, **options: Any) -> Callable[..., Any]:
+        """As `resolve_function`, for the driver: the user's is called in a process of its own, see
+        `Apart`, whose `options` these are."""
+        function = cast(Callable[..., Any], self.resolve(name, key=key))
+        if name in self.builtin or user_code.is_apart:
+            return function
+        path = self.path_of(name, key=key)
+        return Apart(path, what=f"the {self.kind} `{name}`", plugin=function, **options)
 
     @contextmanager
     def guarded(self, name: str) -> Iterator[None]:
-        """`failures_named` around a plain call, which is bounded in time besides."""
-        if name in self.builtin:
+        """Around calls of the plug-in in this process: what one of the user's raises becomes a
+        RecipeError with its traceback, and its time is bounded. What a built-in one raises is our
+        fault, and flies."""
+        if name in self.builtin or user_code.is_apart:
             yield
             return
-        with self.failures_named(name), bounded(f"the {self.kind} `{name}`"):
+        with failures_named(f"the {self.kind} `{name}`"), bounded():
             yield
 
     def _check_signature(self, plugin: object, *, path: str, key: str) -> None:
@@ -127,7 +140,8 @@ class Registry:
         parameters = inspect.signature(target).parameters
         takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         missing = [name for name in self.signature if name not in parameters]
-        if missing and not takes_any:
+        fits_another = any(set(other) <= set(parameters) for other in self.others)
+        if missing and not takes_any and not fits_another:
             raise RecipeError(
                 f"`{path}` cannot be {_with_article(self.kind)}",
                 why=f"it lacks the parameter{'s' if len(missing) > 1 else ''} "
@@ -154,11 +168,6 @@ class _Named:
         return _Named(found, self._guarded) if is_method else found
 
 
-def name_of(plugin: object) -> str:
-    """As errors call a function, or an object that can be called."""
-    return getattr(plugin, "__name__", type(plugin).__name__)
-
-
 def _with_article(kind: str) -> str:
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
@@ -166,7 +175,8 @@ def _with_article(kind: str) -> str:
 def _import(path: str, *, kind: str, key: str) -> object:
     module_name, _, attribute = path.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        with bounded() if module_name not in sys.modules else nullcontext():
+            module = importlib.import_module(module_name)
     except Exception as error:  # the user's module may raise anything at import: say what
         raise RecipeError(
             f"cannot import the {kind} `{path}`",

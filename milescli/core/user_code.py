@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import faulthandler
 import os
-import signal
-import threading
 import traceback
 from collections.abc import Iterator
 from itertools import dropwhile
@@ -22,9 +20,10 @@ _OURS = (
 )
 """What calls the user's code: of no use to who mends it."""
 BOUND_S = 120.0
-"""On one plain call in the driver: a filter, an estimator of advantages, ..."""
-GRACE_S = 10.0
-"""For C code to come back to Python."""
+"""On one call of a piece: a filter, an estimator of advantages, a surrogate, ..."""
+_is_bounded = False
+is_apart = False
+"""Whether this process is there for code of the user's alone."""
 
 
 def user_traceback(error: BaseException) -> str:
@@ -37,44 +36,27 @@ def user_traceback(error: BaseException) -> str:
     return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own), last])
 
 
-class _Expired(BaseException):
-    """Raised in the user's code by an alarm, where an `except Exception` of his does not catch
-    it."""
+def name_of(plugin: object) -> str:
+    """As errors call a function, or an object that can be called."""
+    return getattr(plugin, "__name__", type(plugin).__name__)
 
 
 @contextlib.contextmanager
-def bounded(what: str) -> Iterator[None]:
-    """Around a plain call of the user's code, no `await` within: what has not returned after
-    `BOUND_S` is interrupted, and becomes a RecipeError with the place where it was. C code that
-    cannot be (a regular expression) ends the process `GRACE_S` later, after it has said where that
-    was. Only in the main thread, where an event loop would stand still; others have bounds of their
-    own."""
-    if threading.current_thread() is not threading.main_thread() or _alarm_is_set():
+def bounded() -> Iterator[None]:
+    """Around code of the user's in a process that must not hang with it, a trainer's rank: where it
+    has not returned after `BOUND_S`, the process says where it was, and ends. Calls within calls
+    share the bound of the outermost."""
+    global _is_bounded
+    if _is_bounded:
         yield
         return
-
-    def expire(*_: object) -> None:
-        raise _Expired
-
-    previous = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, BOUND_S)
-    faulthandler.dump_traceback_later(BOUND_S + GRACE_S, exit=True)
+    _is_bounded = True
+    faulthandler.dump_traceback_later(BOUND_S, exit=True)
     try:
         yield
-    except _Expired as error:
-        raise RecipeError(
-            f"{what} did not return within {BOUND_S:g} s",
-            why=user_traceback(error),
-            fix="mend it, then start or resume the run",
-        ) from None
     finally:
+        _is_bounded = False
         faulthandler.cancel_dump_traceback_later()
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, previous)
-
-
-def _alarm_is_set() -> bool:
-    return signal.getitimer(signal.ITIMER_REAL)[0] > 0.0
 
 
 @contextlib.contextmanager

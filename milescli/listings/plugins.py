@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from milescli.core.apart import Apart
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry, nearest
 from milescli.recipe.schema import Rollout
-from milescli.rollout.episode import AGENTS
+from milescli.rollout.episode import AGENTS, load_agent
 from milescli.rollout.filters import FILTERS
 from milescli.rollout.metrics import METRICS
 from milescli.rollout.rewards import REWARDS, in_processes
@@ -69,14 +70,22 @@ class PlugPoint:
         return f"({named}{', '.join(self.registry.signature)}) -> {self.gives}"
 
     def check(self, path: str) -> None:
-        """Raises a MilesError where what `path` names does not bear its contract."""
+        """Raises a MilesError where what `path` names does not bear its contract. It may do
+        anything: it is called as in a run, in a process of its own."""
         plugin = self.registry.resolve(path, key=self.key)
-        if self.registry is REWARDS:  # it may do anything: as in a run, not here
-            plugin = in_processes(Rollout(reward=path)) or plugin
+        if self.registry is REWARDS:
+            self.contract_test(in_processes(Rollout(reward=path)) or plugin)
+        elif self.registry is AGENTS:
+            self.contract_test(load_agent(Rollout(agent=path)))
+        else:
+            what = f"the {self.kind} `{path}`"
+            Apart(f"{__name__}:checked_there", what=what, plugin=plugin)(self.kind, path)
+
+    @property
+    def contract_test(self) -> Callable[[Any], object]:
+        """What raises where a plug-in does not bear its contract."""
         module, _, name = self.contract.partition(":")
-        check: Callable[[Any], object] = getattr(import_module(module), name)
-        with self.registry.failures_named(path):
-            check(plugin)
+        return cast("Callable[[Any], object]", getattr(import_module(module), name))
 
 
 POINTS = (
@@ -84,7 +93,8 @@ POINTS = (
         key="rollout.reward",
         registry=REWARDS,
         gives="float",
-        about="scores a response; plain or async, in a process of its own",
+        about="scores a response; or (prompt, responses, label): a group, or (prompts, responses, "
+        "labels): a batch -> floats; plain or async",
         contract=f"{_ROLLOUT}:check_reward",
         body='"""1.0 where the response ends in the label."""\n'
         "return float(label is not None and response.strip().endswith(label))",
@@ -281,13 +291,23 @@ def point_of(kind: str) -> PlugPoint:
     )
 
 
+def checked_there(kind: str, path: str) -> None:
+    """In the process of what `path` names."""
+    point = point_of(kind)
+    point.contract_test(point.registry.resolve(path, key=point.key))
+
+
 def the_one_that_fits(path: str) -> PlugPoint:
     """Whose parameters are those of what `path` names. Raises RecipeError where it cannot be had,
     or fits none or several."""
     plugin: Any = Registry.resolve_any(path)
     target = plugin.__init__ if inspect.isclass(plugin) else plugin
     names = set(inspect.signature(target).parameters) - {"self"} if callable(plugin) else set()
-    fitting = [point for point in POINTS if set(point.registry.signature) == names]
+    fitting = [
+        point
+        for point in POINTS
+        if names in map(set, (point.registry.signature, *point.registry.others))
+    ]
     if len(fitting) == 1:
         return fitting[0]
     kinds = [point.kind for point in fitting or POINTS]

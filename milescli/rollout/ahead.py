@@ -95,7 +95,7 @@ class AheadCollector:
         assert task is not None
         batch = await task
         self._pending.popleft()
-        return self._collector.account(batch, version=version)
+        return await self._collector.account(batch, version=version)
 
     async def stop(self) -> None:
         """Cancel what is on its way and wait until it has ended. What was not taken is generated

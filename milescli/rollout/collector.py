@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 
 from milescli.core.errors import MilesError, WaitTimeout
 from milescli.core.events import RolloutStats
+from milescli.core.threads import in_thread
 from milescli.core.types import Group, Prompt, Sample, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import PromptSource
 from milescli.rollout.episode import Episodes
-from milescli.rollout.filters import is_kept, load_filter
+from milescli.rollout.filters import FILTERS, is_kept, load_filter
 from milescli.rollout.sample_filters import load_sample_filter, sifted
 from milescli.rollout.shaping import load_shaping, shaped
 from milescli.rollout.stats import staleness_of, summarise
@@ -107,13 +108,13 @@ class Collector:
         """
         start = self._source.position
         try:
-            return self.account(await self.collect(step), version=version)
+            return await self.account(await self.collect(step), version=version)
         except BaseException:
             # a run that is stopped in the middle saves where this step began
             self._source.seek(start)
             raise
 
-    def account(self, batch: Batch, *, version: WeightVersion) -> list[Group]:
+    async def account(self, batch: Batch, *, version: WeightVersion) -> list[Group]:
         """The batch's groups, rewards shaped, their staleness held against the recipe's bound, and
         `stats` set."""
         bound = self._recipe.rollout.max_staleness
@@ -124,8 +125,12 @@ class Collector:
             )
         self._stats = summarise(kept=batch.kept, refused=batch.refused, version=version)
         settings = self._recipe.rollout
-        kept = [sifted(self._sample_filter, group, settings=settings) for group in batch.kept]
-        return [shaped(self._shaping, group, settings=settings) for group in kept]
+
+        def finished() -> list[Group]:
+            kept = [sifted(self._sample_filter, group, settings=settings) for group in batch.kept]
+            return [shaped(self._shaping, group, settings=settings) for group in kept]
+
+        return await in_thread(finished)
 
     async def collect(self, step: int) -> Batch:
         """Take prompts, have them sampled and scored, replace what the filter refuses."""
@@ -164,7 +169,7 @@ class Collector:
                 await self._take_first(groups, wanted, kept, refused)
             else:
                 for group in await all_or_first_error(groups):
-                    (kept if self._is_kept(group) else refused).append(group)
+                    (kept if await self._is_kept(group) else refused).append(group)
             if len(kept) == rollout.prompts_per_step:
                 return Batch(kept=kept, refused=refused, start_position=start)
         raise MilesError(
@@ -179,8 +184,11 @@ class Collector:
             ],
         )
 
-    def _is_kept(self, group: Group) -> bool:
-        return is_kept(self._keep, group, settings=self._recipe.rollout)
+    async def _is_kept(self, group: Group) -> bool:
+        settings = self._recipe.rollout
+        if settings.filter in FILTERS.builtin:
+            return is_kept(self._keep, group, settings=settings)
+        return await in_thread(lambda: is_kept(self._keep, group, settings=settings))
 
     async def _take_first(
         self,
@@ -198,7 +206,7 @@ class Collector:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for place in sorted(tasks.index(task) for task in done):
                     group = tasks[place].result()
-                    if not self._is_kept(group):
+                    if not await self._is_kept(group):
                         refused.append(group)
                     elif len(found) < wanted:
                         found[place] = group
@@ -216,7 +224,11 @@ class Collector:
                 for index in range(count + self._with_greedy)
             ]
         )
-        greedy_reward = samples.pop().reward if self._with_greedy else None
+        greedy = samples.pop() if self._with_greedy else None
+        samples = await self._episodes.scored(prompt, samples)
+        if greedy is not None:  # by itself: it is none of those that are compared
+            (greedy,) = await self._episodes.scored(prompt, [greedy])
+        greedy_reward = None if greedy is None else greedy.reward
         return Group(prompt=prompt, samples=samples, epoch=epoch, greedy_reward=greedy_reward)
 
     async def _sample(

@@ -11,8 +11,8 @@ from itertools import islice
 from typing import cast
 
 from milescli.core.examples import example_groups
-from milescli.core.registry import name_of
 from milescli.core.types import Prompt, Sample, StopReason, VersionSpan, WeightVersion
+from milescli.core.user_code import name_of
 from milescli.recipe.schema import Evaluation, Rollout
 from milescli.rollout.base import (
     Agent,
@@ -49,8 +49,8 @@ def check_reward(
     timeout_s: float = 30.0,
     num_threads: int = 8,
 ) -> list[float]:
-    """Score every example, all of them at once and from several threads; returns the rewards in
-    order.
+    """Score every example, all of them at once and from several threads, or as one group; returns
+    the rewards in order.
 
     Raises RewardError where a call raises, takes longer than `timeout_s`, or returns anything but a
     finite number.
@@ -63,6 +63,9 @@ def check_reward(
             Prompt(index=i, token_ids=[], text=text, label=label)
             for i, (text, _, label) in enumerate(examples)
         ]
+        if scorer.scores_groups:
+            texts = [response for _, response, _ in examples]
+            return await scorer.score_group(prompts[0], texts)
         calls = [
             scorer.score(prompt, response)
             for prompt, (_, response, _) in zip(prompts, examples, strict=True)

@@ -3,6 +3,7 @@ Used by the collector and by the evaluation."""
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -10,7 +11,9 @@ from milescli.core.errors import AgentError, MilesError
 from milescli.core.registry import Registry
 from milescli.core.types import Prompt, Sample
 from milescli.core.user_code import user_traceback
-from milescli.recipe.schema import Recipe
+from milescli.core.user_process import CallFailed
+from milescli.recipe.schema import Recipe, Rollout
+from milescli.rollout.agent_process import AgentProcess
 from milescli.rollout.base import Agent, GenerateRequest, Outcome, RolloutEngine
 from milescli.rollout.scoring import Scorer, finite_reward
 from milescli.rollout.session import Decode, RecordingSession
@@ -22,9 +25,23 @@ AGENTS = Registry(
 )
 
 
-def load_agent(name: str) -> Agent:
-    """The agent that `rollout.agent` names. Raises RecipeError where it cannot be had."""
-    return cast(Agent, AGENTS.resolve(name, key="rollout.agent"))
+_PROCESSES: weakref.WeakValueDictionary[tuple[str, int], AgentProcess] = (
+    weakref.WeakValueDictionary()
+)
+"""Training and evaluation share one."""
+
+
+def load_agent(rollout: Rollout) -> Agent:
+    """The agent that `rollout.agent` names; one of the user's plays in a process of its own. Raises
+    RecipeError where it cannot be had."""
+    agent = cast(Agent, AGENTS.resolve(rollout.agent, key="rollout.agent"))
+    if rollout.agent in AGENTS.builtin:
+        return agent
+    memory_bytes = int(rollout.reward_memory_gib * 1024**3)
+    path = AGENTS.path_of(rollout.agent, key="rollout.agent")
+    apart = _PROCESSES.get((path, memory_bytes)) or AgentProcess(path, memory_bytes=memory_bytes)
+    _PROCESSES[path, memory_bytes] = apart
+    return apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +64,8 @@ class Episodes:
     async def play(
         self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool = False
     ) -> Sample:
-        """Scored as soon as it has ended; `greedy`: each token the likeliest. Raises AgentError,
-        RewardError, or what the engine raises."""
+        """Scored as soon as it has ended, where its reward can be had of it alone; `greedy`: each
+        token the likeliest. Raises AgentError, RewardError, or what the engine raises."""
         session = RecordingSession(
             self.engine,
             prompt_index=prompt.index,
@@ -60,7 +77,7 @@ class Episodes:
         )
         outcome = await self._outcome(prompt, session)
         reward = outcome.reward
-        if reward is None:
+        if reward is None and not self.scorer.scores_groups:
             reward = await self.scorer.score(prompt, outcome.text)
         return Sample(
             sample_index=sample_index,
@@ -71,6 +88,19 @@ class Episodes:
             reward=reward,
         )
 
+    async def scored(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
+        """All samples of one prompt, in order, with the rewards that could not be had of one alone.
+        Raises RewardError."""
+        lacking = [place for place, sample in enumerate(samples) if sample.reward is None]
+        if not lacking:
+            return samples
+        texts = [samples[place].text for place in lacking]
+        rewards = await self.scorer.score_group(prompt, texts)
+        scored = list(samples)
+        for place, reward in zip(lacking, rewards, strict=True):
+            scored[place] = replace(samples[place], reward=reward)
+        return scored
+
     async def _outcome(self, prompt: Prompt, session: RecordingSession) -> Outcome:
         try:
             outcome = await self.agent(prompt, session)
@@ -79,7 +109,8 @@ class Episodes:
         except Exception as error:  # whatever the user's agent raises
             if error is session.engine_failure:
                 raise
-            raise self._refusal(prompt, user_traceback(error)) from error
+            told = str(error) if isinstance(error, CallFailed) else user_traceback(error)
+            raise self._refusal(prompt, told) from error
         if not isinstance(outcome, Outcome):
             raise self._refusal(prompt, f"it returned {outcome!r} instead of an Outcome")
         if not isinstance(outcome.text, str):
@@ -145,7 +176,7 @@ def _episodes(
     vocab_size: int,
 ) -> Episodes:
     return Episodes(
-        agent=load_agent(recipe.rollout.agent),
+        agent=load_agent(recipe.rollout),
         agent_name=recipe.rollout.agent,
         engine=engine,
         scorer=scorer,

@@ -4,24 +4,22 @@ with its traceback."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import math
-import threading
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from milescli.core.errors import MilesError, RewardError
+from milescli.core.threads import in_thread
 from milescli.core.types import Prompt
 from milescli.core.user_code import user_traceback
+from milescli.core.user_process import CallFailed
 from milescli.rollout.base import BoundedReward, RewardFn
 
+T = TypeVar("T")
 NUM_THREADS = 32
 """Plain rewards that run at once."""
 _SHOWN_CHARACTERS = 200
-
-
-class CallFailed(Exception):
-    """One call of a reward in another process gave none; says why, for the user."""
 
 
 def is_async(reward: object) -> bool:
@@ -59,12 +57,38 @@ class Scorer:
         self._is_async = is_async(reward)
         self._is_bounded = hasattr(reward, "score")
 
+    @property
+    def scores_groups(self) -> bool:
+        """Whether the reward takes all responses to a prompt at once: `score_group`."""
+        return hasattr(self._reward, "score_group") and self._reward.form.name == "GROUP"
+
     async def score(self, prompt: Prompt, response: str) -> float:
         """The reward of one response. Raises RewardError after `retries` + 1 failures, of the last
         one."""
+
+        async def call() -> float:
+            return finite_reward(await self._call(prompt, response))
+
+        return await self._tried(prompt, response, call)
+
+    async def score_group(self, prompt: Prompt, responses: list[str]) -> list[float]:
+        """One for each response, where `scores_groups`. Raises as `score`."""
+
+        async def call() -> list[float]:
+            async with self._threads:
+                return await self._reward.score_group(  # type: ignore[union-attr]
+                    prompt=prompt.text,
+                    responses=responses,
+                    label=prompt.label,
+                    timeout_s=self._timeout_s,
+                )
+
+        return await self._tried(prompt, responses[0], call)
+
+    async def _tried(self, prompt: Prompt, response: str, call: Callable[[], Awaitable[T]]) -> T:
         for attempt in range(1, self._retries + 2):
             try:
-                return finite_reward(await self._call(prompt, response))
+                return await call()
             except MilesError:
                 raise
             except Exception as error:  # whatever the user's function raises; TimeoutError included
@@ -113,34 +137,6 @@ class Scorer:
             if attempts == 1
             else fix,
         )
-
-
-async def in_thread(call: Callable[[], object]) -> object:
-    """Run `call` in a thread of its own and wait for it. One that hangs is left behind: it never
-    keeps the process alive."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[object] = loop.create_future()
-
-    def settle(value: object, error: BaseException | None) -> None:
-        if future.done():  # given up meanwhile
-            return
-        future.set_result(value) if error is None else future.set_exception(error)
-
-    def run() -> None:
-        value, failure = None, None
-        try:
-            value = call()
-        except Exception as error:
-            failure = error
-        except BaseException as error:  # SystemExit and the like must not end the thread in silence
-            failure = RuntimeError(f"raised {type(error).__name__}: {error}").with_traceback(
-                error.__traceback__
-            )
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, value, failure)
-
-    threading.Thread(target=run, name="miles-reward", daemon=True).start()
-    return await future
 
 
 def finite_reward(value: object) -> float:

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from milescli.core.apart import MAX_YIELDED
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry, nearest
 
 TASK_PREFIX = "task:"
 ROWS = Registry("task", {}, signature=("seed",))
 """Functions `(*, seed) -> rows` of the user's; equal seeds give equal rows."""
-MAX_ROWS = 2_000_000
+MAX_ROWS = MAX_YIELDED - 1
 """Of one function."""
 HELDOUT_MODULUS = 16
 """One sum in sixteen is held out, whatever the seed: training and held-out prompts are disjoint by
@@ -92,9 +92,9 @@ def write_task(name: str, folder: str | Path, seed: int) -> Path:
 def rows_of_user(path: str, seed: int) -> list[Mapping[str, object]]:
     """What the function that `path` names yields for `seed`. Raises RecipeError where it cannot be
     had, raises, does not end, or yields what is no prompt."""
-    with ROWS.guarded(path):
-        made: Any = ROWS.resolve_function(path, key="data.prompts")(seed=seed)
-        rows = list(islice(made, MAX_ROWS + 1))
+    rows: Any = ROWS.resolve_apart(path, key="data.prompts")(seed=seed)
+    if not isinstance(rows, Sequence):
+        raise _bad_rows(path, f"it gave {rows!r:.200}")
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping) or not isinstance(row.get("prompt"), str | list):
             raise _bad_rows(path, f"row {number + 1} is {row!r}; it has a `prompt`, most a `label`")

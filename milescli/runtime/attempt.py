@@ -7,6 +7,7 @@ import asyncio
 import json
 
 from milescli.checkpoint.store import CheckpointStore
+from milescli.core.apart import close_lanes
 from milescli.core.errors import Stopped
 from milescli.core.events import EventBus, PhaseStarted
 from milescli.core.types import Group
@@ -23,8 +24,8 @@ from milescli.runtime.session import RunSession
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.supervise import Probe, StopSignals, run_watched
 from milescli.runtime.user_hooks import UserHooks
-from milescli.train.base import Adapting, Objective, Trainer
-from milescli.train.objectives import load_objective
+from milescli.train.base import Objective, Trainer, adapts
+from milescli.train.objectives import load_in_driver
 
 KEPT_GROUPS = 4
 """Groups of each step that are written to rollouts/, to read."""
@@ -73,6 +74,7 @@ class Attempt:
             )
         finally:
             await self.engines.stop()
+            await asyncio.to_thread(close_lanes)
             await self.session.resources.release()
 
     def _on_stop(self) -> bool:
@@ -163,8 +165,8 @@ class Attempt:
             episodes=evaluation_episodes(recipe, **parts),
             folder=spec.run.eval_dir,
         )
-        objective = load_objective(recipe.train.objective, recipe)
-        if spec.checkpoint is not None and isinstance(objective, Adapting):
+        objective = load_in_driver(recipe.train.objective, recipe)
+        if spec.checkpoint is not None and adapts(objective):
             objective.restore(spec.checkpoint.manifest.objective)
         return loop.Run(
             recipe=recipe,
@@ -289,4 +291,4 @@ def _failure_of(starting: asyncio.Future[RolloutEngine]) -> Probe:
 
 def _state_of(objective: Objective[Group]) -> dict[str, float]:
     """What a checkpoint keeps of it."""
-    return dict(objective.state) if isinstance(objective, Adapting) else {}
+    return dict(objective.state) if adapts(objective) else {}

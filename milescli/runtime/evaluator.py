@@ -13,6 +13,7 @@ from pathlib import Path
 
 from milescli.core.errors import WaitTimeout
 from milescli.core.events import EvalDone
+from milescli.core.threads import in_thread
 from milescli.core.types import Group, Prompt, Sample, StopReason
 from milescli.recipe.schema import Recipe
 from milescli.rollout.collector import all_or_first_error
@@ -40,14 +41,19 @@ class Evaluator:
             for prompt in self.prompts
             for index in range(settings.samples_per_prompt)
         ]
-        samples = await self._play(attempts)
-        path = self._write(step, [prompt for prompt, _ in attempts], samples)
-        count = settings.samples_per_prompt
-        groups = [
-            Group(prompt=prompt, samples=samples[place * count : (place + 1) * count])
+        played, count = await self._play(attempts), settings.samples_per_prompt
+        scored = [
+            self.episodes.scored(prompt, played[place * count : (place + 1) * count])
             for place, prompt in enumerate(self.prompts)
         ]
-        figures = measured(load_metrics(settings.metrics), groups, settings=settings)
+        groups = [
+            Group(prompt=prompt, samples=samples)
+            for prompt, samples in zip(self.prompts, await all_or_first_error(scored), strict=True)
+        ]
+        samples = [sample for group in groups for sample in group.samples]
+        path = self._write(step, [prompt for prompt, _ in attempts], samples)
+        metrics = load_metrics(settings.metrics)
+        figures = await in_thread(lambda: measured(metrics, groups, settings=settings))
         num_truncated = sum(sample.stop_reason is StopReason.LENGTH for sample in samples)
         return EvalDone(
             step=step,

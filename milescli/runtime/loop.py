@@ -19,12 +19,13 @@ from milescli.core.events import (
     StepDone,
     WarmupStepDone,
 )
+from milescli.core.threads import in_thread
 from milescli.core.types import Group, StepReport, Trajectory, WeightVersion
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.runtime.devices import Devices
 from milescli.train import schedule
-from milescli.train.base import Adapting, Objective, TrainBatch, Trainer
+from milescli.train.base import Objective, TrainBatch, Trainer, adapts
 from milescli.train.objectives import load_objective, sequences_from
 from milescli.train.packing import pack
 
@@ -184,14 +185,13 @@ async def reinforce(run: Run) -> None:
         groups = await run.stop.unless_set(run.groups.take(step, version=run.devices.version))
         clock.lap("rollout")
         await run.hooks.tell("before_step", step=step, groups=groups)
-        batch = _prepare(run, groups)
+        batch = await in_thread(lambda groups=groups: _prepare(run, groups))
+        lr = await in_thread(lambda step=step: _lr_of(run, step))
         clock.lap("pack")
         async with run.devices.training():
-            report = await run.trainer.step(
-                batch, lr=schedule.lr_at(recipe.train.optimizer, step - 1, num_steps)
-            )
+            report = await run.trainer.step(batch, lr=lr)
             run.step = step
-            if isinstance(run.objective, Adapting):
+            if adapts(run.objective):
                 run.objective.observe(report)
             clock.lap("train")
             await run.hooks.settle()
@@ -225,6 +225,12 @@ def _prepare(run: Run, groups: list[Group]) -> TrainBatch:
         updates=settings.updates_per_step,
         temperature=run.recipe.rollout.temperature,
     )
+
+
+def _lr_of(run: Run, step: int) -> float:
+    """The learning rate of `step`."""
+    train = run.recipe.train
+    return schedule.lr_at(train.optimizer, step - 1, train.steps)
 
 
 def _due(step: int, every: int) -> bool:

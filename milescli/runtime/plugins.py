@@ -33,7 +33,7 @@ def check_at_once(recipe: Recipe) -> None:
     """What takes no time: those of the driver, and whether those of the trainer's ranks have a name
     that is known. Raises as `load_plugins`."""
     load_reward(recipe.rollout)
-    load_agent(recipe.rollout.agent)
+    load_agent(recipe.rollout)
     load_filter(recipe.rollout.filter)
     load_sample_filter(recipe.rollout.sample_filter)
     load_shaping(recipe.rollout.shaping)

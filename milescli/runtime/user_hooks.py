@@ -1,23 +1,24 @@
 """Functions of the user's that are told what a run does: `run.hooks.*`, each by import path. They
-run in a thread, one at a time, within a bound; what one raises ends the run with its name."""
+run in a process of their own, one at a time, within a bound; what one raises ends the run with its
+name."""
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from milescli.core.errors import RecipeError
 from milescli.core.events import Event
 from milescli.core.examples import example_groups
 from milescli.core.registry import Registry
+from milescli.core.threads import in_thread
 from milescli.core.types import StepReport
 from milescli.recipe.schema import Recipe
-from milescli.rollout.scoring import in_thread
 from milescli.runtime.observe import scalars_of
 
+LANE = "hooks"
+"""What a hook waits for does not hold up a filter."""
 HOOKS: dict[str, Registry] = {
     "before_step": Registry("before_step", {}, signature=("step", "groups")),
     "after_step": Registry("after_step", {}, signature=("step", "report", "groups")),
@@ -34,12 +35,17 @@ class UserHooks:
 
     def __init__(self, recipe: Recipe) -> None:
         """Raises RecipeError where one cannot be had or does not take what it is given."""
-        self._timeout_s = recipe.run.hooks.timeout_s
-        self._calls: dict[str, tuple[str, Callable[..., Any]]] = {}
+        settings = recipe.run.hooks
+        self._calls: dict[str, Callable[..., Any]] = {}
         for name, registry in HOOKS.items():
-            if (path := getattr(recipe.run.hooks, name)) is not None:
-                function = registry.resolve_function(path, key=f"run.hooks.{name}")
-                self._calls[name] = (path, function)
+            if (path := getattr(settings, name)) is not None:
+                self._calls[name] = registry.resolve_apart(
+                    path,
+                    key=f"run.hooks.{name}",
+                    lane=LANE,
+                    bound_s=settings.timeout_s,
+                    longer=f"--set run.hooks.timeout_s={2 * settings.timeout_s:g}",
+                )
 
     async def tell(self, hook: str, *, event: Event | None = None, **told: Any) -> None:
         """Call it; does nothing where there is none, or where the `event` that a tracker is told of
@@ -50,20 +56,7 @@ class UserHooks:
             if (scalars := scalars_of(event)) is None:
                 return
             told = dict(zip(("step", "scalars"), scalars, strict=True))
-        path, function = self._calls[hook]
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                with HOOKS[hook].failures_named(path):
-                    await in_thread(lambda: function(**told))
-        except TimeoutError:
-            raise RecipeError(
-                f"the hook `{path}` did not return",
-                why=f"`run.hooks.{hook}` was given {self._timeout_s:g} s",
-                fix=[
-                    f"--set run.hooks.timeout_s={2 * self._timeout_s:g}",
-                    f"--set run.hooks.{hook}=null",
-                ],
-            ) from None
+        await in_thread(lambda: self._calls[hook](**told))
 
 
 def check_before_step(hook: Callable[..., Any]) -> None:

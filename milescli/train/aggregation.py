@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import Registry, name_of
+from milescli.core.registry import Registry
+from milescli.core.user_code import name_of
 from milescli.recipe.train import Train
 
 
@@ -43,7 +44,7 @@ AGGREGATIONS = Registry(
 
 def load_aggregation(name: str) -> Aggregation:
     """Raises RecipeError where `train.aggregation` names nothing that fits."""
-    return cast(Aggregation, AGGREGATIONS.resolve_function(name, key="train.aggregation"))
+    return cast(Aggregation, AGGREGATIONS.resolve_apart(name, key="train.aggregation"))
 
 
 def share_of(aggregation: Aggregation, *, num_tokens: int, settings: Train) -> LossShare:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -158,7 +158,6 @@ class Objective(Protocol[Item]):
         ...
 
 
-@runtime_checkable
 class Adapting(Protocol):
     """What an objective has besides where it changes from step to step. Called in the driver; what
     it changes reaches the ranks by the streams of `sequences`."""
@@ -171,6 +170,11 @@ class Adapting(Protocol):
 
     def restore(self, state: Mapping[str, float]) -> None:
         """Go on from a state that was kept."""
+
+
+def adapts(objective: object) -> TypeGuard[Adapting]:
+    """Whether it is `Adapting`, also where it is called in another process."""
+    return hasattr(objective, "observe") and hasattr(objective, "restore")
 
 
 class Trainer(Protocol):

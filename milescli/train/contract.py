@@ -12,8 +12,8 @@ import torch
 
 from milescli.core.errors import RecipeError
 from milescli.core.examples import example_groups
-from milescli.core.registry import name_of
 from milescli.core.types import Group
+from milescli.core.user_code import name_of
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train
 from milescli.train.advantages import AdvantageEstimator, AdvantageRows, estimate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import name_of
+from milescli.core.user_code import name_of
 
 if TYPE_CHECKING:
     import torch

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from traceback import FrameSummary
 from unittest.mock import patch
@@ -68,53 +66,29 @@ def test_a_package_of_the_users_whose_name_begins_as_ours_does_is_the_users() ->
 
 
 def _bounded(call: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: pytest has an alarm of its own in this one."""
+    """In a process of its own, which it may end."""
     program = (
-        "import itertools, re, signal, time\n"
+        "import itertools, re, time\n"
         "from milescli.core import user_code\n"
-        "user_code.BOUND_S, user_code.GRACE_S = 0.5, 0.5\n"
-        "before = signal.getsignal(signal.SIGALRM)\n"
-        "try:\n"
-        "    with user_code.bounded('the filter `mine`'):\n"
-        f"        {call}\n"
-        "    time.sleep(2)\n"
-        "finally:\n"
-        "    assert signal.getsignal(signal.SIGALRM) is before\n"
-        "    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0\n"
+        "user_code.BOUND_S = 0.5\n"
+        "with user_code.bounded(), user_code.bounded():\n"
+        f"    {call}\n"
+        "time.sleep(1)\n"
         "print('went on')\n"
     )
     command = [sys.executable, "-c", program]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("call", ["time.sleep(60)", "re.fullmatch('(a+)+b', 'a' * 60)"])
-def test_code_that_does_not_return_is_interrupted_and_named(call: str) -> None:
+@pytest.mark.parametrize(
+    "call", ["time.sleep(60)", "re.fullmatch('(a+)+b', 'a' * 60)", "sum(itertools.repeat(1))"]
+)
+def test_a_process_that_must_not_hang_says_where_it_does_and_ends(call: str) -> None:
     ended = _bounded(call)
     assert ended.returncode == 1 and ended.stdout == ""
-    assert "RecipeError: the filter `mine` did not return within 0.5 s" in ended.stderr
-
-
-def test_c_code_that_cannot_be_interrupted_ends_the_process_and_says_where() -> None:
-    ended = _bounded("sum(itertools.repeat(1))")
-    assert ended.returncode == 1 and ended.stdout == ""
-    assert "Timeout" in ended.stderr and 'File "<string>", line 7' in ended.stderr
+    assert "Timeout" in ended.stderr and 'File "<string>", line 5' in ended.stderr
 
 
 def test_what_returns_in_time_is_left_alone() -> None:
     ended = _bounded("pass")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "went on\n", "")
-
-
-def test_threads_are_bounded_by_who_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_code, "BOUND_S", 0.05)
-    seen = list[str]()
-
-    def work() -> None:
-        with user_code.bounded("it"):
-            time.sleep(0.2)
-        seen.append("done")
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(timeout=30)
-    assert seen == ["done"]

@@ -8,6 +8,7 @@ import pytest
 
 from milescli.core.errors import AgentError, RecipeError
 from milescli.core.types import Prompt, Sample
+from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Agent, Outcome, Session
 from milescli.rollout.episode import load_agent
 from tests.rollout.engines import ScriptedEngine, make_episodes
@@ -21,7 +22,7 @@ def _play(agent: Agent) -> Sample:
 
 
 def test_the_built_in_agent_asks_once_and_the_reward_scores_its_text() -> None:
-    sample = _play(load_agent("single_turn"))
+    sample = _play(load_agent(Rollout()))
     assert (sample.sample_index, sample.seed, sample.text, sample.reward) == (2, 47, "7", 7.0)
     assert sample.response_ids == [7] and sample.num_loss_tokens == 1
 
@@ -80,10 +81,10 @@ def test_what_an_agent_does_wrong_is_named(agent: Agent, why: str) -> None:
 
 def test_an_agent_is_checked_before_a_device_is_taken() -> None:
     with pytest.raises(RecipeError, match="no agent is called `singel_turn`") as caught:
-        load_agent("singel_turn")
+        load_agent(Rollout(agent="singel_turn"))
     assert caught.value.fixes == ["--set rollout.agent=single_turn"]
     with pytest.raises(RecipeError, match="cannot be an agent"):
-        load_agent("tests.rollout.test_episode:lacking")
+        load_agent(Rollout(agent="tests.rollout.test_episode:lacking"))
 
 
 async def lacking(prompt: Prompt) -> Outcome:

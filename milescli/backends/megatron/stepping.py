@@ -47,7 +47,7 @@ class UpdateLoss:
         self, microbatch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor
     ) -> torch.Tensor:
         tokens = self.shard.tokens_of(microbatch, logprobs=logprobs, entropy=entropy)
-        with OBJECTIVES.failures_named(self.shard.shard.objective):
+        with OBJECTIVES.guarded(self.shard.shard.objective):
             terms = self.objective.loss(tokens)
         if terms.loss.shape != logprobs.shape:
             raise RecipeError(

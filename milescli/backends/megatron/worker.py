@@ -187,7 +187,7 @@ class TrainerRank:
                     own.fill(stream, self._score(own))
         if self.mesh.is_last_stage:
             tokens = own.all_tokens()
-            with OBJECTIVES.failures_named(own.shard.objective):
+            with OBJECTIVES.guarded(own.shard.objective):
                 objective.complete(tokens)
             own.keep(tokens)
 

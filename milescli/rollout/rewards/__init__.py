@@ -8,6 +8,7 @@ from typing import cast
 from milescli.core.registry import Registry
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import RewardFn
+from milescli.rollout.rewards.forms import Form, form_of
 from milescli.rollout.rewards.processes import ProcessReward
 from milescli.rollout.scoring import is_async
 
@@ -18,7 +19,8 @@ REWARDS = Registry(
         "gsm8k": "milescli.rollout.rewards.gsm8k:gsm8k",
         "exact_match": "milescli.rollout.rewards.exact_match:exact_match",
     },
-    signature=("prompt", "response", "label"),
+    signature=Form.SINGLE.value,
+    others=(Form.GROUP.value, Form.BATCH.value),
 )
 
 
@@ -37,6 +39,7 @@ def in_processes(rollout: Rollout) -> ProcessReward | None:
     reward = REWARDS.resolve(rollout.reward, key="rollout.reward")
     return ProcessReward(
         REWARDS.path_of(rollout.reward, key="rollout.reward"),
+        form=form_of(reward),
         is_async=is_async(reward),
         memory_bytes=int(rollout.reward_memory_gib * 1024**3),
         timeout_s=rollout.reward_timeout_s,

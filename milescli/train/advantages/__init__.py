@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, Union, cast
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import Registry, name_of
+from milescli.core.registry import Registry
 from milescli.core.types import Group, Sample
+from milescli.core.user_code import name_of
 from milescli.recipe.train import Train
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ ADVANTAGES = Registry(
 
 def load_advantage(name: str) -> AdvantageEstimator:
     """Raises RecipeError where `train.advantage` names nothing that fits."""
-    return cast(AdvantageEstimator, ADVANTAGES.resolve_function(name, key="train.advantage"))
+    return cast(AdvantageEstimator, ADVANTAGES.resolve_apart(name, key="train.advantage"))
 
 
 def estimate(

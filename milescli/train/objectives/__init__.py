@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence, Set
 from math import isfinite
 from typing import TYPE_CHECKING, Any, cast
 
+from milescli.core.apart import Apart
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.recipe.schema import Recipe
@@ -49,13 +50,28 @@ def load_objective(name: str, recipe: Recipe) -> Objective[Any]:
     return objective
 
 
+def load_in_driver(name: str, recipe: Recipe) -> Objective[Any]:
+    """As `load_objective`, for the driver: one of the user's makes its sequences, and keeps its
+    state, in a process of its own."""
+    objective = load_objective(name, recipe)
+    if name in OBJECTIVES.builtin:
+        return objective
+    apart = Apart(
+        OBJECTIVES.path_of(name, key="train.objective"),
+        what=f"the objective `{name}`",
+        plugin=objective,
+        made_with={"recipe": recipe},
+        live=("state",),
+    )
+    return cast("Objective[Any]", apart)
+
+
 def sequences_from(
     objective: Objective[Any], items: Sequence[Any], *, name: str
 ) -> list[TrainSequence]:
     """What the objective that `name` names learns from `items`. Raises RecipeError where it cannot
     be packed."""
-    with OBJECTIVES.guarded(name):
-        sequences = objective.sequences(items)
+    sequences = objective.sequences(items)
     names = set(sequences[0].streams) if sequences else set()
     for number, sequence in enumerate(sequences):
         if fault := _fault(sequence, names):

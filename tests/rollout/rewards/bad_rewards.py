@@ -24,6 +24,34 @@ async def good_async(*, prompt: str, response: str, label: str | None) -> float:
     return float(response == label)
 
 
+def ranking(*, prompt: str, responses: list[str], label: str | None) -> list[float]:
+    """The share of the others that are not longer."""
+    return [
+        sum(len(text) <= len(other) for other in responses) / len(responses) for text in responses
+    ]
+
+
+async def ranking_async(*, prompt: str, responses: list[str], label: str | None) -> list[float]:
+    """The same."""
+    return ranking(prompt=prompt, responses=responses, label=label)
+
+
+def batched(*, prompts: list[str], responses: list[str], labels: list[str | None]) -> np.ndarray:
+    """As a model would; tells how many it was given."""
+    time.sleep(0.2)
+    return np.array([len(responses) if text == "size" else len(text) for text in responses])
+
+
+def too_few(*, prompts: list[str], responses: list[str], labels: list[str | None]) -> list[float]:
+    """Forgets one."""
+    return [1.0] * (len(responses) - 1)
+
+
+def one_number(*, prompt: str, responses: list[str], label: str | None) -> float:
+    """For all."""
+    return 1.0
+
+
 def backtracking(*, prompt: str, response: str, label: str | None) -> float:
     """A regular expression that never ends, in C."""
     return float(bool(re.fullmatch(r"(a+)+b", "a" * 60)))

@@ -50,6 +50,50 @@ def test_what_is_right_is_scored_in_order(name: str) -> None:
     assert _score(name, responses) == expected
 
 
+@pytest.mark.parametrize("name", ["ranking", "ranking_async"])
+def test_a_reward_may_see_all_responses_to_a_prompt(name: str) -> None:
+    async def run() -> list[float]:
+        scorer, reward = _scorer(name)
+        assert scorer.scores_groups
+        prompt = Prompt(index=7, token_ids=[1], text="2 + 2?", label="4")
+        try:
+            return await scorer.score_group(prompt, ["a", "bb", "cc"])
+        finally:
+            reward.close()  # type: ignore[attr-defined]
+
+    assert asyncio.run(run()) == [1.0, 2 / 3, 2 / 3]
+
+
+def test_what_comes_meanwhile_is_the_next_batch() -> None:
+    responses = ["size", "bb", "ccc", *["x" * n for n in range(1, 300)]]
+    rewards = _score("batched", responses)
+    assert rewards[1:] == [float(len(text)) for text in responses[1:]]
+    assert rewards[0] > 100, "the calls were not put together"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("too_few", "it gave 2 rewards for 3 responses"),
+        ("one_number", "it must give a number for each response"),
+    ],
+)
+def test_a_reward_of_many_that_gives_other_than_one_for_each_is_named(name: str, said: str) -> None:
+    async def run() -> None:
+        scorer, reward = _scorer(name)
+        prompt = Prompt(index=7, token_ids=[1], text="2 + 2?", label="4")
+        try:
+            if scorer.scores_groups:
+                await scorer.score_group(prompt, ["a", "b", "c"])
+            await asyncio.gather(*(scorer.score(prompt, text) for text in "abc"))
+        finally:
+            reward.close()  # type: ignore[attr-defined]
+
+    with pytest.raises(RewardError) as refused:
+        asyncio.run(run())
+    assert said in refused.value.why
+
+
 def test_what_it_prints_is_no_reply() -> None:
     assert _score("lying", ["4"]) == [0.5]
 

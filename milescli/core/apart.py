@@ -1,0 +1,169 @@
+"""Plain functions and objects of the user's that the driver calls, in a process of their own. All
+of a lane share one process and run one at a time, so that what one leaves in a module another
+finds there."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import inspect
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from milescli.core import user_code
+from milescli.core.errors import RecipeError
+from milescli.core.user_process import CallFailed, UserProcess
+
+_MEND = "mend it, then start or resume the run"
+_CLOSING_S = 10.0
+"""For what the user's code does at exit, e.g. a tracker that sends the last of its lines."""
+MAX_YIELDED = 2_000_001
+"""Values that are taken of an iterator; who asks refuses so many."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One process, begun when it is needed."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    process: UserProcess | None = None
+    paths: list[str] = field(default_factory=list)
+    """`sys.path` when it began."""
+
+    def taken(self) -> UserProcess:
+        """The process; with the lock."""
+        process = self.process
+        if process is None or not process.lives or self.paths != sys.path:
+            if process is not None:
+                process.close()
+            self.paths = list(sys.path)
+            target = "milescli.core.apart:call_there"
+            process = self.process = UserProcess(target, shows_output=True)
+        process.ready.result()
+        return process
+
+
+_LANES: dict[str, _Lane] = {}
+PIECES = "pieces"
+"""The lane of all that nothing else is said of."""
+
+
+def lanes() -> list[_Lane]:
+    """Those that were asked for so far."""
+    return list(_LANES.values())
+
+
+def close_lanes() -> None:
+    """End what was begun: at once where it is in the middle of something. Idempotent; a later call
+    begins anew."""
+    for lane in lanes():
+        process = lane.process
+        if process is None:
+            continue
+        if not lane.lock.acquire(blocking=False):
+            process.end("nobody waits for it any more")
+            continue
+        try:
+            process.close(_CLOSING_S)
+            lane.process = None
+        finally:
+            lane.lock.release()
+
+
+atexit.register(close_lanes)
+
+
+class Apart:
+    """What an import path names, called in another process. Attributes are those of the one here;
+    methods among them, and what `live` names, are that one's there."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        what: str,
+        plugin: object,
+        made_with: Mapping[str, Any] | None = None,
+        live: tuple[str, ...] = (),
+        lane: str = PIECES,
+        bound_s: float | None = None,
+        longer: str = "",
+    ) -> None:
+        """`what`: "the filter `mypkg:strict`", for errors. `made_with`: the path names a factory,
+        which is called there once, with this. `bound_s`: on one call; None: `BOUND_S`. `longer`:
+        how the user raises it."""
+        self._path, self._what, self._plugin = path, what, plugin
+        self._made_with = None if made_with is None else dict(made_with)
+        self._live, self._lane, self._longer = live, lane, longer
+        self._bound_s = user_code.BOUND_S if bound_s is None else bound_s
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Raises RecipeError where it raises, ends its process, or does not return in time."""
+        return self._ask(None, args, options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__name__":
+            raise AttributeError(name)
+        if name == "__name__":
+            return user_code.name_of(self._plugin)
+        if name in self._live and hasattr(type(self._plugin), name):
+            return self._ask(name, (), None)
+        found = getattr(self._plugin, name)
+        if not inspect.ismethod(found):
+            return found
+        return lambda *args, **options: self._ask(name, args, options)
+
+    def _ask(self, attribute: str | None, args: tuple[Any, ...], options: Any) -> Any:
+        lane = _LANES.setdefault(self._lane, _Lane())
+        with lane.lock:
+            try:
+                process = lane.taken()
+                _, reply = process.call(self._path, self._made_with, attribute, args, options)
+                try:
+                    return reply.result(timeout=self._bound_s)
+                except concurrent.futures.TimeoutError:
+                    if reply.done():  # it was the user's own
+                        raise
+                    where = process.end_and_say_where()
+                    raise RecipeError(
+                        f"{self._what} did not return within {self._bound_s:g} s",
+                        why=f"it was at{where}" if where else "where it was cannot be told",
+                        fix=[*[self._longer] * bool(self._longer), _MEND],
+                    ) from None
+            except CallFailed as error:
+                raise RecipeError(
+                    f"{self._what} failed",
+                    why=str(error),
+                    fix=_MEND,
+                ) from None
+
+
+_MADE: dict[str, Any] = {}
+
+
+def call_there(
+    path: str,
+    made_with: Mapping[str, Any] | None,
+    attribute: str | None,
+    args: tuple[Any, ...],
+    options: Mapping[str, Any] | None,
+) -> Any:
+    """In the other process: what `path` names, or the object that it makes, or a method or (no
+    `options`) a property of it."""
+    from milescli.core.registry import Registry
+
+    target: Any = Registry.resolve_any(path)
+    if made_with is not None:
+        if path not in _MADE:
+            _MADE[path] = target(**made_with)
+        target = _MADE[path]
+    if attribute is not None:
+        target = getattr(target, attribute)
+    if options is None:
+        return target
+    made = target(*args, **options)
+    return list(islice(made, MAX_YIELDED)) if isinstance(made, Iterator) else made

@@ -1,0 +1,189 @@
+"""The child behind a UserProcess: `python -m milescli.core.user_worker BYTES` reads frames, calls
+one function of ours for each, which calls the user's, and writes what came of it. A plain function
+runs one call at a time, an async one all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ctypes
+import faulthandler
+import itertools
+import os
+import pickle
+import resource
+import signal
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from inspect import iscoroutinefunction
+from typing import Any, BinaryIO
+
+from milescli.core import user_code
+from milescli.core.errors import MilesError
+from milescli.core.user_code import user_traceback
+
+_PR_SET_PDEATHSIG = 1
+_SIZE = struct.Struct("<Q")
+_MAX_FRAME_BYTES = 1 << 34
+"""More is no frame, but something that was printed into the pipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """In place of a value."""
+
+    told: str
+    """The traceback, from the user's first frame on."""
+    error: Exception | None = None
+    """A MilesError, as it is; else None."""
+
+
+def write_frame(pipe: BinaryIO, frame: bytes) -> None:
+    """Its length, and itself."""
+    pipe.write(_SIZE.pack(len(frame)))
+    pipe.write(frame)
+    pipe.flush()
+
+
+def read_frame(pipe: BinaryIO) -> bytes | None:
+    """None where the pipe has ended. Raises ValueError where it holds something else."""
+    head = pipe.read(_SIZE.size)
+    if not head:
+        return None
+    size = _SIZE.unpack(head)[0] if len(head) == _SIZE.size else _MAX_FRAME_BYTES + 1
+    if size > _MAX_FRAME_BYTES:
+        raise ValueError(repr(head))
+    frame = pipe.read(size)
+    return frame if len(frame) == size else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Replies:
+    """The way back; belongs to one thread."""
+
+    pipe: BinaryIO
+
+    def send(self, number: int, kind: str, value: Any) -> None:
+        """A value that cannot be sent becomes a failure."""
+        try:
+            frame = pickle.dumps((number, kind, value))
+        except Exception as error:  # a lambda, a generator, ... of the user's
+            told = f"it returned {value!r:.200}, which no other process can be given: {error}"
+            frame = pickle.dumps((number, kind, Failed(told)))
+        write_frame(self.pipe, frame)
+
+
+@dataclass(slots=True)
+class Asking:
+    """What an async call may ask the other side for, while it runs."""
+
+    number: int
+    send: Callable[[int, str, Any], None]
+    answers: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    async def ask(self, what: Any) -> Any:
+        """What the other side answers; raises what it raised."""
+        question = next(self.numbers)
+        answer = self.answers[question] = asyncio.get_running_loop().create_future()
+        self.send(self.number, "ask", (question, what))
+        try:
+            return await answer
+        finally:
+            del self.answers[question]
+
+    def settle(self, question: int, value: Any) -> None:
+        """An answer has come."""
+        answer = self.answers.get(question)
+        if answer is None or answer.done():
+            return
+        if isinstance(value, Exception):
+            answer.set_exception(value)
+        else:
+            answer.set_result(value)
+
+
+asking: contextvars.ContextVar[Asking] = contextvars.ContextVar("asking")
+"""Of the call that runs."""
+
+
+def main(memory_bytes: int) -> None:
+    """Reply until standard input closes, or the process that asks is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends this process
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # works inside C, too
+    replies = _Replies(os.fdopen(os.dup(1), "wb"))
+    os.dup2(2, 1)  # what the user's code prints must not look like a reply
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    user_code.is_apart = True
+    source = sys.stdin.buffer
+    if (first := read_frame(source)) is None:
+        return
+    paths, target = pickle.loads(first)
+    sys.path[:] = paths
+    module, _, name = target.partition(":")
+    function = getattr(import_module(module), name)
+    replies.send(-1, "ready", None)
+    if iscoroutinefunction(function):
+        asyncio.run(_serve_all_at_once(function, source, replies))
+        return
+    while (frame := read_frame(source)) is not None:
+        number, _, (args, options) = pickle.loads(frame)
+        try:
+            value = function(*args, **options)
+        except BaseException as error:  # SystemExit and the like must not end it in silence
+            value = _failed(error)
+        replies.send(number, "value", value)
+
+
+async def _serve_all_at_once(function: Any, source: BinaryIO, replies: _Replies) -> None:
+    loop, frames = asyncio.get_running_loop(), asyncio.Queue[bytes | None]()
+    tasks, calls = dict[int, asyncio.Task[None]](), dict[int, Asking]()
+
+    def read() -> None:
+        frame: bytes | None = b""
+        while frame is not None:
+            frame = read_frame(source)
+            loop.call_soon_threadsafe(frames.put_nowait, frame)
+
+    async def run(number: int, args: Any, options: Any) -> None:
+        asking.set(calls[number])
+        try:
+            value = await function(*args, **options)
+        except asyncio.CancelledError:
+            return
+        except BaseException as error:
+            value = _failed(error)
+        replies.send(number, "value", value)
+
+    def forget(number: int) -> None:
+        tasks.pop(number, None)
+        calls.pop(number, None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while (frame := await frames.get()) is not None:
+        number, kind, what = pickle.loads(frame)
+        if kind == "call":
+            calls[number] = Asking(number, replies.send)
+            tasks[number] = loop.create_task(run(number, *what))
+            tasks[number].add_done_callback(lambda _, number=number: forget(number))
+        elif kind == "ping":
+            replies.send(number, "value", None)
+        elif number in tasks:
+            tasks[number].cancel() if kind == "cancel" else calls[number].settle(*what)
+
+
+def _failed(error: BaseException) -> Failed:
+    if isinstance(error, MilesError):
+        return Failed(str(error), error)
+    return Failed(user_traceback(error) if isinstance(error, Exception) else f"it raised {error!r}")
+
+
+if __name__ == "__main__":
+    from milescli.core.user_worker import main as run  # one copy of this module, not two
+
+    run(int(sys.argv[1]))

@@ -1,0 +1,62 @@
+"""What a reward may take: one response, all of a prompt's, or many at once; told by the names of
+its parameters. And the call itself, in the process of a reward of the user's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
+from typing import Any
+
+from milescli.core.registry import Registry
+from milescli.rollout.scoring import finite_reward
+
+
+class Form(Enum):
+    """The parameters of a reward."""
+
+    SINGLE = ("prompt", "response", "label")
+    """One response -> its reward."""
+    GROUP = ("prompt", "responses", "label")
+    """All responses to one prompt, when the last is there -> a reward for each."""
+    BATCH = ("prompts", "responses", "labels")
+    """What has come since the call before, of any prompts -> a reward for each."""
+
+
+def form_of(reward: object) -> Form:
+    """SINGLE where it takes anything."""
+    target = reward.__init__ if inspect.isclass(reward) else reward  # type: ignore[misc]
+    names = set(inspect.signature(target).parameters)  # type: ignore[arg-type]
+    return next((form for form in Form if names >= set(form.value)), Form.SINGLE)
+
+
+@cache
+def _reward_of(path: str, timeout_s: float) -> Any:
+    reward: Any = Registry.resolve_any(path)
+    within = getattr(reward, "within", None)
+    return reward if within is None else within(timeout_s)
+
+
+def score(path: str, timeout_s: float, asked: Mapping[str, Any]) -> Any:
+    """A float, or one for each response. `timeout_s`: what the reward is told, where it has
+    `within`. Raises what the reward raises; TypeError or ValueError where it gives no numbers."""
+    return _numbers(_reward_of(path, timeout_s)(**asked), asked)
+
+
+async def score_async(path: str, timeout_s: float, asked: Mapping[str, Any]) -> Any:
+    """As `score`, of an `async def`."""
+    return _numbers(await _reward_of(path, timeout_s)(**asked), asked)
+
+
+def _numbers(value: Any, asked: Mapping[str, Any]) -> float | list[float]:
+    if "responses" not in asked:
+        return finite_reward(value)
+    wanted = len(asked["responses"])
+    try:
+        rewards = [finite_reward(reward) for reward in value]
+    except TypeError as error:
+        raise TypeError(f"it must give a number for each response: {error}") from None
+    if len(rewards) != wanted:
+        raise ValueError(f"it gave {len(rewards)} rewards for {wanted} responses")
+    return rewards

@@ -1,0 +1,131 @@
+"""Code of the user's that the driver calls runs apart from it: what it does wrong is bounded and
+named, and the driver goes on."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from milescli.core import apart, user_code
+from milescli.core.apart import MAX_YIELDED, Apart, close_lanes
+from milescli.core.errors import RecipeError
+from milescli.core.registry import Registry
+from tests.core import bad_code
+
+ROOM = "tests.core.bad_code"
+PIECES = Registry("piece", {"ours": f"{ROOM}:good"}, signature=("number",))
+
+
+@pytest.fixture(autouse=True)
+def _ends_what_it_began() -> Iterator[None]:
+    yield
+    close_lanes()
+
+
+def _piece(name: str, *, bound_s: float = 30.0) -> object:
+    return PIECES.resolve_apart(f"{ROOM}:{name}", key="train.piece", bound_s=bound_s)
+
+
+def test_the_users_runs_in_another_process_and_ours_in_this_one() -> None:
+    assert PIECES.resolve_apart("ours", key="train.piece") is bad_code.good
+    assert _piece("good")(number=4) == 8
+    counting = _piece("counting")
+    assert [counting(number=2), counting(number=3)] == [2, 5]
+    assert bad_code.COUNT == 0, "it was called here"
+    assert _piece("counted")(number=0) == 5, "pieces do not share a process"
+    assert counting.__name__ == "counting"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("raising", "ZeroDivisionError"),
+        ("exiting", "it raised SystemExit(3)"),
+        ("interrupted", "it raised KeyboardInterrupt()"),
+        ("leaving", "its process ended with exit code 1"),
+        ("forking", "its process ended with signal SIGKILL"),
+        ("closing", "its process ended with"),
+        ("chatty", "it printed more than 8"),
+        ("greedy", "MemoryError"),
+        ("unpicklable", "which no other process can be given"),
+    ],
+)
+def test_what_is_wrong_is_named(name: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=f"the piece `{ROOM}:{name}` failed") as refused:
+        _piece(name)(number=1)
+    assert said in refused.value.why
+    assert _piece("good")(number=1) == 2, "what comes after it is not its victim"
+
+
+@pytest.mark.parametrize("name", ["backtracking", "sleeping", "swallowing"])
+def test_what_hangs_ends_at_its_bound_with_its_line(name: str) -> None:
+    source = Path(bad_code.__file__).read_text().splitlines()
+    begin = next(n for n, text in enumerate(source) if text.startswith(f"def {name}("))
+    word = "fullmatch" if name == "backtracking" else "time.sleep"
+    line = next(n for n in range(begin, len(source)) if word in source[n]) + 1
+    with pytest.raises(RecipeError, match=f"`{ROOM}:{name}` did not return within 2 s") as refused:
+        _piece(name, bound_s=2.0)(number=1)
+    assert f'bad_code.py", line {line} in {name}' in refused.value.why
+
+
+def test_an_endless_iterator_is_taken_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(_piece("endless")(number=1)) == MAX_YIELDED
+
+
+def test_an_object_keeps_its_state_there() -> None:
+    counter = Apart(
+        f"{ROOM}:Counter",
+        what="the counter",
+        plugin=bad_code.Counter(start=0),
+        made_with={"start": 5},
+        live=("state",),
+    )
+    assert counter.kind == "counter"
+    assert counter.add(2) == 7 and counter.state == 7
+    with pytest.raises(AttributeError):
+        _ = counter.nothing
+
+
+def test_lanes_do_not_wait_for_each_other_and_leave_nothing_behind() -> None:
+    slow = PIECES.resolve_apart(f"{ROOM}:sleeping", key="train.piece", lane="slow")
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        waiting = threads.submit(lambda: slow(number=1))
+        try:
+            assert _piece("good")(number=1) == 2
+            assert not waiting.done()
+            pids = [lane.process.pid for lane in apart.lanes() if lane.process is not None]
+            assert len(pids) == 2
+        finally:
+            for lane in apart.lanes():
+                if lane.process is not None:
+                    lane.process.end()
+        with pytest.raises(RecipeError):
+            waiting.result()
+    close_lanes()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, "a process of the user's code is still there"
+        time.sleep(0.05)
+
+
+def test_nested_calls_stay_in_the_process() -> None:
+    assert not user_code.is_apart
+    there = Apart(f"{__name__}:nested", what="it", plugin=nested)
+    mine, inner = there()
+    assert mine == inner != os.getpid()
+
+
+def nested() -> tuple[int, int]:
+    """Its own process, and that of a piece which it calls."""
+    inner = PIECES.resolve_apart(f"{__name__}:pid", key="train.piece")
+    return os.getpid(), inner(number=1)
+
+
+def pid(*, number: int) -> int:
+    """Where it runs."""
+    return os.getpid()
