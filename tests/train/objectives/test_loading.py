@@ -30,7 +30,7 @@ def test_what_an_objective_of_the_user_raises_is_named_with_its_place() -> None:
     with refused as caught, OBJECTIVES.guarded("mine:fn"):
         raise KeyError("no such stream")
     assert "no such stream" in caught.value.why and "test_loading.py" in caught.value.why
-    with pytest.raises(KeyError), OBJECTIVES.failures_named("policy"):
+    with pytest.raises(KeyError), OBJECTIVES.guarded("policy"):
         raise KeyError("our own fault")
 
 
