@@ -46,6 +46,9 @@ class CheckpointManifest:
     """Relative path -> size in bytes of every file, to find torn ones."""
     objective: dict[str, float] = field(default_factory=dict)
     """What the objective keeps from step to step, by its names for it."""
+    curriculum: dict[str, list[float]] = field(default_factory=dict)
+    """What came of each prompt that was tried, by its index: mean reward when it was sampled last,
+    and how often that was."""
 
 
 def is_converted(folder: Path) -> bool:

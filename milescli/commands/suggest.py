@@ -7,10 +7,12 @@ import os
 from pathlib import Path
 
 PLUGGED = (
-    *("rollout.agent", "rollout.reward", "rollout.filter", "rollout.sample_filter"),
-    *("rollout.shaping", "train.objective", "train.advantage", "train.credit", "train.surrogate"),
-    *("train.correction.kind", "train.aggregation", "train.optimizer.schedule", "eval.metrics"),
-    "weights.channel",
+    *("rollout.agent", "rollout.generation", "rollout.reward", "rollout.filter"),
+    *("rollout.sample_filter", "rollout.selection", "rollout.shaping", "data.curriculum"),
+    *("train.objective", "train.advantage", "train.credit", "train.surrogate"),
+    *("train.correction.kind", "train.aggregation", "train.optimizer.schedule"),
+    *("train.optimizer.rule", "model.layer_spec", "eval.function", "eval.metrics"),
+    *("weights.channel", "weights.format"),
 )
 """Keys that take the name of something that ships, or an import path."""
 

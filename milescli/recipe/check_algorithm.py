@@ -22,7 +22,7 @@ CLIPS_RATIO = ("clip", "clip_cov", "cispo")
 
 def check_algorithm(recipe: Recipe) -> None:
     """Raises RecipeError."""
-    for rule in (_groups, _surrogate, _credit, _kl, _correction, _sampled_whole):
+    for rule in (_groups, _surrogate, _credit, _kl, _correction, _sampled_whole, _drawn):
         rule(recipe)
 
 
@@ -210,3 +210,21 @@ def _empty(key: str, low: float, high: float) -> RecipeError:
         why="the lower bound must be below the upper one",
         fix=f"--set {key}={min(low, high):g} --set {upper}={max(low, high):g}",
     )
+
+
+def _drawn(recipe: Recipe) -> None:
+    """Rules of which prompts are begun, and which groups are taken."""
+    rollout, curriculum = recipe.rollout, recipe.data.curriculum
+    if rollout.selection != "first" and rollout.over_sampling == 1.0:
+        raise RecipeError(
+            f"`rollout.selection={rollout.selection}` has nothing to choose from",
+            why="a step begins no more prompts than it needs: `rollout.over_sampling` is 1",
+            fix=["--set rollout.over_sampling=1.5", "--set rollout.selection=first"],
+        )
+    if curriculum != "none" and rollout.max_staleness > 0:
+        raise RecipeError(
+            f"`data.curriculum={curriculum}` cannot run ahead",
+            why="it chooses by what came of the steps before, which at `rollout.max_staleness` "
+            f"{rollout.max_staleness} are not done when the next prompts are chosen",
+            fix=["--set rollout.max_staleness=0", "--set data.curriculum=none"],
+        )

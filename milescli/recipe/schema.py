@@ -45,6 +45,9 @@ class Model(Section):
     """Hub revision (branch, tag or commit)."""
     scratch: ScratchModel | None = None
     """Make a small model instead. Exactly one of `path` and `scratch` is given."""
+    layer_spec: str = "default"
+    """What the trainer's layers are made of: default, or an import path to a function that changes
+    Megatron's spec of a layer. The engines know nothing of it."""
     allow_unproven: bool = False
     """Train a family that no independent implementation could be compared with (`miles models`
     names them)."""
@@ -74,6 +77,12 @@ class Data(Section):
     """What happens to longer prompts. drop: left out and counted; error: the run is refused."""
     shuffle: bool = True
     """A new order for each epoch, fixed by the run's seed."""
+    curriculum: str = "none"
+    """How a step's prompts are chosen among the next ones of the epoch. none: all, as they come;
+    learnable: those that the policy answers rightly about half of the time, untried ones first; or
+    an import path."""
+    curriculum_pool: Annotated[float, Field(ge=1.0)] = 4.0
+    """Candidates for each prompt that is wanted; those not chosen wait for the next epoch."""
 
 
 class Rollout(Section):
@@ -91,6 +100,8 @@ class Rollout(Section):
     agent: str = "single_turn"
     """How a prompt becomes a sample: single_turn (one response), or an import path
     `mypkg.agents:solve`."""
+    generation: str = "once"
+    """How a response is made of calls of the engine, whoever asks: once, or an import path."""
     reward: str = "math"
     """math, gsm8k, exact_match, or an import path `mypkg.rewards:strict`."""
     reward_timeout_s: PositiveFloat = 30.0
@@ -104,9 +115,13 @@ class Rollout(Section):
     pass_rate_low: float = 0.1
     pass_rate_high: float = 0.95
     over_sampling: Annotated[float, Field(ge=1.0)] = 1.0
-    """Begin so many times the prompts of a step, take those that are done first, and give the rest
-    up: stragglers hold nobody up, but short answers come first, and a resumed run is not bit for
-    bit the one that was not stopped."""
+    """Begin so many times the prompts of a step, and take as many groups as it needs, see
+    `selection`."""
+    selection: str = "first"
+    """Which of the groups that over-sampling began are trained on. first: those that are done
+    first, and the rest is given up: stragglers hold nobody up, but short answers come first, and a
+    resumed run is not bit for bit the one that was not stopped; variance: those whose rewards
+    differ most, when all are done; or an import path."""
     shaping: str = "none"
     """How scored rewards become those that are trained on. none; overlong: less for responses near
     `max_response_tokens` (DAPO); or an import path."""
@@ -141,6 +156,9 @@ class Weights(Section):
     channel: str = "auto"
     """tensor: shared memory, where trainer and engines share devices; distributed: broadcast to
     engines on other devices; auto: chosen by the plan; or an import path to a class."""
+    format: str = "hf"
+    """How a tensor of the model becomes what engines are sent: hf (as a Hugging Face folder has
+    it), or an import path."""
     bucket_mib: Positive = 512
     """Weights that are sent at once, in MiB."""
     verify: bool = False
@@ -210,6 +228,8 @@ class Evaluation(Section):
     num_prompts: Positive | None = None
     """Only the first N held-out prompts; null: all."""
     samples_per_prompt: Positive = 1
+    function: str = "all"
+    """Which samples are taken. all: `samples_per_prompt` of each prompt; or an import path."""
     metrics: str = "none"
     """Figures beside the accuracy. none; pass_at_k: the chance that one of k samples is right, for
     k = 1, 2, 4, ...; or an import path."""
@@ -254,8 +274,10 @@ class MachineSettings(Section):
 
 class HookSettings(Section):
     """Functions of yours that are told what a run does, by import path; null: none. They run in a
-    thread, one at a time; what one raises ends the run with its name."""
+    process of their own, one at a time; what one raises ends the run with its name."""
 
+    all_samples: str | None = None
+    """(*, step, groups, refused): all that was sampled for a step, refused by the filter or not."""
     before_step: str | None = None
     """(*, step, groups): the groups of a step, before they are trained on."""
     after_step: str | None = None

@@ -20,8 +20,10 @@ KlEstimator = Literal["k1", "k2", "k3", "low_var"]
 
 
 class Optimizer(Section):
-    """AdamW, as Megatron-Core's distributed optimizer runs it."""
+    """As Megatron-Core's distributed optimizer runs it."""
 
+    rule: str = "adamw"
+    """What a step does to a weight: adamw; lion; sgd, with momentum `beta1`; or an import path."""
     lr: PositiveFloat = 1e-6
     min_lr: NonNegativeFloat = 0.0
     schedule: str = "constant"
@@ -93,6 +95,9 @@ class Train(Section):
     """A row of `miles algorithms`: sets the pieces below that nobody else sets. null: each piece as
     it stands here."""
     steps: Positive = 100
+    before_log_probs: str | None = None
+    """Import path of a function (*, model, stream), called on each trainer rank before it computes
+    log-probs: of the policy before the step (old), or of the reference."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """auto: bf16 on an accelerator, fp32 on a CPU."""
     objective: str = "policy"

@@ -18,6 +18,7 @@ from milescli.core.types import Group, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import PromptSource
 from milescli.rollout.collector import Batch, Collector, SeedOf
+from milescli.rollout.curriculum import Tried
 from milescli.rollout.episode import Episodes
 
 
@@ -56,6 +57,16 @@ class AheadCollector:
     def stats(self) -> RolloutStats:
         """Of the last step taken."""
         return self._collector.stats
+
+    @property
+    def refused(self) -> list[Group]:
+        """By the filter, in the last step taken."""
+        return self._collector.refused
+
+    @property
+    def history(self) -> dict[int, Tried]:
+        """Empty: a curriculum needs what came of the step before."""
+        return self._collector.history
 
     @property
     def position(self) -> int:

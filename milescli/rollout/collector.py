@@ -21,9 +21,11 @@ from milescli.core.threads import in_thread
 from milescli.core.types import Group, Prompt, Sample, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import PromptSource
+from milescli.rollout.curriculum import NONE, Tried, chosen, load_curriculum, remember
 from milescli.rollout.episode import Episodes
 from milescli.rollout.filters import FILTERS, is_kept, load_filter
 from milescli.rollout.sample_filters import load_sample_filter, sifted
+from milescli.rollout.selection import FIRST, load_selection, selected
 from milescli.rollout.shaping import load_shaping, shaped
 from milescli.rollout.stats import staleness_of, summarise
 
@@ -75,7 +77,13 @@ class Collector:
         self._keep = load_filter(recipe.rollout.filter)
         self._sample_filter = load_sample_filter(recipe.rollout.sample_filter)
         self._shaping = load_shaping(recipe.rollout.shaping)
+        self._selection = load_selection(recipe.rollout.selection)
+        self._curriculum = load_curriculum(recipe.data.curriculum)
         self._with_greedy = with_greedy
+        self.refused: list[Group] = []
+        """By the filter, in the last step taken."""
+        self.history: dict[int, Tried] = {}
+        """What came of prompts, by index; kept where there is a curriculum."""
         self._stats: RolloutStats | None = None
 
     @property
@@ -124,7 +132,9 @@ class Collector:
                 f"prompt {group.prompt.index}: staleness {age} at version {version}, bound {bound}"
             )
         self._stats = summarise(kept=batch.kept, refused=batch.refused, version=version)
-        settings = self._recipe.rollout
+        self.refused, settings = batch.refused, self._recipe.rollout
+        if self._recipe.data.curriculum != NONE:
+            remember(self.history, [*batch.kept, *batch.refused])
 
         def finished() -> list[Group]:
             kept = [sifted(self._sample_filter, group, settings=settings) for group in batch.kept]
@@ -157,21 +167,23 @@ class Collector:
         rollout = self._recipe.rollout
         start, kept, refused = self._source.position, list[Group](), list[Group]()
         rounds, left = 0, rollout.max_filter_rounds * rollout.prompts_per_step
-        while left > 0:
-            first, wanted = self._source.position, rollout.prompts_per_step - len(kept)
-            prompts = self._source.take(math.ceil(wanted * rollout.over_sampling))
+        while left > 0 and len(kept) < rollout.prompts_per_step:
+            wanted = rollout.prompts_per_step - len(kept)
+            prompts = await self._draw(math.ceil(wanted * rollout.over_sampling))
             rounds, left = rounds + 1, left - len(prompts)
             groups = [
-                self._group(epoch, prompt, first + n, progress)
-                for n, (epoch, prompt) in enumerate(prompts)
+                self._group(epoch, prompt, position, progress)
+                for position, epoch, prompt in prompts
             ]
-            if rollout.over_sampling > 1.0:
+            if rollout.over_sampling > 1.0 and rollout.selection == FIRST:
                 await self._take_first(groups, wanted, kept, refused)
-            else:
-                for group in await all_or_first_error(groups):
-                    (kept if await self._is_kept(group) else refused).append(group)
-            if len(kept) == rollout.prompts_per_step:
-                return Batch(kept=kept, refused=refused, start_position=start)
+                continue
+            found = list[Group]()
+            for group in await all_or_first_error(groups):
+                (found if await self._is_kept(group) else refused).append(group)
+            kept += await self._select(found, wanted)
+        if len(kept) == rollout.prompts_per_step:
+            return Batch(kept=kept, refused=refused, start_position=start)
         raise MilesError(
             f"the filter `{rollout.filter}` left too few groups for step {step}",
             why=f"{len(kept)} of {rollout.prompts_per_step} after {rounds} "
@@ -189,6 +201,25 @@ class Collector:
         if settings.filter in FILTERS.builtin:
             return is_kept(self._keep, group, settings=settings)
         return await in_thread(lambda: is_kept(self._keep, group, settings=settings))
+
+    async def _draw(self, count: int) -> list[tuple[int, int, Prompt]]:
+        """The next prompts, each with its position and its epoch."""
+        data, first = self._recipe.data, self._source.position
+        if data.curriculum == NONE:
+            taken = self._source.take(count)
+            return [(first + n, epoch, prompt) for n, (epoch, prompt) in enumerate(taken)]
+        taken = self._source.take(math.ceil(count * data.curriculum_pool))
+        candidates = [prompt for _, prompt in taken]
+        places = await in_thread(
+            lambda: chosen(self._curriculum, candidates, self.history, count=count, settings=data)
+        )
+        return [(first + place, *taken[place]) for place in places]
+
+    async def _select(self, groups: list[Group], wanted: int) -> list[Group]:
+        settings = self._recipe.rollout
+        return await in_thread(
+            lambda: selected(self._selection, groups, count=wanted, settings=settings)
+        )
 
     async def _take_first(
         self,

@@ -11,22 +11,27 @@ from itertools import islice
 from typing import cast
 
 from milescli.core.examples import example_groups
-from milescli.core.types import Prompt, Sample, StopReason, VersionSpan, WeightVersion
+from milescli.core.types import Group, Prompt, Sample, StopReason, VersionSpan, WeightVersion
 from milescli.core.user_code import name_of
-from milescli.recipe.schema import Evaluation, Rollout
+from milescli.recipe.schema import Data, Evaluation, Rollout
 from milescli.rollout.base import (
     Agent,
     BoundedReward,
     Completion,
     GenerateRequest,
+    Outcome,
     RewardFn,
     RolloutEngine,
+    Session,
 )
+from milescli.rollout.curriculum import Curriculum, Tried, chosen, remember
 from milescli.rollout.episode import Episodes
 from milescli.rollout.filters import GroupFilter, is_kept
+from milescli.rollout.generations import Generating, Generation
 from milescli.rollout.metrics import Metrics, measured
 from milescli.rollout.sample_filters import SampleFilter, sifted
 from milescli.rollout.scoring import Scorer
+from milescli.rollout.selection import Selection, selected
 from milescli.rollout.shaping import Shaping, shaped
 
 Example = tuple[str, str, str | None]
@@ -99,6 +104,32 @@ def check_shaping(shaping: Shaping) -> list[list[float]]:
     """What it makes of groups of all kinds: a finite number for each sample. Raises RecipeError."""
     settings = Rollout(shaping=name_of(shaping), max_response_tokens=12)
     return [shaped(shaping, group, settings=settings).rewards for group in example_groups()]
+
+
+def check_selection(choose: Selection) -> list[Group]:
+    """The two of three groups that it takes. Raises RecipeError."""
+    settings = Rollout(selection=name_of(choose), over_sampling=1.5)
+    return selected(choose, example_groups(), count=2, settings=settings)
+
+
+def check_curriculum(choose: Curriculum) -> list[int]:
+    """Which two of three prompts it takes, of which one was never tried. Raises RecipeError."""
+    groups, history = example_groups(), dict[int, Tried]()
+    remember(history, groups[:2])
+    prompts = [group.prompt for group in groups]
+    settings = Data(curriculum=name_of(choose))
+    return chosen(choose, prompts, history, count=2, settings=settings)
+
+
+def check_generation(generation: Generation) -> list[Sample]:
+    """Let the built-in agent ask it, with a policy that says random bytes. Raises AgentError."""
+
+    async def agent(prompt: Prompt, session: Session) -> Outcome:
+        settings = Rollout(generation=name_of(generation))
+        turn = await Generating(session, generation, settings).generate(prompt.token_ids)
+        return Outcome(text=turn.text)
+
+    return check_agent(agent)
 
 
 def check_task(task: Callable[..., Iterable[Mapping[str, object]]]) -> list[Mapping[str, object]]:

@@ -15,6 +15,7 @@ from milescli.core.user_process import CallFailed
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.agent_process import AgentProcess
 from milescli.rollout.base import Agent, GenerateRequest, Outcome, RolloutEngine
+from milescli.rollout.generations import GENERATIONS
 from milescli.rollout.scoring import Scorer, finite_reward
 from milescli.rollout.session import Decode, RecordingSession
 
@@ -25,22 +26,28 @@ AGENTS = Registry(
 )
 
 
-_PROCESSES: weakref.WeakValueDictionary[tuple[str, int], AgentProcess] = (
+_PROCESSES: weakref.WeakValueDictionary[tuple[str, str | None, float], AgentProcess] = (
     weakref.WeakValueDictionary()
 )
 """Training and evaluation share one."""
 
 
 def load_agent(rollout: Rollout) -> Agent:
-    """The agent that `rollout.agent` names; one of the user's plays in a process of its own. Raises
-    RecipeError where it cannot be had."""
+    """The agent that `rollout.agent` names, whose responses `rollout.generation` makes; where
+    either is the user's, both run in a process of their own. Raises RecipeError where one cannot be
+    had."""
     agent = cast(Agent, AGENTS.resolve(rollout.agent, key="rollout.agent"))
-    if rollout.agent in AGENTS.builtin:
+    GENERATIONS.resolve(rollout.generation, key="rollout.generation")
+    is_plain = rollout.generation in GENERATIONS.builtin
+    if rollout.agent in AGENTS.builtin and is_plain:
         return agent
-    memory_bytes = int(rollout.reward_memory_gib * 1024**3)
     path = AGENTS.path_of(rollout.agent, key="rollout.agent")
-    apart = _PROCESSES.get((path, memory_bytes)) or AgentProcess(path, memory_bytes=memory_bytes)
-    _PROCESSES[path, memory_bytes] = apart
+    generation = None
+    if not is_plain:
+        generation = GENERATIONS.path_of(rollout.generation, key="rollout.generation")
+    key = (path, generation, rollout.reward_memory_gib)
+    apart = _PROCESSES.get(key) or AgentProcess(path, generation, rollout)
+    _PROCESSES[key] = apart
     return apart
 
 

@@ -13,18 +13,19 @@ from milescli.core.events import EventBus, PhaseStarted
 from milescli.core.types import Group
 from milescli.rollout.ahead import open_collector
 from milescli.rollout.base import RolloutEngine
+from milescli.rollout.curriculum import as_state, from_state
 from milescli.rollout.episode import evaluation_episodes, training_episodes
 from milescli.runtime import loop, truth
 from milescli.runtime.build import Engines, engine_probe, rank_probe
 from milescli.runtime.devices import Devices
 from milescli.runtime.evaluator import Evaluator
 from milescli.runtime.inputs import scorer_of
-from milescli.runtime.saving import Saver, version_of
+from milescli.runtime.saving import Progress, Saver, version_of
 from milescli.runtime.session import RunSession
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.supervise import Probe, StopSignals, run_watched
 from milescli.runtime.user_hooks import UserHooks
-from milescli.train.base import Objective, Trainer, adapts
+from milescli.train.base import Trainer, adapts
 from milescli.train.objectives import load_in_driver
 
 KEPT_GROUPS = 4
@@ -168,17 +169,20 @@ class Attempt:
         objective = load_in_driver(recipe.train.objective, recipe)
         if spec.checkpoint is not None and adapts(objective):
             objective.restore(spec.checkpoint.manifest.objective)
+        groups = open_collector(
+            inputs.prompts,
+            training_episodes(recipe, **parts),
+            recipe=recipe,
+            with_greedy=getattr(objective, "needs_greedy", False),
+        )
+        if spec.checkpoint is not None:
+            groups.history.update(from_state(spec.checkpoint.manifest.curriculum))
         return loop.Run(
             recipe=recipe,
             plan=spec.plan,
             bus=self.bus,
             objective=objective,
-            groups=open_collector(
-                inputs.prompts,
-                training_episodes(recipe, **parts),
-                recipe=recipe,
-                with_greedy=getattr(objective, "needs_greedy", False),
-            ),
+            groups=groups,
             trainer=trainer,
             devices=Devices(
                 taking_turns=self._taking_turns,
@@ -203,9 +207,7 @@ class Attempt:
         spec, recipe = self.spec, self.spec.recipe
         await run.trainer.connect_engines(self.session.builder.engine_addresses(self.engines))
         if spec.checkpoint is None:
-            await self.saver.save(
-                run.trainer, step=0, prompt_position=0, objective=_state_of(run.objective)
-            )
+            await self.saver.save(run.trainer, step=0, progress=_progress_of(run))
         await run.devices.publish(version_of(run.step), verify=recipe.weights.verify)
         self.bus.emit(
             PhaseStarted(phase="check", detail="engine and trainer score the same samples")
@@ -223,12 +225,7 @@ class Attempt:
 
     async def _save(self, step: int) -> None:
         assert self.run is not None, "nothing runs yet"
-        await self.saver.save(
-            self.run.trainer,
-            step=step,
-            prompt_position=self.run.groups.position,
-            objective=_state_of(self.run.objective),
-        )
+        await self.saver.save(self.run.trainer, step=step, progress=_progress_of(self.run))
         if self.spec.recipe.keeps_reference:
             # what a resumed run takes its reference from is not forgotten
             self.saver.store.protect = {0, self.spec.recipe.reference_step(step)}
@@ -289,6 +286,10 @@ def _failure_of(starting: asyncio.Future[RolloutEngine]) -> Probe:
     return probe
 
 
-def _state_of(objective: Objective[Group]) -> dict[str, float]:
-    """What a checkpoint keeps of it."""
-    return dict(objective.state) if adapts(objective) else {}
+def _progress_of(run: loop.Run) -> Progress:
+    """What a checkpoint keeps of it beside the weights."""
+    return Progress(
+        prompt_position=run.groups.position,
+        objective=dict(run.objective.state) if adapts(run.objective) else {},
+        curriculum=as_state(run.groups.history),
+    )

@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from milescli.core.types import Group, Prompt, Sample, StopReason
 from milescli.recipe.schema import Recipe
 from milescli.rollout.collector import all_or_first_error
 from milescli.rollout.episode import Episodes
+from milescli.rollout.evaluations import played
 from milescli.rollout.metrics import load_metrics, measured
 
 
@@ -36,22 +37,9 @@ class Evaluator:
         """Play all prompts at once, and write `step_<n>.jsonl`. Raises what an episode raises, and
         WaitTimeout where none ends within `machine.step_timeout_s`."""
         began, settings = time.monotonic(), self.recipe.eval
-        attempts = [
-            (prompt, index)
-            for prompt in self.prompts
-            for index in range(settings.samples_per_prompt)
-        ]
-        played, count = await self._play(attempts), settings.samples_per_prompt
-        scored = [
-            self.episodes.scored(prompt, played[place * count : (place + 1) * count])
-            for place, prompt in enumerate(self.prompts)
-        ]
-        groups = [
-            Group(prompt=prompt, samples=samples)
-            for prompt, samples in zip(self.prompts, await all_or_first_error(scored), strict=True)
-        ]
+        groups = await self._play()
         samples = [sample for group in groups for sample in group.samples]
-        path = self._write(step, [prompt for prompt, _ in attempts], samples)
+        path = self._write(step, groups)
         metrics = load_metrics(settings.metrics)
         figures = await in_thread(lambda: measured(metrics, groups, settings=settings))
         num_truncated = sum(sample.stop_reason is StopReason.LENGTH for sample in samples)
@@ -66,57 +54,66 @@ class Evaluator:
             figures=figures,
         )
 
-    async def _play(self, attempts: Sequence[tuple[Prompt, int]]) -> list[Sample]:
-        """One sample for each, in order."""
+    async def _play(self) -> list[Group]:
+        """One for each prompt, in order, all samples scored."""
         bound_s, loop = self.recipe.machine.step_timeout_s, asyncio.get_running_loop()
-        missing = set(range(len(attempts)))
+        begun, done = list[int](), list[int]()
 
-        async def play(number: int) -> Sample:
-            prompt, index = attempts[number]
+        async def play(place: int, index: int = 0) -> Sample:
+            prompt = self.prompts[place]
+            begun.append(place)
             seed = self._seed(prompt, index)
             sample = await self.episodes.play(prompt, sample_index=index, seed=seed)
-            missing.remove(number)
+            done.append(place)
             if not bound.expired():
                 bound.reschedule(loop.time() + bound_s)
             return sample
 
         try:
             async with asyncio.timeout(bound_s) as bound:
-                return await all_or_first_error(map(play, range(len(attempts))))
+                rows = await played(self.prompts, play, settings=self.recipe.eval)
+                scored = map(self.episodes.scored, self.prompts, rows)
+                samples = await all_or_first_error(scored)
         except TimeoutError:
             if not bound.expired():
                 raise
+            missing = sorted(Counter(begun) - Counter(done))
+            which = f"; prompt {self.prompts[missing[0]].index} is the first that is missing"
             raise WaitTimeout(
                 "the evaluation waited too long for a sample",
-                why=f"{len(attempts) - len(missing)} of {len(attempts)} were done, and no other "
-                f"within {bound_s:g} s; prompt {attempts[min(missing)][0].index} is the first that "
-                "is missing",
+                why=f"{len(done)} of {len(begun)} were done, and no other within {bound_s:g} s"
+                + which * bool(missing),
                 fix=[
                     f"--set machine.step_timeout_s={2 * bound_s:g}",
                     f"look whether the agent `{self.episodes.agent_name}` waits for something",
                 ],
             ) from None
+        return [
+            Group(prompt=prompt, samples=row)
+            for prompt, row in zip(self.prompts, samples, strict=True)
+        ]
 
     def _seed(self, prompt: Prompt, index: int) -> int:
         key = f"{self.recipe.run.seed}/eval/{prompt.index}/{index}".encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1
 
-    def _write(self, step: int, prompts: list[Prompt], samples: list[Sample]) -> Path:
+    def _write(self, step: int, groups: list[Group]) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step_{step}.jsonl"
         lines = [
             json.dumps(
                 {
-                    "prompt": prompt.text,
+                    "prompt": group.prompt.text,
                     "response": sample.text,
-                    "label": prompt.label,
+                    "label": group.prompt.label,
                     "reward": sample.reward,
                     "stop_reason": sample.stop_reason.value,
-                    "prompt_ids": prompt.token_ids,
+                    "prompt_ids": group.prompt.token_ids,
                     "response_ids": sample.response_ids,
                 }
             )
-            for prompt, sample in zip(prompts, samples, strict=True)
+            for group in groups
+            for sample in group.samples
         ]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return path

@@ -23,6 +23,7 @@ from milescli.core.threads import in_thread
 from milescli.core.types import Group, StepReport, Trajectory, WeightVersion
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
+from milescli.rollout.curriculum import Tried
 from milescli.runtime.devices import Devices
 from milescli.train import schedule
 from milescli.train.base import Objective, TrainBatch, Trainer, adapts
@@ -42,8 +43,18 @@ class GroupSource(Protocol):
         ...
 
     @property
+    def refused(self) -> list[Group]:
+        """By the filter, in the last step taken."""
+        ...
+
+    @property
     def position(self) -> int:
         """Of the oldest prompt that no step has taken: where a resumed run goes on."""
+        ...
+
+    @property
+    def history(self) -> dict[int, Tried]:
+        """What came of prompts, for a curriculum; by index."""
         ...
 
     def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
@@ -184,6 +195,7 @@ async def reinforce(run: Run) -> None:
         clock = _Clock()
         groups = await run.stop.unless_set(run.groups.take(step, version=run.devices.version))
         clock.lap("rollout")
+        await run.hooks.tell("all_samples", step=step, groups=groups, refused=run.groups.refused)
         await run.hooks.tell("before_step", step=step, groups=groups)
         batch = await in_thread(lambda groups=groups: _prepare(run, groups))
         lr = await in_thread(lambda step=step: _lr_of(run, step))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from milescli.backends.megatron.layer_specs import LAYER_SPECS
 from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Recipe
+from milescli.rollout.curriculum import load_curriculum
 from milescli.rollout.episode import load_agent
+from milescli.rollout.evaluations import EVALUATIONS
 from milescli.rollout.filters import load_filter
 from milescli.rollout.metrics import load_metrics
 from milescli.rollout.rewards import load_reward
 from milescli.rollout.sample_filters import load_sample_filter
+from milescli.rollout.selection import load_selection
 from milescli.rollout.shaping import load_shaping
 from milescli.runtime.user_hooks import UserHooks
 from milescli.train.advantages import ADVANTAGES
@@ -16,10 +20,13 @@ from milescli.train.aggregation import AGGREGATIONS
 from milescli.train.corrections import CORRECTIONS, NONE
 from milescli.train.credits import CREDITS
 from milescli.train.objectives import OBJECTIVES, load_objective
+from milescli.train.optimizers import RULES
+from milescli.train.rank_hooks import load_before_log_probs
 from milescli.train.schedule import SCHEDULES
 from milescli.train.streams import Stream
 from milescli.train.surrogates import SURROGATES
 from milescli.weights.channels import AUTO, CHANNELS
+from milescli.weights.formats import FORMATS
 
 
 def load_plugins(recipe: Recipe) -> None:
@@ -37,10 +44,17 @@ def check_at_once(recipe: Recipe) -> None:
     load_filter(recipe.rollout.filter)
     load_sample_filter(recipe.rollout.sample_filter)
     load_shaping(recipe.rollout.shaping)
+    load_selection(recipe.rollout.selection)
+    load_curriculum(recipe.data.curriculum)
     load_metrics(recipe.eval.metrics)
+    EVALUATIONS.resolve(recipe.eval.function, key="eval.function")
     UserHooks(recipe)
     for registry in (OBJECTIVES, ADVANTAGES, CREDITS, SURROGATES, AGGREGATIONS):
         registry.path_of(getattr(recipe.train, registry.kind), key=f"train.{registry.kind}")
+    RULES.path_of(recipe.train.optimizer.rule, key="train.optimizer.rule")
+    FORMATS.path_of(recipe.weights.format, key="weights.format")
+    LAYER_SPECS.path_of(recipe.model.layer_spec, key="model.layer_spec")
+    load_before_log_probs(recipe.train.before_log_probs)
     SCHEDULES.path_of(recipe.train.optimizer.schedule, key="train.optimizer.schedule")
     if recipe.weights.channel != AUTO:
         CHANNELS.path_of(recipe.weights.channel, key="weights.channel")
@@ -50,8 +64,14 @@ def check_at_once(recipe: Recipe) -> None:
 
 def load_train_plugins(recipe: Recipe) -> None:
     """Those of the trainer's ranks; torch is imported for them."""
-    if ":" in recipe.weights.channel:
-        CHANNELS.resolve(recipe.weights.channel, key="weights.channel")
+    for registry, key, name in (
+        (CHANNELS, "weights.channel", recipe.weights.channel),
+        (FORMATS, "weights.format", recipe.weights.format),
+        (LAYER_SPECS, "model.layer_spec", recipe.model.layer_spec),
+        (RULES, "train.optimizer.rule", recipe.train.optimizer.rule),
+    ):
+        if ":" in name:
+            registry.resolve(name, key=key)
     name = recipe.train.objective
     objective = load_objective(name, recipe)
     if Stream.REFERENCE in objective.needs and not recipe.keeps_reference:

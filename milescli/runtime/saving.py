@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from milescli import __version__
@@ -24,13 +24,21 @@ def version_of(step: int) -> WeightVersion:
     return WeightVersion(step + 1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is, beside its weights; as the manifest has it."""
+
+    prompt_position: int = 0
+    objective: dict[str, float] = field(default_factory=dict)
+    curriculum: dict[str, list[float]] = field(default_factory=dict)
+
+
 @dataclass(slots=True, kw_only=True)
 class _PendingSave:
     trainer: Trainer
     folder: Path
     step: int
-    prompt_position: int
-    objective: dict[str, float]
+    progress: Progress
     began: float
 
 
@@ -50,9 +58,7 @@ class Saver:
     """Of that, or of the checkpoint that the attempt goes on from."""
     _pending: _PendingSave | None = None
 
-    async def save(
-        self, trainer: Trainer, *, step: int, prompt_position: int, objective: dict[str, float]
-    ) -> None:
+    async def save(self, trainer: Trainer, *, step: int, progress: Progress) -> None:
         """Begin checkpoint `step`. Returns when training may go on; `settle` completes it."""
         await self.settle()
         began = time.monotonic()
@@ -62,8 +68,7 @@ class Saver:
             trainer=trainer,
             folder=folder,
             step=step,
-            prompt_position=prompt_position,
-            objective=objective,
+            progress=progress,
             began=began,
         )
         if not self.spec.recipe.checkpoint.async_save:
@@ -83,7 +88,7 @@ class Saver:
                 format="torch_dist",
                 step=pending.step,
                 version=version_of(pending.step),
-                prompt_position=pending.prompt_position,
+                prompt_position=pending.progress.prompt_position,
                 seed=self.spec.recipe.run.seed,
                 plan_fingerprint=self.spec.plan.fingerprint,
                 recipe_sha256=self.spec.run.recipe_sha256,
@@ -95,7 +100,8 @@ class Saver:
                 miles_version=__version__,
                 size_bytes=0,
                 files={},
-                objective=pending.objective,
+                objective=pending.progress.objective,
+                curriculum=pending.progress.curriculum,
             ),
         )
         self.newest, self.newest_step = stored.path, pending.step

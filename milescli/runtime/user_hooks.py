@@ -20,12 +20,14 @@ from milescli.runtime.observe import scalars_of
 LANE = "hooks"
 """What a hook waits for does not hold up a filter."""
 HOOKS: dict[str, Registry] = {
+    "all_samples": Registry("all_samples", {}, signature=("step", "groups", "refused")),
     "before_step": Registry("before_step", {}, signature=("step", "groups")),
     "after_step": Registry("after_step", {}, signature=("step", "report", "groups")),
     "after_save": Registry("after_save", {}, signature=("step", "folder")),
     "tracker": Registry("tracker", {}, signature=("step", "scalars")),
 }
-"""By the name of the key. before_step: the groups of a step, before they are trained on;
+"""By the name of the key. all_samples: the groups that a step will be trained on, and those that
+its filter refused; before_step: the groups of a step, before they are trained on;
 after_step: its StepReport and its groups, when the engines have the weights; after_save: the folder
 of a complete checkpoint; tracker: the scalars of a step, a warm-up step or an evaluation."""
 
@@ -57,6 +59,12 @@ class UserHooks:
                 return
             told = dict(zip(("step", "scalars"), scalars, strict=True))
         await in_thread(lambda: self._calls[hook](**told))
+
+
+def check_all_samples(hook: Callable[..., Any]) -> None:
+    """Call it as a run would."""
+    first, *others = example_groups()
+    hook(step=1, groups=others, refused=[first])
 
 
 def check_before_step(hook: Callable[..., Any]) -> None:

@@ -24,6 +24,7 @@ from milescli.train.credits import Credit
 from milescli.train.objectives import sequences_from
 from milescli.train.objectives.policy import Policy
 from milescli.train.one_process import as_microbatch, packed
+from milescli.train.optimizers import UpdateRule
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.schedule import Schedule
 from milescli.train.streams import FROM_RANKS, Stream
@@ -46,6 +47,39 @@ def check_schedule(schedule: Schedule) -> list[float]:
         if not (isinstance(rate, int | float) and np.isfinite(rate) and rate >= 0):
             raise _wrong(schedule, f"it gave {rate!r}; a learning rate is a number, 0 or more")
     return rates
+
+
+def check_rule(rule: UpdateRule) -> None:
+    """Three steps of a few weights, which must stay finite, move, and be the same for each part of
+    a weight as for the whole."""
+    rng = torch.Generator().manual_seed(0)
+    start, grads = torch.randn(6, generator=rng), torch.randn(3, 6, generator=rng)
+
+    def after(part: slice) -> torch.Tensor:
+        weight = start[part].clone()
+        first, second = torch.zeros_like(weight), torch.zeros_like(weight)
+        for step, grad in enumerate(grads, 1):
+            rule(
+                weight=weight,
+                grad=grad[part].clone(),
+                first=first,
+                second=second,
+                step=step,
+                lr=0.01,
+                weight_decay=0.1,
+                settings=_SETTINGS.optimizer,
+            )
+        return weight
+
+    whole = after(slice(None))
+    if not torch.isfinite(whole).all() or torch.equal(whole, start):
+        raise _wrong(rule, f"of {start.tolist()} it makes {whole.tolist()}")
+    parts = torch.cat([after(slice(0, 2)), after(slice(2, None))])
+    if not torch.allclose(whole, parts, rtol=_CLOSE):
+        raise _wrong(
+            rule,
+            "it makes something else of a part of a weight than of the whole; ranks have parts",
+        )
 
 
 def check_aggregation(aggregation: Aggregation) -> None:

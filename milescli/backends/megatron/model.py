@@ -5,7 +5,9 @@ room."""
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -19,6 +21,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from milescli.backends.megatron.cpu.swiglu import is_plain
 from milescli.backends.megatron.hybrid import build_hybrid
+from milescli.backends.megatron.layer_specs import respecified, unchanged
 from milescli.backends.megatron.layers import attention, experts, gated_delta, gemma4, mamba, mla
 from milescli.backends.megatron.layers.gemma import ScaledAndCapped
 from milescli.backends.megatron.mesh import Mesh
@@ -140,8 +143,15 @@ def _uneven_stages(sizes: tuple[int, ...]) -> list[list[str]]:
     return stages
 
 
-def build_model(config: TransformerConfig, facts: ModelFacts, mesh: Mesh) -> GPTModel:
-    """This rank's part, weights undefined until they are loaded."""
+def build_model(
+    config: TransformerConfig,
+    facts: ModelFacts,
+    mesh: Mesh,
+    *,
+    change_layer: Callable[..., Any] = unchanged,
+) -> GPTModel:
+    """This rank's part, weights undefined until they are loaded. `change_layer`: see
+    `layer_specs`; a hybrid's layers have no spec of their own."""
     # replay instances register themselves in a list of the process; those of an earlier model would
     # be filled instead
     RouterReplay.clear_global_router_replay_instances()
@@ -151,7 +161,13 @@ def build_model(config: TransformerConfig, facts: ModelFacts, mesh: Mesh) -> GPT
     engine = uses_engine(facts, mesh.device)
     first = get_transformer_layer_offset(config)
     layers = [
-        layer_spec(config, facts, layer=first + index, engine=engine)
+        respecified(
+            change_layer,
+            spec=layer_spec(config, facts, layer=first + index, engine=engine),
+            config=config,
+            facts=facts,
+            layer=first + index,
+        )
         for index in range(get_num_layers_to_build(config))
     ]
     spec = TransformerBlockSubmodules(layer_specs=layers, layer_norm=final_norm(engine=engine))

@@ -22,8 +22,10 @@ from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 
 from milescli.backends.megatron import clipping
 from milescli.backends.megatron.host_adam import move_to_host
+from milescli.backends.megatron.rules import take_rule
 from milescli.core.errors import NotFiniteError
 from milescli.recipe.train import Optimizer
+from milescli.train.optimizers import ADAMW, load_rule
 
 
 def wrap(model: GPTModel) -> DistributedDataParallel:
@@ -43,9 +45,9 @@ def wrap(model: GPTModel) -> DistributedDataParallel:
 def make_optimizer(
     model: DistributedDataParallel, recipe: Optimizer, *, dtype: torch.dtype, on_host: bool = False
 ) -> MegatronOptimizer:
-    """AdamW whose states are spread over the data-parallel ranks. The model's weights must be
-    loaded: it copies them where they are bfloat16. `on_host`: Adam's moments and those copies are
-    in host memory, and stepped there."""
+    """AdamW, or the recipe's rule, whose states are spread over the data-parallel ranks. The
+    model's weights must be loaded: it copies them where they are bfloat16. `on_host`: Adam's
+    moments and those copies are in host memory, and stepped there."""
     config = OptimizerConfig(
         optimizer="adam",
         lr=recipe.lr,
@@ -63,6 +65,11 @@ def make_optimizer(
     for inner in inner_optimizers(optimizer) if on_host else []:
         if inner.optimizer is not None:
             move_to_host(inner)
+    if recipe.rule != ADAMW:
+        rule = load_rule(recipe.rule)
+        for inner in inner_optimizers(optimizer):
+            if inner.optimizer is not None:
+                take_rule(inner, rule, recipe)
     if next(model.parameters()).device.type != "cpu":
         fuse(optimizer)
         clipping.install()

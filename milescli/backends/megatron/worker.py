@@ -26,8 +26,10 @@ from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Objective, TrainShard
 from milescli.train.objectives import OBJECTIVES, load_objective
+from milescli.train.rank_hooks import load_before_log_probs
 from milescli.train.streams import FROM_RANKS, Stream
 from milescli.weights.base import Bucket, WeightChannel
+from milescli.weights.formats import formatted, load_format
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.shard import RankShard
@@ -97,12 +99,15 @@ class TrainerRank:
         joined = time.monotonic()
         self._build()
         self.channel = self._make_channel()
+        self.format = load_format(self.recipe.weights.format)
+        self.before_log_probs = load_before_log_probs(self.recipe.train.before_log_probs)
         return {"join_s": joined - started, "build_s": time.monotonic() - joined}
 
     def _build(self) -> None:
         from milescli.backends.megatron import model, optimizer, replay, weights
         from milescli.backends.megatron.checkpoint import CheckpointIO
         from milescli.backends.megatron.forward import Passes
+        from milescli.backends.megatron.layer_specs import load_layer_spec
         from milescli.backends.megatron.reference import Reference
         from milescli.backends.megatron.sleeping import Sleeper
 
@@ -114,7 +119,8 @@ class TrainerRank:
             recompute=self.plan.trainer.recompute,
             routing_replay=self.recipe.train.routing_replay,
         )
-        gpt = model.build_model(config, self.facts, self.mesh)
+        change = load_layer_spec(self.recipe.model.layer_spec)
+        gpt = model.build_model(config, self.facts, self.mesh, change_layer=change)
         self.weights = weights.local_weights(gpt, self.table, self.mesh)
         weights.load_hf(self.weights, self.table, folder=self.model_dir, mesh=self.mesh)
         self.model = optimizer.wrap(gpt)
@@ -184,7 +190,7 @@ class TrainerRank:
         for stream in FROM_RANKS:
             if stream in objective.needs:
                 with self._weights_of(stream):
-                    own.fill(stream, self._score(own))
+                    own.fill(stream, self._score(own, stream))
         if self.mesh.is_last_stage:
             tokens = own.all_tokens()
             with OBJECTIVES.guarded(own.shard.objective):
@@ -200,7 +206,7 @@ class TrainerRank:
         for the first. None on ranks that do not speak for its tokens."""
         with self._named("scoring samples"):
             own = self._on_rank(shard)
-            own.fill(Stream.OLD, self._score(own))
+            own.fill(Stream.OLD, self._score(own, Stream.OLD))
             if not self.mesh.speaks_for_tokens:
                 return None
             sequences = own.by_sequence(Stream.OLD)
@@ -266,13 +272,13 @@ class TrainerRank:
         """Send the current weights."""
         assert self.channel is not None, "this trainer was made without a weight channel"
         with self._named(f"publishing weights {version}"):
-            self.channel.send(self.buckets())
+            self.channel.send(formatted(self.buckets(), self.format))
 
     def verify(self) -> None:
         """Compare what the engines hold with the current weights. Raises MismatchError."""
         assert self.channel is not None, "this trainer was made without a weight channel"
         with self._named("verifying weights"):
-            self.channel.verify(self.buckets())
+            self.channel.verify(formatted(self.buckets(), self.format))
 
     def silence_layers(self, first: int) -> None:
         """Make layers `first` and beyond pass their input through. For finding out where engine and
@@ -312,8 +318,11 @@ class TrainerRank:
 
         return RankShard(shard, mesh=self.mesh, facts=self.facts)
 
-    def _score(self, own: RankShard) -> list[torch.Tensor]:
+    def _score(self, own: RankShard, stream: Stream) -> list[torch.Tensor]:
         """[S] log-probs for each microbatch, on ranks of the last stage."""
+        if self.before_log_probs is not None:
+            with torch.no_grad():
+                self.before_log_probs(model=self.model.module, stream=str(stream))
         return self.passes.score(own.microbatches, temperature=own.shard.temperature)
 
     @contextmanager

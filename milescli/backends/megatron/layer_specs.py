@@ -1,0 +1,71 @@
+"""What the trainer's layers are made of, by name: `model.layer_spec`. Imports no Megatron: names
+are resolved before a rank is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from milescli.core.errors import RecipeError
+from milescli.core.registry import Registry
+
+DEFAULT = "default"
+LAYER_SPECS = Registry(
+    "layer_spec",
+    {DEFAULT: "milescli.backends.megatron.layer_specs:unchanged"},
+    signature=("spec", "config", "facts", "layer"),
+)
+"""Functions (*, spec, config, facts, layer) -> spec: Megatron's ModuleSpec of layer `layer` (from
+0), its TransformerConfig, and the model's milescli.models.ModelFacts. Parameters keep their names
+and shapes, by which they are loaded, saved and sent."""
+
+
+def load_layer_spec(name: str) -> Callable[..., Any]:
+    """Raises RecipeError where `model.layer_spec` names nothing that fits."""
+    return LAYER_SPECS.resolve_function(name, key="model.layer_spec")
+
+
+def unchanged(*, spec: Any, config: Any, facts: Any, layer: int) -> Any:
+    """As `miles` builds it."""
+    return spec
+
+
+def respecified(change: Callable[..., Any], **of_layer: Any) -> Any:
+    """What `change` makes of a layer's spec. Raises RecipeError where that is none."""
+    from megatron.core.transformer.spec_utils import ModuleSpec
+
+    made = change(**of_layer)
+    if not isinstance(made, ModuleSpec):
+        raise RecipeError(
+            f"the layer spec of layer {of_layer['layer']} is {made!r:.200}",
+            why="Megatron builds a layer of a ModuleSpec",
+            fix="mend it: it returns the spec that it was given, changed",
+        )
+    return made
+
+
+def check_layer_spec(change: Callable[..., Any]) -> None:
+    """What it makes of the layers of a small dense model. Raises RecipeError."""
+    import torch
+
+    from milescli.backends.megatron import cpu_compat
+    from milescli.models import parse_facts, scratch
+    from milescli.plan.types import TrainerLayout
+    from milescli.recipe.schema import ScratchModel
+
+    cpu_compat.install()
+    from milescli.backends.megatron.model import build_config
+    from milescli.backends.megatron.specs import layer_spec
+
+    facts = parse_facts(scratch.config_of(ScratchModel()))
+    config = build_config(
+        facts,
+        cast(Any, TrainerLayout)(),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        recompute="none",
+        routing_replay=False,
+    )
+    for layer in range(facts.num_layers):
+        spec = layer_spec(config, facts, layer=layer, engine=False)
+        respecified(change, spec=spec, config=config, facts=facts, layer=layer)

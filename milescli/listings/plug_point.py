@@ -1,0 +1,74 @@
+"""One thing that a user can bring: how it is called, written and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, cast
+
+from milescli.core.apart import Apart
+from milescli.core.registry import Registry
+from milescli.recipe.schema import Rollout
+from milescli.rollout.contract import check_agent
+from milescli.rollout.episode import AGENTS, load_agent
+from milescli.rollout.generations import GENERATIONS
+from milescli.rollout.rewards import REWARDS, in_processes
+from milescli.rollout.tasks import ROWS, TASK_PREFIX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlugPoint:
+    """One thing that a user can bring."""
+
+    key: str
+    """Of the recipe."""
+    registry: Registry
+    gives: str
+    """What a call returns."""
+    about: str
+    contract: str
+    """Import path of the test that it must pass."""
+    body: str
+    """Of a working one."""
+    imports: str = ""
+    """What the body needs."""
+    base: str = ""
+    """What a class derives from; empty for a function."""
+    is_async: bool = False
+
+    @property
+    def kind(self) -> str:
+        """As the user calls it."""
+        return self.registry.kind
+
+    def setting(self, path: str) -> str:
+        """As `--set` takes it."""
+        return f"{self.key}={TASK_PREFIX if self.registry is ROWS else ''}{path}"
+
+    @property
+    def signature(self) -> str:
+        """`(*, prompt, response, label) -> float`"""
+        named = "" if self.kind == "agent" else "*, "
+        return f"({named}{', '.join(self.registry.signature)}) -> {self.gives}"
+
+    def check(self, path: str) -> None:
+        """Raises a MilesError where what `path` names does not bear its contract. It may do
+        anything: it is called as in a run, in a process of its own."""
+        plugin = self.registry.resolve(path, key=self.key)
+        if self.registry is REWARDS:
+            self.contract_test(in_processes(Rollout(reward=path)) or plugin)
+        elif self.registry is AGENTS:
+            self.contract_test(load_agent(Rollout(agent=path)))
+        elif self.registry is GENERATIONS:
+            check_agent(load_agent(Rollout(generation=path)))
+        else:
+            what = f"the {self.kind} `{path}`"
+            there = Apart("milescli.listings.plugins:checked_there", what=what, plugin=plugin)
+            there(self.kind, path)
+
+    @property
+    def contract_test(self) -> Callable[[Any], object]:
+        """What raises where a plug-in does not bear its contract."""
+        module, _, name = self.contract.partition(":")
+        return cast("Callable[[Any], object]", getattr(import_module(module), name))

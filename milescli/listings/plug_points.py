@@ -1,0 +1,313 @@
+"""Every plug point, on one page."""
+
+from __future__ import annotations
+
+from milescli.backends.megatron.layer_specs import LAYER_SPECS
+from milescli.listings.plug_point import PlugPoint
+from milescli.rollout.curriculum import CURRICULA
+from milescli.rollout.episode import AGENTS
+from milescli.rollout.evaluations import EVALUATIONS
+from milescli.rollout.filters import FILTERS
+from milescli.rollout.generations import GENERATIONS
+from milescli.rollout.metrics import METRICS
+from milescli.rollout.rewards import REWARDS
+from milescli.rollout.sample_filters import SAMPLE_FILTERS
+from milescli.rollout.selection import SELECTIONS
+from milescli.rollout.shaping import SHAPINGS
+from milescli.rollout.tasks import ROWS
+from milescli.runtime.user_hooks import HOOKS
+from milescli.train.advantages import ADVANTAGES
+from milescli.train.aggregation import AGGREGATIONS
+from milescli.train.corrections import CORRECTIONS
+from milescli.train.credits import CREDITS
+from milescli.train.objectives import OBJECTIVES
+from milescli.train.optimizers import RULES
+from milescli.train.rank_hooks import BEFORE_LOG_PROBS
+from milescli.train.schedule import SCHEDULES
+from milescli.train.surrogates import SURROGATES
+from milescli.weights.channels import CHANNELS
+from milescli.weights.formats import FORMATS
+
+_ROLLOUT, _TRAIN = "milescli.rollout.contract", "milescli.train.contract"
+_HOOKS = "milescli.runtime.user_hooks"
+
+POINTS = (
+    PlugPoint(
+        key="rollout.reward",
+        registry=REWARDS,
+        gives="float",
+        about="scores a response; or (prompt, responses, label): a group, or (prompts, responses, "
+        "labels): a batch -> floats; plain or async",
+        contract=f"{_ROLLOUT}:check_reward",
+        body='"""1.0 where the response ends in the label."""\n'
+        "return float(label is not None and response.strip().endswith(label))",
+    ),
+    PlugPoint(
+        key="rollout.agent",
+        registry=AGENTS,
+        gives="Outcome",
+        about="plays an episode: turns, tools, sub-agents; async",
+        is_async=True,
+        contract=f"{_ROLLOUT}:check_agent",
+        imports="from milescli.rollout.base import Outcome\n",
+        body='"""One response, as it comes."""\n'
+        "turn = await session.generate(prompt.token_ids)\n"
+        "return Outcome(text=turn.text)",
+    ),
+    PlugPoint(
+        key="rollout.generation",
+        registry=GENERATIONS,
+        gives="Turn",
+        about="makes a response of calls of the engine, for any agent; async",
+        contract=f"{_ROLLOUT}:check_generation",
+        body='"""Once more where a response was cut off."""\n'
+        "turn = await generate(token_ids)\n"
+        'if turn.stop_reason.value == "length":\n'
+        "    turn = await generate(token_ids)\n"
+        "return turn",
+        is_async=True,
+    ),
+    PlugPoint(
+        key="data.prompts",
+        registry=ROWS,
+        gives="rows of prompt, label, ...",
+        about="makes prompts: data.prompts=task:mypkg.tasks:rows",
+        contract=f"{_ROLLOUT}:check_task",
+        body='"""Products of two digits."""\n'
+        "rng = random.Random(seed)\n"
+        "for _ in range(1000):\n"
+        "    a, b = rng.randint(2, 9), rng.randint(2, 9)\n"
+        '    yield {"prompt": f"What is {a} * {b}?", "label": str(a * b)}',
+        imports="import random\n",
+    ),
+    PlugPoint(
+        key="data.curriculum",
+        registry=CURRICULA,
+        gives="[count] places",
+        about="chooses a step's prompts among the next ones, by what came of them before",
+        contract=f"{_ROLLOUT}:check_curriculum",
+        body='"""The shortest first."""\n'
+        "lengths = [len(prompt.token_ids) for prompt in candidates]\n"
+        "return sorted(range(len(candidates)), key=lengths.__getitem__)[:count]",
+    ),
+    PlugPoint(
+        key="rollout.filter",
+        registry=FILTERS,
+        gives="bool",
+        about="keeps a group, or has it replaced by another prompt's",
+        contract=f"{_ROLLOUT}:check_filter",
+        body='"""Keeps groups of which some sample was right."""\nreturn max(group.rewards) > 0',
+    ),
+    PlugPoint(
+        key="rollout.sample_filter",
+        registry=SAMPLE_FILTERS,
+        gives="bool",
+        about="learns from a sample, or lets it count for its group alone",
+        contract=f"{_ROLLOUT}:check_sample_filter",
+        body='"""Leaves out what is very short."""\nreturn sample.num_loss_tokens > 1',
+    ),
+    PlugPoint(
+        key="rollout.selection",
+        registry=SELECTIONS,
+        gives="[count] places",
+        about="chooses the groups to train on, where over-sampling began more",
+        contract=f"{_ROLLOUT}:check_selection",
+        body='"""Those with the highest rewards."""\n'
+        "best = sorted(range(len(groups)), key=lambda place: -max(groups[place].rewards))\n"
+        "return best[:count]",
+    ),
+    PlugPoint(
+        key="rollout.shaping",
+        registry=SHAPINGS,
+        gives="[samples] floats",
+        about="makes trained rewards of scored ones, a group at a time",
+        contract=f"{_ROLLOUT}:check_shaping",
+        body='"""A little less for longer responses."""\n'
+        "return [\n"
+        "    reward - 0.1 * sample.num_loss_tokens / settings.max_response_tokens\n"
+        "    for sample, reward in zip(group.samples, group.rewards, strict=True)\n"
+        "]",
+    ),
+    PlugPoint(
+        key="train.objective",
+        registry=OBJECTIVES,
+        gives="Objective",
+        about="all that a step minimises",
+        contract=f"{_TRAIN}:check_objective",
+        imports="from milescli.train.objectives.policy import Policy\n",
+        body='"""The policy objective, of the recipe\'s pieces."""\nreturn Policy(recipe=recipe)',
+    ),
+    PlugPoint(
+        key="train.advantage",
+        registry=ADVANTAGES,
+        gives="[groups][samples] floats, or arrays of tokens",
+        about="how much better a sample is than others",
+        contract=f"{_TRAIN}:check_advantage",
+        body='"""The reward less the mean of its group."""\n'
+        "means = [sum(group.rewards) / len(group.rewards) for group in groups]\n"
+        "return [\n"
+        "    [reward - mean for reward in group.rewards]\n"
+        "    for group, mean in zip(groups, means, strict=True)\n"
+        "]",
+    ),
+    PlugPoint(
+        key="train.credit",
+        registry=CREDITS,
+        gives="[S]",
+        about="spreads an advantage over the tokens of a sample",
+        contract=f"{_TRAIN}:check_credit",
+        body='"""Each token has that of its sample, less what it costs."""\n'
+        "return advantages - penalty",
+    ),
+    PlugPoint(
+        key="train.surrogate",
+        registry=SURROGATES,
+        gives="SurrogateTerms",
+        about="the term of the loss that advantages drive",
+        contract=f"{_TRAIN}:check_surrogate",
+        imports="from milescli.train.surrogates import SurrogateTerms\n",
+        body='"""-r A, unclipped."""\nreturn SurrogateTerms(loss=-log_ratio.exp() * advantages)',
+    ),
+    PlugPoint(
+        key="train.correction.kind",
+        registry=CORRECTIONS,
+        gives="Correction",
+        about="weighs what trainer and engine do not agree on",
+        contract=f"{_TRAIN}:check_correction",
+        imports="from milescli.train.corrections import Correction\n",
+        body='"""At most 2."""\nreturn Correction(weights=log_ratio.exp().clamp(max=2.0))',
+    ),
+    PlugPoint(
+        key="train.aggregation",
+        registry=AGGREGATIONS,
+        gives="LossShare",
+        about="what a token weighs in the mean",
+        contract=f"{_TRAIN}:check_aggregation",
+        imports="from milescli.train.aggregation import LossShare\n",
+        body='"""Longer samples count more, by the root of their length."""\n'
+        "return LossShare(token_weight=num_tokens**-0.5, count=1.0)",
+    ),
+    PlugPoint(
+        key="train.optimizer.rule",
+        registry=RULES,
+        gives="None",
+        about="changes a weight by its gradient, on each rank",
+        contract=f"{_TRAIN}:check_rule",
+        body='"""By the gradient\'s sign."""\nweight.sub_(lr * grad.sign())',
+    ),
+    PlugPoint(
+        key="train.optimizer.schedule",
+        registry=SCHEDULES,
+        gives="float",
+        about="the learning rate after its warm-up",
+        contract=f"{_TRAIN}:check_schedule",
+        body='"""Down to half of it."""\nreturn settings.lr * (1.0 - 0.5 * progress)',
+    ),
+    PlugPoint(
+        key="train.before_log_probs",
+        registry=BEFORE_LOG_PROBS,
+        gives="None",
+        about="is called on each rank before it computes log-probs",
+        contract="milescli.train.rank_hooks:check_before_log_probs",
+        body='"""Says how large the weights are."""\n'
+        "squares = sum(float(weight.square().sum()) for weight in model.parameters())\n"
+        'print(f"{stream}: the weights have a norm of {squares**0.5:.3f}")',
+    ),
+    PlugPoint(
+        key="model.layer_spec",
+        registry=LAYER_SPECS,
+        gives="ModuleSpec",
+        about="changes what Megatron builds a layer of",
+        contract="milescli.backends.megatron.layer_specs:check_layer_spec",
+        body='"""As it is; its modules are in spec.submodules."""\nreturn spec',
+    ),
+    PlugPoint(
+        key="eval.function",
+        registry=EVALUATIONS,
+        gives="[prompts][] Samples",
+        about="takes the samples of an evaluation; async",
+        contract="milescli.rollout.evaluations:check_evaluation",
+        body='"""A second attempt where the first was wrong."""\n'
+        "rows = []\n"
+        "for place in range(len(prompts)):\n"
+        "    sample = await play(place)\n"
+        "    rows.append([sample] if sample.reward else [sample, await play(place, 1)])\n"
+        "return rows",
+        is_async=True,
+    ),
+    PlugPoint(
+        key="eval.metrics",
+        registry=METRICS,
+        gives="{name: float}",
+        about="figures of an evaluation, beside its accuracy",
+        contract=f"{_ROLLOUT}:check_metrics",
+        body='"""The share of prompts of which some sample was right."""\n'
+        "solved = [max(group.rewards) > 0 for group in groups]\n"
+        'return {"solved": sum(solved) / len(solved)}',
+    ),
+    PlugPoint(
+        key="weights.channel",
+        registry=CHANNELS,
+        gives="WeightChannel",
+        about="sends the trainer's weights to the engines; a class",
+        contract="milescli.weights.channels:check_channel",
+        imports="from milescli.backends.sglang.channels import TensorChannel\n",
+        base="TensorChannel",
+        body='"""Shared memory, as the built-in one does it."""',
+    ),
+    PlugPoint(
+        key="weights.format",
+        registry=FORMATS,
+        gives="[(name, tensor)]",
+        about="makes what engines are sent of a tensor of the model",
+        contract="milescli.weights.formats:check_format",
+        body='"""As it is."""\nreturn [(name, tensor)]',
+    ),
+    PlugPoint(
+        key="run.hooks.all_samples",
+        registry=HOOKS["all_samples"],
+        gives="None",
+        about="sees all that was sampled, what the filter refused too",
+        contract=f"{_HOOKS}:check_all_samples",
+        body='"""Says what the filter leaves."""\n'
+        'print(f"step {step}: {len(groups)} of {len(groups) + len(refused)} groups")',
+    ),
+    PlugPoint(
+        key="run.hooks.before_step",
+        registry=HOOKS["before_step"],
+        gives="None",
+        about="sees the groups of a step, before they are trained on",
+        contract=f"{_HOOKS}:check_before_step",
+        body='"""Says how often the policy was right."""\n'
+        "rewards = [reward for group in groups for reward in group.rewards]\n"
+        'print(f"step {step}: {sum(rewards) / len(rewards):.3f}")',
+    ),
+    PlugPoint(
+        key="run.hooks.after_step",
+        registry=HOOKS["after_step"],
+        gives="None",
+        about="sees what a step did, and all of its samples",
+        contract=f"{_HOOKS}:check_after_step",
+        body='"""Says what was learned from."""\n'
+        'print(f"step {step}: loss {report.loss:.4f} over {len(groups)} groups")',
+    ),
+    PlugPoint(
+        key="run.hooks.after_save",
+        registry=HOOKS["after_save"],
+        gives="None",
+        about="gets the folder of a complete checkpoint, to upload it",
+        contract=f"{_HOOKS}:check_after_save",
+        body='"""Says how many files there are."""\n'
+        "print(f\"step {step}: {sum(path.is_file() for path in folder.rglob('*'))} files\")",
+    ),
+    PlugPoint(
+        key="run.hooks.tracker",
+        registry=HOOKS["tracker"],
+        gives="None",
+        about="logs the scalars of steps and evaluations",
+        contract=f"{_HOOKS}:check_tracker",
+        body='"""Appends them to a file."""\n'
+        'with open("scalars.txt", "a") as file:\n'
+        "    print(step, scalars, file=file)",
+    ),
+)

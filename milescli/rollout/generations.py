@@ -1,0 +1,104 @@
+"""How one response is made of calls of the engine. `rollout.generation` names a way: built in here,
+an entry point, or an import path; every agent's `session.generate` goes through it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from milescli.core.errors import AgentError
+from milescli.core.registry import Registry
+from milescli.recipe.schema import Rollout
+from milescli.rollout.base import Session, Turn
+
+
+class Generate(Protocol):
+    """One call of the engine, whose tokens are recorded."""
+
+    async def __call__(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Turn:
+        """What is not said is as the agent, or else the recipe, says it."""
+        ...
+
+
+class Generation(Protocol):
+    """A plug-in of `rollout.generation`: an async function."""
+
+    async def __call__(
+        self, *, token_ids: Sequence[int], generate: Generate, settings: Rollout
+    ) -> Turn:
+        """The response to `token_ids`, of one or more calls of `generate`. Given together with
+        tokens that the plug-in puts between them (they are not trained on), its tokens are
+        `response_ids`: a line that one of the calls ended."""
+        ...
+
+
+GENERATIONS = Registry(
+    "generation",
+    {"once": "milescli.rollout.generations:once"},
+    signature=("token_ids", "generate", "settings"),
+)
+
+
+async def once(*, token_ids: Sequence[int], generate: Generate, settings: Rollout) -> Turn:
+    """One call."""
+    return await generate(token_ids)
+
+
+class Generating:
+    """A session whose responses another way of generation makes. Implements
+    milescli.rollout.base.Session."""
+
+    def __init__(self, session: Session, generation: Generation, settings: Rollout) -> None:
+        self._session, self._generation, self._settings = session, generation, settings
+        self._turns: list[Turn] = []
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """See Session: those that the agent was given."""
+        return self._turns
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Turn:
+        """See Session. Raises AgentError where the response is none that was recorded."""
+        most, ends = max_new_tokens, stop
+
+        async def generate(
+            token_ids: Sequence[int],
+            *,
+            max_new_tokens: int | None = None,
+            stop: Sequence[str] | None = None,
+        ) -> Turn:
+            return await self._session.generate(
+                token_ids,
+                max_new_tokens=most if max_new_tokens is None else max_new_tokens,
+                stop=ends if stop is None else stop,
+            )
+
+        turn = await self._generation(
+            token_ids=token_ids, generate=generate, settings=self._settings
+        )
+        if not isinstance(turn, Turn) or not self._was_made(turn):
+            raise AgentError(
+                f"the generation `{self._settings.generation}` gave {turn!r:.200}",
+                why="its prompt and response together are no line of tokens that a call of "
+                "`generate` ended",
+                fix="return what `generate` returned, or a Turn of all tokens between the prompt "
+                "and the end of its last call",
+            )
+        self._turns.append(turn)
+        return turn
+
+    def _was_made(self, turn: Turn) -> bool:
+        line = [*turn.prompt_ids, *turn.response_ids]
+        return any(line == [*made.prompt_ids, *made.response_ids] for made in self._session.turns)

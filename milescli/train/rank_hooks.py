@@ -1,0 +1,31 @@
+"""A function of the user's that trainer ranks call before they compute log-probs:
+`train.before_log_probs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from milescli.core.registry import Registry
+from milescli.train.streams import Stream
+
+BEFORE_LOG_PROBS = Registry("before_log_probs", {}, signature=("model", "stream"))
+"""Functions (*, model, stream): `model` is this rank's part of the policy, or of the reference
+whose weights stand in its place, under torch.no_grad; `stream`: what the log-probs are for (`old`,
+`reference`)."""
+
+
+def load_before_log_probs(path: str | None) -> Callable[..., Any] | None:
+    """None: there is none. Raises RecipeError where it cannot be had."""
+    if path is None:
+        return None
+    return BEFORE_LOG_PROBS.resolve_function(path, key="train.before_log_probs")
+
+
+def check_before_log_probs(hook: Callable[..., Any]) -> None:
+    """Call it as a rank would, with a small model."""
+    import torch
+
+    with torch.no_grad():
+        for stream in (Stream.OLD, Stream.REFERENCE):
+            hook(model=torch.nn.Linear(4, 4), stream=str(stream))

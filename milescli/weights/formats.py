@@ -1,0 +1,75 @@
+"""How a tensor of the model becomes what engines are sent. `weights.format` names a way: built in
+here, an entry point, or an import path. Runs inside trainer ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol, cast
+
+from milescli.core.errors import RecipeError
+from milescli.core.registry import Registry
+
+if TYPE_CHECKING:
+    import torch
+
+    from milescli.weights.base import Bucket
+
+HF = "hf"
+
+
+class WeightFormat(Protocol):
+    """A plug-in of `weights.format`."""
+
+    def __call__(self, *, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+        """What the engines' own loader is given in place of one complete tensor: other names,
+        another dtype, a tensor and its scales. Called on every rank for every tensor of each
+        publish; equal input gives equal output."""
+        ...
+
+
+FORMATS = Registry("format", {HF: "milescli.weights.formats:hf"}, signature=("name", "tensor"))
+
+
+def load_format(name: str) -> WeightFormat:
+    """Raises RecipeError where `weights.format` names nothing that fits."""
+    return cast(WeightFormat, FORMATS.resolve_function(name, key="weights.format"))
+
+
+def hf(*, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+    """As a Hugging Face folder has it."""
+    return [(name, tensor)]
+
+
+def formatted(buckets: Iterator[Bucket], to_format: WeightFormat) -> Iterator[Bucket]:
+    """Each bucket, its tensors as the format has them. Raises RecipeError."""
+    for bucket in buckets:
+        yield [pair for name, tensor in bucket for pair in pairs_of(to_format, name, tensor)]
+
+
+def pairs_of(
+    to_format: WeightFormat, name: str, tensor: torch.Tensor
+) -> list[tuple[str, torch.Tensor]]:
+    """What the format makes of one tensor. Raises RecipeError where that is none."""
+    import torch
+
+    made = list(to_format(name=name, tensor=tensor))
+    for pair in made:
+        is_pair = isinstance(pair, tuple) and len(pair) == 2
+        if not is_pair or not isinstance(pair[0], str) or not isinstance(pair[1], torch.Tensor):
+            raise RecipeError(
+                f"the weight format made {pair!r:.200} of `{name}`",
+                why="engines are sent pairs of a name and a tensor",
+                fix="mend it: it returns a list of such pairs",
+            )
+    return made
+
+
+def check_format(to_format: WeightFormat) -> list[tuple[str, torch.Tensor]]:
+    """What it makes of a matrix and of a gain; pairs of name and tensor. Raises RecipeError."""
+    import torch
+
+    matrix, gain = torch.arange(128.0).view(8, 16).bfloat16(), torch.ones(16).bfloat16()
+    return [
+        *pairs_of(to_format, "model.layers.0.self_attn.q_proj.weight", matrix),
+        *pairs_of(to_format, "model.norm.weight", gain),
+    ]
