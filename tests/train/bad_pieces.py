@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 import torch
 
 from milescli.rollout.base import Outcome
@@ -110,6 +113,88 @@ def schedule_text(*, progress, settings):
     return "1e-6"
 
 
+async def generation_made_up(*, token_ids, generate, settings):
+    turn = await generate(token_ids)
+    return replace(turn, response_ids=[*turn.response_ids, 7])
+
+
+async def generation_nothing(*, token_ids, generate, settings):
+    await generate(token_ids)
+
+
+async def evaluation_short(*, prompts, play, settings):
+    return [[await play(0)]]
+
+
+async def evaluation_blocking(*, prompts, play, settings):
+    os._exit(5)
+
+
+def selection_all(*, groups, count, settings):
+    return range(len(groups))
+
+
+def curriculum_twice(*, candidates, history, count, settings):
+    return [0] * count
+
+
+def optimizer_still(*, weight, grad, first, second, step, lr, weight_decay, settings):
+    return weight - lr * grad
+
+
+def optimizer_whole(*, weight, grad, first, second, step, lr, weight_decay, settings):
+    weight.sub_(lr * grad / grad.norm())
+
+
+def before_log_probs_raises(*, model, stream):
+    raise KeyError(stream)
+
+
+def layer_spec_none(*, spec, config, facts, layer):
+    spec.submodules.mlp = None
+
+
+def format_bare(*, name, tensor):
+    return [tensor]
+
+
+def all_samples_leaves(*, step, groups, refused):
+    os._exit(3)
+
+
+def metrics_text(*, groups, settings):
+    return {"solved": "most"}
+
+
+def sample_filter_undecided(*, sample, settings):
+    return None
+
+
+def task_lists(*, seed):
+    return [["What?"]] * 3
+
+
+def tracker_prints(*, step, scalars):
+    for _ in range(1600):
+        print("x" * 65_536, flush=True)
+
+
+def after_save_leaves(*, step, folder):
+    raise SystemExit(2)
+
+
+def before_step_greedy(*, step, groups):
+    return bytearray(20 * 1024**3)
+
+
+class channel_half:
+    def __init__(self, *, backend, host, timeout_s):
+        pass
+
+    def send(self, buckets):
+        pass
+
+
 CASES = {
     "agent_raises": "tools",
     "agent_silent": "without one call of session.generate",
@@ -134,5 +219,24 @@ CASES = {
     "aggregation_zero": "count=0.0",
     "schedule_negative": "0 or more",
     "schedule_text": "0 or more",
+    "generation_made_up": "are no line of tokens that a call",
+    "generation_nothing": "gave None",
+    "evaluation_short": "each has one sample or more",
+    "evaluation_blocking": "its process ended with exit code 5",
+    "selection_all": "of 3 it chooses 2",
+    "curriculum_twice": "gave [0, 0]",
+    "optimizer_still": "of [",
+    "optimizer_whole": "ranks have parts",
+    "before_log_probs_raises": "KeyError",
+    "layer_spec_none": "Megatron builds a layer of a ModuleSpec",
+    "format_bare": "pairs of a name and a tensor",
+    "all_samples_leaves": "its process ended with exit code 3",
+    "metrics_text": "most",
+    "sample_filter_undecided": "gave None",
+    "task_lists": "has no prompt",
+    "tracker_prints": "it printed more than 8",
+    "after_save_leaves": "SystemExit(2)",
+    "before_step_greedy": "MemoryError",
+    "channel_half": "it has no open, verify, close",
 }
 """What is said of each."""
