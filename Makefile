@@ -87,7 +87,7 @@ learn: $(VENV)/.installed
 # what is written from the program itself
 pages: $(VENV)/.installed
 	$(VENV)/bin/python -m milescli.commands.completions --write
-	$(VENV)/bin/python -m milescli.listings.algorithms_page --write
+	$(VENV)/bin/python -m milescli.listings.pages --write
 
 image:
 	docker build -f docker/Dockerfile.$(KIND) --build-arg BASE=$(BASE_$(KIND)) -t miles:$(KIND) .

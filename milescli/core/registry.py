@@ -124,7 +124,8 @@ class Registry:
         if name in self.builtin or user_code.is_apart:
             yield
             return
-        with failures_named(f"the {self.kind} `{name}`"), bounded():
+        what = f"the {self.kind} `{name}`"
+        with failures_named(what), bounded(what):
             yield
 
     def _check_signature(self, plugin: object, *, path: str, key: str) -> None:
@@ -175,7 +176,7 @@ def _with_article(kind: str) -> str:
 def _import(path: str, *, kind: str, key: str) -> object:
     module_name, _, attribute = path.partition(":")
     try:
-        with bounded() if module_name not in sys.modules else nullcontext():
+        with bounded(f"`{path}`") if module_name not in sys.modules else nullcontext():
             module = importlib.import_module(module_name)
     except Exception as error:  # the user's module may raise anything at import: say what
         raise RecipeError(

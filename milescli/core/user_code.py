@@ -6,10 +6,14 @@ import asyncio
 import contextlib
 import faulthandler
 import os
+import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from itertools import dropwhile
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from milescli.core.errors import MilesError, RecipeError
 
@@ -21,6 +25,9 @@ _OURS = (
 """What calls the user's code: of no use to who mends it."""
 BOUND_S = 120.0
 """On one call of a piece: a filter, an estimator of advantages, a surrogate, ..."""
+GRACE_S = 5.0
+"""For C code to come back to Python; a dump of all threads is had of what does not."""
+_SHOWN_FRAMES = 4
 _is_bounded = False
 is_apart = False
 """Whether this process is there for code of the user's alone."""
@@ -42,21 +49,39 @@ def name_of(plugin: object) -> str:
 
 
 @contextlib.contextmanager
-def bounded() -> Iterator[None]:
-    """Around code of the user's in a process that must not hang with it, a trainer's rank: where it
-    has not returned after `BOUND_S`, the process says where it was, and ends. Calls within calls
-    share the bound of the outermost."""
+def bounded(what: str) -> Iterator[None]:
+    """Around code of the user's in a process that must not hang with it, nor end without a word: a
+    trainer's rank. Where it has not returned after `BOUND_S`, the process says where it was, and
+    ends; where it ends the process, that is said. Calls within calls share the bound of the
+    outermost."""
     global _is_bounded
     if _is_bounded:
         yield
         return
-    _is_bounded = True
-    faulthandler.dump_traceback_later(BOUND_S, exit=True)
+    leave, caller = os._exit, threading.get_ident()
+
+    def end(why: str, frame: FrameType, status: int) -> NoReturn:
+        lines = "".join(traceback.format_stack(frame)[-_SHOWN_FRAMES:])
+        print(f"{what} {why}\n{lines}", file=sys.stderr, flush=True)
+        leave(status)
+
+    def exit_with_words(status: int) -> NoReturn:
+        end(f"ended this process: os._exit({status})", sys._getframe(1), status)
+
+    def expire() -> None:
+        end(f"did not return within {BOUND_S:g} s", sys._current_frames()[caller], 1)
+
+    _is_bounded, os._exit = True, exit_with_words
+    alarm = threading.Timer(BOUND_S, expire)
+    alarm.daemon = True
+    alarm.start()
+    faulthandler.dump_traceback_later(BOUND_S + GRACE_S, exit=True)
     try:
         yield
     finally:
-        _is_bounded = False
+        alarm.cancel()
         faulthandler.cancel_dump_traceback_later()
+        _is_bounded, os._exit = False, leave
 
 
 @contextlib.contextmanager
@@ -66,7 +91,7 @@ def failures_named(what: str) -> Iterator[None]:
         yield
     except MilesError:
         raise
-    except Exception as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         raise RecipeError(
             f"{what} failed",
             why=user_traceback(error),

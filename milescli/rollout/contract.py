@@ -33,6 +33,7 @@ from milescli.rollout.sample_filters import SampleFilter, sifted
 from milescli.rollout.scoring import Scorer
 from milescli.rollout.selection import Selection, selected
 from milescli.rollout.shaping import Shaping, shaped
+from milescli.rollout.tasks import require_rows
 
 Example = tuple[str, str, str | None]
 """prompt, response, label"""
@@ -134,12 +135,9 @@ def check_generation(generation: Generation) -> list[Sample]:
 
 def check_task(task: Callable[..., Iterable[Mapping[str, object]]]) -> list[Mapping[str, object]]:
     """The first hundred of its rows; prompts, and the same for the same seed."""
-    rows = list(islice(task(seed=0), 100))
-    for row in rows:
-        if not isinstance(row, Mapping) or not isinstance(row.get("prompt"), str | list):
-            raise ValueError(f"{row!r} has no prompt")
-    if not rows or rows != list(islice(task(seed=0), 100)):
-        raise ValueError("it yields other rows for the same seed" if rows else "it yields no row")
+    rows = require_rows(list(islice(task(seed=0), 100)), name_of(task))
+    if rows != list(islice(task(seed=0), 100)):
+        raise ValueError("it yields other rows for the same seed")
     return rows
 
 

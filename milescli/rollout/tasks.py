@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from milescli.core.apart import MAX_YIELDED
 from milescli.core.errors import RecipeError
@@ -92,7 +91,12 @@ def write_task(name: str, folder: str | Path, seed: int) -> Path:
 def rows_of_user(path: str, seed: int) -> list[Mapping[str, object]]:
     """What the function that `path` names yields for `seed`. Raises RecipeError where it cannot be
     had, raises, does not end, or yields what is no prompt."""
-    rows: Any = ROWS.resolve_apart(path, key="data.prompts")(seed=seed)
+    rows = ROWS.resolve_apart(path, key="data.prompts")(seed=seed)
+    return require_rows(rows, path)
+
+
+def require_rows(rows: object, path: str) -> list[Mapping[str, object]]:
+    """What the task `path` gave, as it is. Raises RecipeError where that is no prompts."""
     if not isinstance(rows, Sequence):
         raise _bad_rows(path, f"it gave {rows!r:.200}")
     for number, row in enumerate(rows):
@@ -100,7 +104,7 @@ def rows_of_user(path: str, seed: int) -> list[Mapping[str, object]]:
             raise _bad_rows(path, f"row {number + 1} is {row!r}; it has a `prompt`, most a `label`")
     if not rows or len(rows) > MAX_ROWS:
         raise _bad_rows(path, "it yields none" if not rows else f"it yields more than {MAX_ROWS:,}")
-    return rows
+    return list(rows)
 
 
 def _bad_rows(path: str, why: str) -> RecipeError:

@@ -70,8 +70,8 @@ def _bounded(call: str) -> subprocess.CompletedProcess[str]:
     program = (
         "import itertools, re, time\n"
         "from milescli.core import user_code\n"
-        "user_code.BOUND_S = 0.5\n"
-        "with user_code.bounded(), user_code.bounded():\n"
+        "user_code.BOUND_S, user_code.GRACE_S = 0.5, 0.5\n"
+        "with user_code.bounded('it'), user_code.bounded('it'):\n"
         f"    {call}\n"
         "time.sleep(1)\n"
         "print('went on')\n"
@@ -86,7 +86,15 @@ def _bounded(call: str) -> subprocess.CompletedProcess[str]:
 def test_a_process_that_must_not_hang_says_where_it_does_and_ends(call: str) -> None:
     ended = _bounded(call)
     assert ended.returncode == 1 and ended.stdout == ""
-    assert "Timeout" in ended.stderr and 'File "<string>", line 5' in ended.stderr
+    said = "Timeout" if "itertools" in call or "re." in call else "it did not return within 0.5 s"
+    assert said in ended.stderr and 'File "<string>", line 5' in ended.stderr
+
+
+def test_a_process_that_the_users_code_ends_says_so() -> None:
+    ended = _bounded("import os; os._exit(7)")
+    assert ended.returncode == 7
+    assert "it ended this process: os._exit(7)" in ended.stderr
+    assert 'File "<string>", line 5' in ended.stderr
 
 
 def test_what_returns_in_time_is_left_alone() -> None:

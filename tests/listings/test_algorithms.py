@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from milescli.commands import suggest
 from milescli.listings import algorithms
 from milescli.listings.algorithms import algorithm_rows
-from milescli.listings.algorithms_page import PAGE, rendered
+from milescli.listings.pages import PAGES, rendered
 from milescli.recipe.algorithms import ALGORITHMS
 
 
-def test_the_page_is_what_the_registries_say() -> None:
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_page_is_what_the_registries_say(path: Path) -> None:
     """Mend by: make pages"""
-    page = PAGE.read_text(encoding="utf-8")
-    assert rendered(page) == page
-    assert rendered(rendered(page)) == page
+    page, blocks = path.read_text(encoding="utf-8"), PAGES[path]
+    assert rendered(page, blocks) == page
 
 
 def test_every_algorithm_is_listed_with_what_was_measured(

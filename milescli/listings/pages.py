@@ -1,17 +1,18 @@
-"""The tables of docs/algorithms.md, from the same registries as the program; what people wrote
-between them is kept. `python -m milescli.listings.algorithms_page --write`."""
+"""The tables of docs/algorithms.md and docs/extending.md, from the same registries as the program;
+what people wrote between them is kept. `python -m milescli.listings.pages --write`."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from milescli.core.registry import Registry
 from milescli.listings.algorithms import AlgorithmRow, algorithm_rows
+from milescli.listings.plug_points import POINTS
 from milescli.recipe.algorithms import Setting
 from milescli.train.advantages import ADVANTAGES
 from milescli.train.aggregation import AGGREGATIONS
@@ -19,14 +20,17 @@ from milescli.train.corrections import CORRECTIONS
 from milescli.train.credits import CREDITS
 from milescli.train.surrogates import SURROGATES
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
+_DOCS = Path(__file__).resolve().parents[2] / "docs"
 PIECES = (ADVANTAGES, CREDITS, SURROGATES, CORRECTIONS, AGGREGATIONS)
+Blocks = Mapping[str, Callable[[], Iterator[str]]]
+"""Name of a block -> its lines."""
 _BLOCK = "<!-- {name} -->\n{text}<!-- end of {name} -->\n"
 
 
-def rendered(page: str) -> str:
+def rendered(page: str, blocks: Blocks) -> str:
     """The page with its marked blocks written anew."""
-    for name, lines in {"rows": _rows(), "pieces": _pieces()}.items():
+    for name, made in blocks.items():
+        lines = made()
         block = _BLOCK.format(name=name, text="".join(f"{line}\n" for line in lines))
         marked = re.compile(_BLOCK.format(name=name, text=".*"), re.DOTALL)
         assert marked.search(page), f"no block `{name}`"
@@ -69,6 +73,15 @@ def _definition(registry: Registry, name: str, key: str) -> str:
     return " ".join(said.split())
 
 
+def _plug_points() -> Iterator[str]:
+    yield "| kind | recipe key | what it does | signature | built in |"
+    yield "|---|---|---|---|---|"
+    for point in POINTS:
+        names = ", ".join(f"`{name}`" for name in point.registry.builtin)
+        key = point.setting("mypkg.tasks:rows") if point.kind == "task" else point.key
+        yield f"| {point.kind} | `{key}` | {point.about} | `{point.signature}` | {names} |"
+
+
 def _short(key: str) -> str:
     return key.removeprefix("train.")
 
@@ -79,7 +92,14 @@ def _text(value: Setting) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
+PAGES: dict[Path, Blocks] = {
+    _DOCS / "algorithms.md": {"rows": _rows, "pieces": _pieces},
+    _DOCS / "extending.md": {"plug points": _plug_points},
+}
+
+
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
-        sys.exit("usage: python -m milescli.listings.algorithms_page --write")
-    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        sys.exit("usage: python -m milescli.listings.pages --write")
+    for page, blocks in PAGES.items():
+        page.write_text(rendered(page.read_text(encoding="utf-8"), blocks), encoding="utf-8")
