@@ -183,7 +183,7 @@ class UserProcess:
     def where_it_is(self) -> str:
         """The user's lines that it is at, each on one of its own; empty where that is not to be
         had. What it printed before is forgotten."""
-        self._output.tail = b""
+        self._output.tail, self.shows_output = b"", False
         if not self._has_ended:
             with contextlib.suppress(ProcessLookupError):
                 # not by send_signal, which would reap it before its group is ended
