@@ -53,9 +53,9 @@ def bounded(what: str) -> Iterator[None]:
     """Around code of the user's in a process that must not hang with it, nor end without a word: a
     trainer's rank. Where it has not returned after `BOUND_S`, the process says where it was, and
     ends; where it ends the process, that is said. Calls within calls share the bound of the
-    outermost."""
+    outermost; a process of the user's own is bounded by who began it."""
     global _is_bounded
-    if _is_bounded:
+    if _is_bounded or is_apart:
         yield
         return
     leave, caller = os._exit, threading.get_ident()

@@ -311,7 +311,9 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 
 def _where(said: str) -> str:
-    """The user's frames of the main thread, of faulthandler's dump, innermost last."""
+    """The user's frames of the main thread, of faulthandler's dump, innermost last. Others come
+    before it."""
+    said = said.rpartition("Current thread")[2]
     frames = [line.strip() for line in said.splitlines() if line.strip().startswith("File ")]
     own = [line for line in frames if _PACKAGE not in line and "<frozen" not in line]
     return "".join(f"\n  {line}" for line in reversed(own[:6])) if own else ""

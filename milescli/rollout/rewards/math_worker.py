@@ -1,14 +1,9 @@
-"""The process behind the `math` reward: reads {label, response, limit_s} by the line, writes
-{reward} or {error}. Without a response the label is graded against itself."""
+"""What the processes behind the `math` reward do: {label, response} becomes {reward} or {error}.
+Without a response the label is graded against itself."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import resource
-import signal
-import sys
 from typing import Any
 
 from milescli.rollout.rewards.boxed import last_boxed
@@ -17,9 +12,6 @@ MARK = "####"
 """What stands before it in a label is its derivation, as in GSM8K."""
 MEMORY_BOUND_BYTES = 4 * 1024**3
 """A response can ask for numbers of any size."""
-GRACE_S = 2.0
-"""CPU seconds beyond the caller's bound after which the process ends by itself, should the caller
-be gone."""
 
 
 def result_of(label: str) -> str:
@@ -65,26 +57,13 @@ def _parse(text: str) -> list[Any]:
     return parse(text, parsing_timeout=None)
 
 
-def main() -> None:
-    """Reply until standard input closes. Time is bounded by a signal whose default action ends the
-    process, even inside C."""
+def answer(question: dict[str, str]) -> dict[str, object]:
+    """{label, response} -> {reward} or {error}."""
     logging.disable(logging.WARNING)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which closes our input
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BOUND_BYTES, MEMORY_BOUND_BYTES))
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints must not look like a reply
-    grade("1", "1")  # pays for the imports before the first question
-    print(json.dumps({"ready": True}), file=replies, flush=True)
-    for line in sys.stdin.buffer:
-        question = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, question["limit_s"] + GRACE_S)
-        try:
-            reply = _reply(question)
-        except (MemoryError, RecursionError, OverflowError):
-            too_large: dict[str, object] = {"reward": 0.0}
-            reply = too_large if "response" in question else {"error": "it is too large"}
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        print(json.dumps(reply), file=replies, flush=True)
+    try:
+        return _reply(question)
+    except (MemoryError, RecursionError, OverflowError):
+        return {"reward": 0.0} if "response" in question else {"error": "it is too large"}
 
 
 def _reply(question: dict[str, str]) -> dict[str, object]:
@@ -95,7 +74,3 @@ def _reply(question: dict[str, str]) -> dict[str, object]:
     except ValueError as error:
         return {"error": str(error)}
     return {}
-
-
-if __name__ == "__main__":
-    main()
