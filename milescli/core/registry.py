@@ -17,7 +17,7 @@ from typing import Any, cast
 from milescli.core import user_code
 from milescli.core.apart import Apart
 from milescli.core.errors import RecipeError
-from milescli.core.user_code import bounded, failures_named, name_of
+from milescli.core.user_code import IMPORT_BOUND_S, bounded, failures_named, name_of
 
 ENTRY_POINT_GROUP = "miles.plugins"
 
@@ -176,7 +176,8 @@ def _with_article(kind: str) -> str:
 def _import(path: str, *, kind: str, key: str) -> object:
     module_name, _, attribute = path.partition(":")
     try:
-        with bounded(f"`{path}`") if module_name not in sys.modules else nullcontext():
+        is_new = module_name not in sys.modules
+        with bounded(f"importing `{path}`", IMPORT_BOUND_S) if is_new else nullcontext():
             module = importlib.import_module(module_name)
     except Exception as error:  # the user's module may raise anything at import: say what
         raise RecipeError(

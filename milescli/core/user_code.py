@@ -25,6 +25,8 @@ _OURS = (
 """What calls the user's code: of no use to who mends it."""
 BOUND_S = 120.0
 """On one call of a piece: a filter, an estimator of advantages, a surrogate, ..."""
+IMPORT_BOUND_S = 600.0
+"""On the import of a module, which may read much from a slow disk."""
 GRACE_S = 5.0
 """For C code to come back to Python; a dump of all threads is had of what does not."""
 _SHOWN_FRAMES = 4
@@ -49,16 +51,17 @@ def name_of(plugin: object) -> str:
 
 
 @contextlib.contextmanager
-def bounded(what: str) -> Iterator[None]:
+def bounded(what: str, bound_s: float | None = None) -> Iterator[None]:
     """Around code of the user's in a process that must not hang with it, nor end without a word: a
-    trainer's rank. Where it has not returned after `BOUND_S`, the process says where it was, and
-    ends; where it ends the process, that is said. Calls within calls share the bound of the
-    outermost; a process of the user's own is bounded by who began it."""
+    trainer's rank. Where it has not returned after `bound_s` (None: `BOUND_S`), the process says
+    where it was, and ends; where it ends the process, that is said. Calls within calls share the
+    bound of the outermost; a process of the user's own is bounded by who began it."""
     global _is_bounded
     if _is_bounded or is_apart:
         yield
         return
-    leave, caller = os._exit, threading.get_ident()
+    leave, caller, process = os._exit, threading.get_ident(), os.getpid()
+    bound_s = BOUND_S if bound_s is None else bound_s
 
     def end(why: str, frame: FrameType, status: int) -> NoReturn:
         lines = "".join(traceback.format_stack(frame)[-_SHOWN_FRAMES:])
@@ -66,16 +69,18 @@ def bounded(what: str) -> Iterator[None]:
         leave(status)
 
     def exit_with_words(status: int) -> NoReturn:
+        if os.getpid() != process:  # a child that it has forked
+            leave(status)
         end(f"ended this process: os._exit({status})", sys._getframe(1), status)
 
     def expire() -> None:
-        end(f"did not return within {BOUND_S:g} s", sys._current_frames()[caller], 1)
+        end(f"did not return within {bound_s:g} s", sys._current_frames()[caller], 1)
 
     _is_bounded, os._exit = True, exit_with_words
-    alarm = threading.Timer(BOUND_S, expire)
+    alarm = threading.Timer(bound_s, expire)
     alarm.daemon = True
     alarm.start()
-    faulthandler.dump_traceback_later(BOUND_S + GRACE_S, exit=True)
+    faulthandler.dump_traceback_later(bound_s + GRACE_S, exit=True)
     try:
         yield
     finally:
