@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
-import inspect
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -79,7 +78,7 @@ atexit.register(close_lanes)
 
 class Apart:
     """What an import path names, called in another process. Attributes are those of the one here;
-    methods among them, and what `live` names, are that one's there."""
+    what can be called among them, and what `live` names, are that one's there."""
 
     def __init__(
         self,
@@ -113,7 +112,7 @@ class Apart:
         if name in self._live and hasattr(type(self._plugin), name):
             return self._ask(name, (), None)
         found = getattr(self._plugin, name)
-        if not inspect.ismethod(found):
+        if not callable(found):
             return found
         return lambda *args, **options: self._ask(name, args, options)
 

@@ -133,14 +133,15 @@ class Collector:
             )
         self._stats = summarise(kept=batch.kept, refused=batch.refused, version=version)
         self.refused, settings = batch.refused, self._recipe.rollout
-        if self._recipe.data.curriculum != NONE:
-            remember(self.history, [*batch.kept, *batch.refused])
 
         def finished() -> list[Group]:
             kept = [sifted(self._sample_filter, group, settings=settings) for group in batch.kept]
             return [shaped(self._shaping, group, settings=settings) for group in kept]
 
-        return await in_thread(finished)
+        groups = await in_thread(finished)
+        if self._recipe.data.curriculum != NONE:
+            remember(self.history, [*batch.kept, *batch.refused])
+        return groups
 
     async def collect(self, step: int) -> Batch:
         """Take prompts, have them sampled and scored, replace what the filter refuses."""

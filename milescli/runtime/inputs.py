@@ -19,7 +19,7 @@ from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Data, Model, Recipe, Rollout
 from milescli.recipe.templates import shipped_shape
 from milescli.rollout.labels import check_labels
-from milescli.rollout.rewards import in_processes, load_reward, needs_label
+from milescli.rollout.rewards import REWARDS, in_processes, load_reward, needs_label
 from milescli.rollout.scoring import Scorer
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.rollout.source import FilePrompts, SourceReport, check_file, load_source
@@ -89,7 +89,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
 
     `output`: where a download says how much it is, and how far; None: nowhere.
     """
-    reward = load_reward(recipe.rollout)
+    load_reward(recipe.rollout)
     data = _absolute(recipe.data, run, recipe.run.seed, output=output)
     model_dir = _model_folder(recipe, run, data, output=output)
     tokenizer = load_tokenizer(model_dir)
@@ -116,7 +116,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
     for field, graded in (("prompts", prompts.prompts), ("eval", heldout)):
         if graded:
             check_labels(
-                reward,
+                REWARDS.resolve_apart(recipe.rollout.reward, key="rollout.reward"),
                 graded,
                 name=recipe.rollout.reward,
                 path=Path(reports[field].path),

@@ -14,6 +14,7 @@ from milescli.core.events import EventBus
 from milescli.recipe.load import load
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.devices import Devices
+from milescli.runtime.saving import Progress
 from milescli.runtime.spec import RunSpec
 from tests.plans import PLAN
 from tests.runtime.recorder import Recorder
@@ -25,9 +26,7 @@ class _Saver:
     def __init__(self, told: list[str], newest_step: int) -> None:
         self.told, self.newest_step = told, newest_step
 
-    async def save(
-        self, trainer: object, *, step: int, prompt_position: int, objective: dict[str, float]
-    ) -> None:
+    async def save(self, trainer: object, *, step: int, progress: Progress) -> None:
         self.told.append(f"save {step}")
 
     async def settle(self) -> None:
@@ -47,7 +46,7 @@ def _stop(tmp_path, *, step: int, newest_step: int) -> list[str]:
         step=step,
         devices=devices,
         trainer=None,
-        groups=SimpleNamespace(position=0),
+        groups=SimpleNamespace(position=0, history={}),
         objective=None,
     )
     attempt.saver = _Saver(told, newest_step)  # type: ignore[assignment]
