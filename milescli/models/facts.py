@@ -277,7 +277,10 @@ class ModelFacts:
         take the model's place."""
         if layer is None or layer >= self.num_layers:
             return self
-        return _resolved(self, self.layers[layer])
+        own = self.layers[layer]
+        if own.num_kv_heads is None and own.head_dim is None:
+            return self
+        return _resolved(self, own)
 
     def require_trainable(self) -> None:
         """Raises CheckpointError, which is the user's to mend, for a model that the trainer cannot
@@ -308,7 +311,7 @@ def _resolved(facts: ModelFacts, layer: Layer) -> ModelFacts:
         for name in ("num_kv_heads", "head_dim")
         if (value := getattr(layer, name)) is not None
     }
-    return replace(facts, **changes) if changes else facts
+    return replace(facts, **changes)
 
 
 def plain_layers(num_layers: int, *, moe: tuple[bool, ...] = ()) -> tuple[Layer, ...]:

@@ -19,7 +19,7 @@ class ScratchModel(Section):
 
     family: Literal["qwen3", "qwen3_moe"] = "qwen3"
     hidden_size: Positive = 128
-    num_layers: Positive = 4
+    num_layers: Annotated[int, Field(ge=1, le=1000)] = 4
     num_heads: Positive = 4
     num_kv_heads: Positive = 2
     head_dim: Positive = 32
