@@ -32,9 +32,10 @@ class Generation(Protocol):
     async def __call__(
         self, *, token_ids: Sequence[int], generate: Generate, settings: Rollout
     ) -> Turn:
-        """The response to `token_ids`, of one or more calls of `generate`. Given together with
-        tokens that the plug-in puts between them (they are not trained on), its tokens are
-        `response_ids`: a line that one of the calls ended."""
+        """The response to `token_ids`, of one or more calls of `generate`: prompt and response
+        together are a line of tokens that one of the calls ended. Tokens that the plug-in puts
+        between calls are not trained on; all that a call sampled is, also where the response leaves
+        it out."""
         ...
 
 
