@@ -23,9 +23,12 @@ Answer = Callable[..., Awaitable[Any]]
 class AsyncApart:
     """One process, begun with the first call. Belongs to one event loop."""
 
-    def __init__(self, target: str, *, memory_bytes: int = MEMORY_BYTES) -> None:
-        """`target`: `module:function` of ours, an `async def`, which calls the user's there."""
-        self._target, self._memory_bytes = target, memory_bytes
+    def __init__(
+        self, target: str, *, memory_bytes: int = MEMORY_BYTES, memory_key: str = ""
+    ) -> None:
+        """`target`: `module:function` of ours, an `async def`, which calls the user's there;
+        `memory_bytes`: what it may take, as `memory_key` of the recipe says."""
+        self._said = (target, memory_bytes, memory_key)
         self._process: UserProcess | None = None
         self._num_running = 0
         self._watch: asyncio.Task[None] | None = None
@@ -78,7 +81,7 @@ class AsyncApart:
     async def _begun(self) -> UserProcess:
         process = self._process
         if process is None or not process.lives:
-            process = UserProcess(self._target, self._memory_bytes, shows_output=True)
+            process = UserProcess(*self._said, shows_output=True)
             self._process = process
             weakref.finalize(self, process.end)
         await asyncio.shield(asyncio.wrap_future(process.ready))

@@ -80,6 +80,8 @@ class UserProcess:
     target: str
     """`module:function` of ours, called there for each call; `async def`: many at once."""
     memory_bytes: int = MEMORY_BYTES
+    memory_key: str = ""
+    """Of the recipe, which says how much memory it may take."""
     shows_output: bool = False
     """What it prints goes to our standard error; else only errors show the last of it."""
     ready: concurrent.futures.Future[None] = field(default_factory=concurrent.futures.Future)
@@ -266,7 +268,8 @@ class UserProcess:
 
     def _explained(self, text: str) -> str:
         if "MemoryError" in text:
-            text += f"\n(it may take {format_bytes(self.memory_bytes)}: rollout.reward_memory_gib)"
+            key = f": {self.memory_key}" if self.memory_key else ""
+            text += f"\n(it may take {format_bytes(self.memory_bytes)}{key})"
         return text
 
     def _fail_all(self) -> None:

@@ -106,7 +106,8 @@ class Rollout(Section):
     """math, gsm8k, exact_match, or an import path `mypkg.rewards:strict`."""
     reward_timeout_s: PositiveFloat = 30.0
     reward_memory_gib: PositiveFloat = 8.0
-    """Of each process that a reward of your own runs in; what it asks for beyond is refused."""
+    """Of each process that a reward or an agent of your own runs in; what it asks for beyond is
+    refused."""
     reward_retries: NonNegative = 0
     """How often a reward that raises is tried again before the run stops."""
     filter: str = "none"

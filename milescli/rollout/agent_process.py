@@ -26,7 +26,11 @@ class AgentProcess:
         self.__name__ = agent
         self._said = (agent, generation, settings)
         memory_bytes = int(settings.reward_memory_gib * 1024**3)
-        self._apart = AsyncApart(f"{__name__}:play_there", memory_bytes=memory_bytes)
+        self._apart = AsyncApart(
+            f"{__name__}:play_there",
+            memory_bytes=memory_bytes,
+            memory_key="rollout.reward_memory_gib",
+        )
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
         """Raises CallFailed with the agent's traceback, or what MilesError ended it."""

@@ -13,6 +13,7 @@ from typing import Any
 from milescli.core.user_process import CallFailed, Innocent, UserProcess
 from milescli.rollout.rewards.forms import Form
 
+MEMORY_KEY = "rollout.reward_memory_gib"
 CALLS_AT_ONCE = 256
 """Of an async reward, and responses of one call of a batched one."""
 MAX_WORKERS = 32
@@ -160,7 +161,9 @@ class ProcessReward:
         most = self._most_workers if may_grow else self._first_workers
         if len(self._workers) >= most:
             return None
-        self._workers.append(UserProcess(self._target, self._memory_bytes, num_running=1))
+        self._workers.append(
+            UserProcess(self._target, self._memory_bytes, MEMORY_KEY, num_running=1)
+        )
         return self._workers[-1]
 
 
