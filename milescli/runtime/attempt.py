@@ -10,6 +10,7 @@ from milescli.checkpoint.store import CheckpointStore
 from milescli.core.apart import close_lanes
 from milescli.core.errors import Stopped
 from milescli.core.events import EventBus, PhaseStarted
+from milescli.core.threads import in_thread
 from milescli.core.types import Group
 from milescli.rollout.ahead import open_collector
 from milescli.rollout.base import RolloutEngine
@@ -167,8 +168,6 @@ class Attempt:
             folder=spec.run.eval_dir,
         )
         objective = load_in_driver(recipe.train.objective, recipe)
-        if spec.checkpoint is not None and adapts(objective):
-            objective.restore(spec.checkpoint.manifest.objective)
         groups = open_collector(
             inputs.prompts,
             training_episodes(recipe, **parts),
@@ -177,6 +176,8 @@ class Attempt:
         )
         if spec.checkpoint is not None:
             groups.history.update(from_state(spec.checkpoint.manifest.curriculum))
+            if adapts(objective):
+                objective.restore(spec.checkpoint.manifest.objective)
         return loop.Run(
             recipe=recipe,
             plan=spec.plan,
@@ -225,7 +226,9 @@ class Attempt:
 
     async def _save(self, step: int) -> None:
         assert self.run is not None, "nothing runs yet"
-        await self.saver.save(self.run.trainer, step=step, progress=_progress_of(self.run))
+        run = self.run
+        progress = await in_thread(lambda: _progress_of(run))
+        await self.saver.save(run.trainer, step=step, progress=progress)
         if self.spec.recipe.keeps_reference:
             # what a resumed run takes its reference from is not forgotten
             self.saver.store.protect = {0, self.spec.recipe.reference_step(step)}

@@ -77,12 +77,10 @@ class Evaluator:
         except TimeoutError:
             if not bound.expired():
                 raise
-            missing = sorted(Counter(begun) - Counter(done))
-            which = f"; prompt {self.prompts[missing[0]].index} is the first that is missing"
             raise WaitTimeout(
                 "the evaluation waited too long for a sample",
                 why=f"{len(done)} of {len(begun)} were done, and no other within {bound_s:g} s"
-                + which * bool(missing),
+                + self._first_of(Counter(begun) - Counter(done)),
                 fix=[
                     f"--set machine.step_timeout_s={2 * bound_s:g}",
                     f"look whether the agent `{self.episodes.agent_name}` waits for something",
@@ -92,6 +90,12 @@ class Evaluator:
             Group(prompt=prompt, samples=row)
             for prompt, row in zip(self.prompts, samples, strict=True)
         ]
+
+    def _first_of(self, missing: Counter[int]) -> str:
+        """`; prompt 3 is the first that is missing`, where one is."""
+        if not missing:
+            return ""
+        return f"; prompt {self.prompts[min(missing)].index} is the first that is missing"
 
     def _seed(self, prompt: Prompt, index: int) -> int:
         key = f"{self.recipe.run.seed}/eval/{prompt.index}/{index}".encode()

@@ -203,8 +203,7 @@ async def reinforce(run: Run) -> None:
         async with run.devices.training():
             report = await run.trainer.step(batch, lr=lr)
             run.step = step
-            if adapts(run.objective):
-                run.objective.observe(report)
+            await in_thread(lambda report=report: _observe(run, report))
             clock.lap("train")
             await run.hooks.settle()
             if _due(step, recipe.train.reference_every):
@@ -237,6 +236,12 @@ def _prepare(run: Run, groups: list[Group]) -> TrainBatch:
         updates=settings.updates_per_step,
         temperature=run.recipe.rollout.temperature,
     )
+
+
+def _observe(run: Run, report: StepReport) -> None:
+    """An objective that changes from step to step is told what the step did."""
+    if adapts(run.objective):
+        run.objective.observe(report)
 
 
 def _lr_of(run: Run, step: int) -> float:
