@@ -1,5 +1,5 @@
-"""The tables of docs/algorithms.md and docs/extending.md, from the same registries as the program;
-what people wrote between them is kept. `python -m milescli.listings.pages --write`."""
+"""The tables of docs/algorithms.md, docs/extending.md and CONTRIBUTING.md, from the same registries
+as the program; what people wrote between them is kept. `python -m milescli.listings.pages --write`."""
 
 from __future__ import annotations
 
@@ -82,6 +82,25 @@ def _plug_points() -> Iterator[str]:
         yield f"| {point.kind} | `{key}` | {point.about} | `{point.signature}` | {names} |"
 
 
+def _places() -> Iterator[str]:
+    """Where what ships of each kind lives, and the contract that it must pass."""
+    yield "| kind | what ships is in | its contract |"
+    yield "|---|---|---|"
+    for point in POINTS:
+        contract = point.contract.replace(":", ".")
+        yield f"| {point.kind} | {_home(point.registry)} | `{contract}` |"
+
+
+def _home(registry: Registry) -> str:
+    modules = {path.partition(":")[0] for path in registry.builtin.values()}
+    if not modules:
+        return "none does: it is the user's"
+    if len(modules) == 1:
+        return f"`{modules.pop().replace('.', '/')}.py`"
+    parents = {module.rpartition(".")[0] for module in modules}
+    return " and ".join(f"`{parent.replace('.', '/')}/`" for parent in sorted(parents))
+
+
 def _short(key: str) -> str:
     return key.removeprefix("train.")
 
@@ -95,6 +114,7 @@ def _text(value: Setting) -> str:
 PAGES: dict[Path, Blocks] = {
     _DOCS / "algorithms.md": {"rows": _rows, "pieces": _pieces},
     _DOCS / "extending.md": {"plug points": _plug_points},
+    _DOCS.parent / "CONTRIBUTING.md": {"places": _places},
 }
 
 
