@@ -17,7 +17,6 @@ from milescli.core import user_code
 from milescli.core.errors import RecipeError
 from milescli.core.user_process import CallFailed, UserProcess
 
-_MEND = "mend it, then start or resume the run"
 _CLOSING_S = 10.0
 """For what the user's code does at exit, e.g. a tracker that sends the last of its lines."""
 MAX_YIELDED = 2_000_001
@@ -131,13 +130,13 @@ class Apart:
                     raise RecipeError(
                         f"{self._what} did not return within {self._bound_s:g} s",
                         why=f"it was at{where}" if where else "where it was cannot be told",
-                        fix=[*[self._longer] * bool(self._longer), _MEND],
+                        fix=[*[self._longer] * bool(self._longer), user_code.mend(self._plugin)],
                     ) from None
             except CallFailed as error:
                 raise RecipeError(
                     f"{self._what} failed",
                     why=str(error),
-                    fix=_MEND,
+                    fix=user_code.mend(self._plugin),
                 ) from None
 
 

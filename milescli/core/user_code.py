@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import inspect
 import os
 import sys
 import threading
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from itertools import dropwhile
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from milescli.core.errors import MilesError, RecipeError
 
@@ -48,6 +49,29 @@ def user_traceback(error: BaseException) -> str:
 def name_of(plugin: object) -> str:
     """As errors call a function, or an object that can be called."""
     return getattr(plugin, "__name__", type(plugin).__name__)
+
+
+def mend(plugin: object, how: str = "") -> str:
+    """What an error tells to do about a plug-in, itself or its import path: "mend `mine:strict`
+    (/home/me/mine.py:12): ..."."""
+    name = plugin if isinstance(plugin, str) else name_of(plugin)
+    return f"mend `{name}`{place_of(plugin)}" + (f": {how}" if how else ", then go on")
+
+
+def place_of(plugin: object) -> str:
+    """` (file:line)` of its definition; empty where that is not to be had."""
+    if isinstance(plugin, str):
+        module, _, name = plugin.partition(":")
+        plugin = getattr(sys.modules.get(module), name, None)
+    plugin = vars(plugin).get("_plugin", plugin) if hasattr(plugin, "__dict__") else plugin
+    if plugin is None:
+        return ""
+    is_plain = inspect.isroutine(plugin) or inspect.isclass(plugin)
+    source: Any = plugin if is_plain else type(plugin)
+    try:
+        return f" ({inspect.getsourcefile(source)}:{inspect.getsourcelines(source)[1]})"
+    except (OSError, TypeError):
+        return ""
 
 
 @contextlib.contextmanager

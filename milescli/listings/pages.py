@@ -1,5 +1,7 @@
 """The tables of docs/algorithms.md, docs/extending.md and CONTRIBUTING.md, from the same registries
-as the program; what people wrote between them is kept. `python -m milescli.listings.pages --write`."""
+as the program; what people wrote between them is kept.
+
+`python -m milescli.listings.pages --write`."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ def chosen(
 ) -> list[int]:
     """Places, in the order of the candidates. Raises RecipeError where what it says is none."""
     said = choose(candidates=candidates, history=history, count=count, settings=settings)
-    who = f"the curriculum `{settings.curriculum}`"
-    return sorted(places_of(said, who, len(candidates), count))
+    size = len(candidates)
+    return sorted(places_of(said, "curriculum", settings.curriculum, size=size, count=count))
 
 
 def remember(history: dict[int, Tried], groups: Sequence[Group]) -> None:

@@ -10,7 +10,7 @@ from typing import cast
 from milescli.core.errors import AgentError, MilesError
 from milescli.core.registry import Registry
 from milescli.core.types import Prompt, Sample
-from milescli.core.user_code import user_traceback
+from milescli.core.user_code import mend, user_traceback
 from milescli.core.user_process import CallFailed
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.agent_process import AgentProcess
@@ -135,7 +135,7 @@ class Episodes:
         return AgentError(
             f"the agent `{self.agent_name}` failed on prompt {prompt.index}",
             why=why,
-            fix="mend the agent, then start or resume the run",
+            fix=mend(self.agent_name),
         )
 
 

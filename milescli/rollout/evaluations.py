@@ -11,6 +11,7 @@ from milescli.core.async_apart import AsyncApart
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.core.types import Prompt, Sample
+from milescli.core.user_code import mend
 from milescli.core.user_process import CallFailed
 from milescli.core.user_worker import asking
 from milescli.recipe.schema import Evaluation
@@ -74,7 +75,7 @@ async def played(
         raise RecipeError(
             f"the evaluation `{settings.function}` failed",
             why=str(error),
-            fix="mend it, then start or resume the run",
+            fix=mend(settings.function),
         ) from None
     finally:
         apart.close()
@@ -92,7 +93,7 @@ def _checked(made: Any, prompts: Sequence[Prompt], name: str) -> list[list[Sampl
     raise RecipeError(
         f"the evaluation `{name}` gave {made!r:.200}",
         why=f"of {len(prompts)} prompts each has one sample or more, in a list of its own",
-        fix="mend it, then start or resume the run",
+        fix=mend(name),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Protocol, cast
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.core.types import Group
+from milescli.core.user_code import mend
 from milescli.recipe.schema import Rollout
 
 
@@ -39,17 +40,17 @@ def load_filter(name: str) -> GroupFilter:
 def is_kept(keep: GroupFilter, group: Group, *, settings: Rollout) -> bool:
     """What the filter says. Raises RecipeError where that is neither yes nor no."""
     said = keep(group=group, settings=settings)
-    return yes_or_no(said, f"the filter `{settings.filter}`", of=f"prompt {group.prompt.index}")
+    return yes_or_no(said, "filter", settings.filter, of=f"prompt {group.prompt.index}")
 
 
-def yes_or_no(said: object, filter_: str, *, of: str) -> bool:
-    """What a filter said, as a bool. Raises RecipeError where it is neither."""
+def yes_or_no(said: object, kind: str, name: str, *, of: str) -> bool:
+    """What the filter `name` said, as a bool. Raises RecipeError where it is neither."""
     if said in (True, False):
         return bool(said)
     raise RecipeError(
-        f"{filter_} gave {said!r}",
+        f"the {kind} `{name}` gave {said!r}",
         why=f"of {of}; it says True to keep, else False",
-        fix="mend it, then start or resume the run",
+        fix=mend(name),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Protocol, cast
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.core.types import Group
+from milescli.core.user_code import mend
 from milescli.recipe.schema import Evaluation
 from milescli.rollout.scoring import finite_reward
 
@@ -49,7 +50,7 @@ def measured(
         raise RecipeError(
             f"the metrics `{settings.metrics}` gave {said!r}",
             why=str(error),
-            fix=f"mend `{settings.metrics}`: it returns a finite number for each name",
+            fix=mend(settings.metrics, "it returns a finite number for each name"),
         ) from error
 
 

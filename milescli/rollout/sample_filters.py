@@ -38,10 +38,10 @@ def load_sample_filter(name: str) -> SampleFilter:
 def sifted(keep: SampleFilter, group: Group, *, settings: Rollout) -> Group:
     """The group, its samples marked as the filter says. Raises RecipeError where that is neither
     yes nor no."""
-    name, of = f"the sample filter `{settings.sample_filter}`", f"prompt {group.prompt.index}"
+    name, of = settings.sample_filter, f"prompt {group.prompt.index}"
     samples = [
         sample
-        if yes_or_no(keep(sample=sample, settings=settings), name, of=of)
+        if yes_or_no(keep(sample=sample, settings=settings), "sample filter", name, of=of)
         else replace(sample, is_learned=False)
         for sample in group.samples
     ]

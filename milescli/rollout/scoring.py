@@ -12,7 +12,7 @@ from typing import TypeVar
 from milescli.core.errors import MilesError, RewardError
 from milescli.core.threads import in_thread
 from milescli.core.types import Prompt
-from milescli.core.user_code import user_traceback
+from milescli.core.user_code import place_of, user_traceback
 from milescli.core.user_process import CallFailed
 from milescli.rollout.base import BoundedReward, RewardFn
 
@@ -126,8 +126,8 @@ class Scorer:
         else:
             reason, fix = (
                 str(error) if isinstance(error, CallFailed) else user_traceback(error),
-                f"mend the reward or the label of prompt {prompt.index}, then start or resume the "
-                "run",
+                f"mend the reward{place_of(self._name)} or the label of prompt {prompt.index}, then "
+                "start or resume the run",
             )
         times = "" if attempts == 1 else f" (attempt {attempts} of {attempts})"
         return RewardError(

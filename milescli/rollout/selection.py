@@ -10,6 +10,7 @@ from typing import Protocol, cast
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.core.types import Group
+from milescli.core.user_code import mend
 from milescli.recipe.schema import Rollout
 
 FIRST = "first"
@@ -48,11 +49,11 @@ def selected(
     if len(groups) <= count:
         return list(groups)
     said = choose(groups=groups, count=count, settings=settings)
-    places = places_of(said, f"the selection `{settings.selection}`", len(groups), count)
+    places = places_of(said, "selection", settings.selection, size=len(groups), count=count)
     return [groups[place] for place in sorted(places)]
 
 
-def places_of(said: object, who: str, size: int, count: int) -> list[int]:
+def places_of(said: object, kind: str, name: str, *, size: int, count: int) -> list[int]:
     """`count` different places of a list of `size`, as somebody has chosen them. Raises RecipeError
     where they are none."""
     try:
@@ -62,9 +63,9 @@ def places_of(said: object, who: str, size: int, count: int) -> list[int]:
     if len(set(places)) == count == len(places) and all(0 <= place < size for place in places):
         return places
     raise RecipeError(
-        f"{who} gave {said!r:.200}",
+        f"the {kind} `{name}` gave {said!r:.200}",
         why=f"of {size} it chooses {count}: different whole numbers from 0 to {size - 1}",
-        fix="mend it, then start or resume the run",
+        fix=mend(name),
     )
 
 

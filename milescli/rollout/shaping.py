@@ -11,6 +11,7 @@ from typing import Protocol, cast
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.core.types import Group
+from milescli.core.user_code import mend
 from milescli.recipe.schema import Rollout
 from milescli.rollout.scoring import finite_reward
 
@@ -80,5 +81,5 @@ def _refusal(group: Group, settings: Rollout, why: str) -> RecipeError:
     return RecipeError(
         f"the shaping `{settings.shaping}` gave what cannot be trained on",
         why=f"for the group of prompt {group.prompt.index}: {why}",
-        fix=f"mend `{settings.shaping}`: it returns one finite number for each sample",
+        fix=mend(settings.shaping, "it returns one finite number for each sample"),
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from milescli.core.apart import MAX_YIELDED
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry, nearest
+from milescli.core.user_code import mend
 
 TASK_PREFIX = "task:"
 ROWS = Registry("task", {}, signature=("seed",))
@@ -111,7 +112,7 @@ def _bad_rows(path: str, why: str) -> RecipeError:
     return RecipeError(
         f"the task `{path}` does not make prompts",
         why=why,
-        fix=f"mend `{path}`: it yields rows such as {{'prompt': '2 + 2?', 'label': '4'}}",
+        fix=mend(path, "it yields rows such as {'prompt': '2 + 2?', 'label': '4'}"),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
-from milescli.core.user_code import name_of
+from milescli.core.user_code import mend, name_of
 from milescli.recipe.train import Train
 
 
@@ -55,7 +55,7 @@ def share_of(aggregation: Aggregation, *, num_tokens: int, settings: Train) -> L
         raise RecipeError(
             f"the aggregation `{name}` gave {share!r}",
             why="it says what each token of a sample weighs, and what the sample counts",
-            fix=f"mend `{name}`: it returns a milescli.train.aggregation.LossShare",
+            fix=mend(aggregation, "it returns a milescli.train.aggregation.LossShare"),
         )
     return share
 

@@ -13,7 +13,7 @@ import torch
 from milescli.core.errors import RecipeError
 from milescli.core.examples import example_groups
 from milescli.core.types import Group
-from milescli.core.user_code import name_of
+from milescli.core.user_code import mend, name_of
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train
 from milescli.train.advantages import AdvantageEstimator, AdvantageRows, estimate
@@ -183,9 +183,8 @@ def _require_positions(piece: object, made: Any, tokens: PackedTokens) -> None:
 
 
 def _wrong(piece: object, why: str) -> RecipeError:
-    name = name_of(piece)
     return RecipeError(
-        f"`{name}` does not bear its contract",
+        f"`{name_of(piece)}` does not bear its contract",
         why=why,
-        fix=f"mend `{name}`; docs/extending.md says what it is given and gives",
+        fix=mend(piece, "docs/extending.md says what it is given and gives"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from milescli.core.errors import RecipeError
-from milescli.core.user_code import name_of
+from milescli.core.user_code import mend, name_of
 
 if TYPE_CHECKING:
     import torch
@@ -19,9 +19,8 @@ def require_each(
     if values is not None and values.shape == (count,):
         return
     gave = f"a {type(made).__name__}" if values is None else f"{of} of shape {list(values.shape)}"
-    name = name_of(piece)
     raise RecipeError(
-        f"the {kind} `{name}` gave {gave}",
+        f"the {kind} `{name_of(piece)}` gave {gave}",
         why=f"there are {count} positions, and each has one",
-        fix=f"mend `{name}`; docs/extending.md says what a {kind} gives",
+        fix=mend(piece, f"docs/extending.md says what a {kind} gives"),
     )

@@ -8,6 +8,7 @@ from typing import Protocol, cast
 
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
+from milescli.core.user_code import mend
 from milescli.recipe.schema import Warmup
 from milescli.recipe.train import Optimizer
 
@@ -58,7 +59,7 @@ def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
     raise RecipeError(
         f"the schedule `{optimizer.schedule}` gave {rate!r}",
         why=f"for step {step + 1} of {total_steps}; a learning rate is a number, 0 or more",
-        fix=f"mend `{optimizer.schedule}`",
+        fix=mend(optimizer.schedule),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
+from milescli.core.user_code import mend
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +60,7 @@ def pairs_of(
             raise RecipeError(
                 f"the weight format made {pair!r:.200} of `{name}`",
                 why="engines are sent pairs of a name and a tensor",
-                fix="mend it: it returns a list of such pairs",
+                fix=mend(to_format, "it returns a list of such pairs"),
             )
     return made
 

@@ -100,3 +100,29 @@ def test_a_process_that_the_users_code_ends_says_so() -> None:
 def test_what_returns_in_time_is_left_alone() -> None:
     ended = _bounded("pass")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "went on\n", "")
+
+
+class Piece:
+    """An object that can be called."""
+
+    def __call__(self, *, number: int) -> int:
+        return number
+
+
+@pytest.mark.parametrize(
+    ("plugin", "name", "line"),
+    [
+        (f"{HERE}:breaks", f"{HERE}:breaks", "def breaks"),
+        (doubles, "doubles", "def doubles"),
+        (Piece(), "Piece", "class Piece"),
+        (Registry("piece", {}).resolve_function(f"{HERE}:doubles", key="k"), "doubles", "def dou"),
+        (Registry("piece", {}).resolve_apart(f"{HERE}:doubles", key="k"), "doubles", "def dou"),
+        ("no_such_module:fn", "no_such_module:fn", ""),
+        ("none", "none", ""),
+    ],
+)
+def test_what_is_to_be_mended_is_said_with_its_place(plugin: object, name: str, line: str) -> None:
+    source = Path(__file__).read_text().splitlines()
+    number = next((n for n, text in enumerate(source, 1) if line and text.startswith(line)), 0)
+    place = f" ({__file__}:{number})" if line else ""
+    assert user_code.mend(plugin, "it gives one") == f"mend `{name}`{place}: it gives one"

@@ -53,7 +53,7 @@ def test_the_groups_whose_rewards_differ_most_are_taken_in_order() -> None:
 @pytest.mark.parametrize("said", [None, [0], [0, 0], [0, 3], [-1, 0], "ab", 5, [0.5, None]])
 def test_what_is_no_choice_is_refused(said: object) -> None:
     with pytest.raises(RecipeError, match="the selection `mine` gave") as refused:
-        places_of(said, "the selection `mine`", 3, 2)
+        places_of(said, "selection", "mine", size=3, count=2)
     assert "of 3 it chooses 2" in refused.value.why
 
 

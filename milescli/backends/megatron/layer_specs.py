@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
+from milescli.core.user_code import mend
 
 DEFAULT = "default"
 LAYER_SPECS = Registry(
@@ -39,7 +40,7 @@ def respecified(change: Callable[..., Any], **of_layer: Any) -> Any:
         raise RecipeError(
             f"the layer spec of layer {of_layer['layer']} is {made!r:.200}",
             why="Megatron builds a layer of a ModuleSpec",
-            fix="mend it: it returns the spec that it was given, changed",
+            fix=mend(change, "it returns the spec that it was given, changed"),
         )
     return made
 

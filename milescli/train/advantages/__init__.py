@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, Union, cast
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.core.types import Group, Sample
-from milescli.core.user_code import name_of
+from milescli.core.user_code import mend, name_of
 from milescli.recipe.train import Train
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def estimate(
         raise RecipeError(
             f"the advantage estimator `{name}` gave {sizes} values a group",
             why=f"the groups have {expected} samples, and each needs one",
-            fix=f"mend `{name}`: it returns a list of numbers for each group",
+            fix=mend(estimator, "it returns a list of numbers for each group"),
         )
     for group, row in zip(groups, rows, strict=True):
         for index, (sample, value) in enumerate(zip(group.samples, row, strict=True)):
@@ -75,8 +75,11 @@ def estimate(
                     f"the advantage estimator `{name}` gave {fault}",
                     why=f"for sample {index} of prompt {group.prompt.index}, whose rewards are "
                     f"{group.rewards}",
-                    fix=f"mend `{name}`: an advantage is a finite number, or such a number for "
-                    "each token of each trajectory",
+                    fix=mend(
+                        estimator,
+                        "an advantage is a finite number, or such a number for each token of each "
+                        "trajectory",
+                    ),
                 )
     return rows
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from milescli.core.apart import Apart
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
+from milescli.core.user_code import mend
 from milescli.recipe.schema import Recipe
 from milescli.train.streams import FROM_RANKS
 
@@ -78,14 +79,13 @@ def sequences_from(
             raise RecipeError(
                 f"the objective `{name}` made a sequence that cannot be trained on",
                 why=f"sequence {number} of {len(sequences)}: {fault}",
-                fix=f"mend `sequences` of `{name}`; milescli.train.base.TrainSequence says what "
-                "it gives",
+                fix=mend(name, "milescli.train.base.TrainSequence says what `sequences` gives"),
             )
     if not sequences:
         raise RecipeError(
             f"the objective `{name}` made no sequence",
             why=f"it was given {len(items)} items, and a step needs something to learn from",
-            fix=f"mend `sequences` of `{name}`; a mask of zeros leaves a sequence out",
+            fix=mend(name, "in `sequences`, a mask of zeros leaves a sequence out"),
         )
     return sequences
 
