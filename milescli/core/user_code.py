@@ -51,6 +51,12 @@ def name_of(plugin: object) -> str:
     return getattr(plugin, "__name__", type(plugin).__name__)
 
 
+def path_of(plugin: object) -> str:
+    """As a recipe would name it, where it is a function or class of a module."""
+    module, name = getattr(plugin, "__module__", None), getattr(plugin, "__qualname__", None)
+    return f"{module}:{name}" if module and name else name_of(plugin)
+
+
 def mend(plugin: object, how: str = "") -> str:
     """What an error tells to do about a plug-in, itself or its import path: "mend `mine:strict`
     (/home/me/mine.py:12): ..."."""

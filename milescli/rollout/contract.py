@@ -12,7 +12,7 @@ from typing import cast
 
 from milescli.core.examples import example_groups
 from milescli.core.types import Group, Prompt, Sample, StopReason, VersionSpan, WeightVersion
-from milescli.core.user_code import name_of
+from milescli.core.user_code import name_of, path_of
 from milescli.recipe.schema import Data, Evaluation, Rollout
 from milescli.rollout.base import (
     Agent,
@@ -84,32 +84,32 @@ def check_reward(
 
 def check_filter(keep: GroupFilter) -> list[bool]:
     """What it says of groups of all kinds; yes or no. Raises RecipeError."""
-    settings = Rollout(filter=name_of(keep))
+    settings = Rollout(filter=path_of(keep))
     return [is_kept(keep, group, settings=settings) for group in example_groups()]
 
 
 def check_sample_filter(keep: SampleFilter) -> list[bool]:
     """What it says of samples of all kinds; yes or no. Raises RecipeError."""
-    settings = Rollout(sample_filter=name_of(keep))
+    settings = Rollout(sample_filter=path_of(keep))
     groups = [sifted(keep, group, settings=settings) for group in example_groups()]
     return [sample.is_learned for group in groups for sample in group.samples]
 
 
 def check_metrics(metrics: Metrics) -> dict[str, float]:
     """Its figures of three prompts of four samples each. Raises RecipeError."""
-    settings = Evaluation(metrics=name_of(metrics), samples_per_prompt=4)
+    settings = Evaluation(metrics=path_of(metrics), samples_per_prompt=4)
     return measured(metrics, example_groups(), settings=settings)
 
 
 def check_shaping(shaping: Shaping) -> list[list[float]]:
     """What it makes of groups of all kinds: a finite number for each sample. Raises RecipeError."""
-    settings = Rollout(shaping=name_of(shaping), max_response_tokens=12)
+    settings = Rollout(shaping=path_of(shaping), max_response_tokens=12)
     return [shaped(shaping, group, settings=settings).rewards for group in example_groups()]
 
 
 def check_selection(choose: Selection) -> list[Group]:
     """The two of three groups that it takes. Raises RecipeError."""
-    settings = Rollout(selection=name_of(choose), over_sampling=1.5)
+    settings = Rollout(selection=path_of(choose), over_sampling=1.5)
     return selected(choose, example_groups(), count=2, settings=settings)
 
 
@@ -118,7 +118,7 @@ def check_curriculum(choose: Curriculum) -> list[int]:
     groups, history = example_groups(), dict[int, Tried]()
     remember(history, groups[:2])
     prompts = [group.prompt for group in groups]
-    settings = Data(curriculum=name_of(choose))
+    settings = Data(curriculum=path_of(choose))
     return chosen(choose, prompts, history, count=2, settings=settings)
 
 
@@ -126,7 +126,7 @@ def check_generation(generation: Generation) -> list[Sample]:
     """Let the built-in agent ask it, with a policy that says random bytes. Raises AgentError."""
 
     async def agent(prompt: Prompt, session: Session) -> Outcome:
-        settings = Rollout(generation=name_of(generation))
+        settings = Rollout(generation=path_of(generation))
         turn = await Generating(session, generation, settings).generate(prompt.token_ids)
         return Outcome(text=turn.text)
 
@@ -135,7 +135,7 @@ def check_generation(generation: Generation) -> list[Sample]:
 
 def check_task(task: Callable[..., Iterable[Mapping[str, object]]]) -> list[Mapping[str, object]]:
     """The first hundred of its rows; prompts, and the same for the same seed."""
-    rows = require_rows(list(islice(task(seed=0), 100)), name_of(task))
+    rows = require_rows(list(islice(task(seed=0), 100)), path_of(task))
     if rows != list(islice(task(seed=0), 100)):
         raise ValueError("it yields other rows for the same seed")
     return rows
@@ -151,7 +151,7 @@ def check_agent(agent: Agent, *, num_samples: int = 8, timeout_s: float = 30.0) 
     async def play() -> list[Sample]:
         episodes = Episodes(
             agent=agent,
-            agent_name=name_of(agent),
+            agent_name=path_of(agent),
             engine=cast("RolloutEngine", _RandomPolicy()),
             scorer=Scorer(_no_reward, name="none", timeout_s=timeout_s),
             decode=_decode,

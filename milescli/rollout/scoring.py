@@ -126,8 +126,8 @@ class Scorer:
         else:
             reason, fix = (
                 str(error) if isinstance(error, CallFailed) else user_traceback(error),
-                f"mend the reward{place_of(self._name)} or the label of prompt {prompt.index}, then "
-                "start or resume the run",
+                f"mend the reward{place_of(self._name)} or the label of prompt {prompt.index}, "
+                "then start or resume the run",
             )
         times = "" if attempts == 1 else f" (attempt {attempts} of {attempts})"
         return RewardError(
