@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from milescli.core.async_apart import AsyncApart
@@ -36,7 +37,8 @@ class AgentProcess:
         """Raises CallFailed with the agent's traceback, or what MilesError ended it."""
 
         async def answer(token_ids: Any, max_new_tokens: Any, stop: Any) -> Turn:
-            return await session.generate(token_ids, max_new_tokens=max_new_tokens, stop=stop)
+            turn = await session.generate(token_ids, max_new_tokens=max_new_tokens, stop=stop)
+            return replace(turn, prompt_ids=())  # known there
 
         try:
             return await self._apart.call(*self._said, prompt, answer=answer)
@@ -69,10 +71,11 @@ class _SessionThere:
     ) -> Turn:
         """See Session."""
         try:
-            sent: Any = array("i", token_ids).tolist()
+            sent: Any = array("i", token_ids)  # a tenth of a list's way
         except (TypeError, OverflowError):
             sent = repr(token_ids)[:80]  # refused by the session, which says what it is
-        turn = await self._side.ask((sent, max_new_tokens, stop))
+        made = await self._side.ask((sent, max_new_tokens, stop))
+        turn = replace(made, prompt_ids=list(sent))
         self._turns.append(turn)
         return turn
 
