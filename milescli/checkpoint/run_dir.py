@@ -106,6 +106,11 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def score_model_dir(self) -> Path:
+        """The model with a score head, of a run that trains scores."""
+        return self.path / "score-model"
+
+    @property
     def own_model_dir(self) -> Path:
         """The model that miles made for this run: from a seed, or from a converted checkpoint."""
         return self.path / "model"

@@ -19,6 +19,8 @@ def show_forecast(plan: Plan, forecast: Forecast, *, price: float | None, output
         ("during training", forecast.training),
         ("during rollout", forecast.rollout),
     ):
+        if not parts:
+            continue
         output.table(
             ["part", "GiB", "", "known by"],
             _rows(parts, forecast.memory_bytes),
@@ -66,12 +68,18 @@ def _times(plan: Plan, forecast: Forecast, price: float | None) -> dict[str, obj
         for name, seconds in forecast.train_parts_s.items()
         if seconds >= 0.05
     )
-    rows = {
+    rollout = {
         "rollout": f"{format_duration(forecast.rollout_s)}; an engine holds "
-        f"{format_count(forecast.cache_tokens)} tokens",
-        "train": format_duration(forecast.train_s) + (f" ({parts})" if parts else ""),
+        f"{format_count(forecast.cache_tokens)} tokens"
+    }
+    sync = {
         "sync": format_duration(forecast.sync_s)
-        + (", with sleep and wake-up" if plan.colocated else ""),
+        + (", with sleep and wake-up" if plan.colocated else "")
+    }
+    rows = {
+        **(rollout if plan.engines.num else {}),
+        "train": format_duration(forecast.train_s) + (f" ({parts})" if parts else ""),
+        **(sync if plan.engines.num else {}),
         "step": f"{format_duration(forecast.step_s)}, {format_count(forecast.tokens_per_s)} "
         "tokens/s",
         "run": f"{plan.steps} steps: {format_duration(forecast.step_s * plan.steps)}, "

@@ -11,7 +11,7 @@ from milescli.jobs.script import Form, notes, script
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe
-from milescli.runtime.inputs import facts_of_recipe
+from milescli.runtime.inputs import planned_facts
 from milescli.runtime.planning import plan_only, refuse_unproven
 
 
@@ -43,6 +43,6 @@ def show_job(
 
 
 def _plan(loaded: LoadedRecipe, machine: Machine) -> Plan:
-    facts = facts_of_recipe(loaded.recipe.model)
+    facts = planned_facts(loaded.recipe)
     refuse_unproven(loaded.recipe, facts)
     return plan_only(loaded, machine, facts=facts)

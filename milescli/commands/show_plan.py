@@ -96,18 +96,22 @@ def _layout(plan: Plan) -> dict[str, object]:
     threads = ""
     if plan.device_kind == "cpu":
         count = engines.cpu_threads or plan.cpu_threads
-        threads = f", {plan.cpu_threads} threads for a trainer rank, {count} for an engine's"
-    return {
-        "devices": f"{plan.device_kind}, {plan.precision}, {plan.collective}{threads}",
-        "trainer": f"{trainer.world_size} rank{'s' * (trainer.world_size > 1)}: "
-        f"{sizes}{experts}{sequence}",
+        threads = f", {plan.cpu_threads} threads for a trainer rank"
+        threads += f", {count} for an engine's" * bool(engines.num)
+    rollout = {
         "engines": f"{engines.num} x tp {engines.tp}{cuts}, {where}; "
         f"{engines.max_running_requests} requests at once, "
         f"context {engines.context_length}",
         "weights": f"channel {plan.channel}",
         "staleness": f"at most {plan.max_staleness}",
+    }
+    return {
+        "devices": f"{plan.device_kind}, {plan.precision}, {plan.collective}{threads}",
+        "trainer": f"{trainer.world_size} rank{'s' * (trainer.world_size > 1)}: "
+        f"{sizes}{experts}{sequence}",
+        **(rollout if engines.num else {"engines": "none: nothing is sampled"}),
         "steps": (f"{plan.warmup_steps} warm-up, " if plan.warmup_steps else "")
-        + f"{plan.steps} RL",
+        + (f"{plan.steps}" if plan.batch.of_rows else f"{plan.steps} RL"),
     }
 
 
@@ -115,11 +119,21 @@ def _batch(plan: Plan) -> dict[str, object]:
     batch = plan.batch
     most_tokens = batch.num_samples * batch.max_sequence_tokens
     per_update = batch.num_samples // batch.updates_per_step
+    sizes = (
+        {
+            "samples": f"{batch.prompts_per_step} prompts x {batch.samples_per_prompt} samples = "
+            f"{batch.num_samples}"
+        }
+        if not batch.of_rows
+        else {
+            "rows": f"{batch.prompts_per_step}"
+            + (f" pairs = {batch.num_samples} sequences" * (batch.samples_per_prompt == 2))
+        }
+    )
     return {
-        "samples": f"{batch.prompts_per_step} prompts x {batch.samples_per_prompt} samples = "
-        f"{batch.num_samples}",
+        **sizes,
         "tokens": f"at most {batch.num_samples} x {batch.max_sequence_tokens} = {most_tokens:,}",
-        "updates": f"{batch.updates_per_step} x {per_update} samples, in microbatches of at most "
+        "updates": f"{batch.updates_per_step} x {per_update} sequences, in microbatches of at most "
         f"{batch.max_tokens_per_microbatch:,} tokens a rank",
     }
 

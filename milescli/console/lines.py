@@ -14,8 +14,10 @@ from milescli.core.events import (
     Event,
     Notice,
     PhaseStarted,
+    RowStepDone,
     RunEnded,
     StepDone,
+    ValidationDone,
     WarmupStepDone,
 )
 from milescli.core.units import format_bytes, format_duration
@@ -31,6 +33,8 @@ def step_line(event: Event) -> Text | None:
     steps."""
     if isinstance(event, StepDone):
         return Text(_step(event))
+    if isinstance(event, RowStepDone):
+        return Text(_row_step(event))
     if isinstance(event, WarmupStepDone):
         every = max(1, event.num_steps // WARMUP_LINES)
         if event.step % every and event.step != event.num_steps:
@@ -42,6 +46,21 @@ def step_line(event: Event) -> Text | None:
             f"{event.report.lr:.1e}  step_s {event.step_s:.2f}"
         )
     return None
+
+
+def _row_step(done: RowStepDone) -> str:
+    report = done.report
+    parts = [
+        f"step {done.step:>{len(str(done.num_steps))}}/{done.num_steps}",
+        f"epoch {done.epoch:.2f}",
+        f"loss {number(report.loss, '7.4f')}",
+        *(f"{name} {number(value, '.3f')}" for name, value in report.figures.items()),
+        f"grad_norm {number(report.grad_norm, '.2f')}",
+        f"lr {report.lr:.1e}",
+        f"tokens/s {rate(done.tokens_per_s):>5}",
+        f"step_s {done.step_s:.2f}",
+    ]
+    return "  ".join(parts)
 
 
 def _step(done: StepDone) -> str:
@@ -66,8 +85,12 @@ def _step(done: StepDone) -> str:
 def milestone(event: Event) -> Text | None:
     """What is worth keeping on the screen: evaluations, checkpoints, warnings, the end. None for
     all else."""
+    when = f"step {event.step}" if getattr(event, "step", 0) else "before step 1"
+    if isinstance(event, ValidationDone):
+        shown = "".join(f", {name} {value:.3f}" for name, value in event.figures.items())
+        text = f"{when}: loss {event.loss:.4f}{shown} on {event.num_rows} held-out rows"
+        return _line("validated", f"{text}, {format_duration(event.seconds)}", theme.GOOD)
     if isinstance(event, EvalDone):
-        when = f"step {event.step}" if event.step else "before step 1"
         return _line(
             "eval",
             f"{when}: accuracy {figures(event)}, {format_duration(event.seconds)}",

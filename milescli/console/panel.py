@@ -13,7 +13,7 @@ from rich.text import Text
 from milescli.console import theme
 from milescli.console.columns import ACCURACY, GAP, Column, number, percent, rate, that_fit
 from milescli.console.progress import RunProgress
-from milescli.core.events import StepDone
+from milescli.core.events import RowStepDone, StepDone
 from milescli.core.units import format_duration
 
 FRAME_COLUMNS = 6
@@ -43,6 +43,8 @@ def frame(progress: RunProgress, *, width: int, height: int) -> RenderableType:
     if progress.steps:
         parts += [Text(), _trend(progress, inner), Text(), _table(progress, inner, height)]
         parts += [Text(), _phases(progress.steps[-1], inner), _health(progress.steps[-1], inner)]
+    elif progress.row_step is not None:
+        parts += [Text(), _losses(progress, inner), Text(), _row_health(progress.row_step, inner)]
     elif progress.is_warming_up:
         parts += [Text(), _warmup(progress, inner)]
     style, word = _state(progress)
@@ -70,6 +72,8 @@ def _state(progress: RunProgress) -> tuple[str, str]:
 def _bar_line(progress: RunProgress, width: int) -> Text:
     if progress.last is not None:
         counted = f"step {progress.last.step}/{progress.last.num_steps}"
+    elif progress.row_step is not None:
+        counted = f"step {progress.row_step.step}/{progress.row_step.num_steps}"
     elif progress.warmup is not None:
         counted = f"warmup {progress.warmup.step}/{progress.warmup.num_steps}"
     else:
@@ -203,6 +207,33 @@ def _health(done: StepDone, width: int) -> Text:
         line = Text("   ").join(
             Text.assemble((f"{word} ", theme.LABEL), text) for word, text in facts
         )
+    return _cut(line, width)
+
+
+def _losses(progress: RunProgress, width: int) -> Text:
+    first, last = progress.losses[0], progress.losses[-1]
+    words = f"{number(first, '.3f')} → {number(last, '.3f')}  "
+    held = ""
+    if progress.validations:
+        start, now = progress.validations[0], progress.validations[-1]
+        held = f"   held out  {number(start.loss, '.3f')} → {number(now.loss, '.3f')}"
+    if accuracy := _accuracy(progress):
+        held += f"   {accuracy}"
+    room = max(8, min(60, width - len(words) - 6 - len(held)))
+    line = theme.sparkline(progress.losses, room)
+    return Text.assemble(("loss  ", theme.LABEL), words, (line, theme.ACCENT), held)
+
+
+def _row_health(done: RowStepDone, width: int) -> Text:
+    report = done.report
+    facts = [
+        *((name.replace("_", " "), number(value, ".3f")) for name, value in report.figures.items()),
+        ("epoch", f"{done.epoch:.2f}"),
+        ("tokens/s", rate(done.tokens_per_s)),
+        ("grad norm", number(report.grad_norm, ".2f")),
+        ("lr", number(report.lr, ".1e")),
+    ]
+    line = Text("   ").join(Text.assemble((f"{word} ", theme.LABEL), text) for word, text in facts)
     return _cut(line, width)
 
 

@@ -14,8 +14,10 @@ from milescli.core.events import (
     EvalDone,
     Event,
     PhaseStarted,
+    RowStepDone,
     RunEnded,
     StepDone,
+    ValidationDone,
     WarmupStepDone,
 )
 
@@ -42,6 +44,12 @@ class RunProgress:
     warmup: WarmupStepDone | None = None
     """The last warm-up step."""
     warmup_losses: list[float] = field(default_factory=list)
+    row_step: RowStepDone | None = None
+    """The last step of a run that learns from rows."""
+    losses: list[float] = field(default_factory=list)
+    """[row steps seen]"""
+    row_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=ETA_STEPS))
+    validations: list[ValidationDone] = field(default_factory=list)
     evals: list[EvalDone] = field(default_factory=list)
     checkpoint: CheckpointSaved | None = None
     check: EngineTrainerChecked | None = None
@@ -60,6 +68,12 @@ class RunProgress:
         elif isinstance(event, WarmupStepDone):
             self.warmup = event
             self.warmup_losses.append(event.report.loss)
+        elif isinstance(event, RowStepDone):
+            self.row_step = event
+            self.losses.append(event.report.loss)
+            self.row_seconds.append(event.step_s)
+        elif isinstance(event, ValidationDone):
+            self.validations.append(event)
         elif isinstance(event, EvalDone):
             self.evals.append(event)
         elif isinstance(event, CheckpointSaved):
@@ -90,11 +104,16 @@ class RunProgress:
         yet."""
         if self.last is not None:
             return self.last.step / self.last.num_steps
+        if self.row_step is not None:
+            return self.row_step.step / self.row_step.num_steps
         return self.warmup.step / self.warmup.num_steps if self.warmup else None
 
     @property
     def left_s(self) -> float | None:
         """An estimate by the last steps; None where there is none to go by, or nothing is left."""
+        if self.row_step is not None and not self.ended:
+            mean = sum(self.row_seconds) / len(self.row_seconds)
+            return mean * (self.row_step.num_steps - self.row_step.step) or None
         recent = list(self.steps)[-ETA_STEPS:]
         if self.ended or not recent or recent[-1].step >= recent[-1].num_steps:
             return None

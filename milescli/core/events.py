@@ -89,6 +89,37 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowStepDone:
+    """One step of a run that learns from rows of a file."""
+
+    step: int
+    """Counted from 1: the number of optimizer steps done."""
+    num_steps: int
+    epoch: float
+    """Passes over the rows so far."""
+    report: StepReport
+    pack_s: float
+    train_s: float
+    save_s: float
+    step_s: float
+    """All together."""
+    tokens_per_s: float
+    """Trained tokens, prompts included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationDone:
+    """The loss on held-out rows, without a step."""
+
+    step: int
+    loss: float
+    num_rows: int
+    seconds: float
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What the objective tells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalDone:
     """One evaluation on the held-out prompts."""
 
@@ -141,6 +172,8 @@ Event = (
     | Notice
     | WarmupStepDone
     | StepDone
+    | RowStepDone
+    | ValidationDone
     | EvalDone
     | CheckpointSaved
     | EngineTrainerChecked

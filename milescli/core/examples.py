@@ -8,6 +8,7 @@ from array import array
 
 from milescli.core.types import (
     Group,
+    Pair,
     Prompt,
     Sample,
     StopReason,
@@ -41,6 +42,26 @@ def example_groups() -> list[Group]:
         prompt = Prompt(index=index, token_ids=[1, 2], text="What is 2 + 2?", label="4")
         groups.append(Group(prompt=prompt, samples=samples, greedy_reward=0.5))
     return groups
+
+
+def example_pairs() -> list[Pair]:
+    """Six, of uneven lengths."""
+    rng = random.Random(1)
+    return [
+        Pair(
+            index=index,
+            chosen=_trajectory(rng, share=1.0),
+            rejected=_trajectory(rng, share=1.0),
+            margin=0.1 * index,
+            references=(),
+        )
+        for index in range(6)
+    ]
+
+
+def example_chats() -> list[Trajectory]:
+    """Twelve, of uneven lengths."""
+    return [side for pair in example_pairs() for side in pair.sides]
 
 
 def _trajectory(rng: random.Random, *, share: float) -> Trajectory:

@@ -165,6 +165,34 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two responses to one prompt, of which one was preferred; or one that was judged alone."""
+
+    index: int
+    """Row in the source file, counted from 0."""
+    chosen: Trajectory | None
+    """Prompt and the preferred response, which is on the loss mask; None: only `rejected` was
+    judged, and found wanting."""
+    rejected: Trajectory | None
+    """The same of the other; None: only `chosen` was judged, and found good."""
+    margin: float = 0.0
+    """By how much the first was preferred, where the row says so."""
+    references: tuple[array[float], ...] = ()
+    """For each of `sides`, [num_tokens] log-prob by the reference of each token; empty: not
+    computed."""
+
+    @property
+    def sides(self) -> list[Trajectory]:
+        """Those that there are, the chosen one first."""
+        return [side for side in (self.chosen, self.rejected) if side is not None]
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the longer side, prompt included."""
+        return max(side.num_tokens for side in self.sides)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAddress:
     """One rollout engine, as HTTP reaches it and as errors call it."""
 

@@ -110,7 +110,9 @@ def bounded(what: str, bound_s: float | None = None) -> Iterator[None]:
     alarm = threading.Timer(bound_s, expire)
     alarm.daemon = True
     alarm.start()
-    faulthandler.dump_traceback_later(bound_s + GRACE_S, exit=True)
+    # where nobody can be told, not even of the stack, the alarm alone bounds it
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        faulthandler.dump_traceback_later(bound_s + GRACE_S, exit=True)
     try:
         yield
     finally:

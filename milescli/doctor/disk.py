@@ -132,9 +132,9 @@ def check_checkpoints(
 ) -> list[Finding]:
     """Space for `checkpoint.keep` checkpoints and the one that is written before the oldest goes,
     and how long one takes to write."""
-    from milescli.runtime.inputs import facts_of_recipe
+    from milescli.runtime.inputs import planned_facts
 
-    numbers = table(facts_of_recipe(recipe.model)).num_parameters
+    numbers = table(planned_facts(recipe)).num_parameters
     on_host = machine.kind == "cpu" or recipe.machine.gpus == 0
     precision = (
         recipe.train.precision
@@ -176,12 +176,12 @@ def check_download(recipe: Recipe, *, free_bytes: int | None = None) -> list[Fin
     weights: what most releases are."""
     from milescli.backends.hub.home import cache_dir
     from milescli.doctor.hub_access import is_cached
-    from milescli.runtime.inputs import facts_of_recipe
+    from milescli.runtime.inputs import planned_facts
 
     path, cache = recipe.model.path, cache_dir()
     if path is None or Path(path).expanduser().is_dir() or is_cached(("model", path, "model.path")):
         return ok("download", "no model has to be fetched")
-    needed = 2 * table(facts_of_recipe(recipe.model)).num_parameters
+    needed = 2 * table(planned_facts(recipe)).num_parameters
     existing = nearest_folder(cache)
     free = shutil.disk_usage(existing).free if free_bytes is None else free_bytes
     what = (

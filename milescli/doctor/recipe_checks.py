@@ -67,10 +67,10 @@ def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:
     """Its family can be trained and served here. Raises what a launch would raise."""
     from milescli.backends.sglang.servable import fault_of_sglang, servable_on_cpu
     from milescli.models.catalogue import UNPROVEN
-    from milescli.runtime.inputs import facts_of_recipe
+    from milescli.runtime.inputs import planned_facts
     from milescli.runtime.planning import refuse_unproven
 
-    facts = facts_of_recipe(recipe.model)
+    facts = planned_facts(recipe)
     facts.require_trainable()
     refuse_unproven(recipe, facts)
     what = f"{facts.family}: {facts.num_layers} layers, width {facts.hidden_size}"

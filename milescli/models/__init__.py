@@ -11,6 +11,7 @@ from milescli.core.errors import CheckpointError
 from milescli.core.nearest import nearest
 from milescli.models.base import Entry, Rule, Sharding, WeightTable, read_config
 from milescli.models.facts import ModelFacts
+from milescli.models.score_head import scores, with_score_head, with_score_rule
 
 __all__ = [
     "FAMILIES",
@@ -63,12 +64,14 @@ def load_facts(folder: Path | str) -> ModelFacts:
 
 def parse_facts(config: dict[str, object]) -> ModelFacts:
     """The facts of a config.json that was read already."""
-    return _family(str(config.get("model_type"))).facts(config)
+    facts = _family(str(config.get("model_type"))).facts(config)
+    return with_score_head(facts) if scores(config) else facts
 
 
 def table(facts: ModelFacts) -> WeightTable:
     """The two-way weight table of a model."""
-    return _family(facts.family).table(facts)
+    of_family = _family(facts.family).table(facts)
+    return with_score_rule(of_family) if facts.scores else of_family
 
 
 def _family(model_type: str) -> ModuleType:

@@ -247,6 +247,9 @@ class ModelFacts:
     """The outputs of attention and MLP are normalised too, before they are added."""
     logit_softcap: float | None = None
     embedding_scale: float | None = None
+    scores: bool = False
+    """It gives a score instead of a next token (reward models, critics): its output layer is one
+    row."""
     num_mtp_layers: int = 0
     """Multi-token-prediction layers that the release has."""
     mtp_layers: tuple[Layer, ...] = ()

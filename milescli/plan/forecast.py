@@ -68,6 +68,8 @@ def _training(pair: Pair) -> list[Part]:
 
 
 def _rollout(pair: Pair) -> list[Part]:
+    if not pair.space.has_engines:
+        return []
     needs = pair.engines.needs
     parts = [
         Part(name="weights", size_bytes=needs.weights, basis="counted"),
@@ -110,8 +112,8 @@ def _assumptions(pair: Pair, *, source: str) -> list[str]:
         return reached.says(name, f"{getattr(reached, name):.0%}")
 
     assumptions = [
-        f"prompts and responses are {MEAN_SHARE:.0%} of the longest that the recipe allows, on "
-        "average",
+        f"{'prompts and responses' if space.has_engines else 'rows'} are {MEAN_SHARE:.0%} of the "
+        "longest that the recipe allows, on average",
         f"training reaches {share('train_share')} of the data sheet's FLOP/s "
         f"({share('expert_share')} in experts), prefill {share('prefill_share')}, decoding "
         f"{share('decode_share')} of the memory bandwidth, collectives {LINK_SHARE:.0%} of the "

@@ -93,7 +93,11 @@ def fit_main_memory(
     Raises FitError with the sum where the fullest node is too small.
     """
     memory, budget = memory_model(facts), int(USABLE * machine.nodes[0].memory_bytes)
-    least = memory.cache_bytes(engines, size=size, tokens=longest_tokens(recipe), sequences=1)
+    least = (
+        memory.cache_bytes(engines, size=size, tokens=longest_tokens(recipe), sequences=1)
+        if engines.num
+        else 0
+    )
     asked = [trainer]
     if recipe.train.recompute == "auto":
         asked.append(replace(trainer, recompute="full"))
@@ -104,6 +108,9 @@ def fit_main_memory(
     else:
         raise _refusal(recipe, machine, node, least, budget)
     log.note("trainer.recompute", layout.recompute, _why_recompute(recipe, layout))
+    if not engines.num:
+        _note_memory(node, 0, machine, log)
+        return Fitted(trainer=layout, engines=engines, cap=cap)
     tokens = _cache_tokens(
         recipe,
         memory,
@@ -116,19 +123,24 @@ def fit_main_memory(
     cache = node.num_shards * memory.cache_bytes(
         engines, size=size, tokens=tokens, sequences=engines.max_running_requests
     )
+    _note_memory(node, cache, machine, log)
+    return Fitted(trainer=layout, engines=replace(engines, max_total_tokens=tokens), cap=cap)
+
+
+def _note_memory(node: _NodeLoad, cache: int, machine: Machine, log: Log) -> None:
     log.note(
         "memory",
         f"{(node.total + cache) / GIB:.1f} GiB",
         f"{_sum(node, cache)}, of {_there(machine)}; an estimate",
     )
-    return Fitted(trainer=layout, engines=replace(engines, max_total_tokens=tokens), cap=cap)
 
 
 def _caps(recipe: Recipe, trainer: TrainerLayout) -> list[int]:
     """The pinned one; else halves of the largest that is worth it, down to the longest sequence."""
     if recipe.train.max_tokens_per_microbatch:
         return [recipe.train.max_tokens_per_microbatch]
-    least = -(-(recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens) // trainer.cp)
+    longest = recipe.longest_sequence * recipe.sequences_per_row
+    least = -(-longest // trainer.cp)
     halves = takewhile(
         lambda cap: cap > least,
         (LARGEST_CAP >> number for number in range(LARGEST_CAP.bit_length())),
@@ -137,12 +149,8 @@ def _caps(recipe: Recipe, trainer: TrainerLayout) -> list[int]:
 
 
 def _load(recipe: Recipe, trainer: TrainerLayout, *, cap: int, size: int) -> TrainerLoad:
-    samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
-    most = -(
-        -samples
-        * (recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens)
-        // (trainer.dp * trainer.cp)
-    )
+    tokens = recipe.sequences_per_step * recipe.longest_sequence
+    most = -(-tokens // (trainer.dp * trainer.cp))
     return TrainerLoad(
         size=size,
         row_tokens=min(cap, most),
@@ -256,11 +264,13 @@ def _sum(node: _NodeLoad, cache: int) -> str:
     trainer = " + ".join(
         f"{name} {size / GIB:.1f}" for name, size in parts.items() if size or name != "reference"
     )
+    engines = (
+        f"{node.num_shards} engine rank{'s'[: node.num_shards > 1]}: "
+        f"weights {node.engine_weights / GIB:.1f} + cache {cache / GIB:.1f}; "
+    )
     return (
-        f"{node.num_ranks} trainer rank{'s'[: node.num_ranks > 1]}: {trainer}; {node.num_shards} "
-        f"engine rank{'s'[: node.num_shards > 1]}: "
-        f"weights {node.engine_weights / GIB:.1f} + cache {cache / GIB:.1f}; processes "
-        f"{node.processes / GIB:.1f}"
+        f"{node.num_ranks} trainer rank{'s'[: node.num_ranks > 1]}: {trainer}; "
+        f"{engines if node.num_shards else ''}processes {node.processes / GIB:.1f}"
     )
 
 

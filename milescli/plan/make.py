@@ -10,6 +10,7 @@ from typing import Literal
 from milescli.core.errors import FitError
 from milescli.core.units import format_duration
 from milescli.models.facts import ModelFacts
+from milescli.plan.batch import batch_plan
 from milescli.plan.decisions import Log
 from milescli.plan.forecast import forecast
 from milescli.plan.main_memory import Fitted, fit_main_memory
@@ -23,7 +24,14 @@ from milescli.plan.placement import (
     note_idle_devices,
 )
 from milescli.plan.remedies import with_remedies
-from milescli.plan.types import BatchPlan, EngineLayout, Plan, Role, Slot, TrainerLayout
+from milescli.plan.types import (
+    NO_ENGINES,
+    EngineLayout,
+    Plan,
+    Role,
+    Slot,
+    TrainerLayout,
+)
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
@@ -91,11 +99,22 @@ class _PlanInputs:
 def _on_cpu(inputs: _PlanInputs, log: Log) -> Plan:
     recipe = inputs.recipe
     colocated, reason = choose_placement(recipe, None)
-    log.note("placement", "colocated" if colocated else "split", reason)
+    log.note("placement", _placement_name(recipe, colocated), reason)
     precision = _precision(recipe, inputs.machine, log)
     size = {"bf16": 2, "fp32": 4}[precision]
     trainer = trainer_on_cpu(recipe, inputs.facts, log)
-
+    if not recipe.has_engines:
+        fitted = _fitted(inputs, trainer, NO_ENGINES, size, log, colocated=colocated)
+        return _assembled(
+            inputs,
+            log,
+            trainer=fitted.trainer,
+            engines=NO_ENGINES,
+            colocated=colocated,
+            cap=fitted.cap,
+            precision=precision,
+            pair=None,
+        )
     why_one = why_no_pair(recipe, inputs.machine, inputs.facts, size=size, colocated=colocated)
     fitted = None if why_one else _fitted_pair(inputs, trainer, size, log)
     if fitted is None:
@@ -166,13 +185,19 @@ def _on_devices(inputs: _PlanInputs, log: Log, *, colocated: bool, reason: str) 
         f"; rollout {format_duration(pair.engines.seconds.total)}, training "
         f"{format_duration(pair.trainer.seconds.total)}"
     )
-    log.note("placement", "colocated" if colocated else "split", reason + turns)
+    log.note(
+        "placement",
+        _placement_name(recipe, colocated),
+        reason + turns if recipe.has_engines else reason,
+    )
     log.decisions += placed.decisions
     return _assembled(
         inputs,
         log,
         trainer=pair.trainer.layout,
-        engines=engine_context(recipe, inputs.facts, pair).layout,
+        engines=engine_context(recipe, inputs.facts, pair).layout
+        if recipe.has_engines
+        else NO_ENGINES,
         colocated=colocated,
         cap=pair.trainer.cap,
         precision=precision,
@@ -207,8 +232,8 @@ def _assembled(
     if num_devices:
         note_idle_devices(slots, num_devices, recipe, log)
     _note_attention(recipe, on_cpu=not num_devices, log=log)
-    channel = choose_channel(recipe, slots, colocated, log)
-    batch = _batch(recipe, trainer, cap, log)
+    channel = choose_channel(recipe, slots, colocated, log) if engines.num else "tensor"
+    batch = batch_plan(recipe, trainer, cap, log)
     threads, of_engines = _threads(
         recipe, machine, slots, colocated=colocated, on_cpu=not num_devices, log=log
     )
@@ -247,39 +272,10 @@ def _precision(recipe: Recipe, machine: Machine, log: Log) -> Literal["bf16", "f
     return "fp32" if on_cpu else "bf16"
 
 
-def _batch(recipe: Recipe, trainer: TrainerLayout, cap: int, log: Log) -> BatchPlan:
-    prompts, group = recipe.rollout.prompts_per_step, recipe.rollout.samples_per_prompt
-    longest = recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens
-    num_samples, updates = prompts * group, recipe.train.updates_per_step
-    if longest > cap * trainer.cp:
-        raise FitError(
-            f"a sequence of {longest} tokens does not fit into a microbatch",
-            why=f"data.max_prompt_tokens {recipe.data.max_prompt_tokens} + "
-            f"rollout.max_response_tokens {recipe.rollout.max_response_tokens} = {longest}"
-            f" > train.max_tokens_per_microbatch {cap} x cp {trainer.cp}",
-            fix=f"--set train.max_tokens_per_microbatch={-(-longest // trainer.cp)}",
-        )
-    if num_samples < trainer.dp * updates:
-        raise FitError(
-            f"{num_samples} samples a step are too few for {trainer.dp} data-parallel ranks x "
-            f"{updates} updates",
-            why=f"prompts_per_step {prompts} x samples_per_prompt {group} = {num_samples} < "
-            f"{trainer.dp * updates}",
-            fix=f"--set rollout.prompts_per_step={-(-trainer.dp * updates // group)}",
-        )
-    log.note(
-        "batch",
-        f"{num_samples} samples",
-        f"{prompts} prompts x {group}; at most {cap} tokens a microbatch and rank",
-    )
-    return BatchPlan(
-        prompts_per_step=prompts,
-        samples_per_prompt=group,
-        num_samples=num_samples,
-        updates_per_step=updates,
-        max_tokens_per_microbatch=cap,
-        max_sequence_tokens=longest,
-    )
+def _placement_name(recipe: Recipe, colocated: bool) -> str:
+    if not recipe.has_engines:
+        return "trainer alone"
+    return "colocated" if colocated else "split"
 
 
 def _threads(
@@ -299,14 +295,14 @@ def _threads(
     cores, here = machine.nodes[0].cpu_cores, [slot for slot in slots if slot.node == 0]
     ranks = sum(slot.trainer_rank is not None for slot in here)
     shards = sum(slot.engine is not None for slot in here)
-    if on_cpu and colocated and ranks != shards:
+    if on_cpu and colocated and shards not in (0, ranks):
         threads, of_engines = (max(1, cores // max(1, count)) for count in (ranks, shards))
         log.note("cpu_threads", threads, f"{cores} cores / {_counted(ranks, 'trainer rank')}")
         why = f"{cores} cores / {_counted(shards, 'engine rank')}, in turns with the trainer"
         log.note("engines.cpu_threads", of_engines, why)
         return threads, of_engines
     threads = max(1, cores // len(here))
-    turns = ", which take turns" if colocated else ""
+    turns = ", which take turns" if colocated and shards else ""
     log.note("cpu_threads", threads, f"{cores} cores / {_counted(len(here), 'slot')}{turns}")
     return threads, threads
 

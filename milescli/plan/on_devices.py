@@ -80,7 +80,8 @@ def plan_devices(
     )
     beside = 0.0 if pair.overlap else pair.engines.seconds.total
     reasons.explain(pair.space, pair.trainer, pair.trainers, beside=beside, recipe=recipe, log=log)
-    reasons.explain_engines(pair.space, pair.engines, pair.fleets, recipe=recipe, log=log)
+    if space.has_engines:
+        reasons.explain_engines(pair.space, pair.engines, pair.fleets, recipe=recipe, log=log)
     return pair
 
 
@@ -122,6 +123,8 @@ def _simplest(pairs: list[Pair]) -> Pair:
 
 def _shares(space: SearchSpace, num_devices: int) -> list[int]:
     """Devices of the engines."""
+    if not space.has_engines:
+        return [0]
     if space.colocated:
         return [num_devices]
     pins, per_node = space.engine_pins, space.devices_per_node
@@ -224,7 +227,9 @@ def _pair(
         trainers=trainers,
         fleets=fleets,
         trainer_devices=ranks,
-        sync_s=space.time.sync(trainer.layout, space.work, num_receivers=receivers),
+        sync_s=space.time.sync(trainer.layout, space.work, num_receivers=receivers)
+        if space.has_engines
+        else 0.0,
         turn_s=space.time.turns(moved) if shared else 0.0,
         overlap=overlap and not shared,
     )

@@ -37,6 +37,8 @@ def devices_per_node(recipe: Recipe, machine: Machine, log: Log) -> int:
 
 def choose_placement(recipe: Recipe, num_devices: int | None) -> tuple[bool, str]:
     """(colocated, why). `num_devices`: None on a CPU."""
+    if not recipe.has_engines:
+        return True, "it learns from the rows of `data.train`: nothing is sampled"
     wanted, staleness = recipe.engines.placement, recipe.rollout.max_staleness
     if wanted != "auto":
         return wanted == "colocated", "pinned by `engines.placement`"

@@ -11,7 +11,7 @@ from milescli.plan.memory import FRAGMENTS, EngineBytes
 from milescli.plan.on_cpu import LEAST_REQUESTS, MOST_REQUESTS
 from milescli.plan.search_space import SearchSpace, divisors, values_to_try
 from milescli.plan.time import RolloutSeconds
-from milescli.plan.types import EngineLayout
+from milescli.plan.types import NO_ENGINES, EngineLayout
 from milescli.recipe.schema import EngineSettings
 
 MAX_FRACTION = 0.88
@@ -44,9 +44,21 @@ class EngineChoice:
         return (self.crowded, self.layout.tp, self.layout.attention_dp, self.layout.ep)
 
 
+NO_FLEET = EngineChoice(
+    layout=NO_ENGINES,
+    needs=EngineBytes(weights=0, cache=0, graphs=0, workspace=0),
+    seconds=RolloutSeconds(prefill=0.0, decode=0.0, running=0.0),
+    cache_tokens=0,
+    crowded=False,
+)
+"""Of a run that samples nothing."""
+
+
 def search_engines(space: SearchSpace, num_devices: int, *, across: bool) -> list[EngineChoice]:
     """Every fleet on `num_devices` devices that holds the model and at least one longest sequence,
     best first. `across`: of engines that span nodes, else of those within one."""
+    if not space.has_engines:
+        return [NO_FLEET]
     facts, pins, choices = space.facts, space.engine_pins, list[EngineChoice]()
     sizes = _engine_sizes(num_devices, space.devices_per_node, across=across)
     for tp in (

@@ -50,6 +50,7 @@ class SearchSpace:
     """auto, none or full"""
     offload: bool | None
     colocated: bool
+    has_engines: bool
 
     @property
     def facts(self) -> ModelFacts:
@@ -90,8 +91,11 @@ def search_space(
     memory_bytes = (
         machine.nodes[0].devices[0].memory_bytes or DEVICE_MODELS[device.name].memory_gib * GIB
     )
+    longest_response = (
+        recipe.longest_sequence if recipe.learns_from_rows else recipe.rollout.max_response_tokens
+    )
     bucket = bucket_bytes(recipe.weights.bucket_mib)
-    rollout, train = recipe.rollout, recipe.train
+    train, shared = recipe.train, colocated and recipe.has_engines
     scores_old = train.updates_per_step > 1 and recipe.old_logprobs == "trainer"
     scores = recipe.keeps_reference + scores_old
     return SearchSpace(
@@ -104,11 +108,11 @@ def search_space(
             reached=reaches,
         ),
         work=Work(
-            num_samples=rollout.prompts_per_step * rollout.samples_per_prompt,
-            num_prompts=rollout.prompts_per_step,
-            prompt_tokens=max(1.0, recipe.data.max_prompt_tokens * MEAN_SHARE),
-            response_tokens=max(1.0, rollout.max_response_tokens * MEAN_SHARE),
-            longest_response=rollout.max_response_tokens,
+            num_samples=recipe.sequences_per_step,
+            num_prompts=recipe.sequences_per_step // recipe.rollout.samples_per_prompt,
+            prompt_tokens=max(1.0, (recipe.longest_sequence - longest_response) * MEAN_SHARE),
+            response_tokens=max(1.0, longest_response * MEAN_SHARE),
+            longest_response=longest_response,
             updates=train.updates_per_step,
             extra_forwards=scores,
             size=size,
@@ -119,21 +123,22 @@ def search_space(
             row_tokens=0,
             num_microbatches=1,
             keeps_reference=recipe.keeps_reference,
-            sleeps=colocated,
+            sleeps=shared,
             bucket_bytes=bucket,
             packing=Packing(imbalance=train.expert_imbalance),
             reached=reaches,
         ),
         memory_bytes=memory_bytes,
         devices_per_node=devices_per_node,
-        longest=recipe.data.max_prompt_tokens + rollout.max_response_tokens,
+        longest=recipe.longest_sequence * recipe.sequences_per_row,
         longest_served=longest_tokens(recipe),
         pins=recipe.parallel,
         engine_pins=recipe.engines,
         cap=train.max_tokens_per_microbatch,
         recompute=train.recompute,
         offload=train.optimizer.offload,
-        colocated=colocated,
+        colocated=shared,
+        has_engines=recipe.has_engines,
     )
 
 

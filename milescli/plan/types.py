@@ -7,10 +7,10 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-PLAN_SCHEMA = 6
+PLAN_SCHEMA = 7
 """Rises when the JSON changes in a way that readers must know. 2: stages, recompute and offload of
 the trainer, experts and attention of the engines, forecast. 3: roles, without old_logprobs.
-4: parts of a device's memory that were measured."""
+4: parts of a device's memory that were measured. 7: rows of a file instead of samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,10 @@ class EngineLayout:
     """Of each rank on a CPU; None: the plan's."""
 
 
+NO_ENGINES = EngineLayout(num=0)
+"""Of a run that samples nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
     """One device (or, on a CPU, one share of it) and what runs there."""
@@ -90,14 +94,18 @@ class BatchPlan:
     """The arithmetic of one step."""
 
     prompts_per_step: int
+    """Rows, where a run learns from rows."""
     samples_per_prompt: int
+    """2 for a row that is a pair; 1 for another."""
     num_samples: int
     """prompts_per_step * samples_per_prompt"""
     updates_per_step: int
     max_tokens_per_microbatch: int
     """On one rank; a lone longer sequence is a microbatch all the same."""
     max_sequence_tokens: int
-    """Longest prompt and response together."""
+    """Longest prompt and response together, or longest row."""
+    of_rows: bool = False
+    """It is read from a file; else engines sample it."""
 
     def max_row_tokens(self, cp: int) -> int:
         """Of a packed row, which `cp` ranks share."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.check_algorithm import check_algorithm, doubts_about_algorithm
+from milescli.recipe.check_rows import check_rows
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Recipe, ScratchModel
 
@@ -23,6 +24,7 @@ def check(recipe: Recipe, origins: Origins) -> list[str]:
     """Warnings. Raises RecipeError; its message takes from `origins` who set what."""
     for rule in _RULES:
         rule(recipe, origins)
+    check_rows(recipe)
     check_algorithm(recipe)
     doubts = [text for doubt in _DOUBTS if (text := doubt(recipe))]
     return [*doubts, *doubts_about_algorithm(recipe)]
@@ -86,7 +88,17 @@ def _scratch_shape(recipe: Recipe, origins: Origins) -> None:
             f"{MIN_VOCAB_SIZE} at least",
             fix="--set model.scratch.vocab_size=512",
         )
-    longest = recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens
+    longest = recipe.longest_sequence
+    if recipe.learns_from_rows and longest > scratch.max_position_embeddings:
+        raise RecipeError(
+            "a row does not fit into the model's positions",
+            why=f"`data.max_row_tokens` is {longest}; the model has "
+            f"{scratch.max_position_embeddings} positions",
+            fix=[
+                f"--set data.max_row_tokens={scratch.max_position_embeddings}",
+                f"--set model.scratch.max_position_embeddings={longest}",
+            ],
+        )
     if longest > scratch.max_position_embeddings:
         raise RecipeError(
             "prompt and response do not fit into the model's positions",
@@ -130,7 +142,7 @@ def _scratch_experts(scratch: ScratchModel) -> None:
 
 
 def _data(recipe: Recipe, origins: Origins) -> None:
-    if not recipe.data.prompts:
+    if not recipe.data.prompts and not recipe.learns_from_rows:
         raise RecipeError(
             "the recipe has no prompts",
             why="`data.prompts` is not set: there is nothing to respond to",
@@ -142,13 +154,13 @@ def _data(recipe: Recipe, origins: Origins) -> None:
             why="`warmup.steps` needs worked answers in `data.demonstrations`",
             fix=[f"--set data.demonstrations={recipe.data.prompts}", "--set warmup.steps=0"],
         )
-    if recipe.eval.every and not recipe.data.eval:
+    if recipe.eval.every and not recipe.data.eval and not recipe.learns_from_rows:
         raise RecipeError(
             f"an evaluation every {recipe.eval.every} steps has nothing to evaluate on",
             why="`eval.every` needs held-out prompts in `data.eval`",
             fix=["--set data.eval=test.jsonl", "--set eval.every=0"],
         )
-    for name in ("prompts", "eval", "demonstrations"):
+    for name in ("prompts", "eval", "demonstrations", "train", "validation"):
         if is_hub(value := getattr(recipe.data, name) or ""):
             parse_hub(value, key=f"data.{name}")
         if getattr(recipe.data, name) == "task:":

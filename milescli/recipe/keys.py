@@ -177,7 +177,7 @@ def _number(bounds: tuple[object, ...]) -> str:
     """The first of a few that is within all bounds."""
     return next(
         text
-        for text in ("1", "0.5", "2", "100")
+        for text in ("1", "0.5", "0.1", "2", "100")
         if all(
             compare(float(text), getattr(bound, field))
             for bound in bounds

@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from milescli.recipe.data import Data
 from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
-from milescli.recipe.train import Train
+from milescli.recipe.train import OF_PAIRS, OF_SCORES, REFERENCE_FREE, Train
 
 
 class ScratchModel(Section):
@@ -51,38 +52,6 @@ class Model(Section):
     allow_unproven: bool = False
     """Train a family that no independent implementation could be compared with (`miles models`
     names them)."""
-
-
-class Data(Section):
-    """Where prompts come from."""
-
-    prompts: str | None = None
-    """A .jsonl or .parquet file; `hf:NAME[@REVISION][:SUBSET][:SPLIT]` for a data set of the hub
-    (`hf:openai/gsm8k:main:train`), which is fetched; or `task:NAME` for prompts that miles makes
-    itself (`task:sums`)."""
-    eval: str | None = None
-    """Held-out prompts, in the same forms; null: no evaluation."""
-    demonstrations: str | None = None
-    """Worked examples for the warm-up, in the same forms."""
-    prompt_key: str | None = None
-    """Column of the prompt (text, or a list of messages); null: the first of prompt, messages,
-    question, problem and input that is there."""
-    label_key: str | None = None
-    """Column of the label; null: the first of label, answer, solution and target that is there."""
-    system_prompt: str | None = None
-    """Put before every prompt as the system message; null: none."""
-    max_prompt_tokens: Positive = 256
-    """Longest prompt, chat template included."""
-    long_prompts: Literal["drop", "error"] = "drop"
-    """What happens to longer prompts. drop: left out and counted; error: the run is refused."""
-    shuffle: bool = True
-    """A new order for each epoch, fixed by the run's seed."""
-    curriculum: str = "none"
-    """How a step's prompts are chosen among the next ones of the epoch. none: all, as they come;
-    learnable: those that the policy answers rightly about half of the time, untried ones first; or
-    an import path."""
-    curriculum_pool: Annotated[float, Field(ge=1.0)] = 4.0
-    """Candidates for each prompt that is wanted; those not chosen wait for the next epoch."""
 
 
 class Rollout(Section):
@@ -326,6 +295,41 @@ class Recipe(Section):
     run: RunSettings = RunSettings()
 
     @property
+    def learns_from_rows(self) -> bool:
+        """Whether the rows of `data.train` are what is learned from; else it is what engines
+        sample."""
+        return self.data.train is not None
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether anything is sampled: to learn from, or to evaluate on."""
+        return not self.learns_from_rows or self.data.eval is not None
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest sequence that is trained on."""
+        if self.learns_from_rows:
+            return self.data.max_row_tokens + self.trains_scores
+        return self.data.max_prompt_tokens + self.rollout.max_response_tokens
+
+    @property
+    def trains_scores(self) -> bool:
+        """Whether the model gives a score instead of a next token."""
+        return self.train.objective in OF_SCORES
+
+    @property
+    def sequences_per_row(self) -> int:
+        """2: a chosen and a rejected response."""
+        return 2 if self.train.objective in OF_PAIRS else 1
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Sequences that a step trains on."""
+        if self.learns_from_rows:
+            return self.train.batch_size * self.sequences_per_row
+        return self.rollout.prompts_per_step * self.rollout.samples_per_prompt
+
+    @property
     def old_logprobs(self) -> Literal["trainer", "engine"]:
         """Who says what the old policy was, `train.old_logprobs: auto` resolved: stale samples came
         from older weights, and only the engine knows their log-probs."""
@@ -338,7 +342,22 @@ class Recipe(Section):
         """Whether the weights before RL are kept, `train.reference` resolved."""
         if self.train.reference is not None:
             return self.train.reference
-        return self.train.kl_coef > 0
+        return self.train.kl_coef > 0 or (self._compares and not self.caches_reference)
+
+    @property
+    def caches_reference(self) -> bool:
+        """Whether log-probs of the rows by the weights at the start are computed once and kept, so
+        that these weights need not be."""
+        settings = self.train.preference
+        return self._compares and settings.reference == "cached" and settings.loss != "kto"
+
+    @property
+    def _compares(self) -> bool:
+        """Whether the objective is a preference that a reference is part of."""
+        return (
+            self.train.objective == "preference"
+            and self.train.preference.loss not in REFERENCE_FREE
+        )
 
     def reference_step(self, step: int) -> int:
         """After which step the weights were what the reference is after `step`."""

@@ -17,6 +17,12 @@ from milescli.recipe.section import (
 
 Ratio = Literal["token", "sequence", "sequence_token"]
 KlEstimator = Literal["k1", "k2", "k3", "low_var"]
+OF_PAIRS = ("preference", "reward_model")
+"""Built-in objectives that learn from pairs of `data.train`."""
+OF_ROWS = ("supervised", *OF_PAIRS)
+"""Those that learn from its rows."""
+OF_SCORES = ("reward_model",)
+"""Those whose model gives a score instead of a next token."""
 
 
 class Optimizer(Section):
@@ -88,21 +94,63 @@ class CorrectionSettings(Section):
     reject_high: PositiveFloat = 2.0
 
 
+PreferenceLoss = Literal["sigmoid", "ipo", "hinge", "kto", "orpo", "simpo"]
+REFERENCE_FREE = ("orpo", "simpo")
+"""Preference losses that compare with no reference."""
+
+
+class Preference(Section):
+    """Of `train.objective: preference`."""
+
+    loss: PreferenceLoss = "sigmoid"
+    """sigmoid (DPO; cDPO with `label_smoothing`), ipo, hinge (SLiC), kto, orpo or simpo."""
+    beta: PositiveFloat = 0.1
+    """How strongly the reference holds (ipo: its tau; orpo: the weight of the odds ratio; simpo:
+    the scale of the reward)."""
+    label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
+    """sigmoid, simpo: chance that a pair is the wrong way round."""
+    gamma: NonNegativeFloat = 0.5
+    """simpo: margin that a chosen response is to have."""
+    sft_weight: NonNegativeFloat = 0.0
+    """Weight of the imitation of chosen responses beside the loss, per token (orpo: 1 at least)."""
+    desirable_weight: NonNegativeFloat = 1.0
+    """kto: of responses that were judged good."""
+    undesirable_weight: NonNegativeFloat = 1.0
+    """kto: of the others."""
+    reference: Literal["cached", "live"] = "cached"
+    """cached: log-probs of the rows by the weights at the start are computed once, before the first
+    step, and kept in the run directory: a number for each token. live: these weights are kept, and
+    score each step's rows (kto: always)."""
+
+
+class RewardModelSettings(Section):
+    """Of `train.objective: reward_model`."""
+
+    center_coef: NonNegativeFloat = 0.0
+    """Weight of the square of a pair's scores added up, which keeps them around 0; 0.01 is
+    usual."""
+
+
 class Train(Section):
-    """How groups become one optimizer step."""
+    """How groups, or rows, become one optimizer step."""
 
     algorithm: str | None = None
     """A row of `miles algorithms`: sets the pieces below that nobody else sets. null: each piece as
     it stands here."""
     steps: Positive = 100
+    epochs: PositiveFloat | None = None
+    """Passes over the rows of `data.train`, instead of `steps`; null: `steps` says how long."""
+    batch_size: Positive = 32
+    """Rows of `data.train` in one step; a pair is one row."""
     before_log_probs: str | None = None
     """Import path of a function (*, model, stream), called on each trainer rank before it computes
     log-probs: of the policy before the step (old), or of the reference."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """auto: bf16 on an accelerator, fp32 on a CPU."""
     objective: str = "policy"
-    """What a step minimises: policy (made of the pieces below), supervised, or an import path to a
-    factory `(recipe) -> Objective`."""
+    """What a step minimises: policy (made of the pieces below, on what engines sample); supervised,
+    preference or reward_model (on the rows of `data.train`); or an import path to a factory
+    `(recipe) -> Objective`."""
     advantage: str = "grpo"
     """Estimator of advantages: grpo, rloo, reinforce, remax, opo, gpg, gigpo, pass_at_k, best_of_n,
     max_rl, or an import path."""
@@ -185,4 +233,6 @@ class Train(Section):
     (mixture-of-experts only); nothing is dropped."""
     routing_replay: bool = False
     """R3: the trainer routes as the engine did (mixture-of-experts only)."""
+    preference: Preference = Preference()
+    reward_model: RewardModelSettings = RewardModelSettings()
     optimizer: Optimizer = Optimizer()

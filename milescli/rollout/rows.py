@@ -20,7 +20,7 @@ LABEL_COLUMNS = ("label", "answer", "solution", "target")
 DEMONSTRATION_COLUMN = "demonstration"
 NUM_BAD_ROWS_SHOWN = 5
 
-PathField = Literal["prompts", "eval", "demonstrations"]
+PathField = Literal["prompts", "eval", "demonstrations", "train", "validation"]
 """The key under `data` that named the file."""
 
 Record = tuple[int, dict[str, object] | str]
@@ -72,7 +72,7 @@ def read_rows(
     Raises DataError where columns are ambiguous or absent, and where any row is bad, naming the
     first few by line.
     """
-    records = list(_jsonl(path) if path.suffix == ".jsonl" else _parquet(path))
+    records = list(read_records(path))
     names = next((list(row) for _, row in records if isinstance(row, dict)), [])
     if not records:
         raise DataError(
@@ -105,6 +105,11 @@ def read_rows(
             f"{len(bad)} of {len(records)} rows of {path} cannot be used", path, bad
         )
     return columns, rows
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Every row of a file that `source.check_file` lets pass. Raises DataError where it is none."""
+    return _jsonl(path) if path.suffix == ".jsonl" else _parquet(path)
 
 
 def bad_rows_error(

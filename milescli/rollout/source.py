@@ -158,9 +158,9 @@ def load_source(
         prompt_key=columns.prompt,
         label_key=columns.label,
         num_demonstrations=sum(prompt.demonstration is not None for prompt in prompts),
-        prompt_tokens_p50=_percentile(lengths, 50),
-        prompt_tokens_p90=_percentile(lengths, 90),
-        prompt_tokens_p99=_percentile(lengths, 99),
+        prompt_tokens_p50=percentile(lengths, 50),
+        prompt_tokens_p90=percentile(lengths, 90),
+        prompt_tokens_p99=percentile(lengths, 99),
         prompt_tokens_max=lengths[-1],
     )
     return FilePrompts(prompts, seed=seed, shuffle=data.shuffle), report
@@ -278,6 +278,6 @@ def _check_lengths(
     )
 
 
-def _percentile(ascending: list[int], percent: int) -> int:
-    """Nearest rank."""
+def percentile(ascending: list[int], percent: int) -> int:
+    """Of numbers in ascending order, at least one; nearest rank."""
     return ascending[max(0, -(-len(ascending) * percent // 100) - 1)]

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from milescli.core.errors import DataError
+from milescli.rollout.scratch_tokenizer import CHAT_TEMPLATE, TURN_END
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,30 +20,78 @@ PLAIN_FAMILIES = ("qwen3", "qwen3_moe")
 families it knows better."""
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Two names of one class; transformers 5 writes the second."""
-Message = dict[str, str]
-"""`role` (system, user, assistant, tool) and `content`, both text."""
+AUTO, RAW, CHATML = "auto", "none", "chatml"
+"""What `data.chat_template` may be, beside a file."""
+Message = dict[str, Any]
+"""`role` (system, user, assistant, tool) and `content`, both text; and what else a template
+takes."""
 
 
 class ChatTokenizer:
     """The tokenizer of one model folder. Made by `load_tokenizer`; safe to share between threads
     for decoding."""
 
-    def __init__(self, inner: PreTrainedTokenizerBase, *, folder: Path) -> None:
+    def __init__(
+        self, inner: PreTrainedTokenizerBase, *, folder: Path, template: str | None
+    ) -> None:
+        """`template`: Jinja; None: prompts are raw text."""
         self.inner = inner
         """As transformers has it."""
         self.folder = folder
-        self.eos_id: int = int(inner.eos_token_id)
+        self.template = template
+        self.eos_id: int = _end_of_turn(inner, template)
         """Ends a response."""
         self.vocab_size: int = len(inner)
         """Tokens, added ones included; a model's embedding may be larger."""
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The chat template applied, with the opening of the assistant's turn at the end."""
+    @property
+    def pad_id(self) -> int | None:
+        """A token that stands in no text and does not end one; None: there is none. Classifiers of
+        transformers read their score before the first that follows the text."""
+        known = (self.inner.pad_token_id, self.inner.unk_token_id, self.inner.bos_token_id)
+        return next((token for token in known if token not in (None, self.eos_id)), None)
+
+    @property
+    def special_texts(self) -> list[str]:
+        """Special tokens, as text."""
+        return [str(token) for token in self.inner.added_tokens_decoder.values()]
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        opens_answer: bool = True,
+    ) -> str:
+        """The chat template applied; `opens_answer`: with the opening of the assistant's turn at
+        the end. Raises ValueError where there is no template and more than a prompt."""
+        if self.template is None:
+            return _raw(messages)
         return str(
             self.inner.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
+                list(messages),
+                chat_template=self.template,
+                tools=list(tools) if tools else None,
+                tokenize=False,
+                add_generation_prompt=opens_answer,
             )
         )
+
+    def render_marked(
+        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """The chat, and the characters [start, end) that the template's own `generation` marks
+        hold."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        rendered, spans = render_jinja_template(
+            conversations=[list(messages)],
+            tools=list(tools) if tools else None,
+            chat_template=self.template,
+            return_assistant_tokens_mask=True,
+            **self.inner.special_tokens_map,
+        )
+        return rendered[0], [(start, end) for start, end in spans[0]]
 
     def encode_chats(self, chats: Sequence[Sequence[Message]]) -> list[list[int]]:
         """[num_chats][num_tokens] each chat rendered and tokenised, generation prompt included."""
@@ -64,8 +114,9 @@ class ChatTokenizer:
         return str(self.inner.decode(list(token_ids), skip_special_tokens=True))
 
 
-def load_tokenizer(folder: str | Path) -> ChatTokenizer:
-    """The tokenizer in a Hugging Face folder. Code from the folder is never run.
+def load_tokenizer(folder: str | Path, *, chat_template: str = AUTO) -> ChatTokenizer:
+    """The tokenizer in a Hugging Face folder. Code from the folder is never run. `chat_template`:
+    as `data.chat_template`.
 
     Raises DataError where there is none, or it has no chat template or no end-of-sequence token.
     """
@@ -85,17 +136,72 @@ def load_tokenizer(folder: str | Path) -> ChatTokenizer:
             fix='add "eos_token": "<|im_end|>" (the token that ends a turn of this model) to '
             f"{path / 'tokenizer_config.json'}",
         )
-    if not inner.chat_template:
-        raise DataError(
-            f"the tokenizer in {path} has no chat template",
-            why="neither chat_template.jinja nor `chat_template` in tokenizer_config.json is "
-            "there; base models often lack one",
-            fix=[
-                "use the instruct or chat version of the model",
-                f"put the template of its family into {path / 'chat_template.jinja'}",
-            ],
+    return ChatTokenizer(inner, folder=path, template=_template(inner, chat_template, path))
+
+
+def _template(inner: PreTrainedTokenizerBase, wanted: str, folder: Path) -> str | None:
+    if wanted == RAW:
+        return None
+    if wanted == CHATML:
+        return CHAT_TEMPLATE
+    if wanted != AUTO:
+        return template_of_file(wanted)
+    if inner.chat_template:
+        return inner.get_chat_template()
+    raise DataError(
+        f"the tokenizer in {folder} has no chat template",
+        why="neither chat_template.jinja nor `chat_template` in tokenizer_config.json is there; "
+        "base models often lack one",
+        fix=[
+            "--set data.chat_template=none   # prompts are raw text",
+            "--set data.chat_template=chatml   # or a file with the template of its family",
+            f"put the template of its family into {folder / 'chat_template.jinja'}",
+        ],
+    )
+
+
+def template_of_file(path: str) -> str:
+    """The template in a file, which must be Jinja. Raises DataError."""
+    import jinja2
+
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(
+            re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)
         )
-    return ChatTokenizer(inner, folder=path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"`data.chat_template` cannot be read: {path}",
+            why=str(error),
+            fix=f"--set data.chat_template={AUTO}   # or none, chatml, or a file",
+        ) from error
+    except jinja2.TemplateSyntaxError as error:
+        raise DataError(
+            f"{path} is no chat template",
+            why=f"line {error.lineno}: {error.message}",
+            fix=f"sed -n {error.lineno}p {path}   # mend it",
+        ) from error
+    return text
+
+
+def _raw(messages: Sequence[Message]) -> str:
+    """A prompt without a template: the system prompt, a blank line, and the text."""
+    roles = [message["role"] for message in messages]
+    if roles not in (["user"], ["system", "user"]):
+        raise ValueError(
+            f"without a chat template a prompt is one text, and this one has the turns "
+            f"{', '.join(roles)}"
+        )
+    return "\n\n".join(str(message["content"]) for message in messages)
+
+
+def _end_of_turn(inner: PreTrainedTokenizerBase, template: str | None) -> int:
+    """ChatML's own end of a turn, where the tokenizer knows it; else its end of sequence."""
+    if template == CHAT_TEMPLATE:
+        found = inner.convert_tokens_to_ids(TURN_END)
+        if isinstance(found, int) and found != inner.unk_token_id:
+            return found
+    return int(inner.eos_token_id)
 
 
 def _read(path: Path) -> PreTrainedTokenizerBase:

@@ -99,7 +99,9 @@ class Builder:
                 "recipe": self.recipe,
                 "plan": self.plan,
                 "model_dir": str(self.spec.inputs.model_dir),
-                "channel": CHANNELS.path_of(self.plan.channel, key="weights.channel"),
+                "channel": CHANNELS.path_of(self.plan.channel, key="weights.channel")
+                if self.plan.engines.num
+                else None,
             }
             ranks.append(
                 await self.cluster.spawn(

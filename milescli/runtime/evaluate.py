@@ -41,7 +41,7 @@ def evaluate_run(
     from milescli.platform.torch_wheel import require_wheel
     from milescli.recipe.load import override
     from milescli.recipe.resolved import load_resolved
-    from milescli.runtime.inputs import facts_of_recipe, prepare
+    from milescli.runtime.inputs import planned_facts, prepare
     from milescli.runtime.prestart import prestart_engines, prestart_ray
 
     run = open_run(path)
@@ -54,7 +54,7 @@ def evaluate_run(
     plan = engines_only(Plan.from_json(run.plan_file.read_text()))
     require_wheel(plan.device_kind)
     nodes = find_nodes(loaded, output=output)
-    facts = facts_of_recipe(recipe.model)
+    facts = planned_facts(recipe)
     with (
         lock(run),
         prestart_engines(recipe, plan, facts, address=nodes.address) as engines_begun,

@@ -3,21 +3,27 @@ demonstrations. Bad input is refused here."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from milescli.backends.hub.datasets import fetch_data
 from milescli.backends.hub.models import fetch_config, fetch_model
 from milescli.checkpoint.base import CARRIED, CHECKPOINT, is_converted
 from milescli.checkpoint.run_dir import RunDir
-from milescli.core.errors import DataError
+from milescli.checkpoint.score_model import score_model
+from milescli.core.errors import DataError, RecipeError
 from milescli.core.types import Prompt, Trajectory
 from milescli.models import ModelFacts, load_facts, parse_facts, scratch
 from milescli.models.base import CONFIG_NAME
+from milescli.models.score_head import with_score_head
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Data, Model, Recipe, Rollout
 from milescli.recipe.templates import shipped_shape
+from milescli.recipe.train import OF_PAIRS, OF_ROWS
+from milescli.rollout.example_rows import Kind, RowField
+from milescli.rollout.examples import ExampleReport, Examples, load_examples
 from milescli.rollout.labels import check_labels
 from milescli.rollout.rewards import REWARDS, in_processes, load_reward, needs_label
 from milescli.rollout.scoring import Scorer
@@ -26,11 +32,12 @@ from milescli.rollout.source import FilePrompts, SourceReport, check_file, load_
 from milescli.rollout.tasks import is_task, write_task
 from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.rollout.trajectories import demonstration
+from milescli.train.objectives import load_objective
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
 
-DATA_FIELDS = ("prompts", "eval", "demonstrations")
+DATA_FIELDS = ("prompts", "eval", "demonstrations", "train", "validation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +48,23 @@ class RunInputs:
     """A Hugging Face folder with config.json, safetensors and a tokenizer."""
     facts: ModelFacts
     tokenizer: ChatTokenizer
-    prompts: FilePrompts
+    prompts: FilePrompts | None
+    """None where the run learns from rows."""
     heldout: list[Prompt]
     """Empty without `data.eval`."""
     demonstrations: list[Trajectory]
     """For the warm-up, the worked responses on their loss masks; empty without one."""
-    reports: dict[str, SourceReport]
+    reports: dict[str, SourceReport | ExampleReport]
     """By data field."""
+    rows: Examples[Any] | None = None
+    """Trajectories or pairs of `data.train`; None where the run learns from what is sampled."""
+    validation: list[Any] = dataclasses.field(default_factory=list)
+    """Held-out ones; empty without `data.validation`."""
 
     @property
     def data_sha256(self) -> str:
-        """Of the file of training prompts."""
-        return self.reports["prompts"].sha256
+        """Of the file that the run learns from."""
+        return self.reports["train" if self.rows is not None else "prompts"].sha256
 
     def as_manifest(self) -> dict[str, object]:
         """For manifest.json."""
@@ -74,6 +86,13 @@ def facts_of_recipe(model: Model) -> ModelFacts:
     return load_facts(fetch_config(model.path, revision=model.revision))
 
 
+def planned_facts(recipe: Recipe) -> ModelFacts:
+    """As `facts_of_recipe`, of the model that is trained: with a score head where the objective
+    wants one."""
+    facts = facts_of_recipe(recipe.model)
+    return with_score_head(facts) if recipe.trains_scores else facts
+
+
 def require_files(data: Data) -> None:
     """Raises DataError where a file of this computer cannot be opened. `prepare` finds the same;
     this takes no time."""
@@ -92,9 +111,14 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
     load_reward(recipe.rollout)
     data = _absolute(recipe.data, run, recipe.run.seed, output=output)
     model_dir = _model_folder(recipe, run, data, output=output)
-    tokenizer = load_tokenizer(model_dir)
+    tokenizer = load_tokenizer(model_dir, chat_template=data.chat_template)
+    if recipe.trains_scores:
+        model_dir = score_model(
+            model_dir, run.score_model_dir, pad_id=tokenizer.pad_id, seed=recipe.run.seed
+        )
     facts = load_facts(model_dir)
-    reports: dict[str, SourceReport] = {}
+    reports: dict[str, SourceReport | ExampleReport] = {}
+    rows, validation = _rows(recipe, data, tokenizer, reports, output=output)
 
     def load(field: str) -> FilePrompts:
         source, reports[field] = load_source(
@@ -107,13 +131,14 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         )
         return source
 
-    prompts = load("prompts")
+    prompts = load("prompts") if rows is None else None
     heldout = load("eval").prompts[: recipe.eval.num_prompts] if data.eval else []
     demonstrations = (
         _demonstrations(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
     )
-    _refuse_leak(heldout, prompts.prompts, data)
-    for field, graded in (("prompts", prompts.prompts), ("eval", heldout)):
+    learned = prompts.prompts if prompts else []
+    _refuse_leak(heldout, learned, data)
+    for field, graded in (("prompts", learned), ("eval", heldout)):
         if graded:
             check_labels(
                 REWARDS.resolve_isolated(recipe.rollout.reward, key="rollout.reward"),
@@ -130,7 +155,34 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         heldout=heldout,
         demonstrations=demonstrations,
         reports=reports,
+        rows=rows,
+        validation=validation,
     )
+
+
+def _rows(
+    recipe: Recipe,
+    data: Data,
+    tokenizer: ChatTokenizer,
+    reports: dict[str, SourceReport | ExampleReport],
+    *,
+    output: Output | None,
+) -> tuple[Examples[Any] | None, list[Any]]:
+    """What `data.train` and `data.validation` hold."""
+    if data.train is None:
+        return None, []
+    kind: Kind = kind_of_rows(recipe)
+    loaded: dict[RowField, list[Any]] = {"train": [], "validation": []}
+    for key in loaded:
+        if getattr(data, key) is not None:
+            loaded[key], report = load_examples(
+                data, key, kind=kind, tokenizer=tokenizer, ends_at_turn=recipe.trains_scores
+            )
+            reports[key] = report
+            if report.note and output is not None:
+                output.warn(report.note)
+    rows = Examples(loaded["train"], seed=recipe.run.seed, shuffle=data.shuffle)
+    return rows, loaded["validation"][: recipe.eval.num_prompts]
 
 
 def scorer_of(rollout: Rollout) -> Scorer:
@@ -196,12 +248,27 @@ def _model_folder(recipe: Recipe, run: RunDir, data: Data, *, output: Output | N
     if model.scratch is None:
         return model_dir_of(model, run, output=output)
     if not (run.own_model_dir / "model.safetensors").exists():
-        text = Path(data.demonstrations or data.prompts or "").read_text(
+        text = Path(data.demonstrations or data.prompts or data.train or "").read_text(
             encoding="utf-8", errors="replace"
         )
         make_scratch_tokenizer(text.splitlines(), model.scratch.vocab_size, run.own_model_dir)
         scratch.make_model(model.scratch, run.own_model_dir, recipe.run.seed)
     return run.own_model_dir
+
+
+def kind_of_rows(recipe: Recipe) -> Kind:
+    """What the recipe's objective takes of a file. Raises RecipeError where it takes groups."""
+    name = recipe.train.objective
+    if name in OF_ROWS:
+        return "pairs" if name in OF_PAIRS else "chats"
+    takes = getattr(load_objective(name, recipe), "takes", "groups")
+    if takes not in ("chats", "pairs"):
+        raise RecipeError(
+            f"the objective `{name}` does not learn from rows",
+            why=f"its `takes` is {takes!r}, and `data.train` is {recipe.data.train}",
+            fix='give it `takes = "chats"` or `takes = "pairs"`',
+        )
+    return takes
 
 
 def _demonstrations(

@@ -11,7 +11,7 @@ from milescli.checkpoint.run_dir import RunDir, create, lock
 from milescli.cluster.nodes import find_nodes
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import LoadedRecipe
-from milescli.runtime.inputs import facts_of_recipe, prepare, require_files
+from milescli.runtime.inputs import planned_facts, prepare, require_files
 from milescli.runtime.planning import as_fetched, plan_without_plugins, refuse_unproven
 from milescli.runtime.plugins import check_at_once, load_train_plugins
 from milescli.runtime.prestart import prestart_engines, prestart_ray
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     """Make the run directory, check everything that can be checked, then train. Raises MilesError;
     Stopped where the user asked for the end and the run was saved."""
-    facts = facts_of_recipe(loaded.recipe.model)
+    facts = planned_facts(loaded.recipe)
     refuse_unproven(loaded.recipe, facts)
     nodes = find_nodes(loaded, output=output)
     plan = plan_without_plugins(loaded, nodes.machine, facts=facts)

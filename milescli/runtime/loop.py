@@ -3,7 +3,6 @@ the business of others."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from milescli.core.concurrency import in_thread
-from milescli.core.errors import Stopped
 from milescli.core.events import (
     EventBus,
     PhaseSeconds,
@@ -25,6 +23,7 @@ from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.curriculum import Tried
 from milescli.runtime.devices import Devices
+from milescli.runtime.stop_flag import StopFlag
 from milescli.train import schedule
 from milescli.train.base import Objective, TrainBatch, Trainer, adapts
 from milescli.train.objectives import load_objective, sequences_from
@@ -69,36 +68,6 @@ class GroupSource(Protocol):
 
     async def stop(self) -> None:
         """End what runs ahead."""
-
-
-class StopFlag:
-    """Set where the user asked for the end; the loop looks at it where nothing is half done."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def set(self) -> None:
-        """Ask for the end."""
-        self._event.set()
-
-    def check(self) -> None:
-        """Raises Stopped where it is set."""
-        if self._event.is_set():
-            raise Stopped("stopped on request", why="Ctrl-C or SIGTERM", fix="miles resume")
-
-    async def unless_set(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which changes nothing that must be saved; cancelled, with Stopped,
-        where the flag is set meanwhile."""
-        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._event.wait())
-        try:
-            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                self.check()
-            return task.result()
-        finally:
-            stop.cancel()
-            task.cancel()
-            await asyncio.gather(task, stop, return_exceptions=True)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,8 +11,19 @@ from typing import IO, Any
 
 from milescli.checkpoint.run_dir import RunDir, utc_now
 from milescli.core.errors import RecipeError
-from milescli.core.events import EvalDone, Event, EventBus, StepDone, WarmupStepDone, to_record
+from milescli.core.events import (
+    EvalDone,
+    Event,
+    EventBus,
+    RowStepDone,
+    StepDone,
+    ValidationDone,
+    WarmupStepDone,
+    to_record,
+)
 from milescli.recipe.schema import RunSettings
+
+_ROW_SECONDS = ("pack_s", "train_s", "save_s", "step_s")
 
 
 class EventLog:
@@ -86,7 +97,7 @@ class WeightsAndBiases:
 
 def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
     """(step, name -> value) of an event, or None where it carries none. Names: train/, rollout/,
-    time/, speed/, eval/, warmup/."""
+    time/, speed/, eval/, validation/, warmup/."""
     if isinstance(event, StepDone):
         report = asdict(event.report)
         report |= report.pop("figures")
@@ -104,6 +115,20 @@ def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
             "warmup/grad_norm": event.report.grad_norm,
             "warmup/step_s": event.step_s,
         }
+    if isinstance(event, RowStepDone):
+        report = asdict(event.report)
+        report |= report.pop("figures")
+        # nobody sampled these tokens, so that nobody can differ about them
+        values = {f"train/{name}": value for name, value in report.items() if "logprob" not in name}
+        values |= {f"time/{name}": getattr(event, name) for name in _ROW_SECONDS}
+        return event.step, {
+            **values,
+            "train/epoch": event.epoch,
+            "speed/train_tokens_per_s": event.tokens_per_s,
+        }
+    if isinstance(event, ValidationDone):
+        figures = {f"validation/{name}": value for name, value in event.figures.items()}
+        return event.step, {"validation/loss": event.loss, **figures}
     if isinstance(event, EvalDone):
         return event.step, {
             "eval/accuracy": event.accuracy,

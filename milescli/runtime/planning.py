@@ -15,7 +15,7 @@ from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
-from milescli.runtime.inputs import facts_of_recipe
+from milescli.runtime.inputs import planned_facts
 from milescli.runtime.plugins import load_plugins
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def plan_only(
     cannot be had, or cannot be trained. `facts`: of its model, where they were read already: the
     hub may have been asked for them."""
     load_plugins(loaded.recipe)
-    facts = facts or facts_of_recipe(loaded.recipe.model)
+    facts = facts or planned_facts(loaded.recipe)
     return plan_without_plugins(loaded, machine or planning_machine(loaded), facts=facts)
 
 
@@ -62,7 +62,7 @@ def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
 def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) -> Plan:
     """What would run here, or on `machine`; what a launch would refuse all the same is a
     warning."""
-    facts = facts_of_recipe(loaded.recipe.model)
+    facts = planned_facts(loaded.recipe)
     plan = plan_only(loaded, machine, facts=facts)
     try:
         refuse_unproven(loaded.recipe, facts)

@@ -45,7 +45,7 @@ def prestart_engines(
     joined; its engines may be anywhere."""
     prestarted = Prestarted()
     family = cpu_family(facts)
-    if plan.device_kind != "cpu" or address is not None or family is None:
+    if plan.device_kind != "cpu" or address is not None or family is None or not plan.engines.num:
         yield prestarted
         return
     spec = engine_spec(recipe, plan, index=0, port=0, model_dir=Path(), log_dir=Path())

@@ -14,7 +14,7 @@ from milescli.core.errors import CheckpointError, RecipeError
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
-from milescli.runtime.inputs import RunInputs, facts_of_recipe, prepare
+from milescli.runtime.inputs import RunInputs, planned_facts, prepare
 from milescli.runtime.planning import as_fetched, plan_without_plugins
 from milescli.runtime.plugins import load_plugins
 from milescli.runtime.prestart import prestart_engines, prestart_ray
@@ -67,7 +67,7 @@ def resume(
         else:
             _refuse_if_done(checkpoint.step, loaded.recipe.train.steps, path)
         nodes = find_nodes(loaded, output=output)
-        facts = facts_of_recipe(loaded.recipe.model)
+        facts = planned_facts(loaded.recipe)
         plan = plan_without_plugins(loaded, nodes.machine, facts=facts)
         require_wheel(plan.device_kind)
         begun = prestart_engines(loaded.recipe, plan, facts, address=nodes.address)

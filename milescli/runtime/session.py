@@ -45,7 +45,8 @@ class RunSession:
 def open_session(spec: RunSpec, *, prestarted: Prestarted, log_dir: Path) -> Iterator[RunSession]:
     """Ray is up inside, the one that was started ahead or its own; where it is its own, every
     process of the run is gone afterwards."""
-    check_engines(spec)
+    if spec.plan.engines.num:
+        check_engines(spec)
     with ExitStack() as own:
         ray = prestarted.ray
         if ray is None:

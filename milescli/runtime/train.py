@@ -15,11 +15,13 @@ from milescli.checkpoint.pipeline import DISK_FULL
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.live import LiveRun
 from milescli.core.errors import MachineError, MilesError, Stopped, WaitTimeout, WorkerDied
-from milescli.core.events import EvalDone, Event, EventBus, RunEnded, StepDone
+from milescli.core.events import EvalDone, Event, EventBus, RunEnded, StepDone, ValidationDone
 from milescli.core.units import format_bytes
 from milescli.runtime import observe
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.prestart import Prestarted
+from milescli.runtime.reinforcing import ReinforceAttempt
+from milescli.runtime.row_attempt import RowAttempt
 from milescli.runtime.session import open_session
 from milescli.runtime.spec import RunSpec
 
@@ -34,13 +36,16 @@ class RunSummary:
     path: str
     """The run directory."""
     steps: int
-    """RL steps done, over all attempts."""
+    """Done, over all attempts."""
     accuracy_before: float | None
-    """On held-out prompts, before RL; None without `data.eval`."""
+    """On held-out prompts, before the first step; None without `data.eval`."""
     accuracy_after: float | None
-    logprob_diff_max: float
-    """Largest |engine - trainer| over all steps of this attempt."""
-    logprob_diff_mean: float
+    loss_before: float | None
+    """On held-out rows, before the first step; None without `data.validation`."""
+    loss_after: float | None
+    logprob_diff_max: float | None
+    """Largest |engine - trainer| over all steps of this attempt; None where nothing was sampled."""
+    logprob_diff_mean: float | None
     checkpoint: str
     """Newest complete checkpoint."""
     seconds: float
@@ -58,7 +63,8 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
     with LiveRun(output, name=run.name) as live:
         bus.listeners.append(live)
         with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session:
-            attempt = Attempt(spec, session=session, bus=bus)
+            kind = RowAttempt if recipe.learns_from_rows else ReinforceAttempt
+            attempt: Attempt = kind(spec, session=session, bus=bus)
             try:
                 asyncio.run(attempt.main())
             except BaseException as caught:
@@ -75,15 +81,19 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
     return RunSummary(
         path=run.shown,
         steps=attempt.step,
-        accuracy_before=record.accuracies.get(min(record.accuracies))
-        if record.accuracies
-        else None,
+        accuracy_before=_first(record.accuracies),
         accuracy_after=record.accuracies.get(attempt.step),
-        logprob_diff_max=record.diff_max,
-        logprob_diff_mean=record.diff_mean,
+        loss_before=_first(record.losses),
+        loss_after=record.losses.get(attempt.step),
+        logprob_diff_max=None if recipe.learns_from_rows else record.diff_max,
+        logprob_diff_mean=None if recipe.learns_from_rows else record.diff_mean,
         checkpoint=attempt.saver.newest.name if attempt.saver.newest else "",
         seconds=time.monotonic() - began,
     )
+
+
+def _first(figures: dict[int, float]) -> float | None:
+    return figures[min(figures)] if figures else None
 
 
 def explained(error: BaseException, run: RunDir) -> BaseException:
@@ -119,6 +129,8 @@ class _Record:
     """Listens for what the summary tells."""
 
     accuracies: dict[int, float] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+    """On held-out rows."""
     diff_max: float = 0.0
     _diff_sum: float = 0.0
     _num_steps: int = 0
@@ -126,6 +138,8 @@ class _Record:
     def __call__(self, event: Event) -> None:
         if isinstance(event, EvalDone):
             self.accuracies[event.step] = event.accuracy
+        elif isinstance(event, ValidationDone):
+            self.losses[event.step] = event.loss
         elif isinstance(event, StepDone):
             self.diff_max = max(self.diff_max, event.report.logprob_diff_max)
             self._diff_sum += event.report.logprob_diff_mean

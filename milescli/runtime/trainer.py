@@ -37,6 +37,10 @@ class RankGroup:
         """See Trainer."""
         return (await self._sharded("step", batch, lr))[0]
 
+    async def measure(self, batch: TrainBatch) -> StepReport:
+        """See Trainer."""
+        return (await self._sharded("measure", batch))[0]
+
     async def score(self, batch: TrainBatch) -> list[np.ndarray]:
         """See Trainer."""
         results = await self._sharded("score", batch)

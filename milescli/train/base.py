@@ -138,7 +138,9 @@ class TokenLoss:
 class Objective(Protocol[Item]):
     """What one optimizer step minimises. Pure: data in, tensors out; it knows no rank, no engine
     and no vendor. Made once per process by a factory `(recipe) -> Objective`. An attribute
-    `needs_greedy = True` asks for `Group.greedy_reward`."""
+    `needs_greedy = True` asks for `Group.greedy_reward`; `takes` says what it learns from: "groups"
+    that engines sampled (the default), or rows of `data.train` as "chats" (Trajectory) or "pairs"
+    (Pair); and `of_scores = True`, that its model gives a score instead of a next token."""
 
     needs: frozenset[Stream]
     """Streams that the ranks compute before the loss (`FROM_RANKS`)."""
@@ -187,6 +189,10 @@ class Trainer(Protocol):
     async def step(self, batch: TrainBatch, *, lr: float) -> StepReport:
         """One pass over the batch: one optimizer update per entry of `shard.updates`, with the
         learning rate given."""
+
+    async def measure(self, batch: TrainBatch) -> StepReport:
+        """Loss and figures of the batch as `step` would report them, and nothing changes. Its
+        gradient norm and learning rate are 0."""
 
     async def score(self, batch: TrainBatch) -> list[np.ndarray]:
         """Per sequence of the batch, [n] float32 log-prob of each token given those before it, at

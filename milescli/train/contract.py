@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from milescli.core.errors import RecipeError
-from milescli.core.examples import example_groups
-from milescli.core.types import Group
+from milescli.core.examples import example_chats, example_groups, example_pairs
 from milescli.core.user_code import mend, name_of
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train
@@ -31,6 +30,12 @@ from milescli.train.streams import FROM_RANKS, Stream
 from milescli.train.surrogates import Surrogate
 
 _SETTINGS = Train(updates_per_step=2, constant_length=16)
+EXAMPLES: dict[str, Callable[[], Any]] = {
+    "groups": example_groups,
+    "chats": example_chats,
+    "pairs": example_pairs,
+}
+"""By what an objective takes."""
 _CLOSE = 1e-4
 """Relative: float32 sums in another order differ by less."""
 
@@ -124,20 +129,21 @@ def check_surrogate(surrogate: Surrogate) -> None:
     _check_loss(surrogate, Policy(recipe=_recipe(), surrogate=surrogate))
 
 
-def check_objective(factory: Callable[..., Objective[Group]]) -> None:
+def check_objective(factory: Callable[..., Objective[Any]]) -> None:
     """The same of a whole objective."""
     _check_loss(factory, factory(recipe=_recipe()))
 
 
-def _check_loss(piece: object, objective: Objective[Group]) -> None:
-    tokens = _step(objective)
+def _check_loss(piece: object, objective: Objective[Any]) -> None:
+    tokens, takes = _step(objective), getattr(objective, "takes", "groups")
+    are_scores = getattr(objective, "of_scores", False)
     count = len(tokens.loss_mask)
     values = torch.from_numpy(-np.random.default_rng(1).gamma(1.0, 1.0, count)).float()
 
     def gradient(parts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs, total = values.clone().requires_grad_(), torch.zeros(())
         for part in parts:
-            cut = as_microbatch(tokens, logprobs, only=part)
+            cut = as_microbatch(tokens, logprobs, only=part, are_scores=are_scores)
             loss = objective.loss(cut).loss
             _require_positions(piece, loss, cut)
             total = total + (torch.where(cut.loss_mask, loss, 0.0) * cut.loss_weights).sum()
@@ -149,7 +155,10 @@ def _check_loss(piece: object, objective: Objective[Group]) -> None:
     whole, slopes = gradient([everything])
     if not bool(torch.isfinite(slopes).all()):
         raise _wrong(piece, "its gradient is not finite")
-    parted, parted_slopes = gradient([everything[:5], everything[5:6], everything[6:]])
+    # a pair is never parted
+    first, second = (4, 6) if takes == "pairs" else (5, 6)
+    parts = [everything[:first], everything[first:second], everything[second:]]
+    parted, parted_slopes = gradient(parts)
     scale = _CLOSE * (1.0 + slopes.abs().max())
     if abs(whole - parted) > _CLOSE * (1 + abs(whole)) or bool(
         ((slopes - parted_slopes).abs() > scale).any()
@@ -166,9 +175,10 @@ def _recipe() -> Recipe:
     return Recipe(train=Train(updates_per_step=2, reference=True))
 
 
-def _step(objective: Objective[Group]) -> PackedTokens:
+def _step(objective: Objective[Any]) -> PackedTokens:
     """The tokens of a step, with what ranks would compute, completed."""
-    sequences = sequences_from(objective, example_groups(), name="policy")
+    items = EXAMPLES[getattr(objective, "takes", "groups")]()
+    sequences = sequences_from(objective, items, name="policy")
     count = sum(len(sequence.token_ids) - 1 for sequence in sequences)
     rng = np.random.default_rng(2)
     extra = {

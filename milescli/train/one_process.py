@@ -47,10 +47,14 @@ def packed(
 
 
 def as_microbatch(
-    tokens: PackedTokens, logprobs: torch.Tensor, *, only: Sequence[int] | None = None
+    tokens: PackedTokens,
+    logprobs: torch.Tensor,
+    *,
+    only: Sequence[int] | None = None,
+    are_scores: bool = False,
 ) -> PackedTokens:
     """The same tokens as a loss sees them, after `complete`; `only`: of these sequences. `logprobs`
-    [S], of all tokens."""
+    [S], of all tokens; or scores."""
     chosen = range(tokens.num_sequences) if only is None else only
     at = torch.isin(tokens.places.sequence, torch.tensor(list(chosen)))
     number = torch.full((tokens.num_sequences,), -1)
@@ -70,6 +74,7 @@ def as_microbatch(
             name: values[at] for name, values in {**tokens.streams, **tokens.new_streams}.items()
         },
         new_streams={},
-        logprobs=own,
-        entropy=0.1 * own.square(),
+        logprobs=None if are_scores else own,
+        entropy=None if are_scores else 0.1 * own.square(),
+        scores=own if are_scores else None,
     )

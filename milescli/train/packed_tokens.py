@@ -51,6 +51,9 @@ class PackedTokens:
     """[S] by the current policy, with gradient; in `loss` alone."""
     entropy: torch.Tensor | None = None
     """[S] nats, with gradient; in `loss` alone."""
+    scores: torch.Tensor | None = None
+    """[S] of a model that gives a score instead of a next token, with gradient: what it says when
+    it has read the tokens before. In `loss` alone, and `logprobs` is None then."""
     new_streams: MutableMapping[str, torch.Tensor] = field(default_factory=dict)
     """What `complete` has set."""
 
@@ -65,12 +68,17 @@ class PackedTokens:
 
     def __setitem__(self, stream: str, values: torch.Tensor) -> None:
         """For `complete`: [S], for the losses of this step."""
-        assert self.logprobs is None, f"a loss cannot set the stream `{stream}`: `complete` can"
+        assert not self.is_in_loss, f"a loss cannot set the stream `{stream}`: `complete` can"
         assert values.shape == self.loss_mask.shape, (stream, values.shape, self.loss_mask.shape)
         self.new_streams[stream] = values.detach().float()
 
     def __contains__(self, stream: str) -> bool:
         return stream in self.new_streams or stream in self.streams
+
+    @property
+    def is_in_loss(self) -> bool:
+        """Whether this is one microbatch of `Objective.loss`."""
+        return self.logprobs is not None or self.scores is not None
 
     @property
     def num_sequences(self) -> int:
@@ -116,7 +124,7 @@ class PackedTokens:
     def reduce(self, values: torch.Tensor, how: Literal["sum", "mean", "max"]) -> torch.Tensor:
         """[S] -> a scalar over the trained tokens of the whole step, on all ranks. For `complete`
         alone: a mean over one microbatch would depend on how the step was packed. No gradient."""
-        assert self.logprobs is None, "in a loss it would depend on packing: reduce in `complete`"
+        assert not self.is_in_loss, "in a loss it would depend on packing: reduce in `complete`"
         group, values = self.places.token_group, values.detach().double()
         if how == "max":
             lowest = values.new_full((), -torch.inf)

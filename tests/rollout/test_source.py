@@ -169,7 +169,7 @@ def test_a_chat_template_that_refuses_names_the_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     strict = "{% if messages[0]['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}x"
-    monkeypatch.setattr(tokenizer.inner, "chat_template", strict)
+    monkeypatch.setattr(tokenizer, "template", strict)
     path = jsonl(
         {"prompt": "a", "label": "1"}, {"prompt": [{"role": "tool", "content": "x"}], "label": "1"}
     )

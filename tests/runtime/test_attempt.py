@@ -12,8 +12,8 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import Stopped
 from milescli.core.events import EventBus
 from milescli.recipe.load import load
-from milescli.runtime.attempt import Attempt
 from milescli.runtime.devices import Devices
+from milescli.runtime.reinforcing import ReinforceAttempt
 from milescli.runtime.saving import Progress
 from milescli.runtime.spec import RunSpec
 from tests.plans import PLAN
@@ -38,7 +38,7 @@ def _stop(tmp_path, *, step: int, newest_step: int) -> list[str]:
     told: list[str] = []
     recipe = load("quickstart", environ={}, cwd=tmp_path, home=tmp_path).recipe
     spec = RunSpec(run=RunDir(tmp_path), recipe=recipe, plan=PLAN, nodes=None, inputs=None)  # type: ignore[arg-type]
-    attempt = Attempt(spec, session=None, bus=EventBus())  # type: ignore[arg-type]
+    attempt = ReinforceAttempt(spec, session=None, bus=EventBus())  # type: ignore[arg-type]
     devices = Devices(
         taking_turns=True, trainer=Recorder("trainer", told), engines=Recorder("engines", told)
     )

@@ -15,8 +15,28 @@ from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.microbatch import Microbatch
 from milescli.train.vocab_parallel import VocabShard, target_logprobs
 
-TokenLoss = Callable[[Microbatch, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(microbatch, log-probs [S], entropy [S]) -> the scalar that is differentiated"""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """What a model says at the S positions of a microbatch: log-probs and entropy, or scores."""
+
+    logprobs: torch.Tensor | None = None
+    """[S] of the targets."""
+    entropy: torch.Tensor | None = None
+    """[S]"""
+    scores: torch.Tensor | None = None
+    """[S]"""
+
+    @property
+    def values(self) -> torch.Tensor:
+        """[S] log-probs, or scores."""
+        values = self.logprobs if self.scores is None else self.scores
+        assert values is not None, "a model says something"
+        return values
+
+
+TokenLoss = Callable[[Microbatch, Outputs], torch.Tensor]
+"""-> the scalar that is differentiated"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,21 +47,21 @@ class Passes:
     """Megatron's DistributedDataParallel around the GPTModel."""
     mesh: Mesh
     vocab_size: int
+    gives_scores: bool
+    """Instead of log-probs."""
     routers: list[tuple[int, RouterReplay]]
     """Empty without routing replay."""
 
     def score(
         self, microbatches: Sequence[Microbatch], *, temperature: float
     ) -> list[torch.Tensor]:
-        """Log-prob of every target [S] per microbatch on ranks of the last stage; empty elsewhere.
-        No gradient."""
+        """Log-prob of every target, or score, [S] per microbatch on ranks of the last stage; empty
+        elsewhere. No gradient."""
         kept: list[torch.Tensor] = []
 
-        def keep(
-            microbatch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor
-        ) -> torch.Tensor:
-            kept.append(logprobs)
-            return logprobs.sum()
+        def keep(microbatch: Microbatch, outputs: Outputs) -> torch.Tensor:
+            kept.append(outputs.values)
+            return outputs.values.sum()
 
         with torch.no_grad():
             self._run(microbatches, keep, temperature=temperature, forward_only=True)
@@ -53,6 +73,13 @@ class Passes:
         """Gradients of the sum of all microbatches' losses, on all ranks, reduced over the
         data-parallel ranks."""
         self._run(microbatches, loss, temperature=temperature, forward_only=False)
+
+    def measure(
+        self, microbatches: Sequence[Microbatch], loss: TokenLoss, *, temperature: float
+    ) -> None:
+        """Call `loss` as `train` does, and nothing else happens."""
+        with torch.no_grad():
+            self._run(microbatches, loss, temperature=temperature, forward_only=True)
 
     def _run(
         self,
@@ -73,15 +100,10 @@ class Passes:
                 replay.after_forward(self.routers)
 
             def reduce(logits: torch.Tensor):
-                logprobs, entropy = target_logprobs(
-                    logits[0],
-                    microbatch.target_ids,
-                    shard=self._vocab_shard(logits),
-                    temperature=temperature,
-                )
+                outputs = self._outputs(logits[0], microbatch, temperature=temperature)
                 # Megatron wants a count of tokens; the weights of the batch have divided already
                 return (
-                    loss(microbatch, logprobs, entropy),
+                    loss(microbatch, outputs),
                     torch.ones((), dtype=torch.int, device=logits.device),
                     {},
                 )
@@ -100,6 +122,19 @@ class Passes:
             )
         finally:
             replay.finish(self.routers)
+
+    def _outputs(
+        self, logits: torch.Tensor, microbatch: Microbatch, *, temperature: float
+    ) -> Outputs:
+        if self.gives_scores:
+            return Outputs(scores=logits[:, 0].float())
+        logprobs, entropy = target_logprobs(
+            logits,
+            microbatch.target_ids,
+            shard=self._vocab_shard(logits),
+            temperature=temperature,
+        )
+        return Outputs(logprobs=logprobs, entropy=entropy)
 
     def _vocab_shard(self, logits: torch.Tensor) -> VocabShard:
         columns = logits.shape[-1]

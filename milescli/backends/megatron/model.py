@@ -24,6 +24,7 @@ from milescli.backends.megatron.hybrid import build_hybrid
 from milescli.backends.megatron.layer_specs import respecified, unchanged
 from milescli.backends.megatron.layers import attention, experts, gated_delta, gemma4, mamba, mla
 from milescli.backends.megatron.layers.gemma import ScaledAndCapped
+from milescli.backends.megatron.layers.score import ScoreLayer
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.specs import engine_knows, final_norm, layer_spec
 from milescli.models.facts import ModelFacts
@@ -157,7 +158,7 @@ def build_model(
     RouterReplay.clear_global_router_replay_instances()
     if facts.mamba is not None:
         hybrid = build_hybrid(config, facts, mesh, vocab_size=padded_vocab_size(facts, mesh.layout))
-        return hybrid if mesh.device.type == "cpu" else hybrid.to(mesh.device)
+        return _finished(hybrid, facts, mesh)
     engine = uses_engine(facts, mesh.device)
     first = get_transformer_layer_offset(config)
     layers = [
@@ -185,4 +186,11 @@ def build_model(
         rotary_base=facts.rope.theta if facts.rope else 10_000,
         parallel_output=True,
     )
+    return _finished(model, facts, mesh)
+
+
+def _finished(model: GPTModel, facts: ModelFacts, mesh: Mesh) -> GPTModel:
+    """With the head that it is to have, on its device."""
+    if facts.scores and mesh.is_last_stage:
+        model.output_layer = ScoreLayer(model.config)
     return model if mesh.device.type == "cpu" else model.to(mesh.device)

@@ -104,9 +104,14 @@ class RankShard:
         return self._streams[stream][source.clamp(min=-1) + 1].to(self._mesh.device)
 
     def tokens_of(
-        self, microbatch: Microbatch, *, logprobs: torch.Tensor, entropy: torch.Tensor
+        self,
+        microbatch: Microbatch,
+        *,
+        logprobs: torch.Tensor | None = None,
+        entropy: torch.Tensor | None = None,
+        scores: torch.Tensor | None = None,
     ) -> PackedTokens:
-        """What a loss sees of one microbatch."""
+        """What a loss sees of one microbatch, with what the model says there."""
         return PackedTokens(
             places=microbatch.places,
             loss_mask=microbatch.loss_mask,
@@ -114,6 +119,7 @@ class RankShard:
             streams={name: self._take(name, microbatch.source) for name in self._streams},
             logprobs=logprobs,
             entropy=entropy,
+            scores=scores,
         )
 
     def all_tokens(self) -> PackedTokens:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from milescli.backends.megatron.forward import Outputs
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.microbatch import Microbatch
 from milescli.backends.megatron.shard import RankShard
@@ -43,17 +44,20 @@ class UpdateLoss:
     bad_place: int = _NOWHERE
     """Of the first token of this rank whose loss is not finite."""
 
-    def __call__(
-        self, microbatch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor
-    ) -> torch.Tensor:
-        tokens = self.shard.tokens_of(microbatch, logprobs=logprobs, entropy=entropy)
+    def __call__(self, microbatch: Microbatch, outputs: Outputs) -> torch.Tensor:
+        tokens = self.shard.tokens_of(
+            microbatch,
+            logprobs=outputs.logprobs,
+            entropy=outputs.entropy,
+            scores=outputs.scores,
+        )
         with OBJECTIVES.guarded(self.shard.shard.objective):
             terms = self.objective.loss(tokens)
-        if terms.loss.shape != logprobs.shape:
+        if terms.loss.shape != outputs.values.shape:
             raise RecipeError(
                 f"the objective `{self.shard.shard.objective}` gave a loss of shape "
                 f"{list(terms.loss.shape)}",
-                why=f"there are {len(logprobs)} positions, and each has a loss",
+                why=f"there are {len(outputs.values)} positions, and each has a loss",
                 fix="return one value per token: spread values of whole sequences by tokens.spread",
             )
         # off the mask the value may be anything, also infinite: 0 * inf is nan

@@ -139,6 +139,7 @@ class TrainerRank:
             model=self.model,
             mesh=self.mesh,
             vocab_size=self.facts.vocab_size,
+            gives_scores=self.facts.scores,
             routers=replay.own_routers(gpt),
         )
 
@@ -183,6 +184,28 @@ class TrainerRank:
                 figures.append(stepping.reduce_figures(loss, grad_norm=float(grad_norm)))
             return stepping.report(
                 figures, lr=lr, num_microbatches=len(own.microbatches), **seconds.laps
+            )
+
+    def measure(self, shard: TrainShard) -> StepReport:
+        """Loss and figures of the shard's batch as `step` would report them; nothing changes. Equal
+        on all ranks."""
+        from milescli.backends.megatron import stepping
+
+        objective = self._objective(shard.objective)
+        with self._named("measuring a loss"):
+            own, seconds = self._on_rank(shard), _Stopwatch()
+            self._fill(own, objective)
+            figures = []
+            for microbatches in own.updates:
+                loss = stepping.UpdateLoss(
+                    objective=objective, shard=own, mesh=self.mesh, measures_engine=False
+                )
+                self.passes.measure(microbatches, loss, temperature=shard.temperature)
+                loss.require_finite()
+                figures.append(stepping.reduce_figures(loss, grad_norm=0.0))
+            seconds.lap("forward_backward_s")
+            return stepping.report(
+                figures, lr=0.0, num_microbatches=len(own.microbatches), **seconds.laps
             )
 
     def _fill(self, own: RankShard, objective: Objective[Any]) -> None:

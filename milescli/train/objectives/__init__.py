@@ -22,6 +22,8 @@ OBJECTIVES = Registry(
     {
         "policy": "milescli.train.objectives.policy:Policy",
         "supervised": "milescli.train.objectives.supervised:Supervised",
+        "preference": "milescli.train.objectives.preference:objective",
+        "reward_model": "milescli.train.objectives.reward_model:RewardModel",
     },
     signature=("recipe",),
 )
@@ -103,7 +105,8 @@ def _fault(sequence: TrainSequence, names: Set[str]) -> str | None:
         )
     if num_tokens and sequence.loss_mask[0]:
         return "its first token is trained on, and nothing stands before it"
-    weighs = sequence.share > 0 or (sequence.share == 0 and not sequence.loss_mask.any())
+    only_scored = sequence.share == sequence.token_weight == 0
+    weighs = sequence.share > 0 or only_scored or not sequence.loss_mask.any()
     if not (weighs and isfinite(sequence.share) and isfinite(sequence.token_weight)):
         return f"its token_weight is {sequence.token_weight} and its share {sequence.share}"
     return None

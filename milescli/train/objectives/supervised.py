@@ -16,6 +16,7 @@ class Supervised:
     """An Objective over trajectories that somebody else made. Mean over all tokens on the masks."""
 
     needs: frozenset[Stream] = frozenset()
+    takes = "chats"
 
     def __init__(self, *, recipe: Recipe) -> None:
         """Nothing of the recipe changes it."""

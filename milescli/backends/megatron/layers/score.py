@@ -1,0 +1,32 @@
+"""The output layer of a model that gives a score: one row, which every tensor-parallel rank has."""
+
+from __future__ import annotations
+
+import torch
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import MegatronModule
+
+
+class ScoreLayer(MegatronModule):
+    """In the place of Megatron's output layer, and called as that."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        self.weight = torch.nn.Parameter(
+            torch.empty(1, config.hidden_size, dtype=config.params_dtype)
+        )
+        """[1, hidden_size]"""
+
+    def forward(
+        self,
+        input_: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        runtime_gather_output: bool | None = None,
+    ) -> tuple[torch.Tensor, None]:
+        """[positions, batch, hidden_size] -> ([positions, batch, 1], no bias); positions of all
+        sequence-parallel ranks."""
+        if self.config.sequence_parallel:
+            # each rank computes the whole loss, so that its gradient needs no sum
+            input_ = gather_from_sequence_parallel_region(input_, tensor_parallel_output_grad=False)
+        return torch.nn.functional.linear(input_, self.weight if weight is None else weight), None

@@ -1,0 +1,64 @@
+"""A model folder with a score head, made of one that generates: the same weights, linked, and a row
+of small random numbers in the place of the output layer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from milescli.models import parse_facts
+from milescli.models.base import CONFIG_NAME, read_config
+from milescli.models.facts import ModelFacts
+from milescli.models.score_head import HEAD, score_config, scores
+
+_INDEX = "model.safetensors.index.json"
+_WEIGHTS = "model.safetensors"
+_HEAD_FILE = "score.safetensors"
+_STD = 0.02
+"""Of the new row, as transformers makes it."""
+
+
+def score_model(source: Path, folder: Path, *, pad_id: int | None, seed: int) -> Path:
+    """`source` itself where it gives scores already; else `folder`, which is made, once. Raises
+    CheckpointError for a model that cannot."""
+    config = read_config(source)
+    if scores(config):
+        return source
+    if (folder / CONFIG_NAME).exists():
+        return folder
+    from safetensors.torch import save_file
+
+    made = score_config(config, pad_token_id=pad_id)
+    unfinished = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    for item in sorted(source.iterdir()):
+        if item.is_file() and item.name not in (CONFIG_NAME, _INDEX):
+            (unfinished / item.name).symlink_to(item.resolve())
+    save_file({HEAD: _head(parse_facts(made), seed=seed)}, unfinished / _HEAD_FILE)
+    _write_index(source, unfinished)
+    (unfinished / CONFIG_NAME).write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    unfinished.rename(folder)
+    return folder
+
+
+def _head(facts: ModelFacts, *, seed: int):
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    row = torch.randn(1, facts.hidden_size, generator=generator) * _STD
+    return row.to(getattr(torch, facts.dtype))
+
+
+def _write_index(source: Path, folder: Path) -> None:
+    """Which file holds which tensor."""
+    if (source / _INDEX).exists():
+        index = json.loads((source / _INDEX).read_text(encoding="utf-8"))
+    else:
+        from safetensors import safe_open
+
+        with safe_open(source / _WEIGHTS, framework="pt") as file:
+            index = {"metadata": {}, "weight_map": dict.fromkeys(file.keys(), _WEIGHTS)}
+    index["weight_map"][HEAD] = _HEAD_FILE
+    (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,78 @@
+"""A model that gives a score instead of a next token: any family, whose output layer is one row.
+Reward models and critics are such. On disk it is what transformers calls a model for sequence
+classification with one label. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from milescli.core.errors import CheckpointError
+from milescli.models.base import REPLICATED, Rule, WeightTable
+from milescli.models.facts import ModelFacts
+from milescli.models.transforms import alone, same, shapes
+
+SUFFIX = "ForSequenceClassification"
+HEAD = "score.weight"
+OUTPUT = "output_layer.weight"
+"""Of Megatron's model, whichever head it has."""
+
+SCORE = Rule(
+    hf=(HEAD,),
+    megatron=OUTPUT,
+    shapes=shapes(lambda f: (1, f.hidden_size)),
+    sharding=REPLICATED,
+    fuse=same,
+    split=alone,
+    block="outside",
+)
+
+
+def scores(config: Mapping[str, object]) -> bool:
+    """Whether a config.json is of such a model. Raises CheckpointError where it has several
+    labels."""
+    if "id2label" not in config and "num_labels" not in config:
+        return False
+    names = config.get("architectures")
+    if not isinstance(names, list) or not any(str(name).endswith(SUFFIX) for name in names):
+        return False
+    labels = config.get("id2label")
+    count = config.get("num_labels", len(labels) if isinstance(labels, Mapping) else 2)
+    if count != 1:
+        raise CheckpointError(
+            f"a classifier of {count} labels is no reward model",
+            why="`num_labels` of its config.json must be 1: a score",
+            fix="point `model.path` at a reward model, or at the model to make one of",
+        )
+    return True
+
+
+def with_score_head(facts: ModelFacts) -> ModelFacts:
+    """The same model with a score in the place of its vocabulary."""
+    return replace(facts, scores=True, tied_embeddings=False, logit_softcap=None, num_mtp_layers=0)
+
+
+def with_score_rule(table: WeightTable) -> WeightTable:
+    """The table of a family, for a model whose facts say `scores`."""
+    rules = tuple(rule for rule in table.rules if rule.megatron != OUTPUT)
+    return replace(
+        table, rules=(*rules, SCORE), ignored=(*table.ignored, r"(^|\.)lm_head\.weight$")
+    )
+
+
+def score_config(config: Mapping[str, object], *, pad_token_id: int | None) -> dict[str, object]:
+    """The config.json of such a model, made from that of one that generates. `pad_token_id`: not
+    the token that ends a text, before which transformers would read the score."""
+    names = config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else "Model"
+    stem = name.removesuffix(SUFFIX)
+    for end in ("ForCausalLM", "ForConditionalGeneration"):
+        stem = stem.removesuffix(end)
+    return {
+        **config,
+        "architectures": [stem + SUFFIX],
+        "num_labels": 1,
+        "id2label": {"0": "LABEL_0"},
+        "label2id": {"LABEL_0": 0},
+        "pad_token_id": pad_token_id,
+    }

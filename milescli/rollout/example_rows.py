@@ -1,0 +1,273 @@
+"""Rows to learn from, as text: which columns are there, and the chat, text or pair in a row.
+Knows no tokenizer (`examples`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from milescli.core.errors import DataError
+from milescli.core.nearest import nearest
+from milescli.recipe.schema import Data
+
+Kind = Literal["chats", "pairs"]
+"""What an objective learns from: supervised from chats (or texts), preference and reward_model from
+pairs."""
+RowField = Literal["train", "validation"]
+"""The key under `data` that named the file."""
+Turns = list[dict[str, Any]]
+
+CHAT_COLUMNS = ("messages", "conversations", "conversation")
+PROMPT_COLUMNS = ("prompt", "question", "instruction", "problem", "input")
+RESPONSE_COLUMNS = ("completion", "response", "output", "demonstration", "answer")
+TEXT_COLUMN, TOOLS_COLUMN, MARGIN_COLUMN, JUDGED_COLUMN = "text", "tools", "margin", "label"
+CHOSEN, REJECTED = "chosen", "rejected"
+_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation": "tool"}
+"""Of the other common form of chats, which says `from` and `value`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowForm:
+    """Which columns are read. Exactly one of `chat`, `text`, `response` and the two sides."""
+
+    prompt: str | None = None
+    chat: str | None = None
+    text: str | None = None
+    response: str | None = None
+    judged: str | None = None
+    """Says whether the response is good (KTO)."""
+    sides: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """What is learned of a row, as text."""
+
+    turns: Turns
+    """Empty: `text` is plain text."""
+    first: int = 0
+    """Turns of the assistant are learned from this one on."""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleRow:
+    """One good row, not yet tokenised."""
+
+    index: int
+    """Row in the file, counted from 0."""
+    chosen: Chat | None
+    """Of a row that is no pair: the chat itself."""
+    rejected: Chat | None = None
+    margin: float = 0.0
+
+
+def form_of(names: Sequence[str], path: Path, *, kind: Kind, data: Data, key: RowField) -> RowForm:
+    """By the columns of the first row. Raises DataError where they do not tell."""
+    there = f"its columns are {', '.join(names)}"
+
+    def named(wanted: str | None, known: Sequence[str], option: str) -> str | None:
+        if wanted is None:
+            return next((name for name in known if name in names), None)
+        if wanted not in names:
+            guess = nearest(wanted, list(names)) or names[0]
+            raise DataError(
+                f"{path} has no column `{wanted}`", why=there, fix=f"--set data.{option}={guess}"
+            )
+        return wanted
+
+    prompt = named(data.prompt_key, PROMPT_COLUMNS, "prompt_key")
+    response = named(data.response_key, RESPONSE_COLUMNS, "response_key")
+    if kind == "pairs":
+        if CHOSEN in names and REJECTED in names:
+            return RowForm(prompt=prompt, sides=True)
+        if prompt and response and JUDGED_COLUMN in names:
+            return RowForm(prompt=prompt, response=response, judged=JUDGED_COLUMN)
+        raise DataError(
+            f"{path} holds no pairs",
+            why=f"a pair has the columns `{CHOSEN}` and `{REJECTED}` (and `prompt`, where these "
+            f"do not begin with it); a response that was judged alone has `{JUDGED_COLUMN}`, true "
+            f"or false; {there}",
+            fix=f"--set data.{key}=FILE.jsonl   # with these columns",
+        )
+    chat = next((name for name in CHAT_COLUMNS if name in names), None)
+    if chat and data.response_key is None:
+        return RowForm(chat=chat)
+    if prompt and response and prompt != response:
+        return RowForm(prompt=prompt, response=response)
+    if TEXT_COLUMN in names:
+        return RowForm(text=TEXT_COLUMN)
+    lacks = "response" if prompt else "prompt"
+    raise DataError(
+        f"what is learned from {path}?",
+        why=f"a row holds a chat (`messages`), a prompt and a response, or a `{TEXT_COLUMN}`; "
+        f"there is no {lacks} column: {there}",
+        fix=f"--set data.{lacks}_key={names[-1] if lacks == 'response' else names[0]}",
+    )
+
+
+def read_row(record: Mapping[str, Any], index: int, form: RowForm, *, data: Data) -> ExampleRow:
+    """Raises ValueError with the reason where the row cannot be used."""
+    tools = _tools(record)
+    if form.chat is not None:
+        turns = _with_system(_turns(record, form.chat), data.system_prompt)
+        return ExampleRow(index=index, chosen=_whole(turns, form.chat, tools))
+    if form.text is not None:
+        return ExampleRow(index=index, chosen=Chat(turns=[], text=_text(record, form.text)))
+    if form.sides:
+        return _pair(record, index, form, data=data, tools=tools)
+    assert form.prompt is not None and form.response is not None, form
+    prompt = _with_system(_prompt(record, form.prompt), data.system_prompt)
+    chat = _answered(prompt, record, form.response, tools)
+    if form.judged is None:
+        return ExampleRow(index=index, chosen=chat)
+    judged = record.get(form.judged)
+    if not isinstance(judged, bool) and judged not in (0, 1):
+        raise ValueError(f"`{form.judged}` must be true or false, and is {judged!r}")
+    return ExampleRow(
+        index=index, chosen=chat if judged else None, rejected=None if judged else chat
+    )
+
+
+def _pair(
+    record: Mapping[str, Any], index: int, form: RowForm, *, data: Data, tools: list[dict[str, Any]]
+) -> ExampleRow:
+    sides = []
+    for side in (CHOSEN, REJECTED):
+        if form.prompt is not None:
+            prompt = _with_system(_prompt(record, form.prompt), data.system_prompt)
+            sides.append(_answered(prompt, record, side, tools))
+        else:
+            turns = _with_system(_turns(record, side), data.system_prompt)
+            sides.append(_whole(turns, side, tools))
+    chosen, rejected = sides
+    if form.prompt is None:
+        common = _num_common(chosen.turns, rejected.turns)
+        if not any(turn["role"] == "user" for turn in chosen.turns[:common]):
+            raise ValueError(f"`{CHOSEN}` and `{REJECTED}` do not begin with the same prompt")
+        chosen, rejected = (
+            Chat(turns=side.turns, first=min(common, len(side.turns) - 1), tools=tools)
+            for side in sides
+        )
+    margin = record.get(MARGIN_COLUMN)
+    if margin is not None and (isinstance(margin, bool) or not isinstance(margin, int | float)):
+        raise ValueError(f"`{MARGIN_COLUMN}` must be a number, and is {margin!r}")
+    return ExampleRow(index=index, chosen=chosen, rejected=rejected, margin=float(margin or 0.0))
+
+
+def _num_common(one: Turns, other: Turns) -> int:
+    count = 0
+    for first, second in zip(one, other, strict=False):
+        if first != second:
+            break
+        count += 1
+    return count
+
+
+def _answered(
+    prompt: Turns, record: Mapping[str, Any], key: str, tools: list[dict[str, Any]]
+) -> Chat:
+    """A prompt with the response in column `key`: a text, or turns that may repeat the prompt."""
+    value = _present(record, key)
+    if isinstance(value, list):
+        turns = [_turn(item, f"`{key}[{place}]`") for place, item in enumerate(value)]
+        turns = turns[len(prompt) :] if turns[: len(prompt)] == prompt else turns
+        return _whole([*prompt, *turns], key, tools, first=len(prompt))
+    answer = {"role": "assistant", "content": _text(record, key)}
+    return Chat(turns=[*prompt, answer], first=len(prompt), tools=tools)
+
+
+def _whole(turns: Turns, key: str, tools: list[dict[str, Any]], *, first: int = 0) -> Chat:
+    if not turns:
+        raise ValueError(f"`{key}` is an empty list")
+    last = turns[-1]
+    if last["role"] != "assistant":
+        raise ValueError(f"the last turn of `{key}` is the {last['role']}'s, not the assistant's")
+    if not (last.get("content") or last.get("tool_calls")):
+        raise ValueError(f"the last turn of `{key}` is empty")
+    return Chat(turns=turns, first=first, tools=tools)
+
+
+def _prompt(record: Mapping[str, Any], key: str) -> Turns:
+    value = _present(record, key)
+    if isinstance(value, list):
+        return _turns(record, key)
+    return [{"role": "user", "content": _text(record, key)}]
+
+
+def _turns(record: Mapping[str, Any], key: str) -> Turns:
+    value = _present(record, key)
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError:
+            raise ValueError(f"`{key}` must be a list of messages, not a text") from None
+    if not isinstance(value, list):
+        raise ValueError(f"`{key}` must be a list of messages, not {type(value).__name__}")
+    return [_turn(item, f"`{key}[{place}]`") for place, item in enumerate(value)]
+
+
+def _turn(value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be a message with `role` and `content`")
+    if "from" in value and "value" in value:
+        role = str(value["from"])
+        value = {"role": _ROLES.get(role, role), "content": value["value"]}
+    role = value.get("role")
+    if not isinstance(role, str) or not role.strip():
+        raise ValueError(f"{where} has no `role`")
+    # parquet has all keys in all rows: those without a value are not there
+    turn = {key: item for key, item in value.items() if item is not None}
+    content = turn.setdefault("content", "")
+    if not isinstance(content, str):
+        raise ValueError(f"{where}.content must be text, not {type(content).__name__}")
+    if not content.strip() and not turn.get("tool_calls"):
+        raise ValueError(f"{where}.content is empty")
+    _require_text(content, f"{where}.content")
+    return turn
+
+
+def _tools(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    value = record.get(TOOLS_COLUMN)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"`{TOOLS_COLUMN}` is not JSON: {error.msg}") from None
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise ValueError(f"`{TOOLS_COLUMN}` must be a list of tools")
+    return value
+
+
+def _with_system(turns: Turns, system_prompt: str | None) -> Turns:
+    if system_prompt is None or (turns and turns[0]["role"] == "system"):
+        return turns
+    return [{"role": "system", "content": system_prompt}, *turns]
+
+
+def _text(record: Mapping[str, Any], key: str) -> str:
+    value = _present(record, key)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"`{key}` must be text, not {type(value).__name__}")
+    text = str(value)
+    if not text.strip():
+        raise ValueError(f"`{key}` is empty")
+    _require_text(text, f"`{key}`")
+    return text
+
+
+def _require_text(text: str, where: str) -> None:
+    if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
+        raise ValueError(f"{where} holds half of a surrogate pair, which is not text")
+
+
+def _present(record: Mapping[str, Any], key: str) -> Any:
+    if record.get(key) is None:
+        raise ValueError(f"`{key}` is {'null' if key in record else 'missing'}")
+    return record[key]

@@ -1,0 +1,174 @@
+"""One attempt at a run that learns from what engines sample: warm up, check that engine and trainer
+agree, run the loop."""
+
+from __future__ import annotations
+
+import json
+
+from milescli.core.events import PhaseStarted
+from milescli.core.types import Group
+from milescli.rollout.ahead import open_collector
+from milescli.rollout.base import RolloutEngine
+from milescli.rollout.curriculum import as_state, from_state
+from milescli.rollout.episode import evaluation_episodes, training_episodes
+from milescli.runtime import loop, truth
+from milescli.runtime.attempt import Attempt
+from milescli.runtime.devices import Devices
+from milescli.runtime.evaluator import Evaluator
+from milescli.runtime.inputs import scorer_of
+from milescli.runtime.saving import Progress, version_of
+from milescli.train.base import Trainer, adapts
+from milescli.train.objectives import load_in_driver
+
+KEPT_GROUPS = 4
+"""Groups of each step that are written to rollouts/, to read."""
+
+
+class ReinforceAttempt(Attempt):
+    """See Attempt."""
+
+    run: loop.Run | None
+
+    async def work(self, trainer: Trainer, fleet: RolloutEngine | None) -> None:
+        """See Attempt."""
+        assert fleet is not None, "nothing is sampled without engines"
+        run = self.run = self._assemble(trainer, fleet)
+        await self._join(run)
+        await loop.reinforce(run)
+
+    async def settle(self) -> None:
+        """See Attempt."""
+        if self.run is not None:
+            await self.run.groups.stop()
+
+    async def prepare(self, trainer: Trainer) -> None:
+        """See Attempt."""
+        if self.spec.recipe.warmup.steps:
+            await loop.warm_up(
+                recipe=self.spec.recipe,
+                plan=self.spec.plan,
+                trainer=trainer,
+                demonstrations=self.spec.inputs.demonstrations,
+                bus=self.bus,
+                stop=self.stop,
+                tell=self.user.tell,
+            )
+
+    def _assemble(self, trainer: Trainer, fleet: RolloutEngine) -> loop.Run:
+        """The run in memory."""
+        spec, recipe, inputs = self.spec, self.spec.recipe, self.spec.inputs
+        parts = {
+            "engine": fleet,
+            "scorer": scorer_of(recipe.rollout),
+            "decode": inputs.tokenizer.decode,
+            "vocab_size": inputs.facts.vocab_size,
+        }
+        assert inputs.prompts is not None, "a run that samples has prompts"
+        if spec.checkpoint is not None:
+            inputs.prompts.seek(spec.checkpoint.manifest.prompt_position)
+        self.evaluator = Evaluator(
+            recipe=recipe,
+            prompts=inputs.heldout,
+            episodes=evaluation_episodes(recipe, **parts),
+            folder=spec.run.eval_dir,
+        )
+        objective = load_in_driver(recipe.train.objective, recipe)
+        groups = open_collector(
+            inputs.prompts,
+            training_episodes(recipe, **parts),
+            recipe=recipe,
+            with_greedy=getattr(objective, "needs_greedy", False),
+        )
+        if spec.checkpoint is not None:
+            groups.history.update(from_state(spec.checkpoint.manifest.curriculum))
+            if adapts(objective):
+                objective.restore(spec.checkpoint.manifest.objective)
+        return loop.Run(
+            recipe=recipe,
+            plan=spec.plan,
+            bus=self.bus,
+            objective=objective,
+            groups=groups,
+            trainer=trainer,
+            devices=Devices(
+                taking_turns=self.taking_turns,
+                trainer=trainer,
+                engines=fleet,
+                engines_asleep=self.taking_turns,
+            ),
+            hooks=loop.Hooks(
+                save=self.save,
+                settle=self.saver.settle,
+                evaluate=self._evaluate,
+                keep=self._keep,
+                tell=self.user.tell,
+            ),
+            stop=self.stop,
+            step=self.step,
+        )
+
+    async def _join(self, run: loop.Run) -> None:
+        """Give the engines the trainer's weights, and make sure that both compute the same, before
+        the first step."""
+        spec, recipe = self.spec, self.spec.recipe
+        await run.trainer.connect_engines(self.session.builder.engine_addresses(self.engines))
+        if spec.checkpoint is None:
+            await self.save(0)
+        await run.devices.publish(version_of(run.step), verify=recipe.weights.verify)
+        self.bus.emit(
+            PhaseStarted(phase="check", detail="engine and trainer score the same samples")
+        )
+        assert spec.inputs.prompts is not None, "a run that samples has prompts"
+        prompts = spec.inputs.heldout or spec.inputs.prompts.prompts
+        check = truth.TruthCheck(
+            recipe=recipe,
+            plan=spec.plan,
+            num_layers=spec.inputs.facts.num_layers,
+            devices=run.devices,
+        )
+        self.bus.emit(await check.run(prompts[: truth.NUM_PROMPTS]))
+        if spec.checkpoint is None:
+            await self.stop.unless_set(self._evaluate(0))
+
+    async def save_last(self) -> None:
+        """See Attempt."""
+        assert self.run is not None, "nothing runs yet"
+        async with self.run.devices.training():  # a colocated trainer sleeps after each publish
+            await super().save_last()
+
+    def progress(self) -> Progress:
+        """See Attempt."""
+        run = self.run
+        assert run is not None, "nothing runs yet"
+        return Progress(
+            prompt_position=run.groups.position,
+            objective=dict(run.objective.state) if adapts(run.objective) else {},
+            curriculum=as_state(run.groups.history),
+        )
+
+    async def _evaluate(self, step: int) -> None:
+        if heldout := self.spec.inputs.heldout:
+            self.bus.emit(PhaseStarted(phase="eval", detail=f"{len(heldout)} held-out prompts"))
+            self.bus.emit(done := await self.evaluator.run(step))
+            await self.user.tell("tracker", event=done)
+
+    def _keep(self, step: int, groups: list[Group]) -> None:
+        folder = self.spec.run.rollouts_dir
+        folder.mkdir(exist_ok=True)
+        lines = [
+            json.dumps(
+                {
+                    "prompt": group.prompt.text,
+                    "response": sample.text,
+                    "reward": sample.reward,
+                    "stop_reason": sample.stop_reason.value,
+                    "versions": [span.version for span in sample.version_spans],
+                    "seed": sample.seed,
+                    "prompt_index": group.prompt.index,
+                    "response_ids": sample.response_ids,
+                }
+            )
+            for group in groups[:KEPT_GROUPS]
+            for sample in group.samples
+        ]
+        (folder / f"step_{step}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

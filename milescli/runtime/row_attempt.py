@@ -1,0 +1,157 @@
+"""One attempt at a run that learns from rows of a file: the trainer, and engines where an
+evaluation asks for them."""
+
+from __future__ import annotations
+
+import time
+
+from milescli.core.concurrency import in_thread
+from milescli.core.events import PhaseStarted, ValidationDone
+from milescli.rollout.base import RolloutEngine
+from milescli.rollout.episode import evaluation_episodes
+from milescli.runtime.attempt import Attempt
+from milescli.runtime.devices import Devices
+from milescli.runtime.evaluator import Evaluator
+from milescli.runtime.inputs import scorer_of
+from milescli.runtime.learn import RowHooks, RowRun, batch_of, learn
+from milescli.runtime.reference_cache import ReferenceCache
+from milescli.runtime.saving import Progress, version_of
+from milescli.train.base import Trainer, adapts
+from milescli.train.objectives import load_in_driver
+
+
+class RowAttempt(Attempt):
+    """See Attempt."""
+
+    run: RowRun | None
+    evaluator: Evaluator | None = None
+
+    @property
+    def _reference(self) -> ReferenceCache:
+        return ReferenceCache(self.spec.run.path / "reference")
+
+    async def prepare(self, trainer: Trainer) -> None:
+        """See Attempt."""
+        if self.spec.recipe.caches_reference:
+            await self._know_reference(trainer)
+
+    async def recall(self, trainer: Trainer) -> None:
+        """See Attempt."""
+        if self.spec.recipe.caches_reference:
+            start = self.saver.store.find(0)
+            await trainer.load(start.path, weights_only=True)
+            await self._know_reference(trainer)
+
+    async def work(self, trainer: Trainer, fleet: RolloutEngine | None) -> None:
+        """See Attempt."""
+        run = self.run = self._assemble(trainer, fleet)
+        if fleet is not None:
+            await trainer.connect_engines(self.session.builder.engine_addresses(self.engines))
+        if self.spec.checkpoint is None:
+            await self.save(0)
+            await self.stop.unless_set(self._measure(0))
+        await learn(run)
+
+    def _assemble(self, trainer: Trainer, fleet: RolloutEngine | None) -> RowRun:
+        """The run in memory."""
+        spec, recipe, inputs = self.spec, self.spec.recipe, self.spec.inputs
+        assert inputs.rows is not None, "a run that learns from rows has them"
+        objective = load_in_driver(recipe.train.objective, recipe)
+        if spec.checkpoint is not None:
+            inputs.rows.position = spec.checkpoint.manifest.prompt_position
+            if adapts(objective):
+                objective.restore(spec.checkpoint.manifest.objective)
+        devices = None
+        if fleet is not None:
+            devices = Devices(
+                taking_turns=self.taking_turns,
+                trainer=trainer,
+                engines=fleet,
+                engines_asleep=self.taking_turns,
+            )
+            self.evaluator = Evaluator(
+                recipe=recipe,
+                prompts=inputs.heldout,
+                episodes=evaluation_episodes(
+                    recipe,
+                    engine=fleet,
+                    scorer=scorer_of(recipe.rollout),
+                    decode=inputs.tokenizer.decode,
+                    vocab_size=inputs.facts.vocab_size,
+                ),
+                folder=spec.run.eval_dir,
+            )
+        return RowRun(
+            recipe=recipe,
+            plan=spec.plan,
+            bus=self.bus,
+            objective=objective,
+            rows=inputs.rows,
+            trainer=trainer,
+            devices=devices,
+            hooks=RowHooks(
+                save=self.save,
+                settle=self.saver.settle,
+                measure=self._measure,
+                tell=self.user.tell,
+            ),
+            stop=self.stop,
+            step=self.step,
+        )
+
+    async def _measure(self, step: int) -> None:
+        """The loss on held-out rows, and what engines answer to held-out prompts."""
+        run, rows = self.run, self.spec.inputs.validation
+        assert run is not None, "nothing runs yet"
+        if rows:
+            self.bus.emit(PhaseStarted(phase="eval", detail=f"{len(rows)} held-out rows"))
+            began = time.monotonic()
+            batch = await in_thread(lambda: batch_of(run, list(rows)))
+            report = await run.trainer.measure(batch)
+            done = ValidationDone(
+                step=step,
+                loss=report.loss,
+                num_rows=len(rows),
+                seconds=time.monotonic() - began,
+                figures=report.figures,
+            )
+            self.bus.emit(done)
+            await self.user.tell("tracker", event=done)
+        if self.evaluator is not None and run.devices is not None:
+            detail = f"{len(self.evaluator.prompts)} held-out prompts"
+            self.bus.emit(PhaseStarted(phase="eval", detail=detail))
+            await run.devices.publish(version_of(step), verify=run.recipe.weights.verify)
+            self.bus.emit(evaluated := await self.evaluator.run(step))
+            await self.user.tell("tracker", event=evaluated)
+
+    async def _know_reference(self, trainer: Trainer) -> None:
+        """Log-probs of the rows by the weights at the start, of which those that were not computed
+        before are computed by the weights that the trainer has now."""
+        recipe, inputs = self.spec.recipe, self.spec.inputs
+        assert inputs.rows is not None, "a run that learns from rows has them"
+        cache = self._reference
+        wanted = inputs.rows.first(recipe.train.steps * recipe.train.batch_size)
+        missing = cache.missing([*wanted, *inputs.validation])
+        if missing:
+            detail = f"{len(missing)} pairs are scored by the weights at the start"
+            self.bus.emit(PhaseStarted(phase="reference", detail=detail))
+            await cache.add(missing, trainer=trainer, plan=self.spec.plan, stop=self.stop)
+        inputs.rows.items = [cache.known(pair) for pair in inputs.rows.items]
+        inputs.validation[:] = [cache.known(pair) for pair in inputs.validation]
+
+    def progress(self) -> Progress:
+        """See Attempt."""
+        run = self.run
+        assert run is not None, "nothing runs yet"
+        return Progress(
+            prompt_position=run.rows.position,
+            objective=dict(run.objective.state) if adapts(run.objective) else {},
+        )
+
+    async def save_last(self) -> None:
+        """See Attempt."""
+        if self.run is not None and self.run.devices is not None:
+            async with self.run.devices.training():
+                await super().save_last()
+        else:
+            await super().save_last()

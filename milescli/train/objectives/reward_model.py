@@ -1,0 +1,90 @@
+"""A reward model from preferences: a score for a whole response, higher for the chosen one
+(Bradley-Terry, as in arXiv 2203.02155, eq. 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch.nn.functional import logsigmoid
+
+from milescli.core.types import Pair, Trajectory
+from milescli.recipe.schema import Recipe
+from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence
+from milescli.train.packed_tokens import PackedTokens
+from milescli.train.streams import Stream
+
+_MARGIN = "margin"
+_AFTER = 0
+"""Any token: it stands behind the last one, so that what the model says there, having read all, is
+about it."""
+
+
+class RewardModel:
+    """An Objective over pairs, of a model that gives scores."""
+
+    needs: frozenset[Stream] = frozenset()
+    takes = "pairs"
+    of_scores = True
+
+    def __init__(self, *, recipe: Recipe) -> None:
+        """`train.reward_model` of the recipe."""
+        self.settings = recipe.train.reward_model
+
+    def sequences(self, items: Sequence[Pair]) -> list[TrainSequence]:
+        """Two for each pair, the chosen one first, which are one unit."""
+        made = []
+        for pair in items:
+            assert len(pair.sides) == 2, f"row {pair.index + 1} is no pair"
+            for side in pair.sides:
+                sequence = scored_sequence(side, group=pair.index, margin=pair.margin)
+                made.append(replace(sequence, unit=pair.index))
+        return made
+
+    def complete(self, tokens: PackedTokens) -> None:
+        """Nothing is missing."""
+
+    def loss(self, tokens: PackedTokens) -> TokenLoss:
+        """-log sigmoid(chosen - rejected - margin) + center * (chosen + rejected)^2 of the pair."""
+        assert tokens.scores is not None, "a reward model gives scores"
+        scores = tokens.sum_by_sequence(tokens.scores)
+        chosen, rejected = scores.view(-1, 2).unbind(1)
+        margin = tokens.sum_by_sequence(tokens[_MARGIN]).view(-1, 2)[:, 0]
+        losses = -logsigmoid(chosen - rejected - margin)
+        if self.settings.center_coef:
+            losses = losses + self.settings.center_coef * (chosen + rejected).square()
+
+        def of_pairs(values: torch.Tensor) -> torch.Tensor:
+            """[pairs] -> [S]; a sequence has one token on the mask."""
+            return tokens.spread(values.repeat_interleave(2) * 0.5)
+
+        shown = {
+            "pair_accuracy": (chosen > rejected).float(),
+            "score_margin": chosen - rejected,
+            "score_chosen": chosen,
+            "score_rejected": rejected,
+        }
+        return TokenLoss(
+            loss=of_pairs(losses),
+            figures={
+                name: Figure(of_pairs(values.detach()), Reduce.LOSS)
+                for name, values in shown.items()
+            },
+        )
+
+
+def scored_sequence(side: Trajectory, *, group: int, margin: float = 0.0) -> TrainSequence:
+    """A line of tokens whose score is read when all of it was."""
+    tokens = np.frombuffer(side.token_ids, np.int32)
+    mask = np.zeros(len(tokens) + 1, np.bool_)
+    mask[-1] = True
+    return TrainSequence(
+        token_ids=np.append(tokens, np.int32(_AFTER)),
+        loss_mask=mask,
+        streams={_MARGIN: np.where(mask, np.float32(margin), np.float32(0.0))},
+        token_weight=1.0,
+        share=0.5,
+        group=group,
+    )
