@@ -11,7 +11,7 @@ def check_rows(recipe: Recipe) -> None:
     """Raises RecipeError."""
     _one_source(recipe)
     if recipe.learns_from_rows:
-        _nothing_of_rollout(recipe)
+        _one_update(recipe)
         _evaluation(recipe)
     elif recipe.train.epochs is not None or recipe.data.validation is not None:
         key = "train.epochs" if recipe.train.epochs is not None else "data.validation"
@@ -53,14 +53,7 @@ def _one_source(recipe: Recipe) -> None:
         )
 
 
-def _nothing_of_rollout(recipe: Recipe) -> None:
-    if recipe.warmup.steps:
-        raise RecipeError(
-            "a warm-up comes before reinforcement learning",
-            why=f"`warmup.steps` is {recipe.warmup.steps}, and `train.objective` is "
-            f"{recipe.train.objective}, which learns from rows",
-            fix="--set warmup.steps=0",
-        )
+def _one_update(recipe: Recipe) -> None:
     if recipe.train.updates_per_step > 1:
         raise RecipeError(
             "rows are not parted into several updates",

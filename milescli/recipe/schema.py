@@ -110,7 +110,7 @@ class Rollout(Section):
 
 
 class Warmup(Section):
-    """Supervised steps on `data.demonstrations` before RL; 0 steps: none."""
+    """Supervised steps on `data.demonstrations` before anything else; 0 steps: none."""
 
     steps: NonNegative = 0
     batch_size: Positive = 64

@@ -19,6 +19,7 @@ from milescli.runtime.spec import RunSpec
 from milescli.runtime.stop_flag import StopFlag
 from milescli.runtime.supervise import Probe, StopSignals, run_watched
 from milescli.runtime.user_hooks import UserHooks
+from milescli.runtime.warm_up import warm_up
 from milescli.train.base import Trainer
 
 
@@ -129,7 +130,17 @@ class Attempt:
         raise NotImplementedError
 
     async def prepare(self, trainer: Trainer) -> None:
-        """What a run that begins does with its trainer before anything else."""
+        """What a run that begins does with its trainer before anything else: its warm-up."""
+        if self.spec.recipe.warmup.steps:
+            await warm_up(
+                recipe=self.spec.recipe,
+                plan=self.spec.plan,
+                trainer=trainer,
+                demonstrations=self.spec.inputs.demonstrations,
+                bus=self.bus,
+                stop=self.stop,
+                tell=self.user.tell,
+            )
 
     async def recall(self, trainer: Trainer) -> None:
         """What a run that is resumed does with its trainer before the checkpoint is loaded."""

@@ -1,11 +1,10 @@
-"""THE loop: warm-up, then reinforcement learning. Reads as the algorithm does; who runs where is
+"""THE loop: reinforcement learning. Reads as the algorithm does; who runs where is
 the business of others."""
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -16,9 +15,8 @@ from milescli.core.events import (
     PhaseStarted,
     RolloutStats,
     StepDone,
-    WarmupStepDone,
 )
-from milescli.core.types import Group, StepReport, Trajectory, WeightVersion
+from milescli.core.types import Group, StepReport, WeightVersion
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.curriculum import Tried
@@ -26,7 +24,7 @@ from milescli.runtime.devices import Devices
 from milescli.runtime.stop_flag import StopFlag
 from milescli.train import schedule
 from milescli.train.base import Objective, TrainBatch, Trainer, adapts
-from milescli.train.objectives import load_objective, sequences_from
+from milescli.train.objectives import sequences_from
 from milescli.train.packing import pack
 
 T = TypeVar("T")
@@ -102,55 +100,6 @@ class Run:
     step: int = 0
     """RL steps done."""
     stop: StopFlag
-
-
-async def warm_up(
-    *,
-    recipe: Recipe,
-    plan: Plan,
-    trainer: Trainer,
-    demonstrations: list[Trajectory],
-    bus: EventBus,
-    stop: StopFlag,
-    tell: Callable[..., Awaitable[None]],
-) -> None:
-    """Supervised steps through the same trainer, which needs no engine; its optimizer state is
-    forgotten afterwards."""
-    settings = recipe.warmup
-    bus.emit(PhaseStarted(phase="warmup", detail=f"{settings.steps} supervised steps"))
-    batches = _supervised_batches(recipe, plan, demonstrations)
-    for step in range(1, settings.steps + 1):
-        stop.check()
-        began = time.monotonic()
-        report = await trainer.step(next(batches), lr=schedule.warmup_lr_at(settings, step - 1))
-        done = WarmupStepDone(
-            step=step, num_steps=settings.steps, report=report, step_s=time.monotonic() - began
-        )
-        bus.emit(done)
-        await tell("tracker", event=done)
-    await trainer.reset_optimizer()
-
-
-def _supervised_batches(
-    recipe: Recipe, plan: Plan, demonstrations: list[Trajectory]
-) -> Iterator[TrainBatch]:
-    """Endless batches, in an order fixed by the run's seed."""
-    size, name = recipe.warmup.batch_size, "supervised"
-    objective = load_objective(name, recipe)
-    rng, pool = random.Random(f"{recipe.run.seed}/warmup"), list[int]()
-    while True:
-        while len(pool) < size:
-            fresh = list(range(len(demonstrations)))
-            rng.shuffle(fresh)
-            pool += fresh
-        chosen = [demonstrations[index] for index in pool[:size]]
-        pool = pool[size:]
-        yield pack(
-            sequences_from(objective, chosen, name=name),
-            objective=name,
-            dp=plan.trainer.dp,
-            max_tokens_per_microbatch=plan.batch.max_row_tokens(plan.trainer.cp),
-        )
 
 
 async def reinforce(run: Run) -> None:

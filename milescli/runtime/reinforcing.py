@@ -41,19 +41,6 @@ class ReinforceAttempt(Attempt):
         if self.run is not None:
             await self.run.groups.stop()
 
-    async def prepare(self, trainer: Trainer) -> None:
-        """See Attempt."""
-        if self.spec.recipe.warmup.steps:
-            await loop.warm_up(
-                recipe=self.spec.recipe,
-                plan=self.spec.plan,
-                trainer=trainer,
-                demonstrations=self.spec.inputs.demonstrations,
-                bus=self.bus,
-                stop=self.stop,
-                tell=self.user.tell,
-            )
-
     def _assemble(self, trainer: Trainer, fleet: RolloutEngine) -> loop.Run:
         """The run in memory."""
         spec, recipe, inputs = self.spec, self.spec.recipe, self.spec.inputs

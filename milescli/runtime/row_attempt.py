@@ -32,6 +32,7 @@ class RowAttempt(Attempt):
 
     async def prepare(self, trainer: Trainer) -> None:
         """See Attempt."""
+        await super().prepare(trainer)
         if self.spec.recipe.caches_reference:
             await self._know_reference(trainer)
 
