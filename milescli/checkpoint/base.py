@@ -13,6 +13,9 @@ CHECKPOINT = "release"
 CARRIED = "hf"
 """Folder of what Megatron has no place for within a converted model: config.json, tokenizer,
 tensors that are passed through."""
+CRITIC_PART = "critic"
+"""Folder within a checkpoint that holds its critic, where the run trains one; a `torch_dist` folder
+as the checkpoint itself."""
 METADATA_NAME = ".metadata"
 """Of a `torch_dist` folder."""
 TRACKER_NAME = "latest_checkpointed_iteration.txt"

@@ -111,6 +111,11 @@ class RunDir:
         return self.path / "score-model"
 
     @property
+    def critic_model_dir(self) -> Path:
+        """The model that the run's critic is made of."""
+        return self.path / "critic-model"
+
+    @property
     def own_model_dir(self) -> Path:
         """The model that miles made for this run: from a seed, or from a converted checkpoint."""
         return self.path / "model"

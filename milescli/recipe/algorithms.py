@@ -108,6 +108,21 @@ ALGORITHMS: dict[str, Algorithm] = {
         base="reinforce",
         sets={"train.advantage": "opo"},
     ),
+    "ppo": Algorithm(
+        about="a critic's values for each token (GAE), PPO's clip, the KL as a cost",
+        paper="arXiv 1707.06347",
+        sets={
+            "train.advantage": "reinforce",
+            "train.credit": "gae",
+            "train.lam": 0.95,
+            "train.whiten": True,
+            "train.aggregation": "token_mean",
+            "train.clip_high": 0.2,
+            "train.kl_coef": 0.001,
+            "train.kl_in": "reward",
+            "train.kl_estimator": "k1",
+        },
+    ),
     "reinforce_pp": Algorithm(
         about="PPO's clip without a critic: returns of each token, whitened over the batch",
         paper="arXiv 2501.03262",

@@ -22,7 +22,7 @@ CLIPS_RATIO = ("clip", "clip_cov", "cispo")
 
 def check_algorithm(recipe: Recipe) -> None:
     """Raises RecipeError."""
-    for rule in (_groups, _surrogate, _credit, _kl, _correction, _sampled_whole, _drawn):
+    for rule in (_groups, _surrogate, _critic, _kl, _correction, _sampled_whole, _drawn):
         rule(recipe)
 
 
@@ -119,13 +119,21 @@ def _surrogate(recipe: Recipe) -> None:
         raise _empty("train.covariance.low", train.covariance.low, train.covariance.high)
 
 
-def _credit(recipe: Recipe) -> None:
-    if recipe.train.credit == "gae":
+def _critic(recipe: Recipe) -> None:
+    train = recipe.train
+    if recipe.has_critic and train.critic.warmup_steps >= train.steps:
         raise RecipeError(
-            "`train.credit=gae` needs a critic",
-            why="it weighs rewards against the values that a critic expects, and this version of "
-            "miles trains none",
-            fix="--set train.credit=to_go   # as in train.algorithm=reinforce_pp",
+            "the policy would never learn",
+            why=f"`train.critic.warmup_steps` is {train.critic.warmup_steps}, and `train.steps` is "
+            f"{train.steps}: the critic alone learns until then",
+            fix=f"--set train.critic.warmup_steps={train.steps // 10}",
+        )
+    if recipe.has_critic and train.routing_replay:
+        raise RecipeError(
+            "routing is not replayed in a critic",
+            why="`train.routing_replay` fixes the experts by what the engine chose, and the critic "
+            "is another model",
+            fix="--set train.routing_replay=false",
         )
 
 

@@ -318,6 +318,11 @@ class Recipe(Section):
         return self.train.objective in OF_SCORES
 
     @property
+    def has_critic(self) -> bool:
+        """Whether a critic is trained beside the policy."""
+        return self.train.credit == "gae" and not self.learns_from_rows
+
+    @property
     def sequences_per_row(self) -> int:
         """2: a chosen and a rejected response."""
         return 2 if self.train.objective in OF_PAIRS else 1

@@ -131,6 +131,22 @@ class RewardModelSettings(Section):
     usual."""
 
 
+class Critic(Section):
+    """What `train.credit: gae` weighs rewards against: a model of values, with an optimizer of its
+    own that is set as the policy's."""
+
+    path: str | None = None
+    """A Hugging Face folder that gives scores, or whose output layer is replaced by a score (a
+    reward model, the policy's base); null: the policy's own weights at the start, with a new
+    head."""
+    lr: PositiveFloat = 1e-5
+    """Of its optimizer; it falls and rises as the policy's."""
+    warmup_steps: NonNegative = 0
+    """First steps in which the critic alone learns."""
+    clip: PositiveFloat | None = 0.2
+    """A value that has moved by more than this in a step gains nothing by it; null: no bound."""
+
+
 class Train(Section):
     """How groups, or rows, become one optimizer step."""
 
@@ -233,6 +249,7 @@ class Train(Section):
     (mixture-of-experts only); nothing is dropped."""
     routing_replay: bool = False
     """R3: the trainer routes as the engine did (mixture-of-experts only)."""
+    critic: Critic = Critic()
     preference: Preference = Preference()
     reward_model: RewardModelSettings = RewardModelSettings()
     optimizer: Optimizer = Optimizer()

@@ -141,6 +141,8 @@ class Attempt:
                 stop=self.stop,
                 tell=self.user.tell,
             )
+        if self.spec.recipe.has_critic and self.spec.recipe.train.critic.path is None:
+            await trainer.start_critic()
 
     async def recall(self, trainer: Trainer) -> None:
         """What a run that is resumed does with its trainer before the checkpoint is loaded."""

@@ -99,6 +99,9 @@ class Builder:
                 "recipe": self.recipe,
                 "plan": self.plan,
                 "model_dir": str(self.spec.inputs.model_dir),
+                "critic_dir": str(self.spec.inputs.critic_dir)
+                if self.spec.inputs.critic_dir
+                else None,
                 "channel": CHANNELS.path_of(self.plan.channel, key="weights.channel")
                 if self.plan.engines.num
                 else None,

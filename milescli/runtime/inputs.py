@@ -58,6 +58,8 @@ class RunInputs:
     """By data field."""
     rows: Examples[Any] | None = None
     """Trajectories or pairs of `data.train`; None where the run learns from what is sampled."""
+    critic_dir: Path | None = None
+    """A Hugging Face folder that gives scores; None: the run trains no critic."""
     validation: list[Any] = dataclasses.field(default_factory=list)
     """Held-out ones; empty without `data.validation`."""
 
@@ -157,7 +159,35 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         reports=reports,
         rows=rows,
         validation=validation,
+        critic_dir=_critic_folder(recipe, run, model_dir, facts, tokenizer, output=output),
     )
+
+
+def _critic_folder(
+    recipe: Recipe,
+    run: RunDir,
+    model_dir: Path,
+    facts: ModelFacts,
+    tokenizer: ChatTokenizer,
+    *,
+    output: Output | None,
+) -> Path | None:
+    """The critic's model, made of the policy's folder or of `train.critic.path`. Raises RecipeError
+    where it reads other tokens than the policy."""
+    if not recipe.has_critic:
+        return None
+    source = model_dir
+    if (path := recipe.train.critic.path) is not None:
+        source = model_dir_of(Model(path=path), run, output=output)
+        theirs = load_facts(source)
+        if theirs.vocab_size != facts.vocab_size:
+            raise RecipeError(
+                "the critic reads other tokens than the policy",
+                why=f"`train.critic.path` {path} has a vocabulary of {theirs.vocab_size}, the "
+                f"policy one of {facts.vocab_size}",
+                fix="--set train.critic.path=null   # the policy's own weights, with a new head",
+            )
+    return score_model(source, run.critic_model_dir, pad_id=tokenizer.pad_id, seed=recipe.run.seed)
 
 
 def _rows(

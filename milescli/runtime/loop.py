@@ -1,5 +1,5 @@
-"""THE loop: reinforcement learning. Reads as the algorithm does; who runs where is
-the business of others."""
+"""THE loop: reinforcement learning. Reads as the algorithm does; who runs where is the business
+of others."""
 
 from __future__ import annotations
 
@@ -116,10 +116,10 @@ async def reinforce(run: Run) -> None:
         await run.hooks.tell("all_samples", step=step, groups=groups, refused=run.groups.refused)
         await run.hooks.tell("before_step", step=step, groups=groups)
         batch = await in_thread(lambda groups=groups: _prepare(run, groups))
-        lr = await in_thread(lambda step=step: _lr_of(run, step))
+        lr, critic_lr = await in_thread(lambda step=step: _lrs_of(run, step))
         clock.lap("pack")
         async with run.devices.training():
-            report = await run.trainer.step(batch, lr=lr)
+            report = await run.trainer.step(batch, lr=lr, critic_lr=critic_lr)
             run.step = step
             await in_thread(lambda report=report: _observe(run, report))
             clock.lap("train")
@@ -162,10 +162,16 @@ def _observe(run: Run, report: StepReport) -> None:
         run.objective.observe(report)
 
 
-def _lr_of(run: Run, step: int) -> float:
-    """The learning rate of `step`."""
+def _lrs_of(run: Run, step: int) -> tuple[float | None, float | None]:
+    """The learning rates of `step`: of the policy (None: the critic learns alone), and of the
+    critic (None: there is none)."""
     train = run.recipe.train
-    return schedule.lr_at(train.optimizer, step - 1, train.steps)
+    lr = schedule.lr_at(train.optimizer, step - 1, train.steps)
+    if not run.recipe.has_critic:
+        return lr, None
+    own = train.optimizer.model_copy(update={"lr": train.critic.lr, "min_lr": 0.0})
+    critic_lr = schedule.lr_at(own, step - 1, train.steps)
+    return (None if step <= train.critic.warmup_steps else lr), critic_lr
 
 
 def _due(step: int, every: int) -> bool:

@@ -33,9 +33,15 @@ class RankGroup:
         """See Trainer."""
         await self._all("connect_engines", engines)
 
-    async def step(self, batch: TrainBatch, *, lr: float) -> StepReport:
+    async def step(
+        self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
+    ) -> StepReport:
         """See Trainer."""
-        return (await self._sharded("step", batch, lr))[0]
+        return (await self._sharded("step", batch, lr, critic_lr))[0]
+
+    async def start_critic(self) -> None:
+        """See Trainer."""
+        await self._all("start_critic")
 
     async def measure(self, batch: TrainBatch) -> StepReport:
         """See Trainer."""

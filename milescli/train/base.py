@@ -186,9 +186,15 @@ class Trainer(Protocol):
     async def connect_engines(self, engines: list[EngineAddress]) -> None:
         """Open the weight channel to these engines; again after one was replaced."""
 
-    async def step(self, batch: TrainBatch, *, lr: float) -> StepReport:
+    async def step(
+        self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
+    ) -> StepReport:
         """One pass over the batch: one optimizer update per entry of `shard.updates`, with the
-        learning rate given."""
+        learning rate given, and as many of the critic, where there is one. `lr` None: the policy
+        stays as it is."""
+
+    async def start_critic(self) -> None:
+        """The critic begins from the policy's current weights, but for its head."""
 
     async def measure(self, batch: TrainBatch) -> StepReport:
         """Loss and figures of the batch as `step` would report them, and nothing changes. Its

@@ -18,7 +18,9 @@ class Stream(StrEnum):
     REFERENCE = "reference"
     """Log-prob by the frozen reference."""
     VALUES = "values"
-    """What a critic expects from here on."""
+    """What a critic expects from here on, before the first update of the step."""
+    RETURNS = "returns"
+    """What a critic should have expected."""
     UNIFORM = "uniform"
     """A random number in [0, 1), fixed by the sample's seed: a draw that no layout changes."""
     ENTROPY_COEF = "entropy_coef"
@@ -29,5 +31,5 @@ class Stream(StrEnum):
 
 LOGPROBS = frozenset({Stream.ENGINE, Stream.OLD, Stream.REFERENCE})
 """Streams that the loss compares with the policy's own log-probs."""
-FROM_RANKS = (Stream.OLD, Stream.REFERENCE)
+FROM_RANKS = (Stream.OLD, Stream.REFERENCE, Stream.VALUES)
 """Streams that the trainer's ranks compute where an objective needs them, in this order."""

@@ -11,30 +11,26 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from milescli.checkpoint.base import CRITIC_PART
 from milescli.core.errors import MilesError, WaitTimeout
 from milescli.core.lost_peer import sounds_like_lost_peer
 from milescli.core.types import EngineAddress, StepReport, WeightVersion
-from milescli.models import load_facts, table
+from milescli.models import load_facts
 from milescli.plan.legal import check_layout
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
-from milescli.train.base import Objective, TrainShard
-from milescli.train.objectives import OBJECTIVES, load_objective
-from milescli.train.rank_hooks import load_before_log_probs
-from milescli.train.streams import FROM_RANKS, Stream
+from milescli.train.base import TrainShard
 from milescli.weights.base import Bucket, WeightChannel
 from milescli.weights.formats import formatted, load_format
 
 if TYPE_CHECKING:
-    from milescli.backends.megatron.shard import RankShard
-
-_MIB = 2**20
+    from milescli.backends.megatron.trained import TrainedModel
 
 
 class TrainerRank:
@@ -51,16 +47,18 @@ class TrainerRank:
         plan: Plan,
         model_dir: str,
         channel: str | None = None,
+        critic_dir: str | None = None,
     ) -> None:
-        """`model_dir`: Hugging Face folder. `channel`: import path `module:Class` of the weight
-        channel, or None where nothing is published. Takes no device and opens nothing."""
+        """`model_dir`: Hugging Face folder; `critic_dir`: that of the critic, which gives scores,
+        or None. `channel`: import path `module:Class` of the weight channel, or None where nothing
+        is published. Takes no device and opens nothing."""
         assert world_size == plan.trainer.world_size, (world_size, plan.trainer)
         self.rank = rank
         self.master = (master_addr, master_port)
         self.recipe, self.plan = recipe, plan
         self.model_dir = Path(model_dir)
+        self.critic_dir = Path(critic_dir) if critic_dir else None
         self.channel_path = channel
-        self._objectives: dict[str, Objective[Any]] = {}
         self.dtype = torch.bfloat16 if plan.precision == "bf16" else torch.float32
 
     def setup(self) -> dict[str, float]:
@@ -83,7 +81,6 @@ class TrainerRank:
             avoid_cudnn()
         _quieten()
         self.facts = load_facts(self.model_dir)
-        self.table = table(self.facts)
         from milescli.backends.megatron import mesh
 
         check_layout(self.plan.trainer, self.facts)
@@ -100,48 +97,42 @@ class TrainerRank:
         self._build()
         self.channel = self._make_channel()
         self.format = load_format(self.recipe.weights.format)
-        self.before_log_probs = load_before_log_probs(self.recipe.train.before_log_probs)
         return {"join_s": joined - started, "build_s": time.monotonic() - joined}
 
     def _build(self) -> None:
-        from milescli.backends.megatron import model, optimizer, replay, weights
-        from milescli.backends.megatron.checkpoint import CheckpointIO
-        from milescli.backends.megatron.forward import Passes
-        from milescli.backends.megatron.layer_specs import load_layer_spec
+        from milescli.backends.megatron.learner import Learner
         from milescli.backends.megatron.reference import Reference
-        from milescli.backends.megatron.sleeping import Sleeper
+        from milescli.backends.megatron.trained import TrainedModel
 
-        config = model.build_config(
-            self.facts,
-            self.plan.trainer,
-            dtype=self.dtype,
-            device=self.device,
-            recompute=self.plan.trainer.recompute,
-            routing_replay=self.recipe.train.routing_replay,
+        settings, made = (
+            self.recipe.train,
+            {"recipe": self.recipe, "plan": self.plan, "mesh": self.mesh, "dtype": self.dtype},
         )
-        change = load_layer_spec(self.recipe.model.layer_spec)
-        gpt = model.build_model(config, self.facts, self.mesh, change_layer=change)
-        self.weights = weights.local_weights(gpt, self.table, self.mesh)
-        weights.load_hf(self.weights, self.table, folder=self.model_dir, mesh=self.mesh)
-        self.model = optimizer.wrap(gpt)
-        self.optimizer = optimizer.make_optimizer(
-            self.model,
-            self.recipe.train.optimizer,
-            dtype=self.dtype,
-            on_host=self.plan.trainer.offload_optimizer,
-        )
-        self.reference = Reference(self.model)
-        self.sleeper = Sleeper(self.model, self.optimizer)
-        self.checkpoints = CheckpointIO(
-            self.model, self.optimizer, timeout_s=self.recipe.machine.step_timeout_s
-        )
-        self.passes = Passes(
-            model=self.model,
+        self.critic = None
+        if self.critic_dir is not None:
+            # first: replay finds the routers of the model that was built last
+            self.critic = TrainedModel(self.critic_dir, rule=settings.optimizer, **made)
+        self.policy = TrainedModel(self.model_dir, rule=settings.optimizer, **made)
+        self.reference = Reference(self.policy.model)
+        self.learner = Learner(
+            recipe=self.recipe,
             mesh=self.mesh,
-            vocab_size=self.facts.vocab_size,
-            gives_scores=self.facts.scores,
-            routers=replay.own_routers(gpt),
+            policy=self.policy,
+            critic=self.critic,
+            reference=self.reference,
         )
+        if self.critic is not None and self.device.type != "cpu":
+            self.critic.sleeper.sleep()
+
+    @property
+    def model(self):
+        """The policy's, as Megatron's DistributedDataParallel holds it."""
+        return self.policy.model
+
+    @property
+    def optimizer(self):
+        """The policy's."""
+        return self.policy.optimizer
 
     def _make_channel(self) -> WeightChannel | None:
         if self.channel_path is None:
@@ -154,90 +145,22 @@ class TrainerRank:
             timeout_s=self.recipe.machine.request_timeout_s,
         )
 
-    def step(self, shard: TrainShard, lr: float) -> StepReport:
-        """One optimizer update per entry of `shard.updates`. Equal on all ranks. Raises
-        NotFiniteError before an update that would spoil the weights; updates before it in the same
-        step stand."""
-        from milescli.backends.megatron import optimizer, stepping
-
-        objective = self._objective(shard.objective)
+    def step(
+        self, shard: TrainShard, lr: float | None, critic_lr: float | None = None
+    ) -> StepReport:
+        """See `Learner`; equal on all ranks."""
         with self._named("an optimizer step"):
-            own, seconds = self._on_rank(shard), _Stopwatch()
-            self._fill(own, objective)
-            optimizer.set_lr(self.optimizer, lr)
-            figures = []
-            for number, microbatches in enumerate(own.updates):
-                loss = stepping.UpdateLoss(
-                    objective=objective,
-                    shard=own,
-                    mesh=self.mesh,
-                    measures_engine=number == 0 or Stream.OLD in own,
-                )
-                self.model.zero_grad_buffer()
-                self.optimizer.zero_grad()
-                self.passes.train(microbatches, loss, temperature=shard.temperature)
-                loss.require_finite()
-                optimizer.require_finite_gradients(self.model, device=self.device)
-                seconds.lap("forward_backward_s")
-                _, grad_norm, _ = self.optimizer.step()
-                seconds.lap("optimizer_s")
-                figures.append(stepping.reduce_figures(loss, grad_norm=float(grad_norm)))
-            return stepping.report(
-                figures, lr=lr, num_microbatches=len(own.microbatches), **seconds.laps
-            )
+            return self.learner.step(shard, lr, critic_lr)
 
     def measure(self, shard: TrainShard) -> StepReport:
-        """Loss and figures of the shard's batch as `step` would report them; nothing changes. Equal
-        on all ranks."""
-        from milescli.backends.megatron import stepping
-
-        objective = self._objective(shard.objective)
+        """See `Learner`; equal on all ranks."""
         with self._named("measuring a loss"):
-            own, seconds = self._on_rank(shard), _Stopwatch()
-            self._fill(own, objective)
-            figures = []
-            for microbatches in own.updates:
-                loss = stepping.UpdateLoss(
-                    objective=objective, shard=own, mesh=self.mesh, measures_engine=False
-                )
-                self.passes.measure(microbatches, loss, temperature=shard.temperature)
-                loss.require_finite()
-                figures.append(stepping.reduce_figures(loss, grad_norm=0.0))
-            seconds.lap("forward_backward_s")
-            return stepping.report(
-                figures, lr=0.0, num_microbatches=len(own.microbatches), **seconds.laps
-            )
-
-    def _fill(self, own: RankShard, objective: Objective[Any]) -> None:
-        """The streams that the objective needs, then those that it makes of them."""
-        for stream in FROM_RANKS:
-            if stream in objective.needs:
-                with self._weights_of(stream):
-                    own.fill(stream, self._score(own, stream))
-        if self.mesh.is_last_stage:
-            tokens = own.all_tokens()
-            with OBJECTIVES.guarded(own.shard.objective):
-                objective.complete(tokens)
-            own.keep(tokens)
-
-    def _weights_of(self, stream: Stream) -> AbstractContextManager[None]:
-        """The model that makes a stream is in the policy's place within."""
-        return self.reference.swapped_in() if stream is Stream.REFERENCE else nullcontext()
+            return self.learner.measure(shard)
 
     def score(self, shard: TrainShard) -> list[np.ndarray] | None:
-        """Per sequence of the shard, [n] float32 log-prob of each token given those before it; 0.0
-        for the first. None on ranks that do not speak for its tokens."""
+        """See `Learner`."""
         with self._named("scoring samples"):
-            own = self._on_rank(shard)
-            own.fill(Stream.OLD, self._score(own, Stream.OLD))
-            if not self.mesh.speaks_for_tokens:
-                return None
-            sequences = own.by_sequence(Stream.OLD)
-            if self.mesh.layout.cp > 1:
-                whole = torch.cat(sequences).to(self.device)
-                dist.all_reduce(whole, group=self.mesh.cp_group)
-                sequences = list(whole.cpu().split([len(values) for values in sequences]))
-            return None if self.mesh.cp_rank else [values.numpy() for values in sequences]
+            return self.learner.score(shard)
 
     def freeze_reference(self) -> None:
         """The current weights become the reference of the KL term, kept in host memory."""
@@ -245,45 +168,64 @@ class TrainerRank:
 
     def reset_optimizer(self) -> None:
         """Forget the moments."""
-        from milescli.backends.megatron import optimizer
-
-        optimizer.forget_moments(self.optimizer)
+        self.policy.reset_optimizer()
 
     def save(self, folder: str, async_save: bool) -> None:
         """Write weights, optimizer and RNG into `folder`, which is made. With `async_save`,
         training may go on at once and the files are complete after `finish_save`."""
         with self._named("saving"):
-            self.checkpoints.start(Path(folder))
-            if not async_save:
-                self.checkpoints.finish()
+            for model, part in self._kept(Path(folder)):
+                with self._awake(model):
+                    model.checkpoints.start(part)
+                if not async_save:
+                    model.checkpoints.finish()
 
     def finish_save(self) -> None:
         """Wait until the last save is on disk."""
         with self._named("finishing a save"):
-            self.checkpoints.finish()
+            for model, _ in self._kept(Path()):
+                model.checkpoints.finish()
 
     def load(self, folder: str, weights_only: bool = False) -> None:
         """Take weights, and unless `weights_only` optimizer and RNG, from a folder that `save`
         wrote under any layout."""
         with self._named("loading"):
-            self.checkpoints.load(Path(folder), weights_only=weights_only)
+            for model, part in self._kept(Path(folder)):
+                if model is self.policy or not weights_only:
+                    with self._awake(model):
+                        model.checkpoints.load(part, weights_only=weights_only)
+
+    def _awake(self, model: TrainedModel) -> AbstractContextManager[None]:
+        """It is on the device within."""
+        return nullcontext() if model is self.policy else self.learner.turn_of(model)
+
+    def _kept(self, folder: Path) -> list[tuple[TrainedModel, Path]]:
+        """(model, its part of the checkpoint) of all that are trained."""
+        kept = [(self.policy, folder)]
+        return kept if self.critic is None else [*kept, (self.critic, folder / CRITIC_PART)]
+
+    def start_critic(self) -> None:
+        """The critic begins from the policy's current weights, with a head of its own."""
+        assert self.critic is not None, "this trainer was made without a critic"
+        with self.learner.turn_of(self.critic):
+            self.critic.take_trunk(self.policy)
 
     def shed(self) -> None:
         """Give the memory of gradients and optimizer back; the weights can be published. On a CPU:
         nothing."""
         if self.device.type != "cpu":
-            self.sleeper.shed()
+            self.policy.sleeper.shed()
 
     def sleep(self) -> None:
         """Move weights, gradients and optimizer to host memory, so that a colocated engine may use
         the device. On a CPU: nothing."""
         if self.device.type != "cpu":
-            self.sleeper.sleep()
+            self.policy.sleeper.sleep()
 
     def wake(self) -> None:
         """Bring them back. On a CPU: nothing."""
         if self.device.type != "cpu":
-            self.sleeper.wake()
+            self.policy.sleeper.wake()
 
     def connect_engines(self, engines: list[EngineAddress]) -> None:
         """Open the weight channel to these engines; again after one was replaced."""
@@ -308,14 +250,11 @@ class TrainerRank:
         trainer part; the weights are lost."""
         from milescli.backends.megatron import weights
 
-        weights.silence_layers(self.weights, first=first)
+        weights.silence_layers(self.policy.weights, first=first)
 
     def buckets(self) -> Iterator[Bucket]:
         """The whole model under Hugging Face names. Collective: all ranks consume all of it."""
-        from milescli.backends.megatron.gathering import hf_buckets
-
-        size = self.recipe.weights.bucket_mib * _MIB
-        return hf_buckets(self.weights, self.table, mesh=self.mesh, bucket_bytes=size)
+        return self.policy.buckets()
 
     def parameter_checksums(self) -> dict[str, str]:
         """Hugging Face name -> SHA-256 of the tensor's bytes; equal for equal weights under any
@@ -329,24 +268,6 @@ class TrainerRank:
         if getattr(self, "channel", None) is not None:
             self.channel.close()
         mesh.tear_down()
-
-    def _objective(self, name: str) -> Objective[Any]:
-        """Made once."""
-        if name not in self._objectives:
-            self._objectives[name] = load_objective(name, self.recipe)
-        return self._objectives[name]
-
-    def _on_rank(self, shard: TrainShard) -> RankShard:
-        from milescli.backends.megatron.shard import RankShard
-
-        return RankShard(shard, mesh=self.mesh, facts=self.facts)
-
-    def _score(self, own: RankShard, stream: Stream) -> list[torch.Tensor]:
-        """[S] log-probs for each microbatch, on ranks of the last stage."""
-        if self.before_log_probs is not None:
-            with torch.no_grad():
-                self.before_log_probs(model=self.model.module, stream=str(stream))
-        return self.passes.score(own.microbatches, temperature=own.shard.temperature)
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
@@ -367,20 +288,6 @@ class TrainerRank:
                 f"{str(error).splitlines()[0]}",
                 fix="look into logs/latest for the trainer rank that ended first",
             ) from error
-
-
-class _Stopwatch:
-    """Seconds of the parts of a step."""
-
-    def __init__(self) -> None:
-        self.laps = {"forward_backward_s": 0.0, "optimizer_s": 0.0}
-        self._last = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        """What has passed since the last lap belongs to `name`."""
-        now = time.monotonic()
-        self.laps[name] += now - self._last
-        self._last = now
 
 
 def _sha256(tensor: torch.Tensor) -> str:

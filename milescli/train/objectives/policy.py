@@ -138,6 +138,8 @@ class Policy:
         values = self.credit(
             advantages=given, penalty=penalty, tokens=tokens, settings=self.settings
         )
+        if Stream.VALUES in self.needs:
+            tokens[Stream.RETURNS] = values + tokens[Stream.VALUES]
         return whitened(values, tokens) if self.settings.whiten else values
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:

@@ -1,0 +1,204 @@
+"""What a rank's models do with a shard: an optimizer step of the policy, and of the critic where
+there is one; a measurement; scores. Collective: all ranks are called with equal arguments but for
+the shard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from milescli.backends.megatron import stepping
+from milescli.backends.megatron.mesh import Mesh
+from milescli.backends.megatron.reference import Reference
+from milescli.backends.megatron.shard import RankShard
+from milescli.backends.megatron.trained import TrainedModel
+from milescli.core.types import StepReport
+from milescli.recipe.schema import Recipe
+from milescli.train.base import Objective, TrainShard
+from milescli.train.objectives import OBJECTIVES, VALUE, load_objective
+from milescli.train.rank_hooks import load_before_log_probs
+from milescli.train.streams import FROM_RANKS, Stream
+
+
+@dataclass(slots=True, kw_only=True)
+class Learner:
+    """The models of one rank, put to work."""
+
+    recipe: Recipe
+    mesh: Mesh
+    policy: TrainedModel
+    critic: TrainedModel | None
+    reference: Reference
+    _objectives: dict[str, Objective[Any]] = field(default_factory=dict)
+    _before_log_probs: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._before_log_probs = load_before_log_probs(self.recipe.train.before_log_probs)
+
+    def step(
+        self, shard: TrainShard, lr: float | None, critic_lr: float | None = None
+    ) -> StepReport:
+        """One optimizer update per entry of `shard.updates`, then as many of the critic, where
+        there is one and `critic_lr` is given. `lr` None: the policy stays as it is. Equal on all ranks. Raises
+        NotFiniteError before an update that would spoil the weights; updates before it in the same
+        step stand."""
+        objective = self._objective(shard.objective)
+        own, seconds = self._on_rank(shard), _Stopwatch()
+        self._fill(own, objective)
+        figures = []
+        for number, microbatches in enumerate(own.updates):
+            loss = stepping.UpdateLoss(
+                objective=objective,
+                shard=own,
+                mesh=self.mesh,
+                measures_engine=number == 0 or Stream.OLD in own,
+            )
+            self.policy.gradients(microbatches, loss, temperature=shard.temperature)
+            seconds.lap("forward_backward_s")
+            grad_norm = self.policy.update(lr) if lr is not None else 0.0
+            seconds.lap("optimizer_s")
+            figures.append(stepping.reduce_figures(loss, grad_norm=grad_norm))
+        told = stepping.report(
+            figures, lr=lr or 0.0, num_microbatches=len(own.microbatches), **seconds.laps
+        )
+        if self.critic is None or critic_lr is None:
+            return told
+        return self._critic_step(self.critic, own, told, lr=critic_lr)
+
+    def _critic_step(
+        self, critic: TrainedModel, own: RankShard, told: StepReport, *, lr: float
+    ) -> StepReport:
+        """The critic's updates on the returns of the same tokens; its figures go with the
+        policy's."""
+        objective, figures, seconds = self._objective(VALUE), [], _Stopwatch()
+        with self.turn_of(critic):
+            for microbatches in own.updates:
+                loss = stepping.UpdateLoss(
+                    objective=objective, shard=own, mesh=self.mesh, measures_engine=False
+                )
+                critic.gradients(microbatches, loss, temperature=1.0)
+                seconds.lap("forward_backward_s")
+                grad_norm = critic.update(lr)
+                seconds.lap("optimizer_s")
+                figures.append(stepping.reduce_figures(loss, grad_norm=grad_norm))
+        report = stepping.report(
+            figures, lr=lr, num_microbatches=len(own.microbatches), **seconds.laps
+        )
+        of_critic = {
+            "value_loss": report.loss,
+            "value_grad_norm": report.grad_norm,
+            "value_lr": lr,
+            **report.figures,
+        }
+        return replace(
+            told,
+            figures={**told.figures, **of_critic},
+            forward_backward_s=told.forward_backward_s + report.forward_backward_s,
+            optimizer_s=told.optimizer_s + report.optimizer_s,
+        )
+
+    @contextmanager
+    def turn_of(self, critic: TrainedModel) -> Iterator[None]:
+        """The critic is on the device within, and the policy waits in host memory; on a CPU both
+        are there at all times."""
+        if self.mesh.device.type == "cpu":
+            yield
+            return
+        self.policy.sleeper.sleep()
+        critic.sleeper.wake()
+        yield
+        critic.sleeper.sleep()
+        self.policy.sleeper.wake()
+
+    def measure(self, shard: TrainShard) -> StepReport:
+        """Loss and figures of the shard's batch as `step` would report them; nothing changes. Equal
+        on all ranks."""
+        objective = self._objective(shard.objective)
+        own, seconds = self._on_rank(shard), _Stopwatch()
+        self._fill(own, objective)
+        figures = []
+        for microbatches in own.updates:
+            loss = stepping.UpdateLoss(
+                objective=objective, shard=own, mesh=self.mesh, measures_engine=False
+            )
+            self.policy.passes.measure(microbatches, loss, temperature=shard.temperature)
+            loss.require_finite()
+            figures.append(stepping.reduce_figures(loss, grad_norm=0.0))
+        seconds.lap("forward_backward_s")
+        return stepping.report(
+            figures, lr=0.0, num_microbatches=len(own.microbatches), **seconds.laps
+        )
+
+    def _fill(self, own: RankShard, objective: Objective[Any]) -> None:
+        """The streams that the objective needs, then those that it makes of them."""
+        for stream in FROM_RANKS:
+            if stream not in objective.needs:
+                continue
+            if stream is Stream.VALUES:
+                assert self.critic is not None, f"`{own.shard.objective}` needs a critic"
+                with self.turn_of(self.critic):
+                    values = self.critic.passes.score(own.microbatches, temperature=1.0)
+                    own.fill(stream, values)
+                continue
+            with self._weights_of(stream):
+                own.fill(stream, self._score(own, stream))
+        if self.mesh.is_last_stage:
+            tokens = own.all_tokens()
+            with OBJECTIVES.guarded(own.shard.objective):
+                objective.complete(tokens)
+            own.keep(tokens)
+
+    def _weights_of(self, stream: Stream) -> AbstractContextManager[None]:
+        """The model that makes a stream is in the policy's place within."""
+        return self.reference.swapped_in() if stream is Stream.REFERENCE else nullcontext()
+
+    def score(self, shard: TrainShard) -> list[np.ndarray] | None:
+        """Per sequence of the shard, [n] float32 log-prob of each token given those before it; 0.0
+        for the first. None on ranks that do not speak for its tokens."""
+        own = self._on_rank(shard)
+        own.fill(Stream.OLD, self._score(own, Stream.OLD))
+        if not self.mesh.speaks_for_tokens:
+            return None
+        sequences = own.by_sequence(Stream.OLD)
+        if self.mesh.layout.cp > 1:
+            whole = torch.cat(sequences).to(self.mesh.device)
+            dist.all_reduce(whole, group=self.mesh.cp_group)
+            sequences = list(whole.cpu().split([len(values) for values in sequences]))
+        return None if self.mesh.cp_rank else [values.numpy() for values in sequences]
+
+    def _objective(self, name: str) -> Objective[Any]:
+        """Made once."""
+        if name not in self._objectives:
+            self._objectives[name] = load_objective(name, self.recipe)
+        return self._objectives[name]
+
+    def _on_rank(self, shard: TrainShard) -> RankShard:
+        return RankShard(shard, mesh=self.mesh, facts=self.policy.facts)
+
+    def _score(self, own: RankShard, stream: Stream) -> list[torch.Tensor]:
+        """[S] log-probs for each microbatch, on ranks of the last stage."""
+        if self._before_log_probs is not None:
+            with torch.no_grad():
+                self._before_log_probs(model=self.model.module, stream=str(stream))
+        return self.policy.passes.score(own.microbatches, temperature=own.shard.temperature)
+
+
+class _Stopwatch:
+    """Seconds of the parts of a step."""
+
+    def __init__(self) -> None:
+        self.laps = {"forward_backward_s": 0.0, "optimizer_s": 0.0}
+        self._last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        """What has passed since the last lap belongs to `name`."""
+        now = time.monotonic()
+        self.laps[name] += now - self._last
+        self._last = now
