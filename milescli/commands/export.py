@@ -11,10 +11,12 @@ from milescli.commands import suggest
 from milescli.commands.export_options import (
     BaseOption,
     ExportDtype,
+    ExportRole,
     FormatOption,
     MergeOption,
     PrivateOption,
     PushOption,
+    RoleOption,
 )
 from milescli.commands.find_run import find_weights
 from milescli.commands.options import CheckpointStepOption, verb
@@ -48,6 +50,7 @@ def export(
     to: Annotated[Path, typer.Option("--to", help="The folder to make.", show_default=False)],
     format: FormatOption = None,
     step: CheckpointStepOption = None,
+    role: RoleOption = ExportRole.POLICY,
     base: BaseOption = None,
     merge: MergeOption = False,
     push: PushOption = None,
@@ -68,6 +71,7 @@ def export(
         to=to,
         format=chosen,
         step=step,
+        role=role.value,
         base=base,
         merge=merge,
         push=push,

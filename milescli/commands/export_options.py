@@ -29,6 +29,16 @@ class ExportDtype(StrEnum):
     FP32 = "fp32"
 
 
+class ExportRole(StrEnum):
+    """Which of a run's models is written."""
+
+    POLICY = "policy"
+    CRITIC = "critic"
+
+
+RoleOption = Annotated[
+    ExportRole, typer.Option("--role", help="Which of the models that a run trains.")
+]
 FormatOption = Annotated[
     Format | None,
     typer.Option("--format", "-f", help="Numbers of the weights; as config.json says by default."),

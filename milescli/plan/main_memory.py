@@ -156,6 +156,7 @@ def _load(recipe: Recipe, trainer: TrainerLayout, *, cap: int, size: int) -> Tra
         row_tokens=min(cap, most),
         num_microbatches=trainer.pp,
         keeps_reference=recipe.keeps_reference,
+        critic="beside" if recipe.has_critic else "none",
         sleeps=False,
         bucket_bytes=bucket_bytes(recipe.weights.bucket_mib),
         packing=Packing(imbalance=recipe.train.expert_imbalance),
@@ -259,10 +260,10 @@ def _sum(node: _NodeLoad, cache: int) -> str:
         "gradients": ranks.gradients,
         "optimizer": ranks.optimizer,
         "activations": ranks.activations + ranks.logits + ranks.workspace,
-        "reference": ranks.host,
+        "other models": ranks.host,
     }
     trainer = " + ".join(
-        f"{name} {size / GIB:.1f}" for name, size in parts.items() if size or name != "reference"
+        f"{name} {size / GIB:.1f}" for name, size in parts.items() if size or name != "other models"
     )
     engines = (
         f"{node.num_shards} engine rank{'s'[: node.num_shards > 1]}: "

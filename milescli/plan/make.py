@@ -324,6 +324,8 @@ def _note_attention(recipe: Recipe, *, on_cpu: bool, log: Log) -> None:
 def _roles(recipe: Recipe, log: Log) -> list[Role]:
     """Also notes who says what the old policy was, for the plan's reader."""
     stale = recipe.rollout.max_staleness > 0
+    if recipe.learns_from_rows:
+        return _roles_of_rows(recipe, log)
     log.note(
         "old_logprobs",
         recipe.old_logprobs,
@@ -342,4 +344,20 @@ def _roles(recipe: Recipe, log: Log) -> list[Role]:
             else f"`train.kl_coef` is {recipe.train.kl_coef:g}"
         )
         log.note("reference", "on the trainer's ranks, in turn", why)
+    if recipe.has_critic:
+        roles.append(Role(name="critic", place="trainer"))
+        why = f"`train.credit` is gae; it learns at `train.critic.lr` {recipe.train.critic.lr:g}"
+        log.note("critic", "on the trainer's ranks, in turn", why)
+    return roles
+
+
+def _roles_of_rows(recipe: Recipe, log: Log) -> list[Role]:
+    roles = [Role(name="policy", place="trainer")]
+    if recipe.keeps_reference:
+        roles.append(Role(name="reference", place="trainer"))
+        why = f"`train.preference.loss` {recipe.train.preference.loss} compares with it"
+        log.note("reference", "on the trainer's ranks, in turn", why)
+    elif recipe.caches_reference:
+        why = "its log-probs of the rows are computed once; `train.preference.reference` is cached"
+        log.note("reference", "cached in the run directory", why)
     return roles

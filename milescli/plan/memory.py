@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
+from typing import Literal
 
 from milescli import models
 from milescli.core.units import MIB
@@ -93,6 +94,8 @@ class TrainerLoad:
     num_microbatches: int
     """Of one rank in one update."""
     keeps_reference: bool
+    critic: Literal["none", "in_turn", "beside"]
+    """in_turn: of critic and policy one waits in host memory; beside: both stand in main memory."""
     sleeps: bool
     """Goes to host memory while the engines generate."""
     bucket_bytes: int
@@ -179,6 +182,10 @@ class MemoryModel:
             host += (
                 2 * held.total * load.size
             )  # the frozen weights, and the current ones while those take their place
+        if load.critic == "beside":
+            host += sum(static)
+        elif load.critic == "in_turn":
+            host += static[0] + static[2]
         if load.sleeps:
             host += static[0] + static[2]
         if layout.offload_optimizer:

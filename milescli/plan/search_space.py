@@ -97,7 +97,8 @@ def search_space(
     bucket = bucket_bytes(recipe.weights.bucket_mib)
     train, shared = recipe.train, colocated and recipe.has_engines
     scores_old = train.updates_per_step > 1 and recipe.old_logprobs == "trainer"
-    scores = recipe.keeps_reference + scores_old
+    # of a critic: its values before the step, and the three passes of its own update
+    scores = recipe.keeps_reference + scores_old + 4 * recipe.has_critic
     return SearchSpace(
         memory=memory,
         time=TimeModel(
@@ -123,6 +124,7 @@ def search_space(
             row_tokens=0,
             num_microbatches=1,
             keeps_reference=recipe.keeps_reference,
+            critic="in_turn" if recipe.has_critic else "none",
             sleeps=shared,
             bucket_bytes=bucket,
             packing=Packing(imbalance=train.expert_imbalance),

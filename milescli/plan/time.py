@@ -37,7 +37,8 @@ class Work:
     longest_response: int
     updates: int
     extra_forwards: int
-    """Passes over all tokens that only score: by the reference, or before several updates."""
+    """Passes over all tokens besides the policy's own update: by the reference, before several
+    updates, and those of a critic."""
     size: int
     """Bytes of a weight."""
     bucket_bytes: int

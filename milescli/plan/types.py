@@ -116,8 +116,9 @@ class BatchPlan:
 class Role:
     """One model of the run, and where it lives."""
 
-    name: Literal["policy", "reference"]
-    """policy: what is trained; reference: its weights before RL, frozen."""
+    name: Literal["policy", "reference", "critic"]
+    """policy: what is trained; reference: its weights before RL, frozen; critic: learns what the
+    policy's samples will be worth."""
     place: Literal["trainer"]
     """trainer: on the trainer's ranks, in turn; the weights of all but the policy wait in host
     memory."""

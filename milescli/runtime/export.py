@@ -9,10 +9,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from milescli.backends.hub.push import Hub
-from milescli.checkpoint.base import METADATA_NAME, TRACKER_NAME, is_converted
+from milescli.checkpoint.base import CRITIC_PART, METADATA_NAME, TRACKER_NAME, is_converted
 from milescli.checkpoint.run_dir import RECIPE_FILE, RunDir
 from milescli.checkpoint.source import open_source
 from milescli.checkpoint.store import PREFIX
@@ -72,6 +72,8 @@ class _Weights:
     """Opens its files, which the stack closes, and gives what reads its tensors."""
     what: str
     """For people."""
+    checkpoint: Path | None = None
+    """The folder of its tensors, where it is a checkpoint."""
     story: Story | None = None
     base_model: str | None = None
     """Name on the hub of what the weights were made from, where no story tells."""
@@ -83,6 +85,7 @@ def export_weights(
     to: Path,
     format: str | None,
     step: int | None,
+    role: Literal["policy", "critic"] = "policy",
     base: Path | None,
     merge: bool,
     push: str | None,
@@ -90,8 +93,8 @@ def export_weights(
     output: Output,
 ) -> ExportSummary:
     """Write `subject` to the folder `to`, which must not exist or be empty. `format` None: as the
-    base model's config.json says. `base`: the model of an adapter, or of a checkpoint that has no
-    config. `push`: ORG/NAME on the hub."""
+    base model's config.json says. `role`: which of a run's models. `base`: the model of an adapter,
+    or of a checkpoint that has no config. `push`: ORG/NAME on the hub."""
     began = time.monotonic()
     refuse_used(to)
     hub = Hub(push) if push else None
@@ -105,6 +108,8 @@ def export_weights(
                 fix="leave out --merge",
             )
         weights = _find(subject, step=step, base=base, output=output)
+        if role == "critic":
+            weights = _critic_of(weights, subject)
         summary = _export_model(weights, to=to, format=format, output=output)
     url = None
     if hub is not None:
@@ -229,8 +234,27 @@ def _of_checkpoint(path: Path, *, step: int | None, base: Path | None) -> _Weigh
     return _Weights(
         base=checkpoint.model_dir,
         open=lambda _: lambda table: read_hf_tensors(checkpoint.tensors, table),
+        checkpoint=checkpoint.tensors,
         story=_story(checkpoint.tensors),
         what=checkpoint.what,
+    )
+
+
+def _critic_of(weights: _Weights, subject: Path) -> _Weights:
+    """The critic that was saved beside a policy."""
+    tensors = weights.checkpoint / CRITIC_PART if weights.checkpoint else None
+    if tensors is None or not tensors.is_dir():
+        raise CheckpointError(
+            f"`{subject}` has no critic",
+            why="a run trains one where its recipe says train.credit=gae (train.algorithm=ppo)",
+            fix="leave out --role",
+        )
+    run = RunDir(tensors.absolute().parents[2])
+    return replace(
+        weights,
+        base=run.critic_model_dir,
+        open=lambda _: lambda table: read_hf_tensors(tensors, table),
+        what=f"critic of {weights.what}",
     )
 
 

@@ -46,9 +46,9 @@ class Learner:
         self, shard: TrainShard, lr: float | None, critic_lr: float | None = None
     ) -> StepReport:
         """One optimizer update per entry of `shard.updates`, then as many of the critic, where
-        there is one and `critic_lr` is given. `lr` None: the policy stays as it is. Equal on all ranks. Raises
-        NotFiniteError before an update that would spoil the weights; updates before it in the same
-        step stand."""
+        there is one and `critic_lr` is given. `lr` None: the policy stays as it is. Equal on all
+        ranks. Raises NotFiniteError before an update that would spoil the weights; updates before
+        it in the same step stand."""
         objective = self._objective(shard.objective)
         own, seconds = self._on_rank(shard), _Stopwatch()
         self._fill(own, objective)

@@ -20,6 +20,7 @@ def planned(case: MemoryCase) -> list[TrainerBytes]:
     """[pp] by the model: rows of one sequence, and experts that get alike."""
     layout = TrainerLayout(**case.layout)  # type: ignore[arg-type]
     wish = TrainerLoad(
+        critic="none",
         size=2 if case.precision == "bf16" else 4,
         row_tokens=case.tokens // layout.cp,
         num_microbatches=layout.pp,
