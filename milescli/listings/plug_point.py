@@ -57,7 +57,7 @@ class PlugPoint:
         anything: it is called as in a run, in a process of its own."""
         plugin = self.registry.resolve(path, key=self.key)
         if self.registry is REWARDS:
-            self.contract_test(in_processes(Rollout(reward=path)) or plugin)
+            self.contract_test(in_processes(path, Rollout()) or plugin)
         elif self.registry is AGENTS:
             self.contract_test(load_agent(Rollout(agent=path)))
         elif self.registry is GENERATIONS:

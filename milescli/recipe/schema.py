@@ -10,6 +10,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from milescli.recipe.rewards import (
+    FormatSettings,
+    JudgeSettings,
+    LengthSettings,
+    RemoteSettings,
+)
 from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 from milescli.recipe.train import Train
 
@@ -102,8 +108,10 @@ class Rollout(Section):
     `mypkg.agents:solve`."""
     generation: str = "once"
     """How a response is made of calls of the engine, whoever asks: once, or an import path."""
-    reward: str = "math"
-    """math, gsm8k, exact_match, or an import path `mypkg.rewards:strict`."""
+    reward: str | dict[str, float] = "math"
+    """The name of a reward (docs/rewards.md): math, gsm8k, multiple_choice, exact_match, f1, ...;
+    an import path `mypkg.rewards:strict`; or several with their weights, `{math: 1.0, format:
+    0.1}`: the reward is the weighted sum, and each part a figure of each step."""
     reward_timeout_s: PositiveFloat = 30.0
     reward_memory_gib: PositiveFloat = 8.0
     """Of each process that a reward or an agent of your own runs in; what it asks for beyond is
@@ -138,6 +146,29 @@ class Rollout(Section):
     """Bound on what a step may begin: so many times its prompts. Then the run stops and says so."""
     max_staleness: NonNegative = 0
     """0: strictly on-policy. N: rollout may run up to N weight versions ahead of the trainer."""
+    format: FormatSettings = FormatSettings()
+    length: LengthSettings = LengthSettings()
+    judge: JudgeSettings = JudgeSettings()
+    remote_reward: RemoteSettings = RemoteSettings()
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """`reward`, by name."""
+        return {self.reward: 1.0} if isinstance(self.reward, str) else self.reward
+
+    @property
+    def reward_name(self) -> str:
+        """`reward` in words: `math`, or `math + 0.1 x format`."""
+        return " + ".join(
+            name if weight == 1.0 else f"{weight:g} x {name}"
+            for name, weight in self.reward_weights.items()
+        )
+
+    @property
+    def length_bounds(self) -> tuple[int, int]:
+        """`length` resolved: where its penalty begins, and where it is whole."""
+        limit = self.length.limit_tokens or self.max_response_tokens
+        return self.length.target_tokens or max(1, self.max_response_tokens // 2), limit
 
 
 class Warmup(Section):

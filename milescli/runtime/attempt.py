@@ -16,11 +16,11 @@ from milescli.rollout.ahead import open_collector
 from milescli.rollout.base import RolloutEngine
 from milescli.rollout.curriculum import as_state, from_state
 from milescli.rollout.episode import evaluation_episodes, training_episodes
+from milescli.rollout.rewards import scorer_of
 from milescli.runtime import loop, truth
 from milescli.runtime.build import Engines, engine_probe, rank_probe
 from milescli.runtime.devices import Devices
 from milescli.runtime.evaluator import Evaluator
-from milescli.runtime.inputs import scorer_of
 from milescli.runtime.saving import Progress, Saver, version_of
 from milescli.runtime.session import RunSession
 from milescli.runtime.spec import RunSpec
@@ -266,6 +266,7 @@ class Attempt:
                     "prompt": group.prompt.text,
                     "response": sample.text,
                     "reward": sample.reward,
+                    **({"reward_parts": dict(sample.reward_parts)} if sample.reward_parts else {}),
                     "stop_reason": sample.stop_reason.value,
                     "versions": [span.version for span in sample.version_spans],
                     "seed": sample.seed,

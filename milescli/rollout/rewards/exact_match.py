@@ -6,6 +6,8 @@ from __future__ import annotations
 class ExactMatch:
     """1.0 where the whole response equals the label, white space at both ends aside; else 0.0."""
 
+    needs_label = True
+
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
         """See the class."""
         if label is None:

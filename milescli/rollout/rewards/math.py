@@ -45,6 +45,7 @@ class MathReward:
     ValueError where the label cannot be graded.
     """
 
+    needs_label = True
     max_concurrency = min(MAX_GRADERS, os.cpu_count() or 1)
     """Calls that make sense at once; more would only wait, within the scorer's bound."""
 
