@@ -20,6 +20,17 @@ class FormatSettings(Section):
     chat template has written `<think>` already, the response has only the closing tag."""
 
 
+class MatchSettings(Section):
+    """The rewards `exact_match` and `f1`: what is compared, and how."""
+
+    answer: Literal["whole", "tags", "boxed", "last_line"] = "whole"
+    r"""Which part of the response. tags: in the last `<answer>...</answer>`; boxed: in the last
+    `\boxed{}`; where it has none, the reward is 0."""
+    normalize: Literal["none", "squad"] = "none"
+    """Of `exact_match` (`f1` is always normalised). squad: small letters, without punctuation and
+    articles; the label may be a JSON list of texts, of which any will do."""
+
+
 class LengthSettings(Section):
     """The reward `length`: a penalty for long responses."""
 

@@ -14,6 +14,7 @@ from milescli.recipe.rewards import (
     FormatSettings,
     JudgeSettings,
     LengthSettings,
+    MatchSettings,
     RemoteSettings,
 )
 from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
@@ -147,6 +148,7 @@ class Rollout(Section):
     max_staleness: NonNegative = 0
     """0: strictly on-policy. N: rollout may run up to N weight versions ahead of the trainer."""
     format: FormatSettings = FormatSettings()
+    match: MatchSettings = MatchSettings()
     length: LengthSettings = LengthSettings()
     judge: JudgeSettings = JudgeSettings()
     remote_reward: RemoteSettings = RemoteSettings()

@@ -20,7 +20,11 @@ REWARDS = Registry(
     {
         "math": f"{_ROOM}.math:math",
         "gsm8k": f"{_ROOM}.gsm8k:gsm8k",
+        "multiple_choice": f"{_ROOM}.multiple_choice:multiple_choice",
         "exact_match": f"{_ROOM}.exact_match:exact_match",
+        "f1": f"{_ROOM}.squad:f1",
+        "format": f"{_ROOM}.format:format",
+        "length": f"{_ROOM}.length:length",
     },
     signature=Form.SINGLE.value,
     others=(Form.GROUP.value, Form.BATCH.value),

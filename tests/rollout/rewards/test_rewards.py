@@ -9,13 +9,31 @@ from milescli.recipe.schema import Rollout
 from milescli.rollout.contract import check_reward
 from milescli.rollout.rewards import REWARDS, load_rewards, needs_label
 
+COMPARING = {"math", "gsm8k", "exact_match", "f1"}
+LETTER = [("Which?", "The answer is B.", "B"), ("Which?", "A", "B"), ("Which?", "", "B")]
 
-@pytest.mark.parametrize("name", list(REWARDS.builtin))
-def test_every_built_in_reward_bears_the_contract(name: str) -> None:
+
+@pytest.mark.parametrize("name", sorted(COMPARING))
+def test_every_reward_that_compares_bears_the_contract(name: str) -> None:
+    rewards = check_reward(load_rewards(Rollout(reward=name))[name])
+    assert all(0.0 <= reward <= 1.0 for reward in rewards)
+    assert rewards[1:3] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["format", "length"])
+def test_every_reward_that_looks_at_the_form_bears_the_contract(name: str) -> None:
     rewards = check_reward(load_rewards(Rollout(reward=name))[name])
     assert set(rewards) <= {0.0, 1.0}
-    assert rewards[1:3] == [0.0, 0.0]
-    assert needs_label(Rollout(reward=name))
+
+
+def test_multiple_choice_bears_the_contract() -> None:
+    reward = load_rewards(Rollout(reward="multiple_choice"))["multiple_choice"]
+    assert check_reward(reward, examples=LETTER) == [1.0, 0.0, 0.0]
+
+
+def test_which_rewards_need_a_label() -> None:
+    needing = {name for name in REWARDS.builtin if needs_label(Rollout(reward=name))}
+    assert needing == COMPARING | {"multiple_choice"}
 
 
 def test_an_unknown_reward_is_answered_with_the_nearest() -> None:
