@@ -41,6 +41,15 @@ class LengthSettings(Section):
     `max_response_tokens`."""
 
 
+class InstructionSettings(Section):
+    """The reward `instructions`: when a response has followed them."""
+
+    score: Literal["all", "share"] = "all"
+    """all: 1 where every instruction is followed, else 0; share: the share that is."""
+    mode: Literal["strict", "loose"] = "strict"
+    """loose: also where the response without its first or last line, or without `*`, does."""
+
+
 class JudgeSettings(Section):
     """The reward `judge`: a language model behind an OpenAI-compatible endpoint scores."""
 

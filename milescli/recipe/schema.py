@@ -12,6 +12,7 @@ from pydantic import Field
 
 from milescli.recipe.rewards import (
     FormatSettings,
+    InstructionSettings,
     JudgeSettings,
     LengthSettings,
     MatchSettings,
@@ -150,6 +151,7 @@ class Rollout(Section):
     format: FormatSettings = FormatSettings()
     match: MatchSettings = MatchSettings()
     length: LengthSettings = LengthSettings()
+    instructions: InstructionSettings = InstructionSettings()
     judge: JudgeSettings = JudgeSettings()
     remote_reward: RemoteSettings = RemoteSettings()
 

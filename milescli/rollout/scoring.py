@@ -162,7 +162,6 @@ class Scorer:
     def _refusal(
         self, prompt: Prompt, response: str, error: Exception, *, attempts: int
     ) -> RewardError:
-        shown = response[:_SHOWN_CHARACTERS] + ("..." if len(response) > _SHOWN_CHARACTERS else "")
         if isinstance(error, TimeoutError) and (self._is_bounded or not str(error)):
             reason, fix = (
                 str(error) or f"it did not return within {self._timeout_s:g} s",
@@ -177,7 +176,7 @@ class Scorer:
         times = "" if attempts == 1 else f" (attempt {attempts} of {attempts})"
         return RewardError(
             f"the reward `{self._name}` failed on a response to prompt {prompt.index}{times}",
-            why=f"{reason}; label {prompt.label!r}; the response begins {shown!r}",
+            why=f"{reason}; label {_shown(prompt.label)}; the response begins {_shown(response)}",
             fix=[fix, "--set rollout.reward_retries=2   # where it is only flaky"]
             if attempts == 1
             else fix,
@@ -212,6 +211,12 @@ class WeightedScorer:
         parts = {name: one.reward for name, one in zip(self._parts, scores, strict=True)}
         weights = {name: weight for name, (_, weight) in self._parts.items()}
         return Score(reward=sum(weights[name] * parts[name] for name in parts), parts=parts)
+
+
+def _shown(text: str | None) -> str:
+    if text is None or len(text) <= _SHOWN_CHARACTERS:
+        return repr(text)
+    return repr(f"{text[:_SHOWN_CHARACTERS]}...")
 
 
 def finite_reward(value: object) -> float:

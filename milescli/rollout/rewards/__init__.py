@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from milescli.core.isolated import Isolated
 from milescli.core.registry import Registry
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import BoundedReward, RewardFn
@@ -23,6 +24,8 @@ REWARDS = Registry(
         "multiple_choice": f"{_ROOM}.multiple_choice:multiple_choice",
         "exact_match": f"{_ROOM}.exact_match:exact_match",
         "f1": f"{_ROOM}.squad:f1",
+        "instructions": f"{_ROOM}.instructions:instructions",
+        "reasoning_gym": f"{_ROOM}.reasoning_gym_tasks:reasoning_gym",
         "format": f"{_ROOM}.format:format",
         "length": f"{_ROOM}.length:length",
     },
@@ -53,7 +56,7 @@ def in_processes(name: str, rollout: Rollout) -> ProcessReward | None:
     """One of the user's in worker processes, as a run calls it; None for a built-in one that needs
     none."""
     reward: Any = REWARDS.resolve(name, key=KEY)
-    if name in REWARDS.builtin and not getattr(reward, "runs_apart", False):
+    if not _runs_apart(name):
         return None
     return ProcessReward(
         REWARDS.path_of(name, key=KEY),
@@ -84,15 +87,22 @@ def scorer_of(rollout: Rollout) -> Scoring:
 
 
 def label_checks(rollout: Rollout) -> dict[str, RewardFn]:
-    """What every label is put before, by the names of the rewards; one of the user's is called in a
-    process of its own."""
+    """What every label is put before, by the names of the rewards; what a run calls in processes of
+    its own is asked in another one."""
     return {
-        name: cast(
-            RewardFn,
-            reward if name in REWARDS.builtin else REWARDS.resolve_isolated(name, key=KEY),
-        )
+        name: cast(RewardFn, _apart(name) if _runs_apart(name) else reward)
         for name, reward in load_rewards(rollout).items()
     }
+
+
+def _runs_apart(name: str) -> bool:
+    reward = REWARDS.resolve(name, key=KEY)
+    return name not in REWARDS.builtin or getattr(reward, "runs_apart", False)
+
+
+def _apart(name: str) -> Isolated:
+    plugin = REWARDS.resolve(name, key=KEY)
+    return Isolated(REWARDS.path_of(name, key=KEY), what=f"the reward `{name}`", plugin=plugin)
 
 
 def needs_label(rollout: Rollout) -> bool:

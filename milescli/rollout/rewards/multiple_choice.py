@@ -18,7 +18,7 @@ _JOINED = re.compile(r"[A-J]{2,}")
 _SAID = re.compile(
     r"\b(?:answers?|choices?|options?)\s*(?:is|are|:|would be|must be)\s*:?\s*", re.IGNORECASE
 )
-_ENDS = re.compile(r"(?<=\S)[.!?](?:\s|$)|\n|,?\s+(?:because|since|as|so)\b")
+_ENDS = re.compile(r"(?<=\S)[.!?](?:\s|$)|\n|,?\s(?:because|since|as|so)\b")
 
 
 class MultipleChoice:

@@ -4,20 +4,20 @@ text; used by the rewards that compare text."""
 from __future__ import annotations
 
 import json
-import re
 
 from milescli.rollout.rewards.boxed import last_boxed
 
 OPENS_THINKING, ENDS_THINKING = "<think>", "</think>"
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPENS_ANSWER, _ENDS_ANSWER = "<answer>", "</answer>"
 
 
 def part_of(response: str, where: str) -> str | None:
     r"""The part that is compared; None where it is not there. `where`: whole, tags (the last
     `<answer>...</answer>`), boxed (the last `\boxed{}`) or last_line (the last with a word)."""
     if where == "tags":
-        tagged = _TAGGED.findall(response)
-        return tagged[-1].strip() if tagged else None
+        before, closes, _ = response.rpartition(_ENDS_ANSWER)
+        _, opens, inner = before.rpartition(_OPENS_ANSWER)
+        return inner.strip() if closes and opens else None
     if where == "boxed":
         return last_boxed(response)
     if where == "last_line":

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+
 import pytest
 
 from milescli.core.errors import RecipeError
+from milescli.recipe.rewards import MatchSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.contract import check_reward
 from milescli.rollout.rewards import REWARDS, load_rewards, needs_label
+from milescli.rollout.rewards.instruction_checks import CHECKS
 
+KWARGS = {
+    **{key: ["x"] for key in ("keywords", "forbidden_words")},
+    **dict.fromkeys(("relation", "let_relation", "capital_relation"), "at least"),
+    **dict.fromkeys(("keyword", "letter", "first_word", "prompt_to_repeat", "end_phrase"), "x"),
+    **dict.fromkeys(("frequency", "let_frequency", "num_sentences", "num_paragraphs"), 2),
+    **dict.fromkeys(("num_words", "nth_paragraph", "num_placeholders", "num_bullets"), 1),
+    **dict.fromkeys(("num_highlights", "num_sections", "capital_frequency"), 1),
+    "language": "en",
+    "postscript_marker": "P.S.",
+    "section_spliter": "S",
+}
+"""Of all instructions."""
 COMPARING = {"math", "gsm8k", "exact_match", "f1"}
 LETTER = [("Which?", "The answer is B.", "B"), ("Which?", "A", "B"), ("Which?", "", "B")]
 
@@ -33,7 +50,30 @@ def test_multiple_choice_bears_the_contract() -> None:
 
 def test_which_rewards_need_a_label() -> None:
     needing = {name for name in REWARDS.builtin if needs_label(Rollout(reward=name))}
-    assert needing == COMPARING | {"multiple_choice"}
+    assert needing == COMPARING | {"multiple_choice", "instructions", "reasoning_gym"}
+
+
+LABELS = {
+    "multiple_choice": "B",
+    "instructions": json.dumps(
+        {"instruction_id_list": list(CHECKS), "kwargs": [KWARGS] * len(CHECKS)}
+    ),
+}
+
+
+PIECES = (" ", "\n", "*", "[", "<answer>", "answer is ", "####", ". ", "(A", "`" * 3)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["exact_match", "f1", "format", "gsm8k", *LABELS])
+def test_no_response_keeps_a_reward_busy(name: str) -> None:
+    """Those that run in threads of the driver are done in one pass over the text."""
+    if name == "instructions" and importlib.util.find_spec("langdetect") is None:
+        pytest.skip("needs pip install 'miles-cli[instructions]'")
+    reward = load_rewards(Rollout(reward=name, match=MatchSettings(normalize="squad")))[name]
+    for piece in PIECES:
+        response = f"The answer is:{piece * 50_000}x"
+        assert reward(prompt="", response=response, label=LABELS.get(name, "4")) <= 1.0
 
 
 def test_an_unknown_reward_is_answered_with_the_nearest() -> None:
