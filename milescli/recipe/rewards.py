@@ -79,8 +79,8 @@ class JudgeSettings(Section):
     """Further requests after one that failed for a while (429, 5xx, no connection), with growing
     pauses."""
     unparsed: Literal["zero", "error"] = "zero"
-    """What happens to a reply without a score, when a second request had none either. zero: reward
-    0, counted and warned of; error: the run stops."""
+    """What happens to a reply without a score. zero: the reward is 0, which is counted and logged;
+    error: the run stops."""
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
     """Requests at once."""
 

@@ -26,6 +26,8 @@ REWARDS = Registry(
         "f1": f"{_ROOM}.squad:f1",
         "instructions": f"{_ROOM}.instructions:instructions",
         "reasoning_gym": f"{_ROOM}.reasoning_gym_tasks:reasoning_gym",
+        "judge": f"{_ROOM}.judge:judge",
+        "remote": f"{_ROOM}.remote:remote",
         "format": f"{_ROOM}.format:format",
         "length": f"{_ROOM}.length:length",
     },
@@ -107,7 +109,4 @@ def _apart(name: str) -> Isolated:
 
 def needs_label(rollout: Rollout) -> bool:
     """Whether some reward compares with a label; one of the user's says so by `needs_label`."""
-    return any(
-        getattr(REWARDS.resolve(name, key=KEY), "needs_label", False)
-        for name in rollout.reward_weights
-    )
+    return any(getattr(reward, "needs_label", False) for reward in load_rewards(rollout).values())
