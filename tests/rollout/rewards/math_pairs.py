@@ -170,6 +170,86 @@ P(A) = \frac{1}{6} ~ 1/6
 4.50 ~ \$4.50
 x \neq 3 ~ x \ne 3
 \approx 3.14 ~ 3.14
+\frac{7}{3} ~ 2\frac{1}{3}
+2 \tfrac{1}{3} ~ 7/3
+1.0 \times 10^{-3} ~ 0.001
+1e-3 ~ 0.001
+10^{-3} ~ 0.001
+$\frac{1}{2}$ ~ .5
+5\% ~ 0.05
+\$1{,}000 ~ 1000
+\$1,000.50 ~ 1000.5
+€5 ~ 5
+3\sqrt{2} ~ \sqrt{18}
+\sqrt[3]{16} ~ 2\sqrt[3]{2}
+\sqrt{\frac{1}{4}} ~ 0.5
+\left(\frac{1}{2}, 3\right) ~ (0.5, 3)
+(-3,\infty) ~ (-3, +\infty)
+x\in[-1,1] ~ [-1,1]
+-1\le x\le 1 ~ [-1,1]
+x<2 \text{ or } x>5 ~ (-\infty,2)\cup(5,\infty)
+x < 2 or x > 5 ~ x > 5 or x < 2
+\left\{ -1, 0, 1 \right\} ~ \{0, 1, -1\}
+\{x=1\} ~ 1
+6\pi \text{ cm} ~ 6\pi
+6π ~ 18.84955592
+72^\circ ~ 72 \text{ degrees}
+\angle ABC = 60^\circ ~ 60
+\text{The answer is } 5 ~ 5
+5\text{ apples} ~ 5
+0.\overline{9} ~ 1
+0.\overline{12} ~ \frac{4}{33}
+0.8\overline{3} ~ 5/6
+2.5\overline{0} ~ 2.5
+\frac{x+1}{2} ~ (x+1)/2
+x(x+1) ~ x^2+x
+-x+1 ~ 1-x
+y = mx + b ~ mx+b
+y = 3x - 2 ~ 3x - y = 2
+x + 2 y - 3 = 0 ~ x+2y=3
+e^{i\pi} ~ -1
+\log_{10} 100 ~ 2
+\ln e ~ 1
+\frac{\sqrt{6}+\sqrt{2}}{4} ~ \cos 15^\circ
+\sin 30^\circ ~ 1/2
+\sin\frac{\pi}{6} ~ 0.5
+1+2i ~ 2i+1
+12\,345\,678 ~ 12345678
+12 345 678 ~ 12,345,678
+1\,000 ~ 10^3
+\text{A} ~ A
+\mathbf{B} ~ B
+\textbf{(C)} ~ C
+\begin{bmatrix} 1 \\ 2 \end{bmatrix} ~ \begin{pmatrix} 1.0 \\ 2 \end{pmatrix}
+\left[\begin{array}{cc} 1 & 0 \\ 0 & 1\end{array}\right] ~ \begin{pmatrix}1&0\\0&1\end{pmatrix}
+3 : 2 ~ 3:2
+k = 0, 1, 2 ~ 0,1,2
+a=1, b=2 ~ b=2, a=1
+\sqrt{2}, -\sqrt{2} ~ \pm\sqrt{2}
+\frac{-1 \pm \sqrt{5}}{2} ~ \frac{-1+\sqrt5}{2}, \frac{-1-\sqrt5}{2}
+x=\frac{-1\pm\sqrt{5}}{2} ~ \frac{-1 \pm \sqrt{5}}{2}
+\lfloor 3.7 \rfloor ~ 3
+\lceil 3.2\rceil ~ 4
+\binom{10}{3} ~ 120
+{10 \choose 3} ~ 120
+\frac{3}{2}x ~ 1.5x
+\frac{10}{4} ~ \frac52
+$7$ or $8$ ~ 7, 8
+-\frac{\pi}{4} ~ -0.25\pi
+\tan^{-1}(1) ~ \frac{\pi}{4}
+\text{no solution} ~ No solution
+\text{infinitely many} ~ infinitely many
+25 square units ~ 25
+25 \text{ units}^2 ~ 25
+4 \text{ ft}^3 ~ 4
+16\text{ mph} ~ 16
+\$12.50 \text{ per hour} ~ 12.50
+18\text{ years old} ~ 18
+1\frac34 ~ 1.75
+-2 1/2 ~ -2.5
+12\% ~ 12 percent
+\infty ~ ∞
+(1,2),(3,4) ~ (3,4),(1,2)
 """
 
 UNEQUAL = r"""
@@ -316,6 +396,42 @@ at least 7 ~ 7
 7 8 ~ 8
 \frac{3}{4} ~ 34
 3-4 ~ 34
+\sqrt{18} ~ 2\sqrt{3}
+0.\overline{12} ~ 0.12
+0.\overline{12} ~ 0.1\overline{2}
+5\% ~ 0.005
+x<2 \text{ or } x>5 ~ (2,5)
+x > 5 ~ x < 2 or x > 5
+[-1,1] ~ (-1,1)
+\{-1,0,1\} ~ \{0,1\}
+2\frac{1}{3} ~ \frac{2}{3}
+10:30 ~ 10:31
+3:2 ~ 2:3
+x^2-1 ~ x^2+1
+e^{i\pi} ~ 1
+\text{no solution} ~ infinitely many
+A ~ a
+101_2 ~ 101_3
+a=1, b=2 ~ a=2, b=1
+0, 1, 2 ~ 0, 1
+k=0 ~ 1
+\sin x ~ \sin 2x
+\frac{-1+\sqrt5}{2} ~ \frac{-1-\sqrt5}{2}
+1,000 ~ 1
+5, 6 ~ 56
+5.0001 ~ 5
+100000001 ~ 100000000
+1e10 ~ 1e11
+y=3x-2 ~ y=3x+2
+(1,2),(3,4) ~ (1,2),(4,3)
+\begin{pmatrix}1\\2\end{pmatrix} ~ \begin{pmatrix}2\\1\end{pmatrix}
+10\text{ kg} ~ 10 \text{ g}
+60\text{ km/h} ~ 60\text{ m/s}
+x \ge 2 ~ x \le 2
+x=3 or x=3 ~ 3
+2 and 3 ~ 5
+2+3 ~ 23
+(1,2),(3,4) ~ (1,2)\cup(3,4)
 """
 
 CONTRADICTORY = (r"7 \ne 7", "8=7", "8 = 7 = 7", "x = 5 = 6", "3+4=8", "7 = 7 = 8", "x=", "=")
