@@ -27,7 +27,7 @@ from sides import Orders, Side, parse_as_side
 from milescli.models import load_facts, table
 from milescli.models.base import CONFIG_NAME
 from milescli.models.scratch import make_model
-from milescli.recipe.schema import ScratchModel
+from milescli.recipe.model import ScratchModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from sides import ROOT, side_environment
 
 from milescli.models.scratch import make_model
-from milescli.recipe.schema import ScratchModel
+from milescli.recipe.model import ScratchModel
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.rollout.tasks import Task, TaskRow, is_heldout, make_rows, work_out_sum
 

@@ -25,7 +25,7 @@ from sides import Orders, Side, parse_as_side
 
 from milescli.models import load_facts, table
 from milescli.models.scratch import make_model
-from milescli.recipe.schema import ScratchModel
+from milescli.recipe.model import ScratchModel
 
 if TYPE_CHECKING:
     from milescli.train.base import TrainShard

@@ -41,7 +41,10 @@ def frame(progress: RunProgress, *, width: int, height: int) -> RenderableType:
     inner = max(20, width - FRAME_COLUMNS)
     parts: list[RenderableType] = [_bar_line(progress, inner)]
     if progress.steps:
-        parts += [Text(), _trend(progress, inner), Text(), _table(progress, inner, height)]
+        by_part = _reward_parts(progress.steps[-1], inner)
+        height -= len(by_part)
+        parts += [Text(), _trend(progress, inner), *by_part]
+        parts += [Text(), _table(progress, inner, height)]
         parts += [Text(), _phases(progress.steps[-1], inner), _health(progress.steps[-1], inner)]
     elif progress.row_step is not None:
         parts += [Text(), _losses(progress, inner), Text(), _row_health(progress.row_step, inner)]
@@ -117,6 +120,13 @@ def _trend(progress: RunProgress, width: int) -> Text:
         (" " * gap if accuracy else ""),
         (accuracy, ""),
     )
+
+
+def _reward_parts(done: StepDone, width: int) -> list[Text]:
+    """One line with the mean of each part of the reward, where it has parts."""
+    means = done.rollout.reward_parts.items()
+    words = "  ".join(f"{name} {number(mean, '.3f')}" for name, mean in means)
+    return [Text(f"        {words}"[:width], style=theme.QUIET)] if words else []
 
 
 def _accuracy(progress: RunProgress) -> str:

@@ -57,6 +57,8 @@ class RolloutStats:
     dropped_groups: int
     """Refused by the filter."""
     generated_tokens: int
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    """Where `rollout.reward` names several: the mean of each, before its weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,6 +113,8 @@ class Sample:
     """Of the last turn."""
     reward: float | None = None
     """None until it is scored."""
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    """Where `rollout.reward` names several: what each gave, before its weight."""
     is_learned: bool = True
     """False: it counts for the others of its group, and its own tokens teach nothing."""
 

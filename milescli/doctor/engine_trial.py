@@ -17,7 +17,7 @@ from milescli.core.errors import MilesError
 from milescli.core.types import EngineAddress, WeightVersion
 from milescli.doctor.finding import REPORT, Finding, fail, ok
 from milescli.doctor.tiny_trainer import publish_exactly, score, start_trainer, take_step
-from milescli.recipe.schema import ScratchModel
+from milescli.recipe.model import ScratchModel
 from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine
 
 if TYPE_CHECKING:

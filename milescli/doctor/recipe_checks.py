@@ -57,10 +57,10 @@ def recipe_checks(loaded: LoadedRecipe, *, machine: Callable[[], Machine]) -> li
 
 def check_reward_of(recipe: Recipe) -> list[Finding]:
     """It can be imported, and takes what a reward takes. It is not called: it may cost money."""
-    from milescli.rollout.rewards import load_reward
+    from milescli.rollout.rewards import load_rewards
 
-    load_reward(recipe.rollout)
-    return ok("reward", f"`{recipe.rollout.reward}` is there, with the right parameters")
+    load_rewards(recipe.rollout)
+    return ok("reward", f"`{recipe.rollout.reward_name}` is there, with the right parameters")
 
 
 def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:

@@ -141,7 +141,7 @@ def _training(story: Story, *, has_curve: bool) -> Iterator[str]:
             "loss": f"{recipe.train.surrogate}, clipped to [{1 - recipe.train.clip_low:g}, "
             f"{1 + recipe.train.clip_high:g}], {recipe.train.aggregation}, "
             f"KL weight {recipe.train.kl_coef:g}, entropy weight {recipe.train.entropy_coef:g}",
-            "reward": f"`{recipe.rollout.reward}`",
+            "reward": f"`{recipe.rollout.reward_name}`",
             "steps": f"{story.step} of {recipe.rollout.prompts_per_step} prompts x "
             f"{recipe.rollout.samples_per_prompt} answers"
             + (f", after {recipe.warmup.steps} supervised steps" if recipe.warmup.steps else ""),

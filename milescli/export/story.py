@@ -8,7 +8,9 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from milescli.recipe.schema import Data, Model, Recipe
+from milescli.recipe.data import Data
+from milescli.recipe.model import Model
+from milescli.recipe.schema import Recipe
 
 HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 """ORG/NAME; a folder may look alike."""

@@ -13,7 +13,7 @@ from milescli.backends.sglang.servable import CPU_FAMILIES
 from milescli.core.errors import CheckpointError
 from milescli.models import costs
 from milescli.models.catalogue import MEGATRON_LACKS, STANDS_FOR, UNPROVEN, evidence
-from milescli.recipe.schema import Model
+from milescli.recipe.model import Model
 from milescli.runtime.inputs import facts_of_recipe
 
 CONTEXT = 32_768

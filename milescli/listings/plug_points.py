@@ -306,8 +306,8 @@ POINTS = (
         gives="None",
         about="logs the scalars of steps and evaluations",
         contract=f"{_HOOKS}:check_tracker",
-        body='"""Appends them to a file."""\n'
-        'with open("scalars.txt", "a") as file:\n'
-        "    print(step, scalars, file=file)",
+        body='"""Says them."""\n'
+        "for name, value in scalars.items():\n"
+        "    print(f'step {step} {name} {value:g}')",
     ),
 )

@@ -117,7 +117,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             "train.lam": 0.95,
             "train.whiten": True,
             "train.aggregation": "token_mean",
-            "train.clip_high": 0.2,
             "train.kl_coef": 0.001,
             "train.kl_in": "reward",
             "train.kl_estimator": "k1",

@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.check_algorithm import check_algorithm, doubts_about_algorithm
+from milescli.recipe.check_rewards import check_rewards
 from milescli.recipe.check_rows import check_rows
 from milescli.recipe.hub_name import is_hub, parse_hub
-from milescli.recipe.schema import Recipe, ScratchModel
+from milescli.recipe.model import ScratchModel
+from milescli.recipe.schema import Recipe
 
 MIN_VOCAB_SIZE = 272
 """256 bytes and the special tokens of a chat template."""
@@ -24,6 +26,7 @@ def check(recipe: Recipe, origins: Origins) -> list[str]:
     """Warnings. Raises RecipeError; its message takes from `origins` who set what."""
     for rule in _RULES:
         rule(recipe, origins)
+    check_rewards(recipe)
     check_rows(recipe)
     check_algorithm(recipe)
     doubts = [text for doubt in _DOUBTS if (text := doubt(recipe))]

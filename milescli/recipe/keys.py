@@ -38,6 +38,8 @@ class RecipeKey:
     is_list: bool
     optional: bool
     """`null` is a value."""
+    takes_mapping: bool = False
+    """A mapping of names to numbers is a value, too."""
     choices: tuple[str, ...] = ()
     number: str | None = None
     """One that it takes; None where it takes none."""
@@ -109,14 +111,18 @@ def _key(dotted: str, info: FieldInfo) -> RecipeKey:
     choices = tuple(str(choice) for choice in get_args(base)) if get_origin(base) is Literal else ()
     optional = _is_optional(info.annotation)
     is_list = get_origin(base) is list
+    takes_mapping = any(get_origin(arg) is dict for arg in get_args(info.annotation))
     return RecipeKey(
         name=dotted,
-        wants=_words(base, bounds) + (", or null" if optional else ""),
+        wants=_words(base, bounds)
+        + (", or a mapping of names to numbers" if takes_mapping else "")
+        + (", or null" if optional else ""),
         default=info.default,
         doc=info.description or "",
         is_text=base is str or bool(choices) or is_list,
         is_list=is_list,
         optional=optional,
+        takes_mapping=takes_mapping,
         choices=choices,
         number=_number(bounds) if base in (int, float) else None,
     )
@@ -134,7 +140,11 @@ def _is_optional(annotation: object) -> bool:
 def _unwrap(annotation: object, bounds: tuple[object, ...]) -> tuple[object, tuple[object, ...]]:
     """`Annotated[int, Ge(1)] | None` -> (int, (Ge(1),))."""
     if get_origin(annotation) in (Union, types.UnionType):
-        inner = [arg for arg in get_args(annotation) if arg is not type(None)]
+        inner = [
+            arg
+            for arg in get_args(annotation)
+            if arg is not type(None) and get_origin(arg) is not dict
+        ]
         assert len(inner) == 1, f"a recipe key has one type: {annotation}"
         return _unwrap(inner[0], bounds)
     if get_origin(annotation) is Annotated:

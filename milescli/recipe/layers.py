@@ -225,8 +225,8 @@ def _parse_value(text: str, key: RecipeKey, *, source: str) -> YamlNode:
     YAML."""
     if key.optional and text.strip() in NULL_TEXTS:
         return _null()
-    quoted = text[:1] in ("'", '"')
-    if key.is_text and not key.is_list and not quoted:
+    is_yaml = text[:1] in ("'", '"') or (key.takes_mapping and text[:1] == "{")
+    if key.is_text and not key.is_list and not is_yaml:
         return YamlNode(value=text, text=text, plain=True, line=1)
     try:
         node = reader.read(text, source=source)
@@ -299,7 +299,10 @@ def _typed(node: YamlNode, key: RecipeKey) -> object:
     """What the key's type makes of the node: text keys keep the user's spelling, lists hold
     texts."""
     if isinstance(node.value, dict):
-        return {name: child.text for name, child in node.value.items()}
+        return {
+            name: child.value if key.takes_mapping else child.text
+            for name, child in node.value.items()
+        }
     if isinstance(node.value, list):
         return [item.text if item.plain else item.value for item in node.value]
     if key.is_text and not key.is_list and node.plain and not (key.optional and node.value is None):

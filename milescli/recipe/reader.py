@@ -136,7 +136,8 @@ def _convert(node: yaml.Node, lines: list[str], *, source: str) -> YamlNode:
             )
         children[key] = _convert(value_node, lines, source=source)
     text = "{" + ", ".join(f"{key}: {child.text}" for key, child in children.items()) + "}"
-    return YamlNode(value=children, text=text, plain=True, line=line)
+    comment = _comment(node, lines) if node.flow_style else ""
+    return YamlNode(value=children, text=text, plain=True, line=line, comment=comment)
 
 
 def _scalar(node: yaml.ScalarNode, lines: list[str]) -> YamlNode:

@@ -80,6 +80,8 @@ def _scalar(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_scalar(k)}: {_scalar(v)}" for k, v in value.items()) + "}"
     if isinstance(value, str | list):
         style = {
             "default_style": '"',

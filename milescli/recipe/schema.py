@@ -11,47 +11,17 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from milescli.recipe.data import Data
+from milescli.recipe.model import Model
+from milescli.recipe.rewards import (
+    FormatSettings,
+    InstructionSettings,
+    JudgeSettings,
+    LengthSettings,
+    MatchSettings,
+    RemoteSettings,
+)
 from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 from milescli.recipe.train import OF_PAIRS, OF_SCORES, REFERENCE_FREE, Train
-
-
-class ScratchModel(Section):
-    """A small model made here from a seed, instead of one that is downloaded."""
-
-    family: Literal["qwen3", "qwen3_moe"] = "qwen3"
-    hidden_size: Positive = 128
-    num_layers: Annotated[int, Field(ge=1, le=1000)] = 4
-    num_heads: Positive = 4
-    num_kv_heads: Positive = 2
-    head_dim: Positive = 32
-    ffn_hidden_size: Positive = 384
-    num_experts: NonNegative = 0
-    """0 for a dense model; needs `family: qwen3_moe` otherwise."""
-    topk: Positive = 2
-    """Experts per token."""
-    moe_ffn_hidden_size: Positive = 128
-    vocab_size: Positive = 512
-    """Size of the byte-level BPE vocabulary, trained here on the task's own text."""
-    tie_embeddings: bool = True
-    rope_theta: PositiveFloat = 10_000.0
-    max_position_embeddings: Positive = 4096
-
-
-class Model(Section):
-    """Which weights are trained."""
-
-    path: str | None = None
-    """A Hugging Face folder or hub name."""
-    revision: str | None = None
-    """Hub revision (branch, tag or commit)."""
-    scratch: ScratchModel | None = None
-    """Make a small model instead. Exactly one of `path` and `scratch` is given."""
-    layer_spec: str = "default"
-    """What the trainer's layers are made of: default, or an import path to a function that changes
-    Megatron's spec of a layer. The engines know nothing of it."""
-    allow_unproven: bool = False
-    """Train a family that no independent implementation could be compared with (`miles models`
-    names them)."""
 
 
 class Rollout(Section):
@@ -71,8 +41,10 @@ class Rollout(Section):
     `mypkg.agents:solve`."""
     generation: str = "once"
     """How a response is made of calls of the engine, whoever asks: once, or an import path."""
-    reward: str = "math"
-    """math, gsm8k, exact_match, or an import path `mypkg.rewards:strict`."""
+    reward: str | dict[str, float] = "math"
+    """The name of a reward (docs/rewards.md): math, gsm8k, multiple_choice, exact_match, f1, ...;
+    an import path `mypkg.rewards:strict`; or several with their weights, `{math: 1.0, format:
+    0.1}`: the reward is the weighted sum, and each part a figure of each step."""
     reward_timeout_s: PositiveFloat = 30.0
     reward_memory_gib: PositiveFloat = 8.0
     """Of each process that a reward or an agent of your own runs in; what it asks for beyond is
@@ -107,6 +79,31 @@ class Rollout(Section):
     """Bound on what a step may begin: so many times its prompts. Then the run stops and says so."""
     max_staleness: NonNegative = 0
     """0: strictly on-policy. N: rollout may run up to N weight versions ahead of the trainer."""
+    format: FormatSettings = FormatSettings()
+    match: MatchSettings = MatchSettings()
+    length: LengthSettings = LengthSettings()
+    instructions: InstructionSettings = InstructionSettings()
+    judge: JudgeSettings = JudgeSettings()
+    remote_reward: RemoteSettings = RemoteSettings()
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """`reward`, by name."""
+        return {self.reward: 1.0} if isinstance(self.reward, str) else self.reward
+
+    @property
+    def reward_name(self) -> str:
+        """`reward` in words: `math`, or `math + 0.1 x format`."""
+        return " + ".join(
+            name if weight == 1.0 else f"{weight:g} x {name}"
+            for name, weight in self.reward_weights.items()
+        )
+
+    @property
+    def length_bounds(self) -> tuple[int, int]:
+        """`length` resolved: where its penalty begins, and where it is whole."""
+        limit = self.length.limit_tokens or self.max_response_tokens
+        return self.length.target_tokens or max(1, self.max_response_tokens // 2), limit
 
 
 class Warmup(Section):

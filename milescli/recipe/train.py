@@ -249,7 +249,7 @@ class Train(Section):
     (mixture-of-experts only); nothing is dropped."""
     routing_replay: bool = False
     """R3: the trainer routes as the engine did (mixture-of-experts only)."""
+    optimizer: Optimizer = Optimizer()
     critic: Critic = Critic()
     preference: Preference = Preference()
     reward_model: RewardModelSettings = RewardModelSettings()
-    optimizer: Optimizer = Optimizer()

@@ -13,7 +13,8 @@ from typing import cast
 from milescli.core.examples import example_groups
 from milescli.core.types import Group, Prompt, Sample, StopReason, VersionSpan, WeightVersion
 from milescli.core.user_code import name_of, path_of
-from milescli.recipe.schema import Data, Evaluation, Rollout
+from milescli.recipe.data import Data
+from milescli.recipe.schema import Evaluation, Rollout
 from milescli.rollout.base import (
     Agent,
     BoundedReward,

@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 from milescli.core.registry import Registry
 from milescli.core.types import Group, Prompt
-from milescli.recipe.schema import Data
+from milescli.recipe.data import Data
 from milescli.rollout.selection import places_of
 
 NONE = "none"

@@ -16,7 +16,7 @@ from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.agent_process import AgentProcess
 from milescli.rollout.base import Agent, GenerateRequest, Outcome, RolloutEngine
 from milescli.rollout.generations import GENERATIONS
-from milescli.rollout.scoring import Scorer, finite_reward
+from milescli.rollout.scoring import Response, Score, Scoring, finite_reward
 from milescli.rollout.session import Decode, RecordingSession
 
 AGENTS = Registry(
@@ -59,7 +59,7 @@ class Episodes:
     agent_name: str
     """As the recipe says it, for errors."""
     engine: RolloutEngine
-    scorer: Scorer
+    scorer: Scoring
     decode: Decode
     settings: GenerateRequest
     """How to sample; prompt and seed are filled in."""
@@ -83,17 +83,17 @@ class Episodes:
             vocab_size=self.vocab_size,
         )
         outcome = await self._outcome(prompt, session)
-        reward = outcome.reward
-        if reward is None and not self.scorer.scores_groups:
-            reward = await self.scorer.score(prompt, outcome.text)
-        return Sample(
+        sample = Sample(
             sample_index=sample_index,
             seed=seed,
             trajectories=session.trajectories(),
             text=outcome.text,
             stop_reason=session.turns[-1].stop_reason,
-            reward=reward,
+            reward=outcome.reward,
         )
+        if outcome.reward is not None or self.scorer.scores_groups:
+            return sample
+        return _with_score(sample, await self.scorer.scored(prompt, _response(sample)))
 
     async def scored(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
         """All samples of one prompt, in order, with the rewards that could not be had of one alone.
@@ -101,11 +101,11 @@ class Episodes:
         lacking = [place for place, sample in enumerate(samples) if sample.reward is None]
         if not lacking:
             return samples
-        texts = [samples[place].text for place in lacking]
-        rewards = await self.scorer.score_group(prompt, texts)
+        responses = [_response(samples[place]) for place in lacking]
+        scores = await self.scorer.scored_group(prompt, responses)
         scored = list(samples)
-        for place, reward in zip(lacking, rewards, strict=True):
-            scored[place] = replace(samples[place], reward=reward)
+        for place, score in zip(lacking, scores, strict=True):
+            scored[place] = _with_score(samples[place], score)
         return scored
 
     async def _outcome(self, prompt: Prompt, session: RecordingSession) -> Outcome:
@@ -139,8 +139,16 @@ class Episodes:
         )
 
 
+def _response(sample: Sample) -> Response:
+    return Response(text=sample.text, num_tokens=sample.num_loss_tokens)
+
+
+def _with_score(sample: Sample, score: Score) -> Sample:
+    return replace(sample, reward=score.reward, reward_parts=score.parts)
+
+
 def training_episodes(
-    recipe: Recipe, *, engine: RolloutEngine, scorer: Scorer, decode: Decode, vocab_size: int
+    recipe: Recipe, *, engine: RolloutEngine, scorer: Scoring, decode: Decode, vocab_size: int
 ) -> Episodes:
     """Sampled as the recipe's `rollout` says."""
     rollout = recipe.rollout
@@ -159,7 +167,7 @@ def training_episodes(
 
 
 def evaluation_episodes(
-    recipe: Recipe, *, engine: RolloutEngine, scorer: Scorer, decode: Decode, vocab_size: int
+    recipe: Recipe, *, engine: RolloutEngine, scorer: Scoring, decode: Decode, vocab_size: int
 ) -> Episodes:
     """The same agent, sampled as the recipe's `eval` says."""
     settings = GenerateRequest(
@@ -178,7 +186,7 @@ def _episodes(
     settings: GenerateRequest,
     *,
     engine: RolloutEngine,
-    scorer: Scorer,
+    scorer: Scoring,
     decode: Decode,
     vocab_size: int,
 ) -> Episodes:

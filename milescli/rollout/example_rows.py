@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from milescli.core.errors import DataError
 from milescli.core.nearest import nearest
-from milescli.recipe.schema import Data
+from milescli.recipe.data import Data
 
 Kind = Literal["chats", "pairs"]
 """What an objective learns from: supervised from chats (or texts), preference and reward_model from

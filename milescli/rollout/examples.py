@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from milescli.core.errors import DataError
 from milescli.core.types import Pair, Trajectory
-from milescli.recipe.schema import Data
+from milescli.recipe.data import Data
 from milescli.rollout.chats import (
     MarkedText,
     marked_chat,

@@ -1,15 +1,16 @@
 """Scores responses off the event loop: each call bounded, retried as the recipe says, then refused
-with its traceback."""
+with its traceback. Of one reward (Scorer), or of several with weights (WeightedScorer)."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
-from milescli.core.concurrency import in_thread
+from milescli.core.concurrency import all_or_first_error, in_thread
 from milescli.core.errors import MilesError, RewardError
 from milescli.core.types import Prompt
 from milescli.core.user_code import place_of, user_traceback
@@ -26,6 +27,41 @@ def is_async(reward: object) -> bool:
     """Whether its calls are awaited."""
     call = getattr(reward, "__call__", reward)  # noqa: B004 - an object's own `async def __call__`
     return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """What is scored."""
+
+    text: str
+    num_tokens: int = 0
+    """That the policy sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What came of it."""
+
+    reward: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Where several rewards were asked: what each gave, before its weight."""
+
+
+class Scoring(Protocol):
+    """What an episode asks for its reward."""
+
+    @property
+    def scores_groups(self) -> bool:
+        """Whether it takes all responses to a prompt at once: `scored_group`."""
+        ...
+
+    async def scored(self, prompt: Prompt, response: Response) -> Score:
+        """Of one response. Raises RewardError."""
+        ...
+
+    async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
+        """One for each response to a prompt. Raises RewardError."""
+        ...
 
 
 class Scorer:
@@ -56,20 +92,33 @@ class Scorer:
         )
         self._is_async = is_async(reward)
         self._is_bounded = hasattr(reward, "score")
+        self._takes_num_tokens = getattr(reward, "takes_num_tokens", False)
 
     @property
     def scores_groups(self) -> bool:
         """Whether the reward takes all responses to a prompt at once: `score_group`."""
         return getattr(self._reward, "scores_groups", False)
 
-    async def score(self, prompt: Prompt, response: str) -> float:
+    async def score(self, prompt: Prompt, response: str, *, num_tokens: int = 0) -> float:
         """The reward of one response. Raises RewardError after `retries` + 1 failures, of the last
         one."""
 
         async def call() -> float:
-            return finite_reward(await self._call(prompt, response))
+            return finite_reward(await self._call(prompt, response, num_tokens))
 
         return await self._tried(prompt, response, call)
+
+    async def scored(self, prompt: Prompt, response: Response) -> Score:
+        """See Scoring."""
+        reward = await self.score(prompt, response.text, num_tokens=response.num_tokens)
+        return Score(reward=reward)
+
+    async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
+        """See Scoring."""
+        if not self.scores_groups:
+            return await all_or_first_error([self.scored(prompt, one) for one in responses])
+        rewards = await self.score_group(prompt, [response.text for response in responses])
+        return [Score(reward=reward) for reward in rewards]
 
     async def score_group(self, prompt: Prompt, responses: list[str]) -> list[float]:
         """One for each response, where `scores_groups`. Raises as `score`."""
@@ -96,28 +145,23 @@ class Scorer:
                     raise self._refusal(prompt, response, error, attempts=attempt) from error
         raise AssertionError(f"no attempt was made: retries {self._retries}")
 
-    async def _call(self, prompt: Prompt, response: str) -> object:
+    async def _call(self, prompt: Prompt, response: str, num_tokens: int) -> object:
+        asked: dict[str, Any] = {"prompt": prompt.text, "response": response, "label": prompt.label}
+        if self._takes_num_tokens:
+            asked["num_tokens"] = num_tokens
         if self._is_bounded:
             async with self._threads:
-                return await self._reward.score(  # type: ignore[union-attr]
-                    prompt=prompt.text,
-                    response=response,
-                    label=prompt.label,
-                    timeout_s=self._timeout_s,
-                )
+                return await self._reward.score(**asked, timeout_s=self._timeout_s)  # type: ignore[union-attr]
         if self._is_async:
             async with asyncio.timeout(self._timeout_s):
-                return await self._reward(prompt=prompt.text, response=response, label=prompt.label)  # type: ignore[misc]
+                return await self._reward(**asked)  # type: ignore[misc,operator]
         async with self._threads, asyncio.timeout(self._timeout_s):
-            value = await in_thread(
-                lambda: self._reward(prompt=prompt.text, response=response, label=prompt.label)
-            )
+            value = await in_thread(lambda: self._reward(**asked))  # type: ignore[operator]
             return await value if isinstance(value, Awaitable) else value
 
     def _refusal(
         self, prompt: Prompt, response: str, error: Exception, *, attempts: int
     ) -> RewardError:
-        shown = response[:_SHOWN_CHARACTERS] + ("..." if len(response) > _SHOWN_CHARACTERS else "")
         if isinstance(error, TimeoutError) and (self._is_bounded or not str(error)):
             reason, fix = (
                 str(error) or f"it did not return within {self._timeout_s:g} s",
@@ -132,11 +176,47 @@ class Scorer:
         times = "" if attempts == 1 else f" (attempt {attempts} of {attempts})"
         return RewardError(
             f"the reward `{self._name}` failed on a response to prompt {prompt.index}{times}",
-            why=f"{reason}; label {prompt.label!r}; the response begins {shown!r}",
+            why=f"{reason}; label {_shown(prompt.label)}; the response begins {_shown(response)}",
             fix=[fix, "--set rollout.reward_retries=2   # where it is only flaky"]
             if attempts == 1
             else fix,
         )
+
+
+class WeightedScorer:
+    """Several rewards of the same responses, all asked at once; their weighted sum. One that fails
+    is named by its own scorer's error."""
+
+    def __init__(self, parts: Mapping[str, tuple[Scorer, float]]) -> None:
+        """Name -> scorer and weight."""
+        self._parts = dict(parts)
+
+    @property
+    def scores_groups(self) -> bool:
+        """Where one of them does."""
+        return any(scorer.scores_groups for scorer, _ in self._parts.values())
+
+    async def scored(self, prompt: Prompt, response: Response) -> Score:
+        """See Scoring."""
+        scorers = [scorer for scorer, _ in self._parts.values()]
+        return self._summed(await all_or_first_error([s.scored(prompt, response) for s in scorers]))
+
+    async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
+        """See Scoring."""
+        scorers = [scorer for scorer, _ in self._parts.values()]
+        rows = await all_or_first_error([s.scored_group(prompt, responses) for s in scorers])
+        return [self._summed(scores) for scores in zip(*rows, strict=True)]
+
+    def _summed(self, scores: Sequence[Score]) -> Score:
+        parts = {name: one.reward for name, one in zip(self._parts, scores, strict=True)}
+        weights = {name: weight for name, (_, weight) in self._parts.items()}
+        return Score(reward=sum(weights[name] * parts[name] for name in parts), parts=parts)
+
+
+def _shown(text: str | None) -> str:
+    if text is None or len(text) <= _SHOWN_CHARACTERS:
+        return repr(text)
+    return repr(f"{text[:_SHOWN_CHARACTERS]}...")
 
 
 def finite_reward(value: object) -> float:

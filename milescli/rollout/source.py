@@ -11,7 +11,7 @@ from pathlib import Path
 from milescli.core.errors import DataError
 from milescli.core.nearest import nearest
 from milescli.core.types import Prompt
-from milescli.recipe.schema import Data
+from milescli.recipe.data import Data
 from milescli.rollout.rows import NUM_BAD_ROWS_SHOWN, DataRow, PathField, read_rows, sha256_of
 from milescli.rollout.tasks import is_task, write_task
 from milescli.rollout.tokenizer import ChatTokenizer

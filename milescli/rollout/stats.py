@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean, pstdev
 
 from milescli.core.events import RolloutStats
-from milescli.core.types import Group, StopReason, WeightVersion
+from milescli.core.types import Group, Sample, StopReason, WeightVersion
 from milescli.rollout.filters import has_zero_variance
 
 
@@ -43,4 +43,14 @@ def summarise(
         staleness_max=max(ages),
         dropped_groups=len(refused),
         generated_tokens=sum(lengths),
+        reward_parts=mean_parts(samples),
     )
+
+
+def mean_parts(samples: Sequence[Sample]) -> dict[str, float]:
+    """Of each part of the reward, over the samples that were scored by parts."""
+    names = dict.fromkeys(name for sample in samples for name in sample.reward_parts)
+    return {
+        name: fmean(s.reward_parts[name] for s in samples if name in s.reward_parts)
+        for name in names
+    }

@@ -14,8 +14,8 @@ from milescli.core.events import EvalDone
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.episode import evaluation_episodes
+from milescli.rollout.rewards import scorer_of
 from milescli.runtime.evaluator import Evaluator
-from milescli.runtime.inputs import scorer_of
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.episode import Episodes
 from milescli.rollout.evaluations import EvaluationFn, load_evaluation, played
 from milescli.rollout.metrics import load_metrics, measured
+from milescli.rollout.stats import mean_parts
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class Evaluator:
         path = self._write(step, groups)
         metrics = load_metrics(settings.metrics)
         figures = await in_thread(lambda: measured(metrics, groups, settings=settings))
+        parts = {f"reward/{name}": mean for name, mean in mean_parts(samples).items()}
         num_truncated = sum(sample.stop_reason is StopReason.LENGTH for sample in samples)
         return EvalDone(
             step=step,
@@ -54,7 +56,7 @@ class Evaluator:
             response_tokens_mean=sum(sample.num_loss_tokens for sample in samples) / len(samples),
             seconds=time.monotonic() - began,
             path=str(path.relative_to(self.folder.parent)),
-            figures=figures,
+            figures={**figures, **parts},
         )
 
     async def _play(self) -> list[Group]:
@@ -115,6 +117,7 @@ class Evaluator:
                     "response": sample.text,
                     "label": group.prompt.label,
                     "reward": sample.reward,
+                    **({"reward_parts": dict(sample.reward_parts)} if sample.reward_parts else {}),
                     "stop_reason": sample.stop_reason.value,
                     "prompt_ids": group.prompt.token_ids,
                     "response_ids": sample.response_ids,

@@ -29,8 +29,8 @@ from milescli.export.story import Story, hub_name, read_story
 from milescli.models import load_facts
 from milescli.models import table as table_of
 from milescli.models.base import CONFIG_NAME
+from milescli.recipe.model import Model
 from milescli.recipe.resolved import load_resolved
-from milescli.recipe.schema import Model
 
 if TYPE_CHECKING:
     from milescli.console.output import Output

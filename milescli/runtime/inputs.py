@@ -18,15 +18,16 @@ from milescli.core.types import Prompt, Trajectory
 from milescli.models import ModelFacts, load_facts, parse_facts, scratch
 from milescli.models.base import CONFIG_NAME
 from milescli.models.score_head import with_score_head
+from milescli.recipe.data import Data
 from milescli.recipe.hub_name import is_hub, parse_hub
-from milescli.recipe.schema import Data, Model, Recipe, Rollout
+from milescli.recipe.model import Model
+from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape
 from milescli.recipe.train import OF_PAIRS, OF_ROWS
 from milescli.rollout.example_rows import Kind, RowField
 from milescli.rollout.examples import ExampleReport, Examples, load_examples
 from milescli.rollout.labels import check_labels
-from milescli.rollout.rewards import REWARDS, in_processes, load_reward, needs_label
-from milescli.rollout.scoring import Scorer
+from milescli.rollout.rewards import label_checks, load_rewards, needs_label
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.rollout.source import FilePrompts, SourceReport, check_file, load_source
 from milescli.rollout.tasks import is_task, write_task
@@ -110,7 +111,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
 
     `output`: where a download says how much it is, and how far; None: nowhere.
     """
-    load_reward(recipe.rollout)
+    load_rewards(recipe.rollout)
     data = _absolute(recipe.data, run, recipe.run.seed, output=output)
     model_dir = _model_folder(recipe, run, data, output=output)
     tokenizer = load_tokenizer(model_dir, chat_template=data.chat_template)
@@ -129,7 +130,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
             tokenizer=tokenizer,
             seed=recipe.run.seed,
             base_dir=run.path,
-            needs_label=field != "demonstrations" and needs_label(recipe.rollout.reward),
+            needs_label=field != "demonstrations" and needs_label(recipe.rollout),
         )
         return source
 
@@ -141,11 +142,11 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
     learned = prompts.prompts if prompts else []
     _refuse_leak(heldout, learned, data)
     for field, graded in (("prompts", learned), ("eval", heldout)):
-        if graded:
+        for name, reward in label_checks(recipe.rollout).items() if graded else ():
             check_labels(
-                REWARDS.resolve_isolated(recipe.rollout.reward, key="rollout.reward"),
+                reward,
                 graded,
-                name=recipe.rollout.reward,
+                name=name,
                 path=Path(reports[field].path),
                 say=output.note if output else None,
             )
@@ -213,17 +214,6 @@ def _rows(
                 output.warn(report.note)
     rows = Examples(loaded["train"], seed=recipe.run.seed, shuffle=data.shuffle)
     return rows, loaded["validation"][: recipe.eval.num_prompts]
-
-
-def scorer_of(rollout: Rollout) -> Scorer:
-    """The recipe's reward, bounded and retried as the recipe says; one of the user's runs in
-    processes of its own."""
-    return Scorer(
-        in_processes(rollout) or load_reward(rollout),
-        name=rollout.reward,
-        timeout_s=rollout.reward_timeout_s,
-        retries=rollout.reward_retries,
-    )
 
 
 def _absolute(data: Data, run: RunDir, seed: int, *, output: Output | None) -> Data:

@@ -11,11 +11,11 @@ from milescli.rollout.ahead import open_collector
 from milescli.rollout.base import RolloutEngine
 from milescli.rollout.curriculum import as_state, from_state
 from milescli.rollout.episode import evaluation_episodes, training_episodes
+from milescli.rollout.rewards import scorer_of
 from milescli.runtime import loop, truth
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.devices import Devices
 from milescli.runtime.evaluator import Evaluator
-from milescli.runtime.inputs import scorer_of
 from milescli.runtime.saving import Progress, version_of
 from milescli.train.base import Trainer, adapts
 from milescli.train.objectives import load_in_driver
@@ -148,6 +148,7 @@ class ReinforceAttempt(Attempt):
                     "prompt": group.prompt.text,
                     "response": sample.text,
                     "reward": sample.reward,
+                    **({"reward_parts": dict(sample.reward_parts)} if sample.reward_parts else {}),
                     "stop_reason": sample.stop_reason.value,
                     "versions": [span.version for span in sample.version_spans],
                     "seed": sample.seed,

@@ -9,10 +9,10 @@ from milescli.core.concurrency import in_thread
 from milescli.core.events import PhaseStarted, ValidationDone
 from milescli.rollout.base import RolloutEngine
 from milescli.rollout.episode import evaluation_episodes
+from milescli.rollout.rewards import scorer_of
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.devices import Devices
 from milescli.runtime.evaluator import Evaluator
-from milescli.runtime.inputs import scorer_of
 from milescli.runtime.learn import RowHooks, RowRun, batch_of, learn
 from milescli.runtime.reference_cache import ReferenceCache
 from milescli.runtime.saving import Progress, version_of

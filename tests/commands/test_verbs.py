@@ -297,6 +297,7 @@ def test_export_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Pa
         "source": run_dir.absolute(),
         "to": Path("out"),
         "step": None,
+        "role": "policy",
         "format": "fp8",
         "base": None,
         "merge": False,

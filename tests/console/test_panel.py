@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from milescli.console.columns import COLUMNS, that_fit
+from milescli.console.lines import step_line
 from milescli.console.panel import frame
 from milescli.console.progress import RunProgress
 from tests.console.fake_run import eval_done, events, step_done
@@ -100,3 +101,14 @@ def test_what_is_not_finite_is_said_as_it_is() -> None:
     progress = after(None)
     progress.feed(step_done(41, 42, reward=0.5, loss=float("nan")))
     assert "nan" in "\n".join(drawn(progress, 120))
+
+
+def test_the_parts_of_the_reward_are_shown_on_the_panel_and_in_the_log() -> None:
+    done = step_done(1, 10, reward=0.5)
+    rollout = replace(done.rollout, reward_parts={"math": 0.45, "format": 0.9})
+    progress = RunProgress(name="mine", clock=lambda: 42.0)
+    progress.feed(replace(done, rollout=rollout))
+    assert "math 0.450  format 0.900" in "\n".join(drawn(progress, 100))
+    line = step_line(replace(done, rollout=rollout))
+    assert line is not None and "reward 0.500  math 0.450  format 0.900" in line.plain
+    assert len(drawn(progress, 100, height=20)) <= 20

@@ -20,7 +20,8 @@ from milescli.doctor.finding import Status
 from milescli.models import parse_facts, table
 from milescli.models.scratch import config_of
 from milescli.platform.machine import parse_machine
-from milescli.recipe.schema import Recipe, ScratchModel
+from milescli.recipe.model import ScratchModel
+from milescli.recipe.schema import Recipe
 from tests.doctor.small_model import SMALL
 
 

@@ -19,7 +19,8 @@ from milescli.doctor.recipe_checks import (
 from milescli.models.scratch import config_of
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import LoadedRecipe
-from milescli.recipe.schema import Recipe, ScratchModel
+from milescli.recipe.model import ScratchModel
+from milescli.recipe.schema import Recipe
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from tests.doctor.small_model import SMALL
 from tests.loopback_hub import loopback_hub

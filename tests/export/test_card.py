@@ -17,7 +17,9 @@ from milescli.export.curve import reward_curve, ticks
 from milescli.export.folder import Folder
 from milescli.export.stored import Measured
 from milescli.export.story import Story, read_story
-from milescli.recipe.schema import Data, Model, Recipe, Rollout, ScratchModel
+from milescli.recipe.data import Data
+from milescli.recipe.model import Model, ScratchModel
+from milescli.recipe.schema import Recipe, Rollout
 from tests.console.fake_run import events
 from tests.export.models import QWEN3_MOE, make_base, table_of
 

@@ -12,7 +12,7 @@ from milescli.core.errors import CheckpointError
 from milescli.listings.recipes import recipe_rows, smallest_machine
 from milescli.models import FAMILIES, parse_facts, table
 from milescli.recipe.load import load
-from milescli.recipe.schema import Model
+from milescli.recipe.model import Model
 from milescli.recipe.templates import MODELS_FILE, template_names, templates_dir
 from milescli.runtime.inputs import facts_of_recipe
 from tests.recipe.measure_models import shapes

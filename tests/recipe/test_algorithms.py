@@ -76,7 +76,10 @@ def test_an_unknown_algorithm_is_refused_with_the_nearest(place: Place) -> None:
         (["train.algorithm=gmpo", "train.ratio=sequence"], "cannot take the ratio of a sequence"),
         (["train.algorithm=cispo", "train.dual_clip=3"], "no effect on `cispo`"),
         (["train.clip_low=1.5"], "`train.clip_low` cannot be 1.5"),
-        (["train.credit=gae"], "needs a critic"),
+        (
+            ["train.algorithm=ppo", "train.critic.warmup_steps=100"],
+            "the policy would never learn",
+        ),
         (["train.kl_coef=0.1", "train.reference=false"], "needs a reference"),
         (["train.reference_every=5"], "no reference to move"),
         (["train.entropy_target=1.0", "train.entropy_coef=0.5"], "begins above its bound"),

@@ -33,6 +33,7 @@ def test_every_key_stands_there_with_its_origin(place: Place) -> None:
         [],
         ["model.scratch=null", "model.path=a/b", "model.revision=1e5"],
         ["rollout.stop=[null, '#', ': ']"],
+        ["rollout.reward={math: 1, 'a#b.c:d': -0.5}"],
     ],
 )
 def test_recipe_and_origins_survive_the_way_to_disk_and_back(place: Place, sets: list[str]) -> None:

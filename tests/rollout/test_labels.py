@@ -13,7 +13,7 @@ from milescli.core.types import Prompt
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import RewardFn
 from milescli.rollout.labels import check_labels
-from milescli.rollout.rewards import load_reward
+from milescli.rollout.rewards import load_rewards
 
 
 class Reward:
@@ -131,7 +131,7 @@ def test_a_long_check_says_what_it_does() -> None:
 def test_the_built_in_rewards_refuse_what_they_cannot_grade(
     name: str, good: list[str], bad: str | None
 ) -> None:
-    reward: RewardFn = load_reward(Rollout(reward=name))
+    reward: RewardFn = load_rewards(Rollout(reward=name))[name]
     assert _check(reward, [*good], say_after_s=1000.0) == []
     with pytest.raises(DataError, match=f"1 of {len(good) + 1} prompts"):
         _check(reward, [*good, bad], say_after_s=1000.0)

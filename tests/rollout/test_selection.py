@@ -12,7 +12,8 @@ from milescli.core.errors import RecipeError
 from milescli.core.examples import example_groups
 from milescli.core.types import Group, Prompt, WeightVersion
 from milescli.recipe.check_algorithm import check_algorithm
-from milescli.recipe.schema import Data, Recipe, Rollout
+from milescli.recipe.data import Data
+from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.collector import Collector
 from milescli.rollout.curriculum import Tried, as_state, from_state, learnable, remember
 from milescli.rollout.selection import places_of, selected, variance

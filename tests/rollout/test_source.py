@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
-from milescli.recipe.schema import Data
+from milescli.recipe.data import Data
 from milescli.rollout.source import FilePrompts, SourceReport, epoch_order, load_source
 from milescli.rollout.tokenizer import ChatTokenizer
 

@@ -14,7 +14,7 @@ from milescli.cluster.nodes import RunNodes
 from milescli.cluster.watchdog import processes_of
 from milescli.platform.probe import probe
 from milescli.recipe.load import load
-from milescli.recipe.schema import Model
+from milescli.recipe.model import Model
 from milescli.runtime.inputs import facts_of_recipe
 from milescli.runtime.prestart import Prestarted, prestart_engines, prestart_ray
 from tests.plans import PLAN

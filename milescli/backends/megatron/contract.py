@@ -9,7 +9,7 @@ from milescli.backends.megatron import cpu_compat
 from milescli.backends.megatron.layer_specs import respecified
 from milescli.models import parse_facts, scratch
 from milescli.plan.types import TrainerLayout
-from milescli.recipe.schema import ScratchModel
+from milescli.recipe.model import ScratchModel
 
 
 def check_layer_spec(change: Callable[..., Any]) -> None:

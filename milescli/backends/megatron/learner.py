@@ -22,7 +22,8 @@ from milescli.backends.megatron.trained import TrainedModel
 from milescli.core.types import StepReport
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Objective, TrainShard
-from milescli.train.objectives import OBJECTIVES, VALUE, load_objective
+from milescli.train.objectives import OBJECTIVES, load_objective
+from milescli.train.objectives.value import Value
 from milescli.train.rank_hooks import load_before_log_probs
 from milescli.train.streams import FROM_RANKS, Stream
 
@@ -77,7 +78,7 @@ class Learner:
     ) -> StepReport:
         """The critic's updates on the returns of the same tokens; its figures go with the
         policy's."""
-        objective, figures, seconds = self._objective(VALUE), [], _Stopwatch()
+        objective, figures, seconds = Value(recipe=self.recipe), [], _Stopwatch()
         with self.turn_of(critic):
             for microbatches in own.updates:
                 loss = stepping.UpdateLoss(

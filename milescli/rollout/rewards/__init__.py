@@ -1,44 +1,67 @@
-"""Rewards by name: built in, from plug-ins, or by import path; resolved before a device is
-taken."""
+"""Rewards by name: built in, from plug-ins, or by import path; one, or several with weights.
+Resolved before a device is taken."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
+from milescli.core.isolated import Isolated
 from milescli.core.registry import Registry
 from milescli.recipe.schema import Rollout
-from milescli.rollout.base import RewardFn
+from milescli.rollout.base import BoundedReward, RewardFn
 from milescli.rollout.rewards.forms import Form, form_of
 from milescli.rollout.rewards.processes import ProcessReward
-from milescli.rollout.scoring import is_async
+from milescli.rollout.scoring import Scorer, Scoring, WeightedScorer, is_async
+
+_ROOM = "milescli.rollout.rewards"
+KEY = "rollout.reward"
 
 REWARDS = Registry(
     "reward",
     {
-        "math": "milescli.rollout.rewards.math:math",
-        "gsm8k": "milescli.rollout.rewards.gsm8k:gsm8k",
-        "exact_match": "milescli.rollout.rewards.exact_match:exact_match",
+        "math": f"{_ROOM}.math:math",
+        "gsm8k": f"{_ROOM}.gsm8k:gsm8k",
+        "multiple_choice": f"{_ROOM}.multiple_choice:multiple_choice",
+        "exact_match": f"{_ROOM}.exact_match:exact_match",
+        "f1": f"{_ROOM}.squad:f1",
+        "instructions": f"{_ROOM}.instructions:instructions",
+        "reasoning_gym": f"{_ROOM}.reasoning_gym_tasks:reasoning_gym",
+        "judge": f"{_ROOM}.judge:judge",
+        "remote": f"{_ROOM}.remote:remote",
+        "format": f"{_ROOM}.format:format",
+        "length": f"{_ROOM}.length:length",
     },
     signature=Form.SINGLE.value,
     others=(Form.GROUP.value, Form.BATCH.value),
 )
+"""A built-in one may have more than a RewardFn: `needs_label: bool`; `takes_num_tokens: bool`,
+where it is told `num_tokens`; `made_for(rollout)`, the same reward with the recipe's settings,
+which raises RecipeError where they will not do; `runs_apart: bool`, where it is called in processes
+of its own, as one of the user's is."""
 
 
-def load_reward(rollout: Rollout) -> RewardFn:
-    """The reward that `rollout.reward` names. Raises RecipeError where it cannot be had or does not
-    have the signature."""
-    reward = REWARDS.resolve(rollout.reward, key="rollout.reward")
+def load_rewards(rollout: Rollout) -> dict[str, RewardFn | BoundedReward]:
+    """The rewards that `rollout.reward` names, by name. Raises RecipeError where one cannot be had,
+    does not have the signature, or lacks a setting."""
+    return {name: _loaded(name, rollout) for name in rollout.reward_weights}
+
+
+def _loaded(name: str, rollout: Rollout) -> RewardFn | BoundedReward:
+    reward: Any = REWARDS.resolve(name, key=KEY)
+    if name in REWARDS.builtin and hasattr(reward, "made_for"):
+        reward = reward.made_for(rollout)
     within = getattr(reward, "within", None)
     return cast(RewardFn, within(rollout.reward_timeout_s) if within else reward)
 
 
-def in_processes(rollout: Rollout) -> ProcessReward | None:
-    """One of the user's in worker processes, as a run calls it; None for a built-in one."""
-    if rollout.reward in REWARDS.builtin:
+def in_processes(name: str, rollout: Rollout) -> ProcessReward | None:
+    """One of the user's in worker processes, as a run calls it; None for a built-in one that needs
+    none."""
+    reward: Any = REWARDS.resolve(name, key=KEY)
+    if not _runs_apart(name):
         return None
-    reward = REWARDS.resolve(rollout.reward, key="rollout.reward")
     return ProcessReward(
-        REWARDS.path_of(rollout.reward, key="rollout.reward"),
+        REWARDS.path_of(name, key=KEY),
         form=form_of(reward),
         is_async=is_async(reward),
         memory_bytes=int(rollout.reward_memory_gib * 1024**3),
@@ -47,6 +70,43 @@ def in_processes(rollout: Rollout) -> ProcessReward | None:
     )
 
 
-def needs_label(name: str) -> bool:
-    """Whether the reward `name` compares with a label: all built-in ones do; others may not."""
-    return name in REWARDS.builtin
+def scorer_of(rollout: Rollout) -> Scoring:
+    """The recipe's rewards, bounded and retried as the recipe says; those of the user's in
+    processes of their own."""
+    scorers = {
+        name: Scorer(
+            in_processes(name, rollout) or reward,
+            name=name,
+            timeout_s=rollout.reward_timeout_s,
+            retries=rollout.reward_retries,
+        )
+        for name, reward in load_rewards(rollout).items()
+    }
+    if isinstance(rollout.reward, str):
+        return scorers[rollout.reward]
+    weights = rollout.reward_weights
+    return WeightedScorer({name: (scorer, weights[name]) for name, scorer in scorers.items()})
+
+
+def label_checks(rollout: Rollout) -> dict[str, RewardFn]:
+    """What every label is put before, by the names of the rewards; what a run calls in processes of
+    its own is asked in another one."""
+    return {
+        name: cast(RewardFn, _apart(name) if _runs_apart(name) else reward)
+        for name, reward in load_rewards(rollout).items()
+    }
+
+
+def _runs_apart(name: str) -> bool:
+    reward = REWARDS.resolve(name, key=KEY)
+    return name not in REWARDS.builtin or getattr(reward, "runs_apart", False)
+
+
+def _apart(name: str) -> Isolated:
+    plugin = REWARDS.resolve(name, key=KEY)
+    return Isolated(REWARDS.path_of(name, key=KEY), what=f"the reward `{name}`", plugin=plugin)
+
+
+def needs_label(rollout: Rollout) -> bool:
+    """Whether some reward compares with a label; one of the user's says so by `needs_label`."""
+    return any(getattr(reward, "needs_label", False) for reward in load_rewards(rollout).values())

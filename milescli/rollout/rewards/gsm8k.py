@@ -31,6 +31,8 @@ class Gsm8k:
     label holds no number: the data is at fault, not the response.
     """
 
+    needs_label = True
+
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
         """See the class."""
         wanted = None if label is None else _number(label.rpartition(MARK)[2])

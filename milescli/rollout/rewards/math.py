@@ -28,17 +28,24 @@ _log = logging.getLogger(__name__)
 
 
 class MathReward:
-    r"""1.0 where the response's mathematical value equals the label's, else 0.0; safe to call from
+    r"""1.0 where the response states the same answer as the label, else 0.0; safe to call from
     many threads.
 
     Label: what follows its last `####`, of that the last `\boxed{}`, where it has them; else the
     whole, plain text or LaTeX (`\frac{1}{2}`, `(1,2]`, `\$36`). Response: the last `\boxed{}` or
-    `\fbox{}` that is complete and not empty counts, and nothing else does; without one, the last
-    LaTeX or plain expression that math-verify sees. A response that cannot be decided within
-    `limit_s` scores 0.0 and is logged: models write such responses. Raises ValueError where the
-    label cannot be graded.
+    `\fbox{}` that is complete and not empty counts, and nothing else does; without one, what
+    follows `####`, what is called the answer, or the last formula or number.
+
+    Numbers are compared exactly, whatever their form (`3e8`, `2 1/2`, `0.\overline{3}`, `1,234`);
+    expressions by algebra; `7 or 8`, sets and `\pm` as several values that must all be there;
+    tuples, intervals and matrices by their parts; text without case. A unit counts where both have
+    one, and `50\%` is 50 or 1/2. A number in decimals is not the fraction or root that it is near
+    to, unless six places agree. A contradiction (`8=7`) equals nothing. A response that cannot be
+    decided within `limit_s` scores 0.0 and is logged: models write such responses. Raises
+    ValueError where the label cannot be graded.
     """
 
+    needs_label = True
     max_concurrency = min(MAX_GRADERS, os.cpu_count() or 1)
     """Calls that make sense at once; more would only wait, within the scorer's bound."""
 

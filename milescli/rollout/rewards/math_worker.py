@@ -4,9 +4,11 @@ Without a response the label is graded against itself."""
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from milescli.rollout.rewards.boxed import last_boxed
+from milescli.rollout.rewards.math_answer import Answer, Contradiction
+from milescli.rollout.rewards.math_equal import equal, state
+from milescli.rollout.rewards.stated import stated
 
 MARK = "####"
 """What stands before it in a label is its derivation, as in GSM8K."""
@@ -23,38 +25,25 @@ def result_of(label: str) -> str:
 
 def grade(label: str, response: str) -> float:
     """1.0 or 0.0. Raises ValueError where the label cannot be graded."""
-    from math_verify import verify
-
-    boxed = last_boxed(response)
-    target = _parse(response if boxed is None else _in_box(boxed))
-    return float(verify(_gold(label), target, timeout_seconds=None))
+    wanted = _wanted(label)
+    try:
+        return float(equal(wanted, state(stated(response))))
+    except Contradiction:
+        return 0.0
 
 
 def refuse_ungradable(label: str) -> None:
     """Raises ValueError with the reason where a response that states the label's own result would
     score nothing."""
-    if not grade(label, _in_box(result_of(label))):
+    if not equal(_wanted(label), state(result_of(label))):
         raise ValueError("it does not equal itself")
 
 
-def _gold(label: str) -> list[Any]:
+def _wanted(label: str) -> Answer:
     result = result_of(label)
-    if last_boxed(_in_box(result)) != result:
+    if last_boxed(f"\\boxed{{{result}}}") != result:
         raise ValueError("it is empty, or its braces do not balance")
-    gold = _parse(_in_box(result))
-    if not gold:
-        raise ValueError("it is not mathematics")
-    return gold
-
-
-def _in_box(text: str) -> str:
-    return f"\\boxed{{{text}}}"
-
-
-def _parse(text: str) -> list[Any]:
-    from math_verify import parse
-
-    return parse(text, parsing_timeout=None)
+    return state(result)
 
 
 def answer(question: dict[str, str]) -> dict[str, object]:

@@ -17,8 +17,6 @@ from milescli.train.streams import FROM_RANKS
 if TYPE_CHECKING:
     from milescli.train.base import Objective, TrainSequence
 
-VALUE = "value"
-"""What a critic minimises, beside the objective of the policy."""
 OBJECTIVES = Registry(
     "objective",
     {
@@ -26,7 +24,6 @@ OBJECTIVES = Registry(
         "supervised": "milescli.train.objectives.supervised:Supervised",
         "preference": "milescli.train.objectives.preference:objective",
         "reward_model": "milescli.train.objectives.reward_model:RewardModel",
-        "value": "milescli.train.objectives.value:Value",
     },
     signature=("recipe",),
 )

@@ -22,7 +22,7 @@ from milescli.backends.sglang.server import EngineServer, EngineSpec, own_enviro
 from milescli.backends.sglang.warm import UNKNOWN_CODE, NotForked, WarmProcess, fork_engine
 from milescli.cluster.watchdog import TOKEN_VARIABLE, processes_of
 from milescli.models.scratch import make_model
-from milescli.recipe.schema import ScratchModel
+from milescli.recipe.model import ScratchModel
 
 pytestmark = pytest.mark.engine
 TOKEN = secrets.token_hex(8)

@@ -12,7 +12,7 @@ import torch
 
 from milescli.backends.transformers.logits import logits
 from milescli.models.scratch import make_model
-from milescli.recipe.schema import ScratchModel
+from milescli.recipe.model import ScratchModel
 
 LOAD = """\
 import sys

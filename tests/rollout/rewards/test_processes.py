@@ -21,9 +21,9 @@ ROOM = "tests.rollout.rewards.bad_rewards"
 
 def _scorer(name: str, **options: object) -> tuple[Scorer, object]:
     rollout = Rollout(reward=f"{ROOM}:{name}", **options)  # type: ignore[arg-type]
-    reward = in_processes(rollout)
+    reward = in_processes(rollout.reward_name, rollout)
     assert reward is not None
-    scorer = Scorer(reward, name=rollout.reward, timeout_s=rollout.reward_timeout_s)
+    scorer = Scorer(reward, name=rollout.reward_name, timeout_s=rollout.reward_timeout_s)
     return scorer, reward
 
 

@@ -1,0 +1,150 @@
+"""A server that rewards ask, by HTTP: each request bounded, tried again where it failed for a
+while, and counted. Used by `judge` and `remote`; belongs to one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from milescli.core.errors import RecipeError, RewardError
+
+FIRST_PAUSE_S = 0.5
+MAX_PAUSE_S = 30.0
+"""Between two attempts, whatever a server asks for."""
+MAX_REPLY_BYTES = 4 * 1024**2
+_SHOWN_CHARACTERS = 300
+_FOR_A_WHILE = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+
+
+class _TryAgain(Exception):
+    """It failed for a while; says how."""
+
+    def __init__(self, told: str, after_s: float | None = None) -> None:
+        super().__init__(told)
+        self.after_s = after_s
+
+
+@dataclass(slots=True, kw_only=True)
+class Endpoint:
+    """Where a reward's requests go."""
+
+    reward: str
+    """Its name, for errors."""
+    section: str
+    """Of the recipe, that holds its settings."""
+    url: str
+    timeout_s: float
+    """Bound on one request."""
+    retries: int
+    api_key_env: str | None = None
+    max_requests: int | None = None
+    num_requests: int = 0
+    """Sent so far, retries included."""
+    _key: str | None = field(init=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Raises RecipeError where the environment has no key."""
+        if self.api_key_env is None:
+            return
+        self._key = os.environ.get(self.api_key_env)
+        if not self._key:
+            raise RecipeError(
+                f"the reward `{self.reward}` has no key",
+                why=f"`{self.section}.api_key_env` is {self.api_key_env}, which is not in the "
+                "environment",
+                fix=[f"export {self.api_key_env}=...", f"--set {self.section}.api_key_env=null"],
+            )
+        if any(sign.isspace() or not sign.isprintable() for sign in self._key):
+            raise RecipeError(
+                f"the key of the reward `{self.reward}` cannot be sent",
+                why=f"{self.api_key_env} holds a blank or a line break",
+                fix=f"export {self.api_key_env}=...",
+            )
+
+    async def post(self, body: dict[str, Any]) -> Any:
+        """What the server replies, parsed. Raises RewardError after `retries` + 1 attempts that
+        failed for a while, at once where the server refuses or its reply is no JSON, and where the
+        budget is spent."""
+        for attempt in range(1, self.retries + 2):
+            self._spend()
+            try:
+                return await self._post_once(body)
+            except _TryAgain as failed:
+                if attempt > self.retries:
+                    raise self.failure(f"{failed} (attempt {attempt} of {attempt})") from None
+                await asyncio.sleep(_pause_s(attempt, failed.after_s))
+        raise AssertionError(f"no attempt was made: retries {self.retries}")
+
+    def failure(self, why: str, *fixes: str) -> RewardError:
+        """For the user; whatever the server said, the key is not in it."""
+        if self._key:
+            why = why.replace(self._key, "***")
+        return RewardError(
+            f"the reward `{self.reward}` failed at {self.url}",
+            why=why,
+            fix=[*fixes, f"curl -i {self.url}   # does it answer?"],
+        )
+
+    def _spend(self) -> None:
+        if self.max_requests is not None and self.num_requests >= self.max_requests:
+            raise self.failure(
+                f"its budget of {self.max_requests} requests is spent",
+                f"--set {self.section}.max_requests={2 * self.max_requests}",
+            )
+        self.num_requests += 1
+
+    async def _post_once(self, body: dict[str, Any]) -> Any:
+        import aiohttp
+
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        bound = aiohttp.ClientTimeout(total=self.timeout_s)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=bound) as session,
+                # a redirect would take the key elsewhere
+                session.post(self.url, json=body, headers=headers, allow_redirects=False) as reply,
+            ):
+                text = await _bounded_text(reply)
+                status, after = reply.status, reply.headers.get("Retry-After", "")
+        except TimeoutError:
+            raise _TryAgain(f"no reply within {self.timeout_s:g} s") from None
+        except _TooLong:
+            raise self.failure(f"its reply is longer than {MAX_REPLY_BYTES} bytes") from None
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+            raise _TryAgain(f"no connection: {error}") from None
+        except (aiohttp.ClientError, ValueError) as error:
+            raise self.failure(f"the request could not be sent: {error}") from None
+        if status in _FOR_A_WHILE:
+            seconds = float(after) if after.isascii() and after.isdigit() else None
+            raise _TryAgain(f"HTTP {status}: {text[:_SHOWN_CHARACTERS]}", after_s=seconds)
+        if status != 200:
+            raise self.failure(f"HTTP {status}: {text[:_SHOWN_CHARACTERS]}")
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            raise self.failure(f"its reply is no JSON: {text[:_SHOWN_CHARACTERS]!r}") from None
+
+
+class _TooLong(Exception):
+    """The reply."""
+
+
+async def _bounded_text(reply: Any) -> str:
+    pieces, size = list[bytes](), 0
+    async for piece in reply.content.iter_chunked(1 << 16):
+        size += len(piece)
+        if size > MAX_REPLY_BYTES:
+            raise _TooLong
+        pieces.append(piece)
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def _pause_s(attempt: int, after_s: float | None) -> float:
+    """Doubled each time, half of it by chance, so that requests that failed together do not come
+    back together; never less than the server asks for, up to the bound."""
+    pause = FIRST_PAUSE_S * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.0)
+    return min(MAX_PAUSE_S, max(pause, after_s or 0.0))

@@ -1,0 +1,249 @@
+"""The 25 verifiable instructions of IFEval (arXiv 2311.07911, table 1): for each id a function of
+the response and the instruction's own parameters, named as in its data. Written from the published
+definitions; sentences are counted by their punctuation, not by a trained model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from threading import Lock
+
+Check = Callable[..., bool]
+
+_RELATIONS = ("less than", "at least")
+_WORD = re.compile(r"\w+")
+_CASED_WORD = re.compile(r"[^\W\d_][\w'’-]*")  # noqa: RUF001
+_SENTENCE_END = re.compile(r"[.!?。！？…]+[\"'”’)\]]*(?=\s|$)")  # noqa: RUF001
+_ABBREVIATION = re.compile(
+    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|Sr|Jr|St|vs|etc|e\.g|i\.e|No|Inc|Ltd|Co|approx)|\b[A-Z])\.$"
+)
+_BULLET = re.compile(r"^[ \t]*(?:\*(?!\*)|-)[ \t]*\S", re.MULTILINE)
+_HIGHLIGHT = re.compile(r"\*\*(?P<bold>[^*\n]+)\*\*|\*(?P<plain>[^*\n]+)\*")
+_PLACEHOLDER = re.compile(r"\[[^\[\]]+\]")
+_TITLE = re.compile(r"<<([^<>\n]+)>>")
+_DIVIDER = "***"
+_BLANK_LINE = re.compile(r"\n\s*\n")
+_FENCE = "```"
+_LONGEST_ABBREVIATION = 12
+_CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+_TWO_RESPONSES = "******"
+
+_DETECTING = Lock()
+"""The library loads its profiles in the first call, and is asked from many threads."""
+
+
+def detected_language(text: str) -> str | None:
+    """ISO code, by langdetect; None where the text has nothing to tell it by."""
+    from langdetect import DetectorFactory, LangDetectException, detect
+
+    DetectorFactory.seed = 0  # else it answers by chance
+    with _DETECTING:
+        try:
+            return str(detect(text))
+        except LangDetectException:
+            return None
+
+
+def _holds(number: int, relation: str, bound: int) -> bool:
+    if relation not in _RELATIONS:
+        raise ValueError(f"the relation is {relation!r}, not one of {', '.join(_RELATIONS)}")
+    return number < bound if relation == "less than" else number >= bound
+
+
+def _count(word: str, text: str) -> int:
+    return len(re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
+
+
+def keywords(text: str, *, keywords: Sequence[str]) -> bool:
+    """All are there, in any case."""
+    return all(keyword.lower() in text.lower() for keyword in keywords)
+
+
+def keyword_frequency(text: str, *, keyword: str, frequency: int, relation: str) -> bool:
+    """The keyword is there so often."""
+    return _holds(text.lower().count(keyword.lower()), relation, frequency)
+
+
+def forbidden_words(text: str, *, forbidden_words: Sequence[str]) -> bool:
+    """None is there as a word."""
+    return not any(_count(word, text) for word in forbidden_words)
+
+
+def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation: str) -> bool:
+    """The letter, small or capital, is there so often."""
+    return _holds(text.lower().count(letter.lower()), let_relation, let_frequency)
+
+
+def response_language(text: str, *, language: str) -> bool:
+    """The whole is in this language, by its ISO code."""
+    return detected_language(text) in (language, None)
+
+
+def number_sentences(text: str, *, num_sentences: int, relation: str) -> bool:
+    """So many sentences."""
+    return _holds(_num_sentences(text), relation, num_sentences)
+
+
+def _num_sentences(text: str) -> int:
+    count, place = 0, 0
+    for match in _SENTENCE_END.finditer(text):
+        before = text[max(0, match.end() - _LONGEST_ABBREVIATION) : match.end()]
+        if match[0] == "." and _ABBREVIATION.search(before):
+            continue
+        count += bool(text[place : match.start()].strip())
+        place = match.end()
+    return count + bool(text[place:].strip())
+
+
+def number_paragraphs(text: str, *, num_paragraphs: int) -> bool:
+    """Exactly so many, divided by `***`; none of them empty."""
+    parts = [part.strip() for part in text.split(_DIVIDER)]
+    inner = [part for place, part in enumerate(parts) if part or 0 < place < len(parts) - 1]
+    return all(inner) and len(inner) == num_paragraphs
+
+
+def number_words(text: str, *, num_words: int, relation: str) -> bool:
+    """So many words."""
+    return _holds(len(_WORD.findall(text)), relation, num_words)
+
+
+def nth_paragraph_first_word(
+    text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str
+) -> bool:
+    """Exactly so many paragraphs, divided by blank lines, and the n-th begins with the word."""
+    parts = [part.strip() for part in _BLANK_LINE.split(text) if part.strip()]
+    if len(parts) != num_paragraphs or not 1 <= nth_paragraph <= len(parts):
+        return False
+    word = re.match(r"[\"'“‘*_(]*([\w’'-]+)", parts[nth_paragraph - 1])  # noqa: RUF001
+    return word is not None and word[1].lower() == first_word.lower()
+
+
+def number_placeholders(text: str, *, num_placeholders: int) -> bool:
+    """At least so many, like [address]."""
+    return len(_PLACEHOLDER.findall(text)) >= num_placeholders
+
+
+def postscript(text: str, *, postscript_marker: str) -> bool:
+    """A line begins with the marker (P.S., P.P.S), dots and blanks in it aside."""
+    letters = [sign for sign in postscript_marker if sign.isalnum()]
+    marker = r"\.?\s?".join(map(re.escape, letters))
+    return re.search(rf"^[ \t]*[*_]*{marker}(?!\w)", text, re.IGNORECASE | re.MULTILINE) is not None
+
+
+def number_bullet_lists(text: str, *, num_bullets: int) -> bool:
+    """Exactly so many lines that begin with `*` or `-`."""
+    return len(_BULLET.findall(text)) == num_bullets
+
+
+def constrained_response(text: str) -> bool:
+    """It holds one of three given sentences."""
+    return any(option in text.strip() for option in _CONSTRAINED)
+
+
+def number_highlighted_sections(text: str, *, num_highlights: int) -> bool:
+    """At least so many in `*stars*` or `**stars**`."""
+    marked = (match["bold"] or match["plain"] for match in _HIGHLIGHT.finditer(text))
+    return sum(bool(inner.strip()) for inner in marked) >= num_highlights
+
+
+def multiple_sections(text: str, *, section_spliter: str, num_sections: int) -> bool:
+    """At least so many, each begun by the word and a number: SECTION 1."""
+    mark = re.compile(rf"(?<!\w){re.escape(section_spliter.strip())}\s+\d+")
+    return len(mark.findall(text)) >= num_sections
+
+
+def json_format(text: str) -> bool:
+    """The whole is JSON, in a code block or not."""
+    text = text.strip()
+    if text.startswith(_FENCE) and text.endswith(_FENCE) and len(text) > 2 * len(_FENCE):
+        text = text.removeprefix(_FENCE).removesuffix(_FENCE)
+        text = re.sub(r"\Ajson\b", "", text, flags=re.IGNORECASE)
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def title(text: str) -> bool:
+    """A title in <<double angular brackets>>."""
+    return any(inner.strip() for inner in _TITLE.findall(text))
+
+
+def two_responses(text: str) -> bool:
+    """Exactly two that differ, with six asterisks between."""
+    parts = [part.strip() for part in text.split(_TWO_RESPONSES)]
+    while parts and not parts[0]:
+        parts.pop(0)
+    while parts and not parts[-1]:
+        parts.pop()
+    return len(parts) == 2 and parts[0] != parts[1]
+
+
+def repeat_prompt(text: str, *, prompt_to_repeat: str) -> bool:
+    """It begins with the request, word for word."""
+    return text.strip().lower().startswith(prompt_to_repeat.strip().lower())
+
+
+def end_checker(text: str, *, end_phrase: str) -> bool:
+    """It ends in the phrase, quotation marks around the whole aside."""
+    return text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
+
+
+def quotation(text: str) -> bool:
+    """The whole is in double quotation marks."""
+    text = text.strip()
+    return len(text) > 1 and text[0] == text[-1] == '"'
+
+
+def capital_word_frequency(text: str, *, capital_frequency: int, capital_relation: str) -> bool:
+    """So many words in capitals."""
+    number = sum(word.isupper() for word in _CASED_WORD.findall(text))
+    return _holds(number, capital_relation, capital_frequency)
+
+
+def english_capital(text: str) -> bool:
+    """English, and capitals only. Its language is told by small letters: capitals mislead."""
+    return text.isupper() and detected_language(text.lower()) in ("en", None)
+
+
+def english_lowercase(text: str) -> bool:
+    """English, and small letters only."""
+    return text.islower() and detected_language(text) in ("en", None)
+
+
+def no_comma(text: str) -> bool:
+    """No comma anywhere."""
+    return "," not in text
+
+
+CHECKS: dict[str, Check] = {
+    "keywords:existence": keywords,
+    "keywords:frequency": keyword_frequency,
+    "keywords:forbidden_words": forbidden_words,
+    "keywords:letter_frequency": letter_frequency,
+    "language:response_language": response_language,
+    "length_constraints:number_sentences": number_sentences,
+    "length_constraints:number_paragraphs": number_paragraphs,
+    "length_constraints:number_words": number_words,
+    "length_constraints:nth_paragraph_first_word": nth_paragraph_first_word,
+    "detectable_content:number_placeholders": number_placeholders,
+    "detectable_content:postscript": postscript,
+    "detectable_format:number_bullet_lists": number_bullet_lists,
+    "detectable_format:constrained_response": constrained_response,
+    "detectable_format:number_highlighted_sections": number_highlighted_sections,
+    "detectable_format:multiple_sections": multiple_sections,
+    "detectable_format:json_format": json_format,
+    "detectable_format:title": title,
+    "combination:two_responses": two_responses,
+    "combination:repeat_prompt": repeat_prompt,
+    "startend:end_checker": end_checker,
+    "startend:quotation": quotation,
+    "change_case:capital_word_frequency": capital_word_frequency,
+    "change_case:english_capital": english_capital,
+    "change_case:english_lowercase": english_lowercase,
+    "punctuation:no_comma": no_comma,
+}
+DETECTING = tuple(name for name in CHECKS if "language" in name or "english" in name)
+"""Those that need langdetect."""

@@ -1,0 +1,123 @@
+"""The reward `reasoning_gym`: answers to tasks of the reasoning-gym library, scored by its own
+scorers. Called in the reward's worker processes: some scorers run programs that a response
+contains, or search."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+from milescli.core.errors import RecipeError
+from milescli.core.nearest import nearest
+from milescli.recipe.schema import Rollout
+from milescli.rollout.rewards.boxed import last_boxed
+from milescli.rollout.rewards.text_parts import ENDS_THINKING, part_of
+
+_MARK = "####"
+_EXAMPLE = '{"dataset": "leg_counting", "entry": {"answer": "4", "metadata": {}}}'
+_FORM = '{"dataset": "leg_counting", "entry": {"question": ..., "answer": ..., "metadata": ...}}'
+
+
+class ReasoningGym:
+    r"""What reasoning-gym's scorer of the task says, from 0.0 to 1.0.
+
+    Label: JSON `{"dataset": NAME, "entry": {...}}`, the entry as `reasoning_gym.create_dataset`
+    yields it. The answer is what stands in the last `<answer>...</answer>`, else in the last
+    `\boxed{}`, else behind the last `####`, else the whole response; what stands before `</think>`
+    does not count.
+    """
+
+    needs_label = True
+    examples = (("Legs?", "<answer>4</answer>", _EXAMPLE), ("Legs?", "", _EXAMPLE))
+    runs_apart = True
+
+    def made_for(self, rollout: Rollout) -> ReasoningGym:
+        """See REWARDS. Raises RecipeError where the library is not installed."""
+        if find_spec("reasoning_gym") is None:
+            raise RecipeError(
+                "the reward `reasoning_gym` cannot be had",
+                why="the library reasoning-gym, which scores, is not installed",
+                fix="pip install 'miles-cli[reasoning-gym]'",
+            )
+        return self
+
+    def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
+        """See the class."""
+        if label is None:
+            raise ValueError("`reasoning_gym` needs a label")
+        name, entry = _task(label)
+        return float(_scorer(name)(answer=_answer(response), entry=entry))
+
+    def check_label(self, label: str | None) -> str | None:
+        """Why no response can be right: the entry's own answer scores nothing. None: it does."""
+        if label is None:
+            return "`reasoning_gym` needs a label"
+        try:
+            name, entry = _task(label)
+        except ValueError as error:
+            return str(error)
+        answer = entry["answer"]
+        if answer is not None and _scorer(name)(answer=answer, entry=entry) <= 0:
+            return f"the scorer of `{name}` gives its own answer nothing"
+        return None
+
+
+def _answer(response: str) -> str:
+    text = response.rpartition(ENDS_THINKING)[2].strip()
+    if (found := part_of(text, "tags")) is not None:
+        return found
+    if (found := last_boxed(text)) is not None:
+        return found
+    return text.rpartition(_MARK)[2].strip().partition("\n")[0] if _MARK in text else text
+
+
+@lru_cache(maxsize=1024)
+def _task(label: str) -> tuple[str, dict[str, Any]]:
+    """Name of its data set, and its entry. Raises ValueError with what is wrong with the label."""
+    from reasoning_gym.factory import DATASETS
+
+    try:
+        asked = json.loads(label)
+        name, entry = str(asked["dataset"]), dict(asked["entry"])
+        entry["answer"], entry["metadata"]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"it is not JSON like {_FORM}") from None
+    if name not in DATASETS:
+        guess = nearest(name, DATASETS)
+        hint = f"; nearest is `{guess}`" if guess else ""
+        raise ValueError(f"reasoning-gym has no data set `{name}`{hint}")
+    return name, _as_it_was(name, entry)
+
+
+def _as_it_was(name: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no tuples, and some scorers compare with them: the entry in the form in which its
+    own answer scores more."""
+    scorer, with_tuples = _scorer(name), {**entry, "metadata": _tupled(entry["metadata"])}
+    try:
+        scores = [scorer(answer=entry["answer"], entry=one) for one in (entry, with_tuples)]
+    except Exception:  # a scorer that cannot do with tuples
+        return entry
+    return with_tuples if scores[1] > scores[0] else entry
+
+
+def _tupled(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tupled(inner) for key, inner in value.items()}
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value
+
+
+@lru_cache(maxsize=128)
+def _scorer(name: str) -> Any:
+    """Raises ValueError where the data set has none by itself."""
+    from reasoning_gym import get_score_answer_fn
+
+    try:
+        return get_score_answer_fn(name)
+    except AssertionError as error:
+        raise ValueError(f"the data set `{name}` cannot be scored by itself: {error}") from None
+
+
+reasoning_gym = ReasoningGym()
+"""The built-in reward `reasoning_gym`."""

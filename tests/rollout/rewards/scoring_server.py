@@ -1,0 +1,112 @@
+"""A real HTTP server on this machine that scores as a test tells it to: replies, failures, silence.
+For the rewards `judge` and `remote`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What is sent back; `silent`: nothing, until the test ends."""
+
+    body: object = None
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    silent: bool = False
+
+
+@dataclass
+class Asked:
+    """One request."""
+
+    path: str
+    body: dict[str, Any]
+    authorization: str | None
+
+
+@dataclass
+class ScoringServer:
+    """Told what to reply by `replies`, a function of the request and of how many came before."""
+
+    replies: Callable[[Asked, int], Reply]
+    asked: list[Asked] = field(default_factory=list)
+    url: str = ""
+    at_once: int = 0
+    most_at_once: int = 0
+    ended: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def said(text: str) -> Reply:
+    """A chat completion."""
+    return Reply({"choices": [{"message": {"role": "assistant", "content": text}}]})
+
+
+@contextmanager
+def serving(replies: Callable[[Asked, int], Reply]) -> Iterator[ScoringServer]:
+    """Answers until the block ends."""
+    state = ScoringServer(replies)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            """One request."""
+            raw = self.rfile.read(int(self.headers["Content-Length"]))
+            asked = Asked(self.path, json.loads(raw), self.headers.get("Authorization"))
+            with state.lock:
+                number = len(state.asked)
+                state.asked.append(asked)
+                state.at_once += 1
+                state.most_at_once = max(state.most_at_once, state.at_once)
+            try:
+                self._reply(state.replies(asked, number))
+            finally:
+                with state.lock:
+                    state.at_once -= 1
+
+        def _reply(self, reply: Reply) -> None:
+            if reply.silent:
+                state.ended.wait(timeout=60)
+                self.close_connection = True
+                return
+            text = reply.body if isinstance(reply.body, str) else json.dumps(reply.body)
+            payload = text.encode()
+            self.send_response(reply.status)
+            for name, value in reply.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    state.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield state
+    finally:
+        state.ended.set()
+        server.shutdown()
+        thread.join(timeout=10)
+        server.server_close()
+
+
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses of milliseconds."""
+    monkeypatch.setattr("milescli.rollout.rewards.endpoint.FIRST_PAUSE_S", 0.005)
+    monkeypatch.setattr("milescli.rollout.rewards.endpoint.MAX_PAUSE_S", 0.01)

@@ -1,0 +1,18 @@
+"""Which scalars of an event are logged, under which names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from milescli.runtime.observe import scalars_of
+from tests.console.fake_run import step_done
+
+
+def test_the_parts_of_a_reward_are_scalars_of_their_own() -> None:
+    done = step_done(3, 10, reward=0.5)
+    rollout = replace(done.rollout, reward_parts={"math": 0.4, "format": 1.0})
+    scalars = scalars_of(replace(done, rollout=rollout))
+    assert scalars is not None and scalars[0] == 3
+    assert scalars[1]["reward/math"] == 0.4 and scalars[1]["reward/format"] == 1.0
+    assert scalars[1]["rollout/reward_mean"] == 0.5
+    assert all(isinstance(value, float | int) for value in scalars[1].values())
