@@ -1,5 +1,5 @@
-"""The tables of docs/algorithms.md, docs/extending.md and CONTRIBUTING.md, from the same registries
-as the program; what people wrote between them is kept.
+"""The tables of docs/algorithms.md, docs/extending.md, docs/rewards.md and CONTRIBUTING.md, from
+the same registries as the program; what people wrote between them is kept.
 
 `python -m milescli.listings.pages --write`."""
 
@@ -16,6 +16,7 @@ from milescli.core.registry import Registry
 from milescli.listings.algorithms import AlgorithmRow, algorithm_rows
 from milescli.listings.plug_points import POINTS
 from milescli.recipe.algorithms import Setting
+from milescli.rollout.rewards import REWARDS
 from milescli.train.advantages import ADVANTAGES
 from milescli.train.aggregation import AGGREGATIONS
 from milescli.train.corrections import CORRECTIONS
@@ -75,6 +76,11 @@ def _definition(registry: Registry, name: str, key: str) -> str:
     return " ".join(said.split())
 
 
+def _rewards() -> Iterator[str]:
+    for name in REWARDS.builtin:
+        yield f"- `{name}`: {_definition(REWARDS, name, 'rollout.reward')}"
+
+
 def _plug_points() -> Iterator[str]:
     yield "| kind | recipe key | what it does | signature | built in |"
     yield "|---|---|---|---|---|"
@@ -115,6 +121,7 @@ def _text(value: Setting) -> str:
 
 PAGES: dict[Path, Blocks] = {
     _DOCS / "algorithms.md": {"rows": _rows, "pieces": _pieces},
+    _DOCS / "rewards.md": {"rewards": _rewards},
     _DOCS / "extending.md": {"plug points": _plug_points},
     _DOCS.parent / "CONTRIBUTING.md": {"places": _places},
 }

@@ -10,7 +10,7 @@ from typing import Any, cast
 from milescli.core.isolated import Isolated
 from milescli.core.registry import Registry
 from milescli.recipe.schema import Rollout
-from milescli.rollout.contract import check_agent
+from milescli.rollout.contract import EXAMPLES, check_agent, check_reward
 from milescli.rollout.episode import AGENTS, load_agent
 from milescli.rollout.generations import GENERATIONS
 from milescli.rollout.rewards import REWARDS, in_processes
@@ -57,7 +57,8 @@ class PlugPoint:
         anything: it is called as in a run, in a process of its own."""
         plugin = self.registry.resolve(path, key=self.key)
         if self.registry is REWARDS:
-            self.contract_test(in_processes(path, Rollout()) or plugin)
+            reward: Any = in_processes(path, Rollout()) or plugin
+            check_reward(reward, examples=getattr(plugin, "examples", EXAMPLES))
         elif self.registry is AGENTS:
             self.contract_test(load_agent(Rollout(agent=path)))
         elif self.registry is GENERATIONS:

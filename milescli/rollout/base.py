@@ -141,7 +141,9 @@ class RewardFn(Protocol):
     An object may have more, looked up by name: `max_concurrency: int`, calls that make sense at
     once; `within(timeout_s) -> RewardFn`, the same reward bounded below the recipe's
     `reward_timeout_s`; `check_label(label) -> str | None`, why no response can be right for a label
-    (None: one can), called once for each different label before a run starts.
+    (None: one can), called once for each different label before a run starts; `needs_label: bool`,
+    rows without a label are refused; `examples`, what `miles plugins check` scores where labels
+    have a form of their own: (prompt, response, label) each.
     """
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:

@@ -16,6 +16,7 @@ from milescli.rollout.rewards.instruction_checks import CHECKS, DETECTING
 from milescli.rollout.rewards.text_parts import ENDS_THINKING
 
 _IDS, _KWARGS = "instruction_id_list", "kwargs"
+_EXAMPLE = f'{{"{_IDS}": ["punctuation:no_comma"], "{_KWARGS}": [{{}}]}}'
 _PIP = "pip install 'miles-cli[instructions]'"
 
 
@@ -31,6 +32,7 @@ class Instructions:
     """
 
     needs_label = True
+    examples = (("Hi", "no comma", _EXAMPLE), ("Hi", "a, b", _EXAMPLE), ("Hi", "", _EXAMPLE))
 
     def __init__(self, settings: InstructionSettings) -> None:
         self._settings = settings
@@ -72,9 +74,7 @@ def _checks_of(label: str | None) -> list[Callable[[str], bool]]:
         ids, kwargs = asked[_IDS], asked[_KWARGS]
         assert isinstance(ids, list) and isinstance(kwargs, list) and ids
     except (AssertionError, KeyError, TypeError, ValueError):
-        raise ValueError(
-            f'it is not JSON like {{"{_IDS}": ["punctuation:no_comma"], "{_KWARGS}": [{{}}]}}'
-        ) from None
+        raise ValueError(f"it is not JSON like {_EXAMPLE}") from None
     if len(ids) != len(kwargs):
         raise ValueError(f"it has {len(ids)} instructions and {len(kwargs)} kwargs")
     return [_bound(name, given) for name, given in zip(ids, kwargs, strict=True)]

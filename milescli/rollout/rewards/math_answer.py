@@ -59,6 +59,8 @@ class Bracketed:
     opens: str
     items: tuple[Answer, ...]
     closes: str
+    is_inequality: bool = False
+    """Written as one: x > 3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,15 +99,18 @@ Answer = Value | Text | Several | Bracketed | Union | Matrix | Relation | Chain
 
 _NAME = re.compile(
     rf"(?:{WORD}?[a-zA-Z]+|\\[a-zA-Z]+)(?:_(?:\w|\{{\w+\}}))?'*(?:\s*\(\s*\w+(?:\s*,\s*\w+)*\s*\))?"
-    rf"|\|?[A-Z]{{1,3}}\|?|(?:{WORD}?[a-zA-Z]+\s+){{1,5}}{WORD}?[a-zA-Z]+"
+    rf"|\|?[A-Z]{{1,3}}\|?|m?\s*\\(?:angle|triangle|overline)\s*\{{?[A-Z]{{1,3}}\}}?|(?:{WORD}?[a-zA-Z]+\s+){{1,5}}{WORD}?[a-zA-Z]+"
 )
 _VARIABLE = re.compile(r"[a-zA-Z]|\\(?:alpha|beta|theta|lambda|phi|mu|sigma|gamma|omega)")
+_SENTENCE = re.compile(rf"\A(?:{WORD}[a-zA-Z]+\s+)*{WORD}(?:is|are)\s*:?\s+(?!{WORD})")
 _SIGNS = re.compile(r"\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|\\ne(?![a-zA-Z])|\\approx|=|<|>")
 _TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 _MATRIX = re.compile(
     r"\\begin\{((?:[pbvBV]|small)?matrix|array)\}(?:\{[^}]*\})?(.*)\\end\{\1\}", re.DOTALL
 )
 _APART = re.compile(r"(?<![_^\d])\d+\s+\d")
+_ANGLE_OF = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\\circ")
 _BASED = re.compile(r"(\d[0-9A-Fa-f]*)\s*_\s*(?:\{\s*(\d+)\s*\}|(\d+))")
 _FUNCTION = re.compile(
     r"(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|log|ln|exp|lim|max|min|gcd|lcm|det|[bp]?mod"
@@ -150,6 +155,9 @@ def _read(text: str, depth: int) -> Answer:
         rows = [row for row in split(matrix[2], r"\\\\(?:\s*\[[^\]]*\])?") if row.strip()]
         cells = [tuple(_read(cell, depth + 1) for cell in split(row, "&")) for row in rows]
         return Matrix(rows=tuple(cells))
+    if text[:1] in ("(", "[") and (matrix := _MATRIX.fullmatch(text[1:-1].strip())):
+        return _read(matrix[0], depth + 1)
+    text = _SENTENCE.sub("", text)
     if len(parts := _several(text)) > 1:
         return Several(items=tuple(_read(part, depth + 1) for part in parts))
     if len(parts := split(text, r"\\cup(?![a-zA-Z])")) > 1:
@@ -217,22 +225,26 @@ def _inequality(parts: list[str], signs: list[str], depth: int) -> Answer:
         infinite = Value(text=r"\infty") if signs[0] in (">", r"\ge") else Value(text=r"-\infty")
         end = _read(parts[1], depth + 1)
         if signs[0] in (">", r"\ge"):
-            return Bracketed(
-                opens="(" if signs[0] == ">" else "[", items=(end, infinite), closes=")"
-            )
-        return Bracketed(opens="(", items=(infinite, end), closes=")" if signs[0] == "<" else "]")
+            return _interval([end, infinite], ["<" if signs[0] == ">" else r"\le", "<"])
+        return _interval([infinite, end], ["<", signs[0]])
     if len(parts) == 3 and _VARIABLE.fullmatch(parts[1]):
         if all(sign in (">", r"\ge") for sign in signs):
             parts, signs = parts[::-1], [_TURNED[sign] for sign in signs[::-1]]
         if all(sign in ("<", r"\le") for sign in signs):
-            return Bracketed(
-                opens="(" if signs[0] == "<" else "[",
-                items=(_read(parts[0], depth + 1), _read(parts[2], depth + 1)),
-                closes=")" if signs[1] == "<" else "]",
-            )
+            return _interval([_read(part, depth + 1) for part in parts[::2]], signs)
     if len(parts) == 2 and all(parts):
         return Relation(left=parts[0], sign=signs[0], right=parts[1])
     raise Contradiction("its chain of relations is none of one variable")
+
+
+def _interval(ends: list[Answer], signs: list[str]) -> Bracketed:
+    """Low < x <= high, from its ends and its two signs."""
+    return Bracketed(
+        opens="(" if signs[0] == "<" else "[",
+        items=tuple(ends),
+        closes=")" if signs[1] == "<" else "]",
+        is_inequality=True,
+    )
 
 
 def _bracketed(text: str, depth: int) -> Answer | None:
@@ -281,6 +293,8 @@ def _value(text: str, depth: int) -> Answer:
         return Several(items=tuple(_value(trimmed(one).lstrip("+ "), depth) for one in both))
     if match := _BASED.fullmatch(text):
         return Text(text=f"{match[1].lower().lstrip('0')} in base {match[2] or match[3]}")
+    if _ANGLE_OF.search(text):
+        text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     amount, unit = without_unit(text)
     number = number_of(amount)
     if number is not None:

@@ -75,6 +75,11 @@ def equal(one: Answer, other: Answer) -> bool:
         return (alike or len(one.items) > 2) and _same_in_order(one.items, other.items)
     if isinstance(one, Union) and isinstance(other, Union):
         return _same_in_any_order(one.parts, other.parts)
+    if isinstance(one, Several) and isinstance(other, Union):
+        one, other = other, one
+    if isinstance(one, Union) and isinstance(other, Several):
+        are_intervals = all(isinstance(i, Bracketed) and i.is_inequality for i in other.items)
+        return are_intervals and _same_in_any_order(one.parts, other.items)
     if isinstance(one, Matrix) and isinstance(other, Matrix):
         return len(one.rows) == len(other.rows) and all(
             _same_in_order(row, other_row)

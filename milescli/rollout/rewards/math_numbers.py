@@ -70,7 +70,7 @@ _NO_UNIT = re.compile(r"\b(?:not?|if|but|than|less|more|is|are|about|or|and|at|t
 _CURRENCY = re.compile(r"(-?)\s*(\\\$|€|£|¥|\\pounds?)\s*(.+)", re.DOTALL)
 _POWERED = r"(?:\s*\^\s*(?:\{\s*\d\s*\}|\d))?"
 _UNIT = re.compile(
-    rf"(.*?[\d)}}.])\s*((?:(?:{WORD}|(?<=[\s\d]))[a-zA-Z]{{1,}}){_POWERED}"
+    rf"(.*?(?:[\d)}}.]|\\pi))\s*((?:(?:{WORD}|(?<=[\s\d]))[a-zA-Z]{{1,}}){_POWERED}"
     rf"(?:\s*(?:/|\\cdot)?\s*{WORD}?[a-zA-Z]+{_POWERED}){{0,3}}|\^\\circ\s*[CF]?|\\?%)",
     re.DOTALL,
 )

@@ -63,6 +63,7 @@ _SAME = (
     (r"\\gt(?![a-zA-Z])", ">"),
     (r"\\(?:lor|vee)(?![a-zA-Z])", " or "),
     (r"\\(?:land|wedge)(?![a-zA-Z])", " and "),
+    (r"\{?\s*(\w+)\s*\\choose\s*(\w+)\s*\}?", r"\\binom{\1}{\2}"),
     (r"\\lbrace(?![a-zA-Z])", r"\\{"),
     (r"\\rbrace(?![a-zA-Z])", r"\\}"),
     (r"\\(?:varnothing)(?![a-zA-Z])", r"\\emptyset "),

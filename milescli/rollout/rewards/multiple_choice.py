@@ -32,6 +32,7 @@ class MultipleChoice:
     """
 
     needs_label = True
+    examples = (("Which?", "The answer is B.", "B"), ("Which?", "A or B", "B"), ("", "", "A, C"))
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
         """See the class."""

@@ -16,6 +16,7 @@ from milescli.rollout.rewards.boxed import last_boxed
 from milescli.rollout.rewards.text_parts import ENDS_THINKING, part_of
 
 _MARK = "####"
+_EXAMPLE = '{"dataset": "leg_counting", "entry": {"answer": "4", "metadata": {}}}'
 _FORM = '{"dataset": "leg_counting", "entry": {"question": ..., "answer": ..., "metadata": ...}}'
 
 
@@ -29,6 +30,7 @@ class ReasoningGym:
     """
 
     needs_label = True
+    examples = (("Legs?", "<answer>4</answer>", _EXAMPLE), ("Legs?", "", _EXAMPLE))
     runs_apart = True
 
     def made_for(self, rollout: Rollout) -> ReasoningGym:

@@ -1,5 +1,4 @@
-r"""Answers that are equal, and answers that are not: `one ~ other` on each line. Read by
-test_math_pairs."""
+r"""Answers that are equal: `one ~ other` on each line. Read by test_math_pairs."""
 
 # ruff: noqa: RUF001
 EQUAL = r"""
@@ -170,153 +169,84 @@ P(A) = \frac{1}{6} ~ 1/6
 4.50 ~ \$4.50
 x \neq 3 ~ x \ne 3
 \approx 3.14 ~ 3.14
+\frac{7}{3} ~ 2\frac{1}{3}
+2 \tfrac{1}{3} ~ 7/3
+1.0 \times 10^{-3} ~ 0.001
+1e-3 ~ 0.001
+10^{-3} ~ 0.001
+$\frac{1}{2}$ ~ .5
+5\% ~ 0.05
+\$1{,}000 ~ 1000
+\$1,000.50 ~ 1000.5
+€5 ~ 5
+3\sqrt{2} ~ \sqrt{18}
+\sqrt[3]{16} ~ 2\sqrt[3]{2}
+\sqrt{\frac{1}{4}} ~ 0.5
+\left(\frac{1}{2}, 3\right) ~ (0.5, 3)
+(-3,\infty) ~ (-3, +\infty)
+x\in[-1,1] ~ [-1,1]
+-1\le x\le 1 ~ [-1,1]
+x<2 \text{ or } x>5 ~ (-\infty,2)\cup(5,\infty)
+x < 2 or x > 5 ~ x > 5 or x < 2
+\left\{ -1, 0, 1 \right\} ~ \{0, 1, -1\}
+\{x=1\} ~ 1
+6\pi \text{ cm} ~ 6\pi
+6π ~ 18.84955592
+72^\circ ~ 72 \text{ degrees}
+\angle ABC = 60^\circ ~ 60
+\text{The answer is } 5 ~ 5
+5\text{ apples} ~ 5
+0.\overline{9} ~ 1
+0.\overline{12} ~ \frac{4}{33}
+0.8\overline{3} ~ 5/6
+2.5\overline{0} ~ 2.5
+\frac{x+1}{2} ~ (x+1)/2
+x(x+1) ~ x^2+x
+-x+1 ~ 1-x
+y = mx + b ~ mx+b
+y = 3x - 2 ~ 3x - y = 2
+x + 2 y - 3 = 0 ~ x+2y=3
+e^{i\pi} ~ -1
+\log_{10} 100 ~ 2
+\ln e ~ 1
+\frac{\sqrt{6}+\sqrt{2}}{4} ~ \cos 15^\circ
+\sin 30^\circ ~ 1/2
+\sin\frac{\pi}{6} ~ 0.5
+1+2i ~ 2i+1
+12\,345\,678 ~ 12345678
+12 345 678 ~ 12,345,678
+1\,000 ~ 10^3
+\text{A} ~ A
+\mathbf{B} ~ B
+\textbf{(C)} ~ C
+\begin{bmatrix} 1 \\ 2 \end{bmatrix} ~ \begin{pmatrix} 1.0 \\ 2 \end{pmatrix}
+\left[\begin{array}{cc} 1 & 0 \\ 0 & 1\end{array}\right] ~ \begin{pmatrix}1&0\\0&1\end{pmatrix}
+3 : 2 ~ 3:2
+k = 0, 1, 2 ~ 0,1,2
+a=1, b=2 ~ b=2, a=1
+\sqrt{2}, -\sqrt{2} ~ \pm\sqrt{2}
+\frac{-1 \pm \sqrt{5}}{2} ~ \frac{-1+\sqrt5}{2}, \frac{-1-\sqrt5}{2}
+x=\frac{-1\pm\sqrt{5}}{2} ~ \frac{-1 \pm \sqrt{5}}{2}
+\lfloor 3.7 \rfloor ~ 3
+\lceil 3.2\rceil ~ 4
+\binom{10}{3} ~ 120
+{10 \choose 3} ~ 120
+\frac{3}{2}x ~ 1.5x
+\frac{10}{4} ~ \frac52
+$7$ or $8$ ~ 7, 8
+-\frac{\pi}{4} ~ -0.25\pi
+\tan^{-1}(1) ~ \frac{\pi}{4}
+\text{no solution} ~ No solution
+\text{infinitely many} ~ infinitely many
+25 square units ~ 25
+25 \text{ units}^2 ~ 25
+4 \text{ ft}^3 ~ 4
+16\text{ mph} ~ 16
+\$12.50 \text{ per hour} ~ 12.50
+18\text{ years old} ~ 18
+1\frac34 ~ 1.75
+-2 1/2 ~ -2.5
+12\% ~ 12 percent
+\infty ~ ∞
+(1,2),(3,4) ~ (3,4),(1,2)
 """
-
-UNEQUAL = r"""
-5,5 ~ 5
-7 or 8 ~ 7
-7 or 8 ~ 8
-7, 8 ~ 7
-7 ~ 7 or 8
-x = 7 or x = 8 ~ 8
-7 or 8 ~ 7 or 9
-7 and 8 ~ 8
-1,2,3 ~ 1,2
-3e8 ~ 3e7
-3e8 ~ 38
-3\times10^8 ~ 3\times10^7
-3\times 10^8 ~ 3108
-2 1/2 ~ 21/2
-2 1/2 ~ 1
-2\frac{1}{2} ~ 1
-2\frac{1}{2} ~ \frac{1}{2}
-1/2 ~ 2
-\frac{1}{2} ~ \frac{1}{3}
-0.33 ~ \frac{1}{3}
-0.333 ~ \frac{1}{3}
-0.3333 ~ 1/3
-3.14 ~ \pi
-3.1416 ~ \pi
-22/7 ~ \pi
-1.414 ~ \sqrt{2}
-0.0000001 ~ 0.0000002
-0.0000001 ~ 0
-1000000 ~ 1000001
-1234567.1 ~ 1234567.2
-0.9 ~ 0.99
-0.\overline{3} ~ 0.3
-0.333... ~ 0.333
-0.1\overline{6} ~ 0.16
-1,234 ~ 1.234
-1,234 ~ 234
-1,234 ~ 1
-12,34 ~ 1234
-50\% ~ 5
-50\% ~ 500
-0.5\% ~ 50
-5\% ~ 0.5
-90^\circ ~ 9
-90^\circ ~ 45^\circ
-7 cm ~ 7 m
-7 cm ~ 7 cm^2
-\$36 ~ €36
-3 hours ~ 3 minutes
-7 apples ~ 8 apples
-5 million ~ 5
-x=5 ~ 6
-x=5 ~ y=5
-y = 2x+1 ~ y = 2x-1
-y=2x+1 ~ 2x+2
-x^2+y^2=25 ~ x^2+y^2=5
-2x = 10 ~ 10
-2x=10 ~ 2
-x > 3 ~ x \ge 3
-x > 3 ~ x < 3
-x > 3 ~ 3
-3 < x ~ x < 3
-1 < x < 2 ~ 1 \le x \le 2
-1 < x < 2 ~ [1, 2]
-(1,2) ~ [1,2]
-(1,2] ~ [1,2)
-(1,2) ~ (2,1)
-(1,2) ~ \{1,2\}
-(1,2) ~ (1,3)
-(1,2) ~ 1
-(1,2,3) ~ (1,2)
-\{1,2\} ~ \{1,2,3\}
-\{1,2\} ~ 1
-\{1,2\} ~ \{1,3\}
-(-\infty,1)\cup(2,\infty) ~ (-\infty,1)
-(-\infty,1)\cup(2,\infty) ~ (-\infty,1]\cup(2,\infty)
-\emptyset ~ 0
-\emptyset ~ \{0\}
-\pm 3 ~ 3
-\pm 3 ~ -3
-3 ~ \pm 3
-\pm 3 ~ \pm 2
-1\pm\sqrt2 ~ 1+\sqrt2
-\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} ~ \begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix}
-\begin{pmatrix} 1 \\ 2 \end{pmatrix} ~ \begin{pmatrix} 1 & 2 \end{pmatrix}
-\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} ~ 1
-\sqrt{2} ~ 2
-\sqrt{8} ~ 4
-\sqrt{2} ~ \sqrt{3}
-\sqrt[3]{8} ~ \sqrt{8}
-2\pi ~ \pi
-2\pi ~ 2
-\pi ~ 3
-\frac{\pi}{2} ~ \frac{2}{\pi}
-x+1 ~ x-1
-x^2 ~ x
-x ~ y
-x ~ X
-2x ~ 2
-(x+1)^2 ~ x^2+1
-\sin x ~ \cos x
-\text{Tuesday} ~ Thursday
-Tuesday ~ yadseuT
-\text{Yes} ~ no
-no ~ on
-x=2, y=3 ~ x=3, y=2
-\text{even} ~ odd
-A ~ B
-(A) ~ (B)
-1011_2 ~ 1011_3
-1011_2 ~ 1011
-1011_2 ~ 1101_2
-2516_8 ~ 2516
-−5 ~ 5
--5 ~ 5
-5^2 ~ 52
-5² ~ 52
-2^3 ~ 23
-2^3 ~ 6
-|{-3}| ~ -3
-3+4i ~ 3-4i
-i ~ 1
-\infty ~ -\infty
-\infty ~ 10^{100}
-? ~ 7
-7? ~ 8
-\frac{1}{0} ~ 0
-1/0 ~ 1
-n! ~ n
-5! ~ 5
-10^6 ~ 10^5
-x \ne 3 ~ 3
-x \ne 3 ~ x = 3
--7 ~ 7
-not 7 ~ 7
-at least 7 ~ 7
-7x ~ 7
-7y ~ 7x
-1 2 ~ 12
-1.2.3 ~ 1.23
-3:4 ~ 3
-7 8 ~ 8
-\frac{3}{4} ~ 34
-3-4 ~ 34
-"""
-
-CONTRADICTORY = (r"7 \ne 7", "8=7", "8 = 7 = 7", "x = 5 = 6", "3+4=8", "7 = 7 = 8", "x=", "=")
-"""They equal nothing, themselves included."""

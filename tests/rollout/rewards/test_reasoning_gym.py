@@ -11,6 +11,7 @@ import pytest
 from milescli.core.errors import RecipeError
 from milescli.core.types import Prompt
 from milescli.recipe.schema import Rollout
+from milescli.rollout.contract import check_reward
 from milescli.rollout.rewards import label_checks, load_rewards, reasoning_gym_tasks, scorer_of
 from milescli.rollout.rewards.reasoning_gym_tasks import reasoning_gym
 from milescli.rollout.scoring import Response
@@ -47,6 +48,11 @@ def test_the_library_scores_its_own_answers(dataset: str) -> None:
 def test_the_answer_is_found_where_it_is_put(said: str) -> None:
     label, answer = _label("leg_counting")
     assert reasoning_gym(prompt="", response=said.format(answer), label=label) == 1.0
+
+
+@there
+def test_it_bears_the_contract() -> None:
+    assert check_reward(reasoning_gym, examples=reasoning_gym.examples) == [1.0, 0.0]
 
 
 @there
