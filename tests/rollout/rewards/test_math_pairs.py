@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from milescli.rollout.rewards.math import math
 from milescli.rollout.rewards.math_worker import grade
 from milescli.rollout.rewards.stated import stated
-from tests.rollout.rewards.math_pairs import CONTRADICTORY, EQUAL, UNEQUAL
+from tests.rollout.rewards.math_other_pairs import CONTRADICTORY, UNEQUAL
+from tests.rollout.rewards.math_pairs import EQUAL
 
 PIECES = (
     *("7", "1", "x", r"\frac", "{", "}", "(", ")", "[", "]", r"\{", r"\}", ",", "=", "<", " or "),

@@ -21,7 +21,7 @@ from milescli.train.aggregation import AGGREGATIONS
 from milescli.train.credits import CREDITS
 from milescli.train.objectives.policy import Policy
 from milescli.train.one_process import as_microbatch, packed
-from milescli.train.streams import Stream
+from milescli.train.streams import FROM_RANKS
 from milescli.train.surrogates import SURROGATES
 from tests.samples import make_group, make_sample, make_trajectory
 
@@ -108,7 +108,7 @@ def test_it_is_refused_or_it_trains(chosen: dict[str, Any], seed: int) -> None:
     logprobs = torch.from_numpy((-rng.gamma(1.0, 3.0, count)).astype(np.float32))
     extra = {
         stream: torch.from_numpy((-rng.gamma(1.0, 3.0, count)).astype(np.float32))
-        for stream in (Stream.OLD, Stream.REFERENCE)
+        for stream in FROM_RANKS
         if stream in policy.needs
     }
     tokens = packed(sequences, extra=extra)
