@@ -31,14 +31,8 @@ def test_tab_offers_what_ships() -> None:
     assert offered == ["train.surrogate=dppo_kl", "train.surrogate=dppo_tv"]
 
 
-<<<<<<< HEAD
 OF_ITS_OWN = ("math", "judge", "remote", "reasoning_gym")
 """Takes labels that parse; have nobody to ask; needs an extra. They have tests of their own."""
-=======
-OF_ITS_OWN = ("math", "supervised", "judge", "remote", "reasoning_gym")
-"""Takes labels that parse; learns from no groups; have nobody to ask; needs an extra. They have
-tests of their own."""
->>>>>>> 0869c70cb82764f9b7bc35e85dbf4fdc5dabacf5
 
 
 @pytest.mark.parametrize("point", POINTS, ids=KINDS)
