@@ -57,6 +57,9 @@ class RolloutStats:
     dropped_groups: int
     """Refused by the filter."""
     generated_tokens: int
+    skipped_prompts: int = 0
+    """Passed over since this process began, for being longer than `data.max_prompt_tokens`; of
+    files too large to be tokenised at the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,12 +148,12 @@ def check_material(recipe: Recipe) -> list[Finding]:
         f"{report.prompt_tokens_p99}), "
         f"columns {report.prompt_key} and {report.label_key}; {len(material.heldout)} held out"
     )
-    if report.num_dropped > 0.1 * report.num_rows:
+    if report.num_dropped > 0.1 * report.num_measured:
         return warn(
             "data",
             what,
-            why=f"{report.num_dropped} prompts are longer than {recipe.data.max_prompt_tokens} "
-            "tokens and will be dropped",
+            why=f"{report.num_dropped} of {report.num_measured} prompts are longer than "
+            f"{recipe.data.max_prompt_tokens} tokens and will be dropped",
             fix=f"--set data.max_prompt_tokens={report.prompt_tokens_max}",
         )
     return ok(

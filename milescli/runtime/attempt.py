@@ -213,7 +213,7 @@ class Attempt:
         self.bus.emit(
             PhaseStarted(phase="check", detail="engine and trainer score the same samples")
         )
-        prompts = spec.inputs.heldout or spec.inputs.prompts.prompts
+        prompts = spec.inputs.heldout or spec.inputs.prompts.first(truth.NUM_PROMPTS)
         check = truth.TruthCheck(
             recipe=recipe,
             plan=spec.plan,

@@ -3,7 +3,9 @@ demonstrations. Bad input is refused here."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +20,15 @@ from milescli.models.base import CONFIG_NAME
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Data, Model, Recipe, Rollout
 from milescli.recipe.templates import shipped_shape
-from milescli.rollout.labels import check_labels
+from milescli.rollout.labels import MAX_LABELS, check_labels
+from milescli.rollout.leaks import exact_leaks
+from milescli.rollout.mapped import by_file
 from milescli.rollout.rewards import REWARDS, in_processes, load_reward, needs_label
 from milescli.rollout.scoring import Scorer
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from milescli.rollout.source import FilePrompts, SourceReport, check_file, load_source
+from milescli.rollout.source import FilePrompts, SourceReport, load_source
+from milescli.rollout.tables import check_file, open_table
+from milescli.rollout.tables.base import LINE_SUFFIXES
 from milescli.rollout.tasks import is_task, write_task
 from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.rollout.trajectories import demonstration
@@ -31,6 +37,9 @@ if TYPE_CHECKING:
     from milescli.console.output import Output
 
 DATA_FIELDS = ("prompts", "eval", "demonstrations")
+SCRATCH_BYTES = 64 * 2**20
+SCRATCH_ROWS = 100_000
+"""What the vocabulary of a model made from scratch is made of, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,24 +113,21 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
             seed=recipe.run.seed,
             base_dir=run.path,
             needs_label=field != "demonstrations" and needs_label(recipe.rollout.reward),
+            say=output.note if output else None,
         )
         return source
 
     prompts = load("prompts")
-    heldout = load("eval").prompts[: recipe.eval.num_prompts] if data.eval else []
+    heldout_source = load("eval") if data.eval else None
+    heldout = heldout_source.first(recipe.eval.num_prompts) if heldout_source else []
     demonstrations = (
         _demonstrations(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
     )
-    _refuse_leak(heldout, prompts.prompts, data)
-    for field, graded in (("prompts", prompts.prompts), ("eval", heldout)):
-        if graded:
-            check_labels(
-                REWARDS.resolve_isolated(recipe.rollout.reward, key="rollout.reward"),
-                graded,
-                name=recipe.rollout.reward,
-                path=Path(reports[field].path),
-                say=output.note if output else None,
-            )
+    if heldout_source:
+        _refuse_leak(heldout_source, prompts, data, num_heldout=recipe.eval.num_prompts)
+    _check_labels(recipe.rollout, prompts, None, output=output)
+    if heldout_source:
+        _check_labels(recipe.rollout, heldout_source, heldout, output=output)
     return RunInputs(
         model_dir=model_dir,
         facts=facts,
@@ -131,6 +137,23 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         demonstrations=demonstrations,
         reports=reports,
     )
+
+
+def _check_labels(
+    rollout: Rollout, source: FilePrompts, graded: list[Prompt] | None, *, output: Output | None
+) -> None:
+    """`graded`: which prompts of the source are; None: all, of large files some labels."""
+    reward = REWARDS.resolve_isolated(rollout.reward, key="rollout.reward")
+    say = output.note if output else None
+    if graded is None and source.is_large:
+        for file in source.files:
+            rows, num_labels = file.different_labels(MAX_LABELS)
+            check_labels(
+                reward, rows, name=rollout.reward, path=file.path, say=say, num_labels=num_labels
+            )
+        return
+    for file, prompts in by_file(source.prompts if graded is None else graded, source.files):
+        check_labels(reward, prompts, name=rollout.reward, path=file.path, say=say)
 
 
 def scorer_of(rollout: Rollout) -> Scorer:
@@ -196,20 +219,30 @@ def _model_folder(recipe: Recipe, run: RunDir, data: Data, *, output: Output | N
     if model.scratch is None:
         return model_dir_of(model, run, output=output)
     if not (run.own_model_dir / "model.safetensors").exists():
-        text = Path(data.demonstrations or data.prompts or "").read_text(
-            encoding="utf-8", errors="replace"
-        )
-        make_scratch_tokenizer(text.splitlines(), model.scratch.vocab_size, run.own_model_dir)
+        texts = _texts_of(Path(data.demonstrations or data.prompts or ""))
+        make_scratch_tokenizer(texts, model.scratch.vocab_size, run.own_model_dir)
         scratch.make_model(model.scratch, run.own_model_dir, recipe.run.seed)
     return run.own_model_dir
+
+
+def _texts_of(path: Path) -> list[str]:
+    """What a scratch model's vocabulary is made of: the lines of the file, those of a large one up
+    to SCRATCH_BYTES; of a file that is not text, its rows."""
+    if path.suffix in LINE_SUFFIXES:
+        with path.open("rb") as file:
+            text = file.read(SCRATCH_BYTES).decode("utf-8", errors="replace")
+        return text.splitlines()
+    rows = islice(open_table(path).records(), SCRATCH_ROWS)
+    return [json.dumps(row, ensure_ascii=False, default=str) for _, row in rows]
 
 
 def _demonstrations(
     recipe: Recipe, source: FilePrompts, tokenizer: ChatTokenizer
 ) -> list[Trajectory]:
+    most = recipe.warmup.steps * recipe.warmup.batch_size
     trajectories = [
         demonstration(prompt.token_ids, tokenizer.encode_response(prompt.demonstration))
-        for prompt in source.prompts
+        for prompt in source.some(most)
         if prompt.demonstration is not None
     ]
     if not trajectories:
@@ -229,13 +262,14 @@ def _demonstrations(
     return trajectories
 
 
-def _refuse_leak(heldout: list[Prompt], prompts: list[Prompt], data: Data) -> None:
-    seen = {tuple(prompt.token_ids) for prompt in prompts}
-    leaked = [prompt.index for prompt in heldout if tuple(prompt.token_ids) in seen]
-    if leaked:
+def _refuse_leak(
+    heldout: FilePrompts, prompts: FilePrompts, data: Data, *, num_heldout: int | None
+) -> None:
+    leaks = exact_leaks(heldout, prompts, num_heldout=num_heldout)
+    if leaks:
         raise DataError(
-            f"{len(leaked)} held-out prompts are training prompts too",
-            why=f"row {leaked[0] + 1} of {data.eval} is also in {data.prompts}: the evaluation "
-            "would measure memory",
+            f"{len(leaks)} held-out prompts are training prompts too",
+            why=f"row {leaks[0].heldout + 1} of {data.eval} is also row {leaks[0].prompts + 1} of "
+            f"{data.prompts}: the evaluation would measure memory",
             fix="--set data.eval=FILE with other prompts",
         )
