@@ -110,15 +110,15 @@ def check_plan(loaded: LoadedRecipe, machine: Machine) -> list[Finding]:
 def _large_data(recipe: Recipe) -> str:
     """Why the data is not looked at; empty where it is small, or here already."""
     from milescli.backends.hub.datasets import missing_bytes
-    from milescli.runtime.inputs import DATA_FIELDS
+    from milescli.recipe.data_files import FIELDS, files_of
 
-    for field in DATA_FIELDS:
-        value = getattr(recipe.data, field)
-        if value is not None and is_hub(value):
-            size_bytes = missing_bytes(parse_hub(value, key=f"data.{field}"), key=field)
+    for field in FIELDS:
+        names = [file.name for file in files_of(recipe.data, field) if is_hub(file.name)]
+        for name in names:
+            size_bytes = missing_bytes(parse_hub(name, key=f"data.{field}"), key=field)
             if size_bytes > DATA_LIMIT:
                 return (
-                    f"{value} would be {format_bytes(size_bytes)} to fetch; `miles launch` does "
+                    f"{name} would be {format_bytes(size_bytes)} to fetch; `miles launch` does "
                     "it, and checks every row first"
                 )
     return ""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.check_algorithm import check_algorithm, doubts_about_algorithm
-from milescli.recipe.hub_name import is_hub, parse_hub
+from milescli.recipe.data_files import check_names
 from milescli.recipe.schema import Recipe, ScratchModel
 
 MIN_VOCAB_SIZE = 272
@@ -149,14 +149,7 @@ def _data(recipe: Recipe, origins: Origins) -> None:
             fix=["--set data.eval=test.jsonl", "--set eval.every=0"],
         )
     for name in ("prompts", "eval", "demonstrations"):
-        if is_hub(value := getattr(recipe.data, name) or ""):
-            parse_hub(value, key=f"data.{name}")
-        if getattr(recipe.data, name) == "task:":
-            raise RecipeError(
-                f"`data.{name}` names no task",
-                why="after `task:` comes a name",
-                fix=f"--set data.{name}=task:sums",
-            )
+        check_names(getattr(recipe.data, name), key=f"data.{name}")
 
 
 def _sampling(recipe: Recipe, origins: Origins) -> None:

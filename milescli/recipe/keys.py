@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from milescli.core.nearest import nearest
 from milescli.recipe.schema import Recipe
-from milescli.recipe.section import Section
+from milescli.recipe.section import Names, Section
 
 SETTINGS = ("machine", "run")
 """The sections that say where a run goes, not what it learns: the only ones that the environment
@@ -38,6 +38,8 @@ class RecipeKey:
     is_list: bool
     optional: bool
     """`null` is a value."""
+    takes_list: bool = False
+    """A text, or a list of texts."""
     choices: tuple[str, ...] = ()
     number: str | None = None
     """One that it takes; None where it takes none."""
@@ -114,7 +116,8 @@ def _key(dotted: str, info: FieldInfo) -> RecipeKey:
         wants=_words(base, bounds) + (", or null" if optional else ""),
         default=info.default,
         doc=info.description or "",
-        is_text=base is str or bool(choices) or is_list,
+        is_text=base in (str, Names) or bool(choices) or is_list,
+        takes_list=base == Names,
         is_list=is_list,
         optional=optional,
         choices=choices,
@@ -135,6 +138,8 @@ def _unwrap(annotation: object, bounds: tuple[object, ...]) -> tuple[object, tup
     """`Annotated[int, Ge(1)] | None` -> (int, (Ge(1),))."""
     if get_origin(annotation) in (Union, types.UnionType):
         inner = [arg for arg in get_args(annotation) if arg is not type(None)]
+        if inner == list(get_args(Names)):
+            return Names, bounds
         assert len(inner) == 1, f"a recipe key has one type: {annotation}"
         return _unwrap(inner[0], bounds)
     if get_origin(annotation) is Annotated:
@@ -153,6 +158,8 @@ def _words(base: object, bounds: tuple[object, ...]) -> str:
         return "one of " + ", ".join(str(choice) for choice in get_args(base))
     if get_origin(base) is list:
         return "a list of texts"
+    if base == Names:
+        return "text, or a list of texts"
     name = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[base]  # type: ignore[index]
     limits = [limit for bound in bounds if (limit := _limit(bound))]
     return f"{name} {' and '.join(limits)}" if limits else name

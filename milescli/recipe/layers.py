@@ -225,7 +225,7 @@ def _parse_value(text: str, key: RecipeKey, *, source: str) -> YamlNode:
     YAML."""
     if key.optional and text.strip() in NULL_TEXTS:
         return _null()
-    quoted = text[:1] in ("'", '"')
+    quoted = text[:1] in ("'", '"') or (key.takes_list and text[:1] == "[")
     if key.is_text and not key.is_list and not quoted:
         return YamlNode(value=text, text=text, plain=True, line=1)
     try:

@@ -10,7 +10,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from milescli.recipe.section import (
+    Names,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 from milescli.recipe.train import Train
 
 
@@ -56,13 +63,14 @@ class Model(Section):
 class Data(Section):
     """Where prompts come from."""
 
-    prompts: str | None = None
-    """A .jsonl or .parquet file; `hf:NAME[@REVISION][:SUBSET][:SPLIT]` for a data set of the hub
-    (`hf:openai/gsm8k:main:train`), which is fetched; or `task:NAME` for prompts that miles makes
-    itself (`task:sums`)."""
-    eval: str | None = None
+    prompts: Names | None = None
+    """A .jsonl, .parquet, .csv or .arrow file; `hf:NAME[@REVISION][:SUBSET][:SPLIT]` for a data set
+    of the hub (`hf:openai/gsm8k:main:train`), which is fetched; or `task:NAME` for prompts that
+    miles makes itself (`task:sums`). Some rows of one: `train.jsonl[0:1000]`. Or a list of these,
+    read as one."""
+    eval: Names | None = None
     """Held-out prompts, in the same forms; null: no evaluation."""
-    demonstrations: str | None = None
+    demonstrations: Names | None = None
     """Worked examples for the warm-up, in the same forms."""
     prompt_key: str | None = None
     """Column of the prompt (text, or a list of messages); null: the first of prompt, messages,

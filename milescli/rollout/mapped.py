@@ -29,11 +29,18 @@ class FileRows:
     """Place of the first one in the file, counted from 0."""
     first_index: int
     """Added to each row's own index, so that rows of several files have each another."""
+    spelled: str
+    """As a recipe names it: the path, and which rows."""
 
     @property
     def path(self) -> Path:
         """Of the file."""
         return self.table.path
+
+    @property
+    def rows(self) -> str:
+        """`[0:1000]`; empty where all are meant."""
+        return self.spelled.removeprefix(str(self.path))
 
     def __len__(self) -> int:
         return self.scan.num_rows
@@ -120,6 +127,12 @@ def by_file(
         own = replace(prompt, index=prompt.index - firsts[number]) if firsts[number] else prompt
         parts.setdefault(number, []).append(own)
     return [(files[number], own) for number, own in sorted(parts.items())]
+
+
+def row_named(index: int, files: Sequence[FileRows]) -> str:
+    """`row 3 of train.jsonl`: where the prompt with this index stands."""
+    number = bisect_right([file.first_index for file in files], index) - 1
+    return f"row {index - files[number].first_index + 1} of {files[number].path}"
 
 
 def make_prompts(

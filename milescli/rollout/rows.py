@@ -69,6 +69,8 @@ class Scan:
     columns: Columns | None = None
     """None where no row could be read."""
     num_rows: int = 0
+    last_line: int = 0
+    """Of those rows, counted from 1."""
     rows: list[DataRow] | None = dataclass_field(default_factory=list)
     """The good ones; None where there are more than were to be kept."""
     prompt_hashes: array[int] = dataclass_field(default_factory=lambda: array("q"))
@@ -132,6 +134,7 @@ def scan_rows(
     prompt_hashes, label_hashes = scan.prompt_hashes, scan.label_hashes
     for line, record in islice(table.records(), start, stop):
         scan.num_rows += 1
+        scan.last_line = line
         if tick is not None and not scan.num_rows % TICK_ROWS:
             tick(scan.num_rows)
         if isinstance(record, str):

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
+from milescli.recipe.data_files import DataFile, names_in, parse_data_file
 from milescli.recipe.schema import Data
 from milescli.rollout.file_prompts import FilePrompts
-from milescli.rollout.mapped import FileRows, MappedPrompts, evenly, make_prompts
+from milescli.rollout.mapped import FileRows, MappedPrompts, by_file, evenly, make_prompts
 from milescli.rollout.order import epoch_order
 from milescli.rollout.rows import (
     NUM_BAD_ROWS_SHOWN,
@@ -89,11 +90,11 @@ def load_source(
         system_prompt=data.system_prompt,
         needs_label=needs_label,
     )
-    path = _locate(data, path_field, base_dir=Path(base_dir), seed=seed)
-    files = [_look_at(path, form, say=say)]
+    named = _locate(data, path_field, base_dir=Path(base_dir), seed=seed)
+    files = _look_at(named, form, say=say)
     if all(file.scan.rows is not None for file in files):
         measured = _tokenise(files, tokenizer, say=say)
-        short = _short_ones(measured, data=data, path=path)
+        short = _short_ones(measured, data=data, files=files)
         prompts, places = [measured[place] for place in short], short
     else:
         for file in files:
@@ -101,7 +102,7 @@ def load_source(
             file.table.keep([name for name in columns if name], folder=Path(base_dir))
         prompts, places = MappedPrompts(files, tokenizer=tokenizer), None
         measured = prompts.make(evenly(len(prompts), NUM_MEASURED))
-        short = _short_ones(measured, data=data, path=path)
+        short = _short_ones(measured, data=data, files=files)
     source = FilePrompts(
         prompts,
         seed=seed,
@@ -114,40 +115,73 @@ def load_source(
     return source, _report(files, measured, [measured[place] for place in short])
 
 
-def _locate(data: Data, path_field: PathField, *, base_dir: Path, seed: int) -> Path:
-    value = getattr(data, path_field)
-    if value is None:
+def file_named(text: str, *, key: str, folder: str | Path = "") -> DataFile:
+    """What a recipe names; the name of a file that exists is taken as it stands, whatever brackets
+    are in it."""
+    if (Path(folder) / Path(text).expanduser()).exists():
+        return DataFile(name=text)
+    return parse_data_file(text, key=key)
+
+
+def _locate(data: Data, path_field: PathField, *, base_dir: Path, seed: int) -> list[DataFile]:
+    """Each with an absolute path."""
+    key = f"data.{path_field}"
+    located = []
+    for name in names_in(getattr(data, path_field)):
+        file = file_named(name, key=key, folder=base_dir)
+        if is_task(file.name):
+            path = write_task(file.name, base_dir / TASK_FOLDER, seed)
+        else:
+            path = base_dir / Path(file.name).expanduser()
+            check_file(path, field=path_field)
+        located.append(replace(file, name=str(path)))
+    if not located:
         raise DataError(
-            f"`data.{path_field}` is not set",
+            f"`{key}` is not set",
             why="there is nothing to read prompts from",
-            fix=f"--set data.{path_field}=FILE.jsonl",
+            fix=f"--set {key}=FILE.jsonl",
         )
-    if is_task(value):
-        return write_task(value, base_dir / TASK_FOLDER, seed)
-    path = Path(value).expanduser()
-    path = path if path.is_absolute() else base_dir / path
-    check_file(path, field=path_field)
-    return path
+    return located
 
 
-def _look_at(path: Path, form: RowForm, *, say: Say | None) -> FileRows:
+def _look_at(named: Sequence[DataFile], form: RowForm, *, say: Say | None) -> list[FileRows]:
     """Each row is looked at once, and kept where there are few. Raises DataError for bad ones."""
-    table = open_table(path)
-    scan = scan_rows(
-        table,
-        form,
-        most=LARGE_ROWS if table.size_bytes <= LARGE_BYTES else 0,
-        tick=Waiting(say, f"reading {path}"),
-    )
-    columns = require_good(scan, path, field=form.field)
-    return FileRows(table=table, form=form, columns=columns, scan=scan, start=0, first_index=0)
+    files: list[FileRows] = []
+    left = LARGE_ROWS
+    tables = [open_table(Path(file.name)) for file in named]
+    if sum(table.size_bytes for table in tables) > LARGE_BYTES:
+        left = 0
+    first_index = 0
+    for file, table in zip(named, tables, strict=True):
+        tick = Waiting(say, f"reading {file.spelled()}")
+        scan = scan_rows(table, form, start=file.start, stop=file.stop, most=left, tick=tick)
+        if file.start and not scan.num_rows:
+            raise DataError(
+                f"{table.path} has no row {file.start}",
+                why=f"`{file.rows}` begins behind its end",
+                fix=f"--set data.{form.field}={file.name}",
+            )
+        columns = require_good(scan, table.path, field=form.field)
+        rows = FileRows(
+            table=table,
+            form=form,
+            columns=columns,
+            scan=scan,
+            start=file.start,
+            first_index=first_index,
+            spelled=file.spelled(),
+        )
+        files.append(rows)
+        left = max(0, left - len(rows)) if scan.rows is not None else 0
+        first_index += scan.last_line
+    return files
 
 
 def _tokenise(
     files: Sequence[FileRows], tokenizer: ChatTokenizer, *, say: Say | None
 ) -> list[Prompt]:
     prompts: list[Prompt] = []
-    tick = Waiting(say, "making tokens of " + ", ".join(str(file.path) for file in files))
+    tick = Waiting(say, "making tokens of " + ", ".join(file.spelled for file in files))
     for file in files:
         rows = file.scan.rows or []
         for start in range(0, len(rows), CHUNK_ROWS):
@@ -157,23 +191,24 @@ def _tokenise(
     return prompts
 
 
-def _short_ones(prompts: Sequence[Prompt], *, data: Data, path: Path) -> list[int]:
+def _short_ones(prompts: Sequence[Prompt], *, data: Data, files: Sequence[FileRows]) -> list[int]:
     """Places of those that are not too long. Raises DataError where there is none, or where the
     recipe lets no long one pass."""
     bound = data.max_prompt_tokens
     kept = [place for place, prompt in enumerate(prompts) if len(prompt.token_ids) <= bound]
     if len(kept) == len(prompts) or (kept and data.long_prompts == "drop"):
         return kept
-    long = [
-        f"row {prompt.index + 1}: {len(prompt.token_ids)}"
-        for prompt in prompts
-        if len(prompt.token_ids) > bound
-    ]
+    long = [prompt for prompt in prompts if len(prompt.token_ids) > bound]
+    (file, rows), *_ = by_file(long, files)
+    shown = "; ".join(
+        f"row {prompt.index + 1}: {len(prompt.token_ids)}" for prompt in rows[:NUM_BAD_ROWS_SHOWN]
+    )
     longest = max(len(prompt.token_ids) for prompt in prompts)
     fixes = [f"--set data.max_prompt_tokens={longest}"]
     raise DataError(
-        f"{len(long)} of {len(prompts)} prompts of {path} are longer than {bound} tokens",
-        why=f"{'; '.join(long[:NUM_BAD_ROWS_SHOWN])}; the longest has {longest}",
+        f"{len(long)} of {len(prompts)} prompts of {', '.join(file.spelled for file in files)} are "
+        f"longer than {bound} tokens",
+        why=f"{shown if len(files) == 1 else f'{file.path}: {shown}'}; the longest has {longest}",
         fix=[*fixes, "--set data.long_prompts=drop"] if kept else fixes,
     )
 
@@ -184,7 +219,7 @@ def _report(
     lengths = sorted(len(prompt.token_ids) for prompt in measured)
     num_rows = sum(len(file) for file in files)
     return SourceReport(
-        path=", ".join(str(file.path) for file in files),
+        path=", ".join(file.spelled for file in files),
         sha256=_sha256_over(files),
         num_rows=num_rows,
         num_measured=len(measured),
@@ -202,9 +237,11 @@ def _report(
 
 
 def _sha256_over(files: Sequence[FileRows]) -> str:
-    """The file's; of several, the hash of their hashes."""
-    hashes = [file.table.sha256 for file in files]
-    return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+    """The file's; of several, or of some rows, the hash of their hashes and which rows."""
+    hashes = [file.table.sha256 + file.rows for file in files]
+    if len(hashes) == 1 and not files[0].rows:
+        return hashes[0]
+    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
 def _percentile(ascending: list[int], percent: int) -> int:
