@@ -83,6 +83,8 @@ class Data(Section):
     """Longest prompt, chat template included."""
     long_prompts: Literal["drop", "error"] = "drop"
     """What happens to longer prompts. drop: left out and counted; error: the run is refused."""
+    dedup: Literal["none", "exact"] = "none"
+    """exact: of training prompts that are equal, the first is kept; none: all are."""
     shuffle: bool = True
     """A new order for each epoch, fixed by the run's seed."""
     curriculum: str = "none"

@@ -26,6 +26,11 @@ class Columns:
     label: str | None
     demonstration: str | None
 
+    @property
+    def names(self) -> list[str]:
+        """All that are."""
+        return [name for name in (self.prompt, self.label, self.demonstration) if name is not None]
+
 
 def find_columns(
     names: list[str],

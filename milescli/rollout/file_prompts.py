@@ -87,6 +87,13 @@ class FilePrompts:
             ]
         return kept[:count]
 
+    def texts(self, most: int) -> list[tuple[int, str]]:
+        """(index, what the user wrote last) of at most so many prompts, evenly spread."""
+        places = evenly(len(self), most)
+        if isinstance(self._prompts, MappedPrompts):
+            return self._prompts.texts(places)
+        return [(self._prompts[place].index, self._prompts[place].text) for place in places]
+
     def some(self, most: int) -> list[Prompt]:
         """All kept prompts; of large files at most so many, evenly spread."""
         if not isinstance(self._prompts, MappedPrompts):

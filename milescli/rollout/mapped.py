@@ -3,18 +3,23 @@ for. What stays in memory is a few numbers a row."""
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
 from milescli.rollout.rows import BadRow, Columns, DataRow, RowForm, Scan, bad_rows_error, row_of
 from milescli.rollout.tables import Table
 from milescli.rollout.tokenizer import ChatTokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +85,7 @@ class MappedPrompts(Sequence[Prompt]):
         """`kept`: places over all files, where not all rows are taken."""
         self._files = files
         self._tokenizer = tokenizer
-        self._ends = list(accumulate(len(file) for file in files))
-        self._kept = range(self._ends[-1]) if kept is None else kept
+        self._kept = range(sum(map(len, files))) if kept is None else kept
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -101,19 +105,50 @@ class MappedPrompts(Sequence[Prompt]):
         """Read and tokenise some, in this order. Raises DataError as `encode_rows`, and where a
         file has changed."""
         made: dict[int, Prompt] = {}
-        places = [self._kept[place] for place in places]
-        for number, (begin, end) in enumerate(pairwise([0, *self._ends])):
-            mine = [place for place in places if begin <= place < end]
-            if mine:
-                file = self._files[number]
-                rows = file.read([place - begin for place in mine])
-                made.update(zip(mine, make_prompts(rows, self._tokenizer, file=file), strict=True))
-        return [made[place] for place in places]
+        for file, mine, rows in read_places(self._files, [self._kept[place] for place in places]):
+            made.update(zip(mine, make_prompts(rows, self._tokenizer, file=file), strict=True))
+        return [made[self._kept[place]] for place in places]
+
+    def texts(self, places: Sequence[int]) -> list[tuple[int, str]]:
+        """(index, what the user wrote last) of some, ascending, without tokens."""
+        chosen = [self._kept[place] for place in places]
+        return [
+            (file.first_index + row.index, row.text)
+            for file, _, rows in read_places(self._files, chosen)
+            for row in rows
+        ]
+
+
+def read_places(
+    files: Sequence[FileRows], places: Sequence[int]
+) -> Iterator[tuple[FileRows, list[int], list[DataRow]]]:
+    """Of each file that has some of the places over all files: those, and their rows."""
+    ends = list(accumulate(len(file) for file in files))
+    for file, (begin, end) in zip(files, pairwise([0, *ends]), strict=True):
+        mine = [place for place in places if begin <= place < end]
+        if mine:
+            yield file, mine, file.read([place - begin for place in mine])
 
 
 def evenly(count: int, most: int) -> Sequence[int]:
     """At most so many of the places 0 .. count - 1, evenly spread."""
     return range(count) if count <= most else [place * count // most for place in range(most)]
+
+
+def first_places(files: Sequence[FileRows]) -> array[int]:
+    """Places over all files of the rows whose prompt no earlier row has."""
+    import numpy as np
+
+    _, firsts = np.unique(prompt_hashes(files), return_index=True)
+    firsts.sort()
+    return array("q", firsts.astype(np.int64).tobytes())
+
+
+def prompt_hashes(files: Sequence[FileRows]) -> NDArray[np.int64]:
+    """[rows of all files] equal for equal prompts."""
+    import numpy as np
+
+    return np.concatenate([np.frombuffer(file.scan.prompt_hashes, np.int64) for file in files])
 
 
 def by_file(

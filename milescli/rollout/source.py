@@ -13,7 +13,14 @@ from milescli.core.types import Prompt
 from milescli.recipe.data_files import DataFile, names_in, parse_data_file
 from milescli.recipe.schema import Data
 from milescli.rollout.file_prompts import FilePrompts
-from milescli.rollout.mapped import FileRows, MappedPrompts, by_file, evenly, make_prompts
+from milescli.rollout.mapped import (
+    FileRows,
+    MappedPrompts,
+    by_file,
+    evenly,
+    first_places,
+    make_prompts,
+)
 from milescli.rollout.order import epoch_order
 from milescli.rollout.rows import (
     NUM_BAD_ROWS_SHOWN,
@@ -51,6 +58,8 @@ class SourceReport:
     """Of the file's bytes."""
     num_rows: int
     """Rows in the file."""
+    num_duplicates: int
+    """Rows left out by `data.dedup`."""
     num_measured: int
     """Rows whose tokens were counted: all, or some evenly spread ones of a large file."""
     num_dropped: int
@@ -92,17 +101,21 @@ def load_source(
     )
     named = _locate(data, path_field, base_dir=Path(base_dir), seed=seed)
     files = _look_at(named, form, say=say)
-    if all(file.scan.rows is not None for file in files):
-        measured = _tokenise(files, tokenizer, say=say)
-        short = _short_ones(measured, data=data, files=files)
-        prompts, places = [measured[place] for place in short], short
-    else:
+    is_large = any(file.scan.rows is None for file in files)
+    dedup = data.dedup == "exact" and path_field == "prompts"
+    places: Sequence[int] = first_places(files) if dedup else range(sum(map(len, files)))
+    num_unique, prompts = len(places), list[Prompt]()
+    if is_large:
         for file in files:
-            columns = [file.columns.prompt, file.columns.label, file.columns.demonstration]
-            file.table.keep([name for name in columns if name], folder=Path(base_dir))
-        prompts, places = MappedPrompts(files, tokenizer=tokenizer), None
+            file.table.keep(file.columns.names, folder=Path(base_dir))
+        prompts = MappedPrompts(files, tokenizer=tokenizer, kept=places)
         measured = prompts.make(evenly(len(prompts), NUM_MEASURED))
         short = _short_ones(measured, data=data, files=files)
+    else:
+        prompts = _tokenise(files, tokenizer, say=say)
+        prompts = measured = [prompts[place] for place in places]
+        short = _short_ones(measured, data=data, files=files)
+        prompts, places = [prompts[at] for at in short], [places[at] for at in short]
     source = FilePrompts(
         prompts,
         seed=seed,
@@ -112,7 +125,8 @@ def load_source(
         files=files,
         places=places,
     )
-    return source, _report(files, measured, [measured[place] for place in short])
+    kept = [measured[at] for at in short]
+    return source, _report(files, measured, kept, num_unique=num_unique, is_large=is_large)
 
 
 def file_named(text: str, *, key: str, folder: str | Path = "") -> DataFile:
@@ -214,21 +228,27 @@ def _short_ones(prompts: Sequence[Prompt], *, data: Data, files: Sequence[FileRo
 
 
 def _report(
-    files: Sequence[FileRows], measured: Sequence[Prompt], kept: Sequence[Prompt]
+    files: Sequence[FileRows],
+    measured: Sequence[Prompt],
+    kept: Sequence[Prompt],
+    *,
+    num_unique: int,
+    is_large: bool,
 ) -> SourceReport:
     lengths = sorted(len(prompt.token_ids) for prompt in measured)
-    num_rows = sum(len(file) for file in files)
+    num_rows = sum(map(len, files))
     return SourceReport(
         path=", ".join(file.spelled for file in files),
         sha256=_sha256_over(files),
         num_rows=num_rows,
+        num_duplicates=num_rows - num_unique,
         num_measured=len(measured),
         num_dropped=len(measured) - len(kept),
         prompt_key=files[0].columns.prompt,
         label_key=files[0].columns.label,
-        num_demonstrations=sum(prompt.demonstration is not None for prompt in kept)
-        if len(measured) == num_rows
-        else sum(file.scan.num_demonstrations for file in files),
+        num_demonstrations=sum(file.scan.num_demonstrations for file in files)
+        if is_large
+        else sum(prompt.demonstration is not None for prompt in kept),
         prompt_tokens_p50=_percentile(lengths, 50),
         prompt_tokens_p90=_percentile(lengths, 90),
         prompt_tokens_p99=_percentile(lengths, 99),

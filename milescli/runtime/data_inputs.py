@@ -17,8 +17,8 @@ from milescli.recipe.data_files import FIELDS, names_in
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Data, Recipe, Rollout
 from milescli.rollout.labels import MAX_LABELS, check_labels
-from milescli.rollout.leaks import exact_leaks
-from milescli.rollout.mapped import by_file, row_named
+from milescli.rollout.leaks import NEAR_HELDOUT, NEAR_ROWS, exact_leaks, near_leaks
+from milescli.rollout.mapped import by_file, evenly, row_named
 from milescli.rollout.rewards import REWARDS
 from milescli.rollout.source import FilePrompts, file_named
 from milescli.rollout.tables import check_file, open_table
@@ -26,10 +26,12 @@ from milescli.rollout.tables.base import LINE_SUFFIXES
 from milescli.rollout.tasks import is_task, write_task
 from milescli.rollout.tokenizer import ChatTokenizer
 from milescli.rollout.trajectories import demonstration
+from milescli.rollout.waiting import Waiting
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
 
+NUM_LEAKS_SHOWN = 5
 SCRATCH_BYTES = 64 * 2**20
 SCRATCH_ROWS = 100_000
 """What the vocabulary of a model made from scratch is made of, at most."""
@@ -105,6 +107,33 @@ def refuse_leak(heldout: FilePrompts, prompts: FilePrompts, *, num_heldout: int 
             why=f"{row_named(leaks[0].heldout, heldout.files)} is also "
             f"{row_named(leaks[0].prompts, prompts.files)}: the evaluation would measure memory",
             fix="--set data.eval=FILE with other prompts",
+        )
+
+
+def warn_of_near_leaks(
+    heldout: FilePrompts, graded: list[Prompt], prompts: FilePrompts, *, output: Output | None
+) -> None:
+    """Says which held-out prompts are nearly training prompts; the run goes on."""
+    if output is None:
+        return
+    compared = [graded[place] for place in evenly(len(graded), NEAR_HELDOUT)]
+    tick = Waiting(output.note, "comparing with the held-out prompts")
+    leaks = near_leaks(compared, prompts, tick=tick)
+    if len(graded) > NEAR_HELDOUT or len(prompts) > NEAR_ROWS:
+        output.note(
+            f"{len(compared):,} of {len(graded):,} held-out prompts were compared with "
+            f"{min(NEAR_ROWS, len(prompts)):,} of {len(prompts):,} training prompts for near "
+            "equality, evenly spread; for exact equality all"
+        )
+    if leaks:
+        shown = "; ".join(
+            f"{row_named(leak.heldout, heldout.files)} and {row_named(leak.prompts, prompts.files)}"
+            for leak in leaks[:NUM_LEAKS_SHOWN]
+        )
+        more = len(leaks) - NUM_LEAKS_SHOWN
+        output.warn(
+            f"{len(leaks)} held-out prompts are nearly training prompts: {shown}"
+            + (f"; and {more} more" if more > 0 else "")
         )
 
 

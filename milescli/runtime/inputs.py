@@ -25,6 +25,7 @@ from milescli.runtime.data_inputs import (
     demonstrations_of,
     refuse_leak,
     texts_for_vocabulary,
+    warn_of_near_leaks,
     with_local_files,
 )
 
@@ -106,6 +107,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
     )
     if heldout_source:
         refuse_leak(heldout_source, prompts, num_heldout=recipe.eval.num_prompts)
+        warn_of_near_leaks(heldout_source, heldout, prompts, output=output)
     check_labels_of(recipe.rollout, prompts, None, output=output)
     if heldout_source:
         check_labels_of(recipe.rollout, heldout_source, heldout, output=output)
