@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.check_algorithm import check_algorithm, doubts_about_algorithm
-from milescli.recipe.data_files import check_names
+from milescli.recipe.check_mix import check_mix
+from milescli.recipe.data_files import FIELDS, check_names
 from milescli.recipe.schema import Recipe, ScratchModel
 
 MIN_VOCAB_SIZE = 272
@@ -130,7 +131,7 @@ def _scratch_experts(scratch: ScratchModel) -> None:
 
 
 def _data(recipe: Recipe, origins: Origins) -> None:
-    if not recipe.data.prompts:
+    if not recipe.data.prompts and not recipe.data.mix:
         raise RecipeError(
             "the recipe has no prompts",
             why="`data.prompts` is not set: there is nothing to respond to",
@@ -140,7 +141,10 @@ def _data(recipe: Recipe, origins: Origins) -> None:
         raise RecipeError(
             f"{recipe.warmup.steps} warm-up steps have nothing to imitate",
             why="`warmup.steps` needs worked answers in `data.demonstrations`",
-            fix=[f"--set data.demonstrations={recipe.data.prompts}", "--set warmup.steps=0"],
+            fix=[
+                f"--set data.demonstrations={recipe.data.prompts or 'FILE.jsonl'}",
+                "--set warmup.steps=0",
+            ],
         )
     if recipe.eval.every and not recipe.data.eval:
         raise RecipeError(
@@ -148,7 +152,8 @@ def _data(recipe: Recipe, origins: Origins) -> None:
             why="`eval.every` needs held-out prompts in `data.eval`",
             fix=["--set data.eval=test.jsonl", "--set eval.every=0"],
         )
-    for name in ("prompts", "eval", "demonstrations"):
+    check_mix(recipe.data)
+    for name in FIELDS:
         check_names(getattr(recipe.data, name), key=f"data.{name}")
 
 

@@ -47,8 +47,13 @@ def names_in(value: str | list[str] | None) -> list[str]:
 
 
 def files_of(data: Data, field: Literal["prompts", "eval", "demonstrations"]) -> list[DataFile]:
-    """All that one key names, in order."""
-    return [parse_data_file(name, key=f"data.{field}") for name in names_in(getattr(data, field))]
+    """All that one key names, in order; with the prompts those of a mix."""
+    mixed = [source.path for source in data.mix or [] if field == "prompts"]
+    return [
+        parse_data_file(name, key=f"data.{field}")
+        for value in (getattr(data, field), *mixed)
+        for name in names_in(value)
+    ]
 
 
 def parse_data_file(text: str, *, key: str) -> DataFile:

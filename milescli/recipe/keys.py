@@ -40,6 +40,8 @@ class RecipeKey:
     """`null` is a value."""
     takes_list: bool = False
     """A text, or a list of texts."""
+    items: tuple[RecipeKey, ...] = ()
+    """The keys of each mapping, where it is a list of them."""
     choices: tuple[str, ...] = ()
     number: str | None = None
     """One that it takes; None where it takes none."""
@@ -118,11 +120,19 @@ def _key(dotted: str, info: FieldInfo) -> RecipeKey:
         doc=info.description or "",
         is_text=base in (str, Names) or bool(choices) or is_list,
         takes_list=base == Names,
+        items=_items(base),
         is_list=is_list,
         optional=optional,
         choices=choices,
         number=_number(bounds) if base in (int, float) else None,
     )
+
+
+def _items(base: object) -> tuple[RecipeKey, ...]:
+    item = get_args(base)[0] if get_origin(base) is list else None
+    if not (isinstance(item, type) and issubclass(item, Section)):
+        return ()
+    return tuple(key for key in _walk(item, "") if isinstance(key, RecipeKey))
 
 
 def _section_of(info: FieldInfo) -> type[Section] | None:
@@ -156,6 +166,8 @@ def _unwrap(annotation: object, bounds: tuple[object, ...]) -> tuple[object, tup
 def _words(base: object, bounds: tuple[object, ...]) -> str:
     if get_origin(base) is Literal:
         return "one of " + ", ".join(str(choice) for choice in get_args(base))
+    if items := _items(base):
+        return f"a list of mappings, each of {', '.join(item.name for item in items)}"
     if get_origin(base) is list:
         return "a list of texts"
     if base == Names:

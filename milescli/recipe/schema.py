@@ -60,6 +60,29 @@ class Model(Section):
     names them)."""
 
 
+class MixSource(Section):
+    """One of the sources that `data.mix` interleaves."""
+
+    path: Names
+    """As `data.prompts`: a file, a data set, a task, or a list of these."""
+    name: str | None = None
+    """Of its prompts, in records; null: its path."""
+    weight: PositiveFloat | None = None
+    """Its share, among the weights of all; null without a quota: 1."""
+    quota: Positive | None = None
+    """Prompts that it gives to each pass over the mix, instead of a weight."""
+    reward: str | None = None
+    """Scores its prompts; null: `rollout.reward`."""
+    prompt_key: str | None = None
+    label_key: str | None = None
+    """Its columns; null: as `data` has them."""
+
+    @property
+    def called(self) -> str:
+        """Its name in records."""
+        return self.name or (self.path if isinstance(self.path, str) else ", ".join(self.path))
+
+
 class Data(Section):
     """Where prompts come from."""
 
@@ -68,6 +91,10 @@ class Data(Section):
     of the hub (`hf:openai/gsm8k:main:train`), which is fetched; or `task:NAME` for prompts that
     miles makes itself (`task:sums`). Some rows of one: `train.jsonl[0:1000]`. Or a list of these,
     read as one."""
+    mix: list[MixSource] | None = None
+    """Several sources instead of `prompts`, interleaved in an order fixed by the run's seed: a list
+    of {path: train.jsonl, weight: 2}, or with `quota` in the place of `weight`; and what else
+    belongs to one source (name, reward, prompt_key, label_key)."""
     eval: Names | None = None
     """Held-out prompts, in the same forms; null: no evaluation."""
     demonstrations: Names | None = None

@@ -84,8 +84,9 @@ class Episodes:
         )
         outcome = await self._outcome(prompt, session)
         reward = outcome.reward
-        if reward is None and not self.scorer.scores_groups:
-            reward = await self.scorer.score(prompt, outcome.text)
+        scorer = self.scorer.of(prompt)
+        if reward is None and not scorer.scores_groups:
+            reward = await scorer.score(prompt, outcome.text)
         return Sample(
             sample_index=sample_index,
             seed=seed,
@@ -102,7 +103,7 @@ class Episodes:
         if not lacking:
             return samples
         texts = [samples[place].text for place in lacking]
-        rewards = await self.scorer.score_group(prompt, texts)
+        rewards = await self.scorer.of(prompt).score_group(prompt, texts)
         scored = list(samples)
         for place, reward in zip(lacking, rewards, strict=True):
             scored[place] = replace(samples[place], reward=reward)

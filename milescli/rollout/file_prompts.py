@@ -119,20 +119,26 @@ class FilePrompts:
         num_tried = 0
         while len(taken) < count:
             positions = range(self._position, self._position + count - len(taken))
-            places = [divmod(position, len(self)) for position in positions]
-            prompts = self._make([self._order_of(epoch)[offset] for epoch, offset in places])
-            short = [
-                (epoch, prompt)
-                for (epoch, _), prompt in zip(places, prompts, strict=True)
-                if self._is_short(prompt)
-            ]
-            taken += short
-            num_tried += len(prompts)
-            self.num_skipped += len(prompts) - len(short)
+            rows = self.at(positions)
+            taken += [(epoch, prompt) for epoch, prompt in rows if prompt is not None]
+            num_tried += len(rows)
             self._position = positions.stop
             if not taken and num_tried > len(self):
-                raise self._too_long("every prompt", min(prompts, key=_num_tokens))
+                raise self.none_short()
         return taken
+
+    def at(self, positions: Sequence[int]) -> list[tuple[int, Prompt | None]]:
+        """What stands at some positions, each with its epoch; None in the place of a prompt that is
+        too long. Does not move."""
+        places = [divmod(position, len(self)) for position in positions]
+        prompts = self._make([self._order_of(epoch)[offset] for epoch, offset in places])
+        short = [prompt if self._is_short(prompt) else None for prompt in prompts]
+        self.num_skipped += sum(prompt is None for prompt in short)
+        return [(epoch, prompt) for (epoch, _), prompt in zip(places, short, strict=True)]
+
+    def none_short(self) -> DataError:
+        """That no prompt is short enough."""
+        return self._too_long("every prompt", self._prompts[0])
 
     def _make(self, rows: list[int]) -> list[Prompt]:
         if isinstance(self._prompts, MappedPrompts):
@@ -162,7 +168,3 @@ class FilePrompts:
             )
             self._epoch = epoch
         return self._order
-
-
-def _num_tokens(prompt: Prompt) -> int:
-    return len(prompt.token_ids)

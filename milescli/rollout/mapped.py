@@ -34,6 +34,8 @@ class FileRows:
     """Place of the first one in the file, counted from 0."""
     first_index: int
     """Added to each row's own index, so that rows of several files have each another."""
+    source: str | None
+    """The entry of `data.mix` that named it."""
     spelled: str
     """As a recipe names it: the path, and which rows."""
 
@@ -182,6 +184,7 @@ def make_prompts(
             text=row.text,
             label=row.label,
             demonstration=row.demonstration,
+            source=file.source,
         )
         for row, ids in zip(rows, token_ids, strict=True)
     ]

@@ -5,6 +5,11 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 LARGE_ORDER = 100_000
 """With more rows the order is made by numpy, and is another one."""
@@ -29,8 +34,18 @@ def epoch_order(num_prompts: int, *, seed: int, epoch: int, shuffle: bool) -> ar
 def _large_order(num_prompts: int, key: bytes) -> array[int]:
     import numpy as np
 
+    order = array("q")
+    ranks = random_bits(num_prompts, key)
+    order.frombytes(np.argsort(ranks, kind="stable").astype(np.int64).tobytes())
+    return order
+
+
+def random_bits(count: int, key: bytes) -> NDArray[np.uint64]:
+    """[count] of 64 bits each, by SplitMix64."""
+    import numpy as np
+
     start = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
-    ranks = np.arange(1, num_prompts + 1, dtype=np.uint64)
+    ranks = np.arange(1, count + 1, dtype=np.uint64)
     ranks *= np.uint64(0x9E3779B97F4A7C15)
     ranks += np.uint64(start)
     ranks ^= ranks >> np.uint64(30)
@@ -38,6 +53,4 @@ def _large_order(num_prompts: int, key: bytes) -> array[int]:
     ranks ^= ranks >> np.uint64(27)
     ranks *= np.uint64(0x94D049BB133111EB)
     ranks ^= ranks >> np.uint64(31)
-    order = array("q")
-    order.frombytes(np.argsort(ranks, kind="stable").astype(np.int64).tobytes())
-    return order
+    return ranks

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from milescli.core.concurrency import in_thread
@@ -40,12 +40,15 @@ class Scorer:
         timeout_s: float,
         retries: int = 0,
         num_threads: int = NUM_THREADS,
+        by_source: Mapping[str, Scorer] | None = None,
     ) -> None:
         """`name` as the recipe says it, for errors; `timeout_s` bounds one call, not the wait for a
         free thread.
 
-        A reward may lower `num_threads` by an attribute `max_concurrency`.
+        `by_source`: who scores the prompts of a source of `data.mix`, where it is not this one. A
+        reward may lower `num_threads` by an attribute `max_concurrency`.
         """
+        self._by_source = by_source or {}
         self._reward = reward
         self._name = name
         self._timeout_s = timeout_s
@@ -56,6 +59,10 @@ class Scorer:
         )
         self._is_async = is_async(reward)
         self._is_bounded = hasattr(reward, "score")
+
+    def of(self, prompt: Prompt) -> Scorer:
+        """Who scores this prompt."""
+        return self._by_source.get(prompt.source or "", self)
 
     @property
     def scores_groups(self) -> bool:

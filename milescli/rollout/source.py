@@ -75,6 +75,16 @@ class SourceReport:
     prompt_tokens_max: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A source, and what is in it."""
+
+    source: FilePrompts
+    report: SourceReport
+    lengths: list[int]
+    """Tokens of each measured prompt, ascending."""
+
+
 def load_source(
     data: Data,
     path_field: PathField,
@@ -92,6 +102,32 @@ def load_source(
     lines on how far it is, where that takes seconds. Raises DataError for a file that is missing or
     of another kind, for bad rows, and where long prompts leave nothing.
     """
+    loaded = load_part(
+        data,
+        path_field,
+        tokenizer=tokenizer,
+        seed=seed,
+        base_dir=base_dir,
+        needs_label=needs_label,
+        say=say,
+    )
+    return loaded.source, loaded.report
+
+
+def load_part(
+    data: Data,
+    path_field: PathField,
+    *,
+    tokenizer: ChatTokenizer,
+    seed: int,
+    base_dir: str | Path,
+    needs_label: bool,
+    say: Say | None,
+    name: str | None = None,
+    first_index: int = 0,
+) -> Loaded:
+    """The same of what may be one of several sources: its `name` in the mix, and the index that its
+    first row gets."""
     form = RowForm(
         field=path_field,
         prompt_key=data.prompt_key,
@@ -100,7 +136,7 @@ def load_source(
         needs_label=needs_label,
     )
     named = _locate(data, path_field, base_dir=Path(base_dir), seed=seed)
-    files = _look_at(named, form, say=say)
+    files = _look_at(named, form, say=say, source=name, first_index=first_index)
     is_large = any(file.scan.rows is None for file in files)
     dedup = data.dedup == "exact" and path_field == "prompts"
     places: Sequence[int] = first_places(files) if dedup else range(sum(map(len, files)))
@@ -126,7 +162,10 @@ def load_source(
         places=places,
     )
     kept = [measured[at] for at in short]
-    return source, _report(files, measured, kept, num_unique=num_unique, is_large=is_large)
+    report = _report(files, measured, kept, num_unique=num_unique, is_large=is_large)
+    return Loaded(
+        source=source, report=report, lengths=sorted(len(prompt.token_ids) for prompt in measured)
+    )
 
 
 def file_named(text: str, *, key: str, folder: str | Path = "") -> DataFile:
@@ -158,14 +197,20 @@ def _locate(data: Data, path_field: PathField, *, base_dir: Path, seed: int) -> 
     return located
 
 
-def _look_at(named: Sequence[DataFile], form: RowForm, *, say: Say | None) -> list[FileRows]:
+def _look_at(
+    named: Sequence[DataFile],
+    form: RowForm,
+    *,
+    say: Say | None,
+    source: str | None,
+    first_index: int,
+) -> list[FileRows]:
     """Each row is looked at once, and kept where there are few. Raises DataError for bad ones."""
     files: list[FileRows] = []
     left = LARGE_ROWS
     tables = [open_table(Path(file.name)) for file in named]
     if sum(table.size_bytes for table in tables) > LARGE_BYTES:
         left = 0
-    first_index = 0
     for file, table in zip(named, tables, strict=True):
         tick = Waiting(say, f"reading {file.spelled()}")
         scan = scan_rows(table, form, start=file.start, stop=file.stop, most=left, tick=tick)
@@ -183,6 +228,7 @@ def _look_at(named: Sequence[DataFile], form: RowForm, *, say: Say | None) -> li
             scan=scan,
             start=file.start,
             first_index=first_index,
+            source=source,
             spelled=file.spelled(),
         )
         files.append(rows)
@@ -249,9 +295,9 @@ def _report(
         num_demonstrations=sum(file.scan.num_demonstrations for file in files)
         if is_large
         else sum(prompt.demonstration is not None for prompt in kept),
-        prompt_tokens_p50=_percentile(lengths, 50),
-        prompt_tokens_p90=_percentile(lengths, 90),
-        prompt_tokens_p99=_percentile(lengths, 99),
+        prompt_tokens_p50=percentile(lengths, 50),
+        prompt_tokens_p90=percentile(lengths, 90),
+        prompt_tokens_p99=percentile(lengths, 99),
         prompt_tokens_max=lengths[-1],
     )
 
@@ -264,6 +310,6 @@ def _sha256_over(files: Sequence[FileRows]) -> str:
     return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
-def _percentile(ascending: list[int], percent: int) -> int:
+def percentile(ascending: list[int], percent: int) -> int:
     """Nearest rank."""
     return ascending[max(0, -(-len(ascending) * percent // 100) - 1)]

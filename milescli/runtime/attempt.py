@@ -155,7 +155,7 @@ class Attempt:
         spec, recipe, inputs = self.spec, self.spec.recipe, self.spec.inputs
         parts = {
             "engine": fleet,
-            "scorer": scorer_of(recipe.rollout),
+            "scorer": scorer_of(recipe),
             "decode": inputs.tokenizer.decode,
             "vocab_size": inputs.facts.vocab_size,
         }

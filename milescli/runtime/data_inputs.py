@@ -4,6 +4,7 @@ demonstrations made. Called by `inputs`."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -15,10 +16,11 @@ from milescli.core.errors import DataError
 from milescli.core.types import Prompt, Trajectory
 from milescli.recipe.data_files import FIELDS, names_in
 from milescli.recipe.hub_name import is_hub, parse_hub
-from milescli.recipe.schema import Data, Recipe, Rollout
+from milescli.recipe.schema import Data, MixSource, Recipe, Rollout
 from milescli.rollout.labels import MAX_LABELS, check_labels
 from milescli.rollout.leaks import NEAR_HELDOUT, NEAR_ROWS, exact_leaks, near_leaks
 from milescli.rollout.mapped import by_file, evenly, row_named
+from milescli.rollout.mix import MixedPrompts
 from milescli.rollout.rewards import REWARDS
 from milescli.rollout.source import FilePrompts, file_named
 from milescli.rollout.tables import check_file, open_table
@@ -41,7 +43,9 @@ def require_files(data: Data) -> None:
     """Raises DataError where a file of this computer cannot be opened. `prepare` finds the same;
     this takes no time."""
     for field in FIELDS:
-        for name in names_in(getattr(data, field)):
+        mixed = [source.path for source in data.mix or [] if field == "prompts"]
+        values = (getattr(data, field), *mixed)
+        for name in (name for value in values for name in names_in(value)):
             file = file_named(name, key=f"data.{field}")
             if not is_hub(file.name) and not is_task(file.name):
                 check_file(Path(file.name).expanduser().absolute(), field=field)
@@ -54,23 +58,38 @@ def with_local_files(data: Data, run: RunDir, seed: int, *, output: Output | Non
     for field in FIELDS:
         named = getattr(data, field)
         local = [
-            _local(name, field, number, run=run, seed=seed, output=output)
+            _local(name, field, str(number or ""), run=run, seed=seed, output=output)
             for number, name in enumerate(names_in(named))
         ]
         if named is not None:
             changes[field] = local[0] if isinstance(named, str) else local
+    if data.mix is not None:
+        changes["mix"] = [
+            _local_source(source, number, run=run, seed=seed, output=output)
+            for number, source in enumerate(data.mix)
+        ]
     return data.model_copy(update=changes)
 
 
+def _local_source(
+    source: MixSource, number: int, *, run: RunDir, seed: int, output: Output | None
+) -> MixSource:
+    paths = [
+        _local(name, "prompts", f"mix/{number}/{place}", run=run, seed=seed, output=output)
+        for place, name in enumerate(names_in(source.path))
+    ]
+    return source.model_copy(update={"path": paths, "name": source.called})
+
+
 def _local(
-    text: str, field: str, number: int, *, run: RunDir, seed: int, output: Output | None
+    text: str, field: str, folder: str, *, run: RunDir, seed: int, output: Output | None
 ) -> str:
     file = file_named(text, key=f"data.{field}")
     if is_hub(file.name):
         path = fetch_data(
             parse_hub(file.name, key=f"data.{field}"),
             key=field,
-            into=run.data_dir / str(number) if number else run.data_dir,
+            into=run.data_dir / folder,
             output=output,
         )
     elif is_task(file.name):
@@ -78,6 +97,27 @@ def _local(
     else:
         path = Path(file.name).expanduser().absolute()
     return replace(file, name=str(path)).spelled()
+
+
+def rollouts_of(recipe: Recipe) -> list[Rollout]:
+    """The recipe's `rollout`, then that of each source of its mix: with the reward of the source,
+    where it has one."""
+    return [
+        recipe.rollout,
+        *(
+            recipe.rollout.model_copy(update={"reward": source.reward or recipe.rollout.reward})
+            for source in recipe.data.mix or []
+        ),
+    ]
+
+
+def sources_of(
+    recipe: Recipe, prompts: FilePrompts | MixedPrompts
+) -> list[tuple[FilePrompts, Rollout]]:
+    """What is trained on, source by source, each with how it is scored."""
+    if isinstance(prompts, MixedPrompts):
+        return list(zip(prompts.parts, rollouts_of(recipe)[1:], strict=True))
+    return [(prompts, recipe.rollout)]
 
 
 def check_labels_of(
@@ -98,10 +138,14 @@ def check_labels_of(
         check_labels(reward, prompts, name=rollout.reward, path=file.path, say=say)
 
 
-def refuse_leak(heldout: FilePrompts, prompts: FilePrompts, *, num_heldout: int | None) -> None:
+def refuse_leak(
+    heldout: FilePrompts, trained: Sequence[FilePrompts], *, num_heldout: int | None
+) -> None:
     """Raises DataError where a held-out prompt is trained on."""
-    leaks = exact_leaks(heldout, prompts, num_heldout=num_heldout)
-    if leaks:
+    for prompts in trained:
+        leaks = exact_leaks(heldout, prompts, num_heldout=num_heldout)
+        if not leaks:
+            continue
         raise DataError(
             f"{len(leaks)} held-out prompts are training prompts too",
             why=f"{row_named(leaks[0].heldout, heldout.files)} is also "
@@ -167,7 +211,8 @@ def demonstrations_of(
 def texts_for_vocabulary(data: Data) -> list[str]:
     """What a scratch model's vocabulary is made of: the lines of the first file, those of a large
     one up to SCRATCH_BYTES; of a file that is not text, its rows."""
-    first = (names_in(data.demonstrations) or names_in(data.prompts))[0]
+    mixed = data.mix[0].path if data.mix else None
+    first = (names_in(data.demonstrations) or names_in(data.prompts) or names_in(mixed))[0]
     path = Path(file_named(first, key="data.prompts").name)
     if path.suffix in LINE_SUFFIXES:
         with path.open("rb") as file:

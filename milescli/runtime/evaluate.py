@@ -103,7 +103,7 @@ def _serve_and_evaluate(spec: RunSpec, prestarted: Prestarted) -> EvalDone:
             episodes = evaluation_episodes(
                 recipe,
                 engine=fleet,
-                scorer=scorer_of(recipe.rollout),
+                scorer=scorer_of(recipe),
                 decode=inputs.tokenizer.decode,
                 vocab_size=inputs.facts.vocab_size,
             )

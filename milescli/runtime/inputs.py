@@ -3,6 +3,7 @@ demonstrations. Bad input is refused here."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ from milescli.models import ModelFacts, load_facts, parse_facts, scratch
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.schema import Data, Model, Recipe, Rollout
 from milescli.recipe.templates import shipped_shape
+from milescli.rollout.mix import MixedPrompts
+from milescli.rollout.mix_source import load_mix
 from milescli.rollout.rewards import in_processes, load_reward, needs_label
 from milescli.rollout.scoring import Scorer
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
@@ -24,6 +27,8 @@ from milescli.runtime.data_inputs import (
     check_labels_of,
     demonstrations_of,
     refuse_leak,
+    rollouts_of,
+    sources_of,
     texts_for_vocabulary,
     warn_of_near_leaks,
     with_local_files,
@@ -41,7 +46,7 @@ class RunInputs:
     """A Hugging Face folder with config.json, safetensors and a tokenizer."""
     facts: ModelFacts
     tokenizer: ChatTokenizer
-    prompts: FilePrompts
+    prompts: FilePrompts | MixedPrompts
     heldout: list[Prompt]
     """Empty without `data.eval`."""
     demonstrations: list[Trajectory]
@@ -80,7 +85,8 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
 
     `output`: where a download says how much it is, and how far; None: nowhere.
     """
-    load_reward(recipe.rollout)
+    for rollout in rollouts_of(recipe):
+        load_reward(rollout)
     data = with_local_files(recipe.data, run, recipe.run.seed, output=output)
     model_dir = _model_folder(recipe, run, data, output=output)
     tokenizer = load_tokenizer(model_dir)
@@ -99,16 +105,32 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         )
         return source
 
-    prompts = load("prompts")
+    prompts: FilePrompts | MixedPrompts
+    if data.mix:
+        prompts, reports["prompts"] = load_mix(
+            data,
+            tokenizer=tokenizer,
+            seed=recipe.run.seed,
+            base_dir=run.path,
+            needs_label=lambda source: needs_label(source.reward or recipe.rollout.reward),
+            say=output.note if output else None,
+        )
+    else:
+        prompts = load("prompts")
     heldout_source = load("eval") if data.eval else None
     heldout = heldout_source.first(recipe.eval.num_prompts) if heldout_source else []
     demonstrations = (
         demonstrations_of(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
     )
+    trained = sources_of(recipe, prompts)
     if heldout_source:
-        refuse_leak(heldout_source, prompts, num_heldout=recipe.eval.num_prompts)
-        warn_of_near_leaks(heldout_source, heldout, prompts, output=output)
-    check_labels_of(recipe.rollout, prompts, None, output=output)
+        refuse_leak(
+            heldout_source, [part for part, _ in trained], num_heldout=recipe.eval.num_prompts
+        )
+        for part, _ in trained:
+            warn_of_near_leaks(heldout_source, heldout, part, output=output)
+    for part, rollout in trained:
+        check_labels_of(rollout, part, None, output=output)
     if heldout_source:
         check_labels_of(recipe.rollout, heldout_source, heldout, output=output)
     return RunInputs(
@@ -122,14 +144,24 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
     )
 
 
-def scorer_of(rollout: Rollout) -> Scorer:
-    """The recipe's reward, bounded and retried as the recipe says; one of the user's runs in
-    processes of its own."""
+def scorer_of(recipe: Recipe) -> Scorer:
+    """The recipe's reward, bounded and retried as the recipe says; those of its mix, each for the
+    prompts of its source. One of the user's runs in processes of its own."""
+    scorers = {
+        source.called: _scorer(rollout)
+        for source, rollout in zip(recipe.data.mix or [], rollouts_of(recipe)[1:], strict=True)
+        if source.reward is not None
+    }
+    return _scorer(recipe.rollout, by_source=scorers)
+
+
+def _scorer(rollout: Rollout, by_source: Mapping[str, Scorer] | None = None) -> Scorer:
     return Scorer(
         in_processes(rollout) or load_reward(rollout),
         name=rollout.reward,
         timeout_s=rollout.reward_timeout_s,
         retries=rollout.reward_retries,
+        by_source=by_source,
     )
 
 
