@@ -23,6 +23,7 @@ from milescli.rollout.mapped import (
 )
 from milescli.rollout.order import epoch_order
 from milescli.rollout.rows import (
+    MAX_BAD_ROWS,
     NUM_BAD_ROWS_SHOWN,
     PathField,
     RowForm,
@@ -83,6 +84,9 @@ class Loaded:
     report: SourceReport
     lengths: list[int]
     """Tokens of each measured prompt, ascending."""
+    long_rows: list[int]
+    """The first measured rows that are longer than `data.max_prompt_tokens`, counted from 1 over
+    all files."""
 
 
 def load_source(
@@ -163,8 +167,12 @@ def load_part(
     )
     kept = [measured[at] for at in short]
     report = _report(files, measured, kept, num_unique=num_unique, is_large=is_large)
+    long = [p.index + 1 for p in measured if len(p.token_ids) > data.max_prompt_tokens]
     return Loaded(
-        source=source, report=report, lengths=sorted(len(prompt.token_ids) for prompt in measured)
+        source=source,
+        report=report,
+        lengths=sorted(len(prompt.token_ids) for prompt in measured),
+        long_rows=long[:MAX_BAD_ROWS],
     )
 
 

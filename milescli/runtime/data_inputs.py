@@ -154,12 +154,11 @@ def refuse_leak(
         )
 
 
-def warn_of_near_leaks(
-    heldout: FilePrompts, graded: list[Prompt], prompts: FilePrompts, *, output: Output | None
-) -> None:
-    """Says which held-out prompts are nearly training prompts; the run goes on."""
-    if output is None:
-        return
+def near_leaks_told(
+    heldout: FilePrompts, graded: list[Prompt], prompts: FilePrompts, *, output: Output
+) -> str | None:
+    """Which held-out prompts, of those that are graded, are nearly training prompts; None where
+    none is."""
     compared = [graded[place] for place in evenly(len(graded), NEAR_HELDOUT)]
     tick = Waiting(output.note, "comparing with the held-out prompts")
     leaks = near_leaks(compared, prompts, tick=tick)
@@ -169,16 +168,15 @@ def warn_of_near_leaks(
             f"{min(NEAR_ROWS, len(prompts)):,} of {len(prompts):,} training prompts for near "
             "equality, evenly spread; for exact equality all"
         )
-    if leaks:
-        shown = "; ".join(
-            f"{row_named(leak.heldout, heldout.files)} and {row_named(leak.prompts, prompts.files)}"
-            for leak in leaks[:NUM_LEAKS_SHOWN]
-        )
-        more = len(leaks) - NUM_LEAKS_SHOWN
-        output.warn(
-            f"{len(leaks)} held-out prompts are nearly training prompts: {shown}"
-            + (f"; and {more} more" if more > 0 else "")
-        )
+    if not leaks:
+        return None
+    pairs = [
+        f"{row_named(leak.heldout, heldout.files)} and {row_named(leak.prompts, prompts.files)}"
+        for leak in leaks
+    ]
+    more = f"; and {len(pairs) - NUM_LEAKS_SHOWN} more" if len(pairs) > NUM_LEAKS_SHOWN else ""
+    shown = "; ".join(pairs[:NUM_LEAKS_SHOWN])
+    return f"{len(leaks)} held-out prompts are nearly training prompts: {shown}{more}"
 
 
 def demonstrations_of(

@@ -26,11 +26,11 @@ from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.runtime.data_inputs import (
     check_labels_of,
     demonstrations_of,
+    near_leaks_told,
     refuse_leak,
     rollouts_of,
     sources_of,
     texts_for_vocabulary,
-    warn_of_near_leaks,
     with_local_files,
 )
 
@@ -127,8 +127,9 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         refuse_leak(
             heldout_source, [part for part, _ in trained], num_heldout=recipe.eval.num_prompts
         )
-        for part, _ in trained:
-            warn_of_near_leaks(heldout_source, heldout, part, output=output)
+        for part, _ in trained if output else []:
+            if told := near_leaks_told(heldout_source, heldout, part, output=output):
+                output.warn(told)
     for part, rollout in trained:
         check_labels_of(rollout, part, None, output=output)
     if heldout_source:
