@@ -251,14 +251,15 @@ def _hash_of(messages: list[Message]) -> int:
 
 def _messages(record: dict[str, object], key: str) -> list[Message]:
     """The prompt as chat messages. Raises ValueError with the reason."""
+    value = record.get(key)
+    if type(value) is str:
+        return [{"role": "user", "content": value if _is_plain(value) else _nonempty(value, key)}]
     value = _present(record, key)
-    if isinstance(value, str):
-        return [{"role": "user", "content": _nonempty(value, f"`{key}`")}]
     if not isinstance(value, list):
         raise ValueError(f"`{key}` must be text or a list of messages, not {kind_of(value)}")
     if not value:
         raise ValueError(f"`{key}` is an empty list")
-    return [_message(item, f"`{key}[{place}]`") for place, item in enumerate(value)]
+    return [_message(item, f"{key}[{place}]") for place, item in enumerate(value)]
 
 
 def _message(value: object, where: str) -> Message:
@@ -267,7 +268,7 @@ def _message(value: object, where: str) -> Message:
         or not isinstance(value.get("role"), str)
         or not isinstance(value.get("content"), str)
     ):
-        raise ValueError(f"{where} must be a message with `role` and `content` as text")
+        raise ValueError(f"`{where}` must be a message with `role` and `content` as text")
     return {
         "role": _nonempty(value["role"], f"{where}.role"),
         "content": _nonempty(value["content"], f"{where}.content"),
@@ -310,16 +311,17 @@ def _demonstration(
 
 def _text_of(record: dict[str, object], key: str) -> str:
     """A text or a number as text. Raises ValueError with the reason."""
-    value = _present(record, key)
+    value = record.get(key)
     if type(value) is str:
-        return _nonempty(value, f"`{key}`")
+        return value if _is_plain(value) else _nonempty(value, key)
+    value = _present(record, key)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"`{key}` is {value}")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"`{key}` must be text or a number, not {kind_of(value)}")
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)  # a parquet column of integers with a gap is a column of floats
-    return _nonempty(str(value), f"`{key}`")
+    return _nonempty(str(value), key)
 
 
 def _present(record: dict[str, object], key: str) -> object:
@@ -330,12 +332,20 @@ def _present(record: dict[str, object], key: str) -> object:
     return record[key]
 
 
+def _is_plain(text: str) -> bool:
+    """Whether `_nonempty` has nothing against it, as for most texts; it is looked at millions of
+    times."""
+    return text.isascii() and not text.isspace() and text != ""
+
+
 def _nonempty(text: str, where: str) -> str:
     if not text or text.isspace():
-        raise ValueError(f"{where} is empty")
+        raise ValueError(f"`{where}` is empty")
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"{where} holds half of a surrogate pair, which is not text") from None
+            raise ValueError(
+                f"`{where}` holds half of a surrogate pair, which is not text"
+            ) from None
     return text

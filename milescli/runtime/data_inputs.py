@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from milescli.console.output import Output
 
 NUM_LEAKS_SHOWN = 5
-SCRATCH_BYTES = 64 * 2**20
+SCRATCH_BYTES = 8 * 2**20
 SCRATCH_ROWS = 100_000
 """What the vocabulary of a model made from scratch is made of, at most."""
 
