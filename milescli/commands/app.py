@@ -19,6 +19,7 @@ from milescli.commands import (
     algorithms,
     command_line,
     convert,
+    data,
     doctor,
     evaluate,
     export,
@@ -43,6 +44,7 @@ miles {version}: post-train language models with reinforcement learning
   miles recipes                       what can be trained
   miles algorithms                    and how
   miles plugins                       what you can bring
+  miles data check train.jsonl        what a run would see of it
   miles launch --recipe quickstart    train
   miles runs                          what was trained
   miles resume RUN --steps 80         go on
@@ -76,7 +78,7 @@ app = typer.Typer(
 )
 for module in (
     *(launch, resume, evaluate, export, convert),
-    *(models, recipes, algorithms, plugins, runs, doctor, help),
+    *(data, models, recipes, algorithms, plugins, runs, doctor, help),
 ):
     module.register(app)
 

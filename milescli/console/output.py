@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from itertools import groupby
 from typing import IO
 
 from rich.console import Console, RenderableType
@@ -109,6 +110,23 @@ class Output:
         """Data that is already text: a recipe, a help page. Nothing in JSON mode."""
         if self.mode is not Mode.JSON:
             self._line(self.data, text.rstrip("\n"))
+
+    def masked(self, pieces: Sequence[tuple[str, bool]]) -> None:
+        """Text in pieces, of which some are learned: those are coloured, and every other piece of
+        either kind is underlined, so that their borders are seen. Without colours what is learned
+        stands in double angle brackets."""
+        if self.mode is Mode.JSON:
+            return
+        if self.data.is_terminal and not self.data.no_color:
+            styles = ((theme.QUIET, f"{theme.QUIET} underline"), (theme.GOOD, theme.LEARNED))
+            line = Text.assemble(
+                *((text, styles[learned][at % 2]) for at, (text, learned) in enumerate(pieces))
+            )
+            self.data.print(line, soft_wrap=True)
+            return
+        runs = groupby(pieces, key=lambda piece: piece[1])
+        parts = [(learned, "".join(text for text, _ in run)) for learned, run in runs]
+        self._line(self.data, "".join(f"«{text}»" if learned else text for learned, text in parts))
 
     def blank(self) -> None:
         """An empty line between parts of the data; for people only."""

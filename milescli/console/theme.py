@@ -16,6 +16,7 @@ WARN = "yellow"
 BAD = "bold red"
 ACCENT = "cyan"
 REWARD = "green"
+LEARNED = "green underline"
 BORDER = "bright_black"
 
 _BARS = "▁▂▃▄▅▆▇█"

@@ -59,6 +59,9 @@ class RolloutStats:
     generated_tokens: int
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Where `rollout.reward` names several: the mean of each, before its weight."""
+    skipped_prompts: int = 0
+    """Passed over since this process began, for being longer than `data.max_prompt_tokens`; of
+    files too large to be tokenised at the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

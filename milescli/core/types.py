@@ -40,6 +40,8 @@ class Prompt:
     """What the reward compares with; None where the data set has no label column."""
     demonstration: str | None = None
     """A worked response to imitate (warm-up); None where the data set has none."""
+    source: str | None = None
+    """Which entry of `data.mix` it comes from, by name; None without a mix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 from milescli.backends.hub.home import cache_of
 from milescli.doctor.finding import Finding, fail, ok, warn
+from milescli.recipe.data_files import FIELDS, files_of
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Recipe
-from milescli.runtime.inputs import DATA_FIELDS
 
 PUBLIC = "https://huggingface.co"
 TIMEOUT_S = 10.0
@@ -34,10 +34,11 @@ def wanted_repos(recipe: Recipe | None) -> list[tuple[str, str, str]]:
         if path is not None and not Path(path).expanduser().is_dir()
         else []
     )
-    for field in DATA_FIELDS:
-        value = getattr(recipe.data, field)
-        if value is not None and is_hub(value):
-            repos.append(("dataset", parse_hub(value, key=f"data.{field}").name, f"data.{field}"))
+    for field in FIELDS:
+        for file in files_of(recipe.data, field):
+            if is_hub(file.name):
+                name = parse_hub(file.name, key=f"data.{field}").name
+                repos.append(("dataset", name, f"data.{field}"))
     return repos
 
 

@@ -110,15 +110,15 @@ def check_plan(loaded: LoadedRecipe, machine: Machine) -> list[Finding]:
 def _large_data(recipe: Recipe) -> str:
     """Why the data is not looked at; empty where it is small, or here already."""
     from milescli.backends.hub.datasets import missing_bytes
-    from milescli.runtime.inputs import DATA_FIELDS
+    from milescli.recipe.data_files import FIELDS, files_of
 
-    for field in DATA_FIELDS:
-        value = getattr(recipe.data, field)
-        if value is not None and is_hub(value):
-            size_bytes = missing_bytes(parse_hub(value, key=f"data.{field}"), key=field)
+    for field in FIELDS:
+        names = [file.name for file in files_of(recipe.data, field) if is_hub(file.name)]
+        for name in names:
+            size_bytes = missing_bytes(parse_hub(name, key=f"data.{field}"), key=field)
             if size_bytes > DATA_LIMIT:
                 return (
-                    f"{value} would be {format_bytes(size_bytes)} to fetch; `miles launch` does "
+                    f"{name} would be {format_bytes(size_bytes)} to fetch; `miles launch` does "
                     "it, and checks every row first"
                 )
     return ""
@@ -148,12 +148,12 @@ def check_material(recipe: Recipe) -> list[Finding]:
         f"{report.prompt_tokens_p99}), "
         f"columns {report.prompt_key} and {report.label_key}; {len(material.heldout)} held out"
     )
-    if report.num_dropped > 0.1 * report.num_rows:
+    if report.num_dropped > 0.1 * report.num_measured:
         return warn(
             "data",
             what,
-            why=f"{report.num_dropped} prompts are longer than {recipe.data.max_prompt_tokens} "
-            "tokens and will be dropped",
+            why=f"{report.num_dropped} of {report.num_measured} prompts are longer than "
+            f"{recipe.data.max_prompt_tokens} tokens and will be dropped",
             fix=f"--set data.max_prompt_tokens={report.prompt_tokens_max}",
         )
     return ok(

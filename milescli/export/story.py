@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from milescli.recipe.data import Data
+from milescli.recipe.data_files import FIELDS, files_of
 from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
 
@@ -73,12 +74,17 @@ def hub_name(model: Model) -> str | None:
 
 def _data(data: Data, recorded: object) -> dict[str, str]:
     described = {}
-    for name in ("prompts", "eval", "demonstrations"):
-        value = getattr(data, name)
-        if value is None:
+    for name in FIELDS:
+        files = files_of(data, name)
+        if not files:
             continue
         # a file is named, its place on the machine is nobody's business
-        words = [f"`{value}`" if value.startswith("task:") else f"`{Path(value).name}`"]
+        words = [
+            f"`{file.spelled()}`"
+            if file.name.startswith("task:")
+            else f"`{Path(file.name).name}{file.rows}`"
+            for file in files
+        ]
         report = recorded.get(name) if isinstance(recorded, dict) else None
         if isinstance(report, dict):
             words += (

@@ -6,12 +6,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 from milescli import __version__
 from milescli.jobs.job import Job
 from milescli.jobs.kuberay import kuberay_values
 from milescli.jobs.shared_folder import shared_folder_values, slurm_values
+from milescli.recipe.data_files import names_in, parse_data_file
 from milescli.recipe.load import value_at
 from milescli.recipe.templates import templates_dir
 
@@ -59,7 +61,7 @@ def notes(job: Job, form: Form) -> list[str]:
     if form != "kuberay":
         return [planned, f"{job.folder} and {job.bin_dir} must be the same on every node"]
     recipe = job.loaded.recipe
-    local = [key for key in PATHS if (job.folder / str(value_at(recipe, key) or "?")).exists()]
+    local = [key for key in PATHS if _is_local(value_at(recipe, key), job.folder)]
     return [
         planned,
         *(
@@ -68,6 +70,12 @@ def notes(job: Job, form: Form) -> list[str]:
             for key in local
         ),
     ]
+
+
+def _is_local(value: object, folder: Path) -> bool:
+    """Whether one of the names is a file of this host."""
+    files = [parse_data_file(name, key="data").name for name in names_in(value)]  # type: ignore[arg-type]
+    return any((folder / name).exists() for name in files)
 
 
 def _one_line(text: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from milescli.models import ModelFacts, parse_facts, scratch, table
 from milescli.plan.make import try_plan
 from milescli.platform.machine import parse_machine
+from milescli.recipe.data_files import names_in
 from milescli.recipe.load import load
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import ALIASES, MODELS_FILE, template_names, templates_dir
@@ -90,8 +91,8 @@ def _row(name: str, models: dict[str, dict[str, object]], machines: dict[str, st
         num_parameters=_number(facts.get("parameters")),
         num_active_parameters=_number(facts.get("active")),
         algorithm=recipe.train.algorithm or recipe.train.advantage,
-        prompts=str(recipe.data.prompts),
-        eval=recipe.data.eval,
+        prompts=", ".join(names_in(recipe.data.prompts)),
+        eval=", ".join(names_in(recipe.data.eval)) or None,
         smallest_machine=None if machine == NO_MACHINE else machine,
     )
 

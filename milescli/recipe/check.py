@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.check_algorithm import check_algorithm, doubts_about_algorithm
+from milescli.recipe.check_mix import check_mix
 from milescli.recipe.check_rewards import check_rewards
 from milescli.recipe.check_rows import check_rows
-from milescli.recipe.hub_name import is_hub, parse_hub
+from milescli.recipe.data_files import FIELDS, check_names
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
 
@@ -145,7 +146,7 @@ def _scratch_experts(scratch: ScratchModel) -> None:
 
 
 def _data(recipe: Recipe, origins: Origins) -> None:
-    if not recipe.data.prompts and not recipe.learns_from_rows:
+    if not recipe.data.prompts and not recipe.data.mix and not recipe.learns_from_rows:
         raise RecipeError(
             "the recipe has no prompts",
             why="`data.prompts` is not set: there is nothing to respond to",
@@ -155,7 +156,10 @@ def _data(recipe: Recipe, origins: Origins) -> None:
         raise RecipeError(
             f"{recipe.warmup.steps} warm-up steps have nothing to imitate",
             why="`warmup.steps` needs worked answers in `data.demonstrations`",
-            fix=[f"--set data.demonstrations={recipe.data.prompts}", "--set warmup.steps=0"],
+            fix=[
+                f"--set data.demonstrations={recipe.data.prompts or 'FILE.jsonl'}",
+                "--set warmup.steps=0",
+            ],
         )
     if recipe.eval.every and not recipe.data.eval and not recipe.learns_from_rows:
         raise RecipeError(
@@ -163,15 +167,9 @@ def _data(recipe: Recipe, origins: Origins) -> None:
             why="`eval.every` needs held-out prompts in `data.eval`",
             fix=["--set data.eval=test.jsonl", "--set eval.every=0"],
         )
-    for name in ("prompts", "eval", "demonstrations", "train", "validation"):
-        if is_hub(value := getattr(recipe.data, name) or ""):
-            parse_hub(value, key=f"data.{name}")
-        if getattr(recipe.data, name) == "task:":
-            raise RecipeError(
-                f"`data.{name}` names no task",
-                why="after `task:` comes a name",
-                fix=f"--set data.{name}=task:sums",
-            )
+    check_mix(recipe.data)
+    for name in FIELDS:
+        check_names(getattr(recipe.data, name), key=f"data.{name}")
 
 
 def _sampling(recipe: Recipe, origins: Origins) -> None:

@@ -13,7 +13,8 @@ from milescli.recipe.layers import KeyValue, SettingsLayer, Table, example
 
 def explain(error: ValidationError, table: Table) -> RecipeError:
     """The first refusal in full, the others by name."""
-    names = list(dict.fromkeys(_key_of(item["loc"]) for item in error.errors(include_url=False)))
+    places = [item["loc"] for item in error.errors(include_url=False)]
+    names = list(dict.fromkeys(_key_of(place) for place in places))
     entry, key = table[names[0]], keys()[names[0]]
     others = (
         f"; also wrong: {', '.join(f'`{name}`' for name in names[1:])}" if len(names) > 1 else ""
@@ -21,7 +22,7 @@ def explain(error: ValidationError, table: Table) -> RecipeError:
     said = f"`{entry.text}`" if entry.text else "nothing"
     return RecipeError(
         f"`{key.name}` cannot be {said}",
-        why=f"it wants {key.wants}; {_place(entry)} says {said}{others}",
+        why=f"it wants {key.wants}; {_place(entry)} says {said}{_within(key, places[0])}{others}",
         fix=_fix(key, entry),
     )
 
@@ -32,6 +33,22 @@ def _key_of(location: tuple[int | str, ...]) -> str:
         if ".".join(parts[:end]) in keys():
             return ".".join(parts[:end])
     raise AssertionError(f"the schema refused a place that is no key: {location}")
+
+
+def _within(key: RecipeKey, location: tuple[int | str, ...]) -> str:
+    """`, of which number 2 has a wrong weight`, of a list of mappings."""
+    inner = [part for part in location if part not in ("str", "list[str]")]
+    inner = inner[key.name.count(".") + 1 :]
+    if not key.items or not inner:
+        return ""
+    number, *names = inner
+    known = [item.name for item in key.items]
+    if not names:
+        return f", of which number {int(number) + 1} is no mapping"
+    name = str(names[0])
+    wants = next((f" ({item.wants})" for item in key.items if item.name == name), "")
+    unknown = "" if name in known else "the unknown key "
+    return f", of which number {int(number) + 1} is wrong in {unknown}`{name}`{wants}"
 
 
 def _place(entry: KeyValue) -> str:

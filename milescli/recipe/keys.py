@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from milescli.core.nearest import nearest
 from milescli.recipe.schema import Recipe
-from milescli.recipe.section import Section
+from milescli.recipe.section import Names, Section
 
 SETTINGS = ("machine", "run")
 """The sections that say where a run goes, not what it learns: the only ones that the environment
@@ -40,6 +40,10 @@ class RecipeKey:
     """`null` is a value."""
     takes_mapping: bool = False
     """A mapping of names to numbers is a value, too."""
+    takes_list: bool = False
+    """A text, or a list of texts."""
+    items: tuple[RecipeKey, ...] = ()
+    """The keys of each mapping, where it is a list of them."""
     choices: tuple[str, ...] = ()
     number: str | None = None
     """One that it takes; None where it takes none."""
@@ -119,13 +123,22 @@ def _key(dotted: str, info: FieldInfo) -> RecipeKey:
         + (", or null" if optional else ""),
         default=info.default,
         doc=info.description or "",
-        is_text=base is str or bool(choices) or is_list,
+        is_text=base in (str, Names) or bool(choices) or is_list,
+        takes_list=base == Names,
+        items=_items(base),
         is_list=is_list,
         optional=optional,
         takes_mapping=takes_mapping,
         choices=choices,
         number=_number(bounds) if base in (int, float) else None,
     )
+
+
+def _items(base: object) -> tuple[RecipeKey, ...]:
+    item = get_args(base)[0] if get_origin(base) is list else None
+    if not (isinstance(item, type) and issubclass(item, Section)):
+        return ()
+    return tuple(key for key in _walk(item, "") if isinstance(key, RecipeKey))
 
 
 def _section_of(info: FieldInfo) -> type[Section] | None:
@@ -145,6 +158,8 @@ def _unwrap(annotation: object, bounds: tuple[object, ...]) -> tuple[object, tup
             for arg in get_args(annotation)
             if arg is not type(None) and get_origin(arg) is not dict
         ]
+        if inner == list(get_args(Names)):
+            return Names, bounds
         assert len(inner) == 1, f"a recipe key has one type: {annotation}"
         return _unwrap(inner[0], bounds)
     if get_origin(annotation) is Annotated:
@@ -161,8 +176,12 @@ def _unwrap(annotation: object, bounds: tuple[object, ...]) -> tuple[object, tup
 def _words(base: object, bounds: tuple[object, ...]) -> str:
     if get_origin(base) is Literal:
         return "one of " + ", ".join(str(choice) for choice in get_args(base))
+    if items := _items(base):
+        return f"a list of mappings, each of {', '.join(item.name for item in items)}"
     if get_origin(base) is list:
         return "a list of texts"
+    if base == Names:
+        return "text, or a list of texts"
     name = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[base]  # type: ignore[index]
     limits = [limit for bound in bounds if (limit := _limit(bound))]
     return f"{name} {' and '.join(limits)}" if limits else name

@@ -15,6 +15,7 @@ from milescli.core.errors import RecipeError
 from milescli.recipe import reader
 from milescli.recipe.keys import SETTINGS, RecipeKey, keys, nearest_key, sections
 from milescli.recipe.reader import NULL_TEXTS, YamlNode
+from milescli.recipe.typed import typed_value
 
 ENV_PREFIX = "MILES_"
 RAY_VARIABLE = "RAY_ADDRESS"
@@ -225,7 +226,11 @@ def _parse_value(text: str, key: RecipeKey, *, source: str) -> YamlNode:
     YAML."""
     if key.optional and text.strip() in NULL_TEXTS:
         return _null()
-    is_yaml = text[:1] in ("'", '"') or (key.takes_mapping and text[:1] == "{")
+    is_yaml = (
+        text[:1] in ("'", '"')
+        or (key.takes_mapping and text[:1] == "{")
+        or (key.takes_list and text[:1] == "[")
+    )
     if key.is_text and not key.is_list and not is_yaml:
         return YamlNode(value=text, text=text, plain=True, line=1)
     try:
@@ -238,7 +243,7 @@ def _parse_value(text: str, key: RecipeKey, *, source: str) -> YamlNode:
         ) from None
     if isinstance(node.value, dict) and not text.strip():
         return _null()
-    return YamlNode(value=_typed(node, key), text=text, plain=node.plain, line=1)
+    return YamlNode(value=typed_value(node, key), text=text, plain=node.plain, line=1)
 
 
 def _flatten(
@@ -255,7 +260,10 @@ def _flatten(
     said_by = origin or Origin(layer=layer, where=where)
     if name in keys():
         table[name] = KeyValue(
-            value=_typed(node, keys()[name]), text=node.text, origin=said_by, comment=node.comment
+            value=typed_value(node, keys()[name]),
+            text=node.text,
+            origin=said_by,
+            comment=node.comment,
         )
     elif name not in sections():
         raise unknown_key(
@@ -293,21 +301,6 @@ def _refuse_dotted(name: str, node: YamlNode, *, where: str) -> None:
             why=f"{where}: in a file, keys are nested; the dotted form is for `--set`",
             fix=f"write `{nested}`, or the same over several lines",
         )
-
-
-def _typed(node: YamlNode, key: RecipeKey) -> object:
-    """What the key's type makes of the node: text keys keep the user's spelling, lists hold
-    texts."""
-    if isinstance(node.value, dict):
-        return {
-            name: child.value if key.takes_mapping else child.text
-            for name, child in node.value.items()
-        }
-    if isinstance(node.value, list):
-        return [item.text if item.plain else item.value for item in node.value]
-    if key.is_text and not key.is_list and node.plain and not (key.optional and node.value is None):
-        return node.text
-    return node.value
 
 
 def unknown_key(name: str, *, where: str, fix, within: tuple[str, ...] = ()) -> RecipeError:  # type: ignore[no-untyped-def]

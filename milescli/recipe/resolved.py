@@ -6,6 +6,7 @@ Read again without loss.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import yaml
@@ -14,6 +15,7 @@ from milescli.core.errors import CheckpointError, RecipeError
 from milescli.recipe import layers
 from milescli.recipe.layers import Origin, SettingsLayer
 from milescli.recipe.load import LoadedRecipe, build, value_at
+from milescli.recipe.section import Section
 
 _HEADER = (
     "# The whole recipe of this run, with the origin of each value. It loads again: "
@@ -82,6 +84,9 @@ def _scalar(value: object) -> str:
         return str(value).lower()
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_scalar(k)}: {_scalar(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list) and any(isinstance(item, Section) for item in value):
+        items = [item.model_dump(exclude_none=True) for item in value]
+        return json.dumps(items, ensure_ascii=False)  # which is YAML, without tags
     if isinstance(value, str | list):
         style = {
             "default_style": '"',

@@ -11,6 +11,8 @@ Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
+Names = str | list[str]
+"""One name, or several."""
 NonNegativeFloat = Annotated[float, Field(ge=0.0)]
 
 

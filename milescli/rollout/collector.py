@@ -12,7 +12,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from milescli.core.concurrency import all_or_first_error, in_thread
@@ -129,7 +129,8 @@ class Collector:
             assert 0 <= age <= bound, (
                 f"prompt {group.prompt.index}: staleness {age} at version {version}, bound {bound}"
             )
-        self._stats = summarise(kept=batch.kept, refused=batch.refused, version=version)
+        stats = summarise(kept=batch.kept, refused=batch.refused, version=version)
+        self._stats = replace(stats, skipped_prompts=getattr(self._source, "num_skipped", 0))
         self.refused, settings = batch.refused, self._recipe.rollout
 
         def finished() -> list[Group]:

@@ -91,9 +91,10 @@ class Episodes:
             stop_reason=session.turns[-1].stop_reason,
             reward=outcome.reward,
         )
-        if outcome.reward is not None or self.scorer.scores_groups:
+        scorer = self.scorer.of(prompt)
+        if outcome.reward is not None or scorer.scores_groups:
             return sample
-        return _with_score(sample, await self.scorer.scored(prompt, _response(sample)))
+        return _with_score(sample, await scorer.scored(prompt, _response(sample)))
 
     async def scored(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
         """All samples of one prompt, in order, with the rewards that could not be had of one alone.
@@ -102,7 +103,7 @@ class Episodes:
         if not lacking:
             return samples
         responses = [_response(samples[place]) for place in lacking]
-        scores = await self.scorer.scored_group(prompt, responses)
+        scores = await self.scorer.of(prompt).scored_group(prompt, responses)
         scored = list(samples)
         for place, score in zip(lacking, scores, strict=True):
             scored[place] = _with_score(samples[place], score)

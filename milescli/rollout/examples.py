@@ -24,10 +24,9 @@ from milescli.rollout.rows import (
     NUM_BAD_ROWS_SHOWN,
     BadRow,
     bad_rows_error,
-    read_records,
-    sha256_of,
 )
 from milescli.rollout.source import check_file, epoch_order, percentile
+from milescli.rollout.tables import open_table, sha256_of
 from milescli.rollout.tokenizer import ChatTokenizer
 from milescli.rollout.trajectories import cut, up_to_last
 
@@ -143,7 +142,7 @@ def load_examples(
 
 
 def _read(path: Path, *, data: Data, key: RowField, kind: Kind) -> list[ExampleRow]:
-    records = list(read_records(path))
+    records = list(open_table(path).records())
     names = next((list(row) for _, row in records if isinstance(row, dict)), [])
     if not records:
         raise DataError(

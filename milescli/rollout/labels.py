@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from milescli.core.errors import MilesError, RewardError, WaitTimeout
-from milescli.core.types import Prompt
 from milescli.core.user_code import user_traceback
 from milescli.rollout.base import RewardFn
 from milescli.rollout.rows import BadRow, bad_rows_error
@@ -18,19 +18,36 @@ from milescli.rollout.scoring import NUM_THREADS
 TIMEOUT_S = 600.0
 """For all labels of a file. 100,000 different LaTeX labels take `math` about five minutes on two
 cores; plain numbers nothing."""
+MAX_LABELS = 10_000
+"""Different ones of a file too large to be tokenised at the start that are checked."""
 SAY_AFTER_S = 1.0
 _SHOWN_CHARACTERS = 60
 
 Label = str | None
 
 
+class Labelled(Protocol):
+    """A prompt or a row of a file."""
+
+    @property
+    def index(self) -> int:
+        """Its line, counted from 0."""
+        ...
+
+    @property
+    def label(self) -> Label:
+        """What the reward compares with."""
+        ...
+
+
 def check_labels(
     reward: RewardFn,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[Labelled],
     *,
     name: str,
     path: Path,
     say: Callable[[str], None] | None = None,
+    num_labels: int | None = None,
     timeout_s: float = TIMEOUT_S,
     say_after_s: float = SAY_AFTER_S,
 ) -> None:
@@ -38,13 +55,19 @@ def check_labels(
     once.
 
     `name` as the recipe says it; `path` of the file that the prompts come from; `say` is given a
-    line where the check takes longer than `say_after_s`. Raises DataError with the first bad rows,
+    line where the check takes longer than `say_after_s`, or where the file has more different
+    labels, `num_labels`, than are checked. Raises DataError with the first bad rows,
     RewardError where the reward's own code fails, and WaitTimeout after `timeout_s`.
     """
     check = getattr(reward, "check_label", None)
     if check is None:
         return
     checks = _Checks(check, prompts, num_threads=getattr(reward, "max_concurrency", 1))
+    if say is not None and num_labels is not None and num_labels > checks.num_labels:
+        say(
+            f"{path} has {num_labels:,} different labels; {checks.num_labels:,} of them, evenly "
+            f"spread, are checked for `{name}` before the run"
+        )
     if not checks.finish(min(say_after_s, timeout_s)):
         if say is not None:
             say(f"checking that `{name}` can grade {checks.num_labels} different labels of {path}")
@@ -86,7 +109,7 @@ class _Checks:
     process, so that a check that hangs keeps nothing alive."""
 
     def __init__(
-        self, check: Callable[[Label], Label], prompts: Sequence[Prompt], *, num_threads: int
+        self, check: Callable[[Label], Label], prompts: Sequence[Labelled], *, num_threads: int
     ) -> None:
         labels = list(dict.fromkeys(prompt.label for prompt in prompts))
         self.num_labels = len(labels)

@@ -1,39 +1,30 @@
-"""Reads the rows of a prompt file, JSONL or parquet; bad rows are named by line. Knows no tokenizer
-and no order (`source`)."""
+"""What a row of a data file must be: its columns, its prompt as messages, its label; bad rows are
+named by line. Knows no format (`tables`), no tokenizer and no order (`source`)."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 from milescli.core.errors import DataError
-from milescli.core.nearest import nearest
+from milescli.rollout.columns import Columns, PathField, find_columns
+from milescli.rollout.tables import Record, Table, open_table, sha256_of
+from milescli.rollout.tables.base import LINE_SUFFIXES
+from milescli.rollout.tables.json_lines import kind_of
 from milescli.rollout.tokenizer import Message
 
-PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "input")
-LABEL_COLUMNS = ("label", "answer", "solution", "target")
-DEMONSTRATION_COLUMN = "demonstration"
+__all__ = ["BadRow", "Columns", "PathField", "Record", "bad_rows_error", "read_rows", "sha256_of"]
+
 NUM_BAD_ROWS_SHOWN = 5
-
-PathField = Literal["prompts", "eval", "demonstrations", "train", "validation"]
-"""The key under `data` that named the file."""
-
-Record = tuple[int, dict[str, object] | str]
-"""Line (or parquet row) counted from 1, and the row; or why it could not be read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
-    """Which columns are read."""
-
-    prompt: str
-    label: str | None
-    demonstration: str | None
+MAX_BAD_ROWS = 1000
+"""Kept to be told; more are counted."""
+TICK_ROWS = 4096
+"""So many rows are read between two words on how far it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +49,46 @@ class BadRow:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowForm:
+    """What is wanted of each row."""
+
+    field: PathField
+    prompt_key: str | None = None
+    label_key: str | None = None
+    """None: found by name."""
+    system_prompt: str | None = None
+    needs_label: bool = True
+    """The reward compares with a label."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Scan:
+    """What one pass over the rows of a file came to."""
+
+    columns: Columns | None = None
+    """None where no row could be read."""
+    num_rows: int = 0
+    last_line: int = 0
+    """Of those rows, counted from 1."""
+    rows: list[DataRow] | None = dataclass_field(default_factory=list)
+    """The good ones; None where there are more than were to be kept."""
+    prompt_hashes: array[int] = dataclass_field(default_factory=lambda: array("q"))
+    """[good rows] equal for equal prompts, within this process."""
+    label_hashes: array[int] = dataclass_field(default_factory=lambda: array("q"))
+    """[good rows] the same of labels."""
+    num_demonstrations: int = 0
+    num_bad: int = 0
+    bad: list[BadRow] = dataclass_field(default_factory=list)
+    """The first of them."""
+
+    def add_bad(self, line: int, reason: str) -> None:
+        """Count it, and keep it where there are few."""
+        self.num_bad += 1
+        if self.num_bad <= MAX_BAD_ROWS:
+            self.bad.append(BadRow(line=line, reason=reason))
+
+
 def read_rows(
     path: Path,
     *,
@@ -72,187 +103,137 @@ def read_rows(
     Raises DataError where columns are ambiguous or absent, and where any row is bad, naming the
     first few by line.
     """
-    records = list(read_records(path))
-    names = next((list(row) for _, row in records if isinstance(row, dict)), [])
-    if not records:
+    form = RowForm(
+        field=field,
+        prompt_key=prompt_key,
+        label_key=label_key,
+        system_prompt=system_prompt,
+        needs_label=needs_label,
+    )
+    scan = scan_rows(open_table(path), form)
+    columns = require_good(scan, path, field=field)
+    assert scan.rows is not None, "all rows are kept"
+    return columns, scan.rows
+
+
+def scan_rows(
+    table: Table,
+    form: RowForm,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    most: int | None = None,
+    tick: Callable[[int], None] | None = None,
+) -> Scan:
+    """Look at each row from `start` to `stop` once. `most`: of a file with more good rows none is
+    kept; `tick` is told now and then how many rows were read.
+
+    Raises DataError where columns are ambiguous or absent, or the file cannot be read.
+    """
+    scan, columns, field = Scan(), None, form.field
+    prompt_hashes, label_hashes = scan.prompt_hashes, scan.label_hashes
+    for line, record in islice(table.records(), start, stop):
+        scan.num_rows += 1
+        scan.last_line = line
+        if tick is not None and not scan.num_rows % TICK_ROWS:
+            tick(scan.num_rows)
+        if isinstance(record, str):
+            scan.add_bad(line, record)
+            continue
+        if columns is None:
+            columns = scan.columns = find_columns(
+                list(record),
+                table.path,
+                field=field,
+                prompt_key=form.prompt_key,
+                label_key=form.label_key,
+                needs_label=form.needs_label,
+            )
+        try:
+            messages, label, demonstration = _parts(record, columns, field=field)
+        except ValueError as error:
+            scan.add_bad(line, str(error))
+            continue
+        prompt_hashes.append(_hash_of(messages))
+        label_hashes.append(hash(label))
+        scan.num_demonstrations += demonstration is not None
+        if scan.rows is not None:
+            scan.rows.append(
+                _data_row(messages, label, demonstration, line=line, system=form.system_prompt)
+            )
+            if most is not None and len(scan.rows) > most:
+                scan.rows = None
+    return scan
+
+
+def require_good(scan: Scan, path: Path, *, field: PathField) -> Columns:
+    """Raises DataError where no row is there, or any is bad."""
+    if not scan.num_rows:
         raise DataError(
             f"{path} is empty",
             why="it holds no row",
             fix=f"--set data.{field}=FILE   # a file with at least one prompt",
         )
-    columns = (
-        _columns(
-            names,
-            path,
-            field=field,
-            prompt_key=prompt_key,
-            label_key=label_key,
-            needs_label=needs_label,
-        )
-        if names
-        else None
-    )
-    rows: list[DataRow] = []
-    bad: list[BadRow] = []
-    for line, record in records:
-        if columns is None or isinstance(record, str):
-            bad.append(BadRow(line=line, reason=str(record)))
-            continue
-        row = _row(record, line, columns=columns, field=field, system_prompt=system_prompt)
-        rows.append(row) if isinstance(row, DataRow) else bad.append(row)
-    if bad or columns is None:
-        raise bad_rows_error(
-            f"{len(bad)} of {len(records)} rows of {path} cannot be used", path, bad
-        )
-    return columns, rows
+    if scan.num_bad or scan.columns is None:
+        what = f"{scan.num_bad} of {scan.num_rows} rows of {path} cannot be used"
+        raise bad_rows_error(what, path, scan.bad, num_bad=scan.num_bad)
+    return scan.columns
 
 
-def read_records(path: Path) -> Iterator[Record]:
-    """Every row of a file that `source.check_file` lets pass. Raises DataError where it is none."""
-    return _jsonl(path) if path.suffix == ".jsonl" else _parquet(path)
+def row_of(record: Record, columns: Columns, form: RowForm) -> DataRow | BadRow:
+    """One record as a row."""
+    line, value = record
+    if isinstance(value, str):
+        return BadRow(line=line, reason=value)
+    try:
+        messages, label, demonstration = _parts(value, columns, field=form.field)
+    except ValueError as error:
+        return BadRow(line=line, reason=str(error))
+    return _data_row(messages, label, demonstration, line=line, system=form.system_prompt)
 
 
 def bad_rows_error(
-    what: str, path: Path, bad: list[BadRow], *, fixes: Sequence[str] = ()
+    what: str,
+    path: Path,
+    bad: list[BadRow],
+    *,
+    fixes: Sequence[str] = (),
+    num_bad: int | None = None,
 ) -> DataError:
     """`what`, with the first few of the bad rows as the reason and a look at the first as the
-    fix."""
-    unit = "line" if path.suffix == ".jsonl" else "row"
+    fix. `num_bad`: where `bad` are not all."""
+    unit = "line" if path.suffix in LINE_SUFFIXES else "row"
+    num_more = (len(bad) if num_bad is None else num_bad) - NUM_BAD_ROWS_SHOWN
     shown = "; ".join(f"{unit} {row.line}: {row.reason}" for row in bad[:NUM_BAD_ROWS_SHOWN])
-    more = f"; and {len(bad) - NUM_BAD_ROWS_SHOWN} more" if len(bad) > NUM_BAD_ROWS_SHOWN else ""
+    more = f"; and {num_more} more" if num_more > 0 else ""
     look = (
         f"sed -n {bad[0].line}p {path}"
-        if path.suffix == ".jsonl"
+        if path.suffix in LINE_SUFFIXES
         else f"mend row {bad[0].line} of {path}"
     )
     return DataError(what, why=shown + more, fix=[f"{look}   # mend or remove these rows", *fixes])
 
 
-def sha256_of(path: Path) -> str:
-    """Of the file's bytes, 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _parts(
+    record: dict[str, object], columns: Columns, *, field: PathField
+) -> tuple[list[Message], str | None, str | None]:
+    """Prompt, label and worked response. Raises ValueError with the reason."""
+    messages = _messages(record, columns.prompt)
+    label = None if columns.label is None else _text_of(record, columns.label)
+    demonstration = _demonstration(record, columns, label=label, messages=messages, field=field)
+    return messages, label, demonstration
 
 
-def _jsonl(path: Path) -> Iterator[Record]:
-    lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    while lines and not lines[-1].strip():
-        lines.pop()
-    for number, raw in enumerate(lines, start=1):
-        yield number, _parse_line(raw)
-
-
-def _parse_line(raw: bytes) -> dict[str, object] | str:
-    try:
-        value = json.loads(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        return f"not UTF-8 (byte {error.start + 1} of the line)"
-    except json.JSONDecodeError as error:
-        return (
-            f"not JSON ({error.msg} at character {error.pos + 1})"
-            if raw.strip()
-            else "an empty line"
-        )
-    except RecursionError:
-        return "JSON nested too deeply"
-    return value if isinstance(value, dict) else f"a JSON object is wanted, not {_kind(value)}"
-
-
-def _parquet(path: Path) -> Iterator[Record]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path, partitioning=None)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"cannot read {path}",
-            why=f"not a parquet file: {str(error).splitlines()[0]}",
-            fix=f"head -c 100 {path}   # what is it?",
-        ) from error
-    number = 0
-    for batch in table.to_batches():
-        for row in batch.to_pylist():
-            number += 1
-            yield number, row
-
-
-def _columns(
-    names: list[str],
-    path: Path,
+def _data_row(
+    messages: list[Message],
+    label: str | None,
+    demonstration: str | None,
     *,
-    field: PathField,
-    prompt_key: str | None,
-    label_key: str | None,
-    needs_label: bool,
-) -> Columns:
-    prompt = _column(
-        names, path, wanted=prompt_key, known=PROMPT_COLUMNS, key="prompt_key", required=True
-    )
-    demonstration = DEMONSTRATION_COLUMN if DEMONSTRATION_COLUMN in names else None
-    label_required = needs_label or (
-        field == "demonstrations" and demonstration is None and prompt != "messages"
-    )
-    label = _column(
-        names, path, wanted=label_key, known=LABEL_COLUMNS, key="label_key", required=label_required
-    )
-    assert prompt is not None, names
-    return Columns(prompt=prompt, label=label, demonstration=demonstration)
-
-
-def _column(
-    names: list[str],
-    path: Path,
-    *,
-    wanted: str | None,
-    known: tuple[str, ...],
-    key: str,
-    required: bool,
-) -> str | None:
-    role = key.removesuffix("_key")
-    there = f"its columns are {', '.join(names)}"
-    if wanted is not None:
-        if wanted in names:
-            return wanted
-        guess = nearest(wanted, names) or names[0]
-        raise DataError(
-            f"{path} has no column `{wanted}`", why=there, fix=f"--set data.{key}={guess}"
-        )
-    likely = [name for name in known if name in names]
-    if len(likely) == 1:
-        return likely[0]
-    if likely:
-        raise DataError(
-            f"which column of {path} is the {role}?",
-            why=f"{' and '.join(likely)} are both there; {there}",
-            fix=[f"--set data.{key}={name}" for name in likely],
-        )
-    if not required:
-        return None
-    guess = names[0] if role == "prompt" else names[-1]
-    raise DataError(
-        f"{path} has no {role} column",
-        why=f"none of {', '.join(known)} is there; {there}",
-        fix=f"--set data.{key}={guess}",
-    )
-
-
-def _row(
-    record: dict[str, object],
     line: int,
-    *,
-    columns: Columns,
-    field: PathField,
-    system_prompt: str | None,
-) -> DataRow | BadRow:
-    try:
-        messages = _messages(record, columns.prompt)
-        label = None if columns.label is None else _text_of(record, columns.label)
-        demonstration = _demonstration(record, columns, label=label, messages=messages, field=field)
-    except ValueError as error:
-        return BadRow(line=line, reason=str(error))
-    if system_prompt is not None and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": system_prompt}, *messages]
+    system: str | None,
+) -> DataRow:
+    if system is not None and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": system}, *messages]
     text = next(
         (message["content"] for message in reversed(messages) if message["role"] == "user"),
         messages[-1]["content"],
@@ -262,16 +243,23 @@ def _row(
     )
 
 
+def _hash_of(messages: list[Message]) -> int:
+    if len(messages) == 1 and messages[0]["role"] == "user":
+        return hash(messages[0]["content"])
+    return hash(tuple((message["role"], message["content"]) for message in messages))
+
+
 def _messages(record: dict[str, object], key: str) -> list[Message]:
     """The prompt as chat messages. Raises ValueError with the reason."""
+    value = record.get(key)
+    if type(value) is str:
+        return [{"role": "user", "content": value if _is_plain(value) else _nonempty(value, key)}]
     value = _present(record, key)
-    if isinstance(value, str):
-        return [{"role": "user", "content": _nonempty(value, f"`{key}`")}]
     if not isinstance(value, list):
-        raise ValueError(f"`{key}` must be text or a list of messages, not {_kind(value)}")
+        raise ValueError(f"`{key}` must be text or a list of messages, not {kind_of(value)}")
     if not value:
         raise ValueError(f"`{key}` is an empty list")
-    return [_message(item, f"`{key}[{place}]`") for place, item in enumerate(value)]
+    return [_message(item, f"{key}[{place}]") for place, item in enumerate(value)]
 
 
 def _message(value: object, where: str) -> Message:
@@ -280,7 +268,7 @@ def _message(value: object, where: str) -> Message:
         or not isinstance(value.get("role"), str)
         or not isinstance(value.get("content"), str)
     ):
-        raise ValueError(f"{where} must be a message with `role` and `content` as text")
+        raise ValueError(f"`{where}` must be a message with `role` and `content` as text")
     return {
         "role": _nonempty(value["role"], f"{where}.role"),
         "content": _nonempty(value["content"], f"{where}.content"),
@@ -323,14 +311,17 @@ def _demonstration(
 
 def _text_of(record: dict[str, object], key: str) -> str:
     """A text or a number as text. Raises ValueError with the reason."""
+    value = record.get(key)
+    if type(value) is str:
+        return value if _is_plain(value) else _nonempty(value, key)
     value = _present(record, key)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"`{key}` is {value}")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"`{key}` must be text or a number, not {_kind(value)}")
+        raise ValueError(f"`{key}` must be text or a number, not {kind_of(value)}")
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)  # a parquet column of integers with a gap is a column of floats
-    return _nonempty(str(value), f"`{key}`")
+    return _nonempty(str(value), key)
 
 
 def _present(record: dict[str, object], key: str) -> object:
@@ -341,22 +332,20 @@ def _present(record: dict[str, object], key: str) -> object:
     return record[key]
 
 
+def _is_plain(text: str) -> bool:
+    """Whether `_nonempty` has nothing against it, as for most texts; it is looked at millions of
+    times."""
+    return text.isascii() and not text.isspace() and text != ""
+
+
 def _nonempty(text: str, where: str) -> str:
-    if not text.strip():
-        raise ValueError(f"{where} is empty")
-    if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
-        raise ValueError(f"{where} holds half of a surrogate pair, which is not text")
+    if not text or text.isspace():
+        raise ValueError(f"`{where}` is empty")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"`{where}` holds half of a surrogate pair, which is not text"
+            ) from None
     return text
-
-
-def _kind(value: object) -> str:
-    names = {
-        dict: "an object",
-        list: "a list",
-        str: "a text",
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        type(None): "null",
-    }
-    return names.get(type(value), type(value).__name__)

@@ -50,6 +50,10 @@ class Score:
 class Scoring(Protocol):
     """What an episode asks for its reward."""
 
+    def of(self, prompt: Prompt) -> Scoring:
+        """Who scores this prompt."""
+        ...
+
     @property
     def scores_groups(self) -> bool:
         """Whether it takes all responses to a prompt at once: `scored_group`."""
@@ -93,6 +97,10 @@ class Scorer:
         self._is_async = is_async(reward)
         self._is_bounded = hasattr(reward, "score")
         self._takes_num_tokens = getattr(reward, "takes_num_tokens", False)
+
+    def of(self, prompt: Prompt) -> Scoring:
+        """See Scoring."""
+        return self
 
     @property
     def scores_groups(self) -> bool:
@@ -191,6 +199,10 @@ class WeightedScorer:
         """Name -> scorer and weight."""
         self._parts = dict(parts)
 
+    def of(self, prompt: Prompt) -> Scoring:
+        """See Scoring."""
+        return self
+
     @property
     def scores_groups(self) -> bool:
         """Where one of them does."""
@@ -227,3 +239,28 @@ def finite_reward(value: object) -> float:
     if not math.isfinite(number):
         raise ValueError(f"the reward must be finite, and is {number}")
     return number
+
+
+class BySource:
+    """Prompts of some sources of a mix have a reward of their own."""
+
+    def __init__(self, usual: Scoring, own: Mapping[str, Scoring]) -> None:
+        """`own`: by the name of the source."""
+        self._usual, self._own = usual, own
+
+    def of(self, prompt: Prompt) -> Scoring:
+        """See Scoring."""
+        return self._own.get(prompt.source or "", self._usual)
+
+    @property
+    def scores_groups(self) -> bool:
+        """Of the usual one; ask `of`."""
+        return self._usual.scores_groups
+
+    async def scored(self, prompt: Prompt, response: Response) -> Score:
+        """See Scoring."""
+        return await self.of(prompt).scored(prompt, response)
+
+    async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
+        """See Scoring."""
+        return await self.of(prompt).scored_group(prompt, responses)

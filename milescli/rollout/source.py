@@ -1,23 +1,53 @@
-"""Prompts from a file, tokenised once, in an order fixed by (seed, epoch). Its position is its
-whole state."""
+"""Loads prompts: data files are found, looked at and tokenised. Small files at once; of larger ones
+each prompt is made when it comes up (`mapped`)."""
 
 from __future__ import annotations
 
 import hashlib
-from array import array
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from milescli.core.errors import DataError
-from milescli.core.nearest import nearest
 from milescli.core.types import Prompt
 from milescli.recipe.data import Data
-from milescli.rollout.rows import NUM_BAD_ROWS_SHOWN, DataRow, PathField, read_rows, sha256_of
+from milescli.recipe.data_files import DataFile, names_in, parse_data_file
+from milescli.rollout.file_prompts import FilePrompts
+from milescli.rollout.mapped import (
+    FileRows,
+    MappedPrompts,
+    by_file,
+    evenly,
+    first_places,
+    make_prompts,
+)
+from milescli.rollout.order import epoch_order
+from milescli.rollout.rows import (
+    MAX_BAD_ROWS,
+    NUM_BAD_ROWS_SHOWN,
+    PathField,
+    RowForm,
+    require_good,
+    scan_rows,
+)
+from milescli.rollout.tables import check_file, open_table
 from milescli.rollout.tasks import is_task, write_task
 from milescli.rollout.tokenizer import ChatTokenizer
+from milescli.rollout.waiting import Waiting
+
+__all__ = ["FilePrompts", "SourceReport", "check_file", "epoch_order", "load_source"]
 
 TASK_FOLDER = "tasks"
 """Below `base_dir`: where the files of `task:NAME` go."""
+LARGE_ROWS = 100_000
+LARGE_BYTES = 256 * 2**20
+"""Of files with more rows, or more bytes, prompts are made when they come up."""
+CHUNK_ROWS = 4096
+"""Tokenised at once."""
+NUM_MEASURED = 4096
+"""Rows of large files whose tokens are counted at the start, evenly spread."""
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,82 +59,34 @@ class SourceReport:
     """Of the file's bytes."""
     num_rows: int
     """Rows in the file."""
+    num_duplicates: int
+    """Rows left out by `data.dedup`."""
+    num_measured: int
+    """Rows whose tokens were counted: all, or some evenly spread ones of a large file."""
     num_dropped: int
-    """Rows whose prompt is longer than `data.max_prompt_tokens`."""
+    """Of those, the ones whose prompt is longer than `data.max_prompt_tokens`."""
     prompt_key: str
     label_key: str | None
     num_demonstrations: int
-    """Kept rows that have a worked response."""
+    """Rows that have a worked response; of a small file, kept ones."""
     prompt_tokens_p50: int
-    """Over all rows, dropped ones included."""
+    """Over all measured rows, dropped ones included."""
     prompt_tokens_p90: int
     prompt_tokens_p99: int
     prompt_tokens_max: int
 
 
-class FilePrompts:
-    """A PromptSource over the kept rows of one file. Endless: an epoch is followed by the next, in
-    another order."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A source, and what is in it."""
 
-    def __init__(self, prompts: list[Prompt], *, seed: int, shuffle: bool) -> None:
-        """`prompts` in file order, at least one."""
-        assert prompts, "a source without prompts"
-        self._prompts = prompts
-        self._seed = seed
-        self._shuffle = shuffle
-        self._position = 0
-        self._epoch = -1
-        self._order: array[int] = array("q")
-
-    def __len__(self) -> int:
-        """Prompts per epoch."""
-        return len(self._prompts)
-
-    @property
-    def position(self) -> int:
-        """Prompts taken since the start of the run, over all epochs."""
-        return self._position
-
-    @property
-    def prompts(self) -> list[Prompt]:
-        """All kept prompts in file order (evaluation, demonstrations)."""
-        return self._prompts
-
-    def seek(self, position: int) -> None:
-        """Go to a position that was saved."""
-        assert position >= 0, position
-        self._position = position
-
-    def take(self, count: int) -> list[tuple[int, Prompt]]:
-        """The next `count` prompts, each with its epoch; moves the position. May cross epochs, more
-        than once."""
-        taken = []
-        for position in range(self._position, self._position + count):
-            epoch, offset = divmod(position, len(self._prompts))
-            taken.append((epoch, self._prompts[self._order_of(epoch)[offset]]))
-        self._position += count
-        return taken
-
-    def _order_of(self, epoch: int) -> array[int]:
-        if epoch != self._epoch:
-            self._order = epoch_order(
-                len(self._prompts), seed=self._seed, epoch=epoch, shuffle=self._shuffle
-            )
-            self._epoch = epoch
-        return self._order
-
-
-def epoch_order(num_prompts: int, *, seed: int, epoch: int, shuffle: bool) -> array[int]:
-    """[num_prompts] a permutation that depends on nothing but its arguments: rows sorted by a hash
-    of (seed, epoch, row)."""
-    if not shuffle:
-        return array("q", range(num_prompts))
-    key = f"{seed}/{epoch}".encode()
-    ranks = [
-        hashlib.blake2b(row.to_bytes(8, "little"), key=key, digest_size=16).digest()
-        for row in range(num_prompts)
-    ]
-    return array("q", sorted(range(num_prompts), key=ranks.__getitem__))
+    source: FilePrompts
+    report: SourceReport
+    lengths: list[int]
+    """Tokens of each measured prompt, ascending."""
+    long_rows: list[int]
+    """The first measured rows that are longer than `data.max_prompt_tokens`, counted from 1 over
+    all files."""
 
 
 def load_source(
@@ -115,167 +97,225 @@ def load_source(
     seed: int,
     base_dir: str | Path,
     needs_label: bool = True,
+    say: Say | None = None,
 ) -> tuple[FilePrompts, SourceReport]:
-    """Read, check and tokenise `data.<path_field>`; relative paths start at `base_dir`, where
-    `task:NAME` is written too.
+    """Read and check `data.<path_field>`, and tokenise it where it is small; relative paths start
+    at `base_dir`, where `task:NAME` is written too.
 
-    `needs_label`: whether the reward compares with a label (the built-in ones do). Raises DataError
-    for a file that is missing or of another kind, for bad rows, and where long prompts leave
-    nothing.
+    `needs_label`: whether the reward compares with a label (the built-in ones do); `say` is given
+    lines on how far it is, where that takes seconds. Raises DataError for a file that is missing or
+    of another kind, for bad rows, and where long prompts leave nothing.
     """
-    path = _locate(data, path_field, base_dir=Path(base_dir), seed=seed)
-    columns, rows = read_rows(
-        path,
+    loaded = load_part(
+        data,
+        path_field,
+        tokenizer=tokenizer,
+        seed=seed,
+        base_dir=base_dir,
+        needs_label=needs_label,
+        say=say,
+    )
+    return loaded.source, loaded.report
+
+
+def load_part(
+    data: Data,
+    path_field: PathField,
+    *,
+    tokenizer: ChatTokenizer,
+    seed: int,
+    base_dir: str | Path,
+    needs_label: bool,
+    say: Say | None,
+    name: str | None = None,
+    first_index: int = 0,
+) -> Loaded:
+    """The same of what may be one of several sources: its `name` in the mix, and the index that its
+    first row gets."""
+    form = RowForm(
         field=path_field,
         prompt_key=data.prompt_key,
         label_key=data.label_key,
         system_prompt=data.system_prompt,
         needs_label=needs_label,
     )
-    token_ids = _tokenise(rows, tokenizer, path=path)
-    kept = [
-        (row, ids)
-        for row, ids in zip(rows, token_ids, strict=True)
-        if len(ids) <= data.max_prompt_tokens
-    ]
-    lengths = sorted(len(ids) for ids in token_ids)
-    _check_lengths(rows, token_ids, data=data, path=path, num_kept=len(kept), longest=lengths[-1])
-    prompts = [
-        Prompt(
-            index=row.index,
-            token_ids=ids,
-            text=row.text,
-            label=row.label,
-            demonstration=row.demonstration,
+    named = _locate(data, path_field, base_dir=Path(base_dir), seed=seed)
+    files = _look_at(named, form, say=say, source=name, first_index=first_index)
+    is_large = any(file.scan.rows is None for file in files)
+    dedup = data.dedup == "exact" and path_field == "prompts"
+    places: Sequence[int] = first_places(files) if dedup else range(sum(map(len, files)))
+    num_unique, prompts = len(places), list[Prompt]()
+    if is_large:
+        for file in files:
+            file.table.keep(file.columns.names, folder=Path(base_dir))
+        prompts = MappedPrompts(files, tokenizer=tokenizer, kept=places)
+        measured = prompts.make(evenly(len(prompts), NUM_MEASURED))
+        short = _short_ones(measured, data=data, files=files)
+    else:
+        prompts = _tokenise(files, tokenizer, say=say)
+        prompts = measured = [prompts[place] for place in places]
+        short = _short_ones(measured, data=data, files=files)
+        prompts, places = [prompts[at] for at in short], [places[at] for at in short]
+    source = FilePrompts(
+        prompts,
+        seed=seed,
+        shuffle=data.shuffle,
+        max_tokens=data.max_prompt_tokens,
+        refuses_long=data.long_prompts == "error",
+        files=files,
+        places=places,
+    )
+    kept = [measured[at] for at in short]
+    report = _report(files, measured, kept, num_unique=num_unique, is_large=is_large)
+    long = [p.index + 1 for p in measured if len(p.token_ids) > data.max_prompt_tokens]
+    return Loaded(
+        source=source,
+        report=report,
+        lengths=sorted(len(prompt.token_ids) for prompt in measured),
+        long_rows=long[:MAX_BAD_ROWS],
+    )
+
+
+def file_named(text: str, *, key: str, folder: str | Path = "") -> DataFile:
+    """What a recipe names; the name of a file that exists is taken as it stands, whatever brackets
+    are in it."""
+    if (Path(folder) / Path(text).expanduser()).exists():
+        return DataFile(name=text)
+    return parse_data_file(text, key=key)
+
+
+def _locate(data: Data, path_field: PathField, *, base_dir: Path, seed: int) -> list[DataFile]:
+    """Each with an absolute path."""
+    key = f"data.{path_field}"
+    located = []
+    for name in names_in(getattr(data, path_field)):
+        file = file_named(name, key=key, folder=base_dir)
+        if is_task(file.name):
+            path = write_task(file.name, base_dir / TASK_FOLDER, seed)
+        else:
+            path = base_dir / Path(file.name).expanduser()
+            check_file(path, field=path_field)
+        located.append(replace(file, name=str(path)))
+    if not located:
+        raise DataError(
+            f"`{key}` is not set",
+            why="there is nothing to read prompts from",
+            fix=f"--set {key}=FILE.jsonl",
         )
-        for row, ids in kept
-    ]
-    report = SourceReport(
-        path=str(path),
-        sha256=sha256_of(path),
-        num_rows=len(rows),
-        num_dropped=len(rows) - len(kept),
-        prompt_key=columns.prompt,
-        label_key=columns.label,
-        num_demonstrations=sum(prompt.demonstration is not None for prompt in prompts),
+    return located
+
+
+def _look_at(
+    named: Sequence[DataFile],
+    form: RowForm,
+    *,
+    say: Say | None,
+    source: str | None,
+    first_index: int,
+) -> list[FileRows]:
+    """Each row is looked at once, and kept where there are few. Raises DataError for bad ones."""
+    files: list[FileRows] = []
+    left = LARGE_ROWS
+    tables = [open_table(Path(file.name)) for file in named]
+    if sum(table.size_bytes for table in tables) > LARGE_BYTES:
+        left = 0
+    for file, table in zip(named, tables, strict=True):
+        tick = Waiting(say, f"reading {file.spelled()}")
+        scan = scan_rows(table, form, start=file.start, stop=file.stop, most=left, tick=tick)
+        if file.start and not scan.num_rows:
+            raise DataError(
+                f"{table.path} has no row {file.start}",
+                why=f"`{file.rows}` begins behind its end",
+                fix=f"--set data.{form.field}={file.name}",
+            )
+        columns = require_good(scan, table.path, field=form.field)
+        rows = FileRows(
+            table=table,
+            form=form,
+            columns=columns,
+            scan=scan,
+            start=file.start,
+            first_index=first_index,
+            source=source,
+            spelled=file.spelled(),
+        )
+        files.append(rows)
+        left = max(0, left - len(rows)) if scan.rows is not None else 0
+        first_index += scan.last_line
+    return files
+
+
+def _tokenise(
+    files: Sequence[FileRows], tokenizer: ChatTokenizer, *, say: Say | None
+) -> list[Prompt]:
+    prompts: list[Prompt] = []
+    tick = Waiting(say, "making tokens of " + ", ".join(file.spelled for file in files))
+    for file in files:
+        rows = file.scan.rows or []
+        for start in range(0, len(rows), CHUNK_ROWS):
+            prompts += make_prompts(rows[start : start + CHUNK_ROWS], tokenizer, file=file)
+            tick(len(prompts))
+        file.scan.rows = None  # the prompts have all that is needed of them
+    return prompts
+
+
+def _short_ones(prompts: Sequence[Prompt], *, data: Data, files: Sequence[FileRows]) -> list[int]:
+    """Places of those that are not too long. Raises DataError where there is none, or where the
+    recipe lets no long one pass."""
+    bound = data.max_prompt_tokens
+    kept = [place for place, prompt in enumerate(prompts) if len(prompt.token_ids) <= bound]
+    if len(kept) == len(prompts) or (kept and data.long_prompts == "drop"):
+        return kept
+    long = [prompt for prompt in prompts if len(prompt.token_ids) > bound]
+    (file, rows), *_ = by_file(long, files)
+    shown = "; ".join(
+        f"row {prompt.index + 1}: {len(prompt.token_ids)}" for prompt in rows[:NUM_BAD_ROWS_SHOWN]
+    )
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    fixes = [f"--set data.max_prompt_tokens={longest}"]
+    raise DataError(
+        f"{len(long)} of {len(prompts)} prompts of {', '.join(file.spelled for file in files)} are "
+        f"longer than {bound} tokens",
+        why=f"{shown if len(files) == 1 else f'{file.path}: {shown}'}; the longest has {longest}",
+        fix=[*fixes, "--set data.long_prompts=drop"] if kept else fixes,
+    )
+
+
+def _report(
+    files: Sequence[FileRows],
+    measured: Sequence[Prompt],
+    kept: Sequence[Prompt],
+    *,
+    num_unique: int,
+    is_large: bool,
+) -> SourceReport:
+    lengths = sorted(len(prompt.token_ids) for prompt in measured)
+    num_rows = sum(map(len, files))
+    return SourceReport(
+        path=", ".join(file.spelled for file in files),
+        sha256=_sha256_over(files),
+        num_rows=num_rows,
+        num_duplicates=num_rows - num_unique,
+        num_measured=len(measured),
+        num_dropped=len(measured) - len(kept),
+        prompt_key=files[0].columns.prompt,
+        label_key=files[0].columns.label,
+        num_demonstrations=sum(file.scan.num_demonstrations for file in files)
+        if is_large
+        else sum(prompt.demonstration is not None for prompt in kept),
         prompt_tokens_p50=percentile(lengths, 50),
         prompt_tokens_p90=percentile(lengths, 90),
         prompt_tokens_p99=percentile(lengths, 99),
         prompt_tokens_max=lengths[-1],
     )
-    return FilePrompts(prompts, seed=seed, shuffle=data.shuffle), report
 
 
-def _locate(data: Data, path_field: PathField, *, base_dir: Path, seed: int) -> Path:
-    value = getattr(data, path_field)
-    if value is None:
-        raise DataError(
-            f"`data.{path_field}` is not set",
-            why="there is nothing to read prompts from",
-            fix=f"--set data.{path_field}=FILE.jsonl",
-        )
-    if is_task(value):
-        return write_task(value, base_dir / TASK_FOLDER, seed)
-    path = Path(value).expanduser()
-    path = path if path.is_absolute() else base_dir / path
-    check_file(path, field=path_field)
-    return path
-
-
-def check_file(path: Path, *, field: PathField) -> None:
-    """Raises DataError where `path` is not a .jsonl or .parquet file that can be opened."""
-    if path.is_dir():
-        inside = sorted(
-            item.name for item in path.iterdir() if item.suffix in (".jsonl", ".parquet")
-        )
-        guess = path / (inside[0] if inside else "FILE.jsonl")
-        raise DataError(
-            f"{path} is a folder", why="a single file is wanted", fix=f"--set data.{field}={guess}"
-        )
-    if not path.exists():
-        siblings = (
-            sorted(item.name for item in path.parent.iterdir()) if path.parent.is_dir() else []
-        )
-        guess = nearest(path.name, siblings)
-        where = (
-            f"{path.parent} holds {', '.join(siblings[:8]) or 'nothing'}"
-            if path.parent.is_dir()
-            else f"there is no folder {path.parent}"
-        )
-        raise DataError(
-            f"there is no file {path}",
-            why=where,
-            fix=f"--set data.{field}={path.parent / (guess or 'FILE.jsonl')}",
-        )
-    head = _head(path)
-    if head.startswith(b"\x1f\x8b"):
-        raise DataError(f"{path} is compressed", why="it is a gzip file", fix=f"gunzip -k {path}")
-    if path.suffix not in (".jsonl", ".parquet"):
-        raise DataError(
-            f"{path} is neither .jsonl nor .parquet",
-            why=f"its suffix is {path.suffix or 'missing'}, and the format is known by it",
-            fix=f"jq -c '.[]' {path} > {path.with_suffix('.jsonl')}"
-            if path.suffix == ".json"
-            else f"mv {path} {path.with_suffix('.jsonl')}",
-        )
-    if path.suffix == ".jsonl" and head.startswith(b"PAR1"):
-        raise DataError(
-            f"{path} is not JSONL",
-            why="it is a parquet file",
-            fix=f"mv {path} {path.with_suffix('.parquet')}",
-        )
-
-
-def _head(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(4)
-    except OSError as error:
-        raise DataError(
-            f"cannot open {path}", why=str(error.strerror or error), fix=f"ls -l {path}"
-        ) from error
-
-
-def _tokenise(rows: list[DataRow], tokenizer: ChatTokenizer, *, path: Path) -> list[list[int]]:
-    try:
-        return tokenizer.encode_chats([row.messages for row in rows])
-    except Exception as error:  # a chat template may raise anything, e.g. about the order of roles
-        for row in rows:
-            try:
-                tokenizer.encode_chat(row.messages)
-            except Exception as cause:
-                raise DataError(
-                    f"the chat template refuses row {row.index + 1} of {path}",
-                    why=f"{type(cause).__name__}: {cause}; its roles are "
-                    f"{', '.join(message['role'] for message in row.messages)}",
-                    fix=f"mend row {row.index + 1} of {path}",
-                ) from cause
-        raise AssertionError("a batch of chats failed, and none of them alone") from error
-
-
-def _check_lengths(
-    rows: list[DataRow],
-    token_ids: list[list[int]],
-    *,
-    data: Data,
-    path: Path,
-    num_kept: int,
-    longest: int,
-) -> None:
-    if num_kept == len(rows) or (num_kept and data.long_prompts == "drop"):
-        return
-    bound = data.max_prompt_tokens
-    long = [
-        f"row {row.index + 1}: {len(ids)}"
-        for row, ids in zip(rows, token_ids, strict=True)
-        if len(ids) > bound
-    ]
-    fixes = [f"--set data.max_prompt_tokens={longest}"]
-    raise DataError(
-        f"{len(long)} of {len(rows)} prompts of {path} are longer than {bound} tokens",
-        why=f"{'; '.join(long[:NUM_BAD_ROWS_SHOWN])}; the longest has {longest}",
-        fix=[*fixes, "--set data.long_prompts=drop"] if num_kept else fixes,
-    )
+def _sha256_over(files: Sequence[FileRows]) -> str:
+    """The file's; of several, or of some rows, the hash of their hashes and which rows."""
+    hashes = [file.table.sha256 + file.rows for file in files]
+    if len(hashes) == 1 and not files[0].rows:
+        return hashes[0]
+    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
 def percentile(ascending: list[int], percent: int) -> int:

@@ -20,6 +20,8 @@ PLAIN_FAMILIES = ("qwen3", "qwen3_moe")
 families it knows better."""
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Two names of one class; transformers 5 writes the second."""
+MAX_TOKENS_OF_CHARACTER = 4
+"""A character has at most so many bytes of UTF-8."""
 AUTO, RAW, CHATML = "auto", "none", "chatml"
 """What `data.chat_template` may be, beside a file."""
 Message = dict[str, Any]
@@ -108,6 +110,19 @@ class ChatTokenizer:
         """[num_tokens] of a response as the model should give it: the text, then the
         end-of-sequence token."""
         return [*self.inner(text, add_special_tokens=False)["input_ids"], self.eos_id]
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """[num_tokens] the text that each token adds, special tokens included; empty where a
+        character takes several, until its last."""
+        pieces, start = [], 0
+        for end in range(1, len(token_ids) + 1):
+            text = str(self.inner.decode(list(token_ids[start:end]), skip_special_tokens=False))
+            if text.endswith("\ufffd") and end - start < MAX_TOKENS_OF_CHARACTER:
+                pieces.append("")
+                continue
+            pieces.append(text)
+            start = end
+        return pieces
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text without special tokens."""

@@ -14,8 +14,8 @@ from milescli.core.events import EvalDone
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.episode import evaluation_episodes
-from milescli.rollout.rewards import scorer_of
 from milescli.runtime.evaluator import Evaluator
+from milescli.runtime.scorers import scorer_of
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _serve_and_evaluate(spec: RunSpec, prestarted: Prestarted) -> EvalDone:
             episodes = evaluation_episodes(
                 recipe,
                 engine=fleet,
-                scorer=scorer_of(recipe.rollout),
+                scorer=scorer_of(recipe),
                 decode=inputs.tokenizer.decode,
                 vocab_size=inputs.facts.vocab_size,
             )

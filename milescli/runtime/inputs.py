@@ -8,37 +8,43 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milescli.backends.hub.datasets import fetch_data
 from milescli.backends.hub.models import fetch_config, fetch_model
 from milescli.checkpoint.base import CARRIED, CHECKPOINT, is_converted
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.score_model import score_model
-from milescli.core.errors import DataError, RecipeError
+from milescli.core.errors import RecipeError
 from milescli.core.types import Prompt, Trajectory
 from milescli.models import ModelFacts, load_facts, parse_facts, scratch
 from milescli.models.base import CONFIG_NAME
 from milescli.models.score_head import with_score_head
 from milescli.recipe.data import Data
-from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape
 from milescli.recipe.train import OF_PAIRS, OF_ROWS
 from milescli.rollout.example_rows import Kind, RowField
 from milescli.rollout.examples import ExampleReport, Examples, load_examples
-from milescli.rollout.labels import check_labels
-from milescli.rollout.rewards import label_checks, load_rewards, needs_label
+from milescli.rollout.mix import MixedPrompts
+from milescli.rollout.mix_source import load_mix
+from milescli.rollout.rewards import load_rewards, needs_label
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from milescli.rollout.source import FilePrompts, SourceReport, check_file, load_source
-from milescli.rollout.tasks import is_task, write_task
+from milescli.rollout.source import FilePrompts, SourceReport, load_source
 from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
-from milescli.rollout.trajectories import demonstration
+from milescli.runtime.data_inputs import (
+    check_labels_of,
+    demonstrations_of,
+    near_leaks_told,
+    refuse_leak,
+    rollouts_of,
+    sources_of,
+    texts_for_vocabulary,
+    with_local_files,
+)
+from milescli.runtime.scorers import rollout_of_source
 from milescli.train.objectives import load_objective
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
-
-DATA_FIELDS = ("prompts", "eval", "demonstrations", "train", "validation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,7 @@ class RunInputs:
     """A Hugging Face folder with config.json, safetensors and a tokenizer."""
     facts: ModelFacts
     tokenizer: ChatTokenizer
-    prompts: FilePrompts | None
+    prompts: FilePrompts | MixedPrompts | None
     """None where the run learns from rows."""
     heldout: list[Prompt]
     """Empty without `data.eval`."""
@@ -96,23 +102,15 @@ def planned_facts(recipe: Recipe) -> ModelFacts:
     return with_score_head(facts) if recipe.trains_scores else facts
 
 
-def require_files(data: Data) -> None:
-    """Raises DataError where a file of this computer cannot be opened. `prepare` finds the same;
-    this takes no time."""
-    for field in DATA_FIELDS:
-        value = getattr(data, field)
-        if value is not None and not is_hub(value) and not is_task(value):
-            check_file(Path(value).expanduser().absolute(), field=field)
-
-
 def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
     """Make, find or fetch everything; raises DataError, RecipeError, RewardError, MachineError or
     CheckpointError before any device is taken.
 
     `output`: where a download says how much it is, and how far; None: nowhere.
     """
-    load_rewards(recipe.rollout)
-    data = _absolute(recipe.data, run, recipe.run.seed, output=output)
+    for rollout in rollouts_of(recipe):
+        load_rewards(rollout)
+    data = with_local_files(recipe.data, run, recipe.run.seed, output=output)
     model_dir = _model_folder(recipe, run, data, output=output)
     tokenizer = load_tokenizer(model_dir, chat_template=data.chat_template)
     if recipe.trains_scores:
@@ -123,6 +121,8 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
     reports: dict[str, SourceReport | ExampleReport] = {}
     rows, validation = _rows(recipe, data, tokenizer, reports, output=output)
 
+    say = output.note if output else None
+
     def load(field: str) -> FilePrompts:
         source, reports[field] = load_source(
             data,
@@ -131,25 +131,39 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
             seed=recipe.run.seed,
             base_dir=run.path,
             needs_label=field != "demonstrations" and needs_label(recipe.rollout),
+            say=say,
         )
         return source
 
-    prompts = load("prompts") if rows is None else None
-    heldout = load("eval").prompts[: recipe.eval.num_prompts] if data.eval else []
+    prompts: FilePrompts | MixedPrompts | None = None
+    if data.mix:
+        prompts, reports["prompts"] = load_mix(
+            data,
+            tokenizer=tokenizer,
+            seed=recipe.run.seed,
+            base_dir=run.path,
+            needs_label=lambda source: needs_label(rollout_of_source(recipe, source)),
+            say=say,
+        )
+    elif rows is None:
+        prompts = load("prompts")
+    heldout_source = load("eval") if data.eval else None
+    heldout = heldout_source.first(recipe.eval.num_prompts) if heldout_source else []
     demonstrations = (
-        _demonstrations(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
+        demonstrations_of(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
     )
-    learned = prompts.prompts if prompts else []
-    _refuse_leak(heldout, learned, data)
-    for field, graded in (("prompts", learned), ("eval", heldout)):
-        for name, reward in label_checks(recipe.rollout).items() if graded else ():
-            check_labels(
-                reward,
-                graded,
-                name=name,
-                path=Path(reports[field].path),
-                say=output.note if output else None,
-            )
+    trained = sources_of(recipe, prompts) if prompts is not None else []
+    if heldout_source:
+        refuse_leak(
+            heldout_source, [part for part, _ in trained], num_heldout=recipe.eval.num_prompts
+        )
+        for part, _ in trained if output else []:
+            if told := near_leaks_told(heldout_source, heldout, part, output=output):
+                output.warn(told)
+    for part, rollout in trained:
+        check_labels_of(rollout, part, None, output=output)
+    if heldout_source:
+        check_labels_of(recipe.rollout, heldout_source, heldout, output=output)
     return RunInputs(
         model_dir=model_dir,
         facts=facts,
@@ -216,28 +230,6 @@ def _rows(
     return rows, loaded["validation"][: recipe.eval.num_prompts]
 
 
-def _absolute(data: Data, run: RunDir, seed: int, *, output: Output | None) -> Data:
-    """Tasks become files of the run, data sets of the hub files of its cache; other paths are as
-    the user gave them."""
-    changes: dict[str, str] = {}
-    for field in DATA_FIELDS:
-        value = getattr(data, field)
-        if value is None:
-            continue
-        if is_hub(value):
-            path = fetch_data(
-                parse_hub(value, key=f"data.{field}"), key=field, into=run.data_dir, output=output
-            )
-        else:
-            path = (
-                write_task(value, run.data_dir, seed)
-                if is_task(value)
-                else Path(value).expanduser().absolute()
-            )
-        changes[field] = str(path)
-    return data.model_copy(update=changes)
-
-
 def model_dir_of(model: Model, run: RunDir, *, output: Output | None = None) -> Path:
     """The Hugging Face folder of a run's model, fetched where it is on the hub. The trainer and the
     engines read it as it is: nothing is converted."""
@@ -268,10 +260,8 @@ def _model_folder(recipe: Recipe, run: RunDir, data: Data, *, output: Output | N
     if model.scratch is None:
         return model_dir_of(model, run, output=output)
     if not (run.own_model_dir / "model.safetensors").exists():
-        text = Path(data.demonstrations or data.prompts or data.train or "").read_text(
-            encoding="utf-8", errors="replace"
-        )
-        make_scratch_tokenizer(text.splitlines(), model.scratch.vocab_size, run.own_model_dir)
+        texts = texts_for_vocabulary(data)
+        make_scratch_tokenizer(texts, model.scratch.vocab_size, run.own_model_dir)
         scratch.make_model(model.scratch, run.own_model_dir, recipe.run.seed)
     return run.own_model_dir
 
@@ -289,40 +279,3 @@ def kind_of_rows(recipe: Recipe) -> Kind:
             fix='give it `takes = "chats"` or `takes = "pairs"`',
         )
     return takes
-
-
-def _demonstrations(
-    recipe: Recipe, source: FilePrompts, tokenizer: ChatTokenizer
-) -> list[Trajectory]:
-    trajectories = [
-        demonstration(prompt.token_ids, tokenizer.encode_response(prompt.demonstration))
-        for prompt in source.prompts
-        if prompt.demonstration is not None
-    ]
-    if not trajectories:
-        raise DataError(
-            f"`{recipe.data.demonstrations}` has no worked responses",
-            why="the warm-up imitates them: it needs a column `demonstration`, or responses that "
-            "end in `#### label`",
-            fix=["--set data.demonstrations=FILE", "--set warmup.steps=0"],
-        )
-    longest = max(trajectory.num_tokens for trajectory in trajectories)
-    if longest > recipe.warmup.max_loss_tokens:
-        raise DataError(
-            f"a demonstration is {longest} tokens long",
-            why=f"`warmup.max_loss_tokens` is {recipe.warmup.max_loss_tokens}",
-            fix=f"--set warmup.max_loss_tokens={longest}",
-        )
-    return trajectories
-
-
-def _refuse_leak(heldout: list[Prompt], prompts: list[Prompt], data: Data) -> None:
-    seen = {tuple(prompt.token_ids) for prompt in prompts}
-    leaked = [prompt.index for prompt in heldout if tuple(prompt.token_ids) in seen]
-    if leaked:
-        raise DataError(
-            f"{len(leaked)} held-out prompts are training prompts too",
-            why=f"row {leaked[0] + 1} of {data.eval} is also in {data.prompts}: the evaluation "
-            "would measure memory",
-            fix="--set data.eval=FILE with other prompts",
-        )

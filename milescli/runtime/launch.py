@@ -11,7 +11,8 @@ from milescli.checkpoint.run_dir import RunDir, create, lock
 from milescli.cluster.nodes import find_nodes
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import LoadedRecipe
-from milescli.runtime.inputs import planned_facts, prepare, require_files
+from milescli.runtime.data_inputs import require_files
+from milescli.runtime.inputs import planned_facts, prepare
 from milescli.runtime.planning import as_fetched, plan_without_plugins, refuse_unproven
 from milescli.runtime.plugins import check_at_once, load_train_plugins
 from milescli.runtime.prestart import prestart_engines, prestart_ray

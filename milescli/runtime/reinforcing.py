@@ -11,12 +11,12 @@ from milescli.rollout.ahead import open_collector
 from milescli.rollout.base import RolloutEngine
 from milescli.rollout.curriculum import as_state, from_state
 from milescli.rollout.episode import evaluation_episodes, training_episodes
-from milescli.rollout.rewards import scorer_of
 from milescli.runtime import loop, truth
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.devices import Devices
 from milescli.runtime.evaluator import Evaluator
 from milescli.runtime.saving import Progress, version_of
+from milescli.runtime.scorers import scorer_of
 from milescli.train.base import Trainer, adapts
 from milescli.train.objectives import load_in_driver
 
@@ -46,7 +46,7 @@ class ReinforceAttempt(Attempt):
         spec, recipe, inputs = self.spec, self.spec.recipe, self.spec.inputs
         parts = {
             "engine": fleet,
-            "scorer": scorer_of(recipe.rollout),
+            "scorer": scorer_of(recipe),
             "decode": inputs.tokenizer.decode,
             "vocab_size": inputs.facts.vocab_size,
         }
@@ -106,7 +106,7 @@ class ReinforceAttempt(Attempt):
             PhaseStarted(phase="check", detail="engine and trainer score the same samples")
         )
         assert spec.inputs.prompts is not None, "a run that samples has prompts"
-        prompts = spec.inputs.heldout or spec.inputs.prompts.prompts
+        prompts = spec.inputs.heldout or spec.inputs.prompts.first(truth.NUM_PROMPTS)
         check = truth.TruthCheck(
             recipe=recipe,
             plan=spec.plan,

@@ -9,13 +9,13 @@ from milescli.core.concurrency import in_thread
 from milescli.core.events import PhaseStarted, ValidationDone
 from milescli.rollout.base import RolloutEngine
 from milescli.rollout.episode import evaluation_episodes
-from milescli.rollout.rewards import scorer_of
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.devices import Devices
 from milescli.runtime.evaluator import Evaluator
 from milescli.runtime.learn import RowHooks, RowRun, batch_of, learn
 from milescli.runtime.reference_cache import ReferenceCache
 from milescli.runtime.saving import Progress, version_of
+from milescli.runtime.scorers import scorer_of
 from milescli.train.base import Trainer, adapts
 from milescli.train.objectives import load_in_driver
 
@@ -76,7 +76,7 @@ class RowAttempt(Attempt):
                 episodes=evaluation_episodes(
                     recipe,
                     engine=fleet,
-                    scorer=scorer_of(recipe.rollout),
+                    scorer=scorer_of(recipe),
                     decode=inputs.tokenizer.decode,
                     vocab_size=inputs.facts.vocab_size,
                 ),

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from milescli.console.output import Output
 
 CARD = "README.md"
+COPIED_BYTES = 2**20
+JOINED_ROWS = 8192
+"""In memory at once where parts are joined."""
 
 
 def fetch_data(data: HubData, *, key: str, into: Path, output: Output | None = None) -> Path:
@@ -39,7 +42,8 @@ def fetch_data(data: HubData, *, key: str, into: Path, output: Output | None = N
     files = list(fetched.values())
     if len(files) == 1:
         return files[0]
-    return join_files(files, into / f"{key}{files[0].suffix}", key=key)
+    suffix = files[0].suffix if files[0].suffix == ".parquet" else ".jsonl"
+    return join_files(files, into / f"{key}{suffix}", key=key)
 
 
 def missing_bytes(data: HubData, *, key: str) -> int:
@@ -74,14 +78,38 @@ def join_files(files: Sequence[Path], into: Path, *, key: str) -> Path:
         return into
     into.parent.mkdir(parents=True, exist_ok=True)
     part = into.with_suffix(".part")
-    if into.suffix == ".jsonl":
-        with part.open("wb") as joined:
-            for file in files:
-                lines = file.read_bytes()
-                joined.write(lines if lines.endswith(b"\n") or not lines else lines + b"\n")
-    else:
+    if into.suffix == ".parquet":
         _join_parquet(files, part, key=key)
+    elif files[0].suffix == ".jsonl":
+        _join_lines(files, part)
+    else:
+        _join_rows(files, part)
     return part.replace(into)
+
+
+def _join_lines(files: Sequence[Path], into: Path) -> None:
+    with into.open("wb") as joined:
+        for file in files:
+            with file.open("rb") as lines:
+                last = b"\n"
+                while chunk := lines.read(COPIED_BYTES):
+                    joined.write(chunk)
+                    last = chunk[-1:]
+            if last != b"\n":
+                joined.write(b"\n")
+
+
+def _join_rows(files: Sequence[Path], into: Path) -> None:
+    """Of formats that cannot be put behind one another, as JSONL; a row that cannot be read stays
+    one."""
+    import json
+
+    from milescli.rollout.tables import open_table
+
+    with into.open("w", encoding="utf-8") as joined:
+        for file in files:
+            for _, row in open_table(file).records():
+                joined.write(json.dumps(row, default=str) + "\n")
 
 
 def _join_parquet(files: Sequence[Path], into: Path, *, key: str) -> None:
@@ -89,10 +117,12 @@ def _join_parquet(files: Sequence[Path], into: Path, *, key: str) -> None:
     import pyarrow.parquet as pq
 
     try:
-        pq.write_table(
-            pa.concat_tables(pq.read_table(file, partitioning=None) for file in files), into
-        )
-    except (pa.ArrowException, OSError) as error:
+        with pq.ParquetWriter(into, pq.read_schema(files[0])) as writer:
+            for file in files:
+                with pq.ParquetFile(file) as part:
+                    for batch in part.iter_batches(JOINED_ROWS):
+                        writer.write_batch(batch)
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(
             f"{files[0].name} and the {len(files) - 1} other parts of its split cannot be joined",
             why=str(error).splitlines()[0],

@@ -15,7 +15,7 @@ from milescli.core.errors import DataError
 from milescli.core.nearest import nearest
 from milescli.recipe.hub_name import HubData
 
-SUFFIXES = (".parquet", ".jsonl")
+SUFFIXES = (".parquet", ".jsonl", ".arrow", ".csv")
 """What is read, the likelier first: a data set that has both means the same rows."""
 SPLIT_WORDS = {
     "train": "train",
@@ -48,7 +48,7 @@ def choose_files(data: HubData, paths: Iterable[str], *, card: str, key: str) ->
     )
     if not readable:
         raise DataError(
-            f"the data set {data.name} has no .parquet or .jsonl file",
+            f"the data set {data.name} has no .parquet, .jsonl, .arrow or .csv file",
             why="no other format is read, and no code of a data set is run",
             fix=f"--set data.{key}={replace(data, revision=CONVERTED).spelled()}   # the hub's own "
             "parquet copy, where it has one",

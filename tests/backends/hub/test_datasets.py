@@ -4,13 +4,14 @@ loopback."""
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import constants
 
-from milescli.backends.hub.datasets import fetch_data, missing_bytes
+from milescli.backends.hub.datasets import fetch_data, join_files, missing_bytes
 from milescli.console.output import Output
 from milescli.core.errors import DataError
 from milescli.recipe.hub_name import parse_hub
@@ -105,3 +106,21 @@ def test_how_much_is_still_to_be_fetched_is_known_before(hub: LoopbackHub, tmp_p
     assert TEST not in hub.fetched
     _fetch("hf:org/sums:main:test", tmp_path)
     assert missing_bytes(data, key="prompts") == 0
+
+
+def test_parts_of_a_split_become_one_file_whatever_their_format(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.csv", tmp_path / "b.csv"
+    first.write_text("q,a\n1 + 1?,2\n")
+    second.write_text('q,a\n"2, 2?",4\n')
+    joined = join_files([first, second], tmp_path / "out" / "prompts.jsonl", key="prompts")
+    rows = [json.loads(line) for line in joined.read_text().splitlines()]
+    assert rows == [{"q": "1 + 1?", "a": "2"}, {"q": "2, 2?", "a": "4"}]
+
+
+def test_lines_of_parts_stay_apart(tmp_path: Path) -> None:
+    parts = []
+    for number, text in enumerate(['{"n": 0}', "", '{"n": 2}\n{"n": 3}\n']):
+        parts.append(tmp_path / f"{number}.jsonl")
+        parts[-1].write_text(text)
+    joined = join_files(parts, tmp_path / "out" / "prompts.jsonl", key="prompts")
+    assert joined.read_text() == '{"n": 0}\n{"n": 2}\n{"n": 3}\n'

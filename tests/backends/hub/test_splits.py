@@ -101,6 +101,11 @@ def test_what_was_not_said_is_asked_with_what_can_be_pasted() -> None:
     with pytest.raises(DataError, match="has no split `trian`") as caught:
         _choose("hf:openai/gsm8k:main:trian", GSM8K)
     assert caught.value.fixes == ["--set data.prompts=hf:openai/gsm8k:main:train"]
-    with pytest.raises(DataError, match=r"has no \.parquet or \.jsonl file") as caught:
-        _choose("hf:o/n", ["data.csv", "load.py"])
+    with pytest.raises(DataError, match=r"has no \.parquet, \.jsonl, ") as caught:
+        _choose("hf:o/n", ["data.json", "load.py"])
     assert "hf:o/n@refs/convert/parquet " in caught.value.fixes[0]
+
+
+def test_a_format_that_is_likelier_the_data_goes_before_the_others() -> None:
+    assert _choose("hf:o/n", ["train.csv", "load.py"]) == ["train.csv"]
+    assert _choose("hf:o/n", ["train.csv", "train.parquet"]) == ["train.parquet"]

@@ -1,0 +1,95 @@
+"""How a recipe names data files: `train.jsonl`, `train.jsonl[0:1000]`, `hf:NAME:SPLIT`,
+`task:NAME`, or a list of these. Parses the spelling; opens nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from milescli.core.errors import RecipeError
+from milescli.recipe.hub_name import is_hub, parse_hub
+
+if TYPE_CHECKING:
+    from milescli.recipe.data import Data
+
+FIELDS = ("prompts", "eval", "demonstrations", "train", "validation")
+"""The keys below `data` that name files."""
+DataField = Literal["prompts", "eval", "demonstrations", "train", "validation"]
+_SLICE = re.compile(r"(?P<name>.+)\[(?P<rows>[^\[\]]*)\]")
+_ROWS = re.compile(r"(?P<start>\d{0,15}):(?P<stop>\d{0,15})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """One file, data set or task, and which of its rows."""
+
+    name: str
+    start: int = 0
+    """First row, counted from 0."""
+    stop: int | None = None
+    """The row before which to end; None: all."""
+
+    @property
+    def rows(self) -> str:
+        """`[0:1000]`; empty where all are meant."""
+        if not self.start and self.stop is None:
+            return ""
+        return f"[{self.start}:{'' if self.stop is None else self.stop}]"
+
+    def spelled(self) -> str:
+        """As a recipe writes it."""
+        return self.name + self.rows
+
+
+def names_in(value: str | list[str] | None) -> list[str]:
+    """What a key of `data` that takes one or several names."""
+    return [] if value is None else [value] if isinstance(value, str) else value
+
+
+def files_of(data: Data, field: DataField) -> list[DataFile]:
+    """All that one key names, in order; with the prompts those of a mix."""
+    mixed = [source.path for source in data.mix or [] if field == "prompts"]
+    return [
+        parse_data_file(name, key=f"data.{field}")
+        for value in (getattr(data, field), *mixed)
+        for name in names_in(value)
+    ]
+
+
+def parse_data_file(text: str, *, key: str) -> DataFile:
+    """`train.jsonl[0:1000]`. `key`: the recipe's key, for RecipeError."""
+    match = _SLICE.fullmatch(text)
+    if match is None:
+        return DataFile(name=text)
+    rows = _ROWS.fullmatch(match["rows"])
+    start = int(rows["start"] or 0) if rows else 0
+    stop = int(rows["stop"]) if rows and rows["stop"] else None
+    if rows is None or (stop is not None and stop <= start):
+        raise RecipeError(
+            f"`{key}` cannot be `{text}`",
+            why="rows are written [START:STOP], counted from 0, STOP behind START and not taken: "
+            "[0:1000] are the first thousand, [1000:] all others",
+            fix=f"--set '{key}={match['name']}[0:1000]'",
+        )
+    return DataFile(name=match["name"], start=start, stop=stop)
+
+
+def check_names(value: str | list[str] | None, *, key: str) -> None:
+    """Raises RecipeError where a name cannot be meant."""
+    if value is not None and not all(name.strip() for name in names_in(value) or [""]):
+        raise RecipeError(
+            f"`{key}` names no file",
+            why="it is an empty list" if not value else "a name in it is empty",
+            fix=f"--set {key}=FILE.jsonl",
+        )
+    for text in names_in(value):
+        file = parse_data_file(text, key=key)
+        if is_hub(file.name):
+            parse_hub(file.name, key=key)
+        if file.name == "task:":
+            raise RecipeError(
+                f"`{key}` names no task",
+                why="after `task:` comes a name",
+                fix=f"--set {key}=task:sums",
+            )

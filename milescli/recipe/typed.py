@@ -1,0 +1,33 @@
+"""What a piece of YAML is as the value of a key. Called by `layers`."""
+
+from __future__ import annotations
+
+from milescli.recipe.keys import RecipeKey
+from milescli.recipe.reader import YamlNode
+
+
+def typed_value(node: YamlNode, key: RecipeKey) -> object:
+    """What the key's type makes of the node: text keys keep the user's spelling, lists hold
+    texts, or mappings whose keys are typed alike."""
+    if isinstance(node.value, list) and key.items:
+        return [_typed_item(item, key) for item in node.value]
+    if isinstance(node.value, dict):
+        return {
+            name: child.value if key.takes_mapping else child.text
+            for name, child in node.value.items()
+        }
+    if isinstance(node.value, list):
+        return [item.text if item.plain else item.value for item in node.value]
+    if key.is_text and not key.is_list and node.plain and not (key.optional and node.value is None):
+        return node.text
+    return node.value
+
+
+def _typed_item(node: YamlNode, key: RecipeKey) -> object:
+    if not isinstance(node.value, dict):
+        return node.text
+    known = {item.name: item for item in key.items}
+    return {
+        name: typed_value(child, known[name]) if name in known else child.text
+        for name, child in node.value.items()
+    }

@@ -1,0 +1,25 @@
+"""One data file as a table, by its suffix. The formats lie beside this file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from milescli.rollout.tables.base import Record, Table, check_file, sha256_of
+
+__all__ = ["Record", "Table", "check_file", "open_table", "sha256_of"]
+
+
+def open_table(path: Path) -> Table:
+    """The rows of a file that `check_file` let pass. Raises DataError where it is of no format
+    that is read."""
+    if path.suffix in (".parquet", ".arrow"):
+        from milescli.rollout.tables.columnar import ColumnarTable
+
+        return ColumnarTable(path)
+    if path.suffix == ".csv":
+        from milescli.rollout.tables.comma_separated import CsvTable
+
+        return CsvTable(path)
+    from milescli.rollout.tables.json_lines import JsonLinesTable
+
+    return JsonLinesTable(path)

@@ -1,0 +1,172 @@
+"""One pass over each data file: columns, bad rows, repeated prompts, lengths; and prompts as the
+model would see them. Called by `data_check`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from milescli.core.errors import DataError
+from milescli.core.types import Prompt
+from milescli.recipe.data import Data
+from milescli.recipe.data_files import names_in
+from milescli.rollout.mapped import FileRows, evenly
+from milescli.rollout.rows import BadRow, RowForm, Scan, require_good, scan_rows
+from milescli.rollout.source import file_named
+from milescli.rollout.tables import Table, check_file, open_table
+from milescli.rollout.tables.base import LINE_SUFFIXES
+from milescli.rollout.tokenizer import ChatTokenizer
+from milescli.rollout.waiting import Waiting
+
+if TYPE_CHECKING:
+    from milescli.console.output import Output
+
+NUM_SHOWN = 5
+NUM_MEASURED = 4096
+"""Rows whose characters are counted, evenly spread."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FileLook:
+    """What is in one file, or in some rows of it."""
+
+    path: str
+    columns: list[str]
+    """All that its first row has."""
+    prompt_key: str | None
+    label_key: str | None
+    num_rows: int
+    num_bad: int
+    bad: list[BadRow]
+    """The first of them."""
+    num_duplicates: int = 0
+    """Rows whose prompt an earlier row of the file has; 0 where rows are bad."""
+    duplicates: list[tuple[int, int]] = field(default_factory=list)
+    """The first of them: its line, and that of the earlier row."""
+    lengths: list[int] = field(default_factory=list)
+    """Characters of what the user wrote, ascending, of some rows; empty where tokens are told."""
+    unit: str = "line"
+    """What rows are named by: line or row."""
+    problem: DataError | None = None
+    """For which a run would refuse it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """One prompt as the model sees it, token by token."""
+
+    row: int
+    """Its index."""
+    tokens: list[str]
+    loss_mask: list[int]
+    """[num_tokens] 1 where it is learned: a demonstration's response. What the policy will answer
+    to a prompt is not there yet."""
+
+
+def look_at(
+    data: Data,
+    field: str,
+    *,
+    needs_label: bool,
+    with_lengths: bool,
+    folder: Path,
+    output: Output,
+) -> list[FileLook]:
+    """Of each file that `data.<field>` names. `folder`: for what is needed meanwhile. Raises
+    DataError for what is no file of rows, or has not the columns; bad rows are told."""
+    form = RowForm(
+        field=field,  # type: ignore[arg-type]
+        prompt_key=data.prompt_key,
+        label_key=data.label_key,
+        needs_label=needs_label,
+    )
+    looks = []
+    for name in names_in(getattr(data, field)):
+        file = file_named(name, key=f"data.{field}")
+        path = Path(file.name)
+        check_file(path, field=field)
+        table = open_table(path)
+        names = next((list(row) for _, row in table.records() if isinstance(row, dict)), [])
+        tick = Waiting(output.note, f"looking at {file.spelled()}")
+        scan = scan_rows(table, form, start=file.start, stop=file.stop, most=0, tick=tick)
+        look = _look(scan, table, form, path=file.spelled(), names=names)
+        if look.problem is None:
+            rows = _rows(scan, table, form, start=file.start, spelled=file.spelled())
+            rows.table.keep(rows.columns.names, folder=folder)
+            look.num_duplicates, look.duplicates = _duplicates(rows)
+            if with_lengths:
+                sample = rows.read(evenly(len(rows), NUM_MEASURED))
+                look.lengths = sorted(len(row.text) for row in sample)
+        looks.append(look)
+    return looks
+
+
+def _look(scan: Scan, table: Table, form: RowForm, *, path: str, names: list[str]) -> FileLook:
+    problem = None
+    try:
+        require_good(scan, table.path, field=form.field)
+    except DataError as error:
+        problem = error
+    return FileLook(
+        path=path,
+        columns=names,
+        prompt_key=scan.columns.prompt if scan.columns else None,
+        label_key=scan.columns.label if scan.columns else None,
+        num_rows=scan.num_rows,
+        num_bad=scan.num_bad,
+        bad=scan.bad,
+        unit="line" if table.path.suffix in LINE_SUFFIXES else "row",
+        problem=problem,
+    )
+
+
+def _rows(scan: Scan, table: Table, form: RowForm, *, start: int, spelled: str) -> FileRows:
+    assert scan.columns is not None, "its rows are good"
+    return FileRows(
+        table=table,
+        form=form,
+        columns=scan.columns,
+        scan=scan,
+        start=start,
+        first_index=0,
+        source=None,
+        spelled=spelled,
+    )
+
+
+def _duplicates(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
+    """How many rows have a prompt that an earlier one has; and of the first, its line and that of
+    the earlier one."""
+    import numpy as np
+
+    hashes = np.frombuffer(rows.scan.prompt_hashes, np.int64)
+    _, firsts, groups = np.unique(hashes, return_index=True, return_inverse=True)
+    earlier = firsts[groups]
+    again = np.flatnonzero(earlier != np.arange(len(hashes)))
+    pairs = [(int(place), int(earlier[place])) for place in again[:NUM_SHOWN]]
+    places = sorted({place for pair in pairs for place in pair})
+    lines = {place: row.index + 1 for place, row in zip(places, rows.read(places), strict=True)}
+    return len(again), [(lines[place], lines[before]) for place, before in pairs]
+
+
+def rendered(prompt: Prompt, tokenizer: ChatTokenizer, *, field: str) -> Rendered:
+    """A prompt as text, token by token; a demonstration with its response."""
+    response: list[int] = []
+    if field == "demonstrations" and prompt.demonstration is not None:
+        response = tokenizer.encode_response(prompt.demonstration)
+    tokens = tokenizer.pieces([*prompt.token_ids, *response])
+    mask = [0] * len(prompt.token_ids) + [1] * len(response)
+    return Rendered(row=prompt.index, tokens=tokens, loss_mask=mask)
+
+
+def histogram(lengths: Sequence[int], *, most: int = 8) -> list[tuple[int, int, int]]:
+    """(from, up to, how many) of at most so many equal ranges. `lengths` ascending."""
+    least = lengths[0]
+    width = (lengths[-1] - least) // most + 1
+    counts = Counter((length - least) // width for length in lengths)
+    return [
+        (least + n * width, least + (n + 1) * width - 1, counts[n]) for n in range(max(counts) + 1)
+    ]

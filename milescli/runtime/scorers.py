@@ -1,0 +1,26 @@
+"""Who scores a run's responses: the recipe's reward, and those of the sources of its mix."""
+
+from __future__ import annotations
+
+from milescli.recipe.data import MixSource
+from milescli.recipe.schema import Recipe, Rollout
+from milescli.rollout import rewards
+from milescli.rollout.scoring import BySource, Scoring
+
+
+def rollout_of_source(recipe: Recipe, source: MixSource) -> Rollout:
+    """The recipe's `rollout`, with the reward of the source where it has one."""
+    reward = source.reward or recipe.rollout.reward
+    return recipe.rollout.model_copy(update={"reward": reward})
+
+
+def scorer_of(recipe: Recipe) -> Scoring:
+    """The recipe's reward, bounded and retried as the recipe says; those of its mix, each for the
+    prompts of its source."""
+    usual = rewards.scorer_of(recipe.rollout)
+    own = {
+        source.called: rewards.scorer_of(rollout_of_source(recipe, source))
+        for source in recipe.data.mix or []
+        if source.reward is not None
+    }
+    return BySource(usual, own) if own else usual
