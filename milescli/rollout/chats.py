@@ -99,15 +99,33 @@ def _span_of(
     if opening is not None and text.startswith(opening):
         start = len(opening)
     if start is None or end is None:
-        around = _around(tokenizer, turns, place, text=text, tools=tools)
-        if around is None:
-            raise ValueError(
-                f"the chat template does not tell where turn {place + 1} begins and ends: mark it "
-                "there by {% generation %} and {% endgeneration %}"
-            )
+        around = _around(tokenizer, turns, place, text=text, tools=tools) or (None, None)
         start = around[0] if start is None else start
         end = around[1] if end is None else end
+    if start is None and opening is not None:
+        start = _parting(tokenizer, turns[:place], opening, text=text, tools=tools)
+    if start is None or end is None:
+        raise ValueError(
+            f"the chat template does not tell where turn {place + 1} begins and ends: mark it "
+            "there by {% generation %} and {% endgeneration %}"
+        )
     return start, end
+
+
+def _parting(
+    tokenizer: ChatTokenizer,
+    before: Sequence[Turn],
+    opening: str,
+    *,
+    text: str,
+    tools: Sequence[Mapping[str, Any]] | None,
+) -> int | None:
+    """Where the chat leaves the `opening` of an answer, within what opens it: of templates whose
+    opening says that there is no reasoning, for a turn that has some."""
+    closed = tokenizer.render(before, tools=tools, opens_answer=False)
+    pairs = enumerate(zip(text, opening, strict=False))
+    shared = next((place for place, (one, other) in pairs if one != other), None)
+    return shared if shared and text.startswith(closed) and shared > len(closed) else None
 
 
 def _around(

@@ -4,6 +4,7 @@ Knows no tokenizer (`examples`)."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,25 +147,28 @@ def _pair(
             sides.append(_whole(turns, side, tools))
     chosen, rejected = sides
     if form.prompt is None:
-        common = _num_common(chosen.turns, rejected.turns)
-        if not any(turn["role"] == "user" for turn in chosen.turns[:common]):
-            raise ValueError(f"`{CHOSEN}` and `{REJECTED}` do not begin with the same prompt")
-        chosen, rejected = (
-            Chat(turns=side.turns, first=min(common, len(side.turns) - 1), tools=tools)
-            for side in sides
-        )
+        first = _end_of_prompt(chosen.turns, rejected.turns)
+        chosen, rejected = (Chat(turns=side.turns, first=first, tools=tools) for side in sides)
     margin = record.get(MARGIN_COLUMN)
-    if margin is not None and (isinstance(margin, bool) or not isinstance(margin, int | float)):
+    if margin is None:
+        margin = 0.0
+    is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
+    if not is_number or not math.isfinite(margin):
         raise ValueError(f"`{MARGIN_COLUMN}` must be a number, and is {margin!r}")
-    return ExampleRow(index=index, chosen=chosen, rejected=rejected, margin=float(margin or 0.0))
+    return ExampleRow(index=index, chosen=chosen, rejected=rejected, margin=float(margin))
 
 
-def _num_common(one: Turns, other: Turns) -> int:
+def _end_of_prompt(chosen: Turns, rejected: Turns) -> int:
+    """How many turns both begin with; then the assistant answers, once in this way and once in
+    that."""
     count = 0
-    for first, second in zip(one, other, strict=False):
-        if first != second:
+    for one, other in zip(chosen[:-1], rejected[:-1], strict=False):
+        if one != other:
             break
         count += 1
+    same = any(turn["role"] == "user" for turn in chosen[:count])
+    if not same or {chosen[count]["role"], rejected[count]["role"]} != {"assistant"}:
+        raise ValueError(f"`{CHOSEN}` and `{REJECTED}` do not begin with the same prompt")
     return count
 
 
@@ -175,7 +179,11 @@ def _answered(
     value = _present(record, key)
     if isinstance(value, list):
         turns = [_turn(item, f"`{key}[{place}]`") for place, item in enumerate(value)]
-        turns = turns[len(prompt) :] if turns[: len(prompt)] == prompt else turns
+        asked = prompt[prompt[0]["role"] == "system" :]
+        for repeated in (prompt, asked):  # the system prompt may be the recipe's
+            turns = turns[len(repeated) :] if turns[: len(repeated)] == repeated else turns
+        if turns and turns[0]["role"] in ("system", "user"):
+            raise ValueError(f"`{key}` begins with another prompt than that of the row")
         return _whole([*prompt, *turns], key, tools, first=len(prompt))
     answer = {"role": "assistant", "content": _text(record, key)}
     return Chat(turns=[*prompt, answer], first=len(prompt), tools=tools)
@@ -194,9 +202,14 @@ def _whole(turns: Turns, key: str, tools: list[dict[str, Any]], *, first: int = 
 
 def _prompt(record: Mapping[str, Any], key: str) -> Turns:
     value = _present(record, key)
-    if isinstance(value, list):
-        return _turns(record, key)
-    return [{"role": "user", "content": _text(record, key)}]
+    if not isinstance(value, list):
+        return [{"role": "user", "content": _text(record, key)}]
+    turns = _turns(record, key)
+    if not turns:
+        raise ValueError(f"`{key}` is an empty list")
+    if turns[-1]["role"] == "assistant":
+        raise ValueError(f"`{key}` ends with the assistant's turn, which is the response's place")
+    return turns
 
 
 def _turns(record: Mapping[str, Any], key: str) -> Turns:

@@ -21,8 +21,8 @@ _GOOD, _BAD, _MISMATCHED = 1.0, -1.0, 0.0
 
 class Kto:
     """An Objective over judged responses; a pair is two of them. How far the policy is from the
-    reference is estimated, as in the paper, by responses of the step beside prompts that they do
-    not belong to: they are scored, and nothing is learned of them."""
+    reference is estimated, as in the paper, by responses of the step beside prompts of other rows:
+    they are scored, and nothing is learned of them."""
 
     needs = frozenset({Stream.OLD, Stream.REFERENCE})
     takes = "pairs"
@@ -40,10 +40,9 @@ class Kto:
             _sequence(side, kind=kind, number=number, weighs=True)
             for number, (side, kind) in enumerate(judged)
         ]
-        sides = [side for side, _ in judged]
         return made + [
             _sequence(_beside(prompt, other), kind=_MISMATCHED, number=number, weighs=False)
-            for number, (prompt, other) in enumerate(zip(sides, sides[1:] + sides[:1], strict=True))
+            for number, (prompt, other) in enumerate(_mismatched(items))
         ]
 
     def complete(self, tokens: PackedTokens) -> None:
@@ -91,6 +90,15 @@ def _sequence(side: Trajectory, *, kind: float, number: int, weighs: bool) -> Tr
         group=0,
     )
     return replace(made, group=number)
+
+
+def _mismatched(items: Sequence[Pair]) -> list[tuple[Trajectory, Trajectory]]:
+    """(side, a side of the next row), for each side."""
+    return [
+        (side, after.sides[min(place, len(after.sides) - 1)])
+        for pair, after in zip(items, [*items[1:], items[0]], strict=True)
+        for place, side in enumerate(pair.sides)
+    ]
 
 
 def _beside(prompt: Trajectory, other: Trajectory) -> Trajectory:

@@ -29,6 +29,7 @@ MODELS = {
     **latent_models.MODELS,
     "dense": DENSE,
     "tied": {**DENSE, "tie_word_embeddings": True, "num_hidden_layers": 3},
+    "llama": {**DENSE, "model_type": "llama", "num_hidden_layers": 2},
     "moe": {
         **DENSE,
         "model_type": "qwen3_moe",

@@ -1,0 +1,112 @@
+"""KTO beside its formula, in float64 and plain PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from milescli.core.types import Pair, Trajectory
+from milescli.recipe.schema import Recipe
+from milescli.train.objectives import load_objective
+from milescli.train.streams import Stream
+from tests.samples import make_trajectory
+from tests.train.objectives.pairs import learned_places, outcome, random_pairs, values_of
+
+BETA, GOOD, BAD = 0.3, 1.5, 0.75
+RECIPE = Recipe.model_validate(
+    {
+        "data": {"train": "judged.jsonl"},
+        "train": {
+            "objective": "preference",
+            "preference": {
+                "loss": "kto",
+                "beta": BETA,
+                "desirable_weight": GOOD,
+                "undesirable_weight": BAD,
+            },
+        },
+    }
+)
+
+
+def _judged(seed: int, *, as_pairs: bool) -> list[Pair]:
+    pairs = random_pairs(seed, count=4)
+    if as_pairs:
+        return pairs
+    return [
+        Pair(
+            index=pair.index,
+            chosen=pair.chosen if good else None,
+            rejected=None if good else pair.rejected,
+        )
+        for pair, good in zip(pairs, [True, False, False, True], strict=True)
+    ]
+
+
+def _all_sides(items: list[Pair]) -> list[Trajectory]:
+    """As the objective sends them: the judged ones, then those of other rows' prompts."""
+    sides = [side for pair in items for side in pair.sides]
+    mismatched = []
+    for pair, after in zip(items, items[1:] + items[:1], strict=True):
+        for place, side in enumerate(pair.sides):
+            other = after.sides[min(place, len(after.sides) - 1)]
+            start, begin = side.loss_mask.index(1), other.loss_mask.index(1)
+            mismatched.append(
+                make_trajectory(
+                    side.token_ids[:start],
+                    other.token_ids[begin:],
+                    mask=[bool(on) for on in other.loss_mask[begin:]],
+                )
+            )
+    return sides + mismatched
+
+
+@pytest.mark.parametrize("as_pairs", [True, False])
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_loss_and_its_gradient_are_those_of_the_formula(
+    seed: int, scale: float, as_pairs: bool
+) -> None:
+    """`scale`: below 1 the policy is ahead of the reference, and the KL is above 0."""
+    items = _judged(seed, as_pairs=as_pairs)
+    lines = _all_sides(items)
+    count = sum(line.num_tokens - 1 for line in lines)
+    rng = np.random.default_rng(seed)
+    reference = torch.from_numpy(-rng.gamma(1.0, 1.0, count))
+    old = torch.from_numpy(-rng.gamma(1.0, scale, count))
+    got = outcome(RECIPE, items, seed=seed, streams={Stream.OLD: old, Stream.REFERENCE: reference})
+
+    num = len(lines) // 2
+    places = learned_places(lines)
+    gaps = [(old - reference)[at].sum() for at in places[num:]]
+    baseline = torch.stack(gaps).mean().clamp(min=0)
+    values = values_of(count, seed).requires_grad_()
+    losses = []
+    judged = [side is pair.chosen for pair in items for side in pair.sides]
+    for at, good in zip(places[:num], judged, strict=True):
+        reward = (values[at] - reference[at]).sum()
+        sign, weight = (1, GOOD) if good else (-1, BAD)
+        losses.append(weight * (1 - torch.sigmoid(sign * BETA * (reward - baseline))))
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    assert got.loss == pytest.approx(float(loss.detach()), rel=1e-5)
+    torch.testing.assert_close(got.gradient, values.grad, rtol=1e-4, atol=1e-8)
+    assert got.figures["kl"] == pytest.approx(float(baseline), rel=1e-5, abs=1e-9)
+    assert (got.figures["kl"] > 0) == (scale < 1)
+
+
+def test_no_response_stands_beside_its_own_prompt() -> None:
+    """Else the estimate of the KL would be of responses to the question."""
+    items = [
+        Pair(
+            index=index,
+            chosen=make_trajectory([100 + index], [200 + index, 2]),
+            rejected=make_trajectory([100 + index], [200 + index, 3]),
+        )
+        for index in range(3)
+    ]
+    sequences = load_objective("preference", RECIPE).sequences(items)
+    matched = [sequence.token_ids[1] - sequence.token_ids[0] == 100 for sequence in sequences]
+    assert matched == [True] * 6 + [False] * 6
+    assert [sequence.share for sequence in sequences] == [1.0] * 6 + [0.0] * 6
