@@ -3,15 +3,18 @@ Bad rows are named by line; their order and position are those of prompts."""
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from milescli.core.errors import DataError
 from milescli.core.types import Pair, Trajectory
 from milescli.recipe.data import Data
+from milescli.recipe.data_files import DataFile, names_in
 from milescli.rollout.chats import (
     MarkedText,
     marked_chat,
@@ -20,47 +23,17 @@ from milescli.rollout.chats import (
     tokenized,
 )
 from milescli.rollout.example_rows import Chat, ExampleRow, Kind, RowField, form_of, read_row
-from milescli.rollout.rows import (
-    NUM_BAD_ROWS_SHOWN,
-    BadRow,
-    bad_rows_error,
-)
-from milescli.rollout.source import check_file, epoch_order, percentile
-from milescli.rollout.tables import open_table, sha256_of
+from milescli.rollout.fit import ExampleReport, fitted
+from milescli.rollout.order import epoch_order
+from milescli.rollout.rows import BadRow, bad_rows_error
+from milescli.rollout.source import file_named
+from milescli.rollout.tables import check_file, open_table, sha256_of
+from milescli.rollout.tables.base import LINE_SUFFIXES
 from milescli.rollout.tokenizer import ChatTokenizer
-from milescli.rollout.trajectories import cut, up_to_last
+from milescli.rollout.trajectories import up_to_last
 
 Item = TypeVar("Item")
 """Trajectory or Pair."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleReport:
-    """What is in the file; for the manifest and for people."""
-
-    path: str
-    sha256: str
-    """Of the file's bytes."""
-    num_rows: int
-    """Rows in the file."""
-    num_used: int
-    num_too_long: int
-    """Left out, being longer than `data.max_row_tokens`."""
-    num_cut: int
-    """Cut at that length."""
-    num_equal: int
-    """Pairs left out whose sides are equal."""
-    tokens: int
-    """Of all rows that are used."""
-    loss_tokens: int
-    """Of these, learned ones."""
-    tokens_p50: int
-    """Over all rows, the longer side of a pair."""
-    tokens_p90: int
-    tokens_p99: int
-    tokens_max: int
-    note: str = ""
-    """Which rows were left out, the first of them by line."""
 
 
 class Examples(Generic[Item]):
@@ -110,23 +83,51 @@ def load_examples(
     tokenizer: ChatTokenizer,
     ends_at_turn: bool = False,
 ) -> tuple[list[Trajectory] | list[Pair], ExampleReport]:
-    """Read, check and tokenise the file `data.<key>`, an absolute path. `ends_at_turn`: what
+    """Read, check and tokenise what `data.<key>` names, by absolute paths. `ends_at_turn`: what
     templates write after the token that ends the last turn is left out, as no engine would sample
     it: a reward model scores what was sampled.
 
     Raises DataError for a file that is missing or of another kind, for bad rows, and where nothing
     is left to learn from.
     """
-    path = Path(str(getattr(data, key)))
-    check_file(path, field=key)
-    rows = _read(path, data=data, key=key, kind=kind)
+    named = [file_named(name, key=f"data.{key}") for name in names_in(getattr(data, key))]
+    pairs: list[Pair] = []
+    places: list[str] = []
+    hashes: list[str] = []
+    for file in named:
+        path = Path(file.name)
+        check_file(path, field=key)
+        rows = _read(file, data=data, key=key, kind=kind)
+        made = _tokenised(rows, tokenizer, path=path, ends_at_turn=ends_at_turn)
+        unit = "line" if path.suffix in LINE_SUFFIXES else "row"
+        whose = f"{path.name} {unit}" if named[1:] else unit
+        places += [f"{whose} {pair.index + 1}" for pair in made]
+        pairs += [replace(pair, index=len(pairs) + number) for number, pair in enumerate(made)]
+        hashes.append(sha256_of(path) + file.rows)
+    several = len(named) > 1 or bool(named[0].rows)
+    sha256 = hashlib.sha256("\n".join(hashes).encode()).hexdigest() if several else hashes[0]
+    kept, report = fitted(
+        pairs,
+        data=data,
+        key=key,
+        places=places,
+        path=", ".join(file.spelled() for file in named),
+        sha256=sha256,
+    )
+    if kind == "pairs":
+        return kept, report
+    return [side for pair in kept for side in pair.sides], report
+
+
+def _tokenised(
+    rows: Sequence[ExampleRow], tokenizer: ChatTokenizer, *, path: Path, ends_at_turn: bool
+) -> list[Pair]:
     sides = [side for row in rows for side in (row.chosen, row.rejected) if side is not None]
-    marked = _marked(rows, sides, tokenizer, path=path)
-    lines = tokenized(tokenizer, marked)
+    lines = tokenized(tokenizer, _marked(rows, sides, tokenizer, path=path))
     if ends_at_turn:
         lines = [up_to_last(line, tokenizer.eos_id) for line in lines]
     trajectories = iter(lines)
-    pairs = [
+    return [
         Pair(
             index=row.index,
             chosen=next(trajectories) if row.chosen is not None else None,
@@ -135,19 +136,16 @@ def load_examples(
         )
         for row in rows
     ]
-    kept, report = _fitted(pairs, data=data, path=path, key=key)
-    if kind == "pairs":
-        return kept, report
-    return [side for pair in kept for side in pair.sides], report
 
 
-def _read(path: Path, *, data: Data, key: RowField, kind: Kind) -> list[ExampleRow]:
-    records = list(open_table(path).records())
+def _read(file: DataFile, *, data: Data, key: RowField, kind: Kind) -> list[ExampleRow]:
+    path = Path(file.name)
+    records = list(islice(open_table(path).records(), file.start, file.stop))
     names = next((list(row) for _, row in records if isinstance(row, dict)), [])
     if not records:
         raise DataError(
-            f"{path} is empty",
-            why="it holds no row",
+            f"{path} is empty" if not file.rows else f"{path} has no row {file.start}",
+            why="it holds no row" if not file.rows else f"`{file.rows}` begins behind its end",
             fix=f"--set data.{key}=FILE   # a file with at least one row",
         )
     form = form_of(names, path, kind=kind, data=data, key=key) if names else None
@@ -199,94 +197,3 @@ def _text_of(chat: Chat, tokenizer: ChatTokenizer) -> MarkedText:
             raise ValueError("a chat of several turns needs a chat template (data.chat_template)")
         return marked_response(tokenizer.render(chat.turns[:-1]), chat.turns[-1]["content"])
     return marked_chat(tokenizer, chat.turns, first=chat.first, tools=chat.tools or None)
-
-
-def _fitted(
-    pairs: list[Pair], *, data: Data, path: Path, key: RowField
-) -> tuple[list[Pair], ExampleReport]:
-    """Those that are learned from, and the report on all."""
-    bound = data.max_row_tokens
-    lengths = sorted(pair.num_tokens for pair in pairs)
-    long = [
-        BadRow(line=p.index + 1, reason=f"{p.num_tokens} tokens")
-        for p in pairs
-        if p.num_tokens > bound
-    ]
-    if long and data.long_rows == "error":
-        raise _too_long(path, long, pairs, bound)
-    num_cut = 0
-    if data.long_rows == "truncate":
-        num_cut, pairs_now = len(long), [_cut(pair, bound) for pair in pairs]
-        long = [
-            BadRow(line=pair.index + 1, reason=f"nothing learned in its first {bound} tokens")
-            for pair in pairs_now
-            if not all(side.num_loss_tokens for side in pair.sides)
-        ]
-        num_cut -= len(long)
-    else:
-        pairs_now = pairs
-    lines = {row.line for row in long}
-    equal = [
-        BadRow(line=pair.index + 1, reason="both sides are equal")
-        for pair in pairs_now
-        if pair.index + 1 not in lines and _is_equal(pair)
-    ]
-    left_out = lines | {row.line for row in equal}
-    kept = [pair for pair in pairs_now if pair.index + 1 not in left_out]
-    if not kept:
-        if long:
-            raise _too_long(path, long, pairs, bound)
-        raise bad_rows_error(f"no row of {path} teaches anything", path, equal)
-    sides = [side for pair in kept for side in pair.sides]
-    return kept, ExampleReport(
-        path=str(path),
-        sha256=sha256_of(path),
-        num_rows=len(pairs),
-        num_used=len(kept),
-        num_too_long=len(long),
-        num_cut=num_cut,
-        num_equal=len(equal),
-        tokens=sum(side.num_tokens for side in sides),
-        loss_tokens=sum(side.num_loss_tokens for side in sides),
-        tokens_p50=percentile(lengths, 50),
-        tokens_p90=percentile(lengths, 90),
-        tokens_p99=percentile(lengths, 99),
-        tokens_max=lengths[-1],
-        note=_left_out(path, key, [*long, *equal], len(pairs)),
-    )
-
-
-def _cut(pair: Pair, bound: int) -> Pair:
-    return replace(
-        pair,
-        chosen=pair.chosen and cut(pair.chosen, bound),
-        rejected=pair.rejected and cut(pair.rejected, bound),
-    )
-
-
-def _is_equal(pair: Pair) -> bool:
-    return (
-        pair.chosen is not None
-        and pair.rejected is not None
-        and pair.chosen.token_ids == pair.rejected.token_ids
-    )
-
-
-def _left_out(path: Path, key: RowField, rows: list[BadRow], num_rows: int) -> str:
-    if not rows:
-        return ""
-    rows = sorted(rows, key=lambda row: row.line)
-    shown = "; ".join(f"row {row.line}: {row.reason}" for row in rows[:NUM_BAD_ROWS_SHOWN])
-    return f"data.{key}: {len(rows)} of {num_rows} rows of {path.name} are left out ({shown}" + (
-        f"; and {len(rows) - NUM_BAD_ROWS_SHOWN} more)" if len(rows) > NUM_BAD_ROWS_SHOWN else ")"
-    )
-
-
-def _too_long(path: Path, long: list[BadRow], pairs: list[Pair], bound: int) -> DataError:
-    longest = max(pair.num_tokens for pair in pairs)
-    shown = "; ".join(f"row {row.line}: {row.reason}" for row in long[:NUM_BAD_ROWS_SHOWN])
-    return DataError(
-        f"{len(long)} of {len(pairs)} rows of {path} are longer than {bound} tokens",
-        why=f"{shown}; the longest has {longest}",
-        fix=[f"--set data.max_row_tokens={longest}", "--set data.long_rows=truncate"],
-    )

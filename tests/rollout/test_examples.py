@@ -248,7 +248,7 @@ def test_rows_that_are_too_long_are_left_out_and_counted(load: Load) -> None:
     assert len(kept) == 1
     assert (report.num_rows, report.num_used, report.num_too_long) == (2, 1, 1)
     assert report.tokens_max > 300
-    assert "1 of 2 rows of data.jsonl are left out (row 2: 323 tokens)" in report.note
+    assert "1 of 2 rows of data.jsonl are left out (line 2: 323 tokens)" in report.note
 
 
 def test_rows_that_are_too_long_are_cut_where_the_recipe_says_so(load: Load) -> None:
@@ -256,11 +256,11 @@ def test_rows_that_are_too_long_are_cut_where_the_recipe_says_so(load: Load) -> 
     kept, report = load("chats", CHAT, LONG, buried, max_row_tokens=100, long_rows="truncate")
     assert [line.num_tokens for line in kept] == [28, 100]
     assert (report.num_cut, report.num_too_long) == (1, 1)
-    assert "row 3: nothing learned in its first 100 tokens" in report.note
+    assert "line 3: nothing learned in its first 100 tokens" in report.note
 
 
 def test_rows_that_are_too_long_are_an_error_where_the_recipe_says_so(load: Load) -> None:
-    with pytest.raises(DataError, match="row 2: 323 tokens") as error:
+    with pytest.raises(DataError, match="line 2: 323 tokens") as error:
         load("chats", CHAT, LONG, max_row_tokens=100, long_rows="error")
     assert error.value.fixes[0] == "--set data.max_row_tokens=323"
     with pytest.raises(DataError, match="1 of 1 rows"):
@@ -276,7 +276,7 @@ def test_sides_that_are_equal_teach_nothing(load: Load) -> None:
     equal = {**PAIR, "rejected": "hello"}
     kept, report = load("pairs", PAIR, equal)
     assert [pair.index for pair in kept] == [0] and report.num_equal == 1
-    assert "row 2: both sides are equal" in report.note
+    assert "line 2: both sides are equal" in report.note
     long = {**PAIR, "chosen": "y" * 300, "rejected": "y" * 301}
     _, report = load("pairs", PAIR, long, max_row_tokens=100, long_rows="truncate")
     assert report.num_equal == 1, "also those that are equal as far as they are read"
@@ -295,3 +295,20 @@ def test_the_position_is_the_whole_state_and_epochs_have_orders_of_their_own() -
     assert Examples(rows, seed=2, shuffle=True).take(10) != first
     assert Examples(rows, seed=1, shuffle=False).take(12) == [*rows, *rows[:2]]
     assert later.first(4) == first[:4] and later.first(10) == later.first(99) == rows
+
+
+def test_several_files_and_some_rows_of_one_are_read_as_one(
+    chatml: ChatTokenizer, tmp_path: Path
+) -> None:
+    for name, texts in {"a.jsonl": ["one", "two", "three"], "b.jsonl": ["four", "x" * 300]}.items():
+        lines = [json.dumps({"prompt": "?", "completion": text}) for text in texts]
+        (tmp_path / name).write_text("\n".join(lines))
+    named = [f"{tmp_path}/a.jsonl[1:3]", f"{tmp_path}/b.jsonl"]
+    data = Data(train=named, max_row_tokens=200)
+    items, report = load_examples(data, "train", kind="chats", tokenizer=chatml)
+    assert [_split(line, chatml)[1] for line in items] == [
+        f"{text}<|im_end|>\n" for text in ("two", "three", "four")
+    ]
+    assert "(b.jsonl line 2: " in report.note
+    other, _ = load_examples(Data(train=named[1]), "train", kind="chats", tokenizer=chatml)
+    assert len(other) == 2
