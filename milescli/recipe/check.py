@@ -13,6 +13,7 @@ from milescli.recipe.check_algorithm import check_algorithm, doubts_about_algori
 from milescli.recipe.check_rows import check_rows
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Recipe, ScratchModel
+from milescli.recipe.train import OF_ROWS
 
 MIN_VOCAB_SIZE = 272
 """256 bytes and the special tokens of a chat template."""
@@ -142,7 +143,8 @@ def _scratch_experts(scratch: ScratchModel) -> None:
 
 
 def _data(recipe: Recipe, origins: Origins) -> None:
-    if not recipe.data.prompts and not recipe.learns_from_rows:
+    wants_rows = recipe.learns_from_rows or recipe.train.objective in OF_ROWS
+    if not recipe.data.prompts and not wants_rows:
         raise RecipeError(
             "the recipe has no prompts",
             why="`data.prompts` is not set: there is nothing to respond to",
@@ -154,7 +156,7 @@ def _data(recipe: Recipe, origins: Origins) -> None:
             why="`warmup.steps` needs worked answers in `data.demonstrations`",
             fix=[f"--set data.demonstrations={recipe.data.prompts}", "--set warmup.steps=0"],
         )
-    if recipe.eval.every and not recipe.data.eval and not recipe.learns_from_rows:
+    if recipe.eval.every and not recipe.data.eval and not wants_rows:
         raise RecipeError(
             f"an evaluation every {recipe.eval.every} steps has nothing to evaluate on",
             why="`eval.every` needs held-out prompts in `data.eval`",
