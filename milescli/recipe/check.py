@@ -16,6 +16,7 @@ from milescli.recipe.check_rows import check_rows
 from milescli.recipe.data_files import FIELDS, check_names
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
+from milescli.recipe.train import OF_ROWS
 
 MIN_VOCAB_SIZE = 272
 """256 bytes and the special tokens of a chat template."""
@@ -146,7 +147,8 @@ def _scratch_experts(scratch: ScratchModel) -> None:
 
 
 def _data(recipe: Recipe, origins: Origins) -> None:
-    if not recipe.data.prompts and not recipe.data.mix and not recipe.learns_from_rows:
+    wants_rows = recipe.learns_from_rows or recipe.train.objective in OF_ROWS
+    if not recipe.data.prompts and not recipe.data.mix and not wants_rows:
         raise RecipeError(
             "the recipe has no prompts",
             why="`data.prompts` is not set: there is nothing to respond to",
@@ -161,7 +163,7 @@ def _data(recipe: Recipe, origins: Origins) -> None:
                 "--set warmup.steps=0",
             ],
         )
-    if recipe.eval.every and not recipe.data.eval and not recipe.learns_from_rows:
+    if recipe.eval.every and not recipe.data.eval and not wants_rows:
         raise RecipeError(
             f"an evaluation every {recipe.eval.every} steps has nothing to evaluate on",
             why="`eval.every` needs held-out prompts in `data.eval`",

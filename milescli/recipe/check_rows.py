@@ -12,6 +12,7 @@ def check_rows(recipe: Recipe) -> None:
     _one_source(recipe)
     if recipe.learns_from_rows:
         _one_update(recipe)
+        _no_imitation_of_scores(recipe)
         _evaluation(recipe)
     elif recipe.train.epochs is not None or recipe.data.validation is not None:
         key = "train.epochs" if recipe.train.epochs is not None else "data.validation"
@@ -64,6 +65,16 @@ def _one_update(recipe: Recipe) -> None:
                 f"--set train.batch_size="
                 f"{max(1, recipe.train.batch_size // recipe.train.updates_per_step)}",
             ],
+        )
+
+
+def _no_imitation_of_scores(recipe: Recipe) -> None:
+    if recipe.trains_scores and recipe.warmup.steps:
+        raise RecipeError(
+            f"`train.objective={recipe.train.objective}` has no warm-up",
+            why=f"`warmup.steps` is {recipe.warmup.steps}: it imitates responses, and a model that "
+            "gives a score writes none",
+            fix="--set warmup.steps=0   # begin with a model that was trained before",
         )
 
 

@@ -1,13 +1,15 @@
-"""Prompts that are made, not read (`task:NAME`): word problems with worked responses, or whatever a
-function of the user's yields (`task:mypkg.tasks:rows`). Pure and seeded, nothing downloaded."""
+"""Prompts and pairs that are made, not read (`task:NAME`): word problems with worked responses, or
+whatever a function of the user's yields (`task:mypkg.tasks:rows`). Pure and seeded, nothing
+downloaded."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from milescli.core.errors import RecipeError
 from milescli.core.isolated import MAX_YIELDED
@@ -16,6 +18,7 @@ from milescli.core.registry import Registry
 from milescli.core.user_code import mend
 
 TASK_PREFIX = "task:"
+Item = TypeVar("Item")
 ROWS = Registry("task", {}, signature=("seed",))
 """Functions `(*, seed) -> rows` of the user's; equal seeds give equal rows."""
 MAX_ROWS = MAX_YIELDED - 1
@@ -37,10 +40,20 @@ class TaskRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One kind of prompts."""
+class PairRow:
+    """One line of the file of a task of preferences."""
 
-    rows: Callable[[random.Random], Iterator[TaskRow]]
+    prompt: str
+    chosen: str
+    """A worked response."""
+    rejected: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One kind of rows."""
+
+    rows: Callable[[random.Random], Iterator[TaskRow | PairRow]]
     """Endless rows from a source of random numbers."""
     num_rows: int
     """Rows of its file; no prompt occurs twice."""
@@ -55,6 +68,10 @@ ESTIMATED_SHARE = 0.65
 """Share of demonstrations that round the sum to tens, as people in a hurry do; the others work it
 out. Whoever imitates them picks up both habits, and the commoner one is right once in ten.
 Reinforcement learning finds out which habit pays."""
+SLIPPED_SHARE = 0.5
+"""Of the rejected responses of `sums-mistakes`: worked out, with a mistake."""
+_SLIPS = (-2, -1, 1, 2, 10, -10)
+"""By how much a step may be off; by ten is a carry too many or too few."""
 
 
 def is_task(value: str) -> bool:
@@ -72,10 +89,7 @@ def write_task(name: str, folder: str | Path, seed: int) -> Path:
     if ":" in short:
         rows: Iterable[Mapping[str, object]] = rows_of_user(short, seed)
     elif short in TASKS:
-        rows = (
-            {"prompt": row.prompt, "label": row.label, "demonstration": row.demonstration}
-            for row in make_rows(TASKS[short], seed)
-        )
+        rows = (asdict(row) for row in make_rows(TASKS[short], seed))
     else:
         known = ", ".join(TASK_PREFIX + task for task in TASKS)
         raise RecipeError(
@@ -117,9 +131,9 @@ def _bad_rows(path: str, why: str) -> RecipeError:
     )
 
 
-def make_rows(task: Task, seed: int) -> list[TaskRow]:
+def make_rows(task: Task, seed: int) -> list[TaskRow | PairRow]:
     """`task.num_rows` rows without a repeated prompt."""
-    rows: dict[str, TaskRow] = {}
+    rows: dict[str, TaskRow | PairRow] = {}
     for row in task.rows(random.Random(seed)):
         rows.setdefault(row.prompt, row)
         if len(rows) == task.num_rows:
@@ -127,16 +141,21 @@ def make_rows(task: Task, seed: int) -> list[TaskRow]:
     return list(rows.values())
 
 
-def work_out_sum(a: int, b: int) -> str:
+def work_out_sum(a: int, b: int, *, slip: tuple[int, int] | None = None) -> str:
     """The sum digit by digit from the right, with carries: 47 + 38 is `7+8=15 4+3+1=8`, then `####
-    85` on a line of its own."""
+    85` on a line of its own. `slip`: the step, counted from the right, whose result is off, and by
+    how much; what follows goes on from there."""
     width = max(len(str(a)), len(str(b)))
-    steps, carry = [], 0
-    for x, y in zip(reversed(f"{a:0{width}}"), reversed(f"{b:0{width}}"), strict=True):
+    steps, carry, digits = [], 0, ""
+    for place, (x, y) in enumerate(
+        zip(reversed(f"{a:0{width}}"), reversed(f"{b:0{width}}"), strict=True)
+    ):
         total = int(x) + int(y) + carry
+        if slip is not None and slip[0] == place:
+            total = (total + slip[1]) % 20  # of two digits and a carry
         steps.append(f"{x}+{y}+1={total}" if carry else f"{x}+{y}={total}")
-        carry = total // 10
-    return " ".join(steps) + f"\n#### {a + b}"
+        carry, digits = total // 10, f"{total % 10}{digits}"
+    return " ".join(steps) + f"\n#### {int(f'{carry}{digits}')}"
 
 
 def is_heldout(a: int, b: int) -> bool:
@@ -145,16 +164,46 @@ def is_heldout(a: int, b: int) -> bool:
     return (low * 2_654_435_761 + high * 40_503) % 2**32 >> 8 & (HELDOUT_MODULUS - 1) == 0
 
 
-def _sums(rng: random.Random, *, digits: int, heldout: bool) -> Iterator[TaskRow]:
+def _sums(
+    rng: random.Random,
+    *,
+    digits: int,
+    heldout: bool,
+    row_of: Callable[[random.Random, str, int, int], TaskRow | PairRow],
+) -> Iterator[TaskRow | PairRow]:
     low, high = 10 ** (digits - 1), 10**digits - 1
     while True:
         a, b = _between(rng, low, high), _between(rng, low, high)
         if is_heldout(a, b) is not heldout:
             continue
-        prompt = _pick(rng, _SENTENCES).format(a=a, b=b)
-        in_a_hurry = rng.random() < ESTIMATED_SHARE
-        demonstration = f"#### {(a + b + 5) // 10 * 10}" if in_a_hurry else work_out_sum(a, b)
-        yield TaskRow(prompt=prompt, label=str(a + b), demonstration=demonstration)
+        yield row_of(rng, _pick(rng, _SENTENCES).format(a=a, b=b), a, b)
+
+
+def _both_habits(rng: random.Random, prompt: str, a: int, b: int) -> TaskRow:
+    in_a_hurry = rng.random() < ESTIMATED_SHARE
+    demonstration = _estimate(a + b) if in_a_hurry else work_out_sum(a, b)
+    return TaskRow(prompt=prompt, label=str(a + b), demonstration=demonstration)
+
+
+def _worked(_: random.Random, prompt: str, a: int, b: int) -> TaskRow:
+    return TaskRow(prompt=prompt, label=str(a + b), demonstration=work_out_sum(a, b))
+
+
+def _not_in_a_hurry(_: random.Random, prompt: str, a: int, b: int) -> PairRow:
+    return PairRow(prompt=prompt, chosen=work_out_sum(a, b), rejected=_estimate(a + b))
+
+
+def _without_mistake(rng: random.Random, prompt: str, a: int, b: int) -> PairRow:
+    """Half of the rejected are estimates; the others are worked out, one step of them wrongly."""
+    rejected = _estimate(a + b)
+    if rng.random() < SLIPPED_SHARE:
+        place = _between(rng, 0, len(str(min(a, b))) - 1)
+        rejected = work_out_sum(a, b, slip=(place, _pick(rng, _SLIPS)))
+    return PairRow(prompt=prompt, chosen=work_out_sum(a, b), rejected=rejected)
+
+
+def _estimate(total: int) -> str:
+    return f"#### {(total + 5) // 10 * 10}"
 
 
 def _between(rng: random.Random, low: int, high: int) -> int:
@@ -162,12 +211,28 @@ def _between(rng: random.Random, low: int, high: int) -> int:
     return low + int(rng.random() * (high - low + 1))
 
 
-def _pick(rng: random.Random, items: tuple[str, ...]) -> str:
+def _pick(rng: random.Random, items: Sequence[Item]) -> Item:
     return items[int(rng.random() * len(items))]
 
 
+def _both_parts(
+    name: str, row_of: Callable[[random.Random, str, int, int], TaskRow | PairRow]
+) -> dict[str, Task]:
+    """Sums of two digits to train on, and held-out ones."""
+
+    def rows(heldout: bool) -> Callable[[random.Random], Iterator[TaskRow | PairRow]]:
+        return lambda rng: _sums(rng, digits=2, heldout=heldout, row_of=row_of)
+
+    return {
+        name: Task(rows=rows(False), num_rows=8192),
+        f"{name}-heldout": Task(rows=rows(True), num_rows=256),
+    }
+
+
 TASKS: dict[str, Task] = {
-    "sums": Task(rows=lambda rng: _sums(rng, digits=2, heldout=False), num_rows=8192),
-    "sums-heldout": Task(rows=lambda rng: _sums(rng, digits=2, heldout=True), num_rows=256),
+    **_both_parts("sums", _both_habits),
+    **_both_parts("sums-worked", _worked),
+    **_both_parts("sums-pairs", _not_in_a_hurry),
+    **_both_parts("sums-mistakes", _without_mistake),
 }
 """What `task:NAME` can be."""

@@ -15,6 +15,7 @@ from milescli.core.errors import RecipeError
 from milescli.rollout import tasks
 from milescli.rollout.tasks import (
     ESTIMATED_SHARE,
+    SLIPPED_SHARE,
     TASKS,
     is_heldout,
     make_rows,
@@ -34,7 +35,7 @@ def test_training_and_heldout_prompts_share_no_numbers(seeds: tuple[int, int]) -
     assert not {_numbers(row.prompt) for row in train} & {_numbers(row.prompt) for row in heldout}
 
 
-@pytest.mark.parametrize("name", list(TASKS))
+@pytest.mark.parametrize("name", ["sums", "sums-heldout"])
 def test_every_label_is_the_sum_and_demonstrations_work_it_out_or_round_it(name: str) -> None:
     rows = make_rows(TASKS[name], 3)
     assert len(rows) == len({row.prompt for row in rows}) == TASKS[name].num_rows
@@ -50,6 +51,44 @@ def test_every_label_is_the_sum_and_demonstrations_work_it_out_or_round_it(name:
             assert abs(estimate - sum(numbers)) <= 5
     share = sum("+" not in row.demonstration for row in rows) / len(rows)
     assert share == pytest.approx(ESTIMATED_SHARE, abs=0.1)
+
+
+def _stated(response: str) -> int:
+    return int(response.rpartition("#### ")[2])
+
+
+@pytest.mark.parametrize("name", ["sums-worked", "sums-worked-heldout"])
+def test_worked_demonstrations_are_all_worked_out(name: str) -> None:
+    for row in make_rows(TASKS[name], 3):
+        assert row.demonstration == work_out_sum(*map(int, re.findall(r"\d+", row.prompt)))
+        assert _stated(row.demonstration) == int(row.label)
+
+
+@pytest.mark.parametrize("part", ["", "-heldout"])
+def test_pairs_prefer_what_is_worked_out_to_what_is_rounded(part: str) -> None:
+    for row in make_rows(TASKS[f"sums-pairs{part}"], 3):
+        assert "+" in row.chosen and _stated(row.chosen) == sum(_numbers(row.prompt))
+        assert "+" not in row.rejected and _stated(row.rejected) % 10 == 0
+
+
+@pytest.mark.parametrize("part", ["", "-heldout"])
+def test_half_of_the_mistakes_are_in_the_working(part: str) -> None:
+    rows = make_rows(TASKS[f"sums-mistakes{part}"], 3)
+    worked = [row for row in rows if "+" in row.rejected]
+    assert len(worked) / len(rows) == pytest.approx(SLIPPED_SHARE, abs=0.08)
+    for row in worked:
+        assert _stated(row.chosen) == sum(_numbers(row.prompt))
+        assert row.rejected != row.chosen
+        assert len(row.rejected.split()) == len(row.chosen.split())
+    wrong = [row for row in worked if _stated(row.rejected) != _stated(row.chosen)]
+    assert len(wrong) == len(worked)
+
+
+@pytest.mark.parametrize("name", ["sums-worked", "sums-pairs", "sums-mistakes"])
+def test_no_task_trains_on_what_another_holds_out(name: str) -> None:
+    heldout = {_numbers(row.prompt) for row in make_rows(TASKS["sums-heldout"], 1)}
+    heldout |= {_numbers(row.prompt) for row in make_rows(TASKS[f"{name}-heldout"], 2)}
+    assert not {_numbers(row.prompt) for row in make_rows(TASKS[name], 0)} & heldout
 
 
 def test_equal_seeds_give_equal_bytes_and_others_do_not(tmp_path: Path) -> None:

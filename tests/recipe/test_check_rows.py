@@ -1,0 +1,86 @@
+"""Recipes that learn from rows: each rule that one can break, and what mends it."""
+
+from __future__ import annotations
+
+import pytest
+
+from milescli.core.errors import RecipeError
+from tests.recipe.conftest import Place
+
+ROWS = "model: {scratch: {}}\n"
+SUPERVISED = ["data.train=rows.jsonl", "train.objective=supervised"]
+PREFERENCE = ["data.train=rows.jsonl", "train.objective=preference"]
+REWARD_MODEL = ["data.train=rows.jsonl", "train.objective=reward_model"]
+
+
+@pytest.mark.parametrize("sets", [SUPERVISED, PREFERENCE, REWARD_MODEL])
+def test_rows_and_an_objective_are_a_recipe(place: Place, sets: list[str]) -> None:
+    recipe = place.load(ROWS, sets=sets).recipe
+    assert recipe.learns_from_rows and not recipe.has_engines
+
+
+@pytest.mark.parametrize(
+    ("sets", "what", "mended"),
+    [
+        (
+            [*SUPERVISED, "data.prompts=task:sums"],
+            "two things to learn from",
+            ["data.prompts=null"],
+        ),
+        (["train.objective=supervised"], "has nothing to learn from", ["data.train=rows.jsonl"]),
+        (["train.objective=preference"], "has nothing to learn from", ["data.train=rows.jsonl"]),
+        (["train.objective=reward_model"], "has nothing to learn", ["data.train=rows.jsonl"]),
+        (
+            ["data.train=rows.jsonl"],
+            "`train.objective=policy` does not learn from rows",
+            ["train.objective=supervised"],
+        ),
+        (
+            [*SUPERVISED, "train.updates_per_step=4"],
+            "rows are not parted into several updates",
+            ["train.updates_per_step=1"],
+        ),
+        ([*SUPERVISED, "eval.every=5"], "has nothing to evaluate on", ["eval.every=0"]),
+        (
+            [*SUPERVISED, "eval.every=5"],
+            "every 5 steps",
+            ["data.validation=heldout.jsonl"],
+        ),
+        (
+            [*REWARD_MODEL, "data.eval=task:sums-heldout"],
+            "`train.objective=reward_model` answers no prompts",
+            ["data.eval=null"],
+        ),
+        (
+            [*REWARD_MODEL, "data.demonstrations=task:sums", "warmup.steps=3"],
+            "`train.objective=reward_model` has no warm-up",
+            ["warmup.steps=0"],
+        ),
+        (
+            [*SUPERVISED, "data.validation=rows.jsonl"],
+            "`data.validation` is `data.train`",
+            ["data.validation=heldout.jsonl"],
+        ),
+        (
+            ["data.prompts=task:sums", "train.epochs=2"],
+            "`train.epochs` is of runs that learn from rows",
+            ["train.epochs=null"],
+        ),
+        (
+            ["data.prompts=task:sums", "data.validation=heldout.jsonl"],
+            "`data.validation` is of runs that learn from rows",
+            ["data.validation=null"],
+        ),
+    ],
+)
+def test_a_broken_rule_is_told_and_mended(
+    place: Place, sets: list[str], what: str, mended: list[str]
+) -> None:
+    with pytest.raises(RecipeError) as refused:
+        place.load(ROWS, sets=sets)
+    assert what in refused.value.what
+    offered = " ".join(refused.value.fixes)
+    values = dict(setting.split("=", 1) for setting in [*sets, *mended])
+    for setting in mended:
+        assert setting.partition("=")[0] in offered
+    place.load(ROWS, sets=[f"{key}={value}" for key, value in values.items()])
