@@ -17,9 +17,10 @@ def show_run_summary(summary: object, *, output: Output) -> None:
     output.json("run_summary", fields)
     run = shlex.quote(str(fields["path"]))
     output.kv(readable(fields), title="reached")
+    evaluated = fields.get("accuracy_after") is not None
     output.next_steps(
         {
-            f"miles eval {run}": "evaluate it once more",
+            **({f"miles eval {run}": "evaluate it once more"} if evaluated else {}),
             f"miles resume {run} --steps {2 * int(str(fields['steps']))}": "train it further",
             f"miles export {run} --to "
             f"{shlex.quote(Path(str(fields['path'])).name + '-hf')}": "write a Hugging Face folder",

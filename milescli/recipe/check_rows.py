@@ -26,12 +26,13 @@ def check_rows(recipe: Recipe) -> None:
 def _one_source(recipe: Recipe) -> None:
     data, objective = recipe.data, recipe.train.objective
     of_rows = objective in OF_ROWS
-    if data.train is not None and data.prompts is not None:
+    if data.train is not None and (data.prompts is not None or data.mix):
+        key = "prompts" if data.prompts is not None else "mix"
         raise RecipeError(
             "the recipe has two things to learn from",
-            why=f"`data.train` is {data.train} and `data.prompts` is {data.prompts}: rows are "
-            "learned from as they are, prompts are answered by engines",
-            fix=["--set data.prompts=null", "--set data.train=null"],
+            why=f"`data.train` is {data.train}, and `data.{key}` is set: rows are learned from as "
+            "they are, prompts are answered by engines",
+            fix=[f"--set data.{key}=null", "--set data.train=null"],
         )
     if of_rows and data.train is None:
         what = "pairs" if objective in OF_PAIRS else "chats or texts"

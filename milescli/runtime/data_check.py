@@ -154,7 +154,7 @@ def _checked(
 ) -> DataCheck:
     check = DataCheck(parts=parts)
     for part in parts:
-        wants = part.rollout is not None and needs_label(part.rollout.reward)
+        wants = part.rollout is not None and needs_label(part.rollout)
         try:
             part.files = look_at(
                 part.data,

@@ -39,9 +39,11 @@ def evaluate_run(
     from milescli.checkpoint.store import CheckpointStore
     from milescli.cluster.nodes import find_nodes
     from milescli.platform.torch_wheel import require_wheel
+    from milescli.recipe.check_rows import check_rows
     from milescli.recipe.load import override
     from milescli.recipe.resolved import load_resolved
     from milescli.runtime.inputs import planned_facts, prepare
+    from milescli.runtime.planning import plan_without_plugins
     from milescli.runtime.prestart import prestart_engines, prestart_ray
 
     run = open_run(path)
@@ -51,10 +53,14 @@ def evaluate_run(
     )
     recipe = _with_data(loaded.recipe, data, num_prompts)
     checkpoint = CheckpointStore(run.checkpoints).find(step)
-    plan = engines_only(Plan.from_json(run.plan_file.read_text()))
-    require_wheel(plan.device_kind)
-    nodes = find_nodes(loaded, output=output)
     facts = planned_facts(recipe)
+    nodes = find_nodes(loaded, output=output)
+    plan = Plan.from_json(run.plan_file.read_text())
+    if not plan.engines.num:  # nothing was sampled in the run
+        check_rows(recipe)
+        plan = plan_without_plugins(replace(loaded, recipe=recipe), nodes.machine, facts=facts)
+    plan = engines_only(plan)
+    require_wheel(plan.device_kind)
     with (
         lock(run),
         prestart_engines(recipe, plan, facts, address=nodes.address) as engines_begun,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.checkpoint.run_dir import RunDir, create, lock
 from milescli.cluster.nodes import find_nodes
 from milescli.platform.torch_wheel import require_wheel
+from milescli.recipe.epochs import refuse_two_lengths, with_steps
 from milescli.recipe.load import LoadedRecipe
 from milescli.runtime.data_inputs import require_files
 from milescli.runtime.inputs import planned_facts, prepare
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     """Make the run directory, check everything that can be checked, then train. Raises MilesError;
     Stopped where the user asked for the end and the run was saved."""
+    refuse_two_lengths(loaded)
     facts = planned_facts(loaded.recipe)
     refuse_unproven(loaded.recipe, facts)
     nodes = find_nodes(loaded, output=output)
@@ -40,6 +43,9 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
             # torch is imported from here on, beside the warm process
             load_train_plugins(loaded.recipe)
             inputs = prepare(loaded.recipe, run, output=output)
+            if inputs.rows is not None:
+                loaded = with_steps(loaded, len(inputs.rows))
+                plan = replace(plan, steps=loaded.recipe.train.steps)
             plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
             nodes.require_shared(run.path, inputs.model_dir)
             spec = RunSpec(run=run, recipe=loaded.recipe, plan=plan, nodes=nodes, inputs=inputs)

@@ -18,7 +18,7 @@ from milescli.rollout import source
 from milescli.rollout.file_prompts import FilePrompts
 from milescli.rollout.mix import CYCLE, MixedPrompts, counts_of_weights, interleaved
 from milescli.rollout.mix_source import load_mix
-from milescli.rollout.scoring import Scorer
+from milescli.rollout.scoring import BySource, Response, Scorer
 from milescli.rollout.source import SourceReport
 from milescli.rollout.tokenizer import ChatTokenizer
 
@@ -143,10 +143,14 @@ def test_prompts_are_scored_by_the_reward_of_their_source() -> None:
         return lambda *, prompt, response, label: value
 
     own = Scorer(reward_of(2.0), name="own", timeout_s=5.0)
-    scorer = Scorer(reward_of(1.0), name="default", timeout_s=5.0, by_source={"b": own})
+    scorer = BySource(Scorer(reward_of(1.0), name="default", timeout_s=5.0), {"b": own})
+    response = Response(text="x")
 
     async def scores() -> list[float]:
         prompts = [Prompt(index=0, token_ids=[], text="?", source=s) for s in (None, "a", "b")]
-        return [await scorer.of(prompt).score(prompt, "x") for prompt in prompts]
+        asked = [await scorer.scored(prompt, response) for prompt in prompts]
+        grouped = [await scorer.scored_group(prompt, [response]) for prompt in prompts]
+        assert [score for (score,) in grouped] == asked
+        return [score.reward for score in asked]
 
     assert asyncio.run(scores()) == [1.0, 1.0, 2.0]

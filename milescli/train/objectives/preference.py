@@ -131,11 +131,11 @@ def simpo(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) ->
 def orpo(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
     """[pairs] the odds ratio of ORPO (arXiv 2403.07691, eq. 6 and 7), times beta; the imitation of
     the chosen response stands beside it."""
-    odds = (chosen - _log_not(chosen)) - (rejected - _log_not(rejected))
+    odds = (chosen - log_not(chosen)) - (rejected - log_not(rejected))
     return -settings.beta * logsigmoid(odds)
 
 
-def _log_not(logprob: torch.Tensor) -> torch.Tensor:
+def log_not(logprob: torch.Tensor) -> torch.Tensor:
     """log(1 - exp(x)) for x < 0, without loss of digits."""
     logprob = logprob.clamp(max=-1e-7)
     small = torch.log1p(-logprob.exp())

@@ -148,13 +148,13 @@ def test_a_live_reference_is_asked_for_and_gives_what_a_cached_one_does() -> Non
 
 
 def test_orpo_keeps_its_digits_where_a_response_is_nearly_certain() -> None:
-    from milescli.train.objectives.preference import _log_not
+    from milescli.train.objectives.preference import log_not
 
     for value in (-1e-6, -1e-3, -0.5, -0.7, -5.0, -50.0):
         exact = float(torch.log(-torch.expm1(torch.tensor(value, dtype=torch.float64))))
-        assert float(_log_not(torch.tensor(value))) == pytest.approx(exact, rel=1e-5)
+        assert float(log_not(torch.tensor(value))) == pytest.approx(exact, rel=1e-5)
     certain = torch.tensor(0.0, requires_grad=True)
-    _log_not(certain).backward()
+    log_not(certain).backward()
     assert torch.isfinite(certain.grad), "a chance of one has no odds, and must not end a run"
 
 
