@@ -13,7 +13,9 @@ from milescli.models.facts import ModelFacts
 from milescli.models.score_head import HEAD, score_config, scores
 
 _INDEX = "model.safetensors.index.json"
-_WEIGHTS = "model.safetensors"
+_WEIGHTS, _BASE = "model.safetensors", "base.safetensors"
+"""A lone file of weights, and what it is called beside the head: transformers would read the first
+name alone, whatever the index says."""
 _HEAD_FILE = "score.safetensors"
 _STD = 0.02
 """Of the new row, as transformers makes it."""
@@ -35,7 +37,8 @@ def score_model(source: Path, folder: Path, *, pad_id: int | None, seed: int) ->
     unfinished.mkdir(parents=True)
     for item in sorted(source.iterdir()):
         if item.is_file() and item.name not in (CONFIG_NAME, _INDEX):
-            (unfinished / item.name).symlink_to(item.resolve())
+            name = _BASE if item.name == _WEIGHTS else item.name
+            (unfinished / name).symlink_to(item.resolve())
     save_file({HEAD: _head(parse_facts(made), seed=seed)}, unfinished / _HEAD_FILE)
     _write_index(source, unfinished)
     (unfinished / CONFIG_NAME).write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
@@ -59,6 +62,6 @@ def _write_index(source: Path, folder: Path) -> None:
         from safetensors import safe_open
 
         with safe_open(source / _WEIGHTS, framework="pt") as file:
-            index = {"metadata": {}, "weight_map": dict.fromkeys(file.keys(), _WEIGHTS)}
+            index = {"metadata": {}, "weight_map": dict.fromkeys(file.keys(), _BASE)}
     index["weight_map"][HEAD] = _HEAD_FILE
     (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

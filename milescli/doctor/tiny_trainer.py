@@ -65,9 +65,11 @@ def start_trainer(model_dir: Path, kind: Literal["cuda", "rocm", "cpu"]) -> Trai
     return start_rank(tiny_plan(kind), model_dir, channel=CHANNEL)
 
 
-def start_rank(plan: Plan, model_dir: Path, *, channel: str | None = None) -> TrainerRank:
+def start_rank(
+    plan: Plan, model_dir: Path, *, channel: str | None = None, recipe: Recipe | None = None
+) -> TrainerRank:
     """The only rank of a plan, in this process, set up; the caller closes it. `channel`: as
-    `TrainerRank` takes it."""
+    `TrainerRank` takes it; `recipe`: None for all defaults."""
     from milescli.backends.megatron.worker import TrainerRank
     from milescli.backends.sglang.ports import free_ports
 
@@ -76,7 +78,7 @@ def start_rank(plan: Plan, model_dir: Path, *, channel: str | None = None) -> Tr
         world_size=1,
         master_addr="127.0.0.1",
         master_port=free_ports(1)[0],
-        recipe=Recipe(),
+        recipe=recipe or Recipe(),
         plan=plan,
         model_dir=str(model_dir),
         channel=channel,
