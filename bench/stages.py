@@ -28,7 +28,8 @@ from sides import Orders, Side, parse_as_side
 from milescli.checkpoint.score_model import score_model
 from milescli.models import load_facts, table
 from milescli.models.scratch import make_model
-from milescli.recipe.schema import Recipe, ScratchModel
+from milescli.recipe.model import ScratchModel
+from milescli.recipe.schema import Recipe
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 
 LENGTHS = {"equal": (40, 40), "ragged": (10, 70)}

@@ -42,7 +42,9 @@ class RecipeRow:
     num_active_parameters: int | None
     """Of one token."""
     algorithm: str
+    """A row of `miles algorithms`, or what else the recipe learns by: supervised, dpo, ..."""
     prompts: str
+    """What it trains on: prompts, or rows."""
     eval: str | None
     smallest_machine: str | None
     """By the planner's estimate, in H100s; None: not known."""
@@ -90,11 +92,20 @@ def _row(name: str, models: dict[str, dict[str, object]], machines: dict[str, st
         family=str(facts.get("family", "?")),
         num_parameters=_number(facts.get("parameters")),
         num_active_parameters=_number(facts.get("active")),
-        algorithm=recipe.train.algorithm or recipe.train.advantage,
-        prompts=", ".join(names_in(recipe.data.prompts)),
+        algorithm=_learns_by(recipe),
+        prompts=", ".join(names_in(recipe.data.train or recipe.data.prompts)),
         eval=", ".join(names_in(recipe.data.eval)) or None,
         smallest_machine=None if machine == NO_MACHINE else machine,
     )
+
+
+def _learns_by(recipe: Recipe) -> str:
+    train = recipe.train
+    if train.objective == "preference":
+        return {"sigmoid": "dpo"}.get(train.preference.loss, train.preference.loss)
+    if train.objective != "policy":
+        return train.objective
+    return train.algorithm or train.advantage
 
 
 def _number(value: object) -> int | None:

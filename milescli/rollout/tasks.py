@@ -68,10 +68,8 @@ ESTIMATED_SHARE = 0.65
 """Share of demonstrations that round the sum to tens, as people in a hurry do; the others work it
 out. Whoever imitates them picks up both habits, and the commoner one is right once in ten.
 Reinforcement learning finds out which habit pays."""
-SLIPPED_SHARE = 0.5
-"""Of the rejected responses of `sums-mistakes`: worked out, with a mistake."""
-_SLIPS = (-2, -1, 1, 2, 10, -10)
-"""By how much a step may be off; by ten is a carry too many or too few."""
+SLIPPED_SHARE = 0.7
+"""Of the rejected responses of `sums-mistakes`: worked out, with another number at the end."""
 
 
 def is_task(value: str) -> bool:
@@ -141,21 +139,16 @@ def make_rows(task: Task, seed: int) -> list[TaskRow | PairRow]:
     return list(rows.values())
 
 
-def work_out_sum(a: int, b: int, *, slip: tuple[int, int] | None = None) -> str:
+def work_out_sum(a: int, b: int) -> str:
     """The sum digit by digit from the right, with carries: 47 + 38 is `7+8=15 4+3+1=8`, then `####
-    85` on a line of its own. `slip`: the step, counted from the right, whose result is off, and by
-    how much; what follows goes on from there."""
+    85` on a line of its own."""
     width = max(len(str(a)), len(str(b)))
-    steps, carry, digits = [], 0, ""
-    for place, (x, y) in enumerate(
-        zip(reversed(f"{a:0{width}}"), reversed(f"{b:0{width}}"), strict=True)
-    ):
+    steps, carry = [], 0
+    for x, y in zip(reversed(f"{a:0{width}}"), reversed(f"{b:0{width}}"), strict=True):
         total = int(x) + int(y) + carry
-        if slip is not None and slip[0] == place:
-            total = (total + slip[1]) % 20  # of two digits and a carry
         steps.append(f"{x}+{y}+1={total}" if carry else f"{x}+{y}={total}")
-        carry, digits = total // 10, f"{total % 10}{digits}"
-    return " ".join(steps) + f"\n#### {int(f'{carry}{digits}')}"
+        carry = total // 10
+    return " ".join(steps) + f"\n#### {a + b}"
 
 
 def is_heldout(a: int, b: int) -> bool:
@@ -194,12 +187,13 @@ def _not_in_a_hurry(_: random.Random, prompt: str, a: int, b: int) -> PairRow:
 
 
 def _without_mistake(rng: random.Random, prompt: str, a: int, b: int) -> PairRow:
-    """Half of the rejected are estimates; the others are worked out, one step of them wrongly."""
-    rejected = _estimate(a + b)
+    """Most of the rejected are worked out, and then state another number; the others are
+    estimates."""
+    chosen, rejected = work_out_sum(a, b), _estimate(a + b)
     if rng.random() < SLIPPED_SHARE:
-        place = _between(rng, 0, len(str(min(a, b))) - 1)
-        rejected = work_out_sum(a, b, slip=(place, _pick(rng, _SLIPS)))
-    return PairRow(prompt=prompt, chosen=work_out_sum(a, b), rejected=rejected)
+        stated = _between(rng, 20, 198)
+        rejected = f"{chosen.rpartition(' ')[0]} {stated + (stated == a + b)}"
+    return PairRow(prompt=prompt, chosen=chosen, rejected=rejected)
 
 
 def _estimate(total: int) -> str:

@@ -14,6 +14,7 @@ import sums
 from own_run import load_recipe
 from rl import read_events, run_trl, timed
 from sides import ROOT, SideDied
+from stages import STAGES
 
 
 def measured(tmp_path: Path, *words: str) -> dict[str, Any]:
@@ -62,6 +63,19 @@ def test_trl_takes_the_recipe_of_the_task(tmp_path: Path) -> None:
     events = read_events(tmp_path / "trl/0/events.jsonl")
     assert [event["event"] for event in events] == ["eval", "step", "eval", "log"]
     assert (tmp_path / "trl/0/model/config.json").exists()
+
+
+@pytest.mark.skipif(find_spec("trl") is None, reason="TRL is installed by `make bench` alone")
+@pytest.mark.trainer
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", sorted(STAGES))
+def test_trl_loses_what_miles_does_in_each_of_five_steps(tmp_path: Path, stage: str) -> None:
+    """The benchmark fails where their losses differ by more than 1e-5."""
+    words = ("--stage", stage, "--lengths", "ragged", "--rows", "8")
+    record = measured(tmp_path, "bench/stages.py", *words)
+    (row,) = record["rows"]
+    assert row["pairs"] == 1 and row["ratio"] > 0
+    assert any("losses of 5 steps differ by" in note for note in record["notes"])
 
 
 def test_the_task_is_a_recipe_and_holds_out_what_it_asks(tmp_path: Path) -> None:

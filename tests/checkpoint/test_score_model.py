@@ -15,7 +15,7 @@ from milescli.core.errors import CheckpointError
 from milescli.models import load_facts
 from milescli.models.score_head import HEAD
 from milescli.models.scratch import make_model
-from milescli.recipe.schema import ScratchModel
+from milescli.recipe.model import ScratchModel
 
 SMALL = ScratchModel(
     hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, ffn_hidden_size=32

@@ -17,7 +17,10 @@ from milescli.recipe.templates import ALIASES, describe, find_recipe, template_n
 MAX_LINES = 60
 PROMISED = [
     "quickstart",
+    "quickstart-dpo",
     "quickstart-moe",
+    "quickstart-reward-model",
+    "quickstart-sft",
     "qwen3-0.6b",
     "qwen3-1.7b",
     "qwen3-4b",
@@ -58,7 +61,7 @@ PROMISED = [
     "gemma-4-31b",
     "mimo-7b",
 ]
-MADE_HERE = ("quickstart", "quickstart-moe")
+MADE_HERE = tuple(name for name in PROMISED if name.startswith("quickstart"))
 LAYOUT = re.compile(r"^\s*(tp|pp|cp|ep|etp|dp|parallel|engines):", re.MULTILINE)
 HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")
 BRANCH_OR_COMMIT = re.compile(r"main|[0-9a-f]{40}")

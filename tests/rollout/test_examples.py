@@ -11,7 +11,7 @@ import pytest
 
 from milescli.core.errors import DataError
 from milescli.core.types import Pair, Trajectory
-from milescli.recipe.schema import Data
+from milescli.recipe.data import Data
 from milescli.rollout.examples import ExampleReport, Examples, load_examples
 from milescli.rollout.tokenizer import ChatTokenizer
 from tests.rollout.chat_templates import CHATML, tokenizer_of
