@@ -195,58 +195,12 @@ def _trl_trainer(options: argparse.Namespace, allowed: Any, reached: Any) -> Any
         AutoModelForCausalLM,
         AutoModelForSequenceClassification,
         AutoTokenizer,
-        TrainerCallback,
-    )
-    from trl import (
-        DPOConfig,
-        DPOTrainer,
-        RewardConfig,
-        RewardTrainer,
-        SFTConfig,
-        SFTTrainer,
     )
 
-    stage = options.stage[0]
-    forms: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-        "sft": (SFTTrainer, SFTConfig, {}),
-        "reward": (RewardTrainer, RewardConfig, {"center_rewards_coefficient": 0.01}),
-    }
-    of_pairs = {"beta": 0.1, "precompute_ref_log_probs": True}
-    losses = {"dpo": "sigmoid", "ipo": "ipo", "hinge": "hinge"}
-    forms |= {
-        name: (DPOTrainer, DPOConfig, {**of_pairs, "loss_type": [loss]})
-        for name, loss in losses.items()
-    }
-    kind, config, settings = forms[stage]
+    stage, folder = options.stage[0], options.folder / "model"
+    kind, config, settings = _trl_form(stage)
     load = AutoModelForSequenceClassification if stage == "reward" else AutoModelForCausalLM
-    folder = options.folder / "model"
-    model = load.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-
-    class Turns(TrainerCallback):
-        """Waits for leave before each run, and says what it took."""
-
-        def __init__(self) -> None:
-            self.left, self.began = 0, 0.0
-            self.losses: list[float] = []
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if self.left == 0 and state.global_step == 0:
-                self._wait()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self.left -= 1
-            if self.left == 0:
-                seconds = time.perf_counter() - self.began
-                reached.put({"seconds": seconds, "losses": list(self.losses)})
-                self.losses.clear()
-                self._wait()
-
-        def _wait(self) -> None:
-            self.left = allowed.get()
-            self.began = time.perf_counter()
-
-    turns = Turns()
+    turns = _turns(allowed, reached)
 
     class Prepared(kind):  # type: ignore[misc, valid-type]
         """Takes rows of tokens as they are, and keeps the loss of each step."""
@@ -260,8 +214,8 @@ def _trl_trainer(options: argparse.Namespace, allowed: Any, reached: Any) -> Any
             return loss
 
     return Prepared(
-        model=model,
-        processing_class=tokenizer,
+        model=load.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa"),
+        processing_class=AutoTokenizer.from_pretrained(folder),
         train_dataset=Dataset.from_list(_trl_rows(options.folder, stage)),
         args=config(
             output_dir=str(options.folder / "trl"),
@@ -287,6 +241,49 @@ def _trl_trainer(options: argparse.Namespace, allowed: Any, reached: Any) -> Any
         ),
         callbacks=[turns],
     )
+
+
+def _trl_form(stage: str) -> tuple[Any, Any, dict[str, Any]]:
+    """(trainer, its configuration, what is set of that) for a stage."""
+    from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+
+    if stage == "sft":
+        return SFTTrainer, SFTConfig, {}
+    if stage == "reward":
+        return RewardTrainer, RewardConfig, {"center_rewards_coefficient": 0.01}
+    loss = STAGES[stage]["preference"]["loss"]
+    settings = {"beta": 0.1, "precompute_ref_log_probs": True, "loss_type": [loss]}
+    return DPOTrainer, DPOConfig, settings
+
+
+def _turns(allowed: Any, reached: Any) -> Any:
+    """A callback that waits for leave before each run, and says what it took."""
+    from transformers import TrainerCallback
+
+    class Turns(TrainerCallback):
+        """Of one trainer."""
+
+        def __init__(self) -> None:
+            self.left, self.began = 0, 0.0
+            self.losses: list[float] = []
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if self.left == 0 and state.global_step == 0:
+                self._wait()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.left -= 1
+            if self.left == 0:
+                seconds = time.perf_counter() - self.began
+                reached.put({"seconds": seconds, "losses": list(self.losses)})
+                self.losses.clear()
+                self._wait()
+
+        def _wait(self) -> None:
+            self.left = allowed.get()
+            self.began = time.perf_counter()
+
+    return Turns()
 
 
 def _trl_rows(folder: Path, stage: str) -> list[dict[str, Any]]:

@@ -187,12 +187,13 @@ def _not_in_a_hurry(_: random.Random, prompt: str, a: int, b: int) -> PairRow:
 
 
 def _without_mistake(rng: random.Random, prompt: str, a: int, b: int) -> PairRow:
-    """Most of the rejected are worked out, and then state another number; the others are
-    estimates."""
+    """Most of the rejected are worked out, and then state a number with another last digit; the
+    others are estimates."""
     chosen, rejected = work_out_sum(a, b), _estimate(a + b)
     if rng.random() < SLIPPED_SHARE:
         stated = _between(rng, 20, 198)
-        rejected = f"{chosen.rpartition(' ')[0]} {stated + (stated == a + b)}"
+        stated += stated % 10 == (a + b) % 10
+        rejected = f"{chosen.rpartition(' ')[0]} {stated}"
     return PairRow(prompt=prompt, chosen=chosen, rejected=rejected)
 
 

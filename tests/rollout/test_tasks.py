@@ -80,7 +80,7 @@ def test_a_mistake_is_another_number_than_what_was_worked_out(part: str) -> None
         assert _stated(row.chosen) == sum(_numbers(row.prompt))
     for row in worked:
         assert row.rejected.splitlines()[0] == row.chosen.splitlines()[0]
-        assert 0 < _stated(row.rejected) != _stated(row.chosen)
+        assert _stated(row.rejected) % 10 != _stated(row.chosen) % 10
 
 
 @pytest.mark.parametrize("name", ["sums-worked", "sums-pairs", "sums-mistakes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 
 from milescli.core.types import Pair
 from milescli.recipe.schema import Recipe
+from milescli.recipe.train import Preference
 from milescli.train.objectives import load_objective
+from milescli.train.objectives.preference import orpo
 from milescli.train.streams import Stream
 from tests.train.objectives.pairs import learned_places, outcome, random_pairs, values_of
 
@@ -148,14 +151,21 @@ def test_a_live_reference_is_asked_for_and_gives_what_a_cached_one_does() -> Non
 
 
 def test_orpo_keeps_its_digits_where_a_response_is_nearly_certain() -> None:
-    from milescli.train.objectives.preference import log_not
-
-    for value in (-1e-6, -1e-3, -0.5, -0.7, -5.0, -50.0):
-        exact = float(torch.log(-torch.expm1(torch.tensor(value, dtype=torch.float64))))
-        assert float(log_not(torch.tensor(value))) == pytest.approx(exact, rel=1e-5)
-    certain = torch.tensor(0.0, requires_grad=True)
-    log_not(certain).backward()
-    assert torch.isfinite(certain.grad), "a chance of one has no odds, and must not end a run"
+    settings = Preference(loss="orpo", beta=BETA)
+    values = [-1e-6, -1e-3, -0.5, -0.7, -5.0, -50.0]
+    chosen, rejected = (
+        torch.tensor([pair[at] for pair in itertools.product(values, values)]) for at in (0, 1)
+    )
+    odds = [x.double() - torch.log(-torch.expm1(x.double())) for x in (chosen, rejected)]
+    exact = -BETA * torch.nn.functional.logsigmoid(odds[0] - odds[1])
+    torch.testing.assert_close(
+        orpo(chosen, rejected, settings).double(), exact, rtol=1e-5, atol=1e-7
+    )
+    certain = torch.zeros(1, requires_grad=True)
+    orpo(certain, torch.tensor([-1.0]), settings).backward()
+    assert certain.grad is not None and bool(torch.isfinite(certain.grad).all()), (
+        "a chance of one has no odds, and must not end a run"
+    )
 
 
 def test_a_row_that_is_no_pair_is_our_mistake() -> None:
