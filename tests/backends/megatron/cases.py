@@ -241,9 +241,9 @@ def routing_effect(*, rank: int, size: int, port: int, model: str, layout: dict)
     recorded_rows = np.zeros_like(shard.routed_experts)
     for microbatch in RankShard(free, mesh=made.mesh, facts=facts).microbatches:
         RouterReplay.set_global_router_replay_action(RouterReplayAction.RECORD)
-        routers, made.passes.routers = made.passes.routers, []
-        made.passes.score([microbatch], temperature=shard.temperature)
-        made.passes.routers = routers
+        routers, made.policy.passes.routers = made.policy.passes.routers, []
+        made.policy.passes.score([microbatch], temperature=shard.temperature)
+        made.policy.passes.routers = routers
         recorded = torch.stack(RouterReplay.get_recorded_data(), dim=1)
         recorded_rows[microbatch.source.numpy()] = recorded.numpy()
         RouterReplay.clear_global_router_replay_action()

@@ -82,7 +82,7 @@ def measure_memory(
         torch.randint(0, made.facts.vocab_size, (tokens + 1,), generator=rng).tolist()
         for _ in range(own.dp * own.pp)
     ]
-    own_shard = made._on_rank(harness.rows_shard(made, rows, cap=tokens))
+    own_shard = made.learner._on_rank(harness.rows_shard(made, rows, cap=tokens))
     (microbatches,) = own_shard.updates
     loss = stepping.UpdateLoss(
         objective=load_objective("supervised", made.recipe),
@@ -96,7 +96,7 @@ def measure_memory(
     made.model.zero_grad_buffer()
     made.optimizer.zero_grad()
     with torch.autograd.graph.saved_tensors_hooks(saved.pack, unpack):
-        made.passes.train(microbatches, loss, temperature=1.0)
+        made.policy.passes.train(microbatches, loss, temperature=1.0)
     made.optimizer.step()
     on_device, on_host = _optimizer_bytes(inner_optimizers(made.optimizer), weights)
     frozen = [tensor for tensor in made.model.parameters() if not tensor.requires_grad]

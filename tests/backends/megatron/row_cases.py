@@ -158,6 +158,6 @@ def trained_scores(
         scores.update(zip(numbers, tokens.sum_by_sequence(outputs.scores).tolist(), strict=True))
         return outputs.scores.sum()
 
-    made.passes.measure(own.microbatches, keep, temperature=1.0)
+    made.policy.passes.measure(own.microbatches, keep, temperature=1.0)
     made.close()
     return [scores[number] for number in range(len(rows))]
