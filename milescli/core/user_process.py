@@ -31,6 +31,8 @@ MEMORY_BYTES = 8 * 1024**3
 _TAIL_BYTES = 4096
 _LAST_WORDS_S = 0.5
 """For what a process says where it hangs."""
+_DRAIN_S = 2.0
+"""For what an ended process has printed: its pipe has no other end, unless it began a daemon."""
 _PACKAGE = str(Path(__file__).parents[1])
 
 OnAsk = Callable[[int, Any], None]
@@ -93,6 +95,7 @@ class UserProcess:
         self._lock = threading.Lock()
         self._frames: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._has_ended = False
+        self._has_said_all = threading.Event()
         self._output, self._cause, self._kind = _Output(), "", CallFailed
         self._failure: CallFailed = CallFailed("it has ended")
         self._frames.put((sys.path, self.target))
@@ -276,6 +279,7 @@ class UserProcess:
         self._frames.put(None)
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
         cause = self._cause or f"its process ended with {how}"
+        self._has_said_all.wait(_DRAIN_S)
         failure = self._failure = self._kind(cause + self._output.shown())
         with self._lock:
             self._has_ended = True
@@ -295,6 +299,7 @@ class UserProcess:
                 with contextlib.suppress(OSError, ValueError):
                     sys.stderr.write(piece.decode("utf-8", "replace"))
                     sys.stderr.flush()
+        self._has_said_all.set()
 
     def _bound_start(self) -> None:
         try:
