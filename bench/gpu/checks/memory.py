@@ -92,6 +92,7 @@ def _planned(
         row_tokens=row_tokens,
         num_microbatches=2,
         keeps_reference=False,
+        critic="none",
         sleeps=False,
         bucket_bytes=0,
         packing=packing,

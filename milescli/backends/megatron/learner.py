@@ -187,7 +187,7 @@ class Learner:
         """[S] log-probs for each microbatch, on ranks of the last stage."""
         if self._before_log_probs is not None:
             with torch.no_grad():
-                self._before_log_probs(model=self.model.module, stream=str(stream))
+                self._before_log_probs(model=self.policy.model.module, stream=str(stream))
         return self.policy.passes.score(own.microbatches, temperature=own.shard.temperature)
 
 
