@@ -116,6 +116,11 @@ class RunDir:
         return self.path / "critic-model"
 
     @property
+    def reward_model_dir(self) -> Path:
+        """The reward model that the run asks, where it is the checkpoint of another run."""
+        return self.path / "reward-model"
+
+    @property
     def own_model_dir(self) -> Path:
         """The model that miles made for this run: from a seed, or from a converted checkpoint."""
         return self.path / "model"

@@ -20,6 +20,15 @@ def check_rewards(recipe: Recipe) -> None:
         _length(rollout)
     if "judge" in rollout.reward_weights:
         _judge(rollout)
+    if "reward_model" in rollout.reward_weights and not rollout.reward_model.path:
+        raise RecipeError(
+            "the reward `reward_model` has no model",
+            why="`rollout.reward_model.path` says which one scores",
+            fix=[
+                "--set rollout.reward_model.path=RUN   # of train.objective=reward_model",
+                "miles launch --recipe quickstart-reward-model   # to train one",
+            ],
+        )
     if "remote" in rollout.reward_weights:
         _url(rollout.remote_reward.url, key="rollout.remote_reward.url", reward="remote")
 

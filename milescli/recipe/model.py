@@ -26,6 +26,9 @@ class ScratchModel(Section):
     moe_ffn_hidden_size: Positive = 128
     vocab_size: Positive = 512
     """Size of the byte-level BPE vocabulary, trained here on the task's own text."""
+    vocabulary: str | None = None
+    """File or `task:NAME` whose text that is, so that two models have the same tokens; null: the
+    first that `data` names."""
     tie_embeddings: bool = True
     rope_theta: PositiveFloat = 10_000.0
     max_position_embeddings: Positive = 4096

@@ -85,6 +85,21 @@ class JudgeSettings(Section):
     """Requests at once."""
 
 
+class RewardModelSettings(Section):
+    """The reward `reward_model`: a model with a score head scores."""
+
+    path: str | None = None
+    """A folder or hub name of a model for sequence classification with one label, or a run of
+    `train.objective=reward_model`, by its name or folder. It reads the policy's tokens: both have
+    the same tokenizer."""
+    revision: str | None = None
+    """Hub revision (branch, tag or commit)."""
+    clip: PositiveFloat | None = None
+    """Scores are cut to [-clip, clip]; null: they are not."""
+    max_tokens: Positive = 16384
+    """Tokens that it reads at once, about; more wait."""
+
+
 class RemoteSettings(Section):
     """The reward `remote`: a server of yours scores, by HTTP."""
 

@@ -19,6 +19,7 @@ from milescli.recipe.rewards import (
     LengthSettings,
     MatchSettings,
     RemoteSettings,
+    RewardModelSettings,
 )
 from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 from milescli.recipe.train import OF_PAIRS, OF_SCORES, REFERENCE_FREE, Train
@@ -85,6 +86,7 @@ class Rollout(Section):
     instructions: InstructionSettings = InstructionSettings()
     judge: JudgeSettings = JudgeSettings()
     remote_reward: RemoteSettings = RemoteSettings()
+    reward_model: RewardModelSettings = RewardModelSettings()
 
     @property
     def reward_weights(self) -> dict[str, float]:

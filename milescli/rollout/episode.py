@@ -141,7 +141,11 @@ class Episodes:
 
 
 def _response(sample: Sample) -> Response:
-    return Response(text=sample.text, num_tokens=sample.num_loss_tokens)
+    return Response(
+        text=sample.text,
+        num_tokens=sample.num_loss_tokens,
+        token_ids=sample.trajectories[-1].token_ids,
+    )
 
 
 def _with_score(sample: Sample, score: Score) -> Sample:

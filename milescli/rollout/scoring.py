@@ -36,6 +36,8 @@ class Response:
     text: str
     num_tokens: int = 0
     """That the policy sampled."""
+    token_ids: Sequence[int] = ()
+    """Prompt and response, as the policy saw and made them; of several trajectories the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,9 @@ class Scorer:
         )
         self._is_async = is_async(reward)
         self._is_bounded = hasattr(reward, "score")
-        self._takes_num_tokens = getattr(reward, "takes_num_tokens", False)
+        self._takes = [
+            name for name in ("num_tokens", "token_ids") if getattr(reward, f"takes_{name}", False)
+        ]
 
     def of(self, prompt: Prompt) -> Scoring:
         """See Scoring."""
@@ -107,19 +111,17 @@ class Scorer:
         """Whether the reward takes all responses to a prompt at once: `score_group`."""
         return getattr(self._reward, "scores_groups", False)
 
-    async def score(self, prompt: Prompt, response: str, *, num_tokens: int = 0) -> float:
-        """The reward of one response. Raises RewardError after `retries` + 1 failures, of the last
-        one."""
-
-        async def call() -> float:
-            return finite_reward(await self._call(prompt, response, num_tokens))
-
-        return await self._tried(prompt, response, call)
+    async def score(self, prompt: Prompt, response: str) -> float:
+        """The reward of a text. Raises as `scored`."""
+        return (await self.scored(prompt, Response(text=response))).reward
 
     async def scored(self, prompt: Prompt, response: Response) -> Score:
-        """See Scoring."""
-        reward = await self.score(prompt, response.text, num_tokens=response.num_tokens)
-        return Score(reward=reward)
+        """See Scoring. Raises RewardError after `retries` + 1 failures, of the last one."""
+
+        async def call() -> float:
+            return finite_reward(await self._call(prompt, response))
+
+        return Score(reward=await self._tried(prompt, response.text, call))
 
     async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
         """See Scoring."""
@@ -153,10 +155,13 @@ class Scorer:
                     raise self._refusal(prompt, response, error, attempts=attempt) from error
         raise AssertionError(f"no attempt was made: retries {self._retries}")
 
-    async def _call(self, prompt: Prompt, response: str, num_tokens: int) -> object:
-        asked: dict[str, Any] = {"prompt": prompt.text, "response": response, "label": prompt.label}
-        if self._takes_num_tokens:
-            asked["num_tokens"] = num_tokens
+    async def _call(self, prompt: Prompt, response: Response) -> object:
+        asked: dict[str, Any] = {
+            "prompt": prompt.text,
+            "response": response.text,
+            "label": prompt.label,
+            **{name: getattr(response, name) for name in self._takes},
+        }
         if self._is_bounded:
             async with self._threads:
                 return await self._reward.score(**asked, timeout_s=self._timeout_s)  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ from milescli.core.errors import Stopped
 from milescli.core.events import EventBus, PhaseStarted
 from milescli.core.isolated import close_lanes
 from milescli.rollout.base import RolloutEngine
-from milescli.runtime.build import Engines, engine_probe, rank_probe
+from milescli.runtime.build import Engines, rank_probe
 from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.session import RunSession
 from milescli.runtime.spec import RunSpec
@@ -104,10 +104,7 @@ class Attempt:
             trainer = await self._start_trainer()
             fleet = await engines
             if fleet is not None:
-                self.probes.extend(
-                    engine_probe(h, s)
-                    for h, s in zip(self.engines.handles, self.engines.specs, strict=True)
-                )
+                self.probes.extend(self.engines.probes)
             await self.work(trainer, fleet)
         except Stopped:
             await self.settle()

@@ -18,16 +18,20 @@ from milescli.cluster.resources import NodeResources
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.log_tail import last_log_lines
 from milescli.core.types import EngineAddress
-from milescli.plan.types import Plan, Slot
+from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.recipe.schema import Recipe
 from milescli.runtime.engine_spec import engine_spec
+from milescli.runtime.score_client import ScoreClient
 from milescli.runtime.spec import RunSpec
+from milescli.runtime.supervise import Probe
 from milescli.runtime.trainer import RankGroup
 from milescli.weights.channels import CHANNELS
 from milescli.weights.sharing import sharing_ranks
 
 TRAINER_TARGET = "milescli.backends.megatron.worker:TrainerRank"
+SCORER_TARGET = "milescli.backends.megatron.score_rank:ScoreRank"
+SCORER_NAME = "reward model"
 ENGINE_TARGET = "milescli.backends.sglang.server:EngineServer"
 PLACE_TIMEOUT_S = 60.0
 """For a session of our own on this computer to reserve what the plan needs."""
@@ -42,6 +46,9 @@ class Engines:
     specs: list[EngineSpec] = field(default_factory=list)
     router: RouterServer | None = None
     fleet: SglangFleet | None = None
+    scorer: ActorHandle | None = None
+    """Holds the reward model, where the recipe asks one."""
+    scores: ScoreClient | None = None
 
     @property
     def heads(self) -> list[EngineSpec]:
@@ -58,6 +65,12 @@ class Engines:
             Exception
         ):  # a dead engine cannot be stopped; the watchdog looks after the rest
             await run_all(self.handles, "stop", timeout_s=20.0)
+
+    @property
+    def probes(self) -> list[Probe]:
+        """What looks whether they live."""
+        engines = [engine_probe(h, s) for h, s in zip(self.handles, self.specs, strict=True)]
+        return [*engines, *([rank_probe(self.scorer)] if self.scorer else [])]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,6 +149,7 @@ class Builder:
             await self._spawn_engine(index, engines)
         await start_all(engines.handles, timeout_s=timeout_s)
         await run_all(engines.handles, "start", timeout_s=timeout_s)
+        await self._start_scorer(engines)
         await run_all(engines.handles, "wait_ready", timeout_s, timeout_s=timeout_s + 10)
         addresses = self.engine_addresses(engines)
         replay, bound_s = self.recipe.train.routing_replay, self.recipe.machine.request_timeout_s
@@ -149,6 +163,44 @@ class Builder:
             else None,
         )
         return engines.fleet
+
+    async def _start_scorer(self, engines: Engines) -> None:
+        """The process that holds the reward model, where the recipe asks one: on the first device,
+        which it shares with whoever else is there."""
+        folder, settings = self.spec.inputs.reward_model_dir, self.recipe.machine
+        if folder is None:
+            return
+        port = (await self.resources.free_ports(1, node=0))[0]
+        first = [slot for slot in self.plan.slots if slot.node == 0][:1]
+        engines.scorer = await self.cluster.spawn(
+            SCORER_NAME,
+            SCORER_TARGET,
+            node=0,
+            num_cpus=0.0,
+            kwargs={
+                "recipe": self.recipe,
+                "plan": self.plan,
+                "model_dir": str(folder),
+                "master_addr": self.resources.host(0),
+                "master_port": port,
+            },
+            environment=trainer_environment(
+                self.plan, self.resources.devices(first), self.resources.interfaces(0)
+            ),
+        )
+        await start_all([engines.scorer], timeout_s=settings.start_timeout_s)
+        await run_all([engines.scorer], "setup", timeout_s=settings.start_timeout_s)
+        ranks = RankGroup(
+            cluster=self.cluster,
+            ranks=[engines.scorer],
+            layout=TrainerLayout(),
+            step_timeout_s=settings.request_timeout_s,
+            async_save=False,
+        )
+        asked = self.recipe.rollout.reward_model
+        engines.scores = ScoreClient(
+            ranks, max_tokens=asked.max_tokens, row_tokens=self.plan.batch.max_row_tokens(1)
+        )
 
     async def _start_router(self, engines: Engines) -> str | None:
         """Its URL. None: a single engine needs none, nor do those that share the cores of one

@@ -215,11 +215,17 @@ def demonstrations_of(
     return trajectories
 
 
-def texts_for_vocabulary(data: Data) -> list[str]:
-    """What a scratch model's vocabulary is made of: the lines of the first file, those of a large
-    one up to SCRATCH_BYTES; of a file that is not text, its rows."""
+def texts_for_vocabulary(recipe: Recipe, data: Data, run: RunDir) -> list[str]:
+    """What a scratch model's vocabulary is made of: the lines of `model.scratch.vocabulary`, else
+    of the first file of `data`, those of a large one up to SCRATCH_BYTES; of a file that is not
+    text, its rows."""
     mixed = data.mix[0].path if data.mix else None
-    named = (data.demonstrations, data.prompts, data.train, mixed)
+    scratch, own = recipe.model.scratch, None
+    if scratch is not None and scratch.vocabulary is not None:
+        own = _local(
+            scratch.vocabulary, "vocabulary", "", run=run, seed=recipe.run.seed, output=None
+        )
+    named = (own, data.demonstrations, data.prompts, data.train, mixed)
     first = next(name for value in named for name in names_in(value))
     path = Path(file_named(first, key="data.prompts").name)
     if path.suffix in LINE_SUFFIXES:

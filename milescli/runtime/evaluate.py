@@ -91,7 +91,7 @@ def evaluate_run(
 
 def _serve_and_evaluate(spec: RunSpec, prestarted: Prestarted) -> EvalDone:
     """Start engines on the spec's model folder, evaluate, stop them."""
-    from milescli.runtime.build import Engines, engine_probe
+    from milescli.runtime.build import Engines
     from milescli.runtime.session import open_session
     from milescli.runtime.supervise import StopSignals, run_watched
 
@@ -103,13 +103,11 @@ def _serve_and_evaluate(spec: RunSpec, prestarted: Prestarted) -> EvalDone:
             await session.resources.take(timeout_s=recipe.machine.start_timeout_s)
             probes.append(session.cluster.check_nodes)
             fleet = await session.builder.start_engines(engines)
-            probes.extend(
-                engine_probe(h, s) for h, s in zip(engines.handles, engines.specs, strict=True)
-            )
+            probes.extend(engines.probes)
             episodes = evaluation_episodes(
                 recipe,
                 engine=fleet,
-                scorer=scorer_of(recipe),
+                scorer=scorer_of(recipe, engines.scores),
                 decode=inputs.tokenizer.decode,
                 vocab_size=inputs.facts.vocab_size,
             )

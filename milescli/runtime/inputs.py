@@ -40,6 +40,7 @@ from milescli.runtime.data_inputs import (
     texts_for_vocabulary,
     with_local_files,
 )
+from milescli.runtime.reward_model import reward_model_folder
 from milescli.runtime.scorers import rollout_of_source
 from milescli.train.objectives import load_objective
 
@@ -67,6 +68,8 @@ class RunInputs:
     """Trajectories or pairs of `data.train`; None where the run learns from what is sampled."""
     critic_dir: Path | None = None
     """A Hugging Face folder that gives scores; None: the run trains no critic."""
+    reward_model_dir: Path | None = None
+    """A Hugging Face folder that gives scores; None: no reward model is asked."""
     validation: list[Any] = dataclasses.field(default_factory=list)
     """Held-out ones; empty without `data.validation`."""
 
@@ -175,6 +178,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         rows=rows,
         validation=validation,
         critic_dir=_critic_folder(recipe, run, model_dir, facts, tokenizer, output=output),
+        reward_model_dir=reward_model_folder(recipe, run, tokenizer, output=output),
     )
 
 
@@ -260,7 +264,7 @@ def _model_folder(recipe: Recipe, run: RunDir, data: Data, *, output: Output | N
     if model.scratch is None:
         return model_dir_of(model, run, output=output)
     if not (run.own_model_dir / "model.safetensors").exists():
-        texts = texts_for_vocabulary(data)
+        texts = texts_for_vocabulary(recipe, data, run)
         make_scratch_tokenizer(texts, model.scratch.vocab_size, run.own_model_dir)
         scratch.make_model(model.scratch, run.own_model_dir, recipe.run.seed)
     return run.own_model_dir

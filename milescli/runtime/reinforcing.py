@@ -46,7 +46,7 @@ class ReinforceAttempt(Attempt):
         spec, recipe, inputs = self.spec, self.spec.recipe, self.spec.inputs
         parts = {
             "engine": fleet,
-            "scorer": scorer_of(recipe),
+            "scorer": scorer_of(recipe, self.engines.scores),
             "decode": inputs.tokenizer.decode,
             "vocab_size": inputs.facts.vocab_size,
         }

@@ -76,7 +76,7 @@ class RowAttempt(Attempt):
                 episodes=evaluation_episodes(
                     recipe,
                     engine=fleet,
-                    scorer=scorer_of(recipe),
+                    scorer=scorer_of(recipe, self.engines.scores),
                     decode=inputs.tokenizer.decode,
                     vocab_size=inputs.facts.vocab_size,
                 ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from milescli.recipe.data import MixSource
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout import rewards
+from milescli.rollout.rewards.reward_model import ScoreServer
 from milescli.rollout.scoring import BySource, Scoring
 
 
@@ -14,12 +15,12 @@ def rollout_of_source(recipe: Recipe, source: MixSource) -> Rollout:
     return recipe.rollout.model_copy(update={"reward": reward})
 
 
-def scorer_of(recipe: Recipe) -> Scoring:
+def scorer_of(recipe: Recipe, server: ScoreServer | None) -> Scoring:
     """The recipe's reward, bounded and retried as the recipe says; those of its mix, each for the
-    prompts of its source."""
-    usual = rewards.scorer_of(recipe.rollout)
+    prompts of its source. `server`: who holds the reward model; None: the recipe names none."""
+    usual = rewards.scorer_of(recipe.rollout, server)
     own = {
-        source.called: rewards.scorer_of(rollout_of_source(recipe, source))
+        source.called: rewards.scorer_of(rollout_of_source(recipe, source), server)
         for source in recipe.data.mix or []
         if source.reward is not None
     }

@@ -11,7 +11,7 @@ import torch
 from milescli.backends.megatron import model, replay, weights
 from milescli.backends.megatron.forward import Passes
 from milescli.backends.megatron.gathering import hf_buckets
-from milescli.backends.megatron.layer_specs import load_layer_spec
+from milescli.backends.megatron.layer_specs import DEFAULT, load_layer_spec
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.sleeping import HeldSleeper, Sleeper
 from milescli.models import load_facts, table
@@ -33,9 +33,10 @@ class HeldModel:
         dtype: torch.dtype,
         recompute: str = "none",
         replays_routing: bool = False,
+        layer_spec: str = DEFAULT,
     ) -> None:
-        """`recompute`: as the plan says, of a model that is trained. Raises CheckpointError for a
-        folder that is no model."""
+        """The last three: as plan and recipe say, of a model that is trained. Raises
+        CheckpointError for a folder that is no model."""
         self.folder, self.mesh = folder, mesh
         self.facts = load_facts(folder)
         self.table = table(self.facts)
@@ -48,7 +49,7 @@ class HeldModel:
             recompute=recompute,
             routing_replay=replays_routing,
         )
-        change = load_layer_spec(recipe.model.layer_spec)
+        change = load_layer_spec(layer_spec)
         gpt = model.build_model(config, self.facts, mesh, change_layer=change)
         self.weights = weights.local_weights(gpt, self.table, mesh)
         weights.load_hf(self.weights, self.table, folder=folder, mesh=mesh)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from milescli.backends.megatron import stepping
 from milescli.backends.megatron.mesh import Mesh
@@ -165,14 +164,7 @@ class Learner:
         for the first. None on ranks that do not speak for its tokens."""
         own = self._on_rank(shard)
         own.fill(Stream.OLD, self._score(own, Stream.OLD))
-        if not self.mesh.speaks_for_tokens:
-            return None
-        sequences = own.by_sequence(Stream.OLD)
-        if self.mesh.layout.cp > 1:
-            whole = torch.cat(sequences).to(self.mesh.device)
-            dist.all_reduce(whole, group=self.mesh.cp_group)
-            sequences = list(whole.cpu().split([len(values) for values in sequences]))
-        return None if self.mesh.cp_rank else [values.numpy() for values in sequences]
+        return own.told(Stream.OLD)
 
     def _objective(self, name: str) -> Objective[Any]:
         """Made once."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from milescli.backends.megatron.layers.attention import pack_row
 from milescli.backends.megatron.mesh import Mesh
@@ -159,6 +160,18 @@ class RankShard:
         """[N] of [n] a stream on the host, sequence by sequence."""
         values = self._streams[stream][: self.num_tokens]
         return list(values.split(np.diff(self.shard.cu_seqlens).tolist()))
+
+    def told(self, stream: Stream) -> list[np.ndarray] | None:
+        """[N] of [n] float32 as `by_sequence`, put together over context-parallel ranks; None on
+        ranks that do not speak for the shard's tokens. Collective."""
+        if not self._mesh.speaks_for_tokens:
+            return None
+        sequences = self.by_sequence(stream)
+        if self._mesh.layout.cp > 1:
+            whole = torch.cat(sequences).to(self._mesh.device)
+            dist.all_reduce(whole, group=self._mesh.cp_group)
+            sequences = list(whole.cpu().split([len(values) for values in sequences]))
+        return None if self._mesh.cp_rank else [values.numpy() for values in sequences]
 
 
 def _on_host(values: np.ndarray) -> torch.Tensor:

@@ -42,6 +42,7 @@ class TrainedModel(HeldModel):
             mesh=mesh,
             dtype=dtype,
             recompute=plan.trainer.recompute,
+            layer_spec=recipe.model.layer_spec,
             replays_routing=recipe.train.routing_replay and not load_facts(folder).scores,
         )
         self.model = self.passes.model = optimizer.wrap(self.model)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from milescli.backends.megatron.device import take_device
 from milescli.checkpoint.base import CRITIC_PART
 from milescli.core.errors import MilesError, WaitTimeout
 from milescli.core.lost_peer import sounds_like_lost_peer
@@ -68,18 +68,7 @@ class TrainerRank:
         Raises FitError, CheckpointError, or WaitTimeout where the ranks do not meet.
         """
         started = time.monotonic()
-        from milescli.backends.megatron import cpu_compat
-
-        on_host = cpu_compat.install()
-        self.device = torch.device("cpu") if on_host else torch.device("cuda", 0)
-        if on_host:
-            torch.set_num_threads(self.plan.cpu_threads)
-        else:
-            from milescli.backends.megatron.layers.attention import avoid_cudnn
-
-            torch.cuda.set_device(self.device)
-            avoid_cudnn()
-        _quieten()
+        self.device = take_device(self.plan)
         self.facts = load_facts(self.model_dir)
         from milescli.backends.megatron import mesh
 
@@ -293,9 +282,3 @@ class TrainerRank:
 def _sha256(tensor: torch.Tensor) -> str:
     raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
     return hashlib.sha256(raw.numpy()).hexdigest()
-
-
-def _quieten() -> None:
-    """Megatron announces every layer and buffer at level INFO and warns of what this room has
-    chosen on purpose."""
-    logging.getLogger("megatron").setLevel(logging.ERROR)

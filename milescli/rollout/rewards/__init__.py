@@ -11,6 +11,7 @@ from milescli.recipe.schema import Rollout
 from milescli.rollout.base import BoundedReward, RewardFn
 from milescli.rollout.rewards.forms import Form, form_of
 from milescli.rollout.rewards.processes import ProcessReward
+from milescli.rollout.rewards.reward_model import ScoreServer
 from milescli.rollout.scoring import Scorer, Scoring, WeightedScorer, is_async
 
 _ROOM = "milescli.rollout.rewards"
@@ -28,6 +29,7 @@ REWARDS = Registry(
         "reasoning_gym": f"{_ROOM}.reasoning_gym_tasks:reasoning_gym",
         "judge": f"{_ROOM}.judge:judge",
         "remote": f"{_ROOM}.remote:remote",
+        "reward_model": f"{_ROOM}.reward_model:reward_model",
         "format": f"{_ROOM}.format:format",
         "length": f"{_ROOM}.length:length",
     },
@@ -35,9 +37,11 @@ REWARDS = Registry(
     others=(Form.GROUP.value, Form.BATCH.value),
 )
 """A built-in one may have more than a RewardFn: `needs_label: bool`; `takes_num_tokens: bool`,
-where it is told `num_tokens`; `made_for(rollout)`, the same reward with the recipe's settings,
-which raises RecipeError where they will not do; `runs_apart: bool`, where it is called in processes
-of its own, as one of the user's is."""
+where it is told `num_tokens`; `takes_token_ids: bool`, where it is told `token_ids`, prompt and
+response as the policy saw and made them; `made_for(rollout)`, the same reward with the recipe's
+settings, which raises RecipeError where they will not do; `served_by(server)`, the same with the
+run's ScoreServer; `runs_apart: bool`, where it is called in processes of its own, as one of the
+user's is."""
 
 
 def load_rewards(rollout: Rollout) -> dict[str, RewardFn | BoundedReward]:
@@ -70,12 +74,12 @@ def in_processes(name: str, rollout: Rollout) -> ProcessReward | None:
     )
 
 
-def scorer_of(rollout: Rollout) -> Scoring:
+def scorer_of(rollout: Rollout, server: ScoreServer | None = None) -> Scoring:
     """The recipe's rewards, bounded and retried as the recipe says; those of the user's in
-    processes of their own."""
+    processes of their own. `server`: who holds the reward model, where one is named."""
     scorers = {
         name: Scorer(
-            in_processes(name, rollout) or reward,
+            in_processes(name, rollout) or _served(reward, server),
             name=name,
             timeout_s=rollout.reward_timeout_s,
             retries=rollout.reward_retries,
@@ -95,6 +99,10 @@ def label_checks(rollout: Rollout) -> dict[str, RewardFn]:
         name: cast(RewardFn, _apart(name) if _runs_apart(name) else reward)
         for name, reward in load_rewards(rollout).items()
     }
+
+
+def _served(reward: RewardFn | BoundedReward, server: ScoreServer | None) -> Any:
+    return reward.served_by(server) if hasattr(reward, "served_by") else reward
 
 
 def _runs_apart(name: str) -> bool:

@@ -1,0 +1,70 @@
+"""The reward `reward_model`: a model with a score head, held by a process of the run, scores the
+tokens that the policy read and sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from milescli.recipe.rewards import RewardModelSettings
+from milescli.recipe.schema import Rollout
+
+AT_ONCE = 4096
+"""Calls that may wait for a score: what comes meanwhile is the next batch."""
+
+
+class ScoreServer(Protocol):
+    """Who holds the model."""
+
+    async def score(self, token_ids: Sequence[int]) -> float:
+        """Of one line of tokens, read when all of it was. Bounded in time; raises WaitTimeout or
+        WorkerDied with names."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelReward:
+    """What the model says of a response behind its prompt, token by token as they were sampled;
+    without bounds unless `rollout.reward_model.clip` sets them."""
+
+    settings: RewardModelSettings
+    server: ScoreServer | None = None
+    """None: only checked, not asked."""
+
+    scores_groups = False
+    takes_token_ids = True
+    max_concurrency = AT_ONCE
+
+    def made_for(self, rollout: Rollout) -> ModelReward:
+        """See REWARDS."""
+        return ModelReward(rollout.reward_model)
+
+    def served_by(self, server: ScoreServer | None) -> ModelReward:
+        """See REWARDS."""
+        return ModelReward(self.settings, server)
+
+    async def __call__(
+        self, *, prompt: str, response: str, label: str | None, token_ids: Sequence[int] = ()
+    ) -> float:
+        """See the class; `prompt`, `response` and `label` are not looked at."""
+        assert self.server is not None, "nobody holds the reward model"
+        score = await self.server.score(token_ids)
+        most = self.settings.clip
+        return score if most is None else max(-most, min(most, score))
+
+    async def score(
+        self,
+        *,
+        prompt: str,
+        response: str,
+        label: str | None,
+        timeout_s: float,
+        token_ids: Sequence[int] = (),
+    ) -> float:
+        """As BoundedReward: its server bounds it."""
+        return await self(prompt=prompt, response=response, label=label, token_ids=token_ids)
+
+
+reward_model = ModelReward(RewardModelSettings())
+"""The built-in reward `reward_model`; without settings there is no model."""
