@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from milescli.backends.megatron.sleeping import to_host
 from milescli.core.errors import RecipeError
 
 
@@ -22,7 +23,7 @@ class Reference:
 
     def freeze(self) -> None:
         """The current weights become the reference."""
-        self._frozen = [_to_host(parameter.detach()) for parameter in self._model.parameters()]
+        self._frozen = [to_host(parameter.detach()) for parameter in self._model.parameters()]
 
     @property
     def frozen(self) -> list[torch.Tensor] | None:
@@ -41,7 +42,7 @@ class Reference:
                 fix="--set train.kl_coef=0",
             )
         parameters = list(self._model.parameters())
-        current = [_to_host(parameter.detach()) for parameter in parameters]
+        current = [to_host(parameter.detach()) for parameter in parameters]
         try:
             for parameter, frozen in zip(parameters, self._frozen, strict=True):
                 parameter.copy_(frozen, non_blocking=True)
@@ -49,11 +50,3 @@ class Reference:
         finally:
             for parameter, kept in zip(parameters, current, strict=True):
                 parameter.copy_(kept)
-
-
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy; pinned where it comes from an accelerator, so that it returns at full speed."""
-    if tensor.device.type == "cpu":
-        return tensor.clone()
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-    return copy.copy_(tensor)

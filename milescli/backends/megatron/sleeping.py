@@ -76,3 +76,41 @@ class Sleeper:
 
     def _buffers(self) -> list:
         return [*self._model.buffers, *self._model.expert_parallel_buffers]
+
+
+class HeldSleeper:
+    """The same of a model that is not trained: its weights never change, so that their copy in host
+    memory is made once."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        """Only the memory behind its parameters comes and goes."""
+        self._model = model
+        self._on_host: list[torch.Tensor] = []
+        self._asleep = False
+
+    def sleep(self) -> None:
+        """No weights on the device."""
+        if self._asleep:
+            return
+        parameters = list(self._model.parameters())
+        self._on_host = self._on_host or [to_host(each.detach()) for each in parameters]
+        for parameter, kept in zip(parameters, self._on_host, strict=True):
+            parameter.data = kept
+        torch.cuda.empty_cache()
+        self._asleep = True
+
+    def wake(self) -> None:
+        """They are back."""
+        if not self._asleep:
+            return
+        for parameter in self._model.parameters():
+            parameter.data = parameter.data.to("cuda", non_blocking=True)
+        self._asleep = False
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy; pinned where it comes from an accelerator, so that it returns at full speed."""
+    if tensor.device.type == "cpu":
+        return tensor.clone()
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    return copy.copy_(tensor)

@@ -1,33 +1,28 @@
-"""One model that is trained on a rank, whole: its part of the weights, the optimizer, its passes,
-its place in checkpoints and on the device. A rank has one for the policy, and one for a critic."""
+"""One model that is trained on a rank, whole: what a rank holds of any, the optimizer, and its
+place in checkpoints. A rank has one for the policy, and one for a critic."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from milescli.backends.megatron import model, optimizer, replay, stepping, weights
+from milescli.backends.megatron import optimizer, stepping
 from milescli.backends.megatron.checkpoint import CheckpointIO
-from milescli.backends.megatron.forward import Passes
-from milescli.backends.megatron.gathering import hf_buckets
-from milescli.backends.megatron.layer_specs import load_layer_spec
+from milescli.backends.megatron.held import HeldModel
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.microbatch import Microbatch
 from milescli.backends.megatron.sleeping import Sleeper
 from milescli.backends.megatron.weights import TIED_OUTPUT
-from milescli.models import load_facts, table
+from milescli.models import load_facts
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Optimizer
-from milescli.weights.base import Bucket
-
-_MIB = 2**20
 
 
-class TrainedModel:
-    """Made of a Hugging Face folder; its weights are the folder's."""
+class TrainedModel(HeldModel):
+    """Made of a Hugging Face folder; its first weights are the folder's."""
 
     def __init__(
         self,
@@ -41,36 +36,21 @@ class TrainedModel:
     ) -> None:
         """`rule`: the optimizer, which may be another than the recipe's. Raises CheckpointError for
         a folder that cannot be trained."""
-        self.folder, self.mesh = folder, mesh
-        self.facts = load_facts(folder)
-        self.table = table(self.facts)
-        self._bucket_bytes = recipe.weights.bucket_mib * _MIB
-        config = model.build_config(
-            self.facts,
-            plan.trainer,
+        super().__init__(
+            folder,
+            recipe=recipe,
+            mesh=mesh,
             dtype=dtype,
-            device=mesh.device,
             recompute=plan.trainer.recompute,
-            routing_replay=recipe.train.routing_replay and not self.facts.scores,
+            replays_routing=recipe.train.routing_replay and not load_facts(folder).scores,
         )
-        change = load_layer_spec(recipe.model.layer_spec)
-        gpt = model.build_model(config, self.facts, mesh, change_layer=change)
-        self.weights = weights.local_weights(gpt, self.table, mesh)
-        weights.load_hf(self.weights, self.table, folder=folder, mesh=mesh)
-        self.model = optimizer.wrap(gpt)
+        self.model = self.passes.model = optimizer.wrap(self.model)
         self.optimizer = optimizer.make_optimizer(
             self.model, rule, dtype=dtype, on_host=plan.trainer.offload_optimizer
         )
         self.sleeper = Sleeper(self.model, self.optimizer)
         self.checkpoints = CheckpointIO(
             self.model, self.optimizer, timeout_s=recipe.machine.step_timeout_s
-        )
-        self.passes = Passes(
-            model=self.model,
-            mesh=mesh,
-            vocab_size=self.facts.vocab_size,
-            gives_scores=self.facts.scores,
-            routers=replay.own_routers(gpt),
         )
 
     def gradients(
@@ -106,7 +86,3 @@ class TrainedModel:
             if name != TIED_OUTPUT:
                 parameter.copy_(theirs[name])
         self.optimizer.reload_model_params()
-
-    def buckets(self) -> Iterator[Bucket]:
-        """The whole model under Hugging Face names. Collective: all ranks consume all of it."""
-        return hf_buckets(self.weights, self.table, mesh=self.mesh, bucket_bytes=self._bucket_bytes)

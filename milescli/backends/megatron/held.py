@@ -1,0 +1,67 @@
+"""One model as a rank holds it: its part of the weights, its passes, its place on the device. What
+is not trained (a teacher, a reward model) is no more than that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from milescli.backends.megatron import model, replay, weights
+from milescli.backends.megatron.forward import Passes
+from milescli.backends.megatron.gathering import hf_buckets
+from milescli.backends.megatron.layer_specs import load_layer_spec
+from milescli.backends.megatron.mesh import Mesh
+from milescli.backends.megatron.sleeping import HeldSleeper, Sleeper
+from milescli.models import load_facts, table
+from milescli.recipe.schema import Recipe
+from milescli.weights.base import Bucket
+
+_MIB = 2**20
+
+
+class HeldModel:
+    """Made of a Hugging Face folder; its weights are the folder's."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        recipe: Recipe,
+        mesh: Mesh,
+        dtype: torch.dtype,
+        recompute: str = "none",
+        replays_routing: bool = False,
+    ) -> None:
+        """`recompute`: as the plan says, of a model that is trained. Raises CheckpointError for a
+        folder that is no model."""
+        self.folder, self.mesh = folder, mesh
+        self.facts = load_facts(folder)
+        self.table = table(self.facts)
+        self._bucket_bytes = recipe.weights.bucket_mib * _MIB
+        config = model.build_config(
+            self.facts,
+            mesh.layout,
+            dtype=dtype,
+            device=mesh.device,
+            recompute=recompute,
+            routing_replay=replays_routing,
+        )
+        change = load_layer_spec(recipe.model.layer_spec)
+        gpt = model.build_model(config, self.facts, mesh, change_layer=change)
+        self.weights = weights.local_weights(gpt, self.table, mesh)
+        weights.load_hf(self.weights, self.table, folder=folder, mesh=mesh)
+        self.model: torch.nn.Module = gpt
+        self.sleeper: Sleeper | HeldSleeper = HeldSleeper(gpt)
+        self.passes = Passes(
+            model=gpt,
+            mesh=mesh,
+            vocab_size=self.facts.vocab_size,
+            gives_scores=self.facts.scores,
+            routers=replay.own_routers(gpt),
+        )
+
+    def buckets(self) -> Iterator[Bucket]:
+        """The whole model under Hugging Face names. Collective: all ranks consume all of it."""
+        return hf_buckets(self.weights, self.table, mesh=self.mesh, bucket_bytes=self._bucket_bytes)
