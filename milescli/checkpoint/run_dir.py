@@ -115,6 +115,10 @@ class RunDir:
         """The model that the run's critic is made of."""
         return self.path / "critic-model"
 
+    def teacher_model_dir(self, number: int) -> Path:
+        """A teacher's model, where another run's checkpoint was written out to be one."""
+        return self.path / f"teacher-{number}-model"
+
     @property
     def own_model_dir(self) -> Path:
         """The model that miles made for this run: from a seed, or from a converted checkpoint."""

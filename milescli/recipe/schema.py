@@ -21,7 +21,7 @@ from milescli.recipe.rewards import (
     RemoteSettings,
 )
 from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
-from milescli.recipe.train import OF_PAIRS, OF_SCORES, REFERENCE_FREE, Train
+from milescli.recipe.train import OF_PAIRS, OF_SCORES, REFERENCE_FREE, Teacher, Train
 
 
 class Rollout(Section):
@@ -318,6 +318,11 @@ class Recipe(Section):
     def has_critic(self) -> bool:
         """Whether a critic is trained beside the policy."""
         return self.train.credit == "gae" and not self.learns_from_rows
+
+    @property
+    def teachers(self) -> list[Teacher]:
+        """Those of `train.distill`."""
+        return self.train.distill.teachers
 
     @property
     def sequences_per_row(self) -> int:

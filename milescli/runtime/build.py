@@ -102,6 +102,7 @@ class Builder:
                 "critic_dir": str(self.spec.inputs.critic_dir)
                 if self.spec.inputs.critic_dir
                 else None,
+                "teacher_dirs": [str(folder) for folder in self.spec.inputs.teacher_dirs],
                 "channel": CHANNELS.path_of(self.plan.channel, key="weights.channel")
                 if self.plan.engines.num
                 else None,

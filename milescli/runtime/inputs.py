@@ -41,6 +41,7 @@ from milescli.runtime.data_inputs import (
     with_local_files,
 )
 from milescli.runtime.scorers import rollout_of_source
+from milescli.runtime.teachers import teacher_folders
 from milescli.train.objectives import load_objective
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class RunInputs:
     """Trajectories or pairs of `data.train`; None where the run learns from what is sampled."""
     critic_dir: Path | None = None
     """A Hugging Face folder that gives scores; None: the run trains no critic."""
+    teacher_dirs: tuple[Path, ...] = ()
+    """Hugging Face folders of `train.distill.teachers`, in order."""
     validation: list[Any] = dataclasses.field(default_factory=list)
     """Held-out ones; empty without `data.validation`."""
 
@@ -118,6 +121,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
             model_dir, run.score_model_dir, pad_id=tokenizer.pad_id, seed=recipe.run.seed
         )
     facts = load_facts(model_dir)
+    teachers = teacher_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output)
     reports: dict[str, SourceReport | ExampleReport] = {}
     rows, validation = _rows(recipe, data, tokenizer, reports, output=output)
 
@@ -174,6 +178,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         reports=reports,
         rows=rows,
         validation=validation,
+        teacher_dirs=tuple(teachers),
         critic_dir=_critic_folder(recipe, run, model_dir, facts, tokenizer, output=output),
     )
 

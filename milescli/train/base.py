@@ -33,8 +33,8 @@ class TrainSequence:
     loss_mask: np.ndarray
     """[n] bool; True where the token is trained on."""
     streams: Mapping[str, np.ndarray]
-    """By `Stream`, or a name of the objective's own: [n] float32. All sequences of a step have the
-    same."""
+    """By `Stream`, or a name of the objective's own: [n] float32, or [n, k]. All sequences of
+    a step have the same."""
     token_weight: float
     """Of the loss of each trained token, in the numerator of the update's mean."""
     share: float
@@ -75,7 +75,7 @@ class TrainShard:
     """[N] float32 weight of each trained token of a sequence: the loss of an update is the sum over
     its trained tokens of weight * token loss, whatever the split into ranks and microbatches."""
     streams: Mapping[str, np.ndarray]
-    """Each [T] float32."""
+    """Each [T] float32, or [T, k]; `Stream.CANDIDATES` int32."""
     updates: list[list[list[int]]]
     """updates[u][m]: sequences of microbatch m in optimizer update u. All ranks have equally many
     microbatches in an update; one may be empty where there are too few sequences to go round. A

@@ -30,6 +30,7 @@ REWARDS = Registry(
         "remote": f"{_ROOM}.remote:remote",
         "format": f"{_ROOM}.format:format",
         "length": f"{_ROOM}.length:length",
+        "none": f"{_ROOM}.none:none",
     },
     signature=Form.SINGLE.value,
     others=(Form.GROUP.value, Form.BATCH.value),
