@@ -3,6 +3,7 @@ out, and held against the policy, whose tokens they must know. Called by `inputs
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from milescli.conversion.source import CheckpointSource, find_checkpoint
 from milescli.core.errors import RecipeError
 from milescli.models import ModelFacts, load_facts, parse_facts
 from milescli.models.base import CONFIG_NAME
-from milescli.recipe.schema import Recipe
+from milescli.recipe.schema import Recipe, RunSettings
 from milescli.recipe.templates import shipped_shape
 from milescli.recipe.train import Teacher
 from milescli.rollout.tokenizer import RAW, ChatTokenizer, load_tokenizer
@@ -60,13 +61,19 @@ def _require(teacher: Teacher) -> Path:
             why="`train.distill.teachers` names a Hugging Face folder, a name on the hub, or the "
             "directory of a run",
             fix=[
-                f"miles launch --recipe quickstart-sft --name {folder.name}"
-                if folder.parent.name == "runs"
-                else f"miles export RUN --to {teacher.path}",
+                _command_that_makes(folder),
                 "--set 'train.distill.teachers=[{path: FOLDER}]'",
             ],
         )
     return folder
+
+
+def _command_that_makes(folder: Path) -> str:
+    """A run is called by its recipe and a number, unless it was given a name."""
+    of_run = re.fullmatch(r"(.+)-\d+", folder.name)
+    if folder.parent.name == RunSettings().dir and of_run:
+        return f"miles launch --recipe {of_run[1]} --name {folder.name}"
+    return f"miles export RUN --to {folder}"
 
 
 def _is_checkpoint(folder: Path) -> bool:
