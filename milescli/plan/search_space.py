@@ -118,7 +118,8 @@ def search_space(
             response_tokens=max(1.0, longest_response * MEAN_SHARE),
             longest_response=longest_response,
             updates=train.updates_per_step,
-            extra_forwards=scores + teacher_passes(teachers, table),
+            extra_forwards=scores
+            + (0 if recipe.caches_teacher else teacher_passes(teachers, table)),
             size=size,
             bucket_bytes=bucket,
         ),

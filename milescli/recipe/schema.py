@@ -325,6 +325,11 @@ class Recipe(Section):
         return self.train.distill.teachers
 
     @property
+    def caches_teacher(self) -> bool:
+        """Whether what teachers say of the rows is computed once and kept."""
+        return self.train.objective == "distillation" and self.train.distill.cache
+
+    @property
     def sequences_per_row(self) -> int:
         """2: a chosen and a rejected response."""
         return 2 if self.train.objective in OF_PAIRS else 1

@@ -175,6 +175,10 @@ class Distill(Section):
     """reverse, forward: tokens of the teacher at each position."""
     coef: PositiveFloat = 1.0
     """Weight of that distance."""
+    cache: bool = True
+    """distillation: what teachers say of the rows is computed once, before the first step, and kept
+    in the run directory, 8 x `top_k` bytes a token; then they are dismissed. false: they stay, and
+    say it at each step."""
     reward_weight: NonNegativeFloat = 0.0
     """Weight of the advantages that rewards give; 0: the teacher alone, and `rollout.reward` may be
     none."""

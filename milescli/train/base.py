@@ -204,6 +204,13 @@ class Trainer(Protocol):
         """Per sequence of the batch, [n] float32 log-prob of each token given those before it, at
         the shard's temperature; 0.0 for the first. No gradient, nothing changes."""
 
+    async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Per sequence of the batch, [n, k] int32 the teacher's likeliest tokens in the place of
+        each token, and [n, k] float32 their log-probs; the first row means nothing."""
+
+    async def dismiss_teachers(self) -> None:
+        """Nobody asks them again: their memory is free."""
+
     async def publish(self, version: WeightVersion) -> None:
         """Send the current weights to the engines. The caller has paused them, and tells them
         afterwards that they hold `version`."""

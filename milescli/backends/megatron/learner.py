@@ -195,9 +195,21 @@ class Learner:
         for the first. None on ranks that do not speak for its tokens."""
         own = self._on_rank(shard)
         own.fill(Stream.OLD, self._score(own, Stream.OLD))
+        return self._told(own, Stream.OLD)
+
+    def ask_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
+        """Per sequence of the shard, [n, k] the teacher's likeliest tokens and their log-probs.
+        None on ranks that do not speak for its tokens."""
+        own = self._on_rank(shard)
+        self._ask_teachers(own, with_candidates=True)
+        ids, logprobs = (self._told(own, stream) for stream in (Stream.CANDIDATES, Stream.TEACHER))
+        return None if ids is None or logprobs is None else list(zip(ids, logprobs, strict=True))
+
+    def _told(self, own: RankShard, stream: Stream) -> list[np.ndarray] | None:
+        """A stream sequence by sequence, of all context-parallel ranks, by one of them."""
         if not self.mesh.speaks_for_tokens:
             return None
-        sequences = own.by_sequence(Stream.OLD)
+        sequences = own.by_sequence(stream)
         if self.mesh.layout.cp > 1:
             whole = torch.cat(sequences).to(self.mesh.device)
             dist.all_reduce(whole, group=self.mesh.cp_group)

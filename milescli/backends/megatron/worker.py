@@ -180,6 +180,15 @@ class TrainerRank:
         with self._named("scoring samples"):
             return self.learner.score(shard)
 
+    def ask_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
+        """See `Learner`."""
+        with self._named("asking teachers"):
+            return self.learner.ask_teachers(shard)
+
+    def dismiss_teachers(self) -> None:
+        """Give their memory back."""
+        self.learner.teachers.clear()
+
     def freeze_reference(self) -> None:
         """The current weights become the reference of the KL term, kept in host memory."""
         self.reference.freeze()

@@ -3,11 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from milescli.core.types import Trajectory
 from milescli.recipe.schema import Recipe
-from milescli.train.base import Figure, TokenLoss
+from milescli.train.base import Figure, TokenLoss, TrainSequence
 from milescli.train.distill import divergence, needs_of
 from milescli.train.objectives.supervised import Supervised
 from milescli.train.packed_tokens import PackedTokens
+from milescli.train.streams import Stream
 
 
 class Distillation(Supervised):
@@ -17,7 +24,17 @@ class Distillation(Supervised):
         """`train.distill` of the recipe."""
         super().__init__(recipe=recipe)
         self.settings = recipe.train.distill
-        self.needs = needs_of(self.settings)
+        self.needs = frozenset() if recipe.caches_teacher else needs_of(self.settings)
+
+    def sequences(self, items: Sequence[Trajectory]) -> list[TrainSequence]:
+        """One for each trajectory, with what the teacher said of it where that is kept."""
+        made = super().sequences(items)
+        if self.needs:
+            return made
+        return [
+            replace(sequence, streams=_said(item))
+            for sequence, item in zip(made, items, strict=True)
+        ]
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
         """coef * KL, see `divergence`; beside it -log pi(token), which nothing is learned from."""
@@ -32,3 +49,12 @@ class Distillation(Supervised):
             loss=self.settings.coef * apart,
             figures={name: Figure(values.detach()) for name, values in shown.items()},
         )
+
+
+def _said(item: Trajectory) -> dict[str, np.ndarray]:
+    assert item.teacher is not None, "rows are asked about before the first step"
+    shape = (item.num_tokens, item.teacher.topk)
+    return {
+        Stream.CANDIDATES: np.frombuffer(item.teacher.token_ids, np.int32).reshape(shape),
+        Stream.TEACHER: np.frombuffer(item.teacher.logprobs, np.float32).reshape(shape),
+    }

@@ -3,19 +3,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from milescli.core.types import StepReport
+import numpy as np
+
+from milescli.core.types import StepReport, TeacherTokens
 from milescli.rollout.trajectories import demonstration
-from milescli.train.base import TrainShard
+from milescli.train.base import TrainSequence, TrainShard
 from milescli.train.objectives import load_objective, sequences_from
 from milescli.train.packing import pack
 from tests.backends.megatron.harness import (
     MICROBATCH_TOKENS,
+    everywhere,
     make_groups,
     policy_shard,
     trainer,
 )
+
+if TYPE_CHECKING:
+    from milescli.backends.megatron.worker import TrainerRank
 
 NUM_STEPS, LR = 5, 1e-2
 SOURCES = ("sums", "words")
@@ -25,7 +32,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "sampled": {"kl": "sampled", "coef": 0.5, "reward_weight": 0.7},
     "reverse": {"kl": "reverse", "coef": 0.8, "reward_weight": 0.3, "top_k": 7},
     "forward": {"kl": "forward", "top_k": 130},
-    "rows": {"kl": "forward", "coef": 2.0, "top_k": 5},
+    "rows": {"kl": "forward", "coef": 2.0, "top_k": 5, "cache": False},
+    "rows cached": {"kl": "reverse", "coef": 2.0, "top_k": 5},
 }
 LAYOUTS = {
     "one": {"": {}},
@@ -58,7 +66,7 @@ def distill_cases(which: str, models: dict[str, str]) -> list[dict[str, Any]]:
 
 def teachers_of(kind: str) -> tuple[str, ...]:
     """Rows have one teacher."""
-    return TEACHERS[:1] if kind == "rows" else TEACHERS
+    return TEACHERS[:1] if kind.startswith("rows") else TEACHERS
 
 
 def distill_steps(
@@ -72,7 +80,7 @@ def distill_steps(
     layout: dict[str, Any],
 ) -> list[StepReport]:
     """A few steps of one kind."""
-    of_rows = kind == "rows"
+    of_rows = kind.startswith("rows")
     named = [
         {"path": folder, "sources": None if of_rows else [source]}
         for folder, source in zip(teachers, SOURCES, strict=False)
@@ -98,15 +106,27 @@ def distill_steps(
     return reports
 
 
-def _rows(made: Any, step: int) -> TrainShard:
+def _rows(made: TrainerRank, step: int) -> TrainShard:
     rows = [
         demonstration(group.prompt.token_ids, group.samples[0].response_ids or [1])
         for group in make_groups(step, vocab_size=made.facts.vocab_size)
     ]
-    name = "distillation"
+    objective = load_objective("distillation", made.recipe)
+    if made.recipe.caches_teacher:
+        plain = load_objective("supervised", made.recipe).sequences(rows)
+        said = everywhere(made, made.ask_teachers, _shard(made, plain, "supervised"))
+        rows = [replace(row, teacher=_kept(*parts)) for row, parts in zip(rows, said, strict=True)]
+    return _shard(made, sequences_from(objective, rows, name="distillation"), "distillation")
+
+
+def _kept(ids: np.ndarray, logprobs: np.ndarray) -> TeacherTokens:
+    return TeacherTokens(token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), topk=ids.shape[1])
+
+
+def _shard(made: TrainerRank, sequences: list[TrainSequence], objective: str) -> TrainShard:
     batch = pack(
-        sequences_from(load_objective(name, made.recipe), rows, name=name),
-        objective=name,
+        sequences,
+        objective=objective,
         dp=made.mesh.layout.dp,
         max_tokens_per_microbatch=MICROBATCH_TOKENS,
     )

@@ -3,8 +3,8 @@ tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch.distributed as dist
@@ -134,15 +134,15 @@ def rows_shard(made: TrainerRank, rows: list[list[int]], *, cap: int = 64) -> Tr
 
 def scores_everywhere(made: TrainerRank, shard: TrainShard) -> list[list[float]]:
     """[sequences of the batch][tokens], put together from all ranks."""
-    own = made.score(shard)
+    return [values.tolist() for values in everywhere(made, made.score, shard)]
+
+
+def everywhere(made: TrainerRank, ask: Callable[[TrainShard], Any], shard: TrainShard) -> list[Any]:
+    """What is said of each sequence of the batch, put together from all ranks."""
+    own = ask(shard)
     told: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(told, own and (shard.sequence_ids.tolist(), own))
-    rows = {
-        number: values.tolist()
-        for part in told
-        if part
-        for number, values in zip(*part, strict=True)
-    }
+    rows = {number: values for part in told if part for number, values in zip(*part, strict=True)}
     return [rows[number] for number in sorted(rows)]
 
 

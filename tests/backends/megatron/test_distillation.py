@@ -55,7 +55,7 @@ def plain(
 
 
 def _request(kind: str, models: dict[str, str]) -> dict:
-    of_rows = kind == "rows"
+    of_rows = kind.startswith("rows")
     steps = [_rows(step) if of_rows else _samples(step) for step in range(NUM_STEPS)]
     return {
         "coef": 1.0,
