@@ -115,6 +115,10 @@ class RunDir:
         """The model that the run's critic is made of."""
         return self.path / "critic-model"
 
+    def teacher_model_dir(self, number: int) -> Path:
+        """A teacher's model, where another run's checkpoint was written out to be one."""
+        return self.path / f"teacher-{number}-model"
+
     @property
     def reward_model_dir(self) -> Path:
         """The reward model that the run asks, where it is the checkpoint of another run."""

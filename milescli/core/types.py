@@ -67,6 +67,17 @@ class RoutedExperts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherTokens:
+    """What a teacher would have said at each token of a trajectory: its likeliest tokens."""
+
+    token_ids: bytes
+    """int32, row-major [num_tokens, topk]; row 0 means nothing."""
+    logprobs: bytes
+    """float32, the same shape."""
+    topk: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One line of tokens as a model saw and made it. There is no split into prompt and response:
     the mask says which tokens the policy sampled. Token ids are never made again from text.
@@ -86,6 +97,8 @@ class Trajectory:
     """Cover all sampled tokens, ascending; more than one where weights changed in the middle."""
     routed_experts: RoutedExperts | None = None
     """Only with `train.routing_replay=true` on a mixture-of-experts model."""
+    teacher: TeacherTokens | None = None
+    """Only with `train.distill.cache`."""
 
     @property
     def num_tokens(self) -> int:

@@ -86,6 +86,7 @@ def fit_main_memory(
     slots: Sequence[Slot],
     size: int,
     log: Log,
+    teachers: Sequence[ModelFacts] = (),
 ) -> Fitted:
     """Microbatches as large as there is room for, recompute where smaller ones are not enough, and
     caches of what is left. `size`: bytes of a weight.
@@ -102,7 +103,8 @@ def fit_main_memory(
     if recipe.train.recompute == "auto":
         asked.append(replace(trainer, recompute="full"))
     for layout, cap in product(asked, _caps(recipe, trainer)):
-        node = _fullest(memory, _load(recipe, layout, cap=cap, size=size), layout, engines, slots)
+        load = _load(recipe, layout, cap=cap, size=size, teachers=teachers)
+        node = _fullest(memory, load, layout, engines, slots)
         if node.total + node.num_shards * least <= budget:
             break
     else:
@@ -148,7 +150,14 @@ def _caps(recipe: Recipe, trainer: TrainerLayout) -> list[int]:
     return [*halves, least]
 
 
-def _load(recipe: Recipe, trainer: TrainerLayout, *, cap: int, size: int) -> TrainerLoad:
+def _load(
+    recipe: Recipe,
+    trainer: TrainerLayout,
+    *,
+    cap: int,
+    size: int,
+    teachers: Sequence[ModelFacts],
+) -> TrainerLoad:
     tokens = recipe.sequences_per_step * recipe.longest_sequence
     most = -(-tokens // (trainer.dp * trainer.cp))
     return TrainerLoad(
@@ -157,6 +166,8 @@ def _load(recipe: Recipe, trainer: TrainerLayout, *, cap: int, size: int) -> Tra
         num_microbatches=trainer.pp,
         keeps_reference=recipe.keeps_reference,
         critic="beside" if recipe.has_critic else "none",
+        teachers=tuple(teachers),
+        teachers_beside=True,
         sleeps=False,
         bucket_bytes=bucket_bytes(recipe.weights.bucket_mib),
         packing=Packing(imbalance=recipe.train.expert_imbalance),

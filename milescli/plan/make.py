@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from milescli import models
 from milescli.core.errors import FitError
-from milescli.core.units import format_duration
+from milescli.core.units import format_bytes, format_duration
 from milescli.models.facts import ModelFacts
 from milescli.plan.batch import batch_plan
 from milescli.plan.decisions import Log
 from milescli.plan.forecast import forecast
+from milescli.plan.legal import check_layout
 from milescli.plan.main_memory import Fitted, fit_main_memory
 from milescli.plan.on_cpu import engines_on_cpu, trainer_on_cpu, why_no_pair
 from milescli.plan.on_devices import Pair, engine_context, plan_devices
@@ -24,6 +26,7 @@ from milescli.plan.placement import (
     note_idle_devices,
 )
 from milescli.plan.remedies import with_remedies
+from milescli.plan.search_space import teacher_passes
 from milescli.plan.types import (
     NO_ENGINES,
     EngineLayout,
@@ -36,12 +39,19 @@ from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
 
-def make_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
-    """The plan of this recipe on this machine. Raises FitError with the equation where a pin is
-    illegal or does not fit, and with fixes that were tried."""
+def make_plan(
+    recipe: Recipe,
+    machine: Machine,
+    facts: ModelFacts,
+    *,
+    teachers: Sequence[ModelFacts] = (),
+) -> Plan:
+    """The plan of this recipe on this machine. `teachers`: those of `train.distill`, in order.
+    Raises FitError with the equation where a pin is illegal or does not fit, and with fixes that
+    were tried."""
 
     def plans(other: Recipe) -> Plan:
-        return _planned(other, machine, facts)
+        return _planned(other, machine, facts, teachers)
 
     try:
         return plans(recipe)
@@ -57,11 +67,15 @@ def try_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan | None
         return None
 
 
-def _planned(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
+def _planned(
+    recipe: Recipe, machine: Machine, facts: ModelFacts, teachers: Sequence[ModelFacts] = ()
+) -> Plan:
     """`engines.placement: auto` takes the other placement where the first does not fit."""
     log = Log()
     per_node = devices_per_node(recipe, machine, log)
-    inputs = _PlanInputs(recipe=recipe, machine=machine, facts=facts, per_node=per_node)
+    inputs = _PlanInputs(
+        recipe=recipe, machine=machine, facts=facts, teachers=teachers, per_node=per_node
+    )
     if inputs.num_devices == 0:
         return _on_cpu(inputs, log)
     colocated, reason = choose_placement(recipe, inputs.num_devices)
@@ -88,6 +102,7 @@ class _PlanInputs:
     recipe: Recipe
     machine: Machine
     facts: ModelFacts
+    teachers: Sequence[ModelFacts]
     per_node: int
     """Devices; 0: the CPU."""
 
@@ -103,6 +118,8 @@ def _on_cpu(inputs: _PlanInputs, log: Log) -> Plan:
     precision = _precision(recipe, inputs.machine, log)
     size = {"bf16": 2, "fp32": 4}[precision]
     trainer = trainer_on_cpu(recipe, inputs.facts, log)
+    for teacher in inputs.teachers:
+        check_layout(trainer, teacher)
     if not recipe.has_engines:
         fitted = _fitted(inputs, trainer, NO_ENGINES, size, log, colocated=colocated)
         return _assembled(
@@ -166,6 +183,7 @@ def _fitted(
         slots=assign_slots(trainer, engines, colocated, 0, inputs.recipe.machine.nodes),
         size=size,
         log=log,
+        teachers=inputs.teachers,
     )
 
 
@@ -180,6 +198,7 @@ def _on_devices(inputs: _PlanInputs, log: Log, *, colocated: bool, reason: str) 
         colocated=colocated,
         size={"bf16": 2, "fp32": 4}[precision],
         log=placed,
+        teachers=inputs.teachers,
     )
     turns = (
         f"; rollout {format_duration(pair.engines.seconds.total)}, training "
@@ -251,7 +270,7 @@ def _assembled(
         max_staleness=recipe.rollout.max_staleness,
         steps=recipe.train.steps,
         warmup_steps=recipe.warmup.steps,
-        roles=_roles(recipe, log),
+        roles=[*_roles(recipe, log), *_teachers(inputs, {"bf16": 2, "fp32": 4}[precision], log)],
         decisions=log.decisions,
         forecast=forecast(pair, machine, steps=recipe.train.steps, num_devices=len(slots))
         if pair
@@ -349,6 +368,19 @@ def _roles(recipe: Recipe, log: Log) -> list[Role]:
         why = f"`train.credit` is gae; it learns at `train.critic.lr` {recipe.train.critic.lr:g}"
         log.note("critic", "on the trainer's ranks, in turn", why)
     return roles
+
+
+def _teachers(inputs: _PlanInputs, size: int, log: Log) -> list[Role]:
+    own = models.table(inputs.facts)
+    for wish, facts in zip(inputs.recipe.teachers, inputs.teachers, strict=True):
+        table = models.table(facts)
+        log.note(
+            f"teacher {wish.path}",
+            "on the trainer's ranks, in turn",
+            f"{format_bytes(table.num_parameters * size)} of weights over the ranks; its pass over "
+            f"a token is {teacher_passes([facts], own):.2g} of the policy's",
+        )
+    return [Role(name="teacher", place="trainer") for _ in inputs.teachers]
 
 
 def _roles_of_rows(recipe: Recipe, log: Log) -> list[Role]:

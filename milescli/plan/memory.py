@@ -52,8 +52,11 @@ class TrainerBytes:
     workspace: int = 0
     """What lives for a moment, and the process itself. An estimate."""
     host: int = 0
-    """Of the node's main memory: optimizer states that are offloaded, and what a sleeping rank or a
-    reference keeps there."""
+    """Of the node's main memory: optimizer states that are offloaded, and what a sleeping rank, a
+    reference or a teacher keeps there."""
+    turn: int = 0
+    """What a teacher takes of the device while the policy waits in host memory; 0 on a CPU, where
+    it stands beside it."""
 
     @property
     def static(self) -> int:
@@ -63,7 +66,8 @@ class TrainerBytes:
     @property
     def total(self) -> int:
         """On the device."""
-        return self.static + self.activations + self.logits + self.workspace
+        own = self.static + self.activations + self.logits + self.workspace
+        return max(own, self.turn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,10 @@ class TrainerLoad:
     keeps_reference: bool
     critic: Literal["none", "in_turn", "beside"]
     """in_turn: of critic and policy one waits in host memory; beside: both stand in main memory."""
+    teachers: tuple[ModelFacts, ...] = ()
+    """Of the models that the ranks hold beside the policy and do not train."""
+    teachers_beside: bool = False
+    """They stand in main memory with the policy; else in turn, as the critic."""
     sleeps: bool
     """Goes to host memory while the engines generate."""
     bucket_bytes: int
@@ -160,6 +168,7 @@ class MemoryModel:
                 else 0
             )
             static = static_bytes(held[stage], layout, size=load.size)
+            turns = [memory_model(facts).held_bytes(layout, load, stage) for facts in load.teachers]
             sizes.append(
                 TrainerBytes(
                     weights=static[0],
@@ -169,7 +178,11 @@ class MemoryModel:
                     logits=int(head),
                     workspace=int(max(scratch, 2 * load.bucket_bytes))
                     + load.reached.trainer_context,
-                    host=self._host_bytes(held[stage], layout, load, static),
+                    host=self._host_bytes(held[stage], layout, load, static)
+                    + sum(weights + load.teachers_beside * used for weights, used in turns),
+                    turn=0
+                    if load.teachers_beside or not turns
+                    else max(map(sum, turns)) + load.reached.trainer_context,
                 )
             )
         return sizes
@@ -186,11 +199,22 @@ class MemoryModel:
             host += sum(static)
         elif load.critic == "in_turn":
             host += static[0] + static[2]
-        if load.sleeps:
+        if load.sleeps or (load.teachers and not load.teachers_beside):
             host += static[0] + static[2]
         if layout.offload_optimizer:
             host += static_bytes(held, replace(layout, offload_optimizer=False), size=load.size)[2]
         return host
+
+    def held_bytes(self, layout: TrainerLayout, load: TrainerLoad, stage: int) -> tuple[int, int]:
+        """(weights, what a pass without gradients over a microbatch takes beside them: the widest
+        layer with input and output, and logits) of one rank of `stage`, where it is not trained."""
+        facts, held = self.table.facts, self.counter.stage(layout, stage)
+        weights = held.total * load.size + held.wide.plain * (4 - load.size)
+        sums, is_last = self._layer_sums(layout, load), stage == layout.pp - 1
+        head = sum(head_bytes(facts, layout, size=load.size))
+        chunk = 3 * 4 * min(LOGITS_CHUNK, load.row_tokens) * facts.vocab_size / layout.tp
+        layers = load.row_tokens * (2 * sums.input + sums.widest)
+        return weights, int(layers + is_last * (load.row_tokens * head + chunk))
 
     def _layer_sums(self, layout: TrainerLayout, load: TrainerLoad) -> _LayerSums:
         key = (

@@ -3,6 +3,7 @@ side by side), and says why. Called by `make`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from milescli import models
@@ -66,12 +67,19 @@ def plan_devices(
     colocated: bool,
     size: int,
     log: Log,
+    teachers: Sequence[ModelFacts] = (),
 ) -> Pair:
     """The best trainer and engines on `devices_per_node` devices of each wanted node. Raises
     FitError with the equation where a pin is illegal, or nothing fits."""
     table = models.table(facts)
     space = search_space(
-        recipe, machine, table, devices_per_node=devices_per_node, colocated=colocated, size=size
+        recipe,
+        machine,
+        table,
+        devices_per_node=devices_per_node,
+        colocated=colocated,
+        size=size,
+        teachers=teachers,
     )
     num_devices = devices_per_node * recipe.machine.nodes
     check_pins(recipe, facts, num_devices)
@@ -230,7 +238,7 @@ def _pair(
         sync_s=space.time.sync(trainer.layout, space.work, num_receivers=receivers)
         if space.has_engines
         else 0.0,
-        turn_s=space.time.turns(moved) if shared else 0.0,
+        turn_s=space.time.turns(moved) * (shared + bool(space.load.teachers)),
         overlap=overlap and not shared,
     )
 

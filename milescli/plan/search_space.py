@@ -4,11 +4,13 @@ pins. Pure; made by `on_devices`, read by `search_trainer` and `search_engines`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from milescli import models
 from milescli.core.units import GIB
 from milescli.models.base import WeightTable
+from milescli.models.costs import token_flops
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
 from milescli.plan.devices import spec_of
@@ -81,6 +83,7 @@ def search_space(
     devices_per_node: int,
     colocated: bool,
     size: int,
+    teachers: Sequence[ModelFacts] = (),
 ) -> SearchSpace:
     """All that the search depends on."""
     device, _ = spec_of(machine)
@@ -115,7 +118,8 @@ def search_space(
             response_tokens=max(1.0, longest_response * MEAN_SHARE),
             longest_response=longest_response,
             updates=train.updates_per_step,
-            extra_forwards=scores,
+            extra_forwards=scores
+            + (0 if recipe.caches_teacher else teacher_passes(teachers, table)),
             size=size,
             bucket_bytes=bucket,
         ),
@@ -125,6 +129,7 @@ def search_space(
             num_microbatches=1,
             keeps_reference=recipe.keeps_reference,
             critic="in_turn" if recipe.has_critic else "none",
+            teachers=tuple(teachers),
             sleeps=shared,
             bucket_bytes=bucket,
             packing=Packing(imbalance=train.expert_imbalance),
@@ -141,6 +146,15 @@ def search_space(
         offload=train.optimizer.offload,
         colocated=shared,
         has_engines=recipe.has_engines,
+    )
+
+
+def teacher_passes(teachers: Sequence[ModelFacts], table: WeightTable) -> float:
+    """What teachers compute in a step, in forward passes of the policy over all tokens: each scores
+    the prompts that are its own, here equally many."""
+    own = token_flops(table).matmul
+    return sum(token_flops(models.table(facts)).matmul / own for facts in teachers) / max(
+        len(teachers), 1
     )
 
 

@@ -10,6 +10,7 @@ from itertools import takewhile
 from milescli.plan.legal import (
     cp_faults,
     expert_faults,
+    faults,
     stage_faults,
     tp_faults,
     training_faults,
@@ -157,7 +158,9 @@ def _expert_layouts(
                 last_stage_layers=pins.last_stage_layers if pp > 1 else None,
             )
             rules = (expert_faults, training_faults, stage_faults)
-            if not any(next(rule(layout, facts), None) for rule in rules):
+            if any(next(rule(layout, facts), None) for rule in rules):
+                continue
+            if not any(next(faults(layout, other), None) for other in space.load.teachers):
                 yield layout
 
 

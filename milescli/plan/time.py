@@ -36,9 +36,9 @@ class Work:
     """Mean."""
     longest_response: int
     updates: int
-    extra_forwards: int
+    extra_forwards: float
     """Passes over all tokens besides the policy's own update: by the reference, before several
-    updates, and those of a critic."""
+    updates, and those of a critic and of teachers, in passes of the policy."""
     size: int
     """Bytes of a weight."""
     bucket_bytes: int
@@ -158,7 +158,7 @@ class TimeModel:
         )
 
     def _compute_seconds(
-        self, layout: TrainerLayout, work: Work, *, count: int, passes: int
+        self, layout: TrainerLayout, work: Work, *, count: int, passes: float
     ) -> float:
         """Of the slowest stage. Each microbatch reads its rank's weights once a pass (twice to go
         back: not for the weights' own gradients), so that few tokens at many weights are bound by
@@ -225,7 +225,7 @@ class TimeModel:
         )
 
     def _tensor_seconds(
-        self, layout: TrainerLayout, work: Work, *, rows: float, count: int, passes: int
+        self, layout: TrainerLayout, work: Work, *, rows: float, count: int, passes: float
     ) -> float:
         """Each layer gathers and scatters the residual stream around attention and around a plain
         MLP (Korthikanti et al., arXiv 2205.05198, section 4.2.2: 2 gathers and 2 scatters forward,
@@ -260,7 +260,7 @@ class TimeModel:
         return 2 * facts.num_kv_heads * facts.head_dim / layout.tp
 
     def _expert_seconds(
-        self, layout: TrainerLayout, work: Work, *, rows: float, count: int, passes: int
+        self, layout: TrainerLayout, work: Work, *, rows: float, count: int, passes: float
     ) -> float:
         """Dispatch and combine, forward and backward."""
         facts, group = self.table.facts, layout.ep * layout.etp

@@ -116,9 +116,9 @@ class BatchPlan:
 class Role:
     """One model of the run, and where it lives."""
 
-    name: Literal["policy", "reference", "critic"]
+    name: Literal["policy", "reference", "critic", "teacher"]
     """policy: what is trained; reference: its weights before RL, frozen; critic: learns what the
-    policy's samples will be worth."""
+    policy's samples will be worth; teacher: says what the policy should have, frozen."""
     place: Literal["trainer"]
     """trainer: on the trainer's ranks, in turn; the weights of all but the policy wait in host
     memory."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.check_algorithm import check_algorithm, doubts_about_algorithm
+from milescli.recipe.check_distill import check_distill
 from milescli.recipe.check_mix import check_mix
 from milescli.recipe.check_rewards import check_rewards
 from milescli.recipe.check_rows import check_rows
@@ -30,6 +31,7 @@ def check(recipe: Recipe, origins: Origins) -> list[str]:
         rule(recipe, origins)
     check_rewards(recipe)
     check_rows(recipe)
+    check_distill(recipe)
     check_algorithm(recipe)
     doubts = [text for doubt in _DOUBTS if (text := doubt(recipe))]
     return [*doubts, *doubts_about_algorithm(recipe)]

@@ -64,7 +64,8 @@ def doubts_about_algorithm(recipe: Recipe) -> list[str]:
 
 def _groups(recipe: Recipe) -> None:
     train, samples = recipe.train, recipe.rollout.samples_per_prompt
-    if samples == 1 and train.advantage in COMPARING:
+    is_rewarded = not recipe.teachers or train.distill.reward_weight > 0
+    if samples == 1 and train.advantage in COMPARING and is_rewarded:
         outcome = (
             "every advantage is 0" if train.advantage in ALWAYS_ZERO_ALONE else "there is no other"
         )

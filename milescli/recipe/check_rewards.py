@@ -20,12 +20,12 @@ def check_rewards(recipe: Recipe) -> None:
         _length(rollout)
     if "judge" in rollout.reward_weights:
         _judge(rollout)
-    if "reward_model" in rollout.reward_weights and not rollout.reward_model.path:
+    if recipe.asks_reward_model and not rollout.reward_model.path:
         raise RecipeError(
             "the reward `reward_model` has no model",
             why="`rollout.reward_model.path` says which one scores",
             fix=[
-                "--set rollout.reward_model.path=RUN   # of train.objective=reward_model",
+                "--set rollout.reward_model.path=runs/NAME   # of train.objective=reward_model",
                 "miles launch --recipe quickstart-reward-model   # to train one",
             ],
         )

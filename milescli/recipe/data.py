@@ -50,8 +50,8 @@ class Data(Section):
     """Worked examples for the warm-up, in the same forms."""
     train: Names | None = None
     """Rows to learn from without sampling, in the same forms: chats, prompts with responses or
-    plain texts (`train.objective: supervised`), or pairs of a chosen and a rejected response
-    (preference, reward_model). Instead of `prompts`."""
+    plain texts (`train.objective: supervised`, distillation), or pairs of a chosen and a rejected
+    response (preference, reward_model). Instead of `prompts`."""
     validation: Names | None = None
     """Held-out rows of the same kind as `train`, whose loss is measured; null: none."""
     max_row_tokens: Positive = 1024

@@ -89,9 +89,9 @@ class RewardModelSettings(Section):
     """The reward `reward_model`: a model with a score head scores."""
 
     path: str | None = None
-    """A folder or hub name of a model for sequence classification with one label, or a run of
-    `train.objective=reward_model`, by its name or folder. It reads the policy's tokens: both have
-    the same tokenizer."""
+    """A folder or hub name of a model for sequence classification with one label, or the directory
+    of a run of `train.objective=reward_model`. It reads the policy's tokens: both have the same
+    tokenizer."""
     revision: str | None = None
     """Hub revision (branch, tag or commit)."""
     clip: PositiveFloat | None = None

@@ -22,7 +22,7 @@ from milescli.recipe.rewards import (
     RewardModelSettings,
 )
 from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
-from milescli.recipe.train import OF_PAIRS, OF_SCORES, REFERENCE_FREE, Train
+from milescli.recipe.train import OF_PAIRS, OF_SCORES, REFERENCE_FREE, Teacher, Train
 
 
 class Rollout(Section):
@@ -320,6 +320,22 @@ class Recipe(Section):
     def has_critic(self) -> bool:
         """Whether a critic is trained beside the policy."""
         return self.train.credit == "gae" and not self.learns_from_rows
+
+    @property
+    def teachers(self) -> list[Teacher]:
+        """Those of `train.distill`."""
+        return self.train.distill.teachers
+
+    @property
+    def caches_teacher(self) -> bool:
+        """Whether what teachers say of the rows is computed once and kept."""
+        return self.train.objective == "distillation" and self.train.distill.cache
+
+    @property
+    def asks_reward_model(self) -> bool:
+        """Whether the reward `reward_model` scores what is sampled."""
+        rewards = [*self.rollout.reward_weights, *(each.reward for each in self.data.mix or [])]
+        return self.has_engines and "reward_model" in rewards
 
     @property
     def sequences_per_row(self) -> int:

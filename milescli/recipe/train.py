@@ -19,7 +19,7 @@ Ratio = Literal["token", "sequence", "sequence_token"]
 KlEstimator = Literal["k1", "k2", "k3", "low_var"]
 OF_PAIRS = ("preference", "reward_model")
 """Built-in objectives that learn from pairs of `data.train`."""
-OF_ROWS = ("supervised", *OF_PAIRS)
+OF_ROWS = ("supervised", "distillation", *OF_PAIRS)
 """Those that learn from its rows."""
 OF_SCORES = ("reward_model",)
 """Those whose model gives a score instead of a next token."""
@@ -147,6 +147,43 @@ class Critic(Section):
     """A value that has moved by more than this in a step gains nothing by it; null: no bound."""
 
 
+class Teacher(Section):
+    """A model that is learned from. It may be of another family or size than the policy, and has
+    the same tokenizer."""
+
+    path: str
+    """A Hugging Face folder or hub name, or a run's directory: the weights of its newest
+    checkpoint."""
+    sources: list[str] | None = None
+    """Names of entries of `data.mix` whose prompts it teaches; null: of the one teacher, all."""
+
+
+class Distill(Section):
+    """What is learned from teachers: each token that the policy samples is compared with what a
+    teacher would say there, beside the reward or instead of it; with `train.objective:
+    distillation`, each token of the rows of `data.train`."""
+
+    teachers: list[Teacher] = Field(default=[])
+    """[{path: big}]; several, each with the `sources` of `data.mix` that it teaches: a prompt has
+    one teacher. Empty: nothing is distilled."""
+    kl: Literal["sampled", "reverse", "forward"] = "sampled"
+    """How far policy and teacher are apart. sampled: log pi - log teacher of the sampled token
+    costs it that much of its advantage, as `train.credit` says; reverse, forward: KL(policy ||
+    teacher), KL(teacher || policy) over the teacher's `top_k` likeliest tokens and all others as
+    one, with its gradient, as a term of the loss."""
+    top_k: Positive = 32
+    """reverse, forward: tokens of the teacher at each position."""
+    coef: PositiveFloat = 1.0
+    """Weight of that distance."""
+    cache: bool = True
+    """distillation: what teachers say of the rows is computed once, before the first step, and kept
+    in the run directory, 8 x `top_k` bytes a token; then they are dismissed. false: they stay, and
+    say it at each step."""
+    reward_weight: NonNegativeFloat = 0.0
+    """Weight of the advantages that rewards give; 0: the teacher alone, and `rollout.reward` may be
+    none."""
+
+
 class Train(Section):
     """How groups, or rows, become one optimizer step."""
 
@@ -165,8 +202,8 @@ class Train(Section):
     """auto: bf16 on an accelerator, fp32 on a CPU."""
     objective: str = "policy"
     """What a step minimises: policy (made of the pieces below, on what engines sample); supervised,
-    preference or reward_model (on the rows of `data.train`); or an import path to a factory
-    `(recipe) -> Objective`."""
+    preference, reward_model or distillation (on the rows of `data.train`); or an import path to a
+    factory `(recipe) -> Objective`."""
     advantage: str = "grpo"
     """Estimator of advantages: grpo, rloo, reinforce, remax, opo, gpg, gigpo, pass_at_k, best_of_n,
     max_rl, or an import path."""
@@ -253,3 +290,4 @@ class Train(Section):
     critic: Critic = Critic()
     preference: Preference = Preference()
     reward_model: RewardModelSettings = RewardModelSettings()
+    distill: Distill = Distill()

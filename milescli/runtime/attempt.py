@@ -57,6 +57,11 @@ class Attempt:
         return self.run.step if self.run else self.spec.first_step
 
     @property
+    def asks_teachers(self) -> bool:
+        """Whether the trainer holds the run's teachers, where it has any."""
+        return True
+
+    @property
     def taking_turns(self) -> bool:
         """Engines and trainer share device memory, so that the trainer can only start beside
         sleeping engines."""
@@ -153,7 +158,7 @@ class Attempt:
         """The ranks, with the weights to begin from: of the checkpoint, or of the model after its
         warm-up."""
         recipe, checkpoint = self.spec.recipe, self.spec.checkpoint
-        ranks = await self.session.builder.start_trainer()
+        ranks = await self.session.builder.start_trainer(with_teachers=self.asks_teachers)
         self.probes.extend(rank_probe(handle) for handle in ranks.ranks)
         trainer: Trainer = ranks
         if checkpoint is None:

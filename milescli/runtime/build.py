@@ -94,8 +94,9 @@ class Builder:
         """The spec's."""
         return self.spec.plan
 
-    async def start_trainer(self) -> RankGroup:
-        """All trainer ranks, with the model loaded. They meet on the node of rank 0."""
+    async def start_trainer(self, *, with_teachers: bool) -> RankGroup:
+        """All trainer ranks, with the model loaded, and those of the run's teachers, where it has
+        any. They meet on the node of rank 0."""
         settings, resources, ranks = self.recipe.machine, self.resources, []
         slots = sorted(
             (slot for slot in self.plan.slots if slot.trainer_rank is not None),
@@ -115,6 +116,9 @@ class Builder:
                 "critic_dir": str(self.spec.inputs.critic_dir)
                 if self.spec.inputs.critic_dir
                 else None,
+                "teacher_dirs": [
+                    str(folder) for folder in self.spec.inputs.teacher_dirs if with_teachers
+                ],
                 "channel": CHANNELS.path_of(self.plan.channel, key="weights.channel")
                 if self.plan.engines.num
                 else None,

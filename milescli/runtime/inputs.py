@@ -42,6 +42,7 @@ from milescli.runtime.data_inputs import (
 )
 from milescli.runtime.reward_model import reward_model_folder
 from milescli.runtime.scorers import rollout_of_source
+from milescli.runtime.teachers import teacher_folders
 from milescli.train.objectives import load_objective
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class RunInputs:
     """A Hugging Face folder that gives scores; None: the run trains no critic."""
     reward_model_dir: Path | None = None
     """A Hugging Face folder that gives scores; None: no reward model is asked."""
+    teacher_dirs: tuple[Path, ...] = ()
+    """Hugging Face folders of `train.distill.teachers`, in order."""
     validation: list[Any] = dataclasses.field(default_factory=list)
     """Held-out ones; empty without `data.validation`."""
 
@@ -121,6 +124,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
             model_dir, run.score_model_dir, pad_id=tokenizer.pad_id, seed=recipe.run.seed
         )
     facts = load_facts(model_dir)
+    teachers = teacher_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output)
     reports: dict[str, SourceReport | ExampleReport] = {}
     rows, validation = _rows(recipe, data, tokenizer, reports, output=output)
 
@@ -177,6 +181,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         reports=reports,
         rows=rows,
         validation=validation,
+        teacher_dirs=tuple(teachers),
         critic_dir=_critic_folder(recipe, run, model_dir, facts, tokenizer, output=output),
         reward_model_dir=reward_model_folder(recipe, run, tokenizer, output=output),
     )

@@ -17,6 +17,7 @@ from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.runtime.inputs import planned_facts
 from milescli.runtime.plugins import load_plugins
+from milescli.runtime.teachers import teacher_facts
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -43,7 +44,12 @@ def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: Model
             why="Megatron-Core builds all of its layers, Mamba-2 among them, of one spec",
             fix=f"--set model.layer_spec={DEFAULT}",
         )
-    return make_plan(loaded.recipe, machine, facts)
+    return _made(loaded.recipe, machine, facts)
+
+
+def _made(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
+    """With all models of the run."""
+    return make_plan(recipe, machine, facts, teachers=teacher_facts(recipe))
 
 
 def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
@@ -76,7 +82,7 @@ def as_fetched(
 ) -> Plan:
     """The plan for the model that is there: the shape that ships with a recipe may be older than
     the model on the hub."""
-    fresh = make_plan(loaded.recipe, machine, facts)
+    fresh = _made(loaded.recipe, machine, facts)
     if fresh.fingerprint == plan.fingerprint:
         return plan
     output.warn(

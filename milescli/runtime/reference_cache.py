@@ -5,20 +5,22 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from milescli.core.concurrency import in_thread
-from milescli.core.types import Pair
+from milescli.core.types import Pair, Trajectory
 from milescli.plan.types import Plan
 from milescli.runtime.stop_flag import StopFlag
-from milescli.train.base import Trainer
+from milescli.train.base import TrainBatch, Trainer
 from milescli.train.packing import pack
 from milescli.train.sequences import sequence_of
 
+Row = TypeVar("Row")
 CHUNK_TOKENS = 1 << 20
 """Sent to the ranks at once, about."""
 
@@ -54,20 +56,10 @@ class ReferenceCache:
         self, pairs: Sequence[Pair], *, trainer: Trainer, plan: Plan, stop: StopFlag
     ) -> None:
         """Score them by the weights that the trainer has now, and keep what came."""
-        for chunk in _chunks(pairs):
+        for chunk in chunks_of(pairs, lambda pair: pair.sides):
             stop.check()
             sides = [side for pair in chunk for side in pair.sides]
-            batch = await in_thread(
-                lambda sides=sides: pack(
-                    [
-                        sequence_of(side, streams={}, token_weight=1.0, share=1.0, group=number)
-                        for number, side in enumerate(sides)
-                    ],
-                    objective="supervised",
-                    dp=plan.trainer.dp,
-                    max_tokens_per_microbatch=plan.batch.max_row_tokens(plan.trainer.cp),
-                )
-            )
+            batch = await in_thread(lambda sides=sides: batch_to_score(sides, plan))
             scores = await trainer.score(batch)
             names = [name for pair in chunk for name in _names(pair)]
             for name, score in zip(names, scores, strict=True):
@@ -88,19 +80,36 @@ class ReferenceCache:
         unfinished.replace(self._file)
 
 
+def fingerprint_of(row: Trajectory) -> str:
+    """Of its tokens; equal rows have equal ones."""
+    return hashlib.blake2b(row.token_ids.tobytes(), digest_size=16).hexdigest()
+
+
 def _names(pair: Pair) -> list[str]:
-    return [
-        hashlib.blake2b(side.token_ids.tobytes(), digest_size=16).hexdigest() for side in pair.sides
-    ]
+    return [fingerprint_of(side) for side in pair.sides]
 
 
-def _chunks(pairs: Sequence[Pair]) -> list[list[Pair]]:
-    chunks: list[list[Pair]] = [[]]
+def chunks_of(rows: Sequence[Row], sides: Callable[[Row], Sequence[Trajectory]]) -> list[list[Row]]:
+    """The rows in parts of about CHUNK_TOKENS tokens."""
+    chunks: list[list[Row]] = [[]]
     tokens = 0
-    for pair in pairs:
+    for row in rows:
         if tokens > CHUNK_TOKENS:
             chunks.append([])
             tokens = 0
-        chunks[-1].append(pair)
-        tokens += sum(side.num_tokens for side in pair.sides)
+        chunks[-1].append(row)
+        tokens += sum(side.num_tokens for side in sides(row))
     return [chunk for chunk in chunks if chunk]
+
+
+def batch_to_score(rows: Sequence[Trajectory], plan: Plan) -> TrainBatch:
+    """Lines of tokens that models are to say something of."""
+    return pack(
+        [
+            sequence_of(row, streams={}, token_weight=1.0, share=1.0, group=number)
+            for number, row in enumerate(rows)
+        ],
+        objective="supervised",
+        dp=plan.trainer.dp,
+        max_tokens_per_microbatch=plan.batch.max_row_tokens(plan.trainer.cp),
+    )

@@ -4,6 +4,7 @@ evaluation asks for them."""
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from milescli.core.concurrency import in_thread
 from milescli.core.events import PhaseStarted, ValidationDone
@@ -16,6 +17,7 @@ from milescli.runtime.learn import RowHooks, RowRun, batch_of, learn
 from milescli.runtime.reference_cache import ReferenceCache
 from milescli.runtime.saving import Progress, version_of
 from milescli.runtime.scorers import scorer_of
+from milescli.runtime.teacher_cache import TeacherCache
 from milescli.train.base import Trainer, adapts
 from milescli.train.objectives import load_in_driver
 
@@ -27,17 +29,37 @@ class RowAttempt(Attempt):
     evaluator: Evaluator | None = None
 
     @property
+    def asks_teachers(self) -> bool:
+        """See Attempt: not where all that they would say is known."""
+        return not self.spec.recipe.caches_teacher or bool(self._teacher.missing(self._rows))
+
+    @property
+    def _rows(self) -> list[Any]:
+        """All that the run learns from or measures."""
+        inputs, train = self.spec.inputs, self.spec.recipe.train
+        assert inputs.rows is not None, "a run that learns from rows has them"
+        return [*inputs.rows.first(train.steps * train.batch_size), *inputs.validation]
+
+    @property
+    def _teacher(self) -> TeacherCache:
+        return TeacherCache(self.spec.run.path / "teacher", recipe=self.spec.recipe)
+
+    @property
     def _reference(self) -> ReferenceCache:
         return ReferenceCache(self.spec.run.path / "reference")
 
     async def prepare(self, trainer: Trainer) -> None:
         """See Attempt."""
         await super().prepare(trainer)
+        if self.spec.recipe.caches_teacher:
+            await self._know_teacher(trainer)
         if self.spec.recipe.caches_reference:
             await self._know_reference(trainer)
 
     async def recall(self, trainer: Trainer) -> None:
         """See Attempt."""
+        if self.spec.recipe.caches_teacher:
+            await self._know_teacher(trainer)
         if self.spec.recipe.caches_reference:
             start = self.saver.store.find(0)
             await trainer.load(start.path, weights_only=True)
@@ -128,17 +150,28 @@ class RowAttempt(Attempt):
     async def _know_reference(self, trainer: Trainer) -> None:
         """Log-probs of the rows by the weights at the start, of which those that were not computed
         before are computed by the weights that the trainer has now."""
-        recipe, inputs = self.spec.recipe, self.spec.inputs
+        inputs = self.spec.inputs
         assert inputs.rows is not None, "a run that learns from rows has them"
         cache = self._reference
-        wanted = inputs.rows.first(recipe.train.steps * recipe.train.batch_size)
-        missing = cache.missing([*wanted, *inputs.validation])
+        missing = cache.missing(self._rows)
         if missing:
             detail = f"{len(missing)} pairs are scored by the weights at the start"
             self.bus.emit(PhaseStarted(phase="reference", detail=detail))
             await cache.add(missing, trainer=trainer, plan=self.spec.plan, stop=self.stop)
         inputs.rows.items = [cache.known(pair) for pair in inputs.rows.items]
         inputs.validation[:] = [cache.known(pair) for pair in inputs.validation]
+
+    async def _know_teacher(self, trainer: Trainer) -> None:
+        """What the teacher says of the rows; then it is dismissed."""
+        inputs, cache = self.spec.inputs, self._teacher
+        assert inputs.rows is not None, "a run that learns from rows has them"
+        if missing := cache.missing(self._rows):
+            detail = f"{len(missing)} rows are put before the teacher"
+            self.bus.emit(PhaseStarted(phase="teacher", detail=detail))
+            await cache.add(missing, trainer=trainer, plan=self.spec.plan, stop=self.stop)
+        await trainer.dismiss_teachers()
+        inputs.rows.items = [cache.known(row) for row in inputs.rows.items]
+        inputs.validation[:] = [cache.known(row) for row in inputs.validation]
 
     def progress(self) -> Progress:
         """See Attempt."""

@@ -49,8 +49,19 @@ class RankGroup:
 
     async def score(self, batch: TrainBatch) -> list[np.ndarray]:
         """See Trainer."""
-        results = await self._sharded("score", batch)
-        whole: list[np.ndarray | None] = [None] * batch.num_sequences
+        return self._whole(batch, await self._sharded("score", batch))
+
+    async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
+        """See Trainer."""
+        return self._whole(batch, await self._sharded("ask_teachers", batch))
+
+    async def dismiss_teachers(self) -> None:
+        """See Trainer."""
+        await self._all("dismiss_teachers")
+
+    def _whole(self, batch: TrainBatch, results: list[Any]) -> list[Any]:
+        """What ranks say of the sequences of their shards, sequence by sequence."""
+        whole: list[Any] = [None] * batch.num_sequences
         for rank, sequences in enumerate(results):
             if sequences is not None:
                 shard = batch.shards[self.layout.dp_rank(rank)]

@@ -33,8 +33,8 @@ class TrainSequence:
     loss_mask: np.ndarray
     """[n] bool; True where the token is trained on."""
     streams: Mapping[str, np.ndarray]
-    """By `Stream`, or a name of the objective's own: [n] float32. All sequences of a step have the
-    same."""
+    """By `Stream`, or a name of the objective's own: [n] float32, or [n, k]. All sequences of
+    a step have the same."""
     token_weight: float
     """Of the loss of each trained token, in the numerator of the update's mean."""
     share: float
@@ -75,7 +75,7 @@ class TrainShard:
     """[N] float32 weight of each trained token of a sequence: the loss of an update is the sum over
     its trained tokens of weight * token loss, whatever the split into ranks and microbatches."""
     streams: Mapping[str, np.ndarray]
-    """Each [T] float32."""
+    """Each [T] float32, or [T, k]; `Stream.CANDIDATES` int32."""
     updates: list[list[list[int]]]
     """updates[u][m]: sequences of microbatch m in optimizer update u. All ranks have equally many
     microbatches in an update; one may be empty where there are too few sequences to go round. A
@@ -203,6 +203,13 @@ class Trainer(Protocol):
     async def score(self, batch: TrainBatch) -> list[np.ndarray]:
         """Per sequence of the batch, [n] float32 log-prob of each token given those before it, at
         the shard's temperature; 0.0 for the first. No gradient, nothing changes."""
+
+    async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Per sequence of the batch, [n, k] int32 the teacher's likeliest tokens in the place of
+        each token, and [n, k] float32 their log-probs; the first row means nothing."""
+
+    async def dismiss_teachers(self) -> None:
+        """Nobody asks them again: their memory is free."""
 
     async def publish(self, version: WeightVersion) -> None:
         """Send the current weights to the engines. The caller has paused them, and tells them

@@ -52,9 +52,10 @@ def as_microbatch(
     *,
     only: Sequence[int] | None = None,
     are_scores: bool = False,
+    candidates: torch.Tensor | None = None,
 ) -> PackedTokens:
     """The same tokens as a loss sees them, after `complete`; `only`: of these sequences. `logprobs`
-    [S], of all tokens; or scores."""
+    [S], of all tokens; or scores. `candidates` [S, k]: log-probs of those."""
     chosen = range(tokens.num_sequences) if only is None else only
     at = torch.isin(tokens.places.sequence, torch.tensor(list(chosen)))
     number = torch.full((tokens.num_sequences,), -1)
@@ -77,4 +78,5 @@ def as_microbatch(
         logprobs=None if are_scores else own,
         entropy=None if are_scores else 0.1 * own.square(),
         scores=own if are_scores else None,
+        candidates=None if candidates is None else candidates[at],
     )

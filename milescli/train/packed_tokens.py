@@ -46,11 +46,15 @@ class PackedTokens:
     """[S] float32; the loss of an update is the sum of weight * token loss over its trained
     tokens."""
     streams: Mapping[str, torch.Tensor]
-    """By `Stream`, or a name of the objective's own: [S] float32. Asked for by `tokens[stream]`."""
+    """By `Stream`, or a name of the objective's own: [S] float32, or [S, k]. Asked for by
+    `tokens[stream]`."""
     logprobs: torch.Tensor | None = None
     """[S] by the current policy, with gradient; in `loss` alone."""
     entropy: torch.Tensor | None = None
     """[S] nats, with gradient; in `loss` alone."""
+    candidates: torch.Tensor | None = None
+    """[S, k] log-probs by the current policy of the tokens in `Stream.CANDIDATES`, where these are,
+    with gradient; in `loss` alone."""
     scores: torch.Tensor | None = None
     """[S] of a model that gives a score instead of a next token, with gradient: what it says when
     it has read the tokens before. In `loss` alone, and `logprobs` is None then."""
@@ -58,13 +62,14 @@ class PackedTokens:
     """What `complete` has set."""
 
     def __getitem__(self, stream: str) -> torch.Tensor:
-        """[S] float32. Off the mask a log-prob is the policy's own, detached, so that a ratio there
-        is 1 and its gradient finite; anything else is 0.0. KeyError where the stream is not there:
-        name it in `needs`, or make it in `sequences`."""
+        """[S] float32, or [S, k]. Off the mask a log-prob is the policy's own, detached, so that a
+        ratio there is 1 and its gradient finite; anything else is 0.0. KeyError where the stream is
+        not there: name it in `needs`, or make it in `sequences`."""
         values = self.new_streams[stream] if stream in self.new_streams else self.streams[stream]
         if stream in LOGPROBS and self.logprobs is not None:
             return torch.where(self.loss_mask, values, self.logprobs.detach())
-        return torch.where(self.loss_mask, values, 0.0)
+        mask = self.loss_mask.view(-1, *[1] * (values.dim() - 1))
+        return torch.where(mask, values, values.new_zeros(()))
 
     def __setitem__(self, stream: str, values: torch.Tensor) -> None:
         """For `complete`: [S], for the losses of this step."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from milescli.train.base import TrainBatch, TrainSequence, TrainShard
 from milescli.train.binning import share_out
+from milescli.train.streams import Stream
 
 Update = list[list[list[int]]]
 """[dp][microbatches] sequence numbers"""
@@ -80,7 +81,6 @@ def _shard(
     numbers = [number for update in updates for microbatch in update for number in microbatch]
     own = [sequences[number] for number in numbers]
     local = {number: index for index, number in enumerate(numbers)}
-    streams = list(sequences[0].streams)
     return TrainShard(
         objective=objective,
         temperature=temperature,
@@ -92,8 +92,12 @@ def _shard(
         loss_mask=_joined([sequence.loss_mask for sequence in own], np.bool_),
         loss_weights=weights[numbers],
         streams={
-            stream: _joined([sequence.streams[stream] for sequence in own], np.float32)
-            for stream in streams
+            stream: _joined(
+                [sequence.streams[stream] for sequence in own],
+                np.int32 if stream == Stream.CANDIDATES else np.float32,
+                width=first.shape[1:],
+            )
+            for stream, first in sequences[0].streams.items()
         },
         updates=[
             [[local[number] for number in microbatch] for microbatch in update]
@@ -103,8 +107,10 @@ def _shard(
     )
 
 
-def _joined(parts: list[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
-    return np.concatenate(parts, dtype=dtype) if parts else np.zeros(0, dtype)
+def _joined(
+    parts: list[np.ndarray], dtype: type[np.generic], *, width: tuple[int, ...] = ()
+) -> np.ndarray:
+    return np.concatenate(parts, dtype=dtype) if parts else np.zeros((0, *width), dtype)
 
 
 def _routing(sequences: Sequence[TrainSequence]) -> np.ndarray | None:

@@ -7,8 +7,8 @@ from enum import StrEnum
 
 class Stream(StrEnum):
     """Streams that miles knows by name; an objective of yours may make others, under any string.
-    Each is a value per token that travels beside the tokens, float32. Off the loss mask it means
-    nothing."""
+    Each is a value per token that travels beside the tokens, float32, or a row of such values. Off
+    the loss mask it means nothing."""
 
     ADVANTAGE = "advantage"
     ENGINE = "engine"
@@ -27,9 +27,17 @@ class Stream(StrEnum):
     """Weight of the entropy bonus in this step, the same for all tokens."""
     CORRECTION = "correction"
     """What `train.correction` weighs a token's loss by."""
+    CANDIDATES = "candidates"
+    """int32 [k] token ids at each position, likeliest first: the teacher's. Where they are, a loss
+    is given the policy's log-probs of them (`PackedTokens.candidates`)."""
+    TEACHER = "teacher"
+    """Log-prob by the teacher: of the token, or where there are candidates [k] of these."""
+    TEACHER_INDEX = "teacher_index"
+    """Which of `train.distill.teachers` the sequence has; not there: the only one."""
 
 
 LOGPROBS = frozenset({Stream.ENGINE, Stream.OLD, Stream.REFERENCE})
 """Streams that the loss compares with the policy's own log-probs."""
-FROM_RANKS = (Stream.OLD, Stream.REFERENCE, Stream.VALUES)
-"""Streams that the trainer's ranks compute where an objective needs them, in this order."""
+FROM_RANKS = (Stream.OLD, Stream.REFERENCE, Stream.VALUES, Stream.CANDIDATES, Stream.TEACHER)
+"""Streams that the trainer's ranks compute where an objective needs them, in this order.
+CANDIDATES come with TEACHER."""

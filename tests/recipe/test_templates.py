@@ -17,6 +17,7 @@ from milescli.recipe.templates import ALIASES, describe, find_recipe, template_n
 MAX_LINES = 60
 PROMISED = [
     "quickstart",
+    "quickstart-distill",
     "quickstart-dpo",
     "quickstart-moe",
     "quickstart-reward-model",

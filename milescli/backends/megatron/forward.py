@@ -13,7 +13,7 @@ from megatron.core.transformer.moe.router_replay import RouterReplay
 from milescli.backends.megatron import replay
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.microbatch import Microbatch
-from milescli.train.vocab_parallel import VocabShard, target_logprobs
+from milescli.train.vocab_parallel import VocabShard, target_logprobs, top_logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,8 @@ class Outputs:
     """[S] of the targets."""
     entropy: torch.Tensor | None = None
     """[S]"""
+    candidates: torch.Tensor | None = None
+    """[S, k] log-probs of the tokens that the pass was asked about."""
     scores: torch.Tensor | None = None
     """[S]"""
 
@@ -37,6 +39,14 @@ class Outputs:
 
 TokenLoss = Callable[[Microbatch, Outputs], torch.Tensor]
 """-> the scalar that is differentiated"""
+LogitsLoss = Callable[[torch.Tensor, Microbatch], torch.Tensor]
+"""(logits [S, columns], microbatch) -> the same"""
+Candidates = Callable[[Microbatch], torch.Tensor | None]
+"""-> [S, k] ids of tokens whose log-probs a loss wants beside the targets'; None: of none"""
+
+
+def no_candidates(_: Microbatch) -> None:
+    """A loss wants the targets' alone."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,35 +69,70 @@ class Passes:
         elsewhere. No gradient."""
         kept: list[torch.Tensor] = []
 
-        def keep(microbatch: Microbatch, outputs: Outputs) -> torch.Tensor:
-            kept.append(outputs.values)
-            return outputs.values.sum()
+        def keep(logits: torch.Tensor, microbatch: Microbatch) -> torch.Tensor:
+            kept.append(self._outputs(logits, microbatch, temperature=temperature).values)
+            return kept[-1].sum()
 
         with torch.no_grad():
-            self._run(microbatches, keep, temperature=temperature, forward_only=True)
+            self._run(microbatches, keep, forward_only=True)
+        return kept
+
+    def likeliest(
+        self, microbatches: Sequence[Microbatch], *, count: int, temperature: float
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(ids, log-probs) [S, count] of the likeliest tokens per microbatch on ranks of the last
+        stage; empty elsewhere. No gradient."""
+        kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+        def keep(logits: torch.Tensor, _: Microbatch) -> torch.Tensor:
+            shard = self._vocab_shard(logits)
+            kept.append(top_logprobs(logits, count=count, shard=shard, temperature=temperature))
+            return kept[-1][1].sum()
+
+        with torch.no_grad():
+            self._run(microbatches, keep, forward_only=True)
         return kept
 
     def train(
-        self, microbatches: Sequence[Microbatch], loss: TokenLoss, *, temperature: float
-    ) -> None:
-        """Gradients of the sum of all microbatches' losses, on all ranks, reduced over the
-        data-parallel ranks."""
-        self._run(microbatches, loss, temperature=temperature, forward_only=False)
-
-    def measure(
-        self, microbatches: Sequence[Microbatch], loss: TokenLoss, *, temperature: float
-    ) -> None:
-        """Call `loss` as `train` does, and nothing else happens."""
-        with torch.no_grad():
-            self._run(microbatches, loss, temperature=temperature, forward_only=True)
-
-    def _run(
         self,
         microbatches: Sequence[Microbatch],
         loss: TokenLoss,
         *,
         temperature: float,
-        forward_only: bool,
+        candidates: Candidates = no_candidates,
+    ) -> None:
+        """Gradients of the sum of all microbatches' losses, on all ranks, reduced over the
+        data-parallel ranks."""
+        told = self._telling(loss, temperature=temperature, candidates=candidates)
+        self._run(microbatches, told, forward_only=False)
+
+    def measure(
+        self,
+        microbatches: Sequence[Microbatch],
+        loss: TokenLoss,
+        *,
+        temperature: float,
+        candidates: Candidates = no_candidates,
+    ) -> None:
+        """Call `loss` as `train` does, and nothing else happens."""
+        told = self._telling(loss, temperature=temperature, candidates=candidates)
+        with torch.no_grad():
+            self._run(microbatches, told, forward_only=True)
+
+    def _telling(
+        self, loss: TokenLoss, *, temperature: float, candidates: Candidates
+    ) -> LogitsLoss:
+        """The loss, given what the model says."""
+
+        def told(logits: torch.Tensor, microbatch: Microbatch) -> torch.Tensor:
+            asked = candidates(microbatch)
+            outputs = self._outputs(logits, microbatch, temperature=temperature, asked=asked)
+            return loss(microbatch, outputs)
+
+        return told
+
+    def _run(
+        self, microbatches: Sequence[Microbatch], loss: LogitsLoss, *, forward_only: bool
     ) -> None:
         def forward_step(source: Iterator[Microbatch], model: torch.nn.Module):
             microbatch = next(source)
@@ -100,10 +145,9 @@ class Passes:
                 replay.after_forward(self.routers)
 
             def reduce(logits: torch.Tensor):
-                outputs = self._outputs(logits[0], microbatch, temperature=temperature)
                 # Megatron wants a count of tokens; the weights of the batch have divided already
                 return (
-                    loss(microbatch, outputs),
+                    loss(logits[0], microbatch),
                     torch.ones((), dtype=torch.int, device=logits.device),
                     {},
                 )
@@ -124,17 +168,23 @@ class Passes:
             replay.finish(self.routers)
 
     def _outputs(
-        self, logits: torch.Tensor, microbatch: Microbatch, *, temperature: float
+        self,
+        logits: torch.Tensor,
+        microbatch: Microbatch,
+        *,
+        temperature: float,
+        asked: torch.Tensor | None = None,
     ) -> Outputs:
+        """`asked`: [S, k] ids of candidates."""
         if self.gives_scores:
             return Outputs(scores=logits[:, 0].float())
-        logprobs, entropy = target_logprobs(
-            logits,
-            microbatch.target_ids,
-            shard=self._vocab_shard(logits),
-            temperature=temperature,
-        )
-        return Outputs(logprobs=logprobs, entropy=entropy)
+        targets, shard = microbatch.target_ids, self._vocab_shard(logits)
+        if asked is not None:
+            targets = torch.cat([targets[:, None], asked.long()], dim=1)
+        logprobs, entropy = target_logprobs(logits, targets, shard=shard, temperature=temperature)
+        if asked is None:
+            return Outputs(logprobs=logprobs, entropy=entropy)
+        return Outputs(logprobs=logprobs[:, 0], entropy=entropy, candidates=logprobs[:, 1:])
 
     def _vocab_shard(self, logits: torch.Tensor) -> VocabShard:
         columns = logits.shape[-1]

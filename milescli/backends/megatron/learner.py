@@ -1,6 +1,6 @@
 """What a rank's models do with a shard: an optimizer step of the policy, and of the critic where
-there is one; a measurement; scores. Collective: all ranks are called with equal arguments but for
-the shard."""
+there is one; what teachers say; a measurement; scores. Collective: all ranks are called with equal
+arguments but for the shard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import numpy as np
 import torch
 
 from milescli.backends.megatron import stepping
+from milescli.backends.megatron.held import HeldModel
 from milescli.backends.megatron.mesh import Mesh
+from milescli.backends.megatron.microbatch import Microbatch
 from milescli.backends.megatron.reference import Reference
 from milescli.backends.megatron.shard import RankShard
 from milescli.backends.megatron.trained import TrainedModel
@@ -36,6 +38,8 @@ class Learner:
     policy: TrainedModel
     critic: TrainedModel | None
     reference: Reference
+    teachers: list[HeldModel]
+    """Of `train.distill.teachers`, in order; empty where the run needs none."""
     _objectives: dict[str, Objective[Any]] = field(default_factory=dict)
     _before_log_probs: Any = field(init=False)
 
@@ -105,16 +109,16 @@ class Learner:
         )
 
     @contextmanager
-    def turn_of(self, critic: TrainedModel) -> Iterator[None]:
-        """The critic is on the device within, and the policy waits in host memory; on a CPU both
-        are there at all times."""
+    def turn_of(self, model: HeldModel) -> Iterator[None]:
+        """The model (the critic, a teacher) is on the device within, and the policy waits in host
+        memory; on a CPU all are there at all times."""
         if self.mesh.device.type == "cpu":
             yield
             return
         self.policy.sleeper.sleep()
-        critic.sleeper.wake()
+        model.sleeper.wake()
         yield
-        critic.sleeper.sleep()
+        model.sleeper.sleep()
         self.policy.sleeper.wake()
 
     def measure(self, shard: TrainShard) -> StepReport:
@@ -128,7 +132,9 @@ class Learner:
             loss = stepping.UpdateLoss(
                 objective=objective, shard=own, mesh=self.mesh, measures_engine=False
             )
-            self.policy.passes.measure(microbatches, loss, temperature=shard.temperature)
+            self.policy.passes.measure(
+                microbatches, loss, temperature=shard.temperature, candidates=loss.candidates
+            )
             loss.require_finite()
             figures.append(stepping.reduce_figures(loss, grad_norm=0.0))
         seconds.lap("forward_backward_s")
@@ -139,7 +145,10 @@ class Learner:
     def _fill(self, own: RankShard, objective: Objective[Any]) -> None:
         """The streams that the objective needs, then those that it makes of them."""
         for stream in FROM_RANKS:
-            if stream not in objective.needs:
+            if stream not in objective.needs or stream is Stream.CANDIDATES:
+                continue
+            if stream is Stream.TEACHER:
+                self._ask_teachers(own, with_candidates=Stream.CANDIDATES in objective.needs)
                 continue
             if stream is Stream.VALUES:
                 assert self.critic is not None, f"`{own.shard.objective}` needs a critic"
@@ -155,6 +164,27 @@ class Learner:
                 objective.complete(tokens)
             own.keep(tokens)
 
+    def _ask_teachers(self, own: RankShard, *, with_candidates: bool) -> None:
+        """Each teacher scores its own sequences; with candidates it names the likeliest tokens."""
+        assert self.teachers, f"`{own.shard.objective}` needs a teacher"
+        settings, heat = self.recipe.train.distill, own.shard.temperature
+        rows: list[Microbatch] = []
+        said: list[tuple[torch.Tensor, ...]] = []
+        for number, teacher in enumerate(self.teachers):
+            microbatches = own.rows_of_teacher(number, teacher.facts)
+            rows += microbatches
+            with self.turn_of(teacher):
+                if with_candidates:
+                    said += teacher.passes.likeliest(
+                        microbatches, count=settings.top_k, temperature=heat
+                    )
+                else:
+                    scores = teacher.passes.score(microbatches, temperature=heat)
+                    said += [(score,) for score in scores]
+        if with_candidates:
+            own.fill(Stream.CANDIDATES, [ids for ids, _ in said], microbatches=rows)
+        own.fill(Stream.TEACHER, [parts[-1] for parts in said], microbatches=rows)
+
     def _weights_of(self, stream: Stream) -> AbstractContextManager[None]:
         """The model that makes a stream is in the policy's place within."""
         return self.reference.swapped_in() if stream is Stream.REFERENCE else nullcontext()
@@ -165,6 +195,14 @@ class Learner:
         own = self._on_rank(shard)
         own.fill(Stream.OLD, self._score(own, Stream.OLD))
         return own.told(Stream.OLD)
+
+    def ask_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
+        """Per sequence of the shard, [n, k] the teacher's likeliest tokens and their log-probs.
+        None on ranks that do not speak for its tokens."""
+        own = self._on_rank(shard)
+        self._ask_teachers(own, with_candidates=True)
+        ids, logprobs = (own.told(stream) for stream in (Stream.CANDIDATES, Stream.TEACHER))
+        return None if ids is None or logprobs is None else list(zip(ids, logprobs, strict=True))
 
     def _objective(self, name: str) -> Objective[Any]:
         """Made once."""

@@ -3,7 +3,7 @@ computed. Made anew for each step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ class RankShard:
         """Lays out every row. Nothing is computed yet."""
         assert shard.dp_rank == mesh.dp_rank, (shard.dp_rank, mesh.dp_rank)
         self.shard = shard
-        self._mesh, self._facts = mesh, facts
+        self._mesh = mesh
         self.num_tokens = len(shard.token_ids)
         """T"""
         self._token_ids = _on_host(shard.token_ids).long()
@@ -38,7 +38,7 @@ class RankShard:
         )
         self._streams = {name: _on_host(values) for name, values in shard.streams.items()}
         self.updates = [
-            [self._microbatch(indices) for indices in microbatches]
+            [self._microbatch(indices, facts) for indices in microbatches]
             for microbatches in shard.updates
         ]
 
@@ -50,7 +50,20 @@ class RankShard:
     def __contains__(self, stream: Stream) -> bool:
         return stream in self._streams
 
-    def _microbatch(self, indices: Sequence[int]) -> Microbatch:
+    def rows_of_teacher(self, number: int, facts: ModelFacts) -> list[Microbatch]:
+        """The microbatches, laid out for a teacher's model, of the sequences that are its own; as
+        many as there are, so that all ranks go through equally many."""
+        owners = np.zeros(len(self.shard.sequence_ids), np.int64)
+        if Stream.TEACHER_INDEX in self.shard.streams:
+            starts = self.shard.cu_seqlens[:-1]
+            owners = self.shard.streams[Stream.TEACHER_INDEX][starts].astype(np.int64)
+        return [
+            self._microbatch([index for index in indices if owners[index] == number], facts)
+            for update in self.shard.updates
+            for indices in update
+        ]
+
+    def _microbatch(self, indices: Sequence[int], facts: ModelFacts) -> Microbatch:
         device, shape, ends = self._mesh.device, row_shape(self._mesh), self.shard.cu_seqlens
         lengths = [int(ends[index + 1] - ends[index]) for index in indices]
         row = make_row(
@@ -64,7 +77,7 @@ class RankShard:
         return Microbatch(
             indices=list(indices),
             source=row.source,
-            row=pack_row(row, shape=shape, facts=self._facts, device=device),
+            row=pack_row(row, shape=shape, facts=facts, device=device),
             input_ids=torch.where(is_real, self._token_ids[inputs], 0).to(device)[None],
             positions=row.positions.to(device)[None],
             target_ids=torch.where(is_real, self._token_ids[targets], 0).to(device),
@@ -87,21 +100,32 @@ class RankShard:
         routed[~is_real] = torch.arange(routed.shape[-1])
         return routed.to(self._mesh.device)
 
-    def fill(self, stream: Stream, values: Iterable[torch.Tensor]) -> None:
-        """`values`: [S] for each microbatch of all updates, in order; none where this rank is not
-        on the last stage. What other context-parallel ranks hold stays 0."""
+    def fill(
+        self,
+        stream: Stream,
+        values: Sequence[torch.Tensor],
+        *,
+        microbatches: Sequence[Microbatch] | None = None,
+    ) -> None:
+        """`values`: [S] or [S, k] for each of `microbatches` (None: of all updates, in order); none
+        where this rank is not on the last stage. What other context-parallel ranks hold stays 0."""
         whole = torch.zeros(self.num_tokens + 1)
-        for microbatch, part in zip(self.microbatches, values, strict=False):
+        if values:
+            first = values[0]
+            dtype = torch.float32 if first.is_floating_point() else torch.int32
+            whole = torch.zeros((self.num_tokens + 1, *first.shape[1:]), dtype=dtype)
+        for microbatch, part in zip(microbatches or self.microbatches, values, strict=False):
             self._put(whole, microbatch.source, part)
         self._streams[stream] = whole
 
     @staticmethod
     def _put(whole: torch.Tensor, source: torch.Tensor, part: torch.Tensor) -> None:
         is_real = source >= 0
-        whole[source[is_real] + 1] = part.detach().cpu()[is_real]
+        whole[source[is_real] + 1] = part.detach().cpu()[is_real].to(whole.dtype)
 
-    def _take(self, stream: Stream, source: torch.Tensor) -> torch.Tensor:
-        """[S] on the device; padding gets whatever the first token has, and is off the mask."""
+    def take(self, stream: Stream, source: torch.Tensor) -> torch.Tensor:
+        """[S] or [S, k] on the device; padding gets whatever the first token has, and is off the
+        mask."""
         return self._streams[stream][source.clamp(min=-1) + 1].to(self._mesh.device)
 
     def tokens_of(
@@ -110,6 +134,7 @@ class RankShard:
         *,
         logprobs: torch.Tensor | None = None,
         entropy: torch.Tensor | None = None,
+        candidates: torch.Tensor | None = None,
         scores: torch.Tensor | None = None,
     ) -> PackedTokens:
         """What a loss sees of one microbatch, with what the model says there."""
@@ -117,9 +142,10 @@ class RankShard:
             places=microbatch.places,
             loss_mask=microbatch.loss_mask,
             loss_weights=microbatch.loss_weights,
-            streams={name: self._take(name, microbatch.source) for name in self._streams},
+            streams={name: self.take(name, microbatch.source) for name in self._streams},
             logprobs=logprobs,
             entropy=entropy,
+            candidates=candidates,
             scores=scores,
         )
 
@@ -145,7 +171,7 @@ class RankShard:
             ),
             loss_mask=torch.cat([microbatch.loss_mask for microbatch in microbatches]),
             loss_weights=torch.cat([microbatch.loss_weights for microbatch in microbatches]),
-            streams={name: self._take(name, source) for name in self._streams},
+            streams={name: self.take(name, source) for name in self._streams},
         )
 
     def keep(self, tokens: PackedTokens) -> None:

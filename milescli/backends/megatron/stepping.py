@@ -49,6 +49,7 @@ class UpdateLoss:
             microbatch,
             logprobs=outputs.logprobs,
             entropy=outputs.entropy,
+            candidates=outputs.candidates,
             scores=outputs.scores,
         )
         with OBJECTIVES.guarded(self.shard.shard.objective):
@@ -72,6 +73,12 @@ class UpdateLoss:
         if self.measures_engine and Stream.ENGINE in tokens:
             self._compare_with_engine(tokens)
         return total
+
+    def candidates(self, microbatch: Microbatch) -> torch.Tensor | None:
+        """[S, k] ids of the tokens whose log-probs the loss is given too; None: of none."""
+        if Stream.CANDIDATES not in self.shard:
+            return None
+        return self.shard.take(Stream.CANDIDATES, microbatch.source)
 
     def _add_figures(self, tokens: PackedTokens, terms: TokenLoss) -> None:
         for name, figure in terms.figures.items():

@@ -65,7 +65,7 @@ class TrainedModel(HeldModel):
         weights."""
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        self.passes.train(microbatches, loss, temperature=temperature)
+        self.passes.train(microbatches, loss, temperature=temperature, candidates=loss.candidates)
         loss.require_finite()
         optimizer.require_finite_gradients(self.model, device=self.mesh.device)
 

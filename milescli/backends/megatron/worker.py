@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from milescli.weights.base import Bucket, WeightChannel
 from milescli.weights.formats import formatted, load_format
 
 if TYPE_CHECKING:
+    from milescli.backends.megatron.held import HeldModel
     from milescli.backends.megatron.trained import TrainedModel
 
 
@@ -48,16 +49,19 @@ class TrainerRank:
         model_dir: str,
         channel: str | None = None,
         critic_dir: str | None = None,
+        teacher_dirs: Sequence[str] = (),
     ) -> None:
         """`model_dir`: Hugging Face folder; `critic_dir`: that of the critic, which gives scores,
-        or None. `channel`: import path `module:Class` of the weight channel, or None where nothing
-        is published. Takes no device and opens nothing."""
+        or None; `teacher_dirs`: those of `train.distill.teachers`, where the ranks hold them.
+        `channel`: import path `module:Class` of the weight channel, or None where nothing is
+        published. Takes no device and opens nothing."""
         assert world_size == plan.trainer.world_size, (world_size, plan.trainer)
         self.rank = rank
         self.master = (master_addr, master_port)
         self.recipe, self.plan = recipe, plan
         self.model_dir = Path(model_dir)
         self.critic_dir = Path(critic_dir) if critic_dir else None
+        self.teacher_dirs = [Path(folder) for folder in teacher_dirs]
         self.channel_path = channel
         self.dtype = torch.bfloat16 if plan.precision == "bf16" else torch.float32
 
@@ -97,9 +101,10 @@ class TrainerRank:
             self.recipe.train,
             {"recipe": self.recipe, "plan": self.plan, "mesh": self.mesh, "dtype": self.dtype},
         )
+        # the policy last: replay finds the routers of the model that was built last
+        teachers = [self._teacher(folder) for folder in self.teacher_dirs]
         self.critic = None
         if self.critic_dir is not None:
-            # first: replay finds the routers of the model that was built last
             self.critic = TrainedModel(self.critic_dir, rule=settings.optimizer, **made)
         self.policy = TrainedModel(self.model_dir, rule=settings.optimizer, **made)
         self.reference = Reference(self.policy.model)
@@ -109,9 +114,22 @@ class TrainerRank:
             policy=self.policy,
             critic=self.critic,
             reference=self.reference,
+            teachers=teachers,
         )
         if self.critic is not None and self.device.type != "cpu":
             self.critic.sleeper.sleep()
+
+    def _teacher(self, folder: Path) -> HeldModel:
+        """In host memory, where the device is another."""
+        from milescli.backends.megatron.held import HeldModel
+
+        check_layout(self.plan.trainer, load_facts(folder))
+        teacher = HeldModel(folder, recipe=self.recipe, mesh=self.mesh, dtype=self.dtype)
+        # rows beyond are padding, of which the policy's output layer may have fewer
+        teacher.passes.vocab_size = self.facts.vocab_size
+        if self.device.type != "cpu":
+            teacher.sleeper.sleep()
+        return teacher
 
     @property
     def model(self):
@@ -150,6 +168,15 @@ class TrainerRank:
         """See `Learner`."""
         with self._named("scoring samples"):
             return self.learner.score(shard)
+
+    def ask_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
+        """See `Learner`."""
+        with self._named("asking teachers"):
+            return self.learner.ask_teachers(shard)
+
+    def dismiss_teachers(self) -> None:
+        """Give their memory back."""
+        self.learner.teachers.clear()
 
     def freeze_reference(self) -> None:
         """The current weights become the reference of the KL term, kept in host memory."""

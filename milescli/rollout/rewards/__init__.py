@@ -32,6 +32,7 @@ REWARDS = Registry(
         "reward_model": f"{_ROOM}.reward_model:reward_model",
         "format": f"{_ROOM}.format:format",
         "length": f"{_ROOM}.length:length",
+        "none": f"{_ROOM}.none:none",
     },
     signature=Form.SINGLE.value,
     others=(Form.GROUP.value, Form.BATCH.value),

@@ -1,6 +1,6 @@
 """Policy gradients, made of pieces: advantage estimator, its credit over tokens, policy ratio,
-surrogate, correction of what trainer and engine do not agree on, KL and entropy terms, aggregation.
-`train.*` of the recipe chooses each."""
+surrogate, correction of what trainer and engine do not agree on, KL and entropy terms, what a
+teacher says, aggregation. `train.*` of the recipe chooses each."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from milescli.train.aggregation import Aggregation, load_aggregation, share_of
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence
 from milescli.train.corrections import CorrectionFn, corrected, load_correction
 from milescli.train.credits import Credit, load_credit
+from milescli.train.distill import divergence, needs_of, teachers_by_source
 from milescli.train.entropy import EntropyControl
 from milescli.train.kl import MAX_LOG_RATIO, kl_estimate
 from milescli.train.packed_tokens import PackedTokens
@@ -55,7 +56,10 @@ class Policy:
         self.aggregation = aggregation or load_aggregation(train.aggregation)
         self.old = Stream.ENGINE if recipe.old_logprobs == "engine" else Stream.OLD
         self.kl_in_reward = train.kl_coef > 0 and train.kl_in == "reward"
-        needs = {*_needs_of(self.credit), *_needs_of(self.surrogate)}
+        self.teacher_of = teachers_by_source(train.distill)
+        self.is_taught = bool(train.distill.teachers)
+        self.teacher_in_reward = self.is_taught and train.distill.kl == "sampled"
+        needs = {*_needs_of(self.credit), *_needs_of(self.surrogate), *needs_of(train.distill)}
         if self.old is Stream.OLD and train.updates_per_step > 1:
             needs.add(Stream.OLD)  # with one update, the policy itself is still the old one
         if self.correction is not None or self.kl_in_reward:
@@ -77,11 +81,13 @@ class Policy:
             sequence
             for index, (group, row) in enumerate(zip(items, rows, strict=True))
             for sample, advantage in zip(group.samples, row, strict=True)
-            for sequence in self._of_sample(sample, advantage=advantage, group=index)
+            for sequence in self._of_sample(
+                sample, advantage=advantage, group=index, source=group.prompt.source
+            )
         ]
 
     def _of_sample(
-        self, sample: Sample, *, advantage: Advantage, group: int
+        self, sample: Sample, *, advantage: Advantage, group: int, source: str | None
     ) -> Iterator[TrainSequence]:
         num_tokens = sample.num_loss_tokens if sample.is_learned else 0
         share = share_of(self.aggregation, num_tokens=max(num_tokens, 1), settings=self.settings)
@@ -92,6 +98,10 @@ class Policy:
                 Stream.ADVANTAGE: np.full(trajectory.num_tokens, values, np.float32),
                 Stream.ENGINE: np.frombuffer(trajectory.logprobs, np.float32),
             }
+            if self.teacher_of:
+                streams[Stream.TEACHER_INDEX] = np.full(
+                    trajectory.num_tokens, self.teacher_of[source], np.float32
+                )
             if self.settings.entropy_target is not None:
                 streams[Stream.ENTROPY_COEF] = np.full(
                     trajectory.num_tokens, self.entropy.weight, np.float32
@@ -112,7 +122,8 @@ class Policy:
 
     def complete(self, tokens: PackedTokens) -> None:
         """Advantages of tokens from those of samples, then what needs the whole step."""
-        if not self.credits_samples or self.kl_in_reward or self.settings.whiten:
+        made_here = not self.credits_samples or self.kl_in_reward or self.settings.whiten
+        if made_here or self.is_taught:
             tokens[Stream.ADVANTAGE] = self._advantages(tokens)
         if self.correction is not None:
             made = corrected(
@@ -128,13 +139,19 @@ class Policy:
             complete(tokens, self.settings)
 
     def _advantages(self, tokens: PackedTokens) -> torch.Tensor:
-        given = tokens[Stream.ADVANTAGE]
+        given, distill = tokens[Stream.ADVANTAGE], self.settings.distill
         penalty = torch.zeros_like(given)
+        if self.is_taught:
+            given = distill.reward_weight * given
         if self.kl_in_reward:
             old, reference = tokens[Stream.OLD], tokens[Stream.REFERENCE]
             kl = kl_estimate(old, reference, kind=self.settings.kl_estimator)
             penalty = torch.where(tokens.loss_mask, self.settings.kl_coef * kl, 0.0)
             tokens[_SHOWN + "kl"] = kl
+        if self.teacher_in_reward:
+            gap = tokens[Stream.OLD] - tokens[Stream.TEACHER]
+            penalty = penalty + torch.where(tokens.loss_mask, distill.coef * gap, 0.0)
+            tokens[_SHOWN + "teacher_kl"] = gap
         values = self.credit(
             advantages=given, penalty=penalty, tokens=tokens, settings=self.settings
         )
@@ -143,8 +160,9 @@ class Policy:
         return whitened(values, tokens) if self.settings.whiten else values
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """surrogate x correction + kl_coef * KL - entropy_coef * entropy, per token. The figure
-        `clamp_fraction` is the share of tokens whose ratio was cut off."""
+        """surrogate x correction + kl_coef * KL - entropy_coef * entropy, per token; and what
+        `train.distill` adds. The figure `clamp_fraction` is the share of tokens whose ratio was cut
+        off."""
         assert tokens.logprobs is not None and tokens.entropy is not None
         settings = self.settings
         old = tokens[self.old] if self.old in tokens else tokens.logprobs.detach()
@@ -182,6 +200,10 @@ class Policy:
                 kl = kl * raw.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
             loss = loss + settings.kl_coef * kl
             figures["kl"] = Figure(kl.detach())
+        if self.is_taught and not self.teacher_in_reward:
+            apart = divergence(tokens, settings.distill)
+            loss = loss + settings.distill.coef * apart
+            figures["teacher_kl"] = Figure(apart.detach())
         if Stream.ENTROPY_COEF in tokens:
             figures["entropy_coef"] = Figure(tokens[Stream.ENTROPY_COEF])
             loss = loss - tokens[Stream.ENTROPY_COEF] * tokens.entropy

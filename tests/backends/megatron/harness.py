@@ -3,7 +3,8 @@ tokens."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch.distributed as dist
@@ -51,10 +52,14 @@ def plan_of(layout: dict, *, precision: str = "fp32") -> Plan:
 
 
 def make_groups(
-    step: int, *, vocab_size: int, routing: tuple[int, int, int] | None = None
+    step: int,
+    *,
+    vocab_size: int,
+    routing: tuple[int, int, int] | None = None,
+    sources: Sequence[str] = (),
 ) -> list[Group]:
     """Four prompts with four samples each, all lengths uneven. `routing`: (experts, layers, topk)
-    of random expert choices."""
+    of random expert choices; `sources`: which the prompts are from, in turn."""
     rng = np.random.default_rng(step)
     groups = []
     for index in range(4):
@@ -73,7 +78,9 @@ def make_groups(
             )
             reward = float(rng.integers(0, 2))
             samples.append(make_sample(trajectory, reward=reward, index=number))
-        groups.append(make_group(samples, prompt=Prompt(index=index, token_ids=prompt, text="")))
+        source = sources[index % len(sources)] if sources else None
+        prompt_made = Prompt(index=index, token_ids=prompt, text="", source=source)
+        groups.append(make_group(samples, prompt=prompt_made))
     return groups
 
 
@@ -96,9 +103,10 @@ def policy_shard(
     updates: int = 1,
     routing: tuple[int, int, int] | None = None,
     objective: str = "policy",
+    sources: Sequence[str] = (),
 ) -> TrainShard:
     """What this rank gets of the batch of a step."""
-    groups = make_groups(step, vocab_size=made.facts.vocab_size, routing=routing)
+    groups = make_groups(step, vocab_size=made.facts.vocab_size, routing=routing, sources=sources)
     batch = pack(
         load_objective(objective, made.recipe).sequences(groups),
         objective=objective,
@@ -126,15 +134,15 @@ def rows_shard(made: TrainerRank, rows: list[list[int]], *, cap: int = 64) -> Tr
 
 def scores_everywhere(made: TrainerRank, shard: TrainShard) -> list[list[float]]:
     """[sequences of the batch][tokens], put together from all ranks."""
-    own = made.score(shard)
+    return [values.tolist() for values in everywhere(made, made.score, shard)]
+
+
+def everywhere(made: TrainerRank, ask: Callable[[TrainShard], Any], shard: TrainShard) -> list[Any]:
+    """What is said of each sequence of the batch, put together from all ranks."""
+    own = ask(shard)
     told: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(told, own and (shard.sequence_ids.tolist(), own))
-    rows = {
-        number: values.tolist()
-        for part in told
-        if part
-        for number, values in zip(*part, strict=True)
-    }
+    rows = {number: values for part in told if part for number, values in zip(*part, strict=True)}
     return [rows[number] for number in sorted(rows)]
 
 
@@ -147,8 +155,10 @@ def trainer(
     layout: dict,
     train: dict | None = None,
     precision: str = "fp32",
+    teachers: Sequence[str] = (),
+    mix: Sequence[str] = (),
 ):
-    """A trainer rank that is set up."""
+    """A trainer rank that is set up. `teachers`: folders; `mix`: sources of its prompts."""
     from milescli.backends.megatron.worker import TrainerRank
 
     optimizer = {
@@ -164,6 +174,7 @@ def trainer(
         master_port=port,
         recipe=Recipe(
             train={"optimizer": optimizer, **(train or {})},
+            data={"mix": [{"path": name} for name in mix]} if mix else {},
             machine={"start_timeout_s": 60, "step_timeout_s": 60},
         ),
         plan=plan_of(
@@ -171,6 +182,7 @@ def trainer(
             precision=precision,
         ),
         model_dir=model,
+        teacher_dirs=teachers,
     )
     made.setup()
     return made

@@ -1,0 +1,61 @@
+"""The teachers of a run, before any process starts. Called by `inputs` and `planning`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.core.errors import RecipeError
+from milescli.models import ModelFacts
+from milescli.recipe.schema import Recipe
+from milescli.recipe.train import Teacher
+from milescli.rollout.tokenizer import ChatTokenizer
+from milescli.runtime.held_models import HeldModelPath
+
+if TYPE_CHECKING:
+    from milescli.console.output import Output
+
+
+def teacher_facts(recipe: Recipe) -> list[ModelFacts]:
+    """Of each teacher, without making or loading it. Raises RecipeError for one that is not there,
+    CheckpointError for one that is no model."""
+    return [_facts(teacher) for teacher in recipe.teachers]
+
+
+def _facts(teacher: Teacher) -> ModelFacts:
+    facts = _path(teacher).facts
+    if facts.scores:
+        raise RecipeError(
+            f"the teacher {teacher.path} gives a score instead of a next token",
+            why="it is a reward model, and a teacher says how likely each token is",
+            fix="name a model that writes",
+        )
+    facts.require_trainable()
+    return facts
+
+
+def teacher_folders(
+    recipe: Recipe,
+    run: RunDir,
+    *,
+    tokenizer: ChatTokenizer,
+    facts: ModelFacts,
+    output: Output | None,
+) -> list[Path]:
+    """The Hugging Face folder of each teacher. `facts`, `tokenizer`: the policy's. Raises
+    RecipeError where a teacher has another tokenizer."""
+    folders = []
+    for number, teacher in enumerate(recipe.teachers):
+        path = _path(teacher)
+        folder = path.folder(run.teacher_model_dir(number), output=output)
+        theirs = path.refuse_other_tokens(folder, tokenizer=tokenizer, least=facts.vocab_size)
+        if theirs.eos_id != tokenizer.eos_id and output is not None:
+            ends = [each.inner.convert_ids_to_tokens(each.eos_id) for each in (theirs, tokenizer)]
+            output.warn(f"the teacher {teacher.path} ends by {ends[0]}, the policy by {ends[1]}")
+        folders.append(folder)
+    return folders
+
+
+def _path(teacher: Teacher) -> HeldModelPath:
+    return HeldModelPath(what="teacher", key="train.distill.teachers", path=teacher.path)

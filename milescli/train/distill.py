@@ -1,0 +1,52 @@
+"""How far policy and teacher are apart, token by token: what distillation minimises. Pure; called
+by the objectives."""
+
+from __future__ import annotations
+
+import torch
+
+from milescli.recipe.train import Distill
+from milescli.train.packed_tokens import PackedTokens
+from milescli.train.streams import Stream
+
+_MOST = -1e-7
+"""Log-prob that a set of tokens has at most, so that what is left to the others is above 0 in
+float32."""
+
+
+def needs_of(settings: Distill) -> frozenset[Stream]:
+    """What the ranks compute before the loss."""
+    if not settings.teachers:
+        return frozenset()
+    if settings.kl == "sampled":
+        return frozenset({Stream.OLD, Stream.TEACHER})
+    return frozenset({Stream.CANDIDATES, Stream.TEACHER})
+
+
+def teachers_by_source(settings: Distill) -> dict[str | None, int]:
+    """Entry of `data.mix` -> number of its teacher; empty where one teaches all."""
+    return {
+        source: number
+        for number, teacher in enumerate(settings.teachers)
+        for source in teacher.sources or []
+    }
+
+
+def divergence(tokens: PackedTokens, settings: Distill) -> torch.Tensor:
+    """[S] KL between the policy and the teacher where a token was said, by the teacher's k
+    likeliest tokens and all others as one: reverse, sum p log(p / q); forward, sum q log(q / p); p
+    the policy's, q the teacher's probabilities (GKD, arXiv 2306.13649, section 3, with the
+    vocabulary cut to k + 1). Never negative, and 0 only where both say the same of all k.
+    Differentiable."""
+    assert tokens.candidates is not None, "the ranks give the log-probs of candidates"
+    policy = with_rest(tokens.candidates)
+    teacher = with_rest(tokens[Stream.TEACHER])
+    own, other = (policy, teacher) if settings.kl == "reverse" else (teacher, policy)
+    return (own.exp() * (own - other)).sum(dim=1)
+
+
+def with_rest(logprobs: torch.Tensor) -> torch.Tensor:
+    """[S, k] log-probs of k tokens -> [S, k + 1] with that of all others together, log(1 - sum
+    p)."""
+    chosen = torch.logsumexp(logprobs, dim=1, keepdim=True).clamp(max=_MOST)
+    return torch.cat([logprobs, torch.log(-torch.expm1(chosen))], dim=1)
