@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from milescli import models
 from milescli.core.errors import FitError
-from milescli.core.units import format_bytes, format_duration
+from milescli.core.units import format_duration
 from milescli.models.facts import ModelFacts
 from milescli.plan.batch import batch_plan
 from milescli.plan.decisions import Log
@@ -26,7 +25,7 @@ from milescli.plan.placement import (
     note_idle_devices,
 )
 from milescli.plan.remedies import with_remedies
-from milescli.plan.search_space import teacher_passes
+from milescli.plan.roles import beside_reward_model, roles_of, teacher_roles
 from milescli.plan.types import (
     NO_ENGINES,
     EngineLayout,
@@ -38,6 +37,9 @@ from milescli.plan.types import (
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
+_SIZE = {"bf16": 2, "fp32": 4}
+"""Bytes of a weight."""
+
 
 def make_plan(
     recipe: Recipe,
@@ -45,13 +47,14 @@ def make_plan(
     facts: ModelFacts,
     *,
     teachers: Sequence[ModelFacts] = (),
+    reward: ModelFacts | None = None,
 ) -> Plan:
-    """The plan of this recipe on this machine. `teachers`: those of `train.distill`, in order.
-    Raises FitError with the equation where a pin is illegal or does not fit, and with fixes that
-    were tried."""
+    """The plan of this recipe on this machine. `teachers`: those of `train.distill`, in order;
+    `reward`: the reward model that is asked. Raises FitError with the equation where a pin is
+    illegal or does not fit, and with fixes that were tried."""
 
     def plans(other: Recipe) -> Plan:
-        return _planned(other, machine, facts, teachers)
+        return _planned(other, machine, facts, teachers, reward)
 
     try:
         return plans(recipe)
@@ -68,11 +71,20 @@ def try_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan | None
 
 
 def _planned(
-    recipe: Recipe, machine: Machine, facts: ModelFacts, teachers: Sequence[ModelFacts] = ()
+    recipe: Recipe,
+    machine: Machine,
+    facts: ModelFacts,
+    teachers: Sequence[ModelFacts] = (),
+    reward: ModelFacts | None = None,
 ) -> Plan:
     """`engines.placement: auto` takes the other placement where the first does not fit."""
     log = Log()
     per_node = devices_per_node(recipe, machine, log)
+    if reward is not None:
+        size = _SIZE[_precision(recipe, machine, Log())]
+        machine = beside_reward_model(
+            recipe, machine, reward, size=size, on_cpu=per_node == 0, log=log
+        )
     inputs = _PlanInputs(
         recipe=recipe, machine=machine, facts=facts, teachers=teachers, per_node=per_node
     )
@@ -116,7 +128,7 @@ def _on_cpu(inputs: _PlanInputs, log: Log) -> Plan:
     colocated, reason = choose_placement(recipe, None)
     log.note("placement", _placement_name(recipe, colocated), reason)
     precision = _precision(recipe, inputs.machine, log)
-    size = {"bf16": 2, "fp32": 4}[precision]
+    size = _SIZE[precision]
     trainer = trainer_on_cpu(recipe, inputs.facts, log)
     for teacher in inputs.teachers:
         check_layout(trainer, teacher)
@@ -196,7 +208,7 @@ def _on_devices(inputs: _PlanInputs, log: Log, *, colocated: bool, reason: str) 
         inputs.facts,
         devices_per_node=inputs.per_node,
         colocated=colocated,
-        size={"bf16": 2, "fp32": 4}[precision],
+        size=_SIZE[precision],
         log=placed,
         teachers=inputs.teachers,
     )
@@ -270,7 +282,7 @@ def _assembled(
         max_staleness=recipe.rollout.max_staleness,
         steps=recipe.train.steps,
         warmup_steps=recipe.warmup.steps,
-        roles=[*_roles(recipe, log), *_teachers(inputs, {"bf16": 2, "fp32": 4}[precision], log)],
+        roles=_roles(inputs, _SIZE[precision], log),
         decisions=log.decisions,
         forecast=forecast(pair, machine, steps=recipe.train.steps, num_devices=len(slots))
         if pair
@@ -340,56 +352,10 @@ def _note_attention(recipe: Recipe, *, on_cpu: bool, log: Log) -> None:
         log.note("engines.attention_backend", backend, "pinned by `engines.attention_backend`")
 
 
-def _roles(recipe: Recipe, log: Log) -> list[Role]:
-    """Also notes who says what the old policy was, for the plan's reader."""
-    stale = recipe.rollout.max_staleness > 0
-    if recipe.learns_from_rows:
-        return _roles_of_rows(recipe, log)
-    log.note(
-        "old_logprobs",
-        recipe.old_logprobs,
-        "pinned by `train.old_logprobs`"
-        if recipe.train.old_logprobs != "auto"
-        else "stale samples came from older weights, and only the engine knows their log-probs"
-        if stale
-        else "on-policy: the trainer's own log-probs do not depend on how the engine batched",
-    )
-    roles = [Role(name="policy", place="trainer")]
-    if recipe.keeps_reference:
-        roles.append(Role(name="reference", place="trainer"))
-        why = (
-            "pinned by `train.reference`"
-            if recipe.train.reference is not None
-            else f"`train.kl_coef` is {recipe.train.kl_coef:g}"
-        )
-        log.note("reference", "on the trainer's ranks, in turn", why)
-    if recipe.has_critic:
-        roles.append(Role(name="critic", place="trainer"))
-        why = f"`train.credit` is gae; it learns at `train.critic.lr` {recipe.train.critic.lr:g}"
-        log.note("critic", "on the trainer's ranks, in turn", why)
-    return roles
-
-
-def _teachers(inputs: _PlanInputs, size: int, log: Log) -> list[Role]:
-    own = models.table(inputs.facts)
-    for wish, facts in zip(inputs.recipe.teachers, inputs.teachers, strict=True):
-        table = models.table(facts)
-        log.note(
-            f"teacher {wish.path}",
-            "on the trainer's ranks, in turn",
-            f"{format_bytes(table.num_parameters * size)} of weights over the ranks; its pass over "
-            f"a token is {teacher_passes([facts], own):.2g} of the policy's",
-        )
-    return [Role(name="teacher", place="trainer") for _ in inputs.teachers]
-
-
-def _roles_of_rows(recipe: Recipe, log: Log) -> list[Role]:
-    roles = [Role(name="policy", place="trainer")]
-    if recipe.keeps_reference:
-        roles.append(Role(name="reference", place="trainer"))
-        why = f"`train.preference.loss` {recipe.train.preference.loss} compares with it"
-        log.note("reference", "on the trainer's ranks, in turn", why)
-    elif recipe.caches_reference:
-        why = "its log-probs of the rows are computed once; `train.preference.reference` is cached"
-        log.note("reference", "cached in the run directory", why)
+def _roles(inputs: _PlanInputs, size: int, log: Log) -> list[Role]:
+    recipe = inputs.recipe
+    roles = roles_of(recipe, log)
+    roles += teacher_roles(recipe, inputs.facts, inputs.teachers, size=size, log=log)
+    if recipe.asks_reward_model:
+        roles.append(Role(name="reward_model", place="first_device"))
     return roles

@@ -116,12 +116,13 @@ class BatchPlan:
 class Role:
     """One model of the run, and where it lives."""
 
-    name: Literal["policy", "reference", "critic", "teacher"]
+    name: Literal["policy", "reference", "critic", "teacher", "reward_model"]
     """policy: what is trained; reference: its weights before RL, frozen; critic: learns what the
-    policy's samples will be worth; teacher: says what the policy should have, frozen."""
-    place: Literal["trainer"]
+    policy's samples will be worth; teacher: says what the policy should have, frozen; reward_model:
+    scores what was sampled, frozen."""
+    place: Literal["trainer", "first_device"]
     """trainer: on the trainer's ranks, in turn; the weights of all but the policy wait in host
-    memory."""
+    memory. first_device: in a process of its own there, for the whole run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

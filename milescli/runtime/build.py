@@ -202,9 +202,7 @@ class Builder:
             async_save=False,
         )
         asked = self.recipe.rollout.reward_model
-        engines.scores = ScoreClient(
-            ranks, max_tokens=asked.max_tokens, row_tokens=self.plan.batch.max_row_tokens(1)
-        )
+        engines.scores = ScoreClient(ranks, max_tokens=asked.max_tokens)
 
     async def _start_router(self, engines: Engines) -> str | None:
         """Its URL. None: a single engine needs none, nor do those that share the cores of one

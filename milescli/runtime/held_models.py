@@ -42,7 +42,9 @@ class HeldModelPath:
         where it is no model."""
         folder = self._require()
         if _is_checkpoint(folder):
-            return load_facts(find_checkpoint(folder, model=None, step=None, model_option="--base").model_dir)
+            return load_facts(
+                find_checkpoint(folder, model=None, step=None, model_option="--base").model_dir
+            )
         if folder.is_dir():
             return load_facts(folder)
         if self.revision in (None, "main") and (shape := shipped_shape(self.path)):

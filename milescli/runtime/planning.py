@@ -17,6 +17,7 @@ from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.runtime.inputs import planned_facts
 from milescli.runtime.plugins import load_plugins
+from milescli.runtime.reward_model import reward_facts
 from milescli.runtime.teachers import teacher_facts
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: Model
 
 def _made(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
     """With all models of the run."""
-    return make_plan(recipe, machine, facts, teachers=teacher_facts(recipe))
+    return make_plan(
+        recipe, machine, facts, teachers=teacher_facts(recipe), reward=reward_facts(recipe)
+    )
 
 
 def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:

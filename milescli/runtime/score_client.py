@@ -18,11 +18,10 @@ _Waiting = tuple[Sequence[int], asyncio.Future[float]]
 class ScoreClient:
     """Implements milescli.rollout.rewards.reward_model.ScoreServer. Belongs to one event loop."""
 
-    def __init__(self, ranks: Trainer, *, max_tokens: int, row_tokens: int) -> None:
-        """`ranks`: of the model; `max_tokens`: of one call, about; `row_tokens`: of a
-        microbatch."""
+    def __init__(self, ranks: Trainer, *, max_tokens: int) -> None:
+        """`ranks`: of the model; `max_tokens`: read at once, about."""
         self._ranks = ranks
-        self._max_tokens, self._row_tokens = max_tokens, row_tokens
+        self._max_tokens = max_tokens
         self._waiting: list[_Waiting] = []
         self._work: asyncio.Task[None] | None = None
 
@@ -66,7 +65,7 @@ class ScoreClient:
             [scored_sequence(_trajectory(line), group=n) for n, line in enumerate(lines)],
             objective="reward_model",
             dp=1,
-            max_tokens_per_microbatch=self._row_tokens,
+            max_tokens_per_microbatch=self._max_tokens,
         )
 
 
