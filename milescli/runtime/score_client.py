@@ -65,7 +65,7 @@ class ScoreClient:
             [scored_sequence(_trajectory(line), group=n) for n, line in enumerate(lines)],
             objective="reward_model",
             dp=1,
-            max_tokens_per_microbatch=self._max_tokens,
+            max_tokens_per_microbatch=1,  # each alone: who asked beside it must not change a bit
         )
 
 
