@@ -62,6 +62,14 @@ def test_a_teacher_that_lacks_tokens_of_the_policy_is_refused(tmp_path: Path) ->
     assert "290 tokens, the policy's 300" in refused.value.why
 
 
+def test_as_many_tokens_of_the_teacher_as_there_are_is_refused(tmp_path: Path) -> None:
+    recipe = _recipe(tmp_path, _model(tmp_path / "teacher"))
+    distill = recipe.train.distill.model_copy(update={"kl": "reverse", "top_k": 300})
+    train = recipe.train.model_copy(update={"distill": distill})
+    with pytest.raises(RecipeError, match="top_k` cannot be 300"):
+        prepare(recipe.model_copy(update={"train": train}), RunDir(path=tmp_path / "run"))
+
+
 @pytest.mark.parametrize(
     ("path", "fix"),
     [
