@@ -33,6 +33,7 @@ LAYOUT = {
     "checkpoints/step_N/": "Megatron's torch_dist format; complete where it has a manifest.json",
     "rollouts/": "some samples of each step, to read",
     "eval/": "the samples of each evaluation",
+    "reference/, teacher/": "what a reference or a teacher says of the rows, computed once",
     "model/, data/": "the model and the prompts that miles made itself, where the recipe asks for "
     "them",
 }

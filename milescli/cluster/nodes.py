@@ -79,18 +79,18 @@ class RunNodes:
         names = ", ".join(str(member.node) for member in self.chosen)
         return f"Ray cluster at {self.address}: {names}"
 
-    def require_shared(self, run_dir: Path, model_dir: Path | None = None) -> None:
+    def require_shared(self, run_dir: Path, *model_dirs: Path) -> None:
         """Raises MachineError where another node does not see the run directory, CheckpointError
-        where its model folder is not the same. None: the model will be made within the run
-        directory."""
+        where a model folder of the run's is not the same there."""
         if not self.beyond_this_computer:
             return
         assert self.address is not None
         only = [member.node.node_id for member in self.chosen]
         with joined(self.address):
             _require_run_dir(run_dir, self.address, only)
-            if model_dir is not None and run_dir not in model_dir.parents:
-                _require_model(model_dir, self.address, only)
+            for model_dir in model_dirs:
+                if run_dir not in model_dir.parents:
+                    _require_model(model_dir, self.address, only)
 
 
 def _require_run_dir(run_dir: Path, address: str, only: Sequence[str]) -> None:

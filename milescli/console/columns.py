@@ -38,9 +38,11 @@ def number(value: float | None, form: str) -> str:
 
 
 def percent(share: float | None) -> str:
-    """0.785 -> '78.5%'"""
+    """0.785 -> '78.5%'; what is no share, as rewards may be: 2.412 -> '2.412'"""
     if share is None:
         return "-"
+    if math.isfinite(share) and not 0.0 <= share <= 1.0:
+        return number(share, ".3f")
     return number(share * 100, ".1f") + "%" if math.isfinite(share) else str(share)
 
 
@@ -133,4 +135,9 @@ def that_fit(
 
 def figures(done: EvalDone) -> str:
     """An evaluation in words."""
-    return f"{percent(done.accuracy)} of {done.num_prompts} prompts"
+    parts = "".join(
+        f", {name.removeprefix('reward/')} {value:.3f}"
+        for name, value in done.figures.items()
+        if name.startswith("reward/")
+    )
+    return f"{percent(done.accuracy)} of {done.num_prompts} prompts{parts}"

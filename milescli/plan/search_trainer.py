@@ -218,7 +218,8 @@ def _try_lighter_last_stages(space: SearchSpace, search: TrainerSearch) -> None:
         mean = space.facts.num_layers // layout.pp
         for fewer in (1, 2, 3):
             lighter = replace(layout, last_stage_layers=mean - fewer)
-            if mean - fewer < 1 or next(stage_faults(lighter, space.facts), None):
+            held = (space.facts, *space.load.teachers)
+            if mean - fewer < 1 or any(next(stage_faults(lighter, own), None) for own in held):
                 break
             other = _choice(space, lighter, choice.cap)
             search.num_weighed += 1

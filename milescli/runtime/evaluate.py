@@ -13,6 +13,8 @@ from milescli.core.errors import DataError
 from milescli.core.events import EvalDone
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
+from milescli.recipe.section import Section
+from milescli.recipe.train import Distill
 from milescli.rollout.episode import evaluation_episodes
 from milescli.runtime.evaluator import Evaluator
 from milescli.runtime.scorers import scorer_of
@@ -146,11 +148,13 @@ def engines_only(plan: Plan) -> Plan:
 
 
 def _with_data(recipe: Recipe, data: Path | None, num_prompts: int | None) -> Recipe:
-    changes = (
+    changes: dict[str, Section] = (
         {"data": recipe.data.model_copy(update={"eval": str(data.absolute())})} if data else {}
     )
     if num_prompts is not None:
         changes["eval"] = recipe.eval.model_copy(update={"num_prompts": num_prompts})
+    # nobody is taught here, and a teacher may be gone
+    changes["train"] = recipe.train.model_copy(update={"distill": Distill()})
     recipe = recipe.model_copy(update=changes)
     if recipe.data.eval is None:
         raise DataError(

@@ -47,7 +47,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
                 loaded = with_steps(loaded, len(inputs.rows))
                 plan = replace(plan, steps=loaded.recipe.train.steps)
             plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
-            nodes.require_shared(run.path, inputs.model_dir)
+            nodes.require_shared(run.path, inputs.model_dir, *inputs.teacher_dirs)
             spec = RunSpec(run=run, recipe=loaded.recipe, plan=plan, nodes=nodes, inputs=inputs)
             write_records(spec, loaded)
         except BaseException:

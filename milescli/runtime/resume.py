@@ -81,7 +81,7 @@ def resume(
             load_plugins(loaded.recipe)
             inputs = prepare(loaded.recipe, run, output=output)
             plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
-            nodes.require_shared(run.path, inputs.model_dir)
+            nodes.require_shared(run.path, inputs.model_dir, *inputs.teacher_dirs)
             spec = RunSpec(
                 run=run,
                 recipe=loaded.recipe,

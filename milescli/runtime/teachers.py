@@ -45,7 +45,13 @@ def teacher_folders(
 ) -> list[Path]:
     """The Hugging Face folder of each teacher. `facts`, `tokenizer`: the policy's. Raises
     RecipeError where a teacher has another tokenizer."""
-    folders = []
+    settings, folders = recipe.train.distill, []
+    if recipe.teachers and settings.kl != "sampled" and settings.top_k >= facts.vocab_size:
+        raise RecipeError(
+            f"`train.distill.top_k` cannot be {settings.top_k}",
+            why=f"the policy has {facts.vocab_size:,} tokens, and others must be left beside them",
+            fix=f"--set train.distill.top_k={min(32, facts.vocab_size - 1)}",
+        )
     for number, teacher in enumerate(recipe.teachers):
         path = _path(teacher)
         folder = path.folder(run.teacher_model_dir(number), output=output)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from milescli.train import vocab_parallel
-from milescli.train.vocab_parallel import VocabShard, target_logprobs
+from milescli.train.vocab_parallel import VocabShard, target_logprobs, top_logprobs
 
 
 def _plain(
@@ -140,3 +140,26 @@ def test_a_vocabulary_spread_over_two_ranks_gives_what_one_gives(tmp_path: Path)
         )
     merged = torch.cat([torch.from_numpy(gradient) for *_, gradient in found], dim=1)[:, :31]
     torch.testing.assert_close(merged, leaf.grad, atol=2e-6, rtol=1e-5)
+
+
+def test_several_targets_of_a_position_are_as_many_rows_of_log_softmax() -> None:
+    logits, *_ = _inputs(9, 12)
+    targets = torch.randint(0, 12, (9, 4), generator=torch.Generator().manual_seed(1))
+    weights = torch.randn(9, 4, generator=torch.Generator().manual_seed(2))
+    expected_in, leaf = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    expected = (expected_in / 0.7).log_softmax(-1).gather(1, targets)
+    (expected * weights).sum().backward()
+    found, _ = target_logprobs(leaf * 1.0, targets, shard=VocabShard(size=12), temperature=0.7)
+    (found * weights).sum().backward()
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(leaf.grad, expected_in.grad, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 4, 10])
+def test_the_likeliest_tokens_come_first_and_padding_never(count: int) -> None:
+    logits, *_ = _inputs(9, 12)
+    logits[:, 10:] = 99.0
+    ids, logprobs = top_logprobs(logits, count=count, shard=VocabShard(size=10), temperature=0.7)
+    expected = (logits[:, :10] / 0.7).log_softmax(-1).topk(count)
+    assert torch.equal(ids, expected.indices)
+    torch.testing.assert_close(logprobs, expected.values, atol=2e-6, rtol=1e-5)

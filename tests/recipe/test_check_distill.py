@@ -1,0 +1,90 @@
+"""Recipes with teachers: each rule that one can break, and what mends it."""
+
+from __future__ import annotations
+
+import pytest
+
+from milescli.core.errors import RecipeError
+from tests.recipe.conftest import Place
+
+ON_POLICY = "model: {scratch: {}}\ndata: {prompts: task:sums}\n"
+MIXED = "model: {scratch: {}}\ndata: {mix: [{path: a.jsonl, name: a}, {path: b.jsonl, name: b}]}\n"
+ROWS = "model: {scratch: {}}\ndata: {train: rows.jsonl}\ntrain: {objective: distillation}\n"
+ONE = "train.distill.teachers=[{path: big}]"
+TWO = "train.distill.teachers=[{path: big, sources: [a]}, {path: other, sources: [b]}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "sets"),
+    [
+        (ON_POLICY, [ONE]),
+        (ON_POLICY, [ONE, "rollout.reward=none", "rollout.samples_per_prompt=1"]),
+        (ON_POLICY, [ONE, "train.distill.reward_weight=1.0", "train.distill.kl=reverse"]),
+        (MIXED, [ONE]),
+        (MIXED, [TWO]),
+        (ROWS, [ONE, "train.distill.kl=forward"]),
+    ],
+)
+def test_teachers_are_a_part_of_a_recipe(place: Place, text: str, sets: list[str]) -> None:
+    assert place.load(text, sets=sets).recipe.teachers[0].path == "big"
+
+
+@pytest.mark.parametrize(
+    ("text", "sets", "what", "mended"),
+    [
+        (ROWS, [], "has no teacher", [ONE, "train.distill.kl=forward"]),
+        (ROWS, [ONE], "of tokens that the policy samples", ["train.distill.kl=reverse"]),
+        (
+            ROWS,
+            [ONE, "train.objective=supervised"],
+            "has no use for a teacher",
+            ["train.distill.teachers=[]"],
+        ),
+        (ON_POLICY, ["rollout.reward=none"], "there is no reward", ["rollout.reward=math"]),
+        (
+            ON_POLICY,
+            [ONE, "rollout.reward=none", "train.distill.reward_weight=1.0"],
+            "there is no reward",
+            ["train.distill.reward_weight=0"],
+        ),
+        (
+            ON_POLICY,
+            [ONE, "rollout.samples_per_prompt=1", "train.distill.reward_weight=1.0"],
+            "groups of one",
+            ["rollout.samples_per_prompt=8"],
+        ),
+        (
+            MIXED,
+            ["train.distill.teachers=[{path: big}, {path: other}]"],
+            "what does the teacher big teach?",
+            [TWO],
+        ),
+        (
+            MIXED,
+            ["train.distill.teachers=[{path: big, sources: [c]}]"],
+            "teaches `c`, which is no source",
+            [TWO],
+        ),
+        (
+            MIXED,
+            ["train.distill.teachers=[{path: big, sources: [a, b]}, {path: o, sources: [b]}]"],
+            "`b` has two teachers",
+            [TWO],
+        ),
+        (
+            MIXED,
+            ["train.distill.teachers=[{path: big, sources: [a]}]"],
+            "nobody teaches `b`",
+            [TWO],
+        ),
+    ],
+)
+def test_a_broken_rule_is_told_and_mended(
+    place: Place, text: str, sets: list[str], what: str, mended: list[str]
+) -> None:
+    with pytest.raises(RecipeError) as refused:
+        place.load(text, sets=sets)
+    assert what in refused.value.what
+    assert refused.value.fixes
+    values = dict(setting.split("=", 1) for setting in [*sets, *mended])
+    place.load(text, sets=[f"{key}={value}" for key, value in values.items()])
