@@ -48,6 +48,11 @@ def pass_at(k: int, *, num_samples: int, num_right: int) -> float:
     return 1.0 - math.comb(wrong, k) / math.comb(num_samples, k)
 
 
+def doublings(most: int) -> list[int]:
+    """1, 2, 4, ... up to `most`."""
+    return [2**power for power in range(most.bit_length())]
+
+
 def majority_at(k: int, *, num_right: int, wrong: Sequence[int], num_silent: int = 0) -> float:
     """The chance that the most frequent answer of k samples, drawn without putting back, is right
     (Wang et al. 2022, arXiv 2203.11171); of equally frequent ones each is taken equally often.
