@@ -1,20 +1,21 @@
-"""`miles eval`: measure checkpoints of a run on sets of prompts."""
+"""`miles eval`: measure a model, or checkpoints of a run, on sets of prompts."""
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from milescli.commands.find_run import find_run
-from milescli.commands.options import AddressOption, RunArgument, SetOption, flags_of, verb
+from milescli.commands import suggest
+from milescli.commands.options import AddressOption, SetOption, flags_of, verb
 from milescli.console.output import Output
 
 EXAMPLES = [
     "miles eval quickstart-1",
     "miles eval quickstart-1 --step 20 --num-prompts 50",
     "miles eval quickstart-1 --data test.jsonl --data hard=hard.jsonl",
+    "miles eval Qwen/Qwen3-0.6B --data test.jsonl --set rollout.reward=math",
     "miles eval quickstart-1 --steps all --samples 8 --temperature 0.7 -k 1 -k 8",
 ]
 
@@ -26,7 +27,15 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     context: typer.Context,
-    run: RunArgument,
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|CHECKPOINT|MODEL",
+            help="A run, one of its checkpoints, a model's folder, or its name on the hub.",
+            autocompletion=suggest.runs,
+            show_default=False,
+        ),
+    ],
     *,
     data: Annotated[
         list[str] | None,
@@ -54,16 +63,19 @@ def evaluate(
     domain: Annotated[
         str | None, typer.Option("--domain", metavar="COLUMN", help="Accuracy by this column.")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Where results of a MODEL go; else below the runs."),
+    ] = None,
     sets: SetOption = None,
     address: AddressOption = None,
 ) -> None:
-    """Measure a run on its held-out prompts, or on others."""
+    """Measure a model, or a run's checkpoints, on sets of prompts."""
     if step is not None and steps is not None:
         raise typer.BadParameter("--step is one checkpoint, --steps are several: leave one out")
-    folder = find_run(run)
+    from milescli.commands.measure import Options, measured
     from milescli.commands.show_eval import show_results
     from milescli.runtime.eval_sets import EvalWish
-    from milescli.runtime.evaluate import evaluate_run
 
     output: Output = context.obj
     wish = EvalWish(
@@ -78,11 +90,6 @@ def evaluate(
             machine__address=("--address", address),
         ),
     )
-    results = evaluate_run(
-        folder,
-        steps=steps if step is None else str(step),
-        wish=wish,
-        environ=os.environ,
-        output=output,
-    )
+    options = Options(steps=steps if step is None else str(step), out=out)
+    folder, results = measured(subject, wish, options, output=output)
     show_results(results, folder=folder, output=output)

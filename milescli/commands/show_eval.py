@@ -38,7 +38,7 @@ def show_results(results: Sequence[SetResult], *, folder: Path, output: Output) 
             ]
             for result in results
         ],
-        title=f"evaluation of {results[0].model} ({LEVEL:.0%} intervals)",
+        title=f"evaluation of {results[0].model} (±: half of the {LEVEL:.0%} interval)",
     )
     _show_domains(results, output)
     _show_curves(results, folder, output)
@@ -46,10 +46,10 @@ def show_results(results: Sequence[SetResult], *, folder: Path, output: Output) 
 
 
 def _shown(estimate: Estimate | None) -> str | None:
-    """61.2% (58.1 - 64.0)"""
+    """61.2% ±3.0"""
     if estimate is None:
         return None
-    return f"{estimate.value:.1%} ({100 * estimate.low:.1f} - {100 * estimate.high:.1f})"
+    return f"{estimate.value:.1%} ±{50 * (estimate.high - estimate.low):.1f}"
 
 
 def _tokens(result: SetResult) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,6 +36,18 @@ CHANGEABLE = ("machine", "eval", "data", "rollout", "run.seed")
 """What --set may change of a run's recipe."""
 Models = Iterator[tuple[int, Path]]
 """(step, Hugging Face folder) of each model of one shape, made when it is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is evaluated by one start of engines."""
+
+    name: str
+    """As the user would type it."""
+    first_step: int = 0
+    """Of the model that the engines are started with."""
+    others: Models = field(default_factory=lambda: iter(()))
+    """Whose weights they are given after it."""
 
 
 def evaluate_run(
@@ -97,7 +109,8 @@ def evaluate_run(
             nodes=nodes,
             inputs=replace(inputs, model_dir=folder),
         )
-        return serve_and_evaluate(spec, asked, models, prestarted, first=step, output=output)
+        subject = Subject(name=run.shown, first_step=step, others=models)
+        return serve_and_evaluate(spec, asked, subject, prestarted, output=output)
 
 
 def chosen_checkpoints(store: CheckpointStore, steps: str | None) -> list[StoredCheckpoint]:
@@ -135,14 +148,13 @@ def unpacked(
 def serve_and_evaluate(
     spec: RunSpec,
     asked: Sequence[LoadedSet],
-    models: Models,
+    subject: Subject,
     prestarted: Prestarted,
     *,
-    first: int,
     output: Output,
 ) -> list[SetResult]:
-    """Start engines on the spec's model folder, whose step is `first`, ask all sets, then the same
-    with the weights of each further model, and stop them."""
+    """Start engines on the spec's model folder, ask all sets, then the same with the weights of
+    each further model, and stop them."""
     from milescli.runtime.build import Engines, engine_probe
     from milescli.runtime.session import open_session
     from milescli.runtime.supervise import StopSignals, run_watched
@@ -159,15 +171,17 @@ def serve_and_evaluate(
             probes.extend(
                 engine_probe(h, s) for h, s in zip(engines.handles, engines.specs, strict=True)
             )
-            results.extend(await _all_sets(spec, asked, fleet, step=first, output=output))
-            while (model := await in_thread(lambda: next(models, None))) is not None:
-                await fleet.load(model[1], WeightVersion(len(results)))
-                results.extend(await _all_sets(spec, asked, fleet, step=model[0], output=output))
+            ask = partial(_all_sets, spec, asked, fleet, name=subject.name, output=output)
+            results.extend(await ask(step=subject.first_step))
+            while (model := await in_thread(lambda: next(subject.others, None))) is not None:
+                step, folder = model
+                await fleet.load(folder, WeightVersion(len(results)))
+                results.extend(await ask(step=step))
 
         async def main() -> None:
             try:
-                command = f"miles eval {spec.run.shown}"
-                signals = StopSignals(on_stop=lambda: False, again=command)
+                again = f"miles eval {subject.name}"
+                signals = StopSignals(on_stop=lambda: False, again=again)
                 await run_watched(work(), probes, signals, cause_grace_s=session.cause_grace_s)
             finally:
                 await engines.stop()
@@ -182,11 +196,12 @@ async def _all_sets(
     asked: Sequence[LoadedSet],
     fleet: RolloutEngine,
     *,
+    name: str,
     step: int,
     output: Output,
 ) -> list[SetResult]:
     """One after the other, by the weights that the engines hold."""
-    results, model = [], spec.run.name
+    results = []
     for one in asked:
         recipe = one.set.recipe
         output.note(f"step {step}: {one.set.name}, {len(one.prompts)} prompts")
@@ -205,7 +220,7 @@ async def _all_sets(
         )
         done, groups = await evaluator.measure(step)
         results.append(
-            await in_thread(partial(result_of, one, done, groups, model=model, run=spec.run))
+            await in_thread(partial(result_of, one, done, groups, model=name, run=spec.run))
         )
     return results
 

@@ -175,6 +175,20 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
     )
 
 
+def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
+    """Those of a model that is only asked; prompts are loaded apart. Raises as `prepare`."""
+    model_dir = model_dir_of(recipe.model, run, output=output)
+    return RunInputs(
+        model_dir=model_dir,
+        facts=load_facts(model_dir),
+        tokenizer=load_tokenizer(model_dir, chat_template=recipe.data.chat_template),
+        prompts=None,
+        heldout=[],
+        demonstrations=[],
+        reports={},
+    )
+
+
 def load_heldout(
     recipe: Recipe,
     data: Data,

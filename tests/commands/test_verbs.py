@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from milescli.plan.types import BatchPlan, Decision, EngineLayout, Plan, Slot, TrainerLayout
-from milescli.runtime.eval_records import SetResult
-from milescli.runtime.eval_sets import EvalWish
 from tests.commands.conftest import Miles, Replace
-from tests.runtime.results import make_result
 
 PLAN = Plan(
     device_kind="cpu",
@@ -242,73 +239,6 @@ def test_resume_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Pa
         "sets": ["parallel.tp=2"],
         "address": "h:1",
     }
-
-
-def test_eval_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path) -> None:
-    seen: dict[str, object] = {}
-
-    def evaluate_run(run: Path, **options: object) -> list[SetResult]:
-        seen.update(run=run, **options)
-        return [make_result(step=step, accuracy=0.25 * step) for step in (1, 2)]
-
-    replace("milescli.runtime.evaluate", evaluate_run=evaluate_run)
-    options = [
-        "--steps",
-        "1,2",
-        "--num-prompts",
-        "50",
-        "--samples",
-        "8",
-        "--temperature",
-        "0.7",
-        "-k",
-        "1",
-        "-k",
-        "8",
-    ]
-    more = [
-        "--data",
-        "x.jsonl",
-        "--data",
-        "y=z.jsonl",
-        "--domain",
-        "kind",
-        "--set",
-        "eval.seed=1",
-        "--address",
-        "h:1",
-    ]
-    said = miles("eval", str(run_dir), *options, *more, "--json")
-    lines = [json.loads(line) for line in said.out.splitlines()]
-    assert said.code == 0 and [line["accuracy"] for line in lines] == [0.25, 0.5]
-    wish = EvalWish(
-        data=["x.jsonl", "y=z.jsonl"],
-        ks=[1, 8],
-        domain="kind",
-        sets=["eval.seed=1"],
-        flags={
-            "eval.num_prompts": "--num-prompts 50",
-            "eval.samples_per_prompt": "--samples 8",
-            "eval.temperature": "--temperature 0.7",
-            "machine.address": "--address h:1",
-        },
-    )
-    del seen["output"], seen["environ"]
-    assert seen == {"run": run_dir, "steps": "1,2", "wish": wish}
-
-
-def test_eval_shows_each_figure_with_its_interval(
-    miles: Miles, replace: Replace, run_dir: Path
-) -> None:
-    result = make_result(step=20, accuracy=0.61)
-    replace("milescli.runtime.evaluate", evaluate_run=lambda run, **options: [result])
-    said = miles("eval", str(run_dir))
-    assert "61.0% (51.0 - 71.0)" in said.out and "odd" in said.out and "evaluation of" in said.out
-
-
-def test_eval_refuses_one_step_and_several(miles: Miles, run_dir: Path) -> None:
-    said = miles("eval", str(run_dir), "--step", "3", "--steps", "all")
-    assert said.code == 2 and "leave one out" in said.err
 
 
 def test_export_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path) -> None:
