@@ -59,6 +59,7 @@ def settings_of(recipe: Recipe) -> dict[str, object]:
         "eval.function": evaluation.function,
         "eval.samples_per_prompt": evaluation.samples_per_prompt,
         "eval.temperature": evaluation.temperature,
+        "eval.top_p": evaluation.top_p,
         "eval.max_response_tokens": evaluation.max_response_tokens or rollout.max_response_tokens,
         "run.seed": recipe.run.seed,
     }

@@ -15,10 +15,12 @@ from milescli.core.nearest import nearest
 from milescli.core.types import Prompt
 from milescli.recipe.data_files import parse_data_file
 from milescli.recipe.schema import Recipe
+from milescli.rollout.benchmarks import BENCHMARKS
 from milescli.rollout.chance import doublings
 from milescli.rollout.file_prompts import FilePrompts
 from milescli.rollout.source import SourceReport
 from milescli.runtime.data_inputs import require_files, with_local_files
+from milescli.runtime.eval_benchmarks import with_settings_of, write_benchmark
 from milescli.runtime.inputs import RunInputs, load_heldout
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ class EvalSet:
     """Of the model, with the set's `data.eval`, `eval` and reward."""
     ks: Sequence[int]
     domain: str | None
+    copy: str | None = None
+    """Of a benchmark, a local one; None: the hub's."""
 
     @property
     def folder(self) -> str:
@@ -99,7 +103,10 @@ def sets_of(recipe: Recipe, wish: EvalWish) -> list[EvalSet]:
 
 
 def _named(text: str) -> tuple[str, str | None]:
-    """NAME=FILE -> both; FILE -> its stem, and the file."""
+    """NAME=FILE -> both; the name of a benchmark -> the name alone; FILE -> its stem, and the
+    file."""
+    if text in BENCHMARKS and not Path(text).is_file():
+        return text, None
     match = _NAMED.fullmatch(text)
     if match is not None and not Path(text).expanduser().exists():
         return match["name"], match["file"]
@@ -108,7 +115,15 @@ def _named(text: str) -> tuple[str, str | None]:
 
 
 def _set_of(recipe: Recipe, name: str, file: str | None, wish: EvalWish) -> EvalSet:
-    if file is not None:
+    if name in BENCHMARKS:
+        recipe = with_settings_of(recipe, name, wish)
+        if file is not None and not Path(file).expanduser().exists():
+            raise DataError(
+                f"there is no copy of `{name}` at {file}",
+                why="no such file or folder",
+                fix=f"--data {name}   # fetched from the hub",
+            )
+    elif file is not None:
         recipe = recipe.model_copy(
             update={"data": recipe.data.model_copy(update={"eval": _absolute(file)})}
         )
@@ -133,7 +148,7 @@ def _set_of(recipe: Recipe, name: str, file: str | None, wish: EvalWish) -> Eval
             fix=[f"--samples {max(wish.ks)} --temperature 0.7", f"-k {count}"],
         )
     ks = sorted(set(wish.ks)) or doublings(count)
-    return EvalSet(name=name, recipe=recipe, ks=ks, domain=wish.domain)
+    return EvalSet(name=name, recipe=recipe, ks=ks, domain=wish.domain, copy=file)
 
 
 _ONLY_EVAL = dict.fromkeys(("prompts", "mix", "demonstrations", "train", "validation"))
@@ -152,8 +167,12 @@ def load_set(one: EvalSet, run: RunDir, inputs: RunInputs, *, output: Output) ->
     label, or a prompt that was trained on."""
     recipe, tokenizer, prompts = one.recipe, inputs.tokenizer, inputs.prompts
     trained = [prompts] if isinstance(prompts, FilePrompts) else prompts.parts if prompts else []
+    asked = recipe.data.model_copy(update=_ONLY_EVAL)
+    if one.name in BENCHMARKS:
+        path = write_benchmark(one.name, one.copy, run, output=output)
+        asked = asked.model_copy(update={"eval": str(path)})
     data = with_local_files(
-        recipe.data.model_copy(update=_ONLY_EVAL),
+        asked,
         run,
         recipe.run.seed,
         output=output,
