@@ -16,6 +16,7 @@ EXAMPLES = [
     "miles eval quickstart-1 --step 20 --num-prompts 50",
     "miles eval quickstart-1 --data test.jsonl --data hard=hard.jsonl",
     "miles eval Qwen/Qwen3-0.6B --data test.jsonl --set rollout.reward=math",
+    "miles eval quickstart-1 --against quickstart-2",
     "miles eval quickstart-1 --steps all --samples 8 --temperature 0.7 -k 1 -k 8",
 ]
 
@@ -63,6 +64,12 @@ def evaluate(
     domain: Annotated[
         str | None, typer.Option("--domain", metavar="COLUMN", help="Accuracy by this column.")
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against", metavar="RUN|MODEL|FILE", help="What was measured before: which is better?"
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Where results of a MODEL go; else below the runs."),
@@ -73,8 +80,9 @@ def evaluate(
     """Measure a model, or a run's checkpoints, on sets of prompts."""
     if step is not None and steps is not None:
         raise typer.BadParameter("--step is one checkpoint, --steps are several: leave one out")
-    from milescli.commands.measure import Options, measured
-    from milescli.commands.show_eval import show_results
+    from milescli.commands import measure
+    from milescli.commands.show_eval import show_comparisons, show_results
+    from milescli.runtime.eval_compare import comparisons
     from milescli.runtime.eval_sets import EvalWish
 
     output: Output = context.obj
@@ -90,6 +98,10 @@ def evaluate(
             machine__address=("--address", address),
         ),
     )
-    options = Options(steps=steps if step is None else str(step), out=out)
-    folder, results = measured(subject, wish, options, output=output)
+    options = measure.Options(steps=steps if step is None else str(step), out=out)
+    if against is not None:
+        wish = measure.against(against, wish)
+    folder, results = measure.measured(subject, wish, options, output=output)
     show_results(results, folder=folder, output=output)
+    if against is not None:
+        show_comparisons(comparisons(results, wish.against), output=output)

@@ -60,15 +60,11 @@ class Measured:
     """Of the run, where one of its checkpoints was named."""
     model: str | None = None
     """A folder, or a name on the hub."""
-    endpoint: str | None = None
-    """A URL."""
 
 
 def find_measured(text: str) -> Measured:
-    """A run, the folder of one of its checkpoints, a model or an endpoint. Raises CheckpointError
-    as `find_run`."""
-    if text.startswith(("http://", "https://")):
-        return Measured(endpoint=text)
+    """A run, the folder of one of its checkpoints, or a model. Raises CheckpointError as
+    `find_run`."""
     folder = Path(text).expanduser()
     run = folder.absolute().parent.parent
     step = re.fullmatch(r"step_(\d+)", folder.name)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
 
 from milescli.commands.find_run import find_measured, runs_folder
 from milescli.console.output import Output
-from milescli.runtime.eval_records import SetResult
-from milescli.runtime.eval_sets import EvalWish
+from milescli.runtime.eval_compare import kept_result
+from milescli.runtime.eval_records import SetResult, read_result
+from milescli.runtime.eval_sets import EvalWish, set_names
 
 FOLDER = "evaluations"
 """Below the folder of runs: where results of what is no run go."""
@@ -46,9 +47,24 @@ def measured(
     from milescli.runtime.evaluate_model import evaluate_model
 
     assert found.model is not None, found
-    runs = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
-    folder = options.out or runs / FOLDER / Path(found.model).name
+    folder = options.out or _own_folder(found.model)
     results = evaluate_model(
         found.model, folder=folder, wish=wish, environ=os.environ, output=output
     )
     return folder, results
+
+
+def against(other: str, wish: EvalWish) -> EvalWish:
+    """The same, to be compared with what `miles eval` kept of another model: its results by their
+    file, or those of a run, a checkpoint or a model. Raises DataError where there are none."""
+    if other.endswith(".json"):
+        return replace(wish, against=[read_result(Path(other).expanduser())])
+    found = find_measured(other)
+    folder = found.run or _own_folder(other)
+    kept = [kept_result(folder, name, step=found.step, model=other) for name in set_names(wish)]
+    return replace(wish, against=kept)
+
+
+def _own_folder(model: str) -> Path:
+    runs = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
+    return runs / FOLDER / Path(model).name

@@ -11,8 +11,8 @@ from milescli.console import theme
 from milescli.console.output import Output
 from milescli.core.units import format_duration
 from milescli.rollout.chance import LEVEL, Estimate
-from milescli.runtime.eval_records import SetResult, results_of
-from milescli.runtime.eval_sets import folder_of
+from milescli.runtime.eval_compare import Comparison
+from milescli.runtime.eval_records import SetResult, folder_of, results_of
 
 _CURVE_WIDTH = 40
 
@@ -43,6 +43,18 @@ def show_results(results: Sequence[SetResult], *, folder: Path, output: Output) 
     _show_domains(results, output)
     _show_curves(results, folder, output)
     output.note(f"samples and results: {folder / Path(results[-1].path).parent}")
+
+
+def show_comparisons(comparisons: Sequence[Comparison], *, output: Output) -> None:
+    """A plain sentence for each set."""
+    output.blank()
+    for one in comparisons:
+        output.json("comparison", asdict(one))
+        output.text(f"{one.set}: {one.sentence}")
+        if one.other_settings:
+            output.warn(
+                f"{one.set}: the two were asked otherwise, by {', '.join(one.other_settings)}"
+            )
 
 
 def _shown(estimate: Estimate | None) -> str | None:

@@ -12,11 +12,14 @@ from pathlib import Path
 from milescli.checkpoint.run_dir import write_json
 from milescli.core.errors import DataError
 from milescli.core.types import Group, Prompt
+from milescli.recipe.schema import Recipe
 from milescli.rollout.chance import Estimate
 from milescli.rollout.scores import Answer, DomainScore, is_right
 
 SCHEMA = 1
 """Of the JSON; rises when a field changes its meaning or goes away."""
+HELDOUT = "heldout"
+"""The name of the recipe's own `data.eval`; its files lie in `eval/` itself."""
 Row = dict[str, object]
 
 
@@ -135,6 +138,11 @@ def read_result(path: Path) -> SetResult:
         ) from None
 
 
+def folder_of(set_name: str) -> str:
+    """Of a set's files, in `eval/`."""
+    return "" if set_name == HELDOUT else set_name
+
+
 def results_of(folder: Path, set_name: str) -> list[SetResult]:
     """All that are kept of one set, by step; `folder`: the run's `eval/`. A file that cannot be
     read is left out."""
@@ -153,3 +161,22 @@ def sha256_of_prompts(prompts: Sequence[Prompt]) -> str:
     for prompt in prompts:
         digest.update(json.dumps([prompt.text, prompt.label]).encode() + b"\n")
     return digest.hexdigest()
+
+
+def settings_of(recipe: Recipe) -> dict[str, object]:
+    """What the figures depend on beside the model and the prompts, by the recipe's keys."""
+    rollout, evaluation = recipe.rollout, recipe.eval
+    return {
+        "rollout.agent": rollout.agent,
+        "rollout.generation": rollout.generation,
+        "rollout.reward": rollout.reward,
+        "rollout.stop": rollout.stop,
+        "data.chat_template": recipe.data.chat_template,
+        "data.system_prompt": recipe.data.system_prompt,
+        "eval.function": evaluation.function,
+        "eval.samples_per_prompt": evaluation.samples_per_prompt,
+        "eval.temperature": evaluation.temperature,
+        "eval.top_p": evaluation.top_p,
+        "eval.max_response_tokens": evaluation.max_response_tokens or rollout.max_response_tokens,
+        "run.seed": recipe.run.seed,
+    }

@@ -9,10 +9,15 @@ from statistics import fmean
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.events import EvalDone
 from milescli.core.types import Group
-from milescli.recipe.schema import Recipe
 from milescli.rollout.rewards import answer_of
 from milescli.rollout.scores import scores_of
-from milescli.runtime.eval_records import SetResult, rows_of, sha256_of_prompts, write_result
+from milescli.runtime.eval_records import (
+    SetResult,
+    rows_of,
+    settings_of,
+    sha256_of_prompts,
+    write_result,
+)
 from milescli.runtime.eval_sets import LoadedSet
 
 
@@ -44,22 +49,3 @@ def result_of(
     )
     write_result(result, rows_of(groups, domains=one.domains, answer=answer), folder=run.path)
     return result
-
-
-def settings_of(recipe: Recipe) -> dict[str, object]:
-    """What the figures depend on beside the model and the prompts, by the recipe's keys."""
-    rollout, evaluation = recipe.rollout, recipe.eval
-    return {
-        "rollout.agent": rollout.agent,
-        "rollout.generation": rollout.generation,
-        "rollout.reward": rollout.reward,
-        "rollout.stop": rollout.stop,
-        "data.chat_template": recipe.data.chat_template,
-        "data.system_prompt": recipe.data.system_prompt,
-        "eval.function": evaluation.function,
-        "eval.samples_per_prompt": evaluation.samples_per_prompt,
-        "eval.temperature": evaluation.temperature,
-        "eval.top_p": evaluation.top_p,
-        "eval.max_response_tokens": evaluation.max_response_tokens or rollout.max_response_tokens,
-        "run.seed": recipe.run.seed,
-    }

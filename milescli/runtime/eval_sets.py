@@ -21,13 +21,19 @@ from milescli.rollout.file_prompts import FilePrompts
 from milescli.rollout.source import SourceReport
 from milescli.runtime.data_inputs import require_files, with_local_files
 from milescli.runtime.eval_benchmarks import with_settings_of, write_benchmark
+from milescli.runtime.eval_compare import require_same
+from milescli.runtime.eval_records import (
+    HELDOUT,
+    SetResult,
+    folder_of,
+    settings_of,
+    sha256_of_prompts,
+)
 from milescli.runtime.inputs import RunInputs, load_heldout
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
 
-HELDOUT = "heldout"
-"""The name of the recipe's own `data.eval`; its files lie in `eval/` itself."""
 DOMAIN = "domain"
 """The column that is taken without being named."""
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)=(?P<file>.+)", re.DOTALL)
@@ -47,6 +53,8 @@ class EvalWish:
     """Texts of --set."""
     flags: Mapping[str, str] = field(default_factory=dict)
     """Options that are short for a --set."""
+    against: Sequence[SetResult] = ()
+    """Of another model, which must have been asked the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +68,8 @@ class EvalSet:
     domain: str | None
     copy: str | None = None
     """Of a benchmark, a local one; None: the hub's."""
+    against: SetResult | None = None
+    """Of another model."""
 
     @property
     def folder(self) -> str:
@@ -77,9 +87,9 @@ class LoadedSet:
     """By the index of a prompt; empty without a column."""
 
 
-def folder_of(set_name: str) -> str:
-    """Of a set's files, in `eval/`."""
-    return "" if set_name == HELDOUT else set_name
+def set_names(wish: EvalWish) -> list[str]:
+    """Of all sets that the wish names."""
+    return [name for name, _ in map(_named, wish.data)] or [HELDOUT]
 
 
 def sets_of(recipe: Recipe, wish: EvalWish) -> list[EvalSet]:
@@ -148,7 +158,14 @@ def _set_of(recipe: Recipe, name: str, file: str | None, wish: EvalWish) -> Eval
             fix=[f"--samples {max(wish.ks)} --temperature 0.7", f"-k {count}"],
         )
     ks = sorted(set(wish.ks)) or doublings(count)
-    return EvalSet(name=name, recipe=recipe, ks=ks, domain=wish.domain, copy=file)
+    other = next((result for result in wish.against if result.set == name), None)
+    if wish.against and other is None:
+        raise DataError(
+            f"`{wish.against[0].model}` was not asked the set `{name}`",
+            why=f"its results are of {', '.join(result.set for result in wish.against)}",
+            fix=f"--data {wish.against[0].set}=FILE",
+        )
+    return EvalSet(name=name, recipe=recipe, ks=ks, domain=wish.domain, copy=file, against=other)
 
 
 _ONLY_EVAL = dict.fromkeys(("prompts", "mix", "demonstrations", "train", "validation"))
@@ -182,9 +199,13 @@ def load_set(one: EvalSet, run: RunDir, inputs: RunInputs, *, output: Output) ->
         recipe, data, tokenizer, trained=trained, base_dir=run.path, output=output
     )
     _tell_dropped(one, report, output)
+    prompts_asked = source.first(recipe.eval.num_prompts)
+    if one.against is not None:
+        data_sha256 = sha256_of_prompts(prompts_asked)
+        require_same(one.against, one.name, data_sha256, settings_of(recipe))
     return LoadedSet(
         set=one,
-        prompts=source.first(recipe.eval.num_prompts),
+        prompts=prompts_asked,
         domains=_domains_of(source, one.domain),
     )
 

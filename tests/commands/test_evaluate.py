@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from milescli.commands.find_run import Measured, find_measured
-from milescli.runtime.eval_records import SetResult
+from milescli.runtime.eval_records import SetResult, write_result
 from milescli.runtime.eval_sets import EvalWish
 from tests.commands.conftest import Miles, Replace
 from tests.runtime.results import make_result
@@ -99,7 +99,6 @@ def test_what_is_measured_is_known_by_what_lies_there(miles: Miles, run_dir: Pat
     assert checkpoint == Measured(run=Path.cwd() / run_dir, step=20)
     assert find_measured("model") == Measured(model="model")
     assert find_measured("Qwen/Qwen3-0.6B") == Measured(model="Qwen/Qwen3-0.6B")
-    assert find_measured("http://h:1/v1") == Measured(endpoint="http://h:1/v1")
 
 
 def test_a_model_is_measured_below_the_runs_or_where_the_user_says(
@@ -125,3 +124,28 @@ def test_options_of_something_else_are_refused(
 ) -> None:
     said = miles("eval", *arguments)
     assert said.code == 2 and "run" in said.err
+
+
+def test_a_comparison_is_told_in_a_sentence(miles: Miles, replace: Replace, run_dir: Path) -> None:
+    other = make_result(step=3, rewards=[0.0] * 8, path="eval/few/step_3.jsonl")
+    write_result(other, [], folder=run_dir)
+    wishes: list[EvalWish] = []
+
+    def evaluate_run(run: Path, *, wish: EvalWish, **options: object) -> list[SetResult]:
+        wishes.append(wish)
+        return [make_result(step=20, rewards=[1.0] * 8)]
+
+    replace("milescli.runtime.evaluate", evaluate_run=evaluate_run)
+    said = miles("eval", "quickstart-1", "--data", "few=x.jsonl", "--against", "quickstart-1")
+    assert wishes[0].against == [other]
+    assert "mine at step 20 is better than mine at step 3" in said.out
+    assert "p = 0.0078 by McNemar's exact test" in said.out
+    file = str(run_dir / "eval" / "few" / "step_3.json")
+    told = miles("eval", "quickstart-1", "--data", "few=x.jsonl", "--against", file, "--json")
+    assert wishes[1].against == [other]
+    assert json.loads(told.out.splitlines()[-1])["difference"]["num_a_better"] == 8
+
+
+def test_what_was_not_measured_before_is_not_compared_with(miles: Miles, run_dir: Path) -> None:
+    said = miles("eval", "quickstart-1", "--data", "few=x.jsonl", "--against", "quickstart-1")
+    assert said.code == 3 and "miles eval quickstart-1 --data few=FILE" in said.err
