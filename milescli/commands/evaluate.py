@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-from milescli.commands import suggest
-from milescli.commands.options import AddressOption, SetOption, flags_of, verb
+from milescli.commands.eval_options import (
+    AgainstOption,
+    DataOption,
+    DomainOption,
+    KOption,
+    NumPromptsOption,
+    OutOption,
+    SamplesOption,
+    StepsListOption,
+    SubjectArgument,
+    TemperatureOption,
+)
+from milescli.commands.options import (
+    AddressOption,
+    CheckpointStepOption,
+    SetOption,
+    flags_of,
+    verb,
+)
 from milescli.console.output import Output
 
 EXAMPLES = [
@@ -28,52 +42,18 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     context: typer.Context,
-    subject: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|CHECKPOINT|MODEL",
-            help="A run, one of its checkpoints, a model's folder, or its name on the hub.",
-            autocompletion=suggest.runs,
-            show_default=False,
-        ),
-    ],
+    subject: SubjectArgument,
     *,
-    data: Annotated[
-        list[str] | None,
-        typer.Option("--data", "-d", metavar="[NAME=]FILE", help="Other prompts; repeatable."),
-    ] = None,
-    step: Annotated[
-        int | None, typer.Option("--step", min=0, help="Which checkpoint; the newest by default.")
-    ] = None,
-    steps: Annotated[
-        str | None,
-        typer.Option("--steps", metavar="N,N|all", help="Several checkpoints, one engine start."),
-    ] = None,
-    num_prompts: Annotated[
-        int | None, typer.Option("--num-prompts", min=1, help="The first N prompts of each set.")
-    ] = None,
-    samples: Annotated[
-        int | None, typer.Option("--samples", min=1, help="Samples of each prompt.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", min=0.0, help="0: greedy.")
-    ] = None,
-    k: Annotated[
-        list[int] | None, typer.Option("-k", min=1, help="Of pass@k and maj@k; repeatable.")
-    ] = None,
-    domain: Annotated[
-        str | None, typer.Option("--domain", metavar="COLUMN", help="Accuracy by this column.")
-    ] = None,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against", metavar="RUN|MODEL|FILE", help="What was measured before: which is better?"
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Where results of a MODEL go; else below the runs."),
-    ] = None,
+    data: DataOption = None,
+    step: CheckpointStepOption = None,
+    steps: StepsListOption = None,
+    num_prompts: NumPromptsOption = None,
+    samples: SamplesOption = None,
+    temperature: TemperatureOption = None,
+    k: KOption = None,
+    domain: DomainOption = None,
+    against: AgainstOption = None,
+    out: OutOption = None,
     sets: SetOption = None,
     address: AddressOption = None,
 ) -> None:
