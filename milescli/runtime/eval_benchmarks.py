@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,13 +91,17 @@ def _file_of(name: str, hub: str, given: str | None, into: Path, *, output: Outp
     card = here / CARD
     told = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     try:
-        files = [here / path for path in choose_files(data, paths, card=told, key=_KEY)]
+        try:
+            chosen = choose_files(data, paths, card=told, key=_KEY)
+        except DataError:  # a folder of one subset alone
+            chosen = choose_files(replace(data, subset=None), paths, card=told, key=_KEY)
     except DataError as error:
         raise DataError(
             f"{here} is no copy of {data.spelled()}",
             why=f"{error.what}; {error.why}",
             fix=[f"--data {name}   # fetched from the hub", f"--data {name}=FILE   # of its split"],
         ) from None
+    files = [here / path for path in chosen]
     if len(files) == 1:
         return files[0]
     return join_files(files, into / f"{_KEY}{files[0].suffix}", key=_KEY)

@@ -201,6 +201,14 @@ def test_a_file_of_other_columns_is_no_copy(tmp_path: Path, tokenizer: Any) -> N
         sets_of(Recipe(), EvalWish(data=["ifeval=nowhere"]))
 
 
+def test_a_folder_may_hold_the_one_subset_alone(tmp_path: Path, tokenizer: Any) -> None:
+    for split in ("train", "test"):
+        row = {"question": f"{split}?", "answer": "#### 1"}
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row))
+    loaded = _loaded(tmp_path / "run", tokenizer, f"gsm8k={tmp_path}")
+    assert loaded.prompts[0].text.startswith("test?")
+
+
 def test_a_bare_name_is_the_hubs() -> None:
     sets = sets_of(Recipe(), EvalWish(data=list(BENCHMARKS)))
     assert [one.recipe.data.eval for one in sets] == [one.hub for one in BENCHMARKS.values()]
