@@ -159,6 +159,25 @@ def test_eval_of_all_steps_on_two_sets_starts_engines_once(workplace: Workplace,
     assert _tokens(run / "eval" / "few" / "step_3.jsonl") == sampled[3], "not the weights of step 3"
 
 
+def test_an_exported_model_is_asked_without_its_run_and_compared_with_it(
+    workplace: Workplace, exported: Path
+) -> None:
+    run = workplace.copy_run("whole", "compared")
+    rows = (run / "data" / "sums-heldout.jsonl").read_text().splitlines()[:6]
+    (workplace.folder / "six.jsonl").write_text("\n".join(rows))
+    asked = ["--data", "six.jsonl", "--set", "eval.max_response_tokens=16"]
+    asked += ["--set", "rollout.reward=tests.end_to_end.rewards:variety", "--json"]
+    alone = workplace.miles("eval", str(exported), *asked, "--out", "alone")
+    assert alone.code == 0, alone
+    kept = "alone/eval/six/step_0.json"
+    ours = workplace.miles("eval", "compared", *asked, "--against", kept)
+    assert ours.code == 0, ours
+    told = json.loads(ours.out.splitlines()[-1])
+    assert told["difference"]["p_value"] == 1.0 and told["a_accuracy"] == told["b_accuracy"]
+    files = (workplace.folder / kept, run / "eval" / "six" / "step_6.json")
+    assert _tokens(files[0].with_suffix(".jsonl")) == _tokens(files[1].with_suffix(".jsonl"))
+
+
 def test_an_exported_folder_loads_in_transformers_and_gives_the_greedy_samples_of_the_run(
     workplace: Workplace, exported: Path
 ) -> None:
