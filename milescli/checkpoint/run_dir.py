@@ -32,7 +32,7 @@ LAYOUT = {
     "logs/attempt_N/": "one log for each process; `logs/latest` is the newest attempt",
     "checkpoints/step_N/": "Megatron's torch_dist format; complete where it has a manifest.json",
     "rollouts/": "some samples of each step, to read",
-    "eval/": "the samples of each evaluation",
+    "eval/": "the samples of each evaluation; of `miles eval` also as parquet, and its figures",
     "reference/, teacher/": "what a reference or a teacher says of the rows, computed once",
     "model/, data/": "the model and the prompts that miles made itself, where the recipe asks for "
     "them",

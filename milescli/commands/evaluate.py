@@ -1,21 +1,37 @@
-"""`miles eval`: measure a run's checkpoint on held-out prompts."""
+"""`miles eval`: measure a model, or checkpoints of a run, on sets of prompts."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-from milescli.commands.find_run import find_run
-from milescli.commands.options import AddressOption, CheckpointStepOption, RunArgument, verb
+from milescli.commands.eval_options import (
+    AgainstOption,
+    DataOption,
+    DomainOption,
+    KOption,
+    NumPromptsOption,
+    OutOption,
+    SamplesOption,
+    StepsListOption,
+    SubjectArgument,
+    TemperatureOption,
+)
+from milescli.commands.options import (
+    AddressOption,
+    CheckpointStepOption,
+    SetOption,
+    flags_of,
+    verb,
+)
 from milescli.console.output import Output
 
 EXAMPLES = [
     "miles eval quickstart-1",
     "miles eval quickstart-1 --step 20 --num-prompts 50",
-    "miles eval quickstart-1 --data test.jsonl",
+    "miles eval quickstart-1 --data test.jsonl --data hard=hard.jsonl",
+    "miles eval Qwen/Qwen3-0.6B --data test.jsonl --set rollout.reward=math",
+    "miles eval quickstart-1 --against quickstart-2",
+    "miles eval quickstart-1 --steps all --samples 8 --temperature 0.7 -k 1 -k 8",
 ]
 
 
@@ -26,30 +42,46 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     context: typer.Context,
-    run: RunArgument,
+    subject: SubjectArgument,
     *,
+    data: DataOption = None,
     step: CheckpointStepOption = None,
-    num_prompts: Annotated[
-        int | None, typer.Option("--num-prompts", min=1, help="The first N prompts only.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Other prompts: .jsonl or .parquet.")
-    ] = None,
+    steps: StepsListOption = None,
+    num_prompts: NumPromptsOption = None,
+    samples: SamplesOption = None,
+    temperature: TemperatureOption = None,
+    k: KOption = None,
+    domain: DomainOption = None,
+    against: AgainstOption = None,
+    out: OutOption = None,
+    sets: SetOption = None,
     address: AddressOption = None,
 ) -> None:
-    """Measure a run on its held-out prompts, or on others."""
-    folder = find_run(run)
-    from milescli.commands.show_summary import show_eval
-    from milescli.runtime.evaluate import evaluate_run
+    """Measure a model, or a run's checkpoints, on sets of prompts."""
+    if step is not None and steps is not None:
+        raise typer.BadParameter("--step is one checkpoint, --steps are several: leave one out")
+    from milescli.commands import measure
+    from milescli.commands.show_eval import show_comparisons, show_results
+    from milescli.runtime.eval_compare import comparisons
+    from milescli.runtime.eval_sets import EvalWish
 
     output: Output = context.obj
-    done = evaluate_run(
-        folder,
-        step=step,
-        num_prompts=num_prompts,
-        data=data,
-        address=address,
-        environ=os.environ,
-        output=output,
+    wish = EvalWish(
+        data=data or [],
+        ks=k or [],
+        domain=domain,
+        sets=sets or [],
+        flags=flags_of(
+            eval__num_prompts=("--num-prompts", num_prompts),
+            eval__samples_per_prompt=("--samples", samples),
+            eval__temperature=("--temperature", temperature),
+            machine__address=("--address", address),
+        ),
     )
-    show_eval(done, run=folder, output=output)
+    options = measure.Options(steps=steps if step is None else str(step), out=out)
+    if against is not None:
+        wish = measure.against(against, wish)
+    folder, results = measure.measured(subject, wish, options, output=output)
+    show_results(results, folder=folder, output=output)
+    if against is not None:
+        show_comparisons(comparisons(results, wish.against), output=output)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from milescli.checkpoint.base import is_converted
 from milescli.checkpoint.run_dir import RECIPE_FILE
 from milescli.core.errors import CheckpointError
 from milescli.core.nearest import nearest
@@ -46,6 +49,32 @@ def find_run(run: str, *, folder: Path | None = None) -> Path:
         fix=([f"use `{guess}`"] if guess else [])
         + (["miles runs"] if names else ["miles launch --recipe quickstart"]),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What `miles eval` was given: one of them."""
+
+    run: Path | None = None
+    step: int | None = None
+    """Of the run, where one of its checkpoints was named."""
+    model: str | None = None
+    """A folder, or a name on the hub."""
+
+
+def find_measured(text: str) -> Measured:
+    """A run, the folder of one of its checkpoints, or a model. Raises CheckpointError as
+    `find_run`."""
+    folder = Path(text).expanduser()
+    run = folder.absolute().parent.parent
+    step = re.fullmatch(r"step_(\d+)", folder.name)
+    if step and folder.is_dir() and (run / RECIPE_FILE).is_file():
+        return Measured(run=run, step=int(step[1]))
+    if not (folder / RECIPE_FILE).is_file():
+        is_hub = not folder.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", text)
+        if is_hub or (folder / "config.json").is_file() or is_converted(folder):
+            return Measured(model=text)
+    return Measured(run=find_run(text))
 
 
 def find_weights(source: str) -> Path:

@@ -28,13 +28,6 @@ def show_run_summary(summary: object, *, output: Output) -> None:
     )
 
 
-def show_eval(done: object, *, run: Path, output: Output) -> None:
-    """One evaluation."""
-    fields = _fields(done)
-    output.json("eval", {"run": str(run), **fields})
-    output.kv(readable(fields), title=f"evaluation of {run.name}")
-
-
 def show_export(summary: object, *, to: Path, output: Output) -> None:
     """What was written, and how to load it."""
     fields = _fields(summary)

@@ -22,6 +22,13 @@ from milescli.recipe.layers import Origin, SettingsLayer, Table
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import find_recipe, templates_dir
 
+ASKED_ALONE: Mapping[str, object] = {
+    "data.max_prompt_tokens": 2048,
+    "eval.max_response_tokens": 2048,
+}
+"""What holds, unless it is set, of a model without a run: there is nothing to learn from what is
+long."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedRecipe:
@@ -69,6 +76,41 @@ def load(
         origin = Origin(layer=SettingsLayer.RECIPE, where=_shown(path, cwd, home))
         table["name"] = layers.KeyValue(value=path.stem, text=path.stem, origin=origin)
     return build(table, source=recipe)
+
+
+def load_model(
+    model: str,
+    *,
+    prompts: str,
+    sets: Iterable[str] = (),
+    flags: Mapping[str, str] | None = None,
+    environ: Mapping[str, str],
+    cwd: Path,
+    home: Path,
+) -> LoadedRecipe:
+    """The recipe of a model that is only asked: defaults, under the layers above them. `prompts`:
+    what it is asked, for `data.prompts`. Raises as `load`."""
+    values: dict[str, object] = {
+        "name": "evaluation",
+        "model.path": model,
+        "data.prompts": prompts,
+        **ASKED_ALONE,
+    }
+    origin = Origin(layer=SettingsLayer.RECIPE, where="miles eval")
+    base = {
+        name: layers.KeyValue(value=value, text=str(value), origin=origin)
+        for name, value in values.items()
+    }
+    table = layers.merge(
+        [
+            layers.from_ray_environment(environ),
+            base,
+            *_user_files(environ=environ, cwd=cwd, home=home, but_not=None),
+            layers.from_env(environ),
+            layers.from_command_line(sets, flags or {}),
+        ]
+    )
+    return build(table, source=model)
 
 
 def override(

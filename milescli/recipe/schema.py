@@ -204,6 +204,7 @@ class Evaluation(Section):
     k = 1, 2, 4, ...; or an import path."""
     temperature: NonNegativeFloat = 0.0
     """0: greedy."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     max_response_tokens: Positive | None = None
     """null: as in `rollout`."""
 

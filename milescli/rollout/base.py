@@ -142,8 +142,10 @@ class RewardFn(Protocol):
     once; `within(timeout_s) -> RewardFn`, the same reward bounded below the recipe's
     `reward_timeout_s`; `check_label(label) -> str | None`, why no response can be right for a label
     (None: one can), called once for each different label before a run starts; `needs_label: bool`,
-    rows without a label are refused; `examples`, what `miles plugins check` scores where labels
-    have a form of their own: (prompt, response, label) each.
+    rows without a label are refused; of a built-in one, `answer(response) -> str | None`, what a
+    response states (None: nothing), by which an evaluation counts majorities; `examples`, what
+    `miles plugins check` scores where labels have a form of their own: (prompt, response, label)
+    each.
     """
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:

@@ -179,6 +179,7 @@ def evaluation_episodes(
         prompt_ids=(),
         max_new_tokens=recipe.eval.max_response_tokens or recipe.rollout.max_response_tokens,
         temperature=recipe.eval.temperature,
+        top_p=recipe.eval.top_p,
         stop=recipe.rollout.stop,
     )
     return _episodes(

@@ -3,7 +3,6 @@ point, or an import path."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Protocol, cast
@@ -13,6 +12,7 @@ from milescli.core.registry import Registry
 from milescli.core.types import Group
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Evaluation
+from milescli.rollout.chance import doublings, pass_at
 from milescli.rollout.scoring import finite_reward
 
 
@@ -61,19 +61,11 @@ def nothing(*, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, fl
 
 def pass_at_k(*, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, float]:
     """The chance that one of k samples is right (reward above 0), for k = 1, 2, 4, ... up to the
-    samples of a prompt; mean over prompts of 1 - C(n - c, k) / C(n, k), n samples of which c are
-    right (arXiv 2107.03374, eq. 1)."""
-    figures, k = {}, 1
-    while k <= settings.samples_per_prompt:
-        figures[f"pass_at_{k}"] = fmean(
-            1.0
-            - math.comb(sum(r <= 0 for r in group.rewards), k) / math.comb(len(group.rewards), k)
+    samples of a prompt; the mean over prompts of `chance.pass_at`."""
+    return {
+        f"pass_at_{k}": fmean(
+            pass_at(k, num_samples=len(group.rewards), num_right=sum(r > 0 for r in group.rewards))
             for group in groups
         )
-        k *= 2
-    return figures
-
-
-def _passes(rewards: Sequence[float], k: int) -> float:
-    wrong = sum(reward <= 0 for reward in rewards)
-    return 1.0 - math.comb(wrong, k) / math.comb(len(rewards), k)
+        for k in doublings(settings.samples_per_prompt)
+    }

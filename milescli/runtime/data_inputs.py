@@ -54,14 +54,23 @@ def require_files(data: Data) -> None:
                 check_file(Path(file.name).expanduser().absolute(), field=field)
 
 
-def with_local_files(data: Data, run: RunDir, seed: int, *, output: Output | None) -> Data:
+def with_local_files(
+    data: Data, run: RunDir, seed: int, *, output: Output | None, folder: str = ""
+) -> Data:
     """Tasks become files of the run, data sets of the hub files of its cache; other paths are as
-    the user gave them."""
+    the user gave them. `folder`: of the run's `data/`, for those of other data than the run's."""
     changes: dict[str, object] = {}
     for field in FIELDS:
         named = getattr(data, field)
         local = [
-            _local(name, field, str(number or ""), run=run, seed=seed, output=output)
+            _local(
+                name,
+                field,
+                str(Path(folder, str(number or ""))),
+                run=run,
+                seed=seed,
+                output=output,
+            )
             for number, name in enumerate(names_in(named))
         ]
         if named is not None:

@@ -1,42 +1,73 @@
-"""`miles eval`: a checkpoint of a run that is not running, measured with engines alone."""
+"""`miles eval`: checkpoints of a run that is not running, measured with engines alone."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import replace
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from milescli.core.errors import DataError
-from milescli.core.events import EvalDone
+from milescli.core.concurrency import in_thread
+from milescli.core.errors import CheckpointError, FitError
+from milescli.core.types import WeightVersion
+from milescli.models import ModelFacts
+from milescli.plan.on_cpu import context_length, longest_tokens
 from milescli.plan.types import Plan
-from milescli.recipe.schema import Recipe
-from milescli.recipe.section import Section
 from milescli.recipe.train import Distill
+from milescli.rollout.base import RolloutEngine
 from milescli.rollout.episode import evaluation_episodes
+from milescli.runtime.eval_records import SetResult
+from milescli.runtime.eval_result import result_of
+from milescli.runtime.eval_sets import EvalSet, EvalWish, LoadedSet, load_set, sets_of
 from milescli.runtime.evaluator import Evaluator
+from milescli.runtime.reward_model import reward_model_folder
 from milescli.runtime.scorers import scorer_of
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
+    from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
     from milescli.console.output import Output
+    from milescli.recipe.load import LoadedRecipe
+    from milescli.rollout.rewards.reward_model import ScoreServer
     from milescli.runtime.prestart import Prestarted
+
+ALL = "all"
+CHANGEABLE = ("machine", "eval", "data", "rollout", "run.seed")
+"""What --set may change of a run's recipe."""
+Models = Iterator[tuple[int, Path]]
+"""(step, Hugging Face folder) of each model of one shape, made when it is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is evaluated by one start of engines."""
+
+    name: str
+    """As the user would type it."""
+    first_step: int = 0
+    """Of the model that the engines are started with."""
+    others: Models = field(default_factory=lambda: iter(()))
+    """Whose weights they are given after it."""
 
 
 def evaluate_run(
     path: Path,
     *,
-    step: int | None,
-    num_prompts: int | None,
-    data: Path | None,
-    address: str | None,
+    steps: str | None,
+    wish: EvalWish,
     environ: Mapping[str, str],
     output: Output,
-) -> EvalDone:
-    """Evaluate a checkpoint of a run that is not running: engines alone, no trainer. Samples go
-    to `eval/` of the run. `address`: of the Ray cluster, where it is another than the run's."""
+) -> list[SetResult]:
+    """Evaluate checkpoints of a run that is not running: engines alone, no trainer. Samples and
+    results go to `eval/` of the run.
+
+    `steps`: 20, or 0,20,40, or all; None: the newest. One result for each step and set, in this
+    order. Raises MilesError.
+    """
     from milescli.checkpoint.run_dir import lock, open_run
     from milescli.checkpoint.store import CheckpointStore
     from milescli.cluster.nodes import find_nodes
@@ -49,19 +80,20 @@ def evaluate_run(
     from milescli.runtime.prestart import prestart_engines, prestart_ray
 
     run = open_run(path)
-    flags = {"machine.address": f"--address {address}"} if address else {}
-    loaded = override(
-        load_resolved(run.recipe_file), sets=[], flags=flags, only=("machine",), environ=environ
+    kept = load_resolved(run.recipe_file)
+    loaded = _untaught(
+        override(kept, sets=wish.sets, flags=wish.flags, only=CHANGEABLE, environ=environ)
     )
-    recipe = _with_data(loaded.recipe, data, num_prompts)
-    checkpoint = CheckpointStore(run.checkpoints).find(step)
+    sets = sets_of(loaded.recipe, wish)
+    recipe = sets[0].recipe
+    checkpoints = chosen_checkpoints(CheckpointStore(run.checkpoints), steps)
     facts = planned_facts(recipe)
     nodes = find_nodes(loaded, output=output)
     plan = Plan.from_json(run.plan_file.read_text())
     if not plan.engines.num:  # nothing was sampled in the run
         check_rows(recipe)
         plan = plan_without_plugins(replace(loaded, recipe=recipe), nodes.machine, facts=facts)
-    plan = engines_only(plan)
+    plan = with_room(engines_only(plan), sets, facts)
     require_wheel(plan.device_kind)
     with (
         lock(run),
@@ -70,68 +102,145 @@ def evaluate_run(
         TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary,
     ):
         # torch is imported from here on, beside the warm process
-        from milescli.conversion.unpack import unpack
-
-        inputs = prepare(recipe, run, output=output)
+        data = kept.recipe.data.model_copy(update={"eval": None})
+        bare = _untaught(kept).recipe.model_copy(update={"data": data})
+        inputs = prepare(bare, run, output=output)
+        asked = [load_set(one, run, inputs, output=output) for one in sets]
         nodes.require_shared(run.path)
-        model_dir = Path(temporary) / "model"
-        output.note(f"reading checkpoint step {checkpoint.step}")
-        unpack(checkpoint.path, model_dir, model_dir=inputs.model_dir, read_back=False)
-        output.note("starting engines")
-        return _serve_and_evaluate(
-            RunSpec(
-                run=run,
-                recipe=recipe,
-                plan=plan,
-                nodes=nodes,
-                inputs=replace(inputs, model_dir=model_dir),
-                checkpoint=checkpoint,
+        models = unpacked(checkpoints, Path(temporary), inputs.model_dir, output=output)
+        step, folder = next(models)
+        spec = RunSpec(
+            run=run,
+            recipe=recipe,
+            plan=plan,
+            nodes=nodes,
+            inputs=replace(
+                inputs,
+                model_dir=folder,
+                reward_model_dir=reward_model_folder(recipe, run, inputs.tokenizer, output=output),
             ),
-            prestarted,
         )
+        subject = Subject(name=run.shown, first_step=step, others=models)
+        return serve_and_evaluate(spec, asked, subject, prestarted, output=output)
 
 
-def _serve_and_evaluate(spec: RunSpec, prestarted: Prestarted) -> EvalDone:
-    """Start engines on the spec's model folder, evaluate, stop them."""
+def _untaught(loaded: LoadedRecipe) -> LoadedRecipe:
+    """Nobody is taught here, and a teacher may be gone."""
+    train = loaded.recipe.train.model_copy(update={"distill": Distill()})
+    return replace(loaded, recipe=loaded.recipe.model_copy(update={"train": train}))
+
+
+def chosen_checkpoints(store: CheckpointStore, steps: str | None) -> list[StoredCheckpoint]:
+    """By step. Raises CheckpointError where one is not there, or `steps` is no list of steps."""
+    if steps is None or (steps == ALL and not store.steps()):
+        return [store.find(None)]
+    if steps == ALL:
+        return [store.find(step) for step in store.steps()]
+    try:
+        return [store.find(step) for step in sorted({int(part) for part in steps.split(",")})]
+    except ValueError:
+        raise CheckpointError(
+            f"`{steps}` names no checkpoints",
+            why=f"complete: {', '.join(map(str, store.steps())) or 'none'}",
+            fix=["--steps all", f"--steps {','.join(map(str, store.steps()[-2:])) or 0}"],
+        ) from None
+
+
+def unpacked(
+    checkpoints: Sequence[StoredCheckpoint], into: Path, model_dir: Path, *, output: Output
+) -> Models:
+    """Each as a folder below `into`. The first stays, which engines are started with; any other is
+    removed when the next is asked for."""
+    from milescli.conversion.unpack import unpack
+
+    for checkpoint in checkpoints:
+        folder = into / checkpoint.path.name
+        output.note(f"reading checkpoint step {checkpoint.step}")
+        unpack(checkpoint.path, folder, model_dir=model_dir, read_back=False)
+        yield checkpoint.step, folder
+        if checkpoint is not checkpoints[0]:
+            shutil.rmtree(folder)
+
+
+def serve_and_evaluate(
+    spec: RunSpec,
+    asked: Sequence[LoadedSet],
+    subject: Subject,
+    prestarted: Prestarted,
+    *,
+    output: Output,
+) -> list[SetResult]:
+    """Start engines on the spec's model folder, ask all sets, then the same with the weights of
+    each further model, and stop them."""
     from milescli.runtime.build import Engines
     from milescli.runtime.session import open_session
     from milescli.runtime.supervise import StopSignals, run_watched
 
-    recipe, inputs, done = spec.recipe, spec.inputs, list[EvalDone]()
+    results = list[SetResult]()
+    output.note("starting engines")
     with open_session(spec, prestarted=prestarted, log_dir=spec.run.eval_log_dir()) as session:
         engines, probes = Engines(), []
 
         async def work() -> None:
-            await session.resources.take(timeout_s=recipe.machine.start_timeout_s)
+            await session.resources.take(timeout_s=spec.recipe.machine.start_timeout_s)
             probes.append(session.cluster.check_nodes)
             fleet = await session.builder.start_engines(engines)
             probes.extend(engines.probes)
-            episodes = evaluation_episodes(
-                recipe,
-                engine=fleet,
-                scorer=scorer_of(recipe, engines.scores),
-                decode=inputs.tokenizer.decode,
-                vocab_size=inputs.facts.vocab_size,
+            ask = partial(
+                _all_sets, spec, asked, fleet, engines.scores, name=subject.name, output=output
             )
-            evaluator = Evaluator(
-                recipe=recipe,
-                prompts=inputs.heldout,
-                episodes=episodes,
-                folder=spec.run.eval_dir,
-            )
-            done.append(await evaluator.run(spec.first_step))
+            results.extend(await ask(step=subject.first_step))
+            while (model := await in_thread(lambda: next(subject.others, None))) is not None:
+                step, folder = model
+                await fleet.load(folder, WeightVersion(len(results)))
+                results.extend(await ask(step=step))
 
         async def main() -> None:
             try:
-                command = f"miles eval {spec.run.shown}"
-                signals = StopSignals(on_stop=lambda: False, again=command)
+                again = f"miles eval {subject.name}"
+                signals = StopSignals(on_stop=lambda: False, again=again)
                 await run_watched(work(), probes, signals, cause_grace_s=session.cause_grace_s)
             finally:
                 await engines.stop()
                 await session.resources.release()
 
         asyncio.run(main())
-    return done[0]
+    return results
+
+
+async def _all_sets(
+    spec: RunSpec,
+    asked: Sequence[LoadedSet],
+    fleet: RolloutEngine,
+    scores: ScoreServer | None,
+    *,
+    name: str,
+    step: int,
+    output: Output,
+) -> list[SetResult]:
+    """One after the other, by the weights that the engines hold."""
+    results = []
+    for one in asked:
+        recipe = one.set.recipe
+        output.note(f"step {step}: {one.set.name}, {len(one.prompts)} prompts")
+        evaluator = Evaluator(
+            recipe=recipe,
+            prompts=one.prompts,
+            episodes=evaluation_episodes(
+                recipe,
+                engine=fleet,
+                scorer=scorer_of(recipe, scores),
+                decode=spec.inputs.tokenizer.decode,
+                vocab_size=spec.inputs.facts.vocab_size,
+            ),
+            folder=spec.run.eval_dir,
+            set_name=one.set.folder,
+        )
+        done, groups = await evaluator.measure(step)
+        results.append(
+            await in_thread(partial(result_of, one, done, groups, model=name, run=spec.run))
+        )
+    return results
 
 
 def engines_only(plan: Plan) -> Plan:
@@ -147,19 +256,24 @@ def engines_only(plan: Plan) -> Plan:
     return replace(plan, slots=slots)
 
 
-def _with_data(recipe: Recipe, data: Path | None, num_prompts: int | None) -> Recipe:
-    changes: dict[str, Section] = (
-        {"data": recipe.data.model_copy(update={"eval": str(data.absolute())})} if data else {}
-    )
-    if num_prompts is not None:
-        changes["eval"] = recipe.eval.model_copy(update={"num_prompts": num_prompts})
-    # nobody is taught here, and a teacher may be gone
-    changes["train"] = recipe.train.model_copy(update={"distill": Distill()})
-    recipe = recipe.model_copy(update=changes)
-    if recipe.data.eval is None:
-        raise DataError(
-            "this run has no held-out prompts",
-            why="its recipe leaves `data.eval` out",
-            fix="--data FILE.jsonl",
+def with_room(plan: Plan, sets: Sequence[EvalSet], facts: ModelFacts) -> Plan:
+    """The same engines, which hold the longest prompt and response of any set. Raises FitError
+    where the model has no positions for them."""
+    largest = max(sets, key=lambda one: longest_tokens(one.recipe))
+    longest, positions = longest_tokens(largest.recipe), facts.max_position_embeddings
+    if positions and longest > positions:
+        prompt = largest.recipe.data.max_prompt_tokens
+        raise FitError(
+            f"prompts and responses of `{largest.name}` do not fit into the model's positions",
+            why=f"data.max_prompt_tokens {prompt} + {longest - prompt} of a response = {longest}; "
+            f"the model has {positions}",
+            fix=f"--set eval.max_response_tokens={max(1, positions - prompt)}",
         )
-    return recipe
+    layout, length = plan.engines, context_length(largest.recipe, facts)
+    cache = layout.max_total_tokens
+    roomy = replace(
+        layout,
+        context_length=max(layout.context_length, length),
+        max_total_tokens=cache and max(cache, length),
+    )
+    return replace(plan, engines=roomy)

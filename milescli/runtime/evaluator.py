@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from milescli.rollout.episode import Episodes
 from milescli.rollout.evaluations import EvaluationFn, load_evaluation, played
 from milescli.rollout.metrics import load_metrics, measured
 from milescli.rollout.stats import mean_parts
+from milescli.runtime.eval_records import write_lines
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class Evaluator:
     """Sampled as the recipe's `eval` says."""
     folder: Path
     """Where samples are written; the run's `eval/`."""
+    set_name: str = ""
+    """Of the prompts: a folder in `folder`; empty: the run's own held-out ones, in `folder`."""
     _evaluate: EvaluationFn = field(init=False)
 
     def __post_init__(self) -> None:
@@ -40,15 +42,20 @@ class Evaluator:
     async def run(self, step: int) -> EvalDone:
         """Play all prompts at once, and write `step_<n>.jsonl`. Raises what an episode raises, and
         WaitTimeout where none ends within `machine.step_timeout_s`."""
+        return (await self.measure(step))[0]
+
+    async def measure(self, step: int) -> tuple[EvalDone, list[Group]]:
+        """The same, with what was sampled."""
         began, settings = time.monotonic(), self.recipe.eval
         groups = await self._play()
         samples = [sample for group in groups for sample in group.samples]
-        path = self._write(step, groups)
+        path = self.folder / self.set_name / f"step_{step}.jsonl"
+        write_lines(path, groups)
         metrics = load_metrics(settings.metrics)
         figures = await in_thread(lambda: measured(metrics, groups, settings=settings))
         parts = {f"reward/{name}": mean for name, mean in mean_parts(samples).items()}
         num_truncated = sum(sample.stop_reason is StopReason.LENGTH for sample in samples)
-        return EvalDone(
+        done = EvalDone(
             step=step,
             accuracy=sum(sample.reward or 0.0 for sample in samples) / len(samples),
             num_prompts=len(self.prompts),
@@ -58,6 +65,7 @@ class Evaluator:
             path=str(path.relative_to(self.folder.parent)),
             figures={**figures, **parts},
         )
+        return done, groups
 
     async def _play(self) -> list[Group]:
         """One for each prompt, in order, all samples scored."""
@@ -106,25 +114,3 @@ class Evaluator:
     def _seed(self, prompt: Prompt, index: int) -> int:
         key = f"{self.recipe.run.seed}/eval/{prompt.index}/{index}".encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1
-
-    def _write(self, step: int, groups: list[Group]) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"step_{step}.jsonl"
-        lines = [
-            json.dumps(
-                {
-                    "prompt": group.prompt.text,
-                    "response": sample.text,
-                    "label": group.prompt.label,
-                    "reward": sample.reward,
-                    **({"reward_parts": dict(sample.reward_parts)} if sample.reward_parts else {}),
-                    "stop_reason": sample.stop_reason.value,
-                    "prompt_ids": group.prompt.token_ids,
-                    "response_ids": sample.response_ids,
-                }
-            )
-            for group in groups
-            for sample in group.samples
-        ]
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return path

@@ -4,6 +4,7 @@ demonstrations. Bad input is refused here."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,23 +155,19 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         )
     elif rows is None:
         prompts = load("prompts")
-    heldout_source = load("eval") if data.eval else None
-    heldout = heldout_source.first(recipe.eval.num_prompts) if heldout_source else []
     demonstrations = (
         demonstrations_of(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
     )
     trained = sources_of(recipe, prompts) if prompts is not None else []
-    if heldout_source:
-        refuse_leak(
-            heldout_source, [part for part, _ in trained], num_heldout=recipe.eval.num_prompts
-        )
-        for part, _ in trained if output else []:
-            if told := near_leaks_told(heldout_source, heldout, part, output=output):
-                output.warn(told)
     for part, rollout in trained:
         check_labels_of(rollout, part, None, output=output)
-    if heldout_source:
-        check_labels_of(recipe.rollout, heldout_source, heldout, output=output)
+    heldout = list[Prompt]()
+    if data.eval:
+        parts = [part for part, _ in trained]
+        source, reports["eval"] = load_heldout(
+            recipe, data, tokenizer, trained=parts, base_dir=run.path, output=output
+        )
+        heldout = source.first(recipe.eval.num_prompts)
     return RunInputs(
         model_dir=model_dir,
         facts=facts,
@@ -185,6 +182,50 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         critic_dir=_critic_folder(recipe, run, model_dir, facts, tokenizer, output=output),
         reward_model_dir=reward_model_folder(recipe, run, tokenizer, output=output),
     )
+
+
+def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
+    """Those of a model that is only asked; prompts are loaded apart. Raises as `prepare`."""
+    model_dir = model_dir_of(recipe.model, run, output=output)
+    return RunInputs(
+        model_dir=model_dir,
+        facts=load_facts(model_dir),
+        tokenizer=load_tokenizer(model_dir, chat_template=recipe.data.chat_template),
+        prompts=None,
+        heldout=[],
+        demonstrations=[],
+        reports={},
+    )
+
+
+def load_heldout(
+    recipe: Recipe,
+    data: Data,
+    tokenizer: ChatTokenizer,
+    *,
+    trained: Sequence[FilePrompts],
+    base_dir: Path,
+    output: Output | None,
+) -> tuple[FilePrompts, SourceReport]:
+    """The prompts of `data.eval`, whose files are here, of which the first `eval.num_prompts` will
+    be asked: with labels that the recipe's reward can grade, and none that was `trained` on. Raises
+    DataError, or warns of one that nearly was."""
+    source, report = load_source(
+        data,
+        "eval",
+        tokenizer=tokenizer,
+        seed=recipe.run.seed,
+        base_dir=base_dir,
+        needs_label=needs_label(recipe.rollout),
+        say=output.note if output else None,
+    )
+    asked = source.first(recipe.eval.num_prompts)
+    refuse_leak(source, trained, num_heldout=recipe.eval.num_prompts)
+    for part in trained if output else []:
+        if told := near_leaks_told(source, asked, part, output=output):
+            output.warn(told)
+    check_labels_of(recipe.rollout, source, asked, output=output)
+    return source, report
 
 
 def _critic_folder(

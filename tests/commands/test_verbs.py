@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from milescli.core.events import EvalDone
 from milescli.plan.types import BatchPlan, Decision, EngineLayout, Plan, Slot, TrainerLayout
 from tests.commands.conftest import Miles, Replace
 
@@ -238,46 +237,6 @@ def test_resume_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Pa
         "run": Path.cwd() / run_dir,
         "steps": 80,
         "sets": ["parallel.tp=2"],
-        "address": "h:1",
-    }
-
-
-def test_eval_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path) -> None:
-    seen: dict[str, object] = {}
-
-    def evaluate_run(run: Path, **options: object) -> EvalDone:
-        seen.update(run=run, **options)
-        return EvalDone(
-            step=20,
-            accuracy=0.948,
-            num_prompts=50,
-            truncated_fraction=0.0,
-            response_tokens_mean=36.0,
-            seconds=3.0,
-            path="eval/x",
-        )
-
-    replace("milescli.runtime.evaluate", evaluate_run=evaluate_run)
-    said = miles(
-        "eval",
-        str(run_dir),
-        "--step",
-        "20",
-        "--num-prompts",
-        "50",
-        "--data",
-        "x.jsonl",
-        "--address",
-        "h:1",
-        "--json",
-    )
-    assert said.code == 0 and json.loads(said.out)["accuracy"] == 0.948
-    del seen["output"], seen["environ"]
-    assert seen == {
-        "run": run_dir,
-        "step": 20,
-        "num_prompts": 50,
-        "data": Path("x.jsonl"),
         "address": "h:1",
     }
 

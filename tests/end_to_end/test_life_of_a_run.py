@@ -130,6 +130,54 @@ def test_eval_of_a_checkpoint_gives_the_samples_of_the_run(workplace: Workplace,
     assert _tokens(file) == of_the_run
 
 
+def test_eval_of_all_steps_on_two_sets_starts_engines_once(workplace: Workplace, whole) -> None:
+    run = workplace.copy_run("whole", "measured")
+    rows = [json.loads(line) for line in (run / "data" / "sums-heldout.jsonl").open()][:6]
+    for place, row in enumerate(rows):
+        row["domain"] = ("even", "odd")[place % 2]
+    (workplace.folder / "few.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    asked = ["--samples", "2", "--temperature", "1.0", "--data", "few.jsonl", "--json"]
+    done = workplace.miles(
+        "eval", "measured", "--steps", "all", *asked, "--data", "more=few.jsonl[0:4]"
+    )
+    assert done.code == 0, done
+    told = [json.loads(line) for line in done.out.splitlines()]
+    steps = [0, 3, 6]
+    assert [(one["step"], one["set"], one["num_prompts"]) for one in told] == [
+        place for step in steps for place in ((step, "few", 6), (step, "more", 4))
+    ]
+    assert set(told[0]["estimates"]) == {"avg@2", "pass@1", "pass@2"}
+    assert {name: one["num_prompts"] for name, one in told[0]["domains"].items()} == {
+        "even": 3,
+        "odd": 3,
+    }
+    sampled = {step: _tokens(run / "eval" / "few" / f"step_{step}.jsonl") for step in steps}
+    assert sampled[0] != sampled[3] != sampled[6]
+    assert done.err.count("starting engines") == 1
+    alone = workplace.miles("eval", "measured", "--step", "3", *asked)
+    assert alone.code == 0, alone
+    assert _tokens(run / "eval" / "few" / "step_3.jsonl") == sampled[3], "not the weights of step 3"
+
+
+def test_an_exported_model_is_asked_without_its_run_and_compared_with_it(
+    workplace: Workplace, exported: Path
+) -> None:
+    run = workplace.copy_run("whole", "compared")
+    rows = (run / "data" / "sums-heldout.jsonl").read_text().splitlines()[:6]
+    (workplace.folder / "six.jsonl").write_text("\n".join(rows))
+    asked = ["--data", "six.jsonl", "--set", "eval.max_response_tokens=16"]
+    asked += ["--set", "rollout.reward=tests.end_to_end.rewards:variety", "--json"]
+    alone = workplace.miles("eval", str(exported), *asked, "--out", "alone")
+    assert alone.code == 0, alone
+    kept = "alone/eval/six/step_0.json"
+    ours = workplace.miles("eval", "compared", *asked, "--against", kept)
+    assert ours.code == 0, ours
+    told = json.loads(ours.out.splitlines()[-1])
+    assert told["difference"]["p_value"] == 1.0 and told["a_accuracy"] == told["b_accuracy"]
+    files = (workplace.folder / kept, run / "eval" / "six" / "step_6.json")
+    assert _tokens(files[0].with_suffix(".jsonl")) == _tokens(files[1].with_suffix(".jsonl"))
+
+
 def test_an_exported_folder_loads_in_transformers_and_gives_the_greedy_samples_of_the_run(
     workplace: Workplace, exported: Path
 ) -> None:

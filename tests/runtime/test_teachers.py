@@ -59,7 +59,7 @@ def test_a_teacher_that_lacks_tokens_of_the_policy_is_refused(tmp_path: Path) ->
     teacher = _model(tmp_path / "teacher", vocab_size=290)
     with pytest.raises(RecipeError, match="another tokenizer") as refused:
         prepare(_recipe(tmp_path, teacher), RunDir(path=tmp_path / "run"))
-    assert "290 tokens, the policy's 300" in refused.value.why
+    assert "knows 290 tokens, the policy 300" in refused.value.why
 
 
 def test_as_many_tokens_of_the_teacher_as_there_are_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import time
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from milescli.backends.sglang.batching import RequestBatcher, Stream
@@ -159,6 +160,17 @@ class SglangFleet:
             "/update_weight_version", {"new_version": str(version), "abort_all_requests": False}
         )
         self._open.set()
+
+    async def load(self, folder: Path, version: WeightVersion) -> None:
+        """Take the weights of another Hugging Face folder of the same model, which every engine can
+        read. Raises EngineRefused where one cannot, WaitTimeout after `response_timeout_s`."""
+        await self.pause()
+        await self.http.order_all(
+            "/update_weights_from_disk",
+            {"model_path": str(folder), "flush_cache": False},
+            timeout_s=self._response_timeout_s,
+        )
+        await self.resume(version)
 
     async def _flush(self) -> None:
         """Empty the prefix caches. An engine replies when the last request is cleared away, so this

@@ -3,6 +3,7 @@ Resolved before a device is taken."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from milescli.core.isolated import Isolated
@@ -114,6 +115,13 @@ def _runs_apart(name: str) -> bool:
 def _apart(name: str) -> Isolated:
     plugin = REWARDS.resolve(name, key=KEY)
     return Isolated(REWARDS.path_of(name, key=KEY), what=f"the reward `{name}`", plugin=plugin)
+
+
+def answer_of(rollout: Rollout) -> Callable[[str], str | None] | None:
+    """Reads out of a response what it states, as the first of the recipe's built-in rewards that
+    can; None: none can."""
+    rewards = [r for name, r in load_rewards(rollout).items() if not _runs_apart(name)]
+    return next((reward.answer for reward in rewards if hasattr(reward, "answer")), None)
 
 
 def needs_label(rollout: Rollout) -> bool:

@@ -36,6 +36,13 @@ class ExactMatch:
             return float(part == label.strip())
         return float(any(normalized(part) == normalized(text) for text in texts_of(label)))
 
+    def answer(self, response: str) -> str | None:
+        """The part that is compared; None where it is not there, or empty."""
+        part = part_of(response, self._settings.answer)
+        if part is not None and self._settings.normalize == "squad":
+            part = normalized(part)
+        return part or None
+
     def check_label(self, label: str | None) -> str | None:
         """Any label will do; normalised, something must be left of it."""
         if label is None:

@@ -41,6 +41,12 @@ class Gsm8k:
         _, mark, stated = response.rpartition(MARK)
         return float(bool(mark) and _number(stated) == wanted)
 
+    def answer(self, response: str) -> str | None:
+        """The number that is compared, in one spelling; None where none is stated."""
+        _, mark, stated = response.rpartition(MARK)
+        number = _number(stated) if mark else None
+        return None if number is None else f"{number.normalize():f}"
+
     def check_label(self, label: str | None) -> str | None:
         """Why no response can be right; None: one can."""
         if label is None:

@@ -17,6 +17,7 @@ import threading
 from milescli.core.errors import RewardError
 from milescli.core.user_process import CallFailed, UserProcess
 from milescli.rollout.rewards.math_worker import MEMORY_BOUND_BYTES, result_of
+from milescli.rollout.rewards.stated import stated
 
 _ANSWER = "milescli.rollout.rewards.math_worker:answer"
 START_TIMEOUT_S = 120.0
@@ -70,6 +71,10 @@ class MathReward:
         if "error" in reply:
             raise ValueError(f"the label {label!r} cannot be graded: {reply['error']}")
         return float(str(reply["reward"]))
+
+    def answer(self, response: str) -> str | None:
+        """What is compared, white space aside; None where nothing is stated."""
+        return "".join(stated(response).split()) or None
 
     def check_label(self, label: str | None) -> str | None:
         """Why the label cannot be graded: it is graded against itself. None: it can."""

@@ -41,6 +41,10 @@ class MultipleChoice:
             raise ValueError(f"the label is no letter: {label!r}")
         return float(_letters(_statement(response)) == wanted)
 
+    def answer(self, response: str) -> str | None:
+        """The letters that it chooses, in order; None where it chooses nothing."""
+        return "".join(sorted(_letters(_statement(response)) or "")) or None
+
     def check_label(self, label: str | None) -> str | None:
         """Why no response can be right; None: one can."""
         if label is None:

@@ -1,0 +1,102 @@
+"""Engines without a trainer, on all devices or on the CPU: what an evaluation of a model needs.
+Pure, no torch, no I/O; called by the runtime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from milescli import models
+from milescli.core.errors import FitError
+from milescli.core.units import format_bytes
+from milescli.models.facts import ModelFacts
+from milescli.plan.batch import batch_plan
+from milescli.plan.decisions import Log
+from milescli.plan.main_memory import fit_main_memory
+from milescli.plan.on_cpu import context_length, engines_on_cpu, longest_tokens, why_no_pair
+from milescli.plan.placement import assign_slots, devices_per_node
+from milescli.plan.search_engines import search_engines
+from milescli.plan.search_space import search_space
+from milescli.plan.types import EngineLayout, Plan, Slot, TrainerLayout
+from milescli.platform.machine import Machine
+from milescli.recipe.schema import Recipe
+
+
+def plan_engines(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
+    """The engines that this recipe would have, were there nothing to train. Raises FitError where
+    none holds the model."""
+    log = Log()
+    per_node = devices_per_node(recipe, machine, log)
+    precision = recipe.train.precision
+    if precision == "auto":
+        precision = "bf16" if per_node else "fp32"
+    size = {"bf16": 2, "fp32": 4}[precision]
+    if per_node:
+        engines = _on_devices(recipe, machine, facts, per_node=per_node, size=size)
+        slots = _slots(engines, per_node, recipe)
+    else:
+        engines, slots = _on_cpu(recipe, machine, facts, size=size, log=log)
+    here = sum(slot.node == 0 for slot in slots)
+    threads = recipe.machine.cpu_threads or max(1, machine.nodes[0].cpu_cores // here)
+    return Plan(
+        device_kind=machine.kind if per_node else "cpu",
+        collective="nccl" if per_node else "gloo",
+        precision=precision,
+        trainer=TrainerLayout(),
+        engines=engines,
+        colocated=False,
+        channel="tensor",
+        slots=slots,
+        batch=batch_plan(recipe, TrainerLayout(), longest_tokens(recipe), log),
+        cpu_threads=threads,
+        max_staleness=0,
+        steps=0,
+        warmup_steps=0,
+        roles=[],
+        decisions=log.decisions,
+    )
+
+
+def _slots(engines: EngineLayout, per_node: int, recipe: Recipe) -> list[Slot]:
+    shared = assign_slots(TrainerLayout(), engines, True, per_node, recipe.machine.nodes)
+    return [replace(slot, trainer_rank=None) for slot in shared]
+
+
+def _on_cpu(
+    recipe: Recipe, machine: Machine, facts: ModelFacts, *, size: int, log: Log
+) -> tuple[EngineLayout, list[Slot]]:
+    why_one = why_no_pair(recipe, machine, facts, size=size, colocated=True)
+    engines = engines_on_cpu(recipe, facts, log, why_one=why_one)
+    slots = _slots(engines, 0, recipe)
+    fitted = fit_main_memory(
+        recipe,
+        machine,
+        facts,
+        trainer=TrainerLayout(),
+        engines=engines,
+        slots=slots,
+        size=size,
+        log=log,
+    )
+    return fitted.engines, slots
+
+
+def _on_devices(
+    recipe: Recipe, machine: Machine, facts: ModelFacts, *, per_node: int, size: int
+) -> EngineLayout:
+    table, num_devices = models.table(facts), per_node * recipe.machine.nodes
+    space = search_space(
+        recipe, machine, table, devices_per_node=per_node, colocated=False, size=size
+    )
+    for across in (False, True):
+        if fleets := search_engines(space, num_devices, across=across):
+            return replace(fleets[0].layout, context_length=context_length(recipe, facts))
+    weights = format_bytes(table.num_parameters * size)
+    raise FitError(
+        f"no engine holds the model on {num_devices} x {machine.nodes[0].devices[0].name}",
+        why=f"its weights are {weights}, with the cache of one sequence of "
+        f"{longest_tokens(recipe):,} tokens; a device has {format_bytes(space.memory_bytes)}",
+        fix=[
+            "--set machine.gpus=N   # more devices",
+            f"--set eval.max_response_tokens={max(1, longest_tokens(recipe) // 4)}",
+        ],
+    )

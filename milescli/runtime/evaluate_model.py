@@ -1,0 +1,65 @@
+"""`miles eval MODEL`: a model that no run made, or a converted checkpoint, measured with engines
+alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from milescli.plan.on_cpu import longest_tokens
+from milescli.runtime.eval_records import SetResult
+from milescli.runtime.eval_sets import EvalWish, load_set, sets_of
+from milescli.runtime.evaluate import Subject, serve_and_evaluate, with_room
+
+if TYPE_CHECKING:
+    from milescli.console.output import Output
+
+
+def evaluate_model(
+    model: str,
+    *,
+    folder: Path,
+    wish: EvalWish,
+    environ: Mapping[str, str],
+    output: Output,
+) -> list[SetResult]:
+    """Evaluate a Hugging Face folder, a converted checkpoint or a name on the hub. `folder`: where
+    `eval/`, logs and fetched data go. One result for each set. Raises MilesError."""
+    from milescli.checkpoint.run_dir import RunDir, lock
+    from milescli.cluster.nodes import find_nodes
+    from milescli.plan.engines_alone import plan_engines
+    from milescli.platform.torch_wheel import require_wheel
+    from milescli.recipe.load import load_model
+    from milescli.runtime.inputs import facts_of_recipe, inputs_of_model
+    from milescli.runtime.prestart import prestart_engines, prestart_ray
+    from milescli.runtime.spec import RunSpec
+
+    loaded = load_model(
+        model,
+        prompts=", ".join(wish.data),
+        sets=wish.sets,
+        flags=wish.flags,
+        environ=environ,
+        cwd=Path.cwd(),
+        home=Path.home(),
+    )
+    sets = sets_of(loaded.recipe, wish)
+    recipe = max((one.recipe for one in sets), key=longest_tokens)
+    facts = facts_of_recipe(recipe.model)
+    nodes = find_nodes(loaded, output=output)
+    plan = with_room(plan_engines(recipe, nodes.machine, facts), sets, facts)
+    require_wheel(plan.device_kind)
+    folder.mkdir(parents=True, exist_ok=True)
+    run = RunDir(folder.absolute())
+    with (
+        lock(run),
+        prestart_engines(recipe, plan, facts, address=nodes.address) as engines_begun,
+        prestart_ray(recipe, plan, nodes, engines_begun) as prestarted,
+    ):
+        # torch is imported from here on, beside the warm process
+        inputs = inputs_of_model(recipe, run, output=output)
+        asked = [load_set(one, run, inputs, output=output) for one in sets]
+        nodes.require_shared(run.path, inputs.model_dir)
+        spec = RunSpec(run=run, recipe=recipe, plan=plan, nodes=nodes, inputs=inputs)
+        return serve_and_evaluate(spec, asked, Subject(name=model), prestarted, output=output)

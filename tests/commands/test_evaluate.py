@@ -1,0 +1,151 @@
+"""`miles eval` finds out what it was given, hands its options on and shows what comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from milescli.commands.find_run import Measured, find_measured
+from milescli.runtime.eval_records import SetResult, write_result
+from milescli.runtime.eval_sets import EvalWish
+from tests.commands.conftest import Miles, Replace
+from tests.runtime.results import make_result
+
+
+@pytest.fixture
+def run_dir(miles: Miles) -> Path:
+    """A folder that looks like a run; where tests are, there are its runs."""
+    run = Path("runs") / "quickstart-1"
+    (run / "checkpoints" / "step_20").mkdir(parents=True)
+    (run / "recipe.yaml").write_text("name: x")
+    return run
+
+
+def test_eval_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path) -> None:
+    seen: dict[str, object] = {}
+
+    def evaluate_run(run: Path, **options: object) -> list[SetResult]:
+        seen.update(run=run, **options)
+        return [make_result(step=step, accuracy=0.25 * step) for step in (1, 2)]
+
+    replace("milescli.runtime.evaluate", evaluate_run=evaluate_run)
+    options = [
+        "--steps",
+        "1,2",
+        "--num-prompts",
+        "50",
+        "--samples",
+        "8",
+        "--temperature",
+        "0.7",
+        "-k",
+        "1",
+        "-k",
+        "8",
+    ]
+    more = [
+        "--data",
+        "x.jsonl",
+        "--data",
+        "y=z.jsonl",
+        "--domain",
+        "kind",
+        "--set",
+        "eval.seed=1",
+        "--address",
+        "h:1",
+    ]
+    said = miles("eval", str(run_dir), *options, *more, "--json")
+    lines = [json.loads(line) for line in said.out.splitlines()]
+    assert said.code == 0 and [line["accuracy"] for line in lines] == [0.25, 0.5]
+    wish = EvalWish(
+        data=["x.jsonl", "y=z.jsonl"],
+        ks=[1, 8],
+        domain="kind",
+        sets=["eval.seed=1"],
+        flags={
+            "eval.num_prompts": "--num-prompts 50",
+            "eval.samples_per_prompt": "--samples 8",
+            "eval.temperature": "--temperature 0.7",
+            "machine.address": "--address h:1",
+        },
+    )
+    del seen["output"], seen["environ"]
+    assert seen == {"run": run_dir, "steps": "1,2", "wish": wish}
+
+
+def test_eval_shows_each_figure_with_its_interval(
+    miles: Miles, replace: Replace, run_dir: Path
+) -> None:
+    result = make_result(step=20, accuracy=0.61)
+    replace("milescli.runtime.evaluate", evaluate_run=lambda run, **options: [result])
+    said = miles("eval", str(run_dir))
+    assert "61.0% ±10.0" in said.out and "odd" in said.out and "evaluation of" in said.out
+
+
+def test_eval_refuses_one_step_and_several(miles: Miles, run_dir: Path) -> None:
+    said = miles("eval", str(run_dir), "--step", "3", "--steps", "all")
+    assert said.code == 2 and "leave one out" in said.err
+
+
+def test_what_is_measured_is_known_by_what_lies_there(miles: Miles, run_dir: Path) -> None:
+    model = Path("model")
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    assert find_measured("quickstart-1").run == Path.cwd() / run_dir
+    checkpoint = find_measured(str(run_dir / "checkpoints" / "step_20"))
+    assert checkpoint == Measured(run=Path.cwd() / run_dir, step=20)
+    assert find_measured("model") == Measured(model="model")
+    assert find_measured("Qwen/Qwen3-0.6B") == Measured(model="Qwen/Qwen3-0.6B")
+
+
+def test_a_model_is_measured_below_the_runs_or_where_the_user_says(
+    miles: Miles, replace: Replace, run_dir: Path
+) -> None:
+    folders: list[Path] = []
+
+    def evaluate_model(model: str, **options: object) -> list[SetResult]:
+        folders.append(Path(str(options["folder"])))
+        return [make_result()]
+
+    replace("milescli.runtime.evaluate_model", evaluate_model=evaluate_model)
+    assert miles("eval", "org/name", "--data", "x.jsonl").code == 0
+    assert miles("eval", "org/name", "--data", "x.jsonl", "--out", "there").code == 0
+    assert folders == [Path.cwd() / "runs" / "evaluations" / "name", Path("there")]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["org/name", "--steps", "all"], ["quickstart-1", "--out", "there"]]
+)
+def test_options_of_something_else_are_refused(
+    miles: Miles, run_dir: Path, arguments: list[str]
+) -> None:
+    said = miles("eval", *arguments)
+    assert said.code == 2 and "run" in said.err
+
+
+def test_a_comparison_is_told_in_a_sentence(miles: Miles, replace: Replace, run_dir: Path) -> None:
+    other = make_result(step=3, rewards=[0.0] * 8, path="eval/few/step_3.jsonl")
+    write_result(other, [], folder=run_dir)
+    wishes: list[EvalWish] = []
+
+    def evaluate_run(run: Path, *, wish: EvalWish, **options: object) -> list[SetResult]:
+        wishes.append(wish)
+        return [make_result(step=20, rewards=[1.0] * 8)]
+
+    replace("milescli.runtime.evaluate", evaluate_run=evaluate_run)
+    said = miles("eval", "quickstart-1", "--data", "few=x.jsonl", "--against", "quickstart-1")
+    assert wishes[0].against == [other]
+    assert "mine at step 20 is better than mine at step 3" in said.out
+    assert "p = 0.0078 by McNemar's exact test" in said.out
+    file = str(run_dir / "eval" / "few" / "step_3.json")
+    told = miles("eval", "quickstart-1", "--data", "few=x.jsonl", "--against", file, "--json")
+    assert wishes[1].against == [other]
+    assert json.loads(told.out.splitlines()[-1])["difference"]["num_a_better"] == 8
+
+
+def test_what_was_not_measured_before_is_not_compared_with(miles: Miles, run_dir: Path) -> None:
+    said = miles("eval", "quickstart-1", "--data", "few=x.jsonl", "--against", "quickstart-1")
+    assert said.code == 3 and "miles eval quickstart-1 --data few=FILE" in said.err

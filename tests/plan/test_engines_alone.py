@@ -1,0 +1,54 @@
+"""Engines that are planned without a trainer."""
+
+from __future__ import annotations
+
+import pytest
+
+from milescli.core.errors import FitError
+from milescli.models import parse_facts, scratch
+from milescli.plan.engines_alone import plan_engines
+from milescli.plan.make import make_plan
+from milescli.platform.machine import read_machine
+from milescli.recipe.model import ScratchModel
+from milescli.recipe.schema import Recipe
+from milescli.recipe.templates import shipped_shape
+
+
+def _recipe(**sections: dict[str, object]) -> Recipe:
+    data = {"prompts": "x.jsonl", "max_prompt_tokens": 1024}
+    return Recipe.model_validate({"data": data, "eval": {"max_response_tokens": 2048}, **sections})
+
+
+def _facts(name: str):
+    shape = shipped_shape(name)
+    assert shape is not None, name
+    return parse_facts(shape)
+
+
+def test_engines_take_all_devices_and_nothing_is_trained() -> None:
+    recipe, facts = _recipe(machine={"nodes": 2}), _facts("Qwen/Qwen3-8B")
+    plan = plan_engines(recipe, read_machine("2x8xH100"), facts)
+    assert plan.engines.num * plan.engines.tp == 16 == len(plan.slots)
+    assert all(slot.trainer_rank is None and slot.engine is not None for slot in plan.slots)
+    assert plan.engines.context_length >= 1024 + 2048
+
+
+def test_a_model_that_is_too_large_to_be_trained_there_can_be_asked() -> None:
+    recipe, machine, facts = _recipe(), read_machine("1xH100"), _facts("Qwen/Qwen3-14B")
+    with pytest.raises(FitError):
+        make_plan(recipe, machine, facts)
+    assert plan_engines(recipe, machine, facts).engines.num == 1
+
+
+def test_a_model_that_no_engine_holds_is_refused_with_its_size() -> None:
+    with pytest.raises(FitError, match="no engine holds the model on 1 x") as refused:
+        plan_engines(_recipe(), read_machine("1xH100"), _facts("Qwen/Qwen3-235B-A22B"))
+    assert "its weights are 4" in refused.value.why
+
+
+def test_on_a_cpu_there_are_as_many_engines_as_a_run_would_have() -> None:
+    facts = parse_facts(scratch.config_of(ScratchModel()))
+    recipe, machine = _recipe(machine={"gpus": 0}), read_machine("1xH100")
+    alone, run = plan_engines(recipe, machine, facts), make_plan(recipe, machine, facts)
+    assert (alone.device_kind, alone.engines.num) == ("cpu", run.engines.num)
+    assert len(alone.slots) == alone.engines.num

@@ -1,0 +1,65 @@
+"""The files of an evaluation: what is written is what is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from milescli.core.errors import DataError
+from milescli.core.types import Group, Prompt
+from milescli.runtime.eval_records import (
+    read_result,
+    results_of,
+    rows_of,
+    sha256_of_prompts,
+    write_result,
+)
+from tests.runtime.results import make_result
+from tests.samples import make_sample, make_trajectory
+
+
+def _groups() -> list[Group]:
+    sample = make_sample(make_trajectory([1, 2], [3]), reward=1.0, text="#### 3")
+    return [
+        Group(prompt=Prompt(index=index, token_ids=[1, 2], text="?", label="3"), samples=[sample])
+        for index in (0, 4)
+    ]
+
+
+def test_a_result_and_its_samples_come_back_as_they_were_written(tmp_path: Path) -> None:
+    result = make_result(step=3)
+    rows = rows_of(_groups(), domains={4: "odd"}, answer=lambda text: text[-1])
+    write_result(result, rows, folder=tmp_path)
+    file = tmp_path / "eval" / "few" / "step_3.json"
+    assert read_result(file) == result
+    assert json.loads(file.read_text())["fingerprint"] == result.fingerprint
+    lines = [json.loads(line) for line in file.with_suffix(".jsonl").open()]
+    assert lines == rows == pq.read_table(file.with_suffix(".parquet")).to_pylist()
+    assert [line["domain"] for line in lines] == [None, "odd"]
+    assert (lines[0]["answer"], lines[0]["is_right"], lines[0]["response_ids"]) == ("3", True, [3])
+
+
+def test_results_of_a_set_come_by_step_and_others_are_left_out(tmp_path: Path) -> None:
+    for step in (20, 3):
+        write_result(make_result(step=step), rows_of(_groups()), folder=tmp_path)
+    (tmp_path / "eval" / "few" / "step_4.json").write_text("{}")
+    assert [one.step for one in results_of(tmp_path / "eval", "few")] == [3, 20]
+    with pytest.raises(DataError, match=r"step_4\.json is no result"):
+        read_result(tmp_path / "eval" / "few" / "step_4.json")
+
+
+def test_the_fingerprint_is_of_data_and_settings_alone() -> None:
+    one = make_result(step=1, accuracy=0.2)
+    assert one.fingerprint == make_result(step=2, accuracy=0.7).fingerprint
+    assert one.fingerprint != make_result(data="e" * 64).fingerprint
+    assert one.fingerprint != make_result(settings={"eval.temperature": 0.7}).fingerprint
+
+
+def test_prompts_are_the_same_where_text_label_and_order_are() -> None:
+    prompts = [Prompt(index=at, token_ids=[at], text=f"{at}?", label="1") for at in range(3)]
+    tokenised = [Prompt(index=p.index, token_ids=[9], text=p.text, label="1") for p in prompts]
+    assert sha256_of_prompts(prompts) == sha256_of_prompts(tokenised)
+    assert sha256_of_prompts(prompts) != sha256_of_prompts(prompts[::-1])
