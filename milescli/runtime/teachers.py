@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from milescli.backends.hub.models import fetch_config, fetch_model
 from milescli.checkpoint.base import is_converted
 from milescli.checkpoint.run_dir import RECIPE_FILE, RunDir
-from milescli.conversion.source import CheckpointSource, find_checkpoint
 from milescli.core.errors import RecipeError
 from milescli.models import ModelFacts, load_facts, parse_facts
 from milescli.models.base import CONFIG_NAME
@@ -20,6 +19,7 @@ from milescli.recipe.train import Teacher
 from milescli.rollout.tokenizer import RAW, ChatTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
+    from milescli.conversion.source import CheckpointSource
     from milescli.console.output import Output
 
 NUM_SHOWN = 3
@@ -81,6 +81,8 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _checkpoint_of(folder: Path) -> CheckpointSource:
+    from milescli.conversion.source import find_checkpoint  # imports torch
+
     return find_checkpoint(folder, model=None, step=None, model_option="--base")
 
 
