@@ -19,8 +19,8 @@ from milescli.recipe.train import Teacher
 from milescli.rollout.tokenizer import RAW, ChatTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from milescli.conversion.source import CheckpointSource
     from milescli.console.output import Output
+    from milescli.conversion.source import CheckpointSource
 
 NUM_SHOWN = 3
 
