@@ -21,6 +21,7 @@ from milescli.rollout.tokenizer import RAW, ChatTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
+    from milescli.conversion.source import CheckpointSource
 
 NUM_SHOWN = 3
 

@@ -143,7 +143,13 @@ def _check_loss(piece: object, objective: Objective[Any]) -> None:
     def gradient(parts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs, total = values.clone().requires_grad_(), torch.zeros(())
         for part in parts:
-            cut = as_microbatch(tokens, logprobs, only=part, are_scores=are_scores)
+            cut = as_microbatch(
+                tokens,
+                logprobs,
+                only=part,
+                are_scores=are_scores,
+                candidates=_beside(logprobs) if Stream.CANDIDATES in objective.needs else None,
+            )
             loss = objective.loss(cut).loss
             _require_positions(piece, loss, cut)
             total = total + (torch.where(cut.loss_mask, loss, 0.0) * cut.loss_weights).sum()
@@ -185,9 +191,17 @@ def _step(objective: Objective[Any]) -> PackedTokens:
         stream: torch.from_numpy(-rng.gamma(1.0, 1.0, count)).float()
         for stream in (*FROM_RANKS, Stream.VALUES)
     }
+    if Stream.CANDIDATES in objective.needs:
+        extra[Stream.CANDIDATES] = torch.zeros((count, 2), dtype=torch.int32)
+        extra[Stream.TEACHER] = _beside(extra[Stream.TEACHER])
     tokens = packed(sequences, extra=extra)
     objective.complete(tokens)
     return tokens
+
+
+def _beside(logprobs: torch.Tensor) -> torch.Tensor:
+    """[S, 2] of two other tokens, which move with those of the targets."""
+    return torch.stack([logprobs - 1.0, logprobs - 2.0], dim=1)
 
 
 def _require_positions(piece: object, made: Any, tokens: PackedTokens) -> None:

@@ -13,14 +13,15 @@ _MOST = -1e-7
 """Log-prob that a set of tokens has at most, so that what is left to the others is above 0 in
 float32."""
 
+BY_CANDIDATES = frozenset({Stream.CANDIDATES, Stream.TEACHER})
+"""What `divergence` needs."""
+
 
 def needs_of(settings: Distill) -> frozenset[Stream]:
-    """What the ranks compute before the loss."""
+    """What the ranks compute before the loss of a policy."""
     if not settings.teachers:
         return frozenset()
-    if settings.kl == "sampled":
-        return frozenset({Stream.OLD, Stream.TEACHER})
-    return frozenset({Stream.CANDIDATES, Stream.TEACHER})
+    return frozenset({Stream.OLD, Stream.TEACHER}) if settings.kl == "sampled" else BY_CANDIDATES
 
 
 def teachers_by_source(settings: Distill) -> dict[str | None, int]:

@@ -11,7 +11,7 @@ import numpy as np
 from milescli.core.types import Trajectory
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Figure, TokenLoss, TrainSequence
-from milescli.train.distill import divergence, needs_of
+from milescli.train.distill import BY_CANDIDATES, divergence
 from milescli.train.objectives.supervised import Supervised
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
@@ -24,7 +24,7 @@ class Distillation(Supervised):
         """`train.distill` of the recipe."""
         super().__init__(recipe=recipe)
         self.settings = recipe.train.distill
-        self.needs = frozenset() if recipe.caches_teacher else needs_of(self.settings)
+        self.needs = frozenset() if recipe.caches_teacher else BY_CANDIDATES
 
     def sequences(self, items: Sequence[Trajectory]) -> list[TrainSequence]:
         """One for each trajectory, with what the teacher said of it where that is kept."""
