@@ -14,7 +14,6 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import DataError, MilesError
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import FIELDS, names_in
-from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.leaks import exact_leaks
 from milescli.rollout.mapped import row_named
@@ -87,7 +86,7 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
     require_files(recipe.data)
     with _made_here() as run:
         data = with_local_files(recipe.data, run, recipe.run.seed, output=output)
-        tokenizer = load_tokenizer(model or _tokenizer_folder(recipe.model, data, run))
+        tokenizer = load_tokenizer(model or _tokenizer_folder(recipe, data, run))
         return _checked(
             list(_parts(recipe, data)),
             tokenizer,
@@ -104,9 +103,10 @@ def _made_here() -> Iterator[RunDir]:
         yield RunDir(path=Path(folder))
 
 
-def _tokenizer_folder(model: Model, data: Data, run: RunDir) -> Path:
+def _tokenizer_folder(recipe: Recipe, data: Data, run: RunDir) -> Path:
+    model = recipe.model
     if model.scratch is not None:
-        texts = texts_for_vocabulary(data)
+        texts = texts_for_vocabulary(recipe, data, run)
         return make_scratch_tokenizer(texts, model.scratch.vocab_size, run.own_model_dir)
     folder = Path(model.path or "").expanduser()
     if folder.is_dir():

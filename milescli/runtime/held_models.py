@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from milescli.backends.hub.models import fetch_config, fetch_model
 from milescli.checkpoint.base import is_converted
 from milescli.checkpoint.run_dir import RECIPE_FILE
-from milescli.conversion.source import find_checkpoint
 from milescli.core.errors import RecipeError
 from milescli.models import ModelFacts, load_facts, parse_facts
 from milescli.models.base import CONFIG_NAME
@@ -43,9 +42,7 @@ class HeldModelPath:
         where it is no model."""
         folder = self._require()
         if _is_checkpoint(folder):
-            return load_facts(
-                find_checkpoint(folder, model=None, step=None, model_option="--base").model_dir
-            )
+            return load_facts(_checkpoint_of(folder).model_dir)
         if folder.is_dir():
             return load_facts(folder)
         if self.revision in (None, "main") and (shape := shipped_shape(self.path)):
@@ -60,7 +57,7 @@ class HeldModelPath:
             if not (target / CONFIG_NAME).exists():
                 from milescli.conversion.unpack import unpack
 
-                checkpoint = find_checkpoint(folder, model=None, step=None, model_option="--base")
+                checkpoint = _checkpoint_of(folder)
                 unpack(checkpoint.tensors, target, model_dir=checkpoint.model_dir)
             return target.absolute()
         if folder.is_dir():
@@ -112,6 +109,12 @@ def _command_that_makes(folder: Path) -> str:
 
 def _is_checkpoint(folder: Path) -> bool:
     return (folder / RECIPE_FILE).is_file() or is_converted(folder)
+
+
+def _checkpoint_of(folder: Path) -> CheckpointSource:
+    from milescli.conversion.source import find_checkpoint  # imports torch
+
+    return find_checkpoint(folder, model=None, step=None, model_option="--base")
 
 
 def _difference(own: ChatTokenizer, theirs: ChatTokenizer) -> str | None:

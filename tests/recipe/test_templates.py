@@ -21,6 +21,7 @@ PROMISED = [
     "quickstart-dpo",
     "quickstart-moe",
     "quickstart-reward-model",
+    "quickstart-rlhf",
     "quickstart-sft",
     "qwen3-0.6b",
     "qwen3-1.7b",
