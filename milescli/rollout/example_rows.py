@@ -24,6 +24,9 @@ Turns = list[dict[str, Any]]
 CHAT_COLUMNS = ("messages", "conversations", "conversation")
 PROMPT_COLUMNS = ("prompt", "question", "instruction", "problem", "input")
 RESPONSE_COLUMNS = ("completion", "response", "output", "demonstration", "answer")
+INSTRUCTION_COLUMN, CONTEXT_COLUMN = "instruction", "input"
+"""Alpaca's form: what the instruction is about, where it is about something, has a column of its
+own."""
 TEXT_COLUMN, TOOLS_COLUMN, MARGIN_COLUMN, JUDGED_COLUMN = "text", "tools", "margin", "label"
 CHOSEN, REJECTED = "chosen", "rejected"
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation": "tool"}
@@ -35,6 +38,8 @@ class RowForm:
     """Which columns are read. Exactly one of `chat`, `text`, `response` and the two sides."""
 
     prompt: str | None = None
+    context: str | None = None
+    """Follows the prompt as a paragraph of its own, in rows that have one."""
     chat: str | None = None
     text: str | None = None
     response: str | None = None
@@ -83,11 +88,13 @@ def form_of(names: Sequence[str], path: Path, *, kind: Kind, data: Data, key: Ro
 
     prompt = named(data.prompt_key, PROMPT_COLUMNS, "prompt_key")
     response = named(data.response_key, RESPONSE_COLUMNS, "response_key")
+    has_context = prompt == INSTRUCTION_COLUMN and {CONTEXT_COLUMN} <= {*names} - {response}
+    context = CONTEXT_COLUMN if has_context and data.prompt_key is None else None
     if kind == "pairs":
         if CHOSEN in names and REJECTED in names:
-            return RowForm(prompt=prompt, sides=True)
+            return RowForm(prompt=prompt, context=context, sides=True)
         if prompt and response and JUDGED_COLUMN in names:
-            return RowForm(prompt=prompt, response=response, judged=JUDGED_COLUMN)
+            return RowForm(prompt=prompt, context=context, response=response, judged=JUDGED_COLUMN)
         raise DataError(
             f"{path} holds no pairs",
             why=f"a pair has the columns `{CHOSEN}` and `{REJECTED}` (and `prompt`, where these "
@@ -99,7 +106,7 @@ def form_of(names: Sequence[str], path: Path, *, kind: Kind, data: Data, key: Ro
     if chat and data.response_key is None:
         return RowForm(chat=chat)
     if prompt and response and prompt != response:
-        return RowForm(prompt=prompt, response=response)
+        return RowForm(prompt=prompt, context=context, response=response)
     if TEXT_COLUMN in names:
         return RowForm(text=TEXT_COLUMN)
     lacks = "response" if prompt else "prompt"
@@ -122,7 +129,7 @@ def read_row(record: Mapping[str, Any], index: int, form: RowForm, *, data: Data
     if form.sides:
         return _pair(record, index, form, data=data, tools=tools)
     assert form.prompt is not None and form.response is not None, form
-    prompt = _with_system(_prompt(record, form.prompt), data.system_prompt)
+    prompt = _with_system(_prompt(record, form), data.system_prompt)
     chat = _answered(prompt, record, form.response, tools)
     if form.judged is None:
         return ExampleRow(index=index, chosen=chat)
@@ -140,7 +147,7 @@ def _pair(
     sides = []
     for side in (CHOSEN, REJECTED):
         if form.prompt is not None:
-            prompt = _with_system(_prompt(record, form.prompt), data.system_prompt)
+            prompt = _with_system(_prompt(record, form), data.system_prompt)
             sides.append(_answered(prompt, record, side, tools))
         else:
             turns = _with_system(_turns(record, side), data.system_prompt)
@@ -200,10 +207,15 @@ def _whole(turns: Turns, key: str, tools: list[dict[str, Any]], *, first: int = 
     return Chat(turns=turns, first=first, tools=tools)
 
 
-def _prompt(record: Mapping[str, Any], key: str) -> Turns:
+def _prompt(record: Mapping[str, Any], form: RowForm) -> Turns:
+    key = form.prompt
+    assert key is not None, form
     value = _present(record, key)
     if not isinstance(value, list):
-        return [{"role": "user", "content": _text(record, key)}]
+        text = _text(record, key)
+        if form.context is not None and record.get(form.context) not in (None, ""):
+            text = f"{text}\n\n{_text(record, form.context)}"
+        return [{"role": "user", "content": text}]
     turns = _turns(record, key)
     if not turns:
         raise ValueError(f"`{key}` is an empty list")

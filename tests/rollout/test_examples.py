@@ -82,6 +82,21 @@ def test_a_chat_in_any_form_is_the_same_line_of_tokens(
     assert (report.tokens, report.loss_tokens) == (line.num_tokens, 7)
 
 
+@pytest.mark.parametrize(
+    ("row", "asked"),
+    [
+        ({"instruction": "hi", "input": "you", "output": "hello"}, "hi\n\nyou"),
+        ({"instruction": "hi", "input": "", "output": "hello"}, "hi"),
+        ({"instruction": "hi", "input": None, "output": "hello"}, "hi"),
+    ],
+)
+def test_what_an_instruction_is_about_is_part_of_the_prompt(
+    load: Load, chatml: ChatTokenizer, row: dict[str, Any], asked: str
+) -> None:
+    ((line,), _) = load("chats", row)
+    assert _split(line, chatml) == (ASKED.replace("hi", asked), "hello<|im_end|>\n")
+
+
 def test_a_plain_text_is_learned_whole_and_ends(load: Load, chatml: ChatTokenizer) -> None:
     ((line,), _) = load("chats", {"text": "hello"})
     assert _split(line, chatml) == ("h", "ello<|im_end|>")
