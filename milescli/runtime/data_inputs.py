@@ -4,6 +4,7 @@ demonstrations made. Called by `inputs`."""
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from milescli.backends.hub.datasets import fetch_data
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import DataError
-from milescli.core.types import Prompt, Trajectory
+from milescli.core.types import Pair, Prompt, Trajectory
 from milescli.recipe.data import Data, MixSource
 from milescli.recipe.data_files import FIELDS, names_in
 from milescli.recipe.hub_name import is_hub, parse_hub
@@ -168,6 +169,30 @@ def refuse_leak(
             f"{len(leaks)} held-out prompts are training prompts too",
             why=f"{row_named(leaks[0].heldout, heldout.files)} is also "
             f"{row_named(leaks[0].prompts, prompts.files)}: the evaluation would measure memory",
+            fix="--set data.eval=FILE with other prompts",
+        )
+
+
+def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair]) -> None:
+    """As `refuse_leak`, of rows that are learned: of a chat the tokens before its first answer."""
+    asked = {array("i", prompt.token_ids).tobytes(): prompt for prompt in heldout}
+    sides = (
+        (place, side)
+        for place, row in enumerate(rows)
+        for side in ((row.chosen, row.rejected) if isinstance(row, Pair) else (row,))
+    )
+    leaks = {}
+    for place, side in sides:
+        if side is not None:
+            start = max(side.loss_mask.find(1), 0)
+            if prompt := asked.get(side.token_ids[:start].tobytes()):
+                leaks.setdefault(prompt.index, (prompt, place))
+    if leaks:
+        prompt, place = next(iter(leaks.values()))
+        raise DataError(
+            f"{len(leaks)} held-out prompts are learned from too",
+            why=f"{prompt.text!r:.80}, prompt {prompt.index + 1} of `data.eval`, is also that of "
+            f"usable row {place + 1} of `data.train`: the evaluation would measure memory",
             fix="--set data.eval=FILE with other prompts",
         )
 

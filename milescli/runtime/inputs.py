@@ -36,6 +36,7 @@ from milescli.runtime.data_inputs import (
     demonstrations_of,
     near_leaks_told,
     refuse_leak,
+    refuse_learned,
     rollouts_of,
     sources_of,
     texts_for_vocabulary,
@@ -168,6 +169,8 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
             recipe, data, tokenizer, trained=parts, base_dir=run.path, output=output
         )
         heldout = source.first(recipe.eval.num_prompts)
+        if rows is not None:
+            refuse_learned(heldout, rows.items)
     return RunInputs(
         model_dir=model_dir,
         facts=facts,

@@ -99,3 +99,27 @@ def test_a_held_out_prompt_that_is_nearly_trained_on_is_a_warning(tmp_path: Path
     )
     assert "1 held-out prompts are nearly training prompts: row 1 of" in said.getvalue()
     assert "test.jsonl and row 2 of" in said.getvalue()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": "two"}, {"role": "assistant", "content": "2"}]},
+        {"prompt": "two", "chosen": "2", "rejected": "3"},
+    ],
+)
+def test_a_held_out_prompt_that_rows_teach_is_refused(tmp_path: Path, row: dict) -> None:
+    other = json.loads(json.dumps(row).replace("two", "four"))
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, [other, row])))
+    (tmp_path / "test.jsonl").write_text(json.dumps({"prompt": "two", "label": "2"}))
+    (tmp_path / "my.yaml").write_text(TINY)
+    objective = "preference" if "chosen" in row else "supervised"
+    sets = [
+        f"data.train={tmp_path}/rows.jsonl",
+        f"data.eval={tmp_path}/test.jsonl",
+        f"train.objective={objective}",
+        "train.batch_size=1",
+    ]
+    loaded = load("my.yaml", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    with pytest.raises(DataError, match=r"1 held-out prompts .* usable row 2 of"):
+        prepare(loaded.recipe, RunDir(path=tmp_path / "run"))
