@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from milescli.console import theme
+from milescli.console.columns import percent
 from milescli.console.output import Output
 from milescli.core.units import format_duration
 from milescli.rollout.chance import LEVEL, Estimate
@@ -58,10 +59,12 @@ def show_comparisons(comparisons: Sequence[Comparison], *, output: Output) -> No
 
 
 def _shown(estimate: Estimate | None) -> str | None:
-    """61.2% ±3.0"""
+    """61.2% ±3.0; of rewards that are no shares 2.412 ±0.201"""
     if estimate is None:
         return None
-    return f"{estimate.value:.1%} ±{50 * (estimate.high - estimate.low):.1f}"
+    half = (estimate.high - estimate.low) / 2
+    spread = f"{100 * half:.1f}" if 0.0 <= estimate.value <= 1.0 else f"{half:.3f}"
+    return f"{percent(estimate.value)} ±{spread}"
 
 
 def _tokens(result: SetResult) -> str | None:
@@ -89,7 +92,10 @@ def _show_curves(results: Sequence[SetResult], folder: Path, output: Output) -> 
         if len(points) > 1:
             curve = theme.sparkline([one.accuracy for one in points], _CURVE_WIDTH)
             first, last = points[0], points[-1]
-            said = f"{first.accuracy:.1%} at step {first.step}, {last.accuracy:.1%} at {last.step}"
+            said = (
+                f"{percent(first.accuracy)} at step {first.step}, "
+                f"{percent(last.accuracy)} at {last.step}"
+            )
             rows.append([latest.set, curve, said])
     if rows:
         output.blank()
