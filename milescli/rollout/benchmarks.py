@@ -49,11 +49,10 @@ def _gsm8k(row: Row, place: int, examples: Sequence[Row]) -> Question:
 
 
 def _math(row: Row, place: int, examples: Sequence[Row]) -> Question:
-    domain = row.get("subject")
     return Question(
         prompt=f"{row['problem']}\n{BOXED}",
         label=str(row["answer"]),
-        domain=None if domain is None else str(domain),
+        domain=_text_of(row, "subject"),
     )
 
 
@@ -67,12 +66,13 @@ def _gpqa(row: Row, place: int, examples: Sequence[Row]) -> Question:
         f"`Answer: X`, X being its letter.\n\n{str(row['Question']).strip()}\n\n"
         + _listed([options[at] for at in order], sign=")")
     )
-    domain = row.get("High-level domain")
     return Question(
-        prompt=prompt,
-        label=LETTERS[order.index(0)],
-        domain=None if domain is None else str(domain),
+        prompt=prompt, label=LETTERS[order.index(0)], domain=_text_of(row, "High-level domain")
     )
+
+
+def _text_of(row: Row, key: str) -> str | None:
+    return None if row.get(key) is None else str(row[key])
 
 
 def _mmlu_pro(row: Row, place: int, examples: Sequence[Row]) -> Question:

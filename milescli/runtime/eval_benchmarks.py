@@ -4,7 +4,7 @@ from a local copy of its data set. Called by `eval_sets`, before any device is t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,14 +21,16 @@ from milescli.rollout.tables import check_file, open_table
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
-    from milescli.runtime.eval_sets import EvalWish
 
 _KEY = "eval"
 
 
-def with_settings_of(recipe: Recipe, name: str, wish: EvalWish) -> Recipe:
-    """The recipe as the benchmark is asked, but for what the user set. Raises RecipeError."""
-    mine = set(from_command_line(wish.sets, wish.flags))
+def with_settings_of(
+    recipe: Recipe, name: str, *, sets: Sequence[str], flags: Mapping[str, str]
+) -> Recipe:
+    """The recipe as the benchmark is asked, but for what the user set: `sets` and `flags` as
+    `load` takes them. Raises RecipeError."""
+    mine = set(from_command_line(sets, flags))
     wanted = {**OF_ALL, **BENCHMARKS[name].settings, "data.eval": BENCHMARKS[name].hub}
     values = recipe.model_dump()
     for key, value in wanted.items():
