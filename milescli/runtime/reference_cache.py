@@ -55,16 +55,20 @@ class ReferenceCache:
     async def add(
         self, pairs: Sequence[Pair], *, trainer: Trainer, plan: Plan, stop: StopFlag
     ) -> None:
-        """Score them by the weights that the trainer has now, and keep what came."""
-        for chunk in chunks_of(pairs, lambda pair: pair.sides):
-            stop.check()
-            sides = [side for pair in chunk for side in pair.sides]
-            batch = await in_thread(lambda sides=sides: batch_to_score(sides, plan))
-            scores = await trainer.score(batch)
-            names = [name for pair in chunk for name in _names(pair)]
-            for name, score in zip(names, scores, strict=True):
-                self._known[name] = array("f", score.astype(np.float32).tobytes())
-        await in_thread(self._write)
+        """Score them by the weights that the trainer has now, and keep what came, also where the
+        run is stopped in between."""
+        try:
+            for chunk in chunks_of(pairs, lambda pair: pair.sides):
+                stop.check()
+                sides = [side for pair in chunk for side in pair.sides]
+                batch = await in_thread(lambda sides=sides: batch_to_score(sides, plan))
+                scores = await trainer.score(batch)
+                names = [name for pair in chunk for name in _names(pair)]
+                for name, score in zip(names, scores, strict=True):
+                    self._known[name] = array("f", score.astype(np.float32).tobytes())
+        finally:
+            if self._known:
+                await in_thread(self._write)
 
     def _write(self) -> None:
         """Whole or not at all."""

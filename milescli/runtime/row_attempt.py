@@ -4,6 +4,7 @@ evaluation asks for them."""
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from typing import Any
 
 from milescli.core.concurrency import in_thread
@@ -40,13 +41,13 @@ class RowAttempt(Attempt):
         assert inputs.rows is not None, "a run that learns from rows has them"
         return [*inputs.rows.first(train.steps * train.batch_size), *inputs.validation]
 
-    @property
+    @cached_property
     def _teacher(self) -> TeacherCache:
-        return TeacherCache(self.spec.run.path / "teacher", recipe=self.spec.recipe)
-
-    @property
-    def _reference(self) -> ReferenceCache:
-        return ReferenceCache(self.spec.run.path / "reference")
+        return TeacherCache(
+            self.spec.run.path / "teacher",
+            teachers=self.spec.inputs.teacher_dirs,
+            topk=self.spec.recipe.train.distill.top_k,
+        )
 
     async def prepare(self, trainer: Trainer) -> None:
         """See Attempt."""
@@ -147,31 +148,30 @@ class RowAttempt(Attempt):
             self.bus.emit(evaluated := await self.evaluator.run(step))
             await self.user.tell("tracker", event=evaluated)
 
-    async def _know_reference(self, trainer: Trainer) -> None:
-        """Log-probs of the rows by the weights at the start, of which those that were not computed
-        before are computed by the weights that the trainer has now."""
+    async def _know(
+        self, cache: ReferenceCache | TeacherCache, trainer: Trainer, *, phase: str, told: str
+    ) -> None:
+        """What the cache says of the rows, of which those that it lacks are put before the
+        trainer's ranks now."""
         inputs = self.spec.inputs
         assert inputs.rows is not None, "a run that learns from rows has them"
-        cache = self._reference
-        missing = cache.missing(self._rows)
-        if missing:
-            detail = f"{len(missing)} pairs are scored by the weights at the start"
-            self.bus.emit(PhaseStarted(phase="reference", detail=detail))
+        if missing := cache.missing(self._rows):
+            self.bus.emit(PhaseStarted(phase=phase, detail=f"{len(missing)} {told}"))
             await cache.add(missing, trainer=trainer, plan=self.spec.plan, stop=self.stop)
-        inputs.rows.items = [cache.known(pair) for pair in inputs.rows.items]
-        inputs.validation[:] = [cache.known(pair) for pair in inputs.validation]
+        inputs.rows.items = [cache.known(row) for row in inputs.rows.items]
+        inputs.validation[:] = [cache.known(row) for row in inputs.validation]
+
+    async def _know_reference(self, trainer: Trainer) -> None:
+        """Log-probs of the rows by the weights at the start, which the trainer has now."""
+        cache = ReferenceCache(self.spec.run.path / "reference")
+        told = "pairs are scored by the weights at the start"
+        await self._know(cache, trainer, phase="reference", told=told)
 
     async def _know_teacher(self, trainer: Trainer) -> None:
         """What the teacher says of the rows; then it is dismissed."""
-        inputs, cache = self.spec.inputs, self._teacher
-        assert inputs.rows is not None, "a run that learns from rows has them"
-        if missing := cache.missing(self._rows):
-            detail = f"{len(missing)} rows are put before the teacher"
-            self.bus.emit(PhaseStarted(phase="teacher", detail=detail))
-            await cache.add(missing, trainer=trainer, plan=self.spec.plan, stop=self.stop)
+        told = "rows are put before the teacher"
+        await self._know(self._teacher, trainer, phase="teacher", told=told)
         await trainer.dismiss_teachers()
-        inputs.rows.items = [cache.known(row) for row in inputs.rows.items]
-        inputs.validation[:] = [cache.known(row) for row in inputs.validation]
 
     def progress(self) -> Progress:
         """See Attempt."""

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from milescli.conversion.base import fingerprint
 from milescli.core.concurrency import in_thread
 from milescli.core.types import TeacherTokens, Trajectory
 from milescli.plan.types import Plan
-from milescli.recipe.schema import Recipe
 from milescli.runtime.reference_cache import batch_to_score, chunks_of, fingerprint_of
 from milescli.runtime.stop_flag import StopFlag
 from milescli.train.base import Trainer
@@ -23,11 +23,11 @@ from milescli.train.base import Trainer
 class TeacherCache:
     """One file for each run, teacher and number of tokens; equal rows find their numbers again."""
 
-    def __init__(self, folder: Path, *, recipe: Recipe) -> None:
-        """`folder`: made where it is not there."""
-        self._topk = recipe.train.distill.top_k
-        asked = [[teacher.path for teacher in recipe.teachers], self._topk]
-        mark = hashlib.blake2b(json.dumps(asked).encode(), digest_size=8).hexdigest()
+    def __init__(self, folder: Path, *, teachers: Sequence[Path], topk: int) -> None:
+        """`folder`: made where it is not there. `teachers`: their Hugging Face folders."""
+        self._topk = topk
+        asked = json.dumps([topk, *(fingerprint(teacher, {}) for teacher in teachers)])
+        mark = hashlib.blake2b(asked.encode(), digest_size=8).hexdigest()
         self._file = folder / f"{mark}.npz"
         self._known: dict[str, TeacherTokens] = {}
         """By fingerprint of a row's tokens."""
@@ -45,16 +45,19 @@ class TeacherCache:
     async def add(
         self, rows: Sequence[Trajectory], *, trainer: Trainer, plan: Plan, stop: StopFlag
     ) -> None:
-        """Ask, and keep what came."""
-        for chunk in chunks_of(rows, lambda row: [row]):
-            stop.check()
-            batch = await in_thread(lambda chunk=chunk: batch_to_score(chunk, plan))
-            said = await trainer.ask_teachers(batch)
-            for row, (ids, logprobs) in zip(chunk, said, strict=True):
-                self._known[fingerprint_of(row)] = TeacherTokens(
-                    token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), topk=self._topk
-                )
-        await in_thread(self._write)
+        """Ask, and keep what came, also where the run is stopped in between."""
+        try:
+            for chunk in chunks_of(rows, lambda row: [row]):
+                stop.check()
+                batch = await in_thread(lambda chunk=chunk: batch_to_score(chunk, plan))
+                said = await trainer.ask_teachers(batch)
+                for row, (ids, logprobs) in zip(chunk, said, strict=True):
+                    self._known[fingerprint_of(row)] = TeacherTokens(
+                        token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), topk=self._topk
+                    )
+        finally:
+            if self._known:
+                await in_thread(self._write)
 
     def _read(self) -> None:
         with np.load(self._file, allow_pickle=False) as stored:
