@@ -12,7 +12,8 @@ from pathlib import Path
 from milescli.checkpoint.run_dir import write_json
 from milescli.core.errors import DataError
 from milescli.core.types import Group, Prompt
-from milescli.recipe.schema import Recipe
+from milescli.recipe.schema import Recipe, Rollout
+from milescli.recipe.section import Section
 from milescli.rollout.chance import Estimate
 from milescli.rollout.scores import Answer, DomainScore, is_right
 
@@ -170,6 +171,7 @@ def settings_of(recipe: Recipe) -> dict[str, object]:
         "rollout.agent": rollout.agent,
         "rollout.generation": rollout.generation,
         "rollout.reward": rollout.reward,
+        **_reward_settings(rollout),
         "rollout.stop": rollout.stop,
         "data.chat_template": recipe.data.chat_template,
         "data.system_prompt": recipe.data.system_prompt,
@@ -179,4 +181,14 @@ def settings_of(recipe: Recipe) -> dict[str, object]:
         "eval.top_p": evaluation.top_p,
         "eval.max_response_tokens": evaluation.max_response_tokens or rollout.max_response_tokens,
         "run.seed": recipe.run.seed,
+    }
+
+
+def _reward_settings(rollout: Rollout) -> dict[str, object]:
+    """Of the sections of `rollout`, which are those of rewards, what is not as by default: another
+    judge gives other figures."""
+    return {
+        f"rollout.{name}": changed
+        for name, section in rollout
+        if isinstance(section, Section) and (changed := section.model_dump(exclude_defaults=True))
     }
