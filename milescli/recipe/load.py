@@ -63,15 +63,8 @@ def load(
         source=_shown(path, cwd, home),
         layer=SettingsLayer.RECIPE,
     )
-    table = layers.merge(
-        [
-            layers.from_ray_environment(environ),
-            with_algorithm(base),
-            *_user_files(environ=environ, cwd=cwd, home=home, but_not=path),
-            layers.from_env(environ),
-            with_algorithm(layers.from_command_line(sets, flags or {})),
-        ]
-    )
+    user_files = _user_files(environ=environ, cwd=cwd, home=home, but_not=path)
+    table = _layered(base, user_files, environ, layers.from_command_line(sets, flags or {}))
     if "name" not in table:
         origin = Origin(layer=SettingsLayer.RECIPE, where=_shown(path, cwd, home))
         table["name"] = layers.KeyValue(value=path.stem, text=path.stem, origin=origin)
@@ -101,16 +94,24 @@ def load_model(
         name: layers.KeyValue(value=value, text=str(value), origin=origin)
         for name, value in values.items()
     }
-    table = layers.merge(
+    user_files = _user_files(environ=environ, cwd=cwd, home=home, but_not=None)
+    table = _layered(base, user_files, environ, layers.from_command_line(sets, flags or {}))
+    return build(table, source=model)
+
+
+def _layered(
+    base: Table, user_files: Iterable[Table], environ: Mapping[str, str], words: Table
+) -> Table:
+    """The recipe's own values under all that stands above them; `words`: of the command line."""
+    return layers.merge(
         [
             layers.from_ray_environment(environ),
-            base,
-            *_user_files(environ=environ, cwd=cwd, home=home, but_not=None),
+            with_algorithm(base),
+            *user_files,
             layers.from_env(environ),
-            layers.from_command_line(sets, flags or {}),
+            with_algorithm(words),
         ]
     )
-    return build(table, source=model)
 
 
 def override(
