@@ -120,10 +120,11 @@ class RunDir:
         """A teacher's model, where another run's checkpoint was written out to be one."""
         return self.path / f"teacher-{number}-model"
 
-    @property
-    def reward_model_dir(self) -> Path:
-        """The reward model that the run asks, where it is the checkpoint of another run."""
-        return self.path / "reward-model"
+    def reward_model_dir(self, source: str) -> Path:
+        """The reward model that is asked, where it is the checkpoint of another run: `source`, as
+        the recipe names it."""
+        mark = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
+        return self.path / f"reward-model-{mark}"
 
     @property
     def own_model_dir(self) -> Path:

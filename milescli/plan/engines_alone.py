@@ -14,6 +14,8 @@ from milescli.plan.decisions import Log
 from milescli.plan.main_memory import fit_main_memory
 from milescli.plan.on_cpu import context_length, engines_on_cpu, longest_tokens, why_no_pair
 from milescli.plan.placement import assign_slots, devices_per_node
+from milescli.plan.precision import SIZES, choose_precision
+from milescli.plan.roles import beside_reward_model
 from milescli.plan.search_engines import search_engines
 from milescli.plan.search_space import search_space
 from milescli.plan.types import EngineLayout, Plan, Slot, TrainerLayout
@@ -21,15 +23,19 @@ from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
 
-def plan_engines(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
-    """The engines that this recipe would have, were there nothing to train. Raises FitError where
-    none holds the model."""
+def plan_engines(
+    recipe: Recipe, machine: Machine, facts: ModelFacts, *, reward: ModelFacts | None = None
+) -> Plan:
+    """The engines that this recipe would have, were there nothing to train; `reward`: the reward
+    model beside them. Raises FitError where none holds the model."""
     log = Log()
     per_node = devices_per_node(recipe, machine, log)
-    precision = recipe.train.precision
-    if precision == "auto":
-        precision = "bf16" if per_node else "fp32"
-    size = {"bf16": 2, "fp32": 4}[precision]
+    precision = choose_precision(recipe, machine, log)
+    size = SIZES[precision]
+    if reward is not None:
+        machine = beside_reward_model(
+            recipe, machine, reward, size=size, on_cpu=per_node == 0, log=log
+        )
     if per_node:
         engines = _on_devices(recipe, machine, facts, per_node=per_node, size=size)
         slots = _slots(engines, per_node, recipe)

@@ -24,8 +24,15 @@ from milescli.plan.placement import (
     devices_per_node,
     note_idle_devices,
 )
+from milescli.plan.precision import SIZES, choose_precision
 from milescli.plan.remedies import with_remedies
-from milescli.plan.roles import beside_reward_model, roles_of, teacher_roles
+from milescli.plan.roles import (
+    NONE_ASKED,
+    AskedModels,
+    beside_reward_model,
+    roles_of,
+    teacher_roles,
+)
 from milescli.plan.types import (
     NO_ENGINES,
     EngineLayout,
@@ -37,24 +44,18 @@ from milescli.plan.types import (
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
-_SIZE = {"bf16": 2, "fp32": 4}
-"""Bytes of a weight."""
-
 
 def make_plan(
     recipe: Recipe,
     machine: Machine,
     facts: ModelFacts,
-    *,
-    teachers: Sequence[ModelFacts] = (),
-    reward: ModelFacts | None = None,
+    asked: AskedModels = NONE_ASKED,
 ) -> Plan:
-    """The plan of this recipe on this machine. `teachers`: those of `train.distill`, in order;
-    `reward`: the reward model that is asked. Raises FitError with the equation where a pin is
-    illegal or does not fit, and with fixes that were tried."""
+    """The plan of this recipe on this machine. `facts`: of the policy. Raises FitError with the
+    equation where a pin is illegal or does not fit, and with fixes that were tried."""
 
     def plans(other: Recipe) -> Plan:
-        return _planned(other, machine, facts, teachers, reward)
+        return _planned(other, machine, facts, asked)
 
     try:
         return plans(recipe)
@@ -71,26 +72,23 @@ def try_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan | None
 
 
 def _planned(
-    recipe: Recipe,
-    machine: Machine,
-    facts: ModelFacts,
-    teachers: Sequence[ModelFacts] = (),
-    reward: ModelFacts | None = None,
+    recipe: Recipe, machine: Machine, facts: ModelFacts, asked: AskedModels = NONE_ASKED
 ) -> Plan:
     """`engines.placement: auto` takes the other placement where the first does not fit."""
     log = Log()
     per_node = devices_per_node(recipe, machine, log)
-    if reward is not None:
-        size = _SIZE[_precision(recipe, machine, Log())]
+    if asked.reward is not None:
+        size = SIZES[choose_precision(recipe, machine, Log())]
         machine = beside_reward_model(
-            recipe, machine, reward, size=size, on_cpu=per_node == 0, log=log
+            recipe, machine, asked.reward, size=size, on_cpu=per_node == 0, log=log
         )
     inputs = _PlanInputs(
-        recipe=recipe, machine=machine, facts=facts, teachers=teachers, per_node=per_node
+        recipe=recipe, machine=machine, facts=facts, teachers=asked.teachers, per_node=per_node
     )
     if inputs.num_devices == 0:
         return _on_cpu(inputs, log)
     colocated, reason = choose_placement(recipe, inputs.num_devices)
+    noted = list(log.decisions)
     try:
         return _on_devices(inputs, log, colocated=colocated, reason=reason)
     except FitError as error:
@@ -100,7 +98,7 @@ def _planned(
             f"{'sharing devices' if colocated else 'devices of their own'} would not do: "
             f"{error.what}"
         )
-        log = Log(decisions=log.decisions[:1])
+        log = Log(decisions=noted)
         try:
             return _on_devices(inputs, log, colocated=not colocated, reason=reason)
         except FitError:
@@ -127,8 +125,8 @@ def _on_cpu(inputs: _PlanInputs, log: Log) -> Plan:
     recipe = inputs.recipe
     colocated, reason = choose_placement(recipe, None)
     log.note("placement", _placement_name(recipe, colocated), reason)
-    precision = _precision(recipe, inputs.machine, log)
-    size = _SIZE[precision]
+    precision = choose_precision(recipe, inputs.machine, log)
+    size = SIZES[precision]
     trainer = trainer_on_cpu(recipe, inputs.facts, log)
     for teacher in inputs.teachers:
         check_layout(trainer, teacher)
@@ -201,14 +199,14 @@ def _fitted(
 
 def _on_devices(inputs: _PlanInputs, log: Log, *, colocated: bool, reason: str) -> Plan:
     recipe = inputs.recipe
-    precision = _precision(recipe, inputs.machine, placed := Log())
+    precision = choose_precision(recipe, inputs.machine, placed := Log())
     pair = plan_devices(
         recipe,
         inputs.machine,
         inputs.facts,
         devices_per_node=inputs.per_node,
         colocated=colocated,
-        size=_SIZE[precision],
+        size=SIZES[precision],
         log=placed,
         teachers=inputs.teachers,
     )
@@ -282,25 +280,12 @@ def _assembled(
         max_staleness=recipe.rollout.max_staleness,
         steps=recipe.train.steps,
         warmup_steps=recipe.warmup.steps,
-        roles=_roles(inputs, _SIZE[precision], log),
+        roles=_roles(inputs, SIZES[precision], log),
         decisions=log.decisions,
         forecast=forecast(pair, machine, steps=recipe.train.steps, num_devices=len(slots))
         if pair
         else None,
     )
-
-
-def _precision(recipe: Recipe, machine: Machine, log: Log) -> Literal["bf16", "fp32"]:
-    if recipe.train.precision != "auto":
-        log.note("precision", recipe.train.precision, "pinned by `train.precision`")
-        return recipe.train.precision
-    on_cpu = machine.kind == "cpu" or recipe.machine.gpus == 0
-    log.note(
-        "precision",
-        "fp32" if on_cpu else "bf16",
-        "a CPU gains nothing from bf16" if on_cpu else "the accelerator's native format",
-    )
-    return "fp32" if on_cpu else "bf16"
 
 
 def _placement_name(recipe: Recipe, colocated: bool) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from milescli import models
 from milescli.core.units import GIB, format_bytes
@@ -14,6 +14,18 @@ from milescli.plan.search_space import teacher_passes
 from milescli.plan.types import Role, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedModels:
+    """Of the models that a run asks and does not train."""
+
+    teachers: Sequence[ModelFacts] = ()
+    """Those of `train.distill`, in order."""
+    reward: ModelFacts | None = None
+
+
+NONE_ASKED = AskedModels()
 
 
 def roles_of(recipe: Recipe, log: Log) -> list[Role]:
@@ -82,7 +94,7 @@ def beside_reward_model(
     weight."""
     load = TrainerLoad(
         size=size,
-        row_tokens=max(recipe.rollout.reward_model.max_tokens, recipe.longest_sequence),
+        row_tokens=recipe.longest_sequence + 1,  # each response alone, and a place behind it
         num_microbatches=1,
         keeps_reference=False,
         critic="none",

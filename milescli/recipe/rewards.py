@@ -96,8 +96,6 @@ class RewardModelSettings(Section):
     """Hub revision (branch, tag or commit)."""
     clip: PositiveFloat | None = None
     """Scores are cut to [-clip, clip]; null: they are not."""
-    max_tokens: Positive = 16384
-    """Tokens that it reads at once, about; more wait."""
 
 
 class RemoteSettings(Section):

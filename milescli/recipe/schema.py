@@ -336,7 +336,7 @@ class Recipe(Section):
     def asks_reward_model(self) -> bool:
         """Whether the reward `reward_model` scores what is sampled."""
         rewards = [*self.rollout.reward_weights, *(each.reward for each in self.data.mix or [])]
-        return self.has_engines and "reward_model" in rewards
+        return "reward_model" in rewards
 
     @property
     def sequences_per_row(self) -> int:

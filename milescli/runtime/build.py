@@ -201,8 +201,7 @@ class Builder:
             step_timeout_s=settings.request_timeout_s,
             async_save=False,
         )
-        asked = self.recipe.rollout.reward_model
-        engines.scores = ScoreClient(ranks, max_tokens=asked.max_tokens)
+        engines.scores = ScoreClient(ranks)
 
     async def _start_router(self, engines: Engines) -> str | None:
         """Its URL. None: a single engine needs none, nor do those that share the cores of one

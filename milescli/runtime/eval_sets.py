@@ -126,7 +126,7 @@ def _named(text: str) -> tuple[str, str | None]:
 
 def _set_of(recipe: Recipe, name: str, file: str | None, wish: EvalWish) -> EvalSet:
     if name in BENCHMARKS:
-        recipe = with_settings_of(recipe, name, wish)
+        recipe = with_settings_of(recipe, name, sets=wish.sets, flags=wish.flags)
         if file is not None and not Path(file).expanduser().exists():
             raise DataError(
                 f"there is no copy of `{name}` at {file}",
@@ -177,6 +177,12 @@ def _absolute(file: str) -> str:
     if file.startswith(("hf:", "task:")):
         return file
     return str(Path(file).expanduser().absolute())
+
+
+def asking_reward_model(sets: Sequence[EvalSet]) -> Recipe:
+    """Of the set that a reward model scores, where one does; else of the first."""
+    asking = (one.recipe for one in sets if one.recipe.asks_reward_model)
+    return next(asking, sets[0].recipe)
 
 
 def load_set(one: EvalSet, run: RunDir, inputs: RunInputs, *, output: Output) -> LoadedSet:

@@ -17,14 +17,23 @@ from milescli.core.types import WeightVersion
 from milescli.models import ModelFacts
 from milescli.plan.on_cpu import context_length, longest_tokens
 from milescli.plan.types import Plan
+from milescli.recipe.check_distill import NO_REWARD
+from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Distill
 from milescli.rollout.base import RolloutEngine
 from milescli.rollout.episode import evaluation_episodes
 from milescli.runtime.eval_records import SetResult
 from milescli.runtime.eval_result import result_of
-from milescli.runtime.eval_sets import EvalSet, EvalWish, LoadedSet, load_set, sets_of
+from milescli.runtime.eval_sets import (
+    EvalSet,
+    EvalWish,
+    LoadedSet,
+    asking_reward_model,
+    load_set,
+    sets_of,
+)
 from milescli.runtime.evaluator import Evaluator
-from milescli.runtime.reward_model import reward_model_folder
+from milescli.runtime.reward_model import reward_facts
 from milescli.runtime.scorers import scorer_of
 from milescli.runtime.spec import RunSpec
 
@@ -75,7 +84,7 @@ def evaluate_run(
     from milescli.recipe.check_rows import check_rows
     from milescli.recipe.load import override
     from milescli.recipe.resolved import load_resolved
-    from milescli.runtime.inputs import planned_facts, prepare
+    from milescli.runtime.inputs import planned_facts, prepare, with_reward_model
     from milescli.runtime.planning import plan_without_plugins
     from milescli.runtime.prestart import prestart_engines, prestart_ray
 
@@ -85,7 +94,8 @@ def evaluate_run(
         override(kept, sets=wish.sets, flags=wish.flags, only=CHANGEABLE, environ=environ)
     )
     sets = sets_of(loaded.recipe, wish)
-    recipe = sets[0].recipe
+    recipe = asking_reward_model(sets)
+    reward_facts(recipe)
     checkpoints = chosen_checkpoints(CheckpointStore(run.checkpoints), steps)
     facts = planned_facts(recipe)
     nodes = find_nodes(loaded, output=output)
@@ -102,9 +112,8 @@ def evaluate_run(
         TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary,
     ):
         # torch is imported from here on, beside the warm process
-        data = kept.recipe.data.model_copy(update={"eval": None})
-        bare = _untaught(kept).recipe.model_copy(update={"data": data})
-        inputs = prepare(bare, run, output=output)
+        inputs = prepare(_unscored(_untaught(kept).recipe), run, output=output)
+        inputs = with_reward_model(inputs, recipe, run, output=output)
         asked = [load_set(one, run, inputs, output=output) for one in sets]
         nodes.require_shared(run.path)
         models = unpacked(checkpoints, Path(temporary), inputs.model_dir, output=output)
@@ -114,11 +123,7 @@ def evaluate_run(
             recipe=recipe,
             plan=plan,
             nodes=nodes,
-            inputs=replace(
-                inputs,
-                model_dir=folder,
-                reward_model_dir=reward_model_folder(recipe, run, inputs.tokenizer, output=output),
-            ),
+            inputs=replace(inputs, model_dir=folder),
         )
         subject = Subject(name=run.shown, first_step=step, others=models)
         return serve_and_evaluate(spec, asked, subject, prestarted, output=output)
@@ -128,6 +133,18 @@ def _untaught(loaded: LoadedRecipe) -> LoadedRecipe:
     """Nobody is taught here, and a teacher may be gone."""
     train = loaded.recipe.train.model_copy(update={"distill": Distill()})
     return replace(loaded, recipe=loaded.recipe.model_copy(update={"train": train}))
+
+
+def _unscored(recipe: Recipe) -> Recipe:
+    """What is read of the run beside the sets: what it was trained on, which nobody scores here."""
+    data = recipe.data
+    mix = [source.model_copy(update={"reward": None}) for source in data.mix or []]
+    return recipe.model_copy(
+        update={
+            "data": data.model_copy(update={"eval": None, "mix": mix or None}),
+            "rollout": recipe.rollout.model_copy(update={"reward": NO_REWARD}),
+        }
+    )
 
 
 def chosen_checkpoints(store: CheckpointStore, steps: str | None) -> list[StoredCheckpoint]:

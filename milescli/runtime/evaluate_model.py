@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from milescli.plan.on_cpu import longest_tokens
 from milescli.runtime.eval_records import SetResult
-from milescli.runtime.eval_sets import EvalWish, load_set, sets_of
+from milescli.runtime.eval_sets import EvalWish, asking_reward_model, load_set, sets_of
 from milescli.runtime.evaluate import Subject, serve_and_evaluate, with_room
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ def evaluate_model(
     from milescli.plan.engines_alone import plan_engines
     from milescli.platform.torch_wheel import require_wheel
     from milescli.recipe.load import load_model
-    from milescli.runtime.inputs import facts_of_recipe, inputs_of_model
+    from milescli.runtime.inputs import facts_of_recipe, inputs_of_model, with_reward_model
     from milescli.runtime.prestart import prestart_engines, prestart_ray
+    from milescli.runtime.reward_model import reward_facts
     from milescli.runtime.spec import RunSpec
 
     loaded = load_model(
@@ -48,7 +49,9 @@ def evaluate_model(
     recipe = max((one.recipe for one in sets), key=longest_tokens)
     facts = facts_of_recipe(recipe.model)
     nodes = find_nodes(loaded, output=output)
-    plan = with_room(plan_engines(recipe, nodes.machine, facts), sets, facts)
+    reward = reward_facts(asking_reward_model(sets))
+    plan = plan_engines(recipe, nodes.machine, facts, reward=reward)
+    plan = with_room(plan, sets, facts)
     require_wheel(plan.device_kind)
     folder.mkdir(parents=True, exist_ok=True)
     run = RunDir(folder.absolute())
@@ -59,6 +62,7 @@ def evaluate_model(
     ):
         # torch is imported from here on, beside the warm process
         inputs = inputs_of_model(recipe, run, output=output)
+        inputs = with_reward_model(inputs, asking_reward_model(sets), run, output=output)
         asked = [load_set(one, run, inputs, output=output) for one in sets]
         nodes.require_shared(run.path, inputs.model_dir)
         spec = RunSpec(run=run, recipe=recipe, plan=plan, nodes=nodes, inputs=inputs)

@@ -36,10 +36,21 @@ class HeldModelPath:
     path: str
     revision: str | None = None
 
-    @property
-    def facts(self) -> ModelFacts:
-        """Without making or loading it. Raises RecipeError where it is not there, CheckpointError
-        where it is no model."""
+    def facts(self, longest: int) -> ModelFacts:
+        """Without making or loading it. `longest`: tokens of a sequence that it will read. Raises
+        RecipeError where it is not there, or has no positions for them; CheckpointError where it is
+        no model."""
+        facts = self._facts()
+        if 0 < facts.max_position_embeddings < longest:
+            raise RecipeError(
+                f"the {self.what} {self.path} cannot read the longest sequence",
+                why=f"prompt and response may have {longest} tokens together, and it has "
+                f"{facts.max_position_embeddings} positions",
+                fix=f"name a {self.what} with more in {self.key}, or shorten prompts or responses",
+            )
+        return facts
+
+    def _facts(self) -> ModelFacts:
         folder = self._require()
         if _is_checkpoint(folder):
             return load_facts(_checkpoint_of(folder).model_dir)

@@ -190,17 +190,24 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
 def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
     """Those of a model that is only asked; prompts are loaded apart. Raises as `prepare`."""
     model_dir = model_dir_of(recipe.model, run, output=output)
-    tokenizer = load_tokenizer(model_dir, chat_template=recipe.data.chat_template)
     return RunInputs(
         model_dir=model_dir,
         facts=load_facts(model_dir),
-        tokenizer=tokenizer,
+        tokenizer=load_tokenizer(model_dir, chat_template=recipe.data.chat_template),
         prompts=None,
         heldout=[],
         demonstrations=[],
         reports={},
-        reward_model_dir=reward_model_folder(recipe, run, tokenizer, output=output),
     )
+
+
+def with_reward_model(
+    inputs: RunInputs, recipe: Recipe, run: RunDir, *, output: Output | None
+) -> RunInputs:
+    """The same with the reward model that `recipe` asks, where it asks one. Raises as
+    `prepare`."""
+    folder = reward_model_folder(recipe, run, inputs.tokenizer, output=output)
+    return dataclasses.replace(inputs, reward_model_dir=folder)
 
 
 def load_heldout(

@@ -11,6 +11,7 @@ from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models import ModelFacts
 from milescli.models.catalogue import UNPROVEN
 from milescli.plan.make import make_plan
+from milescli.plan.roles import AskedModels
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe
@@ -50,9 +51,8 @@ def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: Model
 
 def _made(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
     """With all models of the run."""
-    return make_plan(
-        recipe, machine, facts, teachers=teacher_facts(recipe), reward=reward_facts(recipe)
-    )
+    asked = AskedModels(teachers=teacher_facts(recipe), reward=reward_facts(recipe))
+    return make_plan(recipe, machine, facts, asked)
 
 
 def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import RecipeError
 from milescli.models import ModelFacts
+from milescli.plan.on_cpu import longest_tokens
 from milescli.recipe.schema import Recipe
 from milescli.rollout.tokenizer import ChatTokenizer
 from milescli.runtime.held_models import HeldModelPath
@@ -23,7 +24,7 @@ def reward_facts(recipe: Recipe) -> ModelFacts | None:
     path = _path(recipe)
     if path is None:
         return None
-    if not (facts := path.facts).scores:
+    if not (facts := path.facts(longest_tokens(recipe))).scores:
         raise RecipeError(
             f"`{path.path}` is no reward model",
             why="it gives a next token, and no score: its config.json does not name a model for "
@@ -41,7 +42,7 @@ def reward_model_folder(
     path = _path(recipe)
     if path is None:
         return None
-    folder = path.folder(run.reward_model_dir, output=output)
+    folder = path.folder(run.reward_model_dir(path.path), output=output)
     path.refuse_other_tokens(folder, tokenizer=tokenizer, least=tokenizer.vocab_size)
     return folder
 

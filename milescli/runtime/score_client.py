@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import Sequence
 
 from milescli.core.concurrency import in_thread
-from milescli.core.types import Trajectory
 from milescli.train.base import TrainBatch, Trainer
 from milescli.train.objectives.reward_model import scored_sequence
 from milescli.train.packing import pack
 
+CALL_TOKENS = 16384
+"""Sent at once, about; more wait."""
 _Waiting = tuple[Sequence[int], asyncio.Future[float]]
 
 
 class ScoreClient:
     """Implements milescli.rollout.rewards.reward_model.ScoreServer. Belongs to one event loop."""
 
-    def __init__(self, ranks: Trainer, *, max_tokens: int) -> None:
-        """`ranks`: of the model; `max_tokens`: read at once, about."""
+    def __init__(self, ranks: Trainer) -> None:
+        """`ranks`: of the model."""
         self._ranks = ranks
-        self._max_tokens = max_tokens
         self._waiting: list[_Waiting] = []
         self._work: asyncio.Task[None] | None = None
 
@@ -50,7 +49,7 @@ class ScoreClient:
     def _taken(self) -> list[_Waiting]:
         """Who comes first, up to the bound; one at least."""
         tokens = count = 0
-        while count < len(self._waiting) and (not count or tokens < self._max_tokens):
+        while count < len(self._waiting) and (not count or tokens < CALL_TOKENS):
             tokens += len(self._waiting[count][0])
             count += 1
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
@@ -62,18 +61,8 @@ class ScoreClient:
 
     def _packed(self, lines: Sequence[Sequence[int]]) -> TrainBatch:
         return pack(
-            [scored_sequence(_trajectory(line), group=n) for n, line in enumerate(lines)],
+            [scored_sequence(line, group=n) for n, line in enumerate(lines)],
             objective="reward_model",
             dp=1,
             max_tokens_per_microbatch=1,  # each alone: who asked beside it must not change a bit
         )
-
-
-def _trajectory(token_ids: Sequence[int]) -> Trajectory:
-    tokens = array("i", token_ids)
-    return Trajectory(
-        token_ids=tokens,
-        loss_mask=bytes(len(tokens)),
-        logprobs=array("f", bytes(4 * len(tokens))),
-        version_spans=[],
-    )

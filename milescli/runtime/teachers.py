@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 def teacher_facts(recipe: Recipe) -> list[ModelFacts]:
     """Of each teacher, without making or loading it. Raises RecipeError for one that is not there,
     CheckpointError for one that is no model."""
-    return [_facts(teacher) for teacher in recipe.teachers]
+    return [_facts(teacher, recipe.longest_sequence) for teacher in recipe.teachers]
 
 
-def _facts(teacher: Teacher) -> ModelFacts:
-    facts = _path(teacher).facts
+def _facts(teacher: Teacher, longest: int) -> ModelFacts:
+    facts = _path(teacher).facts(longest)
     if facts.scores:
         raise RecipeError(
             f"the teacher {teacher.path} gives a score instead of a next token",

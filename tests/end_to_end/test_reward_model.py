@@ -61,7 +61,7 @@ def test_a_policy_gets_the_scores_that_transformers_gives(workplace: Workplace, 
 
     run = workplace.run("scored")
     rows = [json.loads(line) for line in (run / "eval" / "step_3.jsonl").read_text().splitlines()]
-    scores = _scores(run / "reward-model", rows)
+    scores = _scores(next(run.glob("reward-model-*")), rows)
     told = [row["reward_parts"]["reward_model"] for row in rows]
     assert told == pytest.approx(scores, abs=1e-5)
     assert len({round(score, 6) for score in told}) > 1, "all answers have one score"

@@ -3,22 +3,16 @@ is not trained (a teacher, a reward model) is no more than that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from milescli.backends.megatron import model, replay, weights
 from milescli.backends.megatron.forward import Passes
-from milescli.backends.megatron.gathering import hf_buckets
 from milescli.backends.megatron.layer_specs import DEFAULT, load_layer_spec
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.sleeping import HeldSleeper, Sleeper
 from milescli.models import load_facts, table
-from milescli.recipe.schema import Recipe
-from milescli.weights.base import Bucket
-
-_MIB = 2**20
 
 
 class HeldModel:
@@ -28,7 +22,6 @@ class HeldModel:
         self,
         folder: Path,
         *,
-        recipe: Recipe,
         mesh: Mesh,
         dtype: torch.dtype,
         recompute: str = "none",
@@ -40,7 +33,6 @@ class HeldModel:
         self.folder, self.mesh = folder, mesh
         self.facts = load_facts(folder)
         self.table = table(self.facts)
-        self._bucket_bytes = recipe.weights.bucket_mib * _MIB
         config = model.build_config(
             self.facts,
             mesh.layout,
@@ -62,7 +54,3 @@ class HeldModel:
             gives_scores=self.facts.scores,
             routers=replay.own_routers(gpt),
         )
-
-    def buckets(self) -> Iterator[Bucket]:
-        """The whole model under Hugging Face names. Collective: all ranks consume all of it."""
-        return hf_buckets(self.weights, self.table, mesh=self.mesh, bucket_bytes=self._bucket_bytes)

@@ -16,7 +16,7 @@ from milescli.train.streams import Stream
 
 
 class ScoreRank:
-    """See the module. `setup` first, `close` last."""
+    """See the module. `setup` first."""
 
     def __init__(
         self, *, recipe: Recipe, plan: Plan, model_dir: str, master_addr: str, master_port: int
@@ -43,7 +43,6 @@ class ScoreRank:
         )
         self.model = HeldModel(
             self.model_dir,
-            recipe=self.recipe,
             mesh=self.mesh,
             dtype=torch.bfloat16 if self.plan.precision == "bf16" else torch.float32,
         )
@@ -55,9 +54,3 @@ class ScoreRank:
         own = RankShard(shard, mesh=self.mesh, facts=self.model.facts)
         own.fill(Stream.VALUES, self.model.passes.score(own.microbatches, temperature=1.0))
         return own.told(Stream.VALUES)
-
-    def close(self) -> None:
-        """Give the group back."""
-        from milescli.backends.megatron import mesh
-
-        mesh.tear_down()

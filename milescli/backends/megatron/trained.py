@@ -3,13 +3,14 @@ place in checkpoints. A rank has one for the policy, and one for a critic."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from milescli.backends.megatron import optimizer, stepping
 from milescli.backends.megatron.checkpoint import CheckpointIO
+from milescli.backends.megatron.gathering import hf_buckets
 from milescli.backends.megatron.held import HeldModel
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.microbatch import Microbatch
@@ -19,6 +20,9 @@ from milescli.models import load_facts
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Optimizer
+from milescli.weights.base import Bucket
+
+_MIB = 2**20
 
 
 class TrainedModel(HeldModel):
@@ -38,13 +42,13 @@ class TrainedModel(HeldModel):
         a folder that cannot be trained."""
         super().__init__(
             folder,
-            recipe=recipe,
             mesh=mesh,
             dtype=dtype,
             recompute=plan.trainer.recompute,
             layer_spec=recipe.model.layer_spec,
             replays_routing=recipe.train.routing_replay and not load_facts(folder).scores,
         )
+        self._bucket_bytes = recipe.weights.bucket_mib * _MIB
         self.model = self.passes.model = optimizer.wrap(self.model)
         self.optimizer = optimizer.make_optimizer(
             self.model, rule, dtype=dtype, on_host=plan.trainer.offload_optimizer
@@ -87,3 +91,7 @@ class TrainedModel(HeldModel):
             if name != TIED_OUTPUT:
                 parameter.copy_(theirs[name])
         self.optimizer.reload_model_params()
+
+    def buckets(self) -> Iterator[Bucket]:
+        """The whole model under Hugging Face names. Collective: all ranks consume all of it."""
+        return hf_buckets(self.weights, self.table, mesh=self.mesh, bucket_bytes=self._bucket_bytes)

@@ -124,7 +124,7 @@ class TrainerRank:
         from milescli.backends.megatron.held import HeldModel
 
         check_layout(self.plan.trainer, load_facts(folder))
-        teacher = HeldModel(folder, recipe=self.recipe, mesh=self.mesh, dtype=self.dtype)
+        teacher = HeldModel(folder, mesh=self.mesh, dtype=self.dtype)
         # rows beyond are padding, of which the policy's output layer may have fewer
         teacher.passes.vocab_size = self.facts.vocab_size
         if self.device.type != "cpu":

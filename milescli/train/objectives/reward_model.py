@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn.functional import logsigmoid
 
-from milescli.core.types import Pair, Trajectory
+from milescli.core.types import Pair
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence
 from milescli.train.packed_tokens import PackedTokens
@@ -39,7 +39,7 @@ class RewardModel:
         for pair in items:
             assert len(pair.sides) == 2, f"row {pair.index + 1} is no pair"
             for side in pair.sides:
-                sequence = scored_sequence(side, group=pair.index, margin=pair.margin)
+                sequence = scored_sequence(side.token_ids, group=pair.index, margin=pair.margin)
                 made.append(replace(sequence, unit=pair.index))
         return made
 
@@ -75,9 +75,9 @@ class RewardModel:
         )
 
 
-def scored_sequence(side: Trajectory, *, group: int, margin: float = 0.0) -> TrainSequence:
+def scored_sequence(token_ids: Sequence[int], *, group: int, margin: float = 0.0) -> TrainSequence:
     """A line of tokens whose score is read when all of it was."""
-    tokens = np.frombuffer(side.token_ids, np.int32)
+    tokens = np.asarray(token_ids, np.int32)
     mask = np.zeros(len(tokens) + 1, np.bool_)
     mask[-1] = True
     return TrainSequence(

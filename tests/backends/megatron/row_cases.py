@@ -143,10 +143,7 @@ def trained_scores(
         for name, tensor in bucket
     }
     save_file(weights, save)
-    sequences = [
-        scored_sequence(demonstration(row[:1], row[1:]), group=number)
-        for number, row in enumerate(rows)
-    ]
+    sequences = [scored_sequence(row, group=number) for number, row in enumerate(rows)]
     batch = pack(sequences, objective="reward_model", dp=1, max_tokens_per_microbatch=32)
     own = RankShard(batch.shards[0], mesh=made.mesh, facts=made.facts)
     scores: dict[int, float] = {}
