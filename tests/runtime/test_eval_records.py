@@ -10,10 +10,12 @@ import pytest
 
 from milescli.core.errors import DataError
 from milescli.core.types import Group, Prompt
+from milescli.recipe.schema import Recipe
 from milescli.runtime.eval_records import (
     read_result,
     results_of,
     rows_of,
+    settings_of,
     sha256_of_prompts,
     write_result,
 )
@@ -56,6 +58,18 @@ def test_the_fingerprint_is_of_data_and_settings_alone() -> None:
     assert one.fingerprint == make_result(step=2, accuracy=0.7).fingerprint
     assert one.fingerprint != make_result(data="e" * 64).fingerprint
     assert one.fingerprint != make_result(settings={"eval.temperature": 0.7}).fingerprint
+
+
+def test_another_judge_gives_another_fingerprint() -> None:
+    one, other = (
+        settings_of(
+            Recipe.model_validate(
+                {"rollout": {"reward": "reward_model", "reward_model": {"path": path}}}
+            )
+        )
+        for path in ("runs/kind", "runs/strict")
+    )
+    assert make_result(settings=one).fingerprint != make_result(settings=other).fingerprint
 
 
 def test_prompts_are_the_same_where_text_label_and_order_are() -> None:

@@ -16,7 +16,7 @@ from milescli.core.errors import DataError, MilesError
 from milescli.recipe.schema import Recipe
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.rollout.tokenizer import load_tokenizer
-from milescli.runtime.eval_sets import EvalWish, load_set, sets_of
+from milescli.runtime.eval_sets import EvalWish, asking_reward_model, load_set, sets_of
 
 
 def _recipe(**evaluation: object) -> Recipe:
@@ -50,6 +50,16 @@ def test_without_data_the_recipes_own_prompts_are_asked(tmp_path: Path) -> None:
     recipe = Recipe.model_validate({"data": {"eval": str(file)}})
     (one,) = sets_of(recipe, EvalWish())
     assert (one.name, one.folder, one.recipe) == ("heldout", "", recipe)
+
+
+def test_a_set_that_a_reward_model_scores_is_found_among_others(tmp_path: Path) -> None:
+    recipe = Recipe.model_validate(
+        {"rollout": {"reward": "reward_model", "reward_model": {"path": "runs/judge"}}}
+    )
+    sets = sets_of(recipe, EvalWish(data=["gsm8k", f"{_file(tmp_path)}"]))
+    assert [one.recipe.asks_reward_model for one in sets] == [False, True]
+    assert asking_reward_model(sets) is sets[1].recipe
+    assert asking_reward_model(sets[:1]) is sets[0].recipe
 
 
 @pytest.mark.parametrize(

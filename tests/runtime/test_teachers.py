@@ -62,6 +62,13 @@ def test_a_teacher_that_lacks_tokens_of_the_policy_is_refused(tmp_path: Path) ->
     assert "knows 290 tokens, the policy 300" in refused.value.why
 
 
+def test_a_teacher_that_cannot_read_so_far_is_refused(tmp_path: Path) -> None:
+    teacher = _model(tmp_path / "teacher", max_position_embeddings=64)
+    with pytest.raises(RecipeError, match="cannot read the longest sequence") as refused:
+        teacher_facts(_recipe(tmp_path, teacher))
+    assert "64 positions" in refused.value.why
+
+
 def test_as_many_tokens_of_the_teacher_as_there_are_is_refused(tmp_path: Path) -> None:
     recipe = _recipe(tmp_path, _model(tmp_path / "teacher"))
     distill = recipe.train.distill.model_copy(update={"kl": "reverse", "top_k": 300})
