@@ -4,11 +4,11 @@ the data implies."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import NewType
+from typing import Any, NewType
 
 WeightVersion = NewType("WeightVersion", int)
 """Rises by one at each publish; 0 is what the engines loaded at start. staleness = trainer version
@@ -42,6 +42,15 @@ class Prompt:
     """A worked response to imitate (warm-up); None where the data set has none."""
     source: str | None = None
     """Which entry of `data.mix` it comes from, by name; None without a mix."""
+    turns: Sequence[Mapping[str, Any]] = ()
+    """The chat, where it is more than `text` of the user."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """What the model is told that it may call, as JSON schemas."""
+
+    @property
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        """The whole prompt in OpenAI's form, before the template."""
+        return self.turns or [{"role": "user", "content": self.text}]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

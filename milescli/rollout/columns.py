@@ -25,11 +25,14 @@ class Columns:
     prompt: str
     label: str | None
     demonstration: str | None
+    tools: str | None = None
+    """None: no row has any."""
 
     @property
     def names(self) -> list[str]:
         """All that are."""
-        return [name for name in (self.prompt, self.label, self.demonstration) if name is not None]
+        named = (self.prompt, self.label, self.demonstration, self.tools)
+        return [name for name in named if name is not None]
 
 
 def find_columns(

@@ -13,13 +13,13 @@ from typing import Any, Literal
 from milescli.core.errors import DataError
 from milescli.core.nearest import nearest
 from milescli.recipe.data import Data
+from milescli.rollout.turns import Tools, Turns, require_text, tools_in, turns_in, with_system
 
 Kind = Literal["chats", "pairs"]
 """What an objective learns from: supervised from chats (or texts), preference and reward_model from
 pairs."""
 RowField = Literal["train", "validation"]
 """The key under `data` that named the file."""
-Turns = list[dict[str, Any]]
 
 CHAT_COLUMNS = ("messages", "conversations", "conversation")
 PROMPT_COLUMNS = ("prompt", "question", "instruction", "problem", "input")
@@ -27,10 +27,8 @@ RESPONSE_COLUMNS = ("completion", "response", "output", "demonstration", "answer
 INSTRUCTION_COLUMN, CONTEXT_COLUMN = "instruction", "input"
 """Alpaca's form: what the instruction is about, where it is about something, has a column of its
 own."""
-TEXT_COLUMN, TOOLS_COLUMN, MARGIN_COLUMN, JUDGED_COLUMN = "text", "tools", "margin", "label"
+TEXT_COLUMN, MARGIN_COLUMN, JUDGED_COLUMN = "text", "margin", "label"
 CHOSEN, REJECTED = "chosen", "rejected"
-_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation": "tool"}
-"""Of the other common form of chats, which says `from` and `value`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +54,7 @@ class Chat:
     """Empty: `text` is plain text."""
     first: int = 0
     """Turns of the assistant are learned from this one on."""
-    tools: list[dict[str, Any]] = field(default_factory=list)
+    tools: Tools = field(default_factory=list)
     text: str = ""
 
 
@@ -120,16 +118,16 @@ def form_of(names: Sequence[str], path: Path, *, kind: Kind, data: Data, key: Ro
 
 def read_row(record: Mapping[str, Any], index: int, form: RowForm, *, data: Data) -> ExampleRow:
     """Raises ValueError with the reason where the row cannot be used."""
-    tools = _tools(record)
+    tools = tools_in(record)
     if form.chat is not None:
-        turns = _with_system(_turns(record, form.chat), data.system_prompt)
+        turns = with_system(_turns(record, form.chat), data.system_prompt)
         return ExampleRow(index=index, chosen=_whole(turns, form.chat, tools))
     if form.text is not None:
         return ExampleRow(index=index, chosen=Chat(turns=[], text=_text(record, form.text)))
     if form.sides:
         return _pair(record, index, form, data=data, tools=tools)
     assert form.prompt is not None and form.response is not None, form
-    prompt = _with_system(_prompt(record, form), data.system_prompt)
+    prompt = with_system(_prompt(record, form), data.system_prompt)
     chat = _answered(prompt, record, form.response, tools)
     if form.judged is None:
         return ExampleRow(index=index, chosen=chat)
@@ -142,15 +140,15 @@ def read_row(record: Mapping[str, Any], index: int, form: RowForm, *, data: Data
 
 
 def _pair(
-    record: Mapping[str, Any], index: int, form: RowForm, *, data: Data, tools: list[dict[str, Any]]
+    record: Mapping[str, Any], index: int, form: RowForm, *, data: Data, tools: Tools
 ) -> ExampleRow:
     sides = []
     for side in (CHOSEN, REJECTED):
         if form.prompt is not None:
-            prompt = _with_system(_prompt(record, form), data.system_prompt)
+            prompt = with_system(_prompt(record, form), data.system_prompt)
             sides.append(_answered(prompt, record, side, tools))
         else:
-            turns = _with_system(_turns(record, side), data.system_prompt)
+            turns = with_system(_turns(record, side), data.system_prompt)
             sides.append(_whole(turns, side, tools))
     chosen, rejected = sides
     if form.prompt is None:
@@ -179,13 +177,11 @@ def _end_of_prompt(chosen: Turns, rejected: Turns) -> int:
     return count
 
 
-def _answered(
-    prompt: Turns, record: Mapping[str, Any], key: str, tools: list[dict[str, Any]]
-) -> Chat:
+def _answered(prompt: Turns, record: Mapping[str, Any], key: str, tools: Tools) -> Chat:
     """A prompt with the response in column `key`: a text, or turns that may repeat the prompt."""
     value = _present(record, key)
     if isinstance(value, list):
-        turns = [_turn(item, f"`{key}[{place}]`") for place, item in enumerate(value)]
+        turns = turns_in(value, key)
         asked = prompt[prompt[0]["role"] == "system" :]
         for repeated in (prompt, asked):  # the system prompt may be the recipe's
             turns = turns[len(repeated) :] if turns[: len(repeated)] == repeated else turns
@@ -196,7 +192,7 @@ def _answered(
     return Chat(turns=[*prompt, answer], first=len(prompt), tools=tools)
 
 
-def _whole(turns: Turns, key: str, tools: list[dict[str, Any]], *, first: int = 0) -> Chat:
+def _whole(turns: Turns, key: str, tools: Tools, *, first: int = 0) -> Chat:
     if not turns:
         raise ValueError(f"`{key}` is an empty list")
     last = turns[-1]
@@ -217,8 +213,6 @@ def _prompt(record: Mapping[str, Any], form: RowForm) -> Turns:
             text = f"{text}\n\n{_text(record, form.context)}"
         return [{"role": "user", "content": text}]
     turns = _turns(record, key)
-    if not turns:
-        raise ValueError(f"`{key}` is an empty list")
     if turns[-1]["role"] == "assistant":
         raise ValueError(f"`{key}` ends with the assistant's turn, which is the response's place")
     return turns
@@ -233,47 +227,7 @@ def _turns(record: Mapping[str, Any], key: str) -> Turns:
             raise ValueError(f"`{key}` must be a list of messages, not a text") from None
     if not isinstance(value, list):
         raise ValueError(f"`{key}` must be a list of messages, not {type(value).__name__}")
-    return [_turn(item, f"`{key}[{place}]`") for place, item in enumerate(value)]
-
-
-def _turn(value: object, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} must be a message with `role` and `content`")
-    if "from" in value and "value" in value:
-        role = str(value["from"])
-        value = {"role": _ROLES.get(role, role), "content": value["value"]}
-    role = value.get("role")
-    if not isinstance(role, str) or not role.strip():
-        raise ValueError(f"{where} has no `role`")
-    # parquet has all keys in all rows: those without a value are not there
-    turn = {key: item for key, item in value.items() if item is not None}
-    content = turn.setdefault("content", "")
-    if not isinstance(content, str):
-        raise ValueError(f"{where}.content must be text, not {type(content).__name__}")
-    if not content.strip() and not turn.get("tool_calls"):
-        raise ValueError(f"{where}.content is empty")
-    _require_text(content, f"{where}.content")
-    return turn
-
-
-def _tools(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    value = record.get(TOOLS_COLUMN)
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"`{TOOLS_COLUMN}` is not JSON: {error.msg}") from None
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise ValueError(f"`{TOOLS_COLUMN}` must be a list of tools")
-    return value
-
-
-def _with_system(turns: Turns, system_prompt: str | None) -> Turns:
-    if system_prompt is None or (turns and turns[0]["role"] == "system"):
-        return turns
-    return [{"role": "system", "content": system_prompt}, *turns]
+    return turns_in(value, key)
 
 
 def _text(record: Mapping[str, Any], key: str) -> str:
@@ -283,13 +237,8 @@ def _text(record: Mapping[str, Any], key: str) -> str:
     text = str(value)
     if not text.strip():
         raise ValueError(f"`{key}` is empty")
-    _require_text(text, f"`{key}`")
+    require_text(text, f"`{key}`")
     return text
-
-
-def _require_text(text: str, where: str) -> None:
-    if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
-        raise ValueError(f"{where} holds half of a surrogate pair, which is not text")
 
 
 def _present(record: Mapping[str, Any], key: str) -> Any:

@@ -115,7 +115,7 @@ class MappedPrompts(Sequence[Prompt]):
         """(index, what the user wrote last) of some, ascending, without tokens."""
         chosen = [self._kept[place] for place in places]
         return [
-            (file.first_index + row.index, row.text)
+            (file.first_index + row.index, text_of(row, self._tokenizer))
             for file, _, rows in read_places(self._files, chosen)
             for row in rows
         ]
@@ -181,10 +181,12 @@ def make_prompts(
         Prompt(
             index=file.first_index + row.index,
             token_ids=ids,
-            text=row.text,
+            text=text_of(row, tokenizer),
             label=row.label,
             demonstration=row.demonstration,
             source=file.source,
+            turns=() if _is_text(row) else row.messages,
+            tools=row.tools,
         )
         for row, ids in zip(rows, token_ids, strict=True)
     ]
@@ -193,13 +195,61 @@ def make_prompts(
 def encode_rows(
     rows: Sequence[DataRow], tokenizer: ChatTokenizer, *, path: Path
 ) -> list[list[int]]:
-    """[num_rows][num_tokens] Raises DataError with the row that the chat template refuses."""
+    """[num_rows][num_tokens] Raises DataError with the row that the chat template refuses, and with
+    one whose tokens the tokenizer does not have."""
+    chats = [row for row in rows if row.messages]
+    if asking := next((row for row in chats if row.tools), None):
+        _require_told(asking, tokenizer, path=path)
+    made = iter(_encode_chats(chats, tokenizer, path=path))
+    encoded = [next(made) if row.messages else list(row.token_ids) for row in rows]
+    for row in rows if len(chats) < len(rows) else ():
+        if not row.messages and max(row.token_ids) >= tokenizer.vocab_size:
+            raise DataError(
+                f"row {row.index + 1} of {path} holds a token that the model does not have",
+                why=f"token {max(row.token_ids)}; its tokenizer has {tokenizer.vocab_size}",
+                fix=f"make the tokens of {path} anew, with the tokenizer in {tokenizer.folder}",
+            )
+    return encoded
+
+
+def text_of(row: DataRow, tokenizer: ChatTokenizer) -> str:
+    """What the user wrote last; of a row of tokens, all of them as text."""
+    return row.text if row.messages else tokenizer.decode(row.token_ids)
+
+
+def _is_text(row: DataRow) -> bool:
+    """The prompt is a text of the user, and nothing else."""
+    return len(row.messages) == 1 and row.messages[0] == {"role": "user", "content": row.text}
+
+
+def _require_told(row: DataRow, tokenizer: ChatTokenizer, *, path: Path) -> None:
+    """Raises DataError where the chat template passes over the tools of a row."""
     try:
-        return tokenizer.encode_chats([row.messages for row in rows])
+        is_told = tokenizer.render(row.messages, tools=row.tools) != tokenizer.render(row.messages)
+    except Exception:  # told with the row, by who renders all of them
+        return
+    if not is_told:
+        raise DataError(
+            f"the model would not be told of the tools in {path}",
+            why=f"row {row.index + 1} has {len(row.tools)}, and the chat template writes none",
+            fix=[
+                "--set data.chat_template=FILE   # one that writes tools",
+                f"remove the column `tools` of {path}",
+            ],
+        )
+
+
+def _encode_chats(
+    rows: Sequence[DataRow], tokenizer: ChatTokenizer, *, path: Path
+) -> list[list[int]]:
+    try:
+        return tokenizer.encode_chats(
+            [row.messages for row in rows], tools=[row.tools for row in rows]
+        )
     except Exception as error:  # a chat template may raise anything, e.g. about the order of roles
         for row in rows:
             try:
-                tokenizer.encode_chat(row.messages)
+                tokenizer.encode_chats([row.messages], tools=[row.tools])
             except Exception as cause:
                 raise DataError(
                     f"the chat template refuses row {row.index + 1} of {path}",

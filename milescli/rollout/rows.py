@@ -1,12 +1,13 @@
-"""What a row of a data file must be: its columns, its prompt as messages, its label; bad rows are
-named by line. Knows no format (`tables`), no tokenizer and no order (`source`)."""
+"""What a row of a data file must be: its columns, its prompt as messages or tokens, its label; bad
+rows are named by line. Knows no format (`tables`), no tokenizer and no order (`source`)."""
 
 from __future__ import annotations
 
+import json
 import math
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from itertools import islice
 from pathlib import Path
@@ -16,13 +17,15 @@ from milescli.rollout.columns import Columns, PathField, find_columns
 from milescli.rollout.tables import Record, Table, open_table, sha256_of
 from milescli.rollout.tables.base import LINE_SUFFIXES
 from milescli.rollout.tables.json_lines import kind_of
-from milescli.rollout.tokenizer import Message
+from milescli.rollout.turns import TOOLS_COLUMN, Tools, Turns, tools_in, turns_in, with_system
 
 __all__ = ["BadRow", "Columns", "PathField", "Record", "bad_rows_error", "read_rows", "sha256_of"]
 
 NUM_BAD_ROWS_SHOWN = 5
 MAX_BAD_ROWS = 1000
 """Kept to be told; more are counted."""
+_Asked = Turns | tuple[int, ...]
+"""A prompt: a chat, or the tokens that the model reads."""
 TICK_ROWS = 4096
 """So many rows are read between two words on how far it is."""
 
@@ -33,11 +36,15 @@ class DataRow:
 
     index: int
     """Row in the file, counted from 0."""
-    messages: list[Message]
+    messages: Turns
+    """Empty: the prompt is `token_ids`."""
     text: str
-    """What the user wrote last."""
+    """What the user wrote last; empty where only tokens are known."""
     label: str | None
     demonstration: str | None
+    token_ids: Sequence[int] = ()
+    """Where the row holds them instead of text: what the model reads, whole."""
+    tools: Tools = dataclass_field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,17 +156,19 @@ def scan_rows(
                 label_key=form.label_key,
                 needs_label=form.needs_label,
             )
+        if columns.tools is None and record.get(TOOLS_COLUMN) is not None:
+            columns = scan.columns = replace(columns, tools=TOOLS_COLUMN)
         try:
-            messages, label, demonstration = _parts(record, columns, field=field)
+            asked, tools, label, demonstration = _parts(record, columns, field=field)
         except ValueError as error:
             scan.add_bad(line, str(error))
             continue
-        prompt_hashes.append(_hash_of(messages))
+        prompt_hashes.append(_hash_of(asked, tools))
         label_hashes.append(hash(label))
         scan.num_demonstrations += demonstration is not None
         if scan.rows is not None:
             scan.rows.append(
-                _data_row(messages, label, demonstration, line=line, system=form.system_prompt)
+                _data_row(asked, tools, label, demonstration, line=line, system=form.system_prompt)
             )
             if most is not None and len(scan.rows) > most:
                 scan.rows = None
@@ -186,10 +195,10 @@ def row_of(record: Record, columns: Columns, form: RowForm) -> DataRow | BadRow:
     if isinstance(value, str):
         return BadRow(line=line, reason=value)
     try:
-        messages, label, demonstration = _parts(value, columns, field=form.field)
+        parts = _parts(value, columns, field=form.field)
     except ValueError as error:
         return BadRow(line=line, reason=str(error))
-    return _data_row(messages, label, demonstration, line=line, system=form.system_prompt)
+    return _data_row(*parts, line=line, system=form.system_prompt)
 
 
 def bad_rows_error(
@@ -216,63 +225,74 @@ def bad_rows_error(
 
 def _parts(
     record: dict[str, object], columns: Columns, *, field: PathField
-) -> tuple[list[Message], str | None, str | None]:
-    """Prompt, label and worked response. Raises ValueError with the reason."""
-    messages = _messages(record, columns.prompt)
+) -> tuple[_Asked, Tools, str | None, str | None]:
+    """Prompt, tools, label and worked response. Raises ValueError with the reason."""
+    asked = _asked(record, columns.prompt)
+    tools = [] if columns.tools is None else tools_in(record)
+    if tools and isinstance(asked, tuple):
+        raise ValueError(f"`{columns.prompt}` is tokens, in which its `{columns.tools}` must stand")
     label = None if columns.label is None else _text_of(record, columns.label)
+    messages = [] if isinstance(asked, tuple) else asked
     demonstration = _demonstration(record, columns, label=label, messages=messages, field=field)
-    return messages, label, demonstration
+    return asked, tools, label, demonstration
 
 
 def _data_row(
-    messages: list[Message],
+    asked: _Asked,
+    tools: Tools,
     label: str | None,
     demonstration: str | None,
     *,
     line: int,
     system: str | None,
 ) -> DataRow:
-    if system is not None and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": system}, *messages]
+    if isinstance(asked, tuple):
+        return DataRow(
+            index=line - 1,
+            messages=[],
+            text="",
+            label=label,
+            demonstration=demonstration,
+            token_ids=asked,
+        )
+    messages = with_system(asked, system)
     text = next(
         (message["content"] for message in reversed(messages) if message["role"] == "user"),
         messages[-1]["content"],
     )
     return DataRow(
-        index=line - 1, messages=messages, text=text, label=label, demonstration=demonstration
+        index=line - 1,
+        messages=messages,
+        text=text,
+        label=label,
+        demonstration=demonstration,
+        tools=tools,
     )
 
 
-def _hash_of(messages: list[Message]) -> int:
-    if len(messages) == 1 and messages[0]["role"] == "user":
-        return hash(messages[0]["content"])
-    return hash(tuple((message["role"], message["content"]) for message in messages))
+def _hash_of(asked: _Asked, tools: Tools) -> int:
+    if isinstance(asked, tuple):
+        return hash(asked)
+    if len(asked) == 1 and asked[0]["role"] == "user" and not tools:
+        return hash(asked[0]["content"])
+    if not tools and not any("tool_calls" in message for message in asked):
+        return hash(tuple((message["role"], message["content"]) for message in asked))
+    return hash(json.dumps([asked, tools], sort_keys=True))
 
 
-def _messages(record: dict[str, object], key: str) -> list[Message]:
-    """The prompt as chat messages. Raises ValueError with the reason."""
+def _asked(record: dict[str, object], key: str) -> _Asked:
+    """The prompt. Raises ValueError with the reason."""
     value = record.get(key)
     if type(value) is str:
         return [{"role": "user", "content": value if _is_plain(value) else _nonempty(value, key)}]
     value = _present(record, key)
     if not isinstance(value, list):
         raise ValueError(f"`{key}` must be text or a list of messages, not {kind_of(value)}")
-    if not value:
-        raise ValueError(f"`{key}` is an empty list")
-    return [_message(item, f"{key}[{place}]") for place, item in enumerate(value)]
-
-
-def _message(value: object, where: str) -> Message:
-    if (
-        not isinstance(value, dict)
-        or not isinstance(value.get("role"), str)
-        or not isinstance(value.get("content"), str)
-    ):
-        raise ValueError(f"`{where}` must be a message with `role` and `content` as text")
-    return {
-        "role": _nonempty(value["role"], f"{where}.role"),
-        "content": _nonempty(value["content"], f"{where}.content"),
-    }
+    if value and type(value[0]) is int:
+        if not all(type(token) is int and token >= 0 for token in value):
+            raise ValueError(f"`{key}` must be token ids, whole numbers from 0, and nothing else")
+        return tuple(value)
+    return turns_in(value, key)
 
 
 def _demonstration(
@@ -280,7 +300,7 @@ def _demonstration(
     columns: Columns,
     *,
     label: str | None,
-    messages: list[Message],
+    messages: Turns,
     field: PathField,
 ) -> str | None:
     """The worked response: its own column; else the assistant's last message; else a label that is
@@ -289,7 +309,7 @@ def _demonstration(
     Takes the assistant's last message off `messages`. Raises ValueError with the reason.
     """
     last = None
-    if messages[-1]["role"] == "assistant":
+    if messages and messages[-1]["role"] == "assistant":
         last = messages.pop()["content"]
         if field != "demonstrations":
             raise ValueError(

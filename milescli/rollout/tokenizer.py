@@ -68,6 +68,8 @@ class ChatTokenizer:
         """The chat template applied; `opens_answer`: with the opening of the assistant's turn at
         the end. Raises ValueError where there is no template and more than a prompt."""
         if self.template is None:
+            if tools:
+                raise ValueError("without a chat template nobody tells the model of its tools")
             return _raw(messages)
         return str(
             self.inner.apply_chat_template(
@@ -95,11 +97,20 @@ class ChatTokenizer:
         )
         return rendered[0], [(start, end) for start, end in spans[0]]
 
-    def encode_chats(self, chats: Sequence[Sequence[Message]]) -> list[list[int]]:
-        """[num_chats][num_tokens] each chat rendered and tokenised, generation prompt included."""
+    def encode_chats(
+        self,
+        chats: Sequence[Sequence[Message]],
+        *,
+        tools: Sequence[Sequence[Any]] | None = None,
+    ) -> list[list[int]]:
+        """[num_chats][num_tokens] each chat rendered and tokenised, generation prompt included.
+        `tools`: of each."""
         if not chats:
             return []
-        rendered = [self.render(chat) for chat in chats]
+        offered = tools or [()] * len(chats)
+        rendered = [
+            self.render(chat, tools=tools) for chat, tools in zip(chats, offered, strict=True)
+        ]
         return [list(ids) for ids in self.inner(rendered, add_special_tokens=False)["input_ids"]]
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:

@@ -99,7 +99,7 @@ CONTENTS: dict[str, tuple[str, bytes, str]] = {
     "messages without a role": (
         "a.jsonl",
         _jsonl(b'{"prompt": [{"content": "a"}], "label": "1"}'),
-        r"line 2: `prompt\[0\]` must be a message",
+        r"line 2: `prompt\[0\]` has no `role`",
     ),
     "other columns in a later row": (
         "a.jsonl",
@@ -141,7 +141,7 @@ CONTENTS: dict[str, tuple[str, bytes, str]] = {
                 {"messages": [None], "label": "1"},
             ]
         ),
-        r"2 of 3 rows .*row 2: `messages\[0\]` must be a message .*row 3",
+        r"2 of 3 rows .*row 2: `messages\[0\]`.content is empty.*row 3: .* a message",
     ),
     "parquet of bytes": (
         "a.parquet",

@@ -45,7 +45,12 @@ def _read(path: Path, **changes: object) -> tuple[Columns, list[DataRow]]:
         (b'{"prompt": "a", "label": true}', "not true or false"),
         (b'{"prompt": "\\ud800", "label": "1"}', "surrogate"),
         (b'{"prompt": [], "label": "1"}', "an empty list"),
-        (b'{"prompt": [{"role": "user"}], "label": "1"}', r"`prompt\[0\]` must be a message"),
+        (b'{"prompt": [{"role": "user"}], "label": "1"}', r"`prompt\[0\]`.content is empty"),
+        (b'{"prompt": [1, "a"], "label": "1"}', "must be token ids"),
+        (b'{"prompt": [1, -2], "label": "1"}', "must be token ids"),
+        (b'{"prompt": [1, 2], "tools": [{}], "label": "1"}', "is tokens, in which its `tools`"),
+        (b'{"prompt": "a", "tools": "[", "label": "1"}', "`tools` is not JSON"),
+        (b'{"prompt": "a", "tools": [1], "label": "1"}', "`tools` must be a list of tools"),
         (
             b'{"prompt": [{"role": "assistant", "content": "x"}], "label": "1"}',
             "ends with the assistant's message",
