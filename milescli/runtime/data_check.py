@@ -86,7 +86,8 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
     require_files(recipe.data)
     with _made_here() as run:
         data = with_local_files(recipe.data, run, recipe.run.seed, output=output)
-        tokenizer = load_tokenizer(model or _tokenizer_folder(recipe, data, run))
+        folder = model or _tokenizer_folder(recipe, data, run)
+        tokenizer = load_tokenizer(folder, chat_template=recipe.data.chat_template)
         return _checked(
             list(_parts(recipe, data)),
             tokenizer,

@@ -99,7 +99,7 @@ def look_at(
             look.num_duplicates, look.duplicates = _duplicates(rows)
             if with_lengths:
                 sample = rows.read(evenly(len(rows), NUM_MEASURED))
-                look.lengths = sorted(len(row.text) for row in sample)
+                look.lengths = sorted(len(row.text) for row in sample if row.messages)
         looks.append(look)
     return looks
 

@@ -55,6 +55,18 @@ def test_one_broken_file_does_not_hide_the_others(tmp_path: Path) -> None:
     assert check.parts[0].loaded is None and check.parts[1].loaded is not None
 
 
+def test_prompts_are_shown_by_the_recipes_own_template(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("Q: {{ messages[0].content }} A:")
+    (tmp_path / "a.jsonl").write_text(json.dumps(_row("1?")) + "\n")
+    recipe = "model: {scratch: {}}\ndata: {prompts: a.jsonl, chat_template: own.jinja}\n"
+    (tmp_path / "my.yaml").write_text(recipe + "rollout: {reward: gsm8k}\n")
+    sets = [f"data.prompts={tmp_path}/a.jsonl", f"data.chat_template={tmp_path}/own.jinja"]
+    loaded = load("my.yaml", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    check = check_recipe(loaded.recipe, model=None, output=Output(stderr=io.StringIO()))
+    (shown,) = check.parts[0].rendered
+    assert "".join(shown.tokens) == "Q: 1? A:"
+
+
 def test_a_histogram_counts_each_length_once() -> None:
     lengths = sorted(n * n % 101 for n in range(300))
     ranges = histogram(lengths)
