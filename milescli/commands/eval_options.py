@@ -12,8 +12,8 @@ from milescli.commands import suggest
 SubjectArgument = Annotated[
     str,
     typer.Argument(
-        metavar="RUN|CHECKPOINT|MODEL",
-        help="A run, one of its checkpoints, a model's folder, or its name on the hub.",
+        metavar="RUN|CHECKPOINT|MODEL|URL",
+        help="A run, one of its checkpoints, a model's folder or name on the hub, or an endpoint.",
         autocompletion=suggest.runs,
         show_default=False,
     ),
@@ -44,7 +44,9 @@ DomainOption = Annotated[
 AgainstOption = Annotated[
     str | None,
     typer.Option(
-        "--against", metavar="RUN|MODEL|FILE", help="What was measured before: which is better?"
+        "--against",
+        metavar="RUN|MODEL|FILE",
+        help="Another, measured now or before: which is better?",
     ),
 ]
 OutOption = Annotated[

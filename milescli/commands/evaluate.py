@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import typer
 
 from milescli.commands.eval_options import (
@@ -30,6 +32,7 @@ EXAMPLES = [
     "miles eval quickstart-1 --step 20 --num-prompts 50",
     "miles eval quickstart-1 --data test.jsonl --data hard=hard.jsonl",
     "miles eval Qwen/Qwen3-0.6B --data test.jsonl --set rollout.reward=math",
+    "miles eval http://127.0.0.1:30000/v1 --data gsm8k",
     "miles eval quickstart-1 --against quickstart-2",
     "miles eval quickstart-1 --steps all --samples 8 --temperature 0.7 -k 1 -k 8",
 ]
@@ -61,6 +64,7 @@ def evaluate(
     if step is not None and steps is not None:
         raise typer.BadParameter("--step is one checkpoint, --steps are several: leave one out")
     from milescli.commands import measure
+    from milescli.commands.find_run import find_measured
     from milescli.commands.show_eval import show_comparisons, show_results
     from milescli.runtime.eval_compare import comparisons
     from milescli.runtime.eval_sets import EvalWish
@@ -79,9 +83,13 @@ def evaluate(
         ),
     )
     options = measure.Options(steps=steps if step is None else str(step), out=out)
+    show = partial(show_results, output=output)
     if against is not None:
-        wish = measure.against(against, wish)
+        find_measured(subject)  # or refused before the other is measured
+        wish = measure.against(
+            against, wish, show=lambda folder, others: show(others, folder=folder), output=output
+        )
     folder, results = measure.measured(subject, wish, options, output=output)
-    show_results(results, folder=folder, output=output)
+    show(results, folder=folder)
     if against is not None:
         show_comparisons(comparisons(results, wish.against), output=output)

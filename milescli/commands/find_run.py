@@ -60,11 +60,15 @@ class Measured:
     """Of the run, where one of its checkpoints was named."""
     model: str | None = None
     """A folder, or a name on the hub."""
+    endpoint: str | None = None
+    """A URL."""
 
 
 def find_measured(text: str) -> Measured:
-    """A run, the folder of one of its checkpoints, or a model. Raises CheckpointError as
-    `find_run`."""
+    """A run, the folder of one of its checkpoints, a model, or an endpoint. Raises CheckpointError
+    as `find_run`."""
+    if re.match(r"https?://", text):
+        return Measured(endpoint=text)
     folder = Path(text).expanduser()
     run = folder.absolute().parent.parent
     step = re.fullmatch(r"step_(\d+)", folder.name)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
 
-from milescli.commands.find_run import find_measured, runs_folder
+from milescli.commands.find_run import Measured, find_measured, runs_folder
 from milescli.console.output import Output
+from milescli.core.errors import DataError
 from milescli.runtime.eval_compare import kept_result
-from milescli.runtime.eval_records import SetResult, read_result
+from milescli.runtime.eval_records import SetResult, folder_of_endpoint, read_result
 from milescli.runtime.eval_sets import EvalWish, set_names
 
 FOLDER = "evaluations"
@@ -44,27 +46,62 @@ def measured(
         return found.run, results
     if options.steps is not None:
         raise typer.BadParameter(f"--step and --steps are of a run, and `{subject}` is none")
+    if found.endpoint is not None:
+        from milescli.runtime.evaluate_endpoint import evaluate_endpoint
+
+        return evaluate_endpoint(
+            found.endpoint,
+            folder=options.out,
+            runs=_evaluations(),
+            wish=wish,
+            environ=os.environ,
+            output=output,
+        )
     from milescli.runtime.evaluate_model import evaluate_model
 
     assert found.model is not None, found
-    folder = options.out or _own_folder(found.model)
-    results = evaluate_model(
+    folder = options.out or _evaluations() / Path(found.model).name
+    return folder, evaluate_model(
         found.model, folder=folder, wish=wish, environ=os.environ, output=output
     )
-    return folder, results
 
 
-def against(other: str, wish: EvalWish) -> EvalWish:
-    """The same, to be compared with what `miles eval` kept of another model: its results by their
-    file, or those of a run, a checkpoint or a model. Raises DataError where there are none."""
+def against(
+    other: str, wish: EvalWish, *, show: Callable[[Path, list[SetResult]], None], output: Output
+) -> EvalWish:
+    """The same, to be compared with another model's results: those of a file, or what `miles eval`
+    kept of a run, a checkpoint, a model or an endpoint; where it kept none of a set, the other is
+    measured now, and shown. Raises MilesError."""
     if other.endswith(".json"):
         return replace(wish, against=[read_result(Path(other).expanduser())])
     found = find_measured(other)
-    folder = found.run or _own_folder(other)
-    kept = [kept_result(folder, name, step=found.step, model=other) for name in set_names(wish)]
-    return replace(wish, against=kept)
+    folder = found.run or _kept_folder(found, other)
+    kept = [
+        kept_result(folder, name, step=found.step) if folder else None for name in set_names(wish)
+    ]
+    if all(kept):
+        return replace(wish, against=[one for one in kept if one])
+    output.note(f"{other} was not asked this before: it is measured first")
+    where, results = measured(other, wish, Options(), output=output)
+    show(where, results)
+    return replace(wish, against=results)
 
 
-def _own_folder(model: str) -> Path:
-    runs = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
-    return runs / FOLDER / Path(model).name
+def _kept_folder(found: Measured, name: str) -> Path | None:
+    """Of what is no run: where its results are; None where there are none. Raises DataError where
+    an endpoint has several models."""
+    if found.model is not None:
+        return _evaluations() / Path(found.model).name
+    folder = folder_of_endpoint(name, _evaluations())
+    models = sorted(folder.iterdir()) if folder.is_dir() else []
+    if len(models) > 1:
+        raise DataError(
+            f"which model at {name} is it compared with?",
+            why=f"results of {', '.join(model.name for model in models)} are in {folder}",
+            fix=[f"--against {model}/eval/SET/step_0.json" for model in models],
+        )
+    return models[0] if models else None
+
+
+def _evaluations() -> Path:
+    return runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home()) / FOLDER

@@ -112,6 +112,10 @@ class AgentError(MilesError, RuntimeError):
     """An agent raised, or broke its contract; carries its traceback in `why`."""
 
 
+class EndpointError(MilesError, RuntimeError):
+    """A server that was asked by HTTP did not answer, or not with what was asked for."""
+
+
 class WorkerDied(MilesError, RuntimeError):
     """A process of the run ended although nobody asked it to."""
 

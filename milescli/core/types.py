@@ -130,7 +130,7 @@ class Sample:
     seed: int
     """Sampling seed, fixed by (run seed, position of the prompt, sample_index)."""
     trajectories: list[Trajectory]
-    """At least one. Several where an agent branched its conversation."""
+    """At least one, but of an endpoint none. Several where an agent branched its conversation."""
     text: str
     """What the reward scored, decoded, without special tokens."""
     stop_reason: StopReason
@@ -139,13 +139,16 @@ class Sample:
     """None until it is scored."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Where `rollout.reward` names several: what each gave, before its weight."""
+    num_counted_tokens: int = 0
+    """Where the tokens themselves are not known: how many an endpoint says that it sampled."""
     is_learned: bool = True
     """False: it counts for the others of its group, and its own tokens teach nothing."""
 
     @property
     def num_loss_tokens(self) -> int:
         """Sampled by the policy, over all trajectories."""
-        return sum(trajectory.num_loss_tokens for trajectory in self.trajectories)
+        known = sum(trajectory.num_loss_tokens for trajectory in self.trajectories)
+        return known + self.num_counted_tokens
 
     @property
     def response_ids(self) -> list[int]:

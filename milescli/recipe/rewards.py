@@ -50,7 +50,22 @@ class InstructionSettings(Section):
     """loose: also where the response without its first or last line, or without `*`, does."""
 
 
-class JudgeSettings(Section):
+class Requests(Section):
+    """How a server is asked by HTTP."""
+
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the API key, sent as `Authorization: Bearer`;
+    null: none is sent. The key itself is written nowhere."""
+    timeout_s: PositiveFloat = 60.0
+    """Bound on one request."""
+    retries: NonNegative = 3
+    """Further requests after one that failed for a while (429, 5xx, no connection), with growing
+    pauses."""
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Requests at once."""
+
+
+class JudgeSettings(Requests):
     """The reward `judge`: a language model behind an OpenAI-compatible endpoint scores."""
 
     url: str | None = None
@@ -67,22 +82,12 @@ class JudgeSettings(Section):
     max_tokens: Positive = 512
     """Of a reply."""
     temperature: NonNegativeFloat = 0.0
-    api_key_env: str | None = None
-    """Name of the environment variable that holds the API key; null: none is sent. The key itself
-    is written nowhere."""
     max_requests: Positive | None = None
     """Budget: requests that one start of the run may send, retries included; then it stops with an
     error. null: no bound."""
-    timeout_s: PositiveFloat = 60.0
-    """Bound on one request."""
-    retries: NonNegative = 3
-    """Further requests after one that failed for a while (429, 5xx, no connection), with growing
-    pauses."""
     unparsed: Literal["zero", "error"] = "zero"
     """What happens to a reply without a score. zero: the reward is 0, which is counted and logged;
     error: the run stops."""
-    concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Requests at once."""
 
 
 class RewardModelSettings(Section):
@@ -98,20 +103,10 @@ class RewardModelSettings(Section):
     """Scores are cut to [-clip, clip]; null: they are not."""
 
 
-class RemoteSettings(Section):
+class RemoteSettings(Requests):
     """The reward `remote`: a server of yours scores, by HTTP."""
 
     url: str | None = None
     """Gets a POST of JSON {prompt, response, label} (of lists: see `group`)."""
     group: bool = False
     """Send all responses to a prompt in one request: {prompt, responses, label}."""
-    api_key_env: str | None = None
-    """Name of the environment variable that holds the API key, sent as `Authorization: Bearer`;
-    null: none is sent."""
-    timeout_s: PositiveFloat = 60.0
-    """Bound on one request."""
-    retries: NonNegative = 3
-    """Further requests after one that failed for a while (429, 5xx, no connection), with growing
-    pauses."""
-    concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Requests at once."""

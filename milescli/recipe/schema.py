@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from milescli.recipe.data import Data
+from milescli.recipe.evaluation import Evaluation
 from milescli.recipe.model import Model
 from milescli.recipe.rewards import (
     FormatSettings,
@@ -187,26 +188,6 @@ class EngineSettings(Section):
     extra: list[str] = Field(default=[])
     """Further arguments of SGLang's server, as on its command line: [--chunked-prefill-size=4096].
     What the recipe or miles sets already is refused."""
-
-
-class Evaluation(Section):
-    """Evaluation on `data.eval`."""
-
-    every: NonNegative = 0
-    """Steps between evaluations; 0: only at the start and the end."""
-    num_prompts: Positive | None = None
-    """Only the first N held-out prompts; null: all."""
-    samples_per_prompt: Positive = 1
-    function: str = "all"
-    """Which samples are taken. all: `samples_per_prompt` of each prompt; or an import path."""
-    metrics: str = "none"
-    """Figures beside the accuracy. none; pass_at_k: the chance that one of k samples is right, for
-    k = 1, 2, 4, ...; or an import path."""
-    temperature: NonNegativeFloat = 0.0
-    """0: greedy."""
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    max_response_tokens: Positive | None = None
-    """null: as in `rollout`."""
 
 
 class Checkpoint(Section):

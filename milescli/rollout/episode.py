@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Protocol, cast
 
 from milescli.core.errors import AgentError, MilesError
 from milescli.core.registry import Registry
@@ -51,9 +51,26 @@ def load_agent(rollout: Rollout) -> Agent:
     return apart
 
 
+class Plays(Protocol):
+    """Who has prompts answered, and the answers scored."""
+
+    @property
+    def agent_name(self) -> str:
+        """As the recipe says it, for errors."""
+
+    async def play(
+        self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool = False
+    ) -> Sample:
+        """One attempt."""
+
+    async def scored(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
+        """All attempts at a prompt, with the rewards that could not be had of one alone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episodes:
-    """All that an episode needs beside its prompt and its seed."""
+    """Implements Plays by an agent and an engine: all that an episode needs beside its prompt and
+    its seed."""
 
     agent: Agent
     agent_name: str
@@ -91,23 +108,12 @@ class Episodes:
             stop_reason=session.turns[-1].stop_reason,
             reward=outcome.reward,
         )
-        scorer = self.scorer.of(prompt)
-        if outcome.reward is not None or scorer.scores_groups:
-            return sample
-        return _with_score(sample, await scorer.scored(prompt, _response(sample)))
+        return await score_alone(self.scorer, prompt, sample)
 
     async def scored(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
         """All samples of one prompt, in order, with the rewards that could not be had of one alone.
         Raises RewardError."""
-        lacking = [place for place, sample in enumerate(samples) if sample.reward is None]
-        if not lacking:
-            return samples
-        responses = [_response(samples[place]) for place in lacking]
-        scores = await self.scorer.of(prompt).scored_group(prompt, responses)
-        scored = list(samples)
-        for place, score in zip(lacking, scores, strict=True):
-            scored[place] = _with_score(samples[place], score)
-        return scored
+        return await score_together(self.scorer, prompt, samples)
 
     async def _outcome(self, prompt: Prompt, session: RecordingSession) -> Outcome:
         try:
@@ -140,11 +146,33 @@ class Episodes:
         )
 
 
+async def score_alone(scorer: Scoring, prompt: Prompt, sample: Sample) -> Sample:
+    """The same with its reward, where it lacks one that can be had of it alone. Raises
+    RewardError."""
+    own = scorer.of(prompt)
+    if sample.reward is not None or own.scores_groups:
+        return sample
+    return _with_score(sample, await own.scored(prompt, _response(sample)))
+
+
+async def score_together(scorer: Scoring, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
+    """All samples of one prompt, in order, each with its reward. Raises RewardError."""
+    lacking = [place for place, sample in enumerate(samples) if sample.reward is None]
+    if not lacking:
+        return samples
+    responses = [_response(samples[place]) for place in lacking]
+    scores = await scorer.of(prompt).scored_group(prompt, responses)
+    scored = list(samples)
+    for place, score in zip(lacking, scores, strict=True):
+        scored[place] = _with_score(samples[place], score)
+    return scored
+
+
 def _response(sample: Sample) -> Response:
     return Response(
         text=sample.text,
         num_tokens=sample.num_loss_tokens,
-        token_ids=sample.trajectories[-1].token_ids,
+        token_ids=sample.trajectories[-1].token_ids if sample.trajectories else (),
     )
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, overload
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
+from milescli.rollout.prompt_encoder import PromptEncoder
 from milescli.rollout.rows import BadRow, Columns, DataRow, RowForm, Scan, bad_rows_error, row_of
 from milescli.rollout.tables import Table
-from milescli.rollout.tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,7 +81,7 @@ class MappedPrompts(Sequence[Prompt]):
         self,
         files: Sequence[FileRows],
         *,
-        tokenizer: ChatTokenizer,
+        tokenizer: PromptEncoder,
         kept: Sequence[int] | None = None,
     ) -> None:
         """`kept`: places over all files, where not all rows are taken."""
@@ -173,7 +173,7 @@ def row_named(index: int, files: Sequence[FileRows]) -> str:
 
 
 def make_prompts(
-    rows: Sequence[DataRow], tokenizer: ChatTokenizer, *, file: FileRows
+    rows: Sequence[DataRow], tokenizer: PromptEncoder, *, file: FileRows
 ) -> list[Prompt]:
     """Rows of one file, tokenised."""
     token_ids = encode_rows(rows, tokenizer, path=file.path)
@@ -193,7 +193,7 @@ def make_prompts(
 
 
 def encode_rows(
-    rows: Sequence[DataRow], tokenizer: ChatTokenizer, *, path: Path
+    rows: Sequence[DataRow], tokenizer: PromptEncoder, *, path: Path
 ) -> list[list[int]]:
     """[num_rows][num_tokens] Raises DataError with the row that the chat template refuses, and with
     one whose tokens the tokenizer does not have."""
@@ -206,13 +206,17 @@ def encode_rows(
         if not row.messages and max(row.token_ids) >= tokenizer.vocab_size:
             raise DataError(
                 f"row {row.index + 1} of {path} holds a token that the model does not have",
-                why=f"token {max(row.token_ids)}; its tokenizer has {tokenizer.vocab_size}",
-                fix=f"make the tokens of {path} anew, with the tokenizer in {tokenizer.folder}",
+                why=f"token {max(row.token_ids)}; its tokenizer has {tokenizer.vocab_size}"
+                if tokenizer.vocab_size
+                else "an endpoint is asked with messages",
+                fix=f"make the tokens of {path} anew, with the tokenizer in {tokenizer.folder}"
+                if tokenizer.vocab_size
+                else f"give the prompts of {path} as text, or as messages",
             )
     return encoded
 
 
-def text_of(row: DataRow, tokenizer: ChatTokenizer) -> str:
+def text_of(row: DataRow, tokenizer: PromptEncoder) -> str:
     """What the user wrote last; of a row of tokens, all of them as text."""
     return row.text if row.messages else tokenizer.decode(row.token_ids)
 
@@ -222,7 +226,7 @@ def _is_text(row: DataRow) -> bool:
     return len(row.messages) == 1 and row.messages[0] == {"role": "user", "content": row.text}
 
 
-def _require_told(row: DataRow, tokenizer: ChatTokenizer, *, path: Path) -> None:
+def _require_told(row: DataRow, tokenizer: PromptEncoder, *, path: Path) -> None:
     """Raises DataError where the chat template passes over the tools of a row."""
     try:
         is_told = tokenizer.render(row.messages, tools=row.tools) != tokenizer.render(row.messages)
@@ -240,7 +244,7 @@ def _require_told(row: DataRow, tokenizer: ChatTokenizer, *, path: Path) -> None
 
 
 def _encode_chats(
-    rows: Sequence[DataRow], tokenizer: ChatTokenizer, *, path: Path
+    rows: Sequence[DataRow], tokenizer: PromptEncoder, *, path: Path
 ) -> list[list[int]]:
     try:
         return tokenizer.encode_chats(

@@ -22,6 +22,7 @@ from milescli.rollout.mapped import (
     make_prompts,
 )
 from milescli.rollout.order import epoch_order
+from milescli.rollout.prompt_encoder import PromptEncoder
 from milescli.rollout.rows import (
     MAX_BAD_ROWS,
     NUM_BAD_ROWS_SHOWN,
@@ -32,7 +33,6 @@ from milescli.rollout.rows import (
 )
 from milescli.rollout.tables import check_file, open_table
 from milescli.rollout.tasks import is_task, write_task
-from milescli.rollout.tokenizer import ChatTokenizer
 from milescli.rollout.waiting import Waiting
 
 __all__ = ["FilePrompts", "SourceReport", "check_file", "epoch_order", "load_source"]
@@ -93,7 +93,7 @@ def load_source(
     data: Data,
     path_field: PathField,
     *,
-    tokenizer: ChatTokenizer,
+    tokenizer: PromptEncoder,
     seed: int,
     base_dir: str | Path,
     needs_label: bool = True,
@@ -122,7 +122,7 @@ def load_part(
     data: Data,
     path_field: PathField,
     *,
-    tokenizer: ChatTokenizer,
+    tokenizer: PromptEncoder,
     seed: int,
     base_dir: str | Path,
     needs_label: bool,
@@ -246,7 +246,7 @@ def _look_at(
 
 
 def _tokenise(
-    files: Sequence[FileRows], tokenizer: ChatTokenizer, *, say: Say | None
+    files: Sequence[FileRows], tokenizer: PromptEncoder, *, say: Say | None
 ) -> list[Prompt]:
     prompts: list[Prompt] = []
     tick = Waiting(say, "making tokens of " + ", ".join(file.spelled for file in files))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from milescli.core.errors import DataError
 from milescli.rollout.chance import Difference, compared, in_words
-from milescli.runtime.eval_records import HELDOUT, SetResult, folder_of, results_of
+from milescli.runtime.eval_records import SetResult, folder_of, results_of
 
 REWARD = "rollout.reward"
 Settings = Mapping[str, object]
@@ -76,17 +76,9 @@ def require_same(other: SetResult, name: str, data_sha256: str, settings: Settin
         )
 
 
-def kept_result(folder: Path, name: str, *, step: int | None, model: str) -> SetResult:
-    """What `miles eval` kept below `folder` of the set `name`, of one step or the newest. Raises
-    DataError where there is nothing."""
+def kept_result(folder: Path, name: str, *, step: int | None) -> SetResult | None:
+    """What `miles eval` kept below `folder` of the set `name`, of one step or the newest; None
+    where there is nothing."""
     kept = results_of(folder / "eval", folder_of(name))
     found = [result for result in kept if step is None or result.step == step]
-    if not found:
-        data = "" if name == HELDOUT else f" --data {name}=FILE"
-        raise DataError(
-            f"`{model}` has no result on `{name}` to compare with",
-            why=f"in {folder / 'eval'} results of it are "
-            + (f"of steps {', '.join(str(one.step) for one in kept)}" if kept else "not there"),
-            fix=f"miles eval {model}{data}   # then compare with it",
-        )
-    return found[-1]
+    return found[-1] if found else None

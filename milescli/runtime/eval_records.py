@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from milescli.checkpoint.run_dir import write_json
 from milescli.core.errors import DataError
@@ -144,6 +145,12 @@ def folder_of(set_name: str) -> str:
     return "" if set_name == HELDOUT else set_name
 
 
+def folder_of_endpoint(url: str, evaluations: Path) -> Path:
+    """Where the results of its models are, each in a folder of its own."""
+    parts = urlsplit(url)
+    return evaluations / "-".join(str(part) for part in (parts.hostname, parts.port) if part)
+
+
 def results_of(folder: Path, set_name: str) -> list[SetResult]:
     """All that are kept of one set, by step; `folder`: the run's `eval/`. A file that cannot be
     read is left out."""
@@ -160,7 +167,11 @@ def sha256_of_prompts(prompts: Sequence[Prompt]) -> str:
     """Equal where the same is asked, with the same labels, in the same order."""
     digest = hashlib.sha256()
     for prompt in prompts:
-        digest.update(json.dumps([prompt.text, prompt.label]).encode() + b"\n")
+        told = [prompt.text, prompt.label]
+        chat = [turn for turn in prompt.turns if turn["role"] != "system"]  # it is a setting
+        if len(chat) > 1 or prompt.tools:
+            told += [chat, list(prompt.tools)]
+        digest.update(json.dumps(told).encode() + b"\n")
     return digest.hexdigest()
 
 
@@ -181,6 +192,7 @@ def settings_of(recipe: Recipe) -> dict[str, object]:
         "eval.top_p": evaluation.top_p,
         "eval.max_response_tokens": evaluation.max_response_tokens or rollout.max_response_tokens,
         "run.seed": recipe.run.seed,
+        **({"eval.endpoint.extra": extra} if (extra := evaluation.endpoint.extra) else {}),
     }
 
 

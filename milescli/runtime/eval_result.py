@@ -1,14 +1,17 @@
-"""From the samples of one set to its result, written and returned. Called by `evaluate`, off the
-event loop."""
+"""One set, put to a model: its samples, and what they come to, written and returned. Called by
+`evaluate` and `evaluate_endpoint`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from statistics import fmean
 
 from milescli.checkpoint.run_dir import RunDir
+from milescli.core.concurrency import in_thread
 from milescli.core.events import EvalDone
 from milescli.core.types import Group
+from milescli.rollout.episode import Plays
 from milescli.rollout.rewards import answer_of
 from milescli.rollout.scores import scores_of
 from milescli.runtime.eval_records import (
@@ -19,6 +22,22 @@ from milescli.runtime.eval_records import (
     write_result,
 )
 from milescli.runtime.eval_sets import LoadedSet
+from milescli.runtime.evaluator import Evaluator
+
+
+async def measured(
+    one: LoadedSet, episodes: Plays, *, run: RunDir, model: str, step: int = 0
+) -> SetResult:
+    """Put a set to whoever `episodes` asks. Raises what the evaluator raises."""
+    evaluator = Evaluator(
+        recipe=one.set.recipe,
+        prompts=one.prompts,
+        episodes=episodes,
+        folder=run.eval_dir,
+        set_name=one.set.folder,
+    )
+    done, groups = await evaluator.measure(step)
+    return await in_thread(partial(result_of, one, done, groups, model=model, run=run))
 
 
 def result_of(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import DataError, RecipeError
@@ -18,6 +18,8 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.benchmarks import BENCHMARKS
 from milescli.rollout.chance import doublings
 from milescli.rollout.file_prompts import FilePrompts
+from milescli.rollout.mix import MixedPrompts
+from milescli.rollout.prompt_encoder import PromptEncoder
 from milescli.rollout.source import SourceReport
 from milescli.runtime.data_inputs import require_files, with_local_files
 from milescli.runtime.eval_benchmarks import with_settings_of, write_benchmark
@@ -29,7 +31,7 @@ from milescli.runtime.eval_records import (
     settings_of,
     sha256_of_prompts,
 )
-from milescli.runtime.inputs import RunInputs, load_heldout
+from milescli.runtime.inputs import load_heldout
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -185,7 +187,19 @@ def asking_reward_model(sets: Sequence[EvalSet]) -> Recipe:
     return next(asking, sets[0].recipe)
 
 
-def load_set(one: EvalSet, run: RunDir, inputs: RunInputs, *, output: Output) -> LoadedSet:
+class Readers(Protocol):
+    """Of RunInputs what a set is read with."""
+
+    @property
+    def tokenizer(self) -> PromptEncoder:
+        """Of who is asked."""
+
+    @property
+    def prompts(self) -> FilePrompts | MixedPrompts | None:
+        """That were trained on."""
+
+
+def load_set(one: EvalSet, run: RunDir, inputs: Readers, *, output: Output) -> LoadedSet:
     """Its prompts, tokenised for the model of `inputs`. Raises DataError for a file, a column, a
     label, or a prompt that was trained on."""
     recipe, tokenizer, prompts = one.recipe, inputs.tokenizer, inputs.prompts

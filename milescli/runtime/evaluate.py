@@ -23,7 +23,7 @@ from milescli.recipe.train import Distill
 from milescli.rollout.base import RolloutEngine
 from milescli.rollout.episode import evaluation_episodes
 from milescli.runtime.eval_records import SetResult
-from milescli.runtime.eval_result import result_of
+from milescli.runtime.eval_result import measured
 from milescli.runtime.eval_sets import (
     EvalSet,
     EvalWish,
@@ -32,7 +32,6 @@ from milescli.runtime.eval_sets import (
     load_set,
     sets_of,
 )
-from milescli.runtime.evaluator import Evaluator
 from milescli.runtime.reward_model import reward_facts
 from milescli.runtime.scorers import scorer_of
 from milescli.runtime.spec import RunSpec
@@ -240,23 +239,14 @@ async def _all_sets(
     for one in asked:
         recipe = one.set.recipe
         output.note(f"step {step}: {one.set.name}, {len(one.prompts)} prompts")
-        evaluator = Evaluator(
-            recipe=recipe,
-            prompts=one.prompts,
-            episodes=evaluation_episodes(
-                recipe,
-                engine=fleet,
-                scorer=scorer_of(recipe, scores),
-                decode=spec.inputs.tokenizer.decode,
-                vocab_size=spec.inputs.facts.vocab_size,
-            ),
-            folder=spec.run.eval_dir,
-            set_name=one.set.folder,
+        episodes = evaluation_episodes(
+            recipe,
+            engine=fleet,
+            scorer=scorer_of(recipe, scores),
+            decode=spec.inputs.tokenizer.decode,
+            vocab_size=spec.inputs.facts.vocab_size,
         )
-        done, groups = await evaluator.measure(step)
-        results.append(
-            await in_thread(partial(result_of, one, done, groups, model=name, run=spec.run))
-        )
+        results.append(await measured(one, episodes, run=spec.run, model=name, step=step))
     return results
 
 

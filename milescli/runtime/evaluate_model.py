@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.plan.on_cpu import longest_tokens
-from milescli.runtime.eval_records import SetResult
+from milescli.runtime.eval_records import HELDOUT, SetResult
 from milescli.runtime.eval_sets import EvalWish, asking_reward_model, load_set, sets_of
 from milescli.runtime.evaluate import Subject, serve_and_evaluate, with_room
 
@@ -38,7 +38,7 @@ def evaluate_model(
 
     loaded = load_model(
         model,
-        prompts=", ".join(wish.data),
+        prompts=", ".join(wish.data) or HELDOUT,
         sets=wish.sets,
         flags=wish.flags,
         environ=environ,

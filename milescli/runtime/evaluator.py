@@ -15,7 +15,7 @@ from milescli.core.errors import WaitTimeout
 from milescli.core.events import EvalDone
 from milescli.core.types import Group, Prompt, Sample, StopReason
 from milescli.recipe.schema import Recipe
-from milescli.rollout.episode import Episodes
+from milescli.rollout.episode import Plays
 from milescli.rollout.evaluations import EvaluationFn, load_evaluation, played
 from milescli.rollout.metrics import load_metrics, measured
 from milescli.rollout.stats import mean_parts
@@ -28,7 +28,7 @@ class Evaluator:
 
     recipe: Recipe
     prompts: list[Prompt]
-    episodes: Episodes
+    episodes: Plays
     """Sampled as the recipe's `eval` says."""
     folder: Path
     """Where samples are written; the run's `eval/`."""

@@ -27,6 +27,7 @@ from milescli.rollout.example_rows import Kind, RowField
 from milescli.rollout.examples import ExampleReport, Examples, load_examples
 from milescli.rollout.mix import MixedPrompts
 from milescli.rollout.mix_source import load_mix
+from milescli.rollout.prompt_encoder import PromptEncoder
 from milescli.rollout.rewards import load_rewards, needs_label
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.rollout.source import FilePrompts, SourceReport, load_source
@@ -213,7 +214,7 @@ def with_reward_model(
 def load_heldout(
     recipe: Recipe,
     data: Data,
-    tokenizer: ChatTokenizer,
+    tokenizer: PromptEncoder,
     *,
     trained: Sequence[FilePrompts],
     base_dir: Path,

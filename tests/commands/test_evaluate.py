@@ -146,6 +146,39 @@ def test_a_comparison_is_told_in_a_sentence(miles: Miles, replace: Replace, run_
     assert json.loads(told.out.splitlines()[-1])["difference"]["num_a_better"] == 8
 
 
-def test_what_was_not_measured_before_is_not_compared_with(miles: Miles, run_dir: Path) -> None:
-    said = miles("eval", "quickstart-1", "--data", "few=x.jsonl", "--against", "quickstart-1")
-    assert said.code == 3 and "miles eval quickstart-1 --data few=FILE" in said.err
+def test_what_was_not_measured_before_is_measured_first(
+    miles: Miles, replace: Replace, run_dir: Path
+) -> None:
+    asked: list[str] = []
+
+    def evaluate_model(model: str, *, wish: EvalWish, **options: object) -> list[SetResult]:
+        asked.append(f"{model} {len(wish.against)}")
+        return [make_result(rewards=[0.25 * len(asked)] * 8)]
+
+    replace("milescli.runtime.evaluate_model", evaluate_model=evaluate_model)
+    said = miles("eval", "org/one", "--data", "few=x.jsonl", "--against", "org/other")
+    assert asked == ["org/other 0", "org/one 1"]
+    assert "org/other was not asked this before" in said.err and said.code == 0
+    assert said.out.count("evaluation of") == 2 and "+25.0 points" in said.out
+
+
+def test_an_endpoint_is_measured_and_its_only_model_is_found_again(
+    miles: Miles, replace: Replace
+) -> None:
+    seen: list[dict[str, object]] = []
+
+    def evaluate_endpoint(url: str, **options: object) -> tuple[Path, list[SetResult]]:
+        seen.append({"url": url, **options})
+        folder = Path("runs") / "evaluations" / "h-1" / "tiny"
+        write_result(make_result(), [], folder=folder)
+        return folder, [make_result()]
+
+    replace("milescli.runtime.evaluate_endpoint", evaluate_endpoint=evaluate_endpoint)
+    url = "http://h:1/v1"
+    for words in ([], ["--against", url]):
+        said = miles("eval", url, "--data", "few=x.jsonl", *words)
+        assert said.code == 0, said
+    assert [one["url"] for one in seen] == [url, url], "what was kept is not measured again"
+    (Path("runs") / "evaluations" / "h-1" / "other").mkdir()
+    said = miles("eval", url, "--data", "few=x.jsonl", "--against", url)
+    assert said.code == 3 and "which model at http://h:1/v1" in said.err

@@ -13,6 +13,7 @@ import pytest
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError
+from milescli.core.types import Prompt
 from milescli.recipe.schema import Recipe
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.rollout.tokenizer import load_tokenizer
@@ -38,11 +39,8 @@ def test_each_set_is_compared_with_its_like_and_other_settings_are_told() -> Non
 def test_the_newest_result_is_taken_or_that_of_a_step(tmp_path: Path) -> None:
     for step in (3, 20):
         write_result(make_result(step=step), [], folder=tmp_path)
-    assert kept_result(tmp_path, "few", step=None, model="m").step == 20
-    assert kept_result(tmp_path, "few", step=3, model="m").step == 3
-    with pytest.raises(DataError, match="no result on `few`") as refused:
-        kept_result(tmp_path, "few", step=4, model="m")
-    assert "of steps 3, 20" in refused.value.why
+    found = [kept_result(tmp_path, "few", step=step) for step in (None, 3, 4)]
+    assert [one and one.step for one in found] == [20, 3, None]
 
 
 def _asked(folder: Path, against: SetResult) -> Any:
@@ -58,7 +56,7 @@ def test_other_prompts_or_another_reward_are_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(DataError, match="was asked other prompts"):
         _asked(tmp_path, make_result())
-    data = sha256_of_prompts([SimpleNamespace(text="1?", label="1")])  # type: ignore[list-item]
+    data = sha256_of_prompts([Prompt(index=0, token_ids=[], text="1?", label="1")])
     with pytest.raises(DataError, match="was scored by another reward") as refused:
         _asked(tmp_path, make_result(data=data, settings={"rollout.reward": "gsm8k"}))
     assert refused.value.fixes == ["--set rollout.reward=gsm8k"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from milescli.core.errors import RecipeError
 from milescli.recipe.rewards import JudgeSettings
 from milescli.recipe.schema import Rollout
-from milescli.rollout.rewards.endpoint import Endpoint
+from milescli.rollout.endpoint import Endpoint
 from milescli.rollout.rewards.text_parts import ENDS_THINKING
 
 SECTION = "rollout.judge"
@@ -63,7 +63,7 @@ class Judge:
         self.num_unparsed = 0
         """Replies without a score."""
         self._endpoint = Endpoint(
-            reward="judge",
+            asker="the reward `judge`",
             section=SECTION,
             url=_chat_url(settings.url or ""),
             timeout_s=settings.timeout_s,

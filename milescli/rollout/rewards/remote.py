@@ -6,7 +6,7 @@ from typing import Any
 
 from milescli.recipe.rewards import RemoteSettings
 from milescli.recipe.schema import Rollout
-from milescli.rollout.rewards.endpoint import Endpoint
+from milescli.rollout.endpoint import Endpoint
 from milescli.rollout.scoring import finite_reward
 
 SECTION = "rollout.remote_reward"
@@ -27,7 +27,7 @@ class Remote:
         self.scores_groups = settings.group
         self.max_concurrency = settings.concurrency
         self._endpoint = Endpoint(
-            reward="remote",
+            asker="the reward `remote`",
             section=SECTION,
             url=settings.url or "",
             timeout_s=settings.timeout_s,

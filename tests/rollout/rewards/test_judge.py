@@ -17,7 +17,7 @@ from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards import judge as module
 from milescli.rollout.rewards import load_rewards, needs_label, scorer_of
 from milescli.rollout.scoring import Response
-from tests.rollout.rewards.scoring_server import Asked, Reply, quick_retries, said, serving
+from tests.endpoint_server import Asked, Reply, quick_retries, said, serving
 
 __all__ = ["quick_retries"]
 PROMPT = Prompt(index=5, token_ids=[1], text="2 + 2?", label="4")

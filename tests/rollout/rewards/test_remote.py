@@ -12,7 +12,7 @@ from milescli.recipe.rewards import RemoteSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards import scorer_of
 from milescli.rollout.scoring import Response, Score
-from tests.rollout.rewards.scoring_server import Asked, Reply, quick_retries, serving
+from tests.endpoint_server import Asked, Reply, quick_retries, serving
 
 __all__ = ["quick_retries"]
 PROMPT = Prompt(index=5, token_ids=[1], text="2 + 2?", label="4")

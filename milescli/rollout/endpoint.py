@@ -1,5 +1,6 @@
-"""A server that rewards ask, by HTTP: each request bounded, tried again where it failed for a
-while, and counted. Used by `judge` and `remote`; belongs to one event loop."""
+"""A server that is asked by HTTP: each request bounded, tried again where it failed for a while,
+and counted. Used by the rewards `judge` and `remote`, and to evaluate a model behind an endpoint;
+belongs to one event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from milescli.core.errors import RecipeError, RewardError
+from milescli.core.errors import MilesError, RecipeError, RewardError
 
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
@@ -30,12 +31,14 @@ class _TryAgain(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Endpoint:
-    """Where a reward's requests go."""
+    """Where requests go."""
 
-    reward: str
-    """Its name, for errors."""
+    asker: str
+    """Whose requests they are, for errors: the reward `judge`."""
     section: str
     """Of the recipe, that holds its settings."""
+    error: type[MilesError] = RewardError
+    """Raised where it fails."""
     url: str
     timeout_s: float
     """Bound on one request."""
@@ -53,38 +56,45 @@ class Endpoint:
         self._key = os.environ.get(self.api_key_env)
         if not self._key:
             raise RecipeError(
-                f"the reward `{self.reward}` has no key",
+                f"{self.asker} has no key",
                 why=f"`{self.section}.api_key_env` is {self.api_key_env}, which is not in the "
                 "environment",
                 fix=[f"export {self.api_key_env}=...", f"--set {self.section}.api_key_env=null"],
             )
         if any(sign.isspace() or not sign.isprintable() for sign in self._key):
             raise RecipeError(
-                f"the key of the reward `{self.reward}` cannot be sent",
+                f"the key of {self.asker} cannot be sent",
                 why=f"{self.api_key_env} holds a blank or a line break",
                 fix=f"export {self.api_key_env}=...",
             )
 
-    async def post(self, body: dict[str, Any]) -> Any:
-        """What the server replies, parsed. Raises RewardError after `retries` + 1 attempts that
-        failed for a while, at once where the server refuses or its reply is no JSON, and where the
-        budget is spent."""
+    async def post(self, body: dict[str, Any], path: str = "") -> Any:
+        """What the server replies, parsed; `path`: below the URL. Raises `error` after `retries` +
+        1 attempts that failed for a while, at once where the server refuses or its reply is no
+        JSON, and where the budget is spent."""
+        return await self._ask("POST", path, body)
+
+    async def get(self, path: str) -> Any:
+        """The same without a body."""
+        return await self._ask("GET", path, None)
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         for attempt in range(1, self.retries + 2):
             self._spend()
             try:
-                return await self._post_once(body)
+                return await self._ask_once(method, path, body)
             except _TryAgain as failed:
                 if attempt > self.retries:
                     raise self.failure(f"{failed} (attempt {attempt} of {attempt})") from None
                 await asyncio.sleep(_pause_s(attempt, failed.after_s))
         raise AssertionError(f"no attempt was made: retries {self.retries}")
 
-    def failure(self, why: str, *fixes: str) -> RewardError:
+    def failure(self, why: str, *fixes: str) -> MilesError:
         """For the user; whatever the server said, the key is not in it."""
         if self._key:
             why = why.replace(self._key, "***")
-        return RewardError(
-            f"the reward `{self.reward}` failed at {self.url}",
+        return self.error(
+            f"{self.asker} failed at {self.url}",
             why=why,
             fix=[*fixes, f"curl -i {self.url}   # does it answer?"],
         )
@@ -97,7 +107,7 @@ class Endpoint:
             )
         self.num_requests += 1
 
-    async def _post_once(self, body: dict[str, Any]) -> Any:
+    async def _ask_once(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         import aiohttp
 
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -106,7 +116,9 @@ class Endpoint:
             async with (
                 aiohttp.ClientSession(timeout=bound) as session,
                 # a redirect would take the key elsewhere
-                session.post(self.url, json=body, headers=headers, allow_redirects=False) as reply,
+                session.request(
+                    method, self.url + path, json=body, headers=headers, allow_redirects=False
+                ) as reply,
             ):
                 text = await _bounded_text(reply)
                 status, after = reply.status, reply.headers.get("Retry-After", "")

@@ -1,11 +1,11 @@
-"""A real HTTP server on this machine that scores as a test tells it to: replies, failures, silence.
-For the rewards `judge` and `remote`."""
+"""A real HTTP server on this machine that replies as a test tells it to: scores, chat completions,
+failures, silence. For the rewards `judge` and `remote`, and for evaluations of an endpoint."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,7 +34,7 @@ class Asked:
 
 
 @dataclass
-class ScoringServer:
+class EndpointServer:
     """Told what to reply by `replies`, a function of the request and of how many came before."""
 
     replies: Callable[[Asked, int], Reply]
@@ -52,9 +52,11 @@ def said(text: str) -> Reply:
 
 
 @contextmanager
-def serving(replies: Callable[[Asked, int], Reply]) -> Iterator[ScoringServer]:
-    """Answers until the block ends."""
-    state = ScoringServer(replies)
+def serving(
+    replies: Callable[[Asked, int], Reply], models: Sequence[str] = ("tiny",)
+) -> Iterator[EndpointServer]:
+    """Answers until the block ends; `models`: that it says it has."""
+    state = EndpointServer(replies)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -73,6 +75,10 @@ def serving(replies: Callable[[Asked, int], Reply]) -> Iterator[ScoringServer]:
             finally:
                 with state.lock:
                     state.at_once -= 1
+
+        def do_GET(self) -> None:
+            """The list of models, the only thing that is not asked with a body."""
+            self._reply(Reply({"data": [{"id": name} for name in models]}))
 
         def _reply(self, reply: Reply) -> None:
             if reply.silent:
@@ -108,5 +114,5 @@ def serving(replies: Callable[[Asked, int], Reply]) -> Iterator[ScoringServer]:
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses of milliseconds."""
-    monkeypatch.setattr("milescli.rollout.rewards.endpoint.FIRST_PAUSE_S", 0.005)
-    monkeypatch.setattr("milescli.rollout.rewards.endpoint.MAX_PAUSE_S", 0.01)
+    monkeypatch.setattr("milescli.rollout.endpoint.FIRST_PAUSE_S", 0.005)
+    monkeypatch.setattr("milescli.rollout.endpoint.MAX_PAUSE_S", 0.01)

@@ -1,0 +1,41 @@
+"""The recipe's section `eval`: held-out prompts, and who is asked them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from milescli.recipe.rewards import Requests
+from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, Section
+
+
+class EndpointSettings(Requests):
+    """Of a model behind an OpenAI-compatible endpoint, for `miles eval URL`."""
+
+    model: str | None = None
+    """As the endpoint calls it; null: the only one that it has."""
+    extra: list[str] = Field(default=[])
+    """Further fields of each request, as NAME=JSON: ['reasoning_effort="low"']. null leaves one
+    out: [max_tokens=null, max_completion_tokens=4096]."""
+
+
+class Evaluation(Section):
+    """Evaluation on `data.eval`."""
+
+    every: NonNegative = 0
+    """Steps between evaluations; 0: only at the start and the end."""
+    num_prompts: Positive | None = None
+    """Only the first N held-out prompts; null: all."""
+    samples_per_prompt: Positive = 1
+    function: str = "all"
+    """Which samples are taken. all: `samples_per_prompt` of each prompt; or an import path."""
+    metrics: str = "none"
+    """Figures beside the accuracy. none; pass_at_k: the chance that one of k samples is right, for
+    k = 1, 2, 4, ...; or an import path."""
+    temperature: NonNegativeFloat = 0.0
+    """0: greedy."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    max_response_tokens: Positive | None = None
+    """null: as in `rollout`."""
+    endpoint: EndpointSettings = EndpointSettings()

@@ -1,0 +1,150 @@
+"""`miles eval URL`: a model behind an OpenAI-compatible endpoint, measured from here: no device is
+taken, and nothing is started."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from milescli.core.errors import RecipeError
+from milescli.recipe.schema import Recipe, Rollout
+from milescli.rollout.endpoint_episodes import (
+    EndpointEpisodes,
+    KeptReplies,
+    endpoint_of,
+    extra_fields,
+    served_model,
+)
+from milescli.rollout.prompt_encoder import NoTokens
+from milescli.runtime.eval_records import HELDOUT, SetResult, folder_of_endpoint
+from milescli.runtime.eval_result import measured
+from milescli.runtime.eval_sets import EvalWish, LoadedSet, load_set, sets_of
+from milescli.runtime.scorers import scorer_of
+
+if TYPE_CHECKING:
+    from milescli.checkpoint.run_dir import RunDir
+    from milescli.console.output import Output
+
+_CHAT = "/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What prompts are read with: no tokenizer, and nothing that was trained on."""
+
+    tokenizer: NoTokens
+    prompts: None = None
+
+
+def evaluate_endpoint(
+    url: str,
+    *,
+    folder: Path | None,
+    runs: Path,
+    wish: EvalWish,
+    environ: Mapping[str, str],
+    output: Output,
+) -> tuple[Path, list[SetResult]]:
+    """Put each set to the model at `url`, an endpoint up to its version: http://HOST:PORT/v1. The
+    folder that `eval/` is in, and one result for each set.
+
+    `folder`: None: one for the model, below that of the endpoint in `runs`. Replies are kept as
+    they come: who is stopped goes on where they end. Raises MilesError.
+    """
+    from milescli.checkpoint.run_dir import RunDir, lock
+    from milescli.recipe.load import load_model
+
+    url = checked_url(url)
+    loaded = load_model(
+        url,
+        prompts=", ".join(wish.data) or HELDOUT,
+        sets=wish.sets,
+        flags=wish.flags,
+        environ=environ,
+        cwd=Path.cwd(),
+        home=Path.home(),
+    )
+    sets = sets_of(loaded.recipe, wish)
+    for one in sets:
+        _require_askable(one.recipe)
+    settings = loaded.recipe.eval.endpoint
+    model = asyncio.run(served_model(endpoint_of(url, settings), settings.model))
+    folder = folder or folder_of_endpoint(url, runs) / re.sub(r"[^\w.-]+", "-", model)
+    folder.mkdir(parents=True, exist_ok=True)
+    run = RunDir(folder.absolute())
+    with lock(run):
+        asked = [load_set(one, run, _Inputs(NoTokens()), output=output) for one in sets]
+        return folder, _evaluate(url, model, asked, run, output=output)
+
+
+def checked_url(url: str) -> str:
+    """Without what the program adds itself. Raises RecipeError for what no request can go to, and
+    for a key in it, which would be written to disk."""
+    parts = urlsplit(url)
+    if not parts.hostname or parts.username or parts.password or parts.query or parts.fragment:
+        raise RecipeError(
+            "this is no address of an endpoint" if not parts.hostname else "this address says more",
+            why="http://HOST:PORT/v1 is one; a key or a query does not belong into it",
+            fix="export MY_KEY=...; miles eval URL --set eval.endpoint.api_key_env=MY_KEY",
+        )
+    return url.rstrip("/").removesuffix(_CHAT)
+
+
+def _require_askable(recipe: Recipe) -> None:
+    """Raises RecipeError for what needs the tokens that are sampled, or an engine."""
+    rollout, plain = recipe.rollout, Rollout()
+    extra_fields(recipe.eval.endpoint)
+    needs = [
+        key
+        for key, is_set in (
+            ("rollout.reward=reward_model", recipe.asks_reward_model),
+            (f"rollout.agent={rollout.agent}", rollout.agent != plain.agent),
+            (f"rollout.generation={rollout.generation}", rollout.generation != plain.generation),
+        )
+        if is_set
+    ]
+    if needs:
+        raise RecipeError(
+            "an endpoint cannot be evaluated so",
+            why=f"`{needs[0]}` needs the tokens that a model samples; an endpoint tells its text",
+            fix="miles eval MODEL   # the same model, as a folder or by its name on the hub",
+        )
+
+
+def _evaluate(
+    url: str, model: str, asked: Sequence[LoadedSet], run: RunDir, *, output: Output
+) -> list[SetResult]:
+    from milescli.runtime.supervise import StopSignals, run_watched
+
+    results = list[SetResult]()
+
+    async def work() -> None:
+        for one in asked:
+            kept = KeptReplies(run.eval_dir / one.set.folder / "replies.jsonl")
+            told = f"; {len(kept)} replies are here" if len(kept) else ""
+            output.note(f"{model}: {one.set.name}, {len(one.prompts)} prompts{told}")
+            episodes = EndpointEpisodes(
+                one.set.recipe,
+                endpoint=endpoint_of(url, one.set.recipe.eval.endpoint),
+                model=model,
+                scorer=scorer_of(one.set.recipe, None),
+                kept=kept,
+            )
+            try:
+                results.append(await measured(one, episodes, run=run, model=f"{model} at {url}"))
+            except BaseException:
+                output.note(f"{len(kept)} replies are kept: the same command asks for the others")
+                raise
+            kept.remove()
+
+    async def main() -> None:
+        signals = StopSignals(on_stop=lambda: False, again=f"miles eval {url}")
+        await run_watched(work(), [], signals, cause_grace_s=0.0)
+
+    asyncio.run(main())
+    return results
