@@ -157,8 +157,10 @@ def trainer(
     precision: str = "fp32",
     teachers: Sequence[str] = (),
     mix: Sequence[str] = (),
+    critic: str | None = None,
 ):
-    """A trainer rank that is set up. `teachers`: folders; `mix`: sources of its prompts."""
+    """A trainer rank that is set up. `teachers`, `critic`: folders; `mix`: sources of its
+    prompts."""
     from milescli.backends.megatron.worker import TrainerRank
 
     optimizer = {
@@ -183,6 +185,7 @@ def trainer(
         ),
         model_dir=model,
         teacher_dirs=teachers,
+        critic_dir=critic,
     )
     made.setup()
     return made
