@@ -168,10 +168,8 @@ def load_tokenizer(folder: str | Path, *, chat_template: str = AUTO) -> ChatToke
 def _template(inner: PreTrainedTokenizerBase, wanted: str, folder: Path) -> str | None:
     if wanted == RAW:
         return None
-    if wanted == CHATML:
-        return CHAT_TEMPLATE
     if wanted != AUTO:
-        return template_of_file(wanted)
+        return own_template(wanted)
     if inner.chat_template:
         return inner.get_chat_template()
     raise DataError(
@@ -184,6 +182,14 @@ def _template(inner: PreTrainedTokenizerBase, wanted: str, folder: Path) -> str 
             f"put the template of its family into {folder / 'chat_template.jinja'}",
         ],
     )
+
+
+def own_template(wanted: str) -> str | None:
+    """The template that `data.chat_template` puts in the place of the tokenizer's; None where it
+    does not. Raises DataError for a file that is none."""
+    if wanted in (AUTO, RAW):
+        return None
+    return CHAT_TEMPLATE if wanted == CHATML else template_of_file(wanted)
 
 
 def template_of_file(path: str) -> str:

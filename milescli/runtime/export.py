@@ -19,7 +19,7 @@ from milescli.checkpoint.store import PREFIX
 from milescli.checkpoint.torch_dist.weights import read_hf_tensors
 from milescli.console.transfer import Transfer
 from milescli.conversion.source import find_checkpoint, find_model
-from milescli.core.errors import CheckpointError
+from milescli.core.errors import CheckpointError, DataError
 from milescli.export.adapter import is_adapter, merge_into, read_adapter
 from milescli.export.adapter_folder import write_adapter_folder
 from milescli.export.card import model_card
@@ -31,6 +31,7 @@ from milescli.models import table as table_of
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.model import Model
 from milescli.recipe.resolved import load_resolved
+from milescli.rollout.tokenizer import own_template
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -135,7 +136,7 @@ def _export_model(
 
     def card(folder: Folder) -> dict[str, str]:
         name = to.resolve().name
-        return model_card(
+        made = model_card(
             folder,
             table=table,
             base=weights.base,
@@ -143,6 +144,7 @@ def _export_model(
             story=weights.story,
             base_model=weights.base_model,
         )
+        return {**made, **_own_template(weights.story, output)}
 
     def watch(total_bytes: int) -> Transfer:
         return Transfer(
@@ -179,6 +181,19 @@ def _export_model(
         pushed=None,
         seconds=0.0,
     )
+
+
+def _own_template(story: Story | None, output: Output) -> dict[str, str]:
+    """File name -> text of the chat template that a run put in the place of its model's: who loads
+    the export must prompt as the run did."""
+    if story is None:
+        return {}
+    try:
+        template = own_template(story.recipe.data.chat_template)
+    except DataError as error:
+        output.warn(f"the run's chat template is not in the export: {error.what}: {error.why}")
+        return {}
+    return {} if template is None else {"chat_template.jinja": template}
 
 
 def _export_adapter(

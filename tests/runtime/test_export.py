@@ -94,6 +94,22 @@ def test_a_run_and_its_checkpoint_are_one_and_the_same(
     assert (tmp_path / "a" / "reward.svg").read_text().count(",") >= 2
 
 
+def test_the_chat_template_that_the_run_chose_goes_with_its_weights(
+    run: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.jinja"
+    own.write_text("{{ messages[0].content }}!")
+    recipe = run / "recipe.yaml"
+    auto = 'chat_template: "auto"'
+    assert auto in recipe.read_text()
+    recipe.write_text(recipe.read_text().replace(auto, f"chat_template: {own}"))
+    export(run, tmp_path / "a")
+    assert (tmp_path / "a" / "chat_template.jinja").read_text() == own.read_text()
+    own.unlink()
+    export(run, tmp_path / "b")
+    assert not (tmp_path / "b" / "chat_template.jinja").exists(), "it is gone, and that is told"
+
+
 def test_a_converted_model_is_exported_with_its_mtp_layer(
     converted: Path, base: Path, tmp_path: Path
 ) -> None:
