@@ -14,8 +14,10 @@ from pathlib import Path
 from milescli.core.units import GIB, MIB, format_bytes, format_duration
 from milescli.doctor.finding import Finding, fail, ok, warn
 from milescli.doctor.fixes import another_folder, nearest_folder
+from milescli.doctor.roles import critic_facts
 from milescli.models import table
 from milescli.platform.machine import Machine
+from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
 
 NEEDED, WANTED = 2 * GIB, 20 * GIB
@@ -135,6 +137,8 @@ def check_checkpoints(
     from milescli.runtime.inputs import planned_facts
 
     numbers = table(planned_facts(recipe)).num_parameters
+    if (critic := critic_facts(recipe)) is not None:
+        numbers += table(critic).num_parameters
     on_host = machine.kind == "cpu" or recipe.machine.gpus == 0
     precision = (
         recipe.train.precision
@@ -172,21 +176,29 @@ def check_checkpoints(
 
 
 def check_download(recipe: Recipe, *, free_bytes: int | None = None) -> list[Finding]:
-    """Space in the hub's cache for a model that is not there yet. Its size is that of bfloat16
-    weights: what most releases are."""
+    """Space in the hub's cache for the models that are not there yet. Their size is that of
+    bfloat16 weights: what most releases are."""
     from milescli.backends.hub.home import cache_dir
-    from milescli.doctor.hub_access import is_cached
-    from milescli.runtime.inputs import planned_facts
+    from milescli.doctor.hub_access import is_cached, wanted_repos
+    from milescli.runtime.inputs import facts_of_recipe
 
-    path, cache = recipe.model.path, cache_dir()
-    if path is None or Path(path).expanduser().is_dir() or is_cached(("model", path, "model.path")):
+    cache = cache_dir()
+    lacking = {
+        name: key
+        for kind, name, key in wanted_repos(recipe)
+        if kind == "model" and not is_cached((kind, name, key))
+    }
+    if not lacking:
         return ok("download", "no model has to be fetched")
-    needed = 2 * table(planned_facts(recipe)).num_parameters
+    models = [
+        recipe.model if key == "model.path" else Model(path=name) for name, key in lacking.items()
+    ]
+    needed = 2 * sum(table(facts_of_recipe(model)).num_parameters for model in models)
     existing = nearest_folder(cache)
     free = shutil.disk_usage(existing).free if free_bytes is None else free_bytes
     what = (
-        f"`{path}` is fetched at launch: about {format_bytes(needed)}; {format_bytes(free)} "
-        f"free in {existing}"
+        f"{', '.join(f'`{name}`' for name in lacking)} will be fetched at launch: about "
+        f"{format_bytes(needed)}; {format_bytes(free)} free in {existing}"
     )
     if needed > free:
         roomy = another_folder(but_not=existing, needed_bytes=needed)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from milescli.backends.hub.home import cache_of
 from milescli.doctor.finding import Finding, fail, ok, warn
+from milescli.doctor.roles import repos_of_roles
 from milescli.recipe.data_files import FIELDS, files_of
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Recipe
@@ -34,6 +35,7 @@ def wanted_repos(recipe: Recipe | None) -> list[tuple[str, str, str]]:
         if path is not None and not Path(path).expanduser().is_dir()
         else []
     )
+    repos += [("model", name, key) for name, key in repos_of_roles(recipe)]
     for field in FIELDS:
         for file in files_of(recipe.data, field):
             if is_hub(file.name):

@@ -6,14 +6,19 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from milescli.core.units import MIB, format_bytes
 from milescli.doctor.disk import check_checkpoints, check_download
 from milescli.doctor.finding import Check, Finding, fail, ok, skip, warn
+from milescli.doctor.roles import check_roles, without_roles
 from milescli.platform.machine import Machine
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from milescli.rollout.fit import ExampleReport
 
 DATA_LIMIT = 256 * MIB
 """Data sets of the hub are fetched to be looked at up to this size."""
@@ -40,10 +45,16 @@ def recipe_checks(loaded: LoadedRecipe, *, machine: Callable[[], Machine]) -> li
         ),
         Check(name="reward", run=lambda: check_reward_of(recipe), timeout_s=60.0),
         Check(
+            name="roles",
+            run=lambda: check_roles(recipe),
+            timeout_s=120.0,
+            needs=("model", "reward"),
+        ),
+        Check(
             name="plan",
             run=lambda: check_plan(loaded, machine()),
             timeout_s=60.0,
-            needs=("model", "reward"),
+            needs=("model", "reward", "roles"),
         ),
         Check(
             name="data",
@@ -127,6 +138,8 @@ def _large_data(recipe: Recipe) -> str:
 def check_material(recipe: Recipe) -> list[Finding]:
     """Model folder, tokenizer, every row of the data."""
     from milescli.checkpoint.run_dir import RunDir
+    from milescli.rollout.fit import ExampleReport
+    from milescli.rollout.source import SourceReport
     from milescli.runtime.inputs import prepare
 
     if too_large := _large_data(recipe):
@@ -141,8 +154,11 @@ def check_material(recipe: Recipe) -> list[Finding]:
             recipe = recipe.model_copy(
                 update={"model": model.model_copy(update={"path": path, "revision": None})}
             )
-        material = prepare(recipe, RunDir(path=Path(folder)))
+        material = prepare(without_roles(recipe), RunDir(path=Path(folder)))
+    if isinstance(rows := material.reports.get("train"), ExampleReport):
+        return _told_rows(rows, num_heldout=len(material.heldout))
     report = material.reports["prompts"]
+    assert isinstance(report, SourceReport), "prompts are no rows to learn from"
     what = (
         f"{report.num_rows} prompts of {report.prompt_tokens_p50} tokens (median; 99 %: "
         f"{report.prompt_tokens_p99}), "
@@ -160,3 +176,15 @@ def check_material(recipe: Recipe) -> list[Finding]:
         "data",
         what + (f"; {report.num_dropped} too long and dropped" if report.num_dropped else ""),
     )
+
+
+def _told_rows(report: ExampleReport, *, num_heldout: int) -> list[Finding]:
+    what = (
+        f"{report.num_rows} rows to learn from, of {report.tokens_p50} tokens (median; 99 %: "
+        f"{report.tokens_p99}); {report.loss_tokens:,} of {report.tokens:,} tokens are learned; "
+        f"{num_heldout} prompts held out"
+    )
+    if report.note:
+        look = f"miles data check {report.path}   # which, and why"
+        return warn("data", what, why=report.note, fix=look)
+    return ok("data", what)

@@ -41,7 +41,7 @@ def _checked(recipe: Recipe) -> dict[str, Finding]:
 def test_a_good_recipe_is_ok_in_all_parts() -> None:
     findings = _checked(_recipe({"eval": "task:sums-heldout"}))
     assert {name: finding.status for name, finding in findings.items()} == dict.fromkeys(
-        ("model", "checkpoints", "download", "reward", "plan", "data"), Status.OK
+        ("model", "checkpoints", "download", "reward", "roles", "plan", "data"), Status.OK
     )
     assert (
         "8192 prompts" in findings["data"].what
