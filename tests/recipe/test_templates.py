@@ -20,6 +20,7 @@ PROMISED = [
     "quickstart-distill",
     "quickstart-dpo",
     "quickstart-moe",
+    "quickstart-ppo",
     "quickstart-reward-model",
     "quickstart-rlhf",
     "quickstart-sft",
