@@ -71,7 +71,7 @@ class ActorHandle:
             )
         except Exception as error:  # any failure to answer says enough
             return f"does not answer ({type(error).__name__})"
-        return f"in `{name}` for {seconds:.0f} s"
+        return f"is in `{name}` for {seconds:.0f} s"
 
 
 async def _as_future(ref: Any) -> Any:
@@ -86,7 +86,7 @@ async def _bounded(handle: ActorHandle, ref: Any, method: str, timeout_s: float)
     except TimeoutError:
         raise WaitTimeout(
             f"waited {timeout_s:.0f} s for {handle.name} to finish `{method}`",
-            why=f"{handle.name} is {await handle.phase()}; its log was last written "
+            why=f"{handle.name} {await handle.phase()}; its log was last written "
             f"{log_age(handle.log_path)}",
             fix=f"tail -50 {handle.log_path}",
         ) from None
