@@ -28,13 +28,18 @@ class KeptReplies:
     """Replies on disk by what was asked, so that who is stopped need not ask, and pay, again."""
 
     def __init__(self, file: Path) -> None:
-        """`file`: read where it is there; a line that was cut off is none."""
+        """`file`: read where it is there; a last line that was cut off is taken away."""
         self._file = file
         self._by_request: dict[str, Reply] = {}
-        if file.exists():
-            for line in file.read_text(encoding="utf-8").split("\n")[:-1]:
-                kept = json.loads(line)
-                self._by_request[kept.pop("request")] = kept
+        if not file.exists():
+            return
+        text = file.read_bytes()
+        whole = text[: text.rfind(b"\n") + 1]
+        if len(whole) < len(text):
+            file.write_bytes(whole)
+        for line in whole.decode().splitlines():
+            kept = json.loads(line)
+            self._by_request[kept.pop("request")] = kept
 
     def __len__(self) -> int:
         return len(self._by_request)

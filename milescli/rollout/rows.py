@@ -277,7 +277,7 @@ def _hash_of(asked: _Asked, tools: Tools) -> int:
         return hash(asked[0]["content"])
     if not tools and not any("tool_calls" in message for message in asked):
         return hash(tuple((message["role"], message["content"]) for message in asked))
-    return hash(json.dumps([asked, tools], sort_keys=True))
+    return hash(json.dumps([asked, tools], sort_keys=True, default=str))
 
 
 def _asked(record: dict[str, object], key: str) -> _Asked:
