@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from milescli.checkpoint.run_dir import RunDir
+from milescli.console.columns import percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class RunState:
         """For the table."""
         step = f"{self.step}/{self.num_steps}" if self.num_steps else str(self.step)
         reward = None if self.reward is None else f"{self.reward:.3f}"
-        accuracy = None if self.accuracy is None else f"{self.accuracy:.1%}"
+        accuracy = None if self.accuracy is None else percent(self.accuracy)
         return [self.name, self.state, step, reward, accuracy, self.changed.replace("T", " ")[:16]]
 
 

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 
+from milescli.console.columns import percent
 from milescli.console.output import Output
 from milescli.core.units import format_bytes, format_duration
 
@@ -63,7 +64,7 @@ def _value(name: str, value: object) -> str:
         if name.endswith("_bytes"):
             return format_bytes(value)
         if "accuracy" in name or "fraction" in name:
-            return f"{value:.1%}"
+            return percent(value)
         return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
     if isinstance(value, list | tuple):
         return ", ".join(str(item) for item in value)
