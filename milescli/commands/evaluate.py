@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import typer
 
 from milescli.commands.eval_options import (
@@ -28,7 +26,6 @@ from milescli.commands.options import (
 from milescli.console.output import Output
 
 EXAMPLES = [
-    "miles eval quickstart-1",
     "miles eval quickstart-1 --step 20 --num-prompts 50",
     "miles eval quickstart-1 --data test.jsonl --data hard=hard.jsonl",
     "miles eval Qwen/Qwen3-0.6B --data test.jsonl --set rollout.reward=math",
@@ -82,14 +79,11 @@ def evaluate(
             machine__address=("--address", address),
         ),
     )
-    options = measure.Options(steps=steps if step is None else str(step), out=out)
-    show = partial(show_results, output=output)
     if against is not None:
         find_measured(subject)  # or refused before the other is measured
-        wish = measure.against(
-            against, wish, show=lambda folder, others: show(others, folder=folder), output=output
-        )
+        wish = measure.against(against, wish, output=output)
+    options = measure.Options(steps=steps if step is None else str(step), out=out)
     folder, results = measure.measured(subject, wish, options, output=output)
-    show(results, folder=folder)
+    show_results(results, folder=folder, output=output)
     if against is not None:
         show_comparisons(comparisons(results, wish.against), output=output)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
 
 from milescli.commands.find_run import Measured, find_measured, runs_folder
+from milescli.commands.show_eval import show_results
 from milescli.console.output import Output
 from milescli.core.errors import DataError
 from milescli.runtime.eval_compare import kept_result
@@ -66,9 +66,7 @@ def measured(
     )
 
 
-def against(
-    other: str, wish: EvalWish, *, show: Callable[[Path, list[SetResult]], None], output: Output
-) -> EvalWish:
+def against(other: str, wish: EvalWish, *, output: Output) -> EvalWish:
     """The same, to be compared with another model's results: those of a file, or what `miles eval`
     kept of a run, a checkpoint, a model or an endpoint; where it kept none of a set, the other is
     measured now, and shown. Raises MilesError."""
@@ -83,7 +81,7 @@ def against(
         return replace(wish, against=[one for one in kept if one])
     output.note(f"{other} was not asked this before: it is measured first")
     where, results = measured(other, wish, Options(), output=output)
-    show(where, results)
+    show_results(results, folder=where, output=output)
     return replace(wish, against=results)
 
 
