@@ -50,8 +50,9 @@ PYTEST := $(VENV)/bin/python -m pytest --durations=10
 # sets of tests at once, `begin NAME TESTS...` of each, whose output stands behind its name; fails
 # where one of them does
 define together
-@set -o pipefail; sets=; failed=0; \
-begin() { name=$$1; shift; $(PYTEST) "$$@" 2>&1 | sed -u "s/^/$$name | /" & sets="$$sets $$!"; }; \
+@sets=; failed=0; \
+begin() { name=$$1; shift; { $(PYTEST) "$$@" 2>&1 | sed -u "s/^/$$name | /"; \
+  exit $${PIPESTATUS[0]}; } & sets="$$sets $$!"; }; \
 $(1); for set in $$sets; do wait $$set || failed=1; done; exit $$failed
 endef
 

@@ -1,4 +1,5 @@
-"""What is not Python is linted too: shell scripts, forms of job scripts, Dockerfiles."""
+"""What is not Python is linted too: shell scripts, forms of job scripts, Dockerfiles; and make
+fails where tests do."""
 
 from __future__ import annotations
 
@@ -55,3 +56,22 @@ def test_an_image_runs_miles_as_a_user_without_rights_and_from_the_installer_alo
         [kind, "packages"],
         [kind, "miles"],
     ]
+
+
+@pytest.mark.parametrize("set_of_tests", ["good", "bad"])
+def test_make_fails_where_one_of_its_sets_of_tests_does(tmp_path: Path, set_of_tests: str) -> None:
+    """As `make test` and `make check` run them, beside each other."""
+    pytest_like = tmp_path / "pytest.sh"
+    pytest_like.write_text('#!/bin/sh\necho "ran $1"\n[ "$1" != bad ]\n')
+    pytest_like.chmod(0o755)
+    rules = f"include Makefile\nprobe:\n\t$(call together,begin a {set_of_tests}; begin b good)\n"
+    (tmp_path / "probe.mk").write_text(rules)
+    done = subprocess.run(
+        ["make", "-f", str(tmp_path / "probe.mk"), "probe", f"PYTEST={pytest_like}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert f"a | ran {set_of_tests}" in done.stdout and "b | ran good" in done.stdout
+    assert (done.returncode == 0) == (set_of_tests == "good")
