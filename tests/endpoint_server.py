@@ -53,9 +53,9 @@ def said(text: str) -> Reply:
 
 @contextmanager
 def serving(
-    replies: Callable[[Asked, int], Reply], models: Sequence[str] = ("tiny",)
+    replies: Callable[[Asked, int], Reply], models: Sequence[str] | None = ("tiny",)
 ) -> Iterator[EndpointServer]:
-    """Answers until the block ends; `models`: that it says it has."""
+    """Answers until the block ends; `models`: that it says it has; None: it has no list."""
     state = EndpointServer(replies)
 
     class Handler(BaseHTTPRequestHandler):
@@ -78,7 +78,10 @@ def serving(
 
         def do_GET(self) -> None:
             """The list of models, the only thing that is not asked with a body."""
-            self._reply(Reply({"data": [{"id": name} for name in models]}))
+            if models is None:
+                self._reply(Reply("no such page", status=404))
+            else:
+                self._reply(Reply({"data": [{"id": name} for name in models]}))
 
         def _reply(self, reply: Reply) -> None:
             if reply.silent:

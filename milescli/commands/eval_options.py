@@ -45,7 +45,7 @@ AgainstOption = Annotated[
     str | None,
     typer.Option(
         "--against",
-        metavar="RUN|MODEL|FILE",
+        metavar="RUN|MODEL|URL|FILE",
         help="Another, measured now or before: which is better?",
     ),
 ]

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from milescli.core.units import MIB, format_bytes
 from milescli.doctor.disk import check_checkpoints, check_download
 from milescli.doctor.finding import Check, Finding, fail, ok, skip, warn
-from milescli.doctor.roles import check_roles, without_roles
+from milescli.doctor.roles import check_roles
 from milescli.platform.machine import Machine
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.policy_alone import policy_alone
 from milescli.recipe.schema import Recipe
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def check_material(recipe: Recipe) -> list[Finding]:
             recipe = recipe.model_copy(
                 update={"model": model.model_copy(update={"path": path, "revision": None})}
             )
-        material = prepare(without_roles(recipe), RunDir(path=Path(folder)))
+        material = prepare(policy_alone(recipe), RunDir(path=Path(folder)))
     if isinstance(rows := material.reports.get("train"), ExampleReport):
         return _told_rows(rows, num_heldout=len(material.heldout))
     report = material.reports["prompts"]

@@ -9,12 +9,8 @@ from pathlib import Path
 from milescli.doctor.finding import Finding, ok
 from milescli.models import ModelFacts
 from milescli.models.score_head import with_score_head
-from milescli.recipe.check_distill import NO_REWARD
 from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
-from milescli.recipe.train import Distill
-
-REWARD_MODEL = "reward_model"
 
 
 def check_roles(recipe: Recipe) -> list[Finding]:
@@ -46,40 +42,14 @@ def critic_facts(recipe: Recipe) -> ModelFacts | None:
 
 def repos_of_roles(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """(name on the hub, key) of those that are not on this disk."""
-    named = [(teacher.path, "train.distill.teachers") for teacher in recipe.teachers]
-    if recipe.has_critic:
-        named.append((recipe.train.critic.path or "", "train.critic.path"))
-    if recipe.asks_reward_model:
-        named.append((recipe.rollout.reward_model.path or "", "rollout.reward_model.path"))
-    for path, key in named:
-        if path.count("/") == 1 and not Path(path).expanduser().parent.is_dir():
-            yield path, key
+    from milescli.runtime.reward_model import reward_path
+    from milescli.runtime.teachers import teacher_paths
 
-
-def without_roles(recipe: Recipe) -> Recipe:
-    """The same data, read for the policy alone: the others' weights are not needed for it, nor are
-    the policy's."""
-    train, rollout, data = recipe.train, recipe.rollout, recipe.data
-    objective = "preference" if train.objective == "reward_model" else train.objective
-    changes = {"distill": Distill(), "credit": "sample", "objective": objective}
-    mix = [
-        source.model_copy(update={"reward": _unasked(source.reward)}) for source in data.mix or []
-    ]
-    return recipe.model_copy(
-        update={
-            "train": train.model_copy(update=changes),
-            "rollout": rollout.model_copy(update={"reward": _unasked(rollout.reward)}),
-            "data": data.model_copy(update={"mix": mix or None}),
-        }
-    )
-
-
-def _unasked(reward: object) -> object:
-    """Without the part that a reward model gives."""
-    if isinstance(reward, dict):
-        others = {name: weight for name, weight in reward.items() if name != REWARD_MODEL}
-        return others or NO_REWARD
-    return NO_REWARD if reward == REWARD_MODEL else reward
+    held = [*teacher_paths(recipe), *filter(None, [reward_path(recipe)])]
+    yield from ((model.path, model.key) for model in held if model.is_on_hub)
+    critic = recipe.train.critic.path if recipe.has_critic else None
+    if critic is not None and not Path(critic).expanduser().is_dir():
+        yield critic, "train.critic.path"
 
 
 def _shape(facts: ModelFacts) -> str:

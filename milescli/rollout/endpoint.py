@@ -13,6 +13,8 @@ from typing import Any
 
 from milescli.core.errors import MilesError, RecipeError, RewardError
 
+CHAT_PATH = "/chat/completions"
+"""Of an OpenAI-compatible endpoint, below its version."""
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
 """Between two attempts, whatever a server asks for."""
@@ -139,6 +141,11 @@ class Endpoint:
             return json.loads(text)
         except (ValueError, RecursionError):
             raise self.failure(f"its reply is no JSON: {text[:_SHOWN_CHARACTERS]!r}") from None
+
+
+def base_url(url: str) -> str:
+    """An OpenAI-compatible endpoint up to its version, whatever of it was given."""
+    return url.rstrip("/").removesuffix(CHAT_PATH)
 
 
 class _TooLong(Exception):

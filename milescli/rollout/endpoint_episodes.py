@@ -14,12 +14,12 @@ from milescli.core.errors import EndpointError, RecipeError
 from milescli.core.types import Prompt, Sample, StopReason
 from milescli.recipe.evaluation import EndpointSettings
 from milescli.recipe.schema import Recipe
-from milescli.rollout.endpoint import Endpoint
+from milescli.rollout.endpoint import CHAT_PATH, Endpoint
 from milescli.rollout.episode import score_alone, score_together
 from milescli.rollout.scoring import Scoring
 
 SECTION = "eval.endpoint"
-_CHAT, _MODELS = "/chat/completions", "/models"
+_MODELS = "/models"
 Reply = dict[str, Any]
 """`text`, `stop_reason`, `num_tokens`."""
 
@@ -97,7 +97,7 @@ class EndpointEpisodes:
         request = _digest(body, sample_index)
         if (reply := self._kept.of(request)) is None:
             async with self._free:
-                reply = self._read(await self._endpoint.post(body, _CHAT))
+                reply = self._read(await self._endpoint.post(body, CHAT_PATH))
             self._kept.add(request, reply)
         sample = Sample(
             sample_index=sample_index,
@@ -145,9 +145,15 @@ def endpoint_of(url: str, settings: EndpointSettings) -> Endpoint:
 
 
 async def served_model(endpoint: Endpoint, wanted: str | None) -> str:
-    """As the endpoint calls it: `wanted`, or the only one that it has. Raises EndpointError where
-    nobody answers; RecipeError where there are several to choose from, or not the wanted one."""
-    reply = await endpoint.get(_MODELS)
+    """As the endpoint calls it: `wanted`, or the only one that it has. Raises RecipeError where
+    there are several to choose from, or not the wanted one; EndpointError where none is wanted, and
+    the endpoint does not say what it has."""
+    try:
+        reply = await endpoint.get(_MODELS)
+    except EndpointError:
+        if wanted is None:
+            raise
+        return wanted  # many a proxy has no list
     try:
         names = [str(model["id"]) for model in reply["data"]]
     except (KeyError, TypeError):

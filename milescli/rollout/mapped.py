@@ -206,12 +206,8 @@ def encode_rows(
         if not row.messages and max(row.token_ids) >= tokenizer.vocab_size:
             raise DataError(
                 f"row {row.index + 1} of {path} holds a token that the model does not have",
-                why=f"token {max(row.token_ids)}; its tokenizer has {tokenizer.vocab_size}"
-                if tokenizer.vocab_size
-                else "an endpoint is asked with messages",
-                fix=f"make the tokens of {path} anew, with the tokenizer in {tokenizer.folder}"
-                if tokenizer.vocab_size
-                else f"give the prompts of {path} as text, or as messages",
+                why=f"token {max(row.token_ids)}; its tokenizer has {tokenizer.vocab_size}",
+                fix=f"make the tokens of {path} anew, with the tokenizer in {tokenizer.folder}",
             )
     return encoded
 

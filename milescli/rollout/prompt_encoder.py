@@ -3,6 +3,7 @@ model whose tokenizer is elsewhere."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,8 +34,8 @@ class NoTokens:
     none is too long."""
 
     folder = Path()
-    vocab_size = 0
-    """What is given as tokens is refused."""
+    vocab_size = sys.maxsize
+    """Any token may be known there."""
 
     def render(self, messages: Chat, *, tools: Sequence[Any] | None = None) -> str:
         """Who is asked renders; all that it is told counts."""

@@ -35,6 +35,7 @@ from milescli.runtime.inputs import load_heldout
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
+    from milescli.recipe.load import LoadedRecipe
 
 DOMAIN = "domain"
 """The column that is taken without being named."""
@@ -112,6 +113,24 @@ def sets_of(recipe: Recipe, wish: EvalWish) -> list[EvalSet]:
             ],
         )
     return [_set_of(recipe, name, file, wish) for name, file in named]
+
+
+def sets_of_model(
+    model: str, wish: EvalWish, *, environ: Mapping[str, str]
+) -> tuple[LoadedRecipe, list[EvalSet]]:
+    """The recipe of a model that no run made, and what it is asked. Raises MilesError."""
+    from milescli.recipe.load import load_model
+
+    loaded = load_model(
+        model,
+        prompts=", ".join(wish.data) or HELDOUT,
+        sets=wish.sets,
+        flags=wish.flags,
+        environ=environ,
+        cwd=Path.cwd(),
+        home=Path.home(),
+    )
+    return loaded, sets_of(loaded.recipe, wish)
 
 
 def _named(text: str) -> tuple[str, str | None]:

@@ -17,9 +17,8 @@ from milescli.core.types import WeightVersion
 from milescli.models import ModelFacts
 from milescli.plan.on_cpu import context_length, longest_tokens
 from milescli.plan.types import Plan
-from milescli.recipe.check_distill import NO_REWARD
+from milescli.recipe.policy_alone import unscored, untaught
 from milescli.recipe.schema import Recipe
-from milescli.recipe.train import Distill
 from milescli.rollout.base import RolloutEngine
 from milescli.rollout.episode import evaluation_episodes
 from milescli.runtime.eval_records import SetResult
@@ -39,7 +38,6 @@ from milescli.runtime.spec import RunSpec
 if TYPE_CHECKING:
     from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
     from milescli.console.output import Output
-    from milescli.recipe.load import LoadedRecipe
     from milescli.rollout.rewards.reward_model import ScoreServer
     from milescli.runtime.prestart import Prestarted
 
@@ -89,10 +87,8 @@ def evaluate_run(
 
     run = open_run(path)
     kept = load_resolved(run.recipe_file)
-    loaded = _untaught(
-        override(kept, sets=wish.sets, flags=wish.flags, only=CHANGEABLE, environ=environ)
-    )
-    sets = sets_of(loaded.recipe, wish)
+    loaded = override(kept, sets=wish.sets, flags=wish.flags, only=CHANGEABLE, environ=environ)
+    sets = sets_of(untaught(loaded.recipe), wish)
     recipe = asking_reward_model(sets)
     reward_facts(recipe)
     checkpoints = chosen_checkpoints(CheckpointStore(run.checkpoints), steps)
@@ -111,7 +107,7 @@ def evaluate_run(
         TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary,
     ):
         # torch is imported from here on, beside the warm process
-        inputs = prepare(_unscored(_untaught(kept).recipe), run, output=output)
+        inputs = prepare(_trained_on(kept.recipe), run, output=output)
         inputs = with_reward_model(inputs, recipe, run, output=output)
         asked = [load_set(one, run, inputs, output=output) for one in sets]
         nodes.require_shared(run.path)
@@ -128,22 +124,11 @@ def evaluate_run(
         return serve_and_evaluate(spec, asked, subject, prestarted, output=output)
 
 
-def _untaught(loaded: LoadedRecipe) -> LoadedRecipe:
-    """Nobody is taught here, and a teacher may be gone."""
-    train = loaded.recipe.train.model_copy(update={"distill": Distill()})
-    return replace(loaded, recipe=loaded.recipe.model_copy(update={"train": train}))
-
-
-def _unscored(recipe: Recipe) -> Recipe:
-    """What is read of the run beside the sets: what it was trained on, which nobody scores here."""
-    data = recipe.data
-    mix = [source.model_copy(update={"reward": None}) for source in data.mix or []]
-    return recipe.model_copy(
-        update={
-            "data": data.model_copy(update={"eval": None, "mix": mix or None}),
-            "rollout": recipe.rollout.model_copy(update={"reward": NO_REWARD}),
-        }
-    )
+def _trained_on(recipe: Recipe) -> Recipe:
+    """What is read of the run beside the sets; nobody is taught or scored by it here, and who did
+    may be gone."""
+    recipe = unscored(untaught(recipe))
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval": None})})
 
 
 def chosen_checkpoints(store: CheckpointStore, steps: str | None) -> list[StoredCheckpoint]:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from milescli.core.errors import RecipeError
+from milescli.core.errors import DataError, RecipeError
 from milescli.recipe.schema import Recipe, Rollout
+from milescli.rollout.endpoint import base_url
 from milescli.rollout.endpoint_episodes import (
     EndpointEpisodes,
     KeptReplies,
@@ -21,16 +22,14 @@ from milescli.rollout.endpoint_episodes import (
     served_model,
 )
 from milescli.rollout.prompt_encoder import NoTokens
-from milescli.runtime.eval_records import HELDOUT, SetResult, folder_of_endpoint
+from milescli.runtime.eval_records import SetResult, folder_of_endpoint
 from milescli.runtime.eval_result import measured
-from milescli.runtime.eval_sets import EvalWish, LoadedSet, load_set, sets_of
+from milescli.runtime.eval_sets import EvalWish, LoadedSet, load_set, sets_of_model
 from milescli.runtime.scorers import scorer_of
 
 if TYPE_CHECKING:
     from milescli.checkpoint.run_dir import RunDir
     from milescli.console.output import Output
-
-_CHAT = "/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +56,9 @@ def evaluate_endpoint(
     they come: who is stopped goes on where they end. Raises MilesError.
     """
     from milescli.checkpoint.run_dir import RunDir, lock
-    from milescli.recipe.load import load_model
 
     url = checked_url(url)
-    loaded = load_model(
-        url,
-        prompts=", ".join(wish.data) or HELDOUT,
-        sets=wish.sets,
-        flags=wish.flags,
-        environ=environ,
-        cwd=Path.cwd(),
-        home=Path.home(),
-    )
-    sets = sets_of(loaded.recipe, wish)
+    loaded, sets = sets_of_model(url, wish, environ=environ)
     for one in sets:
         _require_askable(one.recipe)
     settings = loaded.recipe.eval.endpoint
@@ -79,6 +68,7 @@ def evaluate_endpoint(
     run = RunDir(folder.absolute())
     with lock(run):
         asked = [load_set(one, run, _Inputs(NoTokens()), output=output) for one in sets]
+        _require_messages(asked)
         return folder, _evaluate(url, model, asked, run, output=output)
 
 
@@ -92,7 +82,7 @@ def checked_url(url: str) -> str:
             why="http://HOST:PORT/v1 is one; a key or a query does not belong into it",
             fix="export MY_KEY=...; miles eval URL --set eval.endpoint.api_key_env=MY_KEY",
         )
-    return url.rstrip("/").removesuffix(_CHAT)
+    return base_url(url)
 
 
 def _require_askable(recipe: Recipe) -> None:
@@ -114,6 +104,17 @@ def _require_askable(recipe: Recipe) -> None:
             why=f"`{needs[0]}` needs the tokens that a model samples; an endpoint tells its text",
             fix="miles eval MODEL   # the same model, as a folder or by its name on the hub",
         )
+
+
+def _require_messages(asked: Sequence[LoadedSet]) -> None:
+    """Raises DataError for a prompt that is given as tokens."""
+    for one in asked:
+        if as_tokens := next((prompt for prompt in one.prompts if prompt.token_ids), None):
+            raise DataError(
+                f"row {as_tokens.index + 1} of `{one.set.name}` is given as tokens",
+                why="an endpoint is asked with messages",
+                fix=f"give the prompts of `{one.set.name}` as text, or as messages",
+            )
 
 
 def _evaluate(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.plan.on_cpu import longest_tokens
-from milescli.runtime.eval_records import HELDOUT, SetResult
-from milescli.runtime.eval_sets import EvalWish, asking_reward_model, load_set, sets_of
+from milescli.runtime.eval_records import SetResult
+from milescli.runtime.eval_sets import EvalWish, asking_reward_model, load_set, sets_of_model
 from milescli.runtime.evaluate import Subject, serve_and_evaluate, with_room
 
 if TYPE_CHECKING:
@@ -30,22 +30,12 @@ def evaluate_model(
     from milescli.cluster.nodes import find_nodes
     from milescli.plan.engines_alone import plan_engines
     from milescli.platform.torch_wheel import require_wheel
-    from milescli.recipe.load import load_model
     from milescli.runtime.inputs import facts_of_recipe, inputs_of_model, with_reward_model
     from milescli.runtime.prestart import prestart_engines, prestart_ray
     from milescli.runtime.reward_model import reward_facts
     from milescli.runtime.spec import RunSpec
 
-    loaded = load_model(
-        model,
-        prompts=", ".join(wish.data) or HELDOUT,
-        sets=wish.sets,
-        flags=wish.flags,
-        environ=environ,
-        cwd=Path.cwd(),
-        home=Path.home(),
-    )
-    sets = sets_of(loaded.recipe, wish)
+    loaded, sets = sets_of_model(model, wish, environ=environ)
     recipe = max((one.recipe for one in sets), key=longest_tokens)
     facts = facts_of_recipe(recipe.model)
     nodes = find_nodes(loaded, output=output)

@@ -96,11 +96,16 @@ class HeldModelPath:
             )
         return theirs
 
+    @property
+    def is_on_hub(self) -> bool:
+        """It reads like a name there, and no folder of this disk could be meant."""
+        folder = Path(self.path).expanduser()
+        return not (folder.is_absolute() or self.path.count("/") != 1 or folder.parent.is_dir())
+
     def _require(self) -> Path:
         """Names of the hub pass."""
         folder = Path(self.path).expanduser()
-        looks_local = folder.is_absolute() or self.path.count("/") != 1 or folder.parent.is_dir()
-        if not folder.is_dir() and looks_local:
+        if not folder.is_dir() and not self.is_on_hub:
             raise RecipeError(
                 f"the {self.what} {self.path} is not there",
                 why=f"`{self.key}` names a Hugging Face folder, a name on the hub, or the "

@@ -18,10 +18,24 @@ if TYPE_CHECKING:
     from milescli.console.output import Output
 
 
+def reward_path(recipe: Recipe) -> HeldModelPath | None:
+    """Where it lies; None: the recipe asks none."""
+    if not recipe.asks_reward_model:
+        return None
+    asked = recipe.rollout.reward_model
+    assert asked.path is not None, "recipe.check lets no reward model without a path pass"
+    return HeldModelPath(
+        what="reward model",
+        key="rollout.reward_model.path",
+        path=asked.path,
+        revision=asked.revision,
+    )
+
+
 def reward_facts(recipe: Recipe) -> ModelFacts | None:
     """Of the recipe's reward model, without loading it; None: it asks none. Raises RecipeError
     where it gives no score."""
-    path = _path(recipe)
+    path = reward_path(recipe)
     if path is None:
         return None
     if not (facts := path.facts(longest_tokens(recipe))).scores:
@@ -39,22 +53,9 @@ def reward_model_folder(
 ) -> Path | None:
     """The Hugging Face folder of the recipe's reward model; None: it asks none. Raises RecipeError
     where it reads other tokens than the policy."""
-    path = _path(recipe)
+    path = reward_path(recipe)
     if path is None:
         return None
     folder = path.folder(run.reward_model_dir(path.path), output=output)
     path.refuse_other_tokens(folder, tokenizer=tokenizer, least=tokenizer.vocab_size)
     return folder
-
-
-def _path(recipe: Recipe) -> HeldModelPath | None:
-    if not recipe.asks_reward_model:
-        return None
-    asked = recipe.rollout.reward_model
-    assert asked.path is not None, "recipe.check lets no reward model without a path pass"
-    return HeldModelPath(
-        what="reward model",
-        key="rollout.reward_model.path",
-        path=asked.path,
-        revision=asked.revision,
-    )

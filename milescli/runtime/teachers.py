@@ -9,7 +9,6 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import RecipeError
 from milescli.models import ModelFacts
 from milescli.recipe.schema import Recipe
-from milescli.recipe.train import Teacher
 from milescli.rollout.tokenizer import ChatTokenizer
 from milescli.runtime.held_models import HeldModelPath
 
@@ -17,14 +16,22 @@ if TYPE_CHECKING:
     from milescli.console.output import Output
 
 
+def teacher_paths(recipe: Recipe) -> list[HeldModelPath]:
+    """Where each teacher lies."""
+    return [
+        HeldModelPath(what="teacher", key="train.distill.teachers", path=teacher.path)
+        for teacher in recipe.teachers
+    ]
+
+
 def teacher_facts(recipe: Recipe) -> list[ModelFacts]:
     """Of each teacher, without making or loading it. Raises RecipeError for one that is not there,
     CheckpointError for one that is no model."""
-    return [_facts(teacher, recipe.longest_sequence) for teacher in recipe.teachers]
+    return [_facts(teacher, recipe.longest_sequence) for teacher in teacher_paths(recipe)]
 
 
-def _facts(teacher: Teacher, longest: int) -> ModelFacts:
-    facts = _path(teacher).facts(longest)
+def _facts(teacher: HeldModelPath, longest: int) -> ModelFacts:
+    facts = teacher.facts(longest)
     if facts.scores:
         raise RecipeError(
             f"the teacher {teacher.path} gives a score instead of a next token",
@@ -52,16 +59,11 @@ def teacher_folders(
             why=f"the policy has {facts.vocab_size:,} tokens, and others must be left beside them",
             fix=f"--set train.distill.top_k={min(32, facts.vocab_size - 1)}",
         )
-    for number, teacher in enumerate(recipe.teachers):
-        path = _path(teacher)
-        folder = path.folder(run.teacher_model_dir(number), output=output)
-        theirs = path.refuse_other_tokens(folder, tokenizer=tokenizer, least=facts.vocab_size)
+    for number, teacher in enumerate(teacher_paths(recipe)):
+        folder = teacher.folder(run.teacher_model_dir(number), output=output)
+        theirs = teacher.refuse_other_tokens(folder, tokenizer=tokenizer, least=facts.vocab_size)
         if theirs.eos_id != tokenizer.eos_id and output is not None:
             ends = [each.inner.convert_ids_to_tokens(each.eos_id) for each in (theirs, tokenizer)]
             output.warn(f"the teacher {teacher.path} ends by {ends[0]}, the policy by {ends[1]}")
         folders.append(folder)
     return folders
-
-
-def _path(teacher: Teacher) -> HeldModelPath:
-    return HeldModelPath(what="teacher", key="train.distill.teachers", path=teacher.path)

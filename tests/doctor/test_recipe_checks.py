@@ -9,37 +9,23 @@ import pytest
 from huggingface_hub import constants
 
 from milescli.core.errors import DataError, RecipeError
-from milescli.doctor.finding import Finding, Status, run_checks
+from milescli.doctor.finding import Status
 from milescli.doctor.recipe_checks import (
     check_material,
     check_model,
     check_reward_of,
-    recipe_checks,
 )
 from milescli.models.scratch import config_of
 from milescli.platform.machine import parse_machine
-from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from tests.doctor.small_model import SMALL
+from tests.doctor.small_model import SMALL, checked, small_recipe
 from tests.loopback_hub import loopback_hub
 
 
-def _recipe(data: dict[str, object] | None = None, **sections: object) -> Recipe:
-    return Recipe.model_validate(
-        {"model": {"scratch": SMALL}, "data": {"prompts": "task:sums", **(data or {})}, **sections}
-    )
-
-
-def _checked(recipe: Recipe) -> dict[str, Finding]:
-    loaded = LoadedRecipe(recipe=recipe, origins={}, source="test")
-    findings = run_checks(recipe_checks(loaded, machine=lambda: parse_machine("cpu")))
-    return {finding.check: finding for finding in findings}
-
-
 def test_a_good_recipe_is_ok_in_all_parts() -> None:
-    findings = _checked(_recipe({"eval": "task:sums-heldout"}))
+    findings = checked(small_recipe({"eval": "task:sums-heldout"}))
     assert {name: finding.status for name, finding in findings.items()} == dict.fromkeys(
         ("model", "checkpoints", "download", "reward", "roles", "plan", "data"), Status.OK
     )
@@ -54,8 +40,8 @@ def test_a_reward_that_cannot_be_imported_is_a_fail_with_its_reason(
 ) -> None:
     (tmp_path / "broken_rewards.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    recipe = _recipe(rollout={"reward": "broken_rewards:strict"})
-    findings = _checked(recipe)
+    recipe = small_recipe(rollout={"reward": "broken_rewards:strict"})
+    findings = checked(recipe)
     assert findings["reward"].status is Status.FAIL and "no_such_package" in findings["reward"].why
     assert {findings[name].status for name in ("plan", "data")} == {Status.SKIP}
     with pytest.raises(RecipeError):
@@ -66,7 +52,7 @@ def test_data_that_cannot_be_read_is_a_fail_that_names_the_line(tmp_path: Path) 
     path = tmp_path / "data.jsonl"
     path.write_text('{"prompt": "a", "label": "1"}\n{"prompt": "b"}\n')
     with pytest.raises(DataError, match="line 2: `label` is missing"):
-        check_material(_recipe({"prompts": str(path)}))
+        check_material(small_recipe({"prompts": str(path)}))
 
 
 def test_many_dropped_prompts_are_a_warning(tmp_path: Path) -> None:
@@ -74,7 +60,7 @@ def test_many_dropped_prompts_are_a_warning(tmp_path: Path) -> None:
     path.write_text(
         "".join(json.dumps({"prompt": "7" * length, "label": "1"}) + "\n" for length in (3, 500))
     )
-    finding = check_material(_recipe({"prompts": str(path)}))[0]
+    finding = check_material(small_recipe({"prompts": str(path)}))[0]
     assert finding.status is Status.WARN and finding.fix[0].startswith(
         "--set data.max_prompt_tokens="
     )
@@ -125,6 +111,6 @@ def test_a_model_that_cannot_be_had_is_reported_once(
     recipe = Recipe.model_validate(
         {"model": {"path": "org/tiny"}, "data": {"prompts": "task:sums"}}
     )
-    findings = _checked(recipe)
+    findings = checked(recipe)
     assert findings["model"].status is Status.FAIL and "org/tiny" in findings["model"].what
     assert {findings[name].status for name in ("checkpoints", "plan")} == {Status.SKIP}

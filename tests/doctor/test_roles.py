@@ -8,29 +8,14 @@ import pytest
 
 from milescli.checkpoint.score_model import score_model
 from milescli.doctor.disk import check_checkpoints
-from milescli.doctor.finding import Finding, Status, run_checks
+from milescli.doctor.finding import Status
 from milescli.doctor.hub_access import wanted_repos
-from milescli.doctor.recipe_checks import recipe_checks
 from milescli.models import scratch
 from milescli.platform.machine import parse_machine
-from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.model import ScratchModel
-from milescli.recipe.schema import Recipe
-from tests.doctor.small_model import SMALL
+from tests.doctor.small_model import SMALL, checked, small_recipe
 
 ROWS = {"train": "task:sums-worked", "prompts": None, "max_row_tokens": 96}
-
-
-def _recipe(data: dict[str, object] | None = None, **sections: object) -> Recipe:
-    return Recipe.model_validate(
-        {"model": {"scratch": SMALL}, "data": {"prompts": "task:sums", **(data or {})}, **sections}
-    )
-
-
-def _checked(recipe: Recipe) -> dict[str, Finding]:
-    loaded = LoadedRecipe(recipe=recipe, origins={}, source="test")
-    findings = run_checks(recipe_checks(loaded, machine=lambda: parse_machine("cpu")))
-    return {finding.check: finding for finding in findings}
 
 
 @pytest.fixture
@@ -44,7 +29,7 @@ def held(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_each_is_told_by_its_shape(held: dict[str, Path]) -> None:
-    recipe = _recipe(
+    recipe = small_recipe(
         rollout={"reward": "reward_model", "reward_model": {"path": str(held["judge"])}},
         train={
             "credit": "gae",
@@ -52,7 +37,7 @@ def test_each_is_told_by_its_shape(held: dict[str, Path]) -> None:
             "distill": {"teachers": [{"path": str(held["teacher"])}]},
         },
     )
-    findings = _checked(recipe)
+    findings = checked(recipe)
     assert {finding.status for finding in findings.values()} == {Status.OK}
     told = findings["roles"].what
     for role in ("reference: ", "critic: of the policy", "teacher: ", "reward model: "):
@@ -76,7 +61,7 @@ def test_each_is_told_by_its_shape(held: dict[str, Path]) -> None:
 def test_one_that_is_not_there_is_one_fail_and_the_data_is_looked_at(
     sections: dict[str, object], told: str
 ) -> None:
-    findings = _checked(_recipe(**sections))
+    findings = checked(small_recipe(**sections))
     assert findings["roles"].status is Status.FAIL and told in findings["roles"].what
     assert findings["plan"].status is Status.SKIP and findings["data"].status is Status.OK
 
@@ -84,7 +69,7 @@ def test_one_that_is_not_there_is_one_fail_and_the_data_is_looked_at(
 @pytest.mark.parametrize("objective", ["supervised", "reward_model"])
 def test_rows_to_learn_from_are_counted(objective: str) -> None:
     rows = ROWS if objective == "supervised" else {**ROWS, "train": "task:sums-mistakes"}
-    finding = _checked(_recipe(rows, train={"objective": objective}))["data"]
+    finding = checked(small_recipe(rows, train={"objective": objective}))["data"]
     assert finding.status is Status.OK
     assert "rows to learn from" in finding.what and "tokens are learned" in finding.what
 
@@ -92,7 +77,7 @@ def test_rows_to_learn_from_are_counted(objective: str) -> None:
 def test_a_critic_is_saved_too(tmp_path: Path) -> None:
     machine, run = parse_machine("cpu"), {"dir": str(tmp_path)}
     alone, both = (
-        check_checkpoints(_recipe(run=run, train=train), machine, bytes_per_s=1e9)[0].what
+        check_checkpoints(small_recipe(run=run, train=train), machine, bytes_per_s=1e9)[0].what
         for train in ({}, {"credit": "gae"})
     )
     sizes = [float(what.split()[0]) for what in (alone, both)]
@@ -101,7 +86,7 @@ def test_a_critic_is_saved_too(tmp_path: Path) -> None:
 
 def test_what_is_on_the_hub_is_asked_for(held: dict[str, Path]) -> None:
     teachers = [{"path": "org/big", "sources": None}, {"path": str(held["teacher"])}]
-    recipe = _recipe(
+    recipe = small_recipe(
         rollout={"reward": "reward_model", "reward_model": {"path": "org/judge"}},
         train={"distill": {"teachers": teachers}},
     )

@@ -99,6 +99,16 @@ def test_replies_are_kept_and_only_the_others_are_asked_for_again(
     assert not kept.exists(), "what is in the result is not kept twice"
 
 
+def test_an_endpoint_without_a_list_is_asked_for_the_model_that_is_named(tmp_path: Path) -> None:
+    file = _file(tmp_path)
+    with serving(_adds, models=None) as server:
+        with pytest.raises(EndpointError, match="no such page"):
+            _measure(server.url, file)
+        _, (result,) = _measure(server.url, file, "eval.endpoint.model=small")
+    assert result.model == f"small at {server.url}"
+    assert {one.body["model"] for one in server.asked} == {"small"}
+
+
 def test_the_key_is_sent_and_written_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from milescli.core.errors import RecipeError
 from milescli.recipe.rewards import JudgeSettings
 from milescli.recipe.schema import Rollout
-from milescli.rollout.endpoint import Endpoint
+from milescli.rollout.endpoint import CHAT_PATH, Endpoint, base_url
 from milescli.rollout.rewards.text_parts import ENDS_THINKING
 
 SECTION = "rollout.judge"
@@ -65,7 +65,7 @@ class Judge:
         self._endpoint = Endpoint(
             asker="the reward `judge`",
             section=SECTION,
-            url=_chat_url(settings.url or ""),
+            url=base_url(settings.url or ""),
             timeout_s=settings.timeout_s,
             retries=settings.retries,
             api_key_env=settings.api_key_env,
@@ -90,7 +90,7 @@ class Judge:
             "max_tokens": settings.max_tokens,
             "temperature": settings.temperature,
         }
-        reply = await self._endpoint.post(body)
+        reply = await self._endpoint.post(body, CHAT_PATH)
         try:
             said = reply["choices"][0]["message"]["content"]
         except (KeyError, IndexError, TypeError):
@@ -164,11 +164,6 @@ def _template(prompt: str | None) -> str | None:
             fix=f"--set {SECTION}.prompt=null   # ask as built in",
         )
     return text
-
-
-def _chat_url(url: str) -> str:
-    path = "/chat/completions"
-    return url if url.endswith(path) else url.rstrip("/") + path
 
 
 judge = Judge(JudgeSettings())
