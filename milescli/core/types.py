@@ -84,6 +84,7 @@ class TeacherTokens:
     logprobs: bytes
     """float32, the same shape."""
     topk: int
+    """0: no tokens are named, and `logprobs`, [num_tokens], are of the token that is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,7 @@ class Trajectory:
     routed_experts: RoutedExperts | None = None
     """Only with `train.routing_replay=true` on a mixture-of-experts model."""
     teacher: TeacherTokens | None = None
-    """Only with `train.distill.cache`."""
+    """Only with `train.distill`, where it is known before the step."""
 
     @property
     def num_tokens(self) -> int:

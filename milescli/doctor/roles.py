@@ -3,6 +3,7 @@ that a launch runs; no weights are fetched."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,15 +17,18 @@ from milescli.recipe.schema import Recipe
 def check_roles(recipe: Recipe) -> list[Finding]:
     """Raises what a launch would raise."""
     from milescli.runtime.reward_model import reward_facts
-    from milescli.runtime.teachers import teacher_facts
+    from milescli.runtime.teachers import served_teachers, teacher_facts
 
     told = []
     if recipe.keeps_reference or recipe.caches_reference:
         told.append("reference: the policy's weights at the start")
     if (critic := critic_facts(recipe)) is not None:
         told.append(f"critic: {recipe.train.critic.path or 'of the policy'}, {_shape(critic)}")
-    for teacher, facts in zip(recipe.teachers, teacher_facts(recipe), strict=True):
+    for teacher, facts in zip(recipe.held_teachers, teacher_facts(recipe), strict=True):
         told.append(f"teacher: {teacher.path}, {_shape(facts)}")
+    if (served := served_teachers(recipe)) is not None:
+        names = asyncio.run(served.models())
+        told += [f"teacher: {name}, served" for name in names]
     if (reward := reward_facts(recipe)) is not None:
         told.append(f"reward model: {recipe.rollout.reward_model.path}, {_shape(reward)}")
     return ok("roles", "; ".join(told) or "no model beside the policy")

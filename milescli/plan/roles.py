@@ -63,15 +63,23 @@ def teacher_roles(
 ) -> list[Role]:
     """`size`: bytes of a weight."""
     own = models.table(policy)
-    for wish, facts in zip(recipe.teachers, teachers, strict=True):
+    for wish, facts in zip(recipe.held_teachers, teachers, strict=True):
         table = models.table(facts)
         log.note(
-            f"teacher {wish.path}",
+            f"teacher {wish.called}",
             "on the trainer's ranks, in turn",
             f"{format_bytes(table.num_parameters * size)} of weights over the ranks; its pass over "
             f"a token is {teacher_passes([facts], own):.2g} of the policy's",
         )
-    return [Role(name="teacher", place="trainer") for _ in teachers]
+    served = [wish for wish in recipe.teachers if wish.url is not None]
+    for wish in served:
+        log.note(
+            f"teacher {wish.called}", "served elsewhere", "asked by HTTP, while policy samples"
+        )
+    return [
+        *(Role(name="teacher", place="trainer") for _ in teachers),
+        *(Role(name="teacher", place="elsewhere") for _ in served),
+    ]
 
 
 def _roles_of_rows(recipe: Recipe, log: Log) -> list[Role]:

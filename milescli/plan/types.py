@@ -120,9 +120,10 @@ class Role:
     """policy: what is trained; reference: its weights before RL, frozen; critic: learns what the
     policy's samples will be worth; teacher: says what the policy should have, frozen; reward_model:
     scores what was sampled, frozen."""
-    place: Literal["trainer", "first_device"]
+    place: Literal["trainer", "first_device", "elsewhere"]
     """trainer: on the trainer's ranks, in turn; the weights of all but the policy wait in host
-    memory. first_device: in a process of its own there, for the whole run."""
+    memory. first_device: in a process of its own there, for the whole run. elsewhere: on somebody
+    else's server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

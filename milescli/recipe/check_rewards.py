@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
 
 from milescli.core.errors import RecipeError
+from milescli.recipe.check_url import check_url
 from milescli.recipe.schema import Recipe, Rollout
 
 _EXAMPLE_URL = "http://127.0.0.1:8000/v1"
@@ -30,7 +30,7 @@ def check_rewards(recipe: Recipe) -> None:
             ],
         )
     if "remote" in rollout.reward_weights:
-        _url(rollout.remote_reward.url, key="rollout.remote_reward.url", reward="remote")
+        _url(rollout.remote_reward.url, "rollout.remote_reward", reward="remote")
 
 
 def _weights(rollout: Rollout) -> None:
@@ -62,7 +62,7 @@ def _length(rollout: Rollout) -> None:
 
 def _judge(rollout: Rollout) -> None:
     judge = rollout.judge
-    _url(judge.url, key="rollout.judge.url", reward="judge")
+    _url(judge.url, "rollout.judge", reward="judge")
     if not judge.model:
         raise RecipeError(
             "the judge has no model",
@@ -85,29 +85,11 @@ def _judge(rollout: Rollout) -> None:
         )
 
 
-def _url(url: str | None, *, key: str, reward: str) -> None:
+def _url(url: str | None, section: str, *, reward: str) -> None:
     if not url:
         raise RecipeError(
             f"the reward `{reward}` has no address",
-            why=f"`{key}` is not set",
-            fix=f"--set {key}={_EXAMPLE_URL}",
+            why=f"`{section}.url` is not set",
+            fix=f"--set {section}.url={_EXAMPLE_URL}",
         )
-    try:
-        parts = urlsplit(url)
-        is_right = parts.scheme in ("http", "https") and bool(parts.hostname)
-        has_secret = bool(parts.password or parts.username)
-        assert parts.port is None or parts.port
-    except (ValueError, AssertionError):
-        is_right = has_secret = False
-    if has_secret:
-        raise RecipeError(
-            f"`{key}` holds a user or a password",
-            why="the recipe is written into the run's folder: secrets come from the environment",
-            fix=f"--set {key.rpartition('.')[0]}.api_key_env=NAME   # of the variable",
-        )
-    if not is_right:
-        raise RecipeError(
-            f"`{key}` cannot be `{url}`",
-            why="it is no address of an HTTP server",
-            fix=f"--set {key}={_EXAMPLE_URL}",
-        )
+    check_url(url, key=f"{section}.url", section=section, example=_EXAMPLE_URL)

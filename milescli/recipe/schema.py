@@ -309,6 +309,11 @@ class Recipe(Section):
         return self.train.distill.teachers
 
     @property
+    def held_teachers(self) -> list[Teacher]:
+        """Those that the trainer's ranks hold."""
+        return [teacher for teacher in self.teachers if teacher.url is None]
+
+    @property
     def caches_teacher(self) -> bool:
         """Whether what teachers say of the rows is computed once and kept."""
         return self.train.objective == "distillation" and self.train.distill.cache

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from milescli.recipe.rewards import Requests
 from milescli.recipe.section import (
     Fraction,
     NonNegative,
@@ -149,13 +150,21 @@ class Critic(Section):
 
 class Teacher(Section):
     """A model that is learned from. It may be of another family or size than the policy, and has
-    the same tokenizer."""
+    the same tokenizer. Either `path` or `url`."""
 
-    path: str
+    path: str | None = None
     """A Hugging Face folder or hub name, or a run's directory: the weights of its newest
-    checkpoint."""
+    checkpoint. The trainer's ranks hold it."""
+    url: str | None = None
+    """An SGLang server that has it, http://HOST:PORT: it is asked by HTTP, while the policy
+    samples."""
     sources: list[str] | None = None
     """Names of entries of `data.mix` whose prompts it teaches; null: of the one teacher, all."""
+
+    @property
+    def called(self) -> str:
+        """For people."""
+        return self.path or self.url or "without path and url"
 
 
 class Distill(Section):
@@ -164,8 +173,8 @@ class Distill(Section):
     distillation`, each token of the rows of `data.train`."""
 
     teachers: list[Teacher] = Field(default=[])
-    """[{path: big}]; several, each with the `sources` of `data.mix` that it teaches: a prompt has
-    one teacher. Empty: nothing is distilled."""
+    """[{path: big}], or [{url: 'http://HOST:PORT'}]; several, each with the `sources` of `data.mix`
+    that it teaches: a prompt has one teacher. Empty: nothing is distilled."""
     kl: Literal["sampled", "reverse", "forward"] = "sampled"
     """How far policy and teacher are apart. sampled: log pi - log teacher of the sampled token
     costs it that much of its advantage, as `train.credit` says; reverse, forward: KL(policy ||
@@ -173,6 +182,8 @@ class Distill(Section):
     one, with its gradient, as a term of the loss."""
     top_k: Positive = 32
     """reverse, forward: tokens of the teacher at each position."""
+    server: Requests = Requests()
+    """Of teachers by `url`: how they are asked."""
     coef: PositiveFloat = 1.0
     """Weight of that distance."""
     cache: bool = True
@@ -182,6 +193,20 @@ class Distill(Section):
     reward_weight: NonNegativeFloat = 0.0
     """Weight of the advantages that rewards give; 0: the teacher alone, and `rollout.reward` may be
     none."""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether teachers are asked by HTTP; else the trainer's ranks hold them."""
+        return any(teacher.url is not None for teacher in self.teachers)
+
+
+def teachers_by_source(settings: Distill) -> dict[str | None, int]:
+    """Entry of `data.mix` -> number of its teacher; empty where one teaches all."""
+    return {
+        source: number
+        for number, teacher in enumerate(settings.teachers)
+        for source in teacher.sources or []
+    }
 
 
 class Train(Section):

@@ -46,6 +46,7 @@ class Endpoint:
     """Bound on one request."""
     retries: int
     api_key_env: str | None = None
+    max_reply_bytes: int = MAX_REPLY_BYTES
     max_requests: int | None = None
     num_requests: int = 0
     """Sent so far, retries included."""
@@ -122,12 +123,12 @@ class Endpoint:
                     method, self.url + path, json=body, headers=headers, allow_redirects=False
                 ) as reply,
             ):
-                text = await _bounded_text(reply)
+                text = await _bounded_text(reply, self.max_reply_bytes)
                 status, after = reply.status, reply.headers.get("Retry-After", "")
         except TimeoutError:
             raise _TryAgain(f"no reply within {self.timeout_s:g} s") from None
         except _TooLong:
-            raise self.failure(f"its reply is longer than {MAX_REPLY_BYTES} bytes") from None
+            raise self.failure(f"its reply is longer than {self.max_reply_bytes} bytes") from None
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             raise _TryAgain(f"no connection: {error}") from None
         except (aiohttp.ClientError, ValueError) as error:
@@ -152,11 +153,11 @@ class _TooLong(Exception):
     """The reply."""
 
 
-async def _bounded_text(reply: Any) -> str:
+async def _bounded_text(reply: Any, max_bytes: int) -> str:
     pieces, size = list[bytes](), 0
     async for piece in reply.content.iter_chunked(1 << 16):
         size += len(piece)
-        if size > MAX_REPLY_BYTES:
+        if size > max_bytes:
             raise _TooLong
         pieces.append(piece)
     return b"".join(pieces).decode("utf-8", "replace")

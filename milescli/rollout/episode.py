@@ -4,12 +4,13 @@ Used by the collector and by the evaluation."""
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 from milescli.core.errors import AgentError, MilesError
 from milescli.core.registry import Registry
-from milescli.core.types import Prompt, Sample
+from milescli.core.types import Prompt, Sample, Trajectory
 from milescli.core.user_code import mend, user_traceback
 from milescli.core.user_process import CallFailed
 from milescli.recipe.schema import Recipe, Rollout
@@ -67,6 +68,13 @@ class Plays(Protocol):
         """All attempts at a prompt, with the rewards that could not be had of one alone."""
 
 
+class Teaching(Protocol):
+    """Teachers that are asked while the policy samples."""
+
+    async def taught(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The same, each with what the prompt's teacher would have said. Raises MilesError."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episodes:
     """Implements Plays by an agent and an engine: all that an episode needs beside its prompt and
@@ -84,6 +92,8 @@ class Episodes:
     """Of one trajectory."""
     vocab_size: int
     """Of the model."""
+    teachers: Teaching | None = None
+    """None: nobody is taught, or the trainer's ranks hold them."""
 
     async def play(
         self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool = False
@@ -100,10 +110,13 @@ class Episodes:
             vocab_size=self.vocab_size,
         )
         outcome = await self._outcome(prompt, session)
+        trajectories = session.trajectories()
+        if self.teachers is not None and not greedy:  # nothing is learned of the greedy one
+            trajectories = await self.teachers.taught(prompt, trajectories)
         sample = Sample(
             sample_index=sample_index,
             seed=seed,
-            trajectories=session.trajectories(),
+            trajectories=trajectories,
             text=outcome.text,
             stop_reason=session.turns[-1].stop_reason,
             reward=outcome.reward,
@@ -181,7 +194,13 @@ def _with_score(sample: Sample, score: Score) -> Sample:
 
 
 def training_episodes(
-    recipe: Recipe, *, engine: RolloutEngine, scorer: Scoring, decode: Decode, vocab_size: int
+    recipe: Recipe,
+    *,
+    engine: RolloutEngine,
+    scorer: Scoring,
+    decode: Decode,
+    vocab_size: int,
+    teachers: Teaching | None = None,
 ) -> Episodes:
     """Sampled as the recipe's `rollout` says."""
     rollout = recipe.rollout
@@ -194,9 +213,10 @@ def training_episodes(
         stop=rollout.stop,
         want_routed_experts=recipe.train.routing_replay,
     )
-    return _episodes(
+    episodes = _episodes(
         recipe, settings, engine=engine, scorer=scorer, decode=decode, vocab_size=vocab_size
     )
+    return replace(episodes, teachers=teachers)
 
 
 def evaluation_episodes(

@@ -45,7 +45,7 @@ from milescli.runtime.data_inputs import (
 )
 from milescli.runtime.reward_model import reward_model_folder
 from milescli.runtime.scorers import rollout_of_source
-from milescli.runtime.teachers import teacher_folders
+from milescli.runtime.teachers import met_teachers, teacher_folders
 from milescli.train.objectives import load_objective
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ class RunInputs:
     reward_model_dir: Path | None = None
     """A Hugging Face folder that gives scores; None: no reward model is asked."""
     teacher_dirs: tuple[Path, ...] = ()
-    """Hugging Face folders of `train.distill.teachers`, in order."""
+    """Hugging Face folders of `train.distill.teachers` that the ranks hold, in order."""
+    served: tuple[str, ...] = ()
+    """Of its served teachers: address, and what is served there."""
     validation: list[Any] = dataclasses.field(default_factory=list)
     """Held-out ones; empty without `data.validation`."""
 
@@ -128,6 +130,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         )
     facts = load_facts(model_dir)
     teachers = teacher_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output)
+    served = met_teachers(recipe, tokenizer, facts)
     reports: dict[str, SourceReport | ExampleReport] = {}
     rows, validation = _rows(recipe, data, tokenizer, reports, output=output)
 
@@ -183,6 +186,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         rows=rows,
         validation=validation,
         teacher_dirs=tuple(teachers),
+        served=tuple(served),
         critic_dir=_critic_folder(recipe, run, model_dir, facts, tokenizer, output=output),
         reward_model_dir=reward_model_folder(recipe, run, tokenizer, output=output),
     )

@@ -17,6 +17,7 @@ from milescli.runtime.devices import Devices
 from milescli.runtime.evaluator import Evaluator
 from milescli.runtime.saving import Progress, version_of
 from milescli.runtime.scorers import scorer_of
+from milescli.runtime.teachers import served_teachers
 from milescli.train.base import Trainer, adapts
 from milescli.train.objectives import load_in_driver
 
@@ -62,7 +63,7 @@ class ReinforceAttempt(Attempt):
         objective = load_in_driver(recipe.train.objective, recipe)
         groups = open_collector(
             inputs.prompts,
-            training_episodes(recipe, **parts),
+            training_episodes(recipe, **parts, teachers=served_teachers(recipe)),
             recipe=recipe,
             with_greedy=getattr(objective, "needs_greedy", False),
         )

@@ -7,6 +7,7 @@ import time
 from functools import cached_property
 from typing import Any
 
+from milescli.conversion.base import fingerprint
 from milescli.core.concurrency import in_thread
 from milescli.core.events import PhaseStarted, ValidationDone
 from milescli.rollout.base import RolloutEngine
@@ -19,6 +20,7 @@ from milescli.runtime.reference_cache import ReferenceCache
 from milescli.runtime.saving import Progress, version_of
 from milescli.runtime.scorers import scorer_of
 from milescli.runtime.teacher_cache import TeacherCache
+from milescli.runtime.teachers import served_teachers
 from milescli.train.base import Trainer, adapts
 from milescli.train.objectives import load_in_driver
 
@@ -31,7 +33,9 @@ class RowAttempt(Attempt):
 
     @property
     def asks_teachers(self) -> bool:
-        """See Attempt: not where all that they would say is known."""
+        """See Attempt: not where all that they would say is known, or they are served."""
+        if self.spec.recipe.train.distill.is_served:
+            return False
         return not self.spec.recipe.caches_teacher or bool(self._teacher.missing(self._rows))
 
     @property
@@ -43,10 +47,13 @@ class RowAttempt(Attempt):
 
     @cached_property
     def _teacher(self) -> TeacherCache:
+        recipe, inputs = self.spec.recipe, self.spec.inputs
+        served = served_teachers(recipe)
         return TeacherCache(
             self.spec.run.path / "teacher",
-            teachers=self.spec.inputs.teacher_dirs,
-            topk=self.spec.recipe.train.distill.top_k,
+            marks=[*(fingerprint(folder, {}) for folder in inputs.teacher_dirs), *inputs.served],
+            topk=recipe.train.distill.top_k,
+            served=served and served.teachers[0].say_all,
         )
 
     async def prepare(self, trainer: Trainer) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from milescli.conversion.base import fingerprint
 from milescli.core.concurrency import in_thread
 from milescli.core.types import TeacherTokens, Trajectory
 from milescli.plan.types import Plan
@@ -19,15 +18,20 @@ from milescli.runtime.reference_cache import batch_to_score, chunks_of, fingerpr
 from milescli.runtime.stop_flag import StopFlag
 from milescli.train.base import Trainer
 
+Said = Callable[[Sequence[Trajectory]], Awaitable[list[TeacherTokens]]]
+"""Asks served teachers about rows."""
+
 
 class TeacherCache:
     """One file for each run, teacher and number of tokens; equal rows find their numbers again."""
 
-    def __init__(self, folder: Path, *, teachers: Sequence[Path], topk: int) -> None:
-        """`folder`: made where it is not there. `teachers`: their Hugging Face folders."""
-        self._topk = topk
-        asked = json.dumps([topk, *(fingerprint(teacher, {}) for teacher in teachers)])
-        mark = hashlib.blake2b(asked.encode(), digest_size=8).hexdigest()
+    def __init__(
+        self, folder: Path, *, marks: Sequence[str], topk: int, served: Said | None = None
+    ) -> None:
+        """`folder`: made where it is not there. `marks`: of the teachers, equal where they are;
+        `served`: who is asked; None: the trainer's ranks."""
+        self._topk, self._served = topk, served
+        mark = hashlib.blake2b(json.dumps([topk, *marks]).encode(), digest_size=8).hexdigest()
         self._file = folder / f"{mark}.npz"
         self._known: dict[str, TeacherTokens] = {}
         """By fingerprint of a row's tokens."""
@@ -49,24 +53,27 @@ class TeacherCache:
         try:
             for chunk in chunks_of(rows, lambda row: [row]):
                 stop.check()
-                batch = await in_thread(lambda chunk=chunk: batch_to_score(chunk, plan))
-                said = await trainer.ask_teachers(batch)
-                for row, (ids, logprobs) in zip(chunk, said, strict=True):
-                    self._known[fingerprint_of(row)] = TeacherTokens(
-                        token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), topk=self._topk
-                    )
+                if self._served is not None:
+                    said = await self._served(chunk)
+                else:
+                    batch = await in_thread(lambda chunk=chunk: batch_to_score(chunk, plan))
+                    told = await trainer.ask_teachers(batch)
+                    said = [self._words(ids, logprobs) for ids, logprobs in told]
+                names = map(fingerprint_of, chunk)
+                self._known.update(zip(names, said, strict=True))
         finally:
             if self._known:
                 await in_thread(self._write)
+
+    def _words(self, ids: np.ndarray, logprobs: np.ndarray) -> TeacherTokens:
+        return TeacherTokens(token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), topk=self._topk)
 
     def _read(self) -> None:
         with np.load(self._file, allow_pickle=False) as stored:
             ends = np.cumsum(stored["lengths"])[:-1]
             parts = (np.split(stored[name], ends) for name in ("token_ids", "logprobs"))
             for name, ids, logprobs in zip(stored["names"], *parts, strict=True):
-                self._known[str(name)] = TeacherTokens(
-                    token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), topk=self._topk
-                )
+                self._known[str(name)] = self._words(ids, logprobs)
 
     def _write(self) -> None:
         """Whole or not at all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,20 +14,21 @@ from milescli.rollout.tokenizer import ChatTokenizer
 from milescli.runtime.held_models import HeldModelPath
 
 if TYPE_CHECKING:
+    from milescli.backends.sglang.teacher import ServedTeachers
     from milescli.console.output import Output
 
 
 def teacher_paths(recipe: Recipe) -> list[HeldModelPath]:
-    """Where each teacher lies."""
+    """Where each teacher lies that the trainer's ranks hold."""
     return [
-        HeldModelPath(what="teacher", key="train.distill.teachers", path=teacher.path)
-        for teacher in recipe.teachers
+        HeldModelPath(what="teacher", key="train.distill.teachers", path=teacher.path or "")
+        for teacher in recipe.held_teachers
     ]
 
 
 def teacher_facts(recipe: Recipe) -> list[ModelFacts]:
-    """Of each teacher, without making or loading it. Raises RecipeError for one that is not there,
-    CheckpointError for one that is no model."""
+    """Of each such teacher, without making or loading it. Raises RecipeError for one that is not
+    there, CheckpointError for one that is no model."""
     return [_facts(teacher, recipe.longest_sequence) for teacher in teacher_paths(recipe)]
 
 
@@ -50,8 +52,8 @@ def teacher_folders(
     facts: ModelFacts,
     output: Output | None,
 ) -> list[Path]:
-    """The Hugging Face folder of each teacher. `facts`, `tokenizer`: the policy's. Raises
-    RecipeError where a teacher has another tokenizer."""
+    """The Hugging Face folder of each teacher that the trainer's ranks hold. `facts`, `tokenizer`:
+    the policy's. Raises RecipeError where a teacher has another tokenizer."""
     settings, folders = recipe.train.distill, []
     if recipe.teachers and settings.kl != "sampled" and settings.top_k >= facts.vocab_size:
         raise RecipeError(
@@ -67,3 +69,21 @@ def teacher_folders(
             output.warn(f"the teacher {teacher.path} ends by {ends[0]}, the policy by {ends[1]}")
         folders.append(folder)
     return folders
+
+
+def served_teachers(recipe: Recipe) -> ServedTeachers | None:
+    """Those that are asked by HTTP; None: there are none. Raises RecipeError where the environment
+    has no key."""
+    if not recipe.train.distill.is_served:
+        return None
+    from milescli.backends.sglang.teacher import ServedTeachers
+
+    return ServedTeachers(recipe)
+
+
+def met_teachers(recipe: Recipe, tokenizer: ChatTokenizer, facts: ModelFacts) -> list[str]:
+    """Of each served teacher its address and what is served there. `tokenizer`, `facts`: the
+    policy's. Raises RecipeError where one has another tokenizer, EndpointError where it does not
+    answer."""
+    served = served_teachers(recipe)
+    return [] if served is None else asyncio.run(served.meet(tokenizer, facts.vocab_size))

@@ -3,8 +3,10 @@ by the objectives."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
+from milescli.core.types import TeacherTokens
 from milescli.recipe.train import Distill
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
@@ -18,18 +20,24 @@ BY_CANDIDATES = frozenset({Stream.CANDIDATES, Stream.TEACHER})
 
 
 def needs_of(settings: Distill) -> frozenset[Stream]:
-    """What the ranks compute before the loss of a policy."""
+    """What the ranks compute before the loss of a policy; what served teachers say comes with the
+    samples."""
     if not settings.teachers:
         return frozenset()
-    return frozenset({Stream.OLD, Stream.TEACHER}) if settings.kl == "sampled" else BY_CANDIDATES
+    compared = {Stream.OLD} if settings.kl == "sampled" else set()
+    said = {Stream.TEACHER} if settings.kl == "sampled" else BY_CANDIDATES
+    return frozenset(compared if settings.is_served else compared | said)
 
 
-def teachers_by_source(settings: Distill) -> dict[str | None, int]:
-    """Entry of `data.mix` -> number of its teacher; empty where one teaches all."""
+def streams_of(said: TeacherTokens) -> dict[str, np.ndarray]:
+    """What a teacher said of a sequence, as the streams of `needs_of`."""
+    logprobs = np.frombuffer(said.logprobs, np.float32)
+    if not said.topk:
+        return {Stream.TEACHER: logprobs}
+    ids = np.frombuffer(said.token_ids, np.int32)
     return {
-        source: number
-        for number, teacher in enumerate(settings.teachers)
-        for source in teacher.sources or []
+        Stream.CANDIDATES: ids.reshape(-1, said.topk),
+        Stream.TEACHER: logprobs.reshape(-1, said.topk),
     }
 
 

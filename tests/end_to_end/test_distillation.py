@@ -3,8 +3,12 @@ own samples, and on rows."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from milescli.backends.sglang.ports import free_ports
+from milescli.backends.sglang.server import EngineServer, EngineSpec
 from tests.end_to_end.runs import Workplace
 
 pytestmark = pytest.mark.timeout(900)
@@ -54,39 +58,110 @@ def teacher(workplace: Workplace) -> Workplace:
     return workplace
 
 
+def _taught(teacher: Workplace, kl: str) -> list[dict]:
+    """Reports of three steps on the policy's own samples; made once."""
+    if not teacher.run(f"taught-{kl}").exists():
+        sets = [*ON_POLICY, f"train.distill.kl={kl}"]
+        _launch(teacher, f"taught-{kl}", sets, steps=3)
+    return _reports(teacher, f"taught-{kl}", "StepDone")
+
+
+@pytest.fixture(scope="module")
+def rows(teacher: Workplace) -> list[dict]:
+    """Reports of three steps on rows."""
+    _launch(teacher, "rows", OF_ROWS, steps=3)
+    return _reports(teacher, "rows", "RowStepDone")
+
+
+def _asked(workplace: Workplace, name: str) -> list[str]:
+    """How many rows were put before the teacher, each time."""
+    return [
+        event["detail"].split()[0]
+        for event in workplace.events(name)
+        if event["event"] == "PhaseStarted" and event["phase"] == "teacher"
+    ]
+
+
 @pytest.mark.parametrize("kl", ["sampled", "reverse"])
 def test_a_run_that_learns_from_a_teacher_is_resumed_bit_for_bit(
     teacher: Workplace, kl: str
 ) -> None:
-    sets = [*ON_POLICY, f"train.distill.kl={kl}"]
-    _launch(teacher, f"taught-{kl}", sets, steps=3)
-    whole = _reports(teacher, f"taught-{kl}", "StepDone")
+    whole = _taught(teacher, kl)
     assert len(whole) == 3
     assert all(report["figures"]["teacher_kl"] > 0.01 for report in whole)
     assert all(report["grad_norm"] > 0 for report in whole), "no reward, and yet it learns"
+    sets = [*ON_POLICY, f"train.distill.kl={kl}"]
     _launch(teacher, f"taught-{kl}-stopped", sets, steps=2)
     finished = teacher.miles("resume", f"taught-{kl}-stopped", "--steps", "3")
     assert finished.code == 0, finished
     assert _reports(teacher, f"taught-{kl}-stopped", "StepDone") == whole
 
 
-def test_rows_are_put_before_the_teacher_once(teacher: Workplace) -> None:
-    _launch(teacher, "rows", OF_ROWS, steps=3)
-    whole = _reports(teacher, "rows", "RowStepDone")
-    assert whole[2]["figures"]["teacher_kl"] < whole[0]["figures"]["teacher_kl"]
+@pytest.fixture(scope="module")
+def served(teacher: Workplace) -> Iterator[str]:
+    """URL of an engine that has the same teacher."""
+    finished = teacher.miles("export", "teacher", "--to", "served")
+    assert finished.code == 0, finished
+    folder = teacher.folder / "served"
+    engine = EngineServer(
+        EngineSpec(
+            model_dir=folder,
+            tokenizer_dir=folder,
+            device_kind="cpu",
+            precision="fp32",
+            port=free_ports(1)[0],
+            log_path=teacher.folder / "served.log",
+            max_total_tokens=16_384,
+            context_length=512,
+        )
+    )
+    try:
+        engine.start()
+        engine.wait_ready(180)
+        yield engine.url
+    finally:
+        engine.stop()
+
+
+def _of_server(sets: list[str], url: str) -> list[str]:
+    return [setting.replace("path: runs/teacher", f"url: '{url}'") for setting in sets]
+
+
+def test_a_served_teacher_teaches_what_one_on_the_ranks_does(
+    teacher: Workplace, served: str
+) -> None:
+    sets = [*ON_POLICY, "train.distill.kl=reverse"]
+    _launch(teacher, "served", _of_server(sets, served), steps=2)
+    reports = _reports(teacher, "served", "StepDone")
+    for asked, held in zip(reports, _taught(teacher, "reverse"), strict=False):
+        for name in ("loss", "grad_norm"):
+            assert asked[name] == pytest.approx(held[name], rel=1e-3, abs=1e-6)
+        assert asked["figures"] == pytest.approx(held["figures"], rel=1e-3, abs=1e-5)
+
+
+def test_rows_are_put_before_a_served_teacher_once(
+    teacher: Workplace, rows: list[dict], served: str
+) -> None:
+    _launch(teacher, "rows-served", _of_server(OF_ROWS, served), steps=2)
+    finished = teacher.miles("resume", "rows-served", "--steps", "3")
+    assert finished.code == 0, finished
+    reports = _reports(teacher, "rows-served", "RowStepDone")
+    assert [report["loss"] for report in reports] == pytest.approx(
+        [report["loss"] for report in rows], rel=1e-4
+    )
+    assert _asked(teacher, "rows-served") == ["24", "8"]
+
+
+def test_rows_are_put_before_the_teacher_once(teacher: Workplace, rows: list[dict]) -> None:
+    assert rows[2]["figures"]["teacher_kl"] < rows[0]["figures"]["teacher_kl"]
     _launch(teacher, "rows-live", [*OF_ROWS, "train.distill.cache=false"], steps=3)
-    assert _reports(teacher, "rows-live", "RowStepDone") == whole
+    assert _reports(teacher, "rows-live", "RowStepDone") == rows
 
     _launch(teacher, "rows-stopped", OF_ROWS, steps=2)
     finished = teacher.miles("resume", "rows-stopped", "--steps", "3")
     assert finished.code == 0, finished
-    assert _reports(teacher, "rows-stopped", "RowStepDone") == whole
-    asked = [
-        event["detail"].split()[0]
-        for event in teacher.events("rows-stopped")
-        if event["event"] == "PhaseStarted" and event["phase"] == "teacher"
-    ]
-    assert asked == ["24", "8"], "what was kept is not asked again"
+    assert _reports(teacher, "rows-stopped", "RowStepDone") == rows
+    assert _asked(teacher, "rows-stopped") == ["24", "8"], "what was kept is not asked again"
 
 
 def test_a_teacher_with_another_tokenizer_is_refused_and_nothing_is_left(

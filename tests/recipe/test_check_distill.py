@@ -10,6 +10,7 @@ from tests.recipe.conftest import Place
 ON_POLICY = "model: {scratch: {}}\ndata: {prompts: task:sums}\n"
 MIXED = "model: {scratch: {}}\ndata: {mix: [{path: a.jsonl, name: a}, {path: b.jsonl, name: b}]}\n"
 ROWS = "model: {scratch: {}}\ndata: {train: rows.jsonl}\ntrain: {objective: distillation}\n"
+SERVED = "train.distill.teachers=[{url: 'http://127.0.0.1:30000'}]"
 ONE = "train.distill.teachers=[{path: big}]"
 TWO = "train.distill.teachers=[{path: big, sources: [a]}, {path: other, sources: [b]}]"
 
@@ -77,6 +78,38 @@ def test_teachers_are_a_part_of_a_recipe(place: Place, text: str, sets: list[str
             "nobody teaches `b`",
             [TWO],
         ),
+        (
+            ON_POLICY,
+            ["train.distill.teachers=[{path: big, url: 'http://h:1'}]"],
+            "a teacher of `train.distill.teachers` is big",
+            [ONE],
+        ),
+        (ON_POLICY, ["train.distill.teachers=[{}]"], "is without path and url", [SERVED]),
+        (
+            MIXED,
+            ["train.distill.teachers=[{path: t, sources: [a]}, {url: 'http://h:1', sources: [b]}]"],
+            "teachers are all here, or all served",
+            [TWO],
+        ),
+        (ON_POLICY, ["train.distill.teachers=[{url: h}]"], "cannot be `h`", [SERVED]),
+        (
+            ON_POLICY,
+            ["train.distill.teachers=[{url: 'http://me:hunter2@h:1'}]"],
+            "holds a user or a password",
+            [SERVED],
+        ),
+        (
+            ROWS,
+            [SERVED, "train.distill.kl=forward", "train.distill.cache=false"],
+            "are not asked at each step",
+            ["train.distill.cache=true"],
+        ),
+        (
+            ON_POLICY,
+            [SERVED, "rollout.temperature=0.7"],
+            "at another temperature",
+            ["rollout.temperature=1"],
+        ),
     ],
 )
 def test_a_broken_rule_is_told_and_mended(
@@ -85,6 +118,7 @@ def test_a_broken_rule_is_told_and_mended(
     with pytest.raises(RecipeError) as refused:
         place.load(text, sets=sets)
     assert what in refused.value.what
+    assert "hunter2" not in str(refused.value)
     assert refused.value.fixes
     values = dict(setting.split("=", 1) for setting in [*sets, *mended])
     place.load(text, sets=[f"{key}={value}" for key, value in values.items()])

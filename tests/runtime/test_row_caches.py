@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from milescli.conversion.base import fingerprint
 from milescli.core.errors import Stopped
 from milescli.core.types import Pair, Trajectory
 from milescli.runtime import reference_cache
@@ -99,4 +100,5 @@ def _teacher(folder: Path) -> TeacherCache:
     (folder / "model").mkdir(exist_ok=True)
     if not (file := folder / "model" / "config.json").exists():
         file.write_text("{}")
-    return TeacherCache(folder / "kept", teachers=[folder / "model"], topk=TOP_K)
+    marks = [fingerprint(folder / "model", {})]
+    return TeacherCache(folder / "kept", marks=marks, topk=TOP_K)

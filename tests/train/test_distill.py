@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from milescli.recipe.train import Distill
-from milescli.train.distill import divergence, teachers_by_source
+from milescli.recipe.train import Distill, teachers_by_source
+from milescli.train.distill import divergence
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
 from tests.train.tokens import one_sequence

@@ -6,15 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from milescli.core.types import Trajectory
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Figure, TokenLoss, TrainSequence
-from milescli.train.distill import BY_CANDIDATES, divergence
+from milescli.train.distill import BY_CANDIDATES, divergence, streams_of
 from milescli.train.objectives.supervised import Supervised
 from milescli.train.packed_tokens import PackedTokens
-from milescli.train.streams import Stream
 
 
 class Distillation(Supervised):
@@ -31,9 +28,12 @@ class Distillation(Supervised):
         made = super().sequences(items)
         if self.needs:
             return made
+        said = [item.teacher for item in items]
+        assert all(said), "rows are asked about before the first step"
         return [
-            replace(sequence, streams=_said(item))
-            for sequence, item in zip(made, items, strict=True)
+            replace(sequence, streams=streams_of(words))
+            for sequence, words in zip(made, said, strict=True)
+            if words is not None
         ]
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
@@ -49,12 +49,3 @@ class Distillation(Supervised):
             loss=self.settings.coef * apart,
             figures={name: Figure(values.detach()) for name, values in shown.items()},
         )
-
-
-def _said(item: Trajectory) -> dict[str, np.ndarray]:
-    assert item.teacher is not None, "rows are asked about before the first step"
-    shape = (item.num_tokens, item.teacher.topk)
-    return {
-        Stream.CANDIDATES: np.frombuffer(item.teacher.token_ids, np.int32).reshape(shape),
-        Stream.TEACHER: np.frombuffer(item.teacher.logprobs, np.float32).reshape(shape),
-    }

@@ -12,13 +12,13 @@ import torch
 
 from milescli.core.types import Group, Sample, StepReport
 from milescli.recipe.schema import Recipe
-from milescli.recipe.train import Train
+from milescli.recipe.train import Train, teachers_by_source
 from milescli.train.advantages import Advantage, AdvantageEstimator, estimate, load_advantage
 from milescli.train.aggregation import Aggregation, load_aggregation, share_of
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence
 from milescli.train.corrections import CorrectionFn, corrected, load_correction
 from milescli.train.credits import Credit, load_credit
-from milescli.train.distill import divergence, needs_of, teachers_by_source
+from milescli.train.distill import divergence, needs_of, streams_of
 from milescli.train.entropy import EntropyControl
 from milescli.train.kl import MAX_LOG_RATIO, kl_estimate
 from milescli.train.packed_tokens import PackedTokens
@@ -56,7 +56,7 @@ class Policy:
         self.aggregation = aggregation or load_aggregation(train.aggregation)
         self.old = Stream.ENGINE if recipe.old_logprobs == "engine" else Stream.OLD
         self.kl_in_reward = train.kl_coef > 0 and train.kl_in == "reward"
-        self.teacher_of = teachers_by_source(train.distill)
+        self.teacher_of = {} if train.distill.is_served else teachers_by_source(train.distill)
         self.is_taught = bool(train.distill.teachers)
         self.teacher_in_reward = self.is_taught and train.distill.kl == "sampled"
         needs = {*_needs_of(self.credit), *_needs_of(self.surrogate), *needs_of(train.distill)}
@@ -98,6 +98,8 @@ class Policy:
                 Stream.ADVANTAGE: np.full(trajectory.num_tokens, values, np.float32),
                 Stream.ENGINE: np.frombuffer(trajectory.logprobs, np.float32),
             }
+            if trajectory.teacher is not None:
+                streams |= streams_of(trajectory.teacher)
             if self.teacher_of:
                 streams[Stream.TEACHER_INDEX] = np.full(
                     trajectory.num_tokens, self.teacher_of[source], np.float32
