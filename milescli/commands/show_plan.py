@@ -93,13 +93,14 @@ def _layout(plan: Plan) -> dict[str, object]:
     where = (
         "on the trainer's devices, taking turns" if plan.colocated else "on devices of their own"
     )
+    apart = f"{plan.engines_apart} of them for evaluations; " * bool(plan.engines_apart)
     threads = ""
     if plan.device_kind == "cpu":
         count = engines.cpu_threads or plan.cpu_threads
         threads = f", {plan.cpu_threads} threads for a trainer rank"
         threads += f", {count} for an engine's" * bool(engines.num)
     rollout = {
-        "engines": f"{engines.num} x tp {engines.tp}{cuts}, {where}; "
+        "engines": f"{engines.num} x tp {engines.tp}{cuts}, {where}; {apart}"
         f"{engines.max_running_requests} requests at once, "
         f"context {engines.context_length}",
         "weights": f"channel {plan.channel}",

@@ -222,6 +222,11 @@ class Pair:
         return max(side.num_tokens for side in self.sides)
 
 
+ROLLOUT, EVALUATION = "rollout", "evaluation"
+"""Fleets of engines that a trainer sends weights to: those that sample what is learned from, and,
+where evaluations have their own, these."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAddress:
     """One rollout engine, as HTTP reaches it and as errors call it."""

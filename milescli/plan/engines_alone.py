@@ -29,6 +29,8 @@ def plan_engines(
     """The engines that this recipe would have, were there nothing to train; `reward`: the reward
     model beside them. Raises FitError where none holds the model."""
     log = Log()
+    evaluation = recipe.eval.model_copy(update={"engines": "shared"})
+    recipe = recipe.model_copy(update={"eval": evaluation})
     per_node = devices_per_node(recipe, machine, log)
     precision = choose_precision(recipe, machine, log)
     size = SIZES[precision]

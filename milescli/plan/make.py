@@ -92,7 +92,7 @@ def _planned(
     try:
         return _on_devices(inputs, log, colocated=colocated, reason=reason)
     except FitError as error:
-        if recipe.engines.placement != "auto" or inputs.num_devices == 1:
+        if recipe.engines.placement != "auto" or recipe.engines_apart or inputs.num_devices == 1:
             raise
         reason = (
             f"{'sharing devices' if colocated else 'devices of their own'} would not do: "
@@ -280,6 +280,7 @@ def _assembled(
         max_staleness=recipe.rollout.max_staleness,
         steps=recipe.train.steps,
         warmup_steps=recipe.warmup.steps,
+        engines_apart=recipe.engines_apart,
         roles=_roles(inputs, SIZES[precision], log),
         decisions=log.decisions,
         forecast=forecast(pair, machine, steps=recipe.train.steps, num_devices=len(slots))

@@ -114,9 +114,11 @@ def engines_on_cpu(
     tp = pins.tp or 1
     for fault in engine_faults(facts, tp=tp, ep=pins.ep or 1, attention_dp=pins.attention_dp or 1):
         raise fault.error()
-    num = pins.num or (max(1, recipe.machine.nodes // tp) if why_one else 2)
-    log.note("engines.num", num, why_one or "a small model: two sample faster than one")
-    running, longest = max_running(recipe, num, log), longest_tokens(recipe)
+    apart = recipe.engines_apart
+    num = pins.num or (max(1, recipe.machine.nodes // tp) if why_one else 2) + apart
+    why = why_one or "a small model: two sample faster than one"
+    log.note("engines.num", num, why + f"; {apart} for evaluations" * apart)
+    running, longest = max_running(recipe, num - apart, log), longest_tokens(recipe)
     return EngineLayout(
         num=num,
         tp=tp,

@@ -36,10 +36,26 @@ def devices_per_node(recipe: Recipe, machine: Machine, log: Log) -> int:
 
 
 def choose_placement(recipe: Recipe, num_devices: int | None) -> tuple[bool, str]:
-    """(colocated, why). `num_devices`: None on a CPU."""
+    """(colocated, why). `num_devices`: None on a CPU. Raises FitError."""
     if not recipe.has_engines:
         return True, "it learns from the rows of `data.train`: nothing is sampled"
     wanted, staleness = recipe.engines.placement, recipe.rollout.max_staleness
+    if recipe.engines_apart and num_devices is not None:
+        if wanted == "colocated":
+            raise FitError(
+                "an engine that shares devices with the trainer cannot answer while that works",
+                why="`eval.engines` is own, and `engines.placement` is colocated",
+                fix=["--set engines.placement=split", "--set eval.engines=shared"],
+            )
+        if num_devices < 3:
+            raise FitError(
+                f"an engine for evaluations alone needs more than {num_devices} "
+                f"device{'s'[: num_devices > 1]}",
+                why="`eval.engines` is own: the trainer, an engine that samples and one for "
+                "evaluations have each its own",
+                fix="--set eval.engines=shared",
+            )
+        return False, "`eval.engines` is own: one engine answers while the trainer works"
     if wanted != "auto":
         return wanted == "colocated", "pinned by `engines.placement`"
     if staleness > 0 and (num_devices is None or num_devices > 1):

@@ -244,6 +244,8 @@ def refusal(
             f"{space.longest_served:,} tokens, they exceed "
             f"{format_bytes(space.memory_bytes)} a device"
         )
+        if space.work.engines_apart:
+            why += "; and two are needed, of which one is kept for evaluations"
         return FitError(f"no engine holds recipe `{recipe.name}` on {where}", why=why, fix=[])
     host = searched.fitting[0].needs.host * min(space.devices_per_node, num_ranks)
     why = (

@@ -65,7 +65,7 @@ def search_engines(space: SearchSpace, num_devices: int, *, across: bool) -> lis
         values_to_try(pins.tp, sizes, most=num_devices) if pins.tp is None or not across else []
     ):
         num = pins.num or num_devices // tp
-        if not num or num * tp > num_devices:
+        if num <= space.work.engines_apart or num * tp > num_devices:
             continue
         for ep, attention_dp in _engine_axes(facts, pins, tp):
             if next(engine_faults(facts, tp=tp, ep=ep, attention_dp=attention_dp), None):

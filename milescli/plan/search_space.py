@@ -122,6 +122,7 @@ def search_space(
             + (0 if recipe.caches_teacher else teacher_passes(teachers, table)),
             size=size,
             bucket_bytes=bucket,
+            engines_apart=recipe.engines_apart,
         ),
         load=TrainerLoad(
             size=size,

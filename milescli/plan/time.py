@@ -42,6 +42,8 @@ class Work:
     size: int
     """Bytes of a weight."""
     bucket_bytes: int
+    engines_apart: int = 0
+    """Of the engines, so many sample nothing of the step."""
 
     @property
     def sequence_tokens(self) -> float:
@@ -317,7 +319,8 @@ class TimeModel:
         room = self.memory.cache_room(
             layout, cache_bytes=cache_bytes, size=work.size, tokens=int(context) + 1
         )
-        requests = math.ceil(work.num_samples / layout.num)
+        num = layout.num - work.engines_apart
+        requests = math.ceil(work.num_samples / num)
         running = max(1.0, min(requests, layout.max_running_requests, room))
         step_s = self._decode_step(layout, work, running=running, request_bytes=request_bytes)
         steps = requests * work.response_tokens / running
@@ -326,7 +329,7 @@ class TimeModel:
         decode = steps * step_s + tail * self._decode_step(
             layout, work, running=few, request_bytes=request_bytes
         )
-        prompts = math.ceil(work.num_prompts / layout.num) * work.prompt_tokens
+        prompts = math.ceil(work.num_prompts / num) * work.prompt_tokens
         prefill = prompts * self.flops.forward_mean(max(1, int(work.prompt_tokens)))
         return RolloutSeconds(
             prefill=prefill / (layout.tp * self.device.bf16_flops * self.reached.prefill_share),

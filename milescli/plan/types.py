@@ -219,6 +219,8 @@ class Plan:
     max_staleness: int
     steps: int
     warmup_steps: int
+    engines_apart: int = 0
+    """The last of the engines, which answer evaluations while the others sample."""
     roles: list[Role] = field(default_factory=lambda: [Role(name="policy", place="trainer")])
     """The models of the run."""
     decisions: list[Decision] = field(default_factory=list)

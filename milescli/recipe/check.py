@@ -203,6 +203,24 @@ def _sampling(recipe: Recipe, origins: Origins) -> None:
         )
 
 
+def _evaluation(recipe: Recipe, origins: Origins) -> None:
+    if recipe.eval.engines == "shared":
+        return
+    if recipe.learns_from_rows:
+        raise RecipeError(
+            "evaluations cannot have engines of their own here",
+            why="a run that learns from rows has engines for nothing else",
+            fix="--set eval.engines=shared",
+        )
+    if recipe.engines.num is not None and recipe.engines.num <= recipe.engines_apart:
+        raise RecipeError(
+            "no engine would be left to sample",
+            why=f"`engines.num` is {recipe.engines.num} ({origins['engines.num']}), and "
+            "`eval.engines` own keeps one for evaluations",
+            fix=[f"--set engines.num={recipe.engines_apart + 1}", "--set eval.engines=shared"],
+        )
+
+
 def _training(recipe: Recipe, origins: Origins) -> None:
     train, optimizer = recipe.train, recipe.train.optimizer
     if optimizer.warmup_steps >= train.steps:
@@ -311,6 +329,7 @@ _RULES: tuple[Callable[[Recipe, Origins], None], ...] = (
     _scratch_shape,
     _data,
     _sampling,
+    _evaluation,
     _training,
     _settings,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -38,4 +38,8 @@ class Evaluation(Section):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     max_response_tokens: Positive | None = None
     """null: as in `rollout`."""
+    engines: Literal["shared", "own"] = "shared"
+    """Who answers in a run. shared: the engines of rollout, between two steps, while the run waits;
+    own: one of the plan's engines is kept for it, with the weights of the step, while the run goes
+    on."""
     endpoint: EndpointSettings = EndpointSettings()

@@ -325,6 +325,11 @@ class Recipe(Section):
         return "reward_model" in rewards
 
     @property
+    def engines_apart(self) -> int:
+        """Of the plan's engines, so many are kept for evaluations."""
+        return int(self.eval.engines == "own")
+
+    @property
     def sequences_per_row(self) -> int:
         """2: a chosen and a rejected response."""
         return 2 if self.train.objective in OF_PAIRS else 1

@@ -17,7 +17,7 @@ from milescli.backends.sglang.server import EngineSpec, check_servable
 from milescli.cluster.resources import NodeResources
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.log_tail import last_log_lines
-from milescli.core.types import EngineAddress
+from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.recipe.schema import Recipe
@@ -46,6 +46,8 @@ class Engines:
     specs: list[EngineSpec] = field(default_factory=list)
     router: RouterServer | None = None
     fleet: SglangFleet | None = None
+    evaluation: SglangFleet | None = None
+    """Of the engines that are kept for evaluations; None: the plan keeps none."""
     scorer: ActorHandle | None = None
     """Holds the reward model, where the recipe asks one."""
     scores: ScoreClient | None = None
@@ -57,8 +59,8 @@ class Engines:
 
     async def stop(self) -> None:
         """End client, router and engines; what does not end in time is left to the watchdog."""
-        if self.fleet is not None:
-            await self.fleet.close()
+        for fleet in filter(None, (self.fleet, self.evaluation)):
+            await fleet.close()
         if self.router is not None:
             await asyncio.to_thread(self.router.stop)
         with contextlib.suppress(
@@ -155,18 +157,22 @@ class Builder:
         await run_all(engines.handles, "start", timeout_s=timeout_s)
         await self._start_scorer(engines)
         await run_all(engines.handles, "wait_ready", timeout_s, timeout_s=timeout_s + 10)
-        addresses = self.engine_addresses(engines)
-        replay, bound_s = self.recipe.train.routing_replay, self.recipe.machine.request_timeout_s
-        engines.fleet = SglangFleet(
-            router_url=await self._start_router(engines),
-            engines=addresses,
+        of_rollout = self.engine_addresses(engines)
+        engines.fleet = self._fleet(of_rollout, await self._start_router(of_rollout, engines))
+        if of_evaluation := self.engine_addresses(engines, EVALUATION):
+            engines.evaluation = self._fleet(of_evaluation, None)
+        return engines.fleet
+
+    def _fleet(self, engines: list[EngineAddress], router_url: str | None) -> SglangFleet:
+        facts, bound_s = self.spec.inputs.facts, self.recipe.machine.request_timeout_s
+        replay = self.recipe.train.routing_replay
+        return SglangFleet(
+            router_url=router_url,
+            engines=engines,
             response_timeout_s=bound_s,
             order_timeout_s=min(bound_s, ORDER_TIMEOUT_S),
-            routing_shape=(self.spec.inputs.facts.num_layers, self.spec.inputs.facts.topk)
-            if replay
-            else None,
+            routing_shape=(facts.num_layers, facts.topk) if replay else None,
         )
-        return engines.fleet
 
     async def _start_scorer(self, engines: Engines) -> None:
         """The process that holds the reward model, where the recipe asks one: on the first device,
@@ -203,16 +209,16 @@ class Builder:
         )
         engines.scores = ScoreClient(ranks)
 
-    async def _start_router(self, engines: Engines) -> str | None:
+    async def _start_router(self, asked: list[EngineAddress], engines: Engines) -> str | None:
         """Its URL. None: a single engine needs none, nor do those that share the cores of one
         computer, for which it costs more than it gains."""
         one_computer = all(slot.node == 0 for slot in self.plan.slots)
-        if len(engines.heads) == 1 or (self.plan.device_kind == "cpu" and one_computer):
+        if len(asked) == 1 or (self.plan.device_kind == "cpu" and one_computer):
             return None
         port, metrics_port = await asyncio.to_thread(free_ports, 2)
         engines.router = RouterServer(
             RouterSpec(
-                worker_urls=tuple(spec.url for spec in engines.heads),
+                worker_urls=tuple(engine.url for engine in asked),
                 port=port,
                 metrics_port=metrics_port,
                 log_path=self.log_dir / "router.log",
@@ -269,10 +275,11 @@ class Builder:
             return 0.0
         return 0.5 if self.plan.colocated else 1.0
 
-    def engine_addresses(self, engines: Engines) -> list[EngineAddress]:
-        """How the fleet and the trainer ranks reach the engines."""
+    def engine_addresses(self, engines: Engines, fleet: str = ROLLOUT) -> list[EngineAddress]:
+        """How a fleet's client and the trainer ranks reach its engines."""
         on_cpu = self.plan.device_kind == "cpu"
-        return [
+        num_rollout = len(engines.heads) - self.plan.engines_apart
+        addresses = [
             EngineAddress(
                 url=spec.url,
                 name=spec.name,
@@ -283,6 +290,7 @@ class Builder:
             )
             for index, spec in enumerate(engines.heads)
         ]
+        return addresses[:num_rollout] if fleet == ROLLOUT else addresses[num_rollout:]
 
 
 def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> EngineSpec:

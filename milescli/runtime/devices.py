@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from milescli.core.types import WeightVersion
+from milescli.core.types import ROLLOUT, WeightVersion
 from milescli.rollout.base import RolloutEngine
 from milescli.train.base import Trainer
 
@@ -25,6 +25,8 @@ class Devices:
     """What the engines hold."""
     engines_asleep: bool = False
     """They gave their memory back, and wait for a publish."""
+    fleet: str = ROLLOUT
+    """As the trainer knows the engines."""
 
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
@@ -49,9 +51,9 @@ class Devices:
         if self.engines_asleep:
             await self.trainer.shed()
             await self.engines.wake_weights()
-        await self.trainer.publish(version)
+        await self.trainer.publish(version, self.fleet)
         if verify:
-            await self.trainer.verify()
+            await self.trainer.verify(self.fleet)
         if self.engines_asleep:
             await self.trainer.sleep()
             await self.engines.wake_cache()

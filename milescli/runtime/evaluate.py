@@ -245,7 +245,7 @@ def engines_only(plan: Plan) -> Plan:
         replace(slot, node=nodes.index(slot.node), device=slot.device - first[slot.node])
         for slot in kept
     ]
-    return replace(plan, slots=slots)
+    return replace(plan, slots=slots, engines_apart=0)
 
 
 def with_room(plan: Plan, sets: Sequence[EvalSet], facts: ModelFacts) -> Plan:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 from milescli.core.events import PhaseStarted
-from milescli.core.types import Group
+from milescli.core.types import EVALUATION, Group
 from milescli.rollout.ahead import open_collector
 from milescli.rollout.base import RolloutEngine
 from milescli.rollout.curriculum import as_state, from_state
@@ -14,6 +14,7 @@ from milescli.rollout.episode import evaluation_episodes, training_episodes
 from milescli.runtime import loop, truth
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.devices import Devices
+from milescli.runtime.eval_beside import EvaluationsBeside
 from milescli.runtime.evaluator import Evaluator
 from milescli.runtime.saving import Progress, version_of
 from milescli.runtime.scorers import scorer_of
@@ -29,6 +30,8 @@ class ReinforceAttempt(Attempt):
     """See Attempt."""
 
     run: loop.Run | None
+    beside: EvaluationsBeside | None = None
+    """None: evaluations are answered by the engines of rollout."""
 
     async def work(self, trainer: Trainer, fleet: RolloutEngine | None) -> None:
         """See Attempt."""
@@ -36,9 +39,13 @@ class ReinforceAttempt(Attempt):
         run = self.run = self._assemble(trainer, fleet)
         await self._join(run)
         await loop.reinforce(run)
+        if self.beside is not None:
+            await self.beside.finish()
 
     async def settle(self) -> None:
         """See Attempt."""
+        if self.beside is not None:
+            await self.beside.drop()
         if self.run is not None:
             await self.run.groups.stop()
 
@@ -57,7 +64,9 @@ class ReinforceAttempt(Attempt):
         self.evaluator = Evaluator(
             recipe=recipe,
             prompts=inputs.heldout,
-            episodes=evaluation_episodes(recipe, **parts),
+            episodes=evaluation_episodes(
+                recipe, **{**parts, "engine": self.engines.evaluation or fleet}
+            ),
             folder=spec.run.eval_dir,
         )
         objective = load_in_driver(recipe.train.objective, recipe)
@@ -99,7 +108,15 @@ class ReinforceAttempt(Attempt):
         """Give the engines the trainer's weights, and make sure that both compute the same, before
         the first step."""
         spec, recipe = self.spec, self.spec.recipe
-        await run.trainer.connect_engines(self.session.builder.engine_addresses(self.engines))
+        addresses_of = self.session.builder.engine_addresses
+        await run.trainer.connect_engines(addresses_of(self.engines))
+        if (own := self.engines.evaluation) is not None:
+            await run.trainer.connect_engines(addresses_of(self.engines, EVALUATION), EVALUATION)
+            devices = Devices(
+                taking_turns=False, trainer=run.trainer, engines=own, fleet=EVALUATION
+            )
+            self.beside = EvaluationsBeside(devices, self._measure)
+            self.probes.append(self.beside.probe)
         if spec.checkpoint is None:
             await self.save(0)
         await run.devices.publish(version_of(run.step), verify=recipe.weights.verify)
@@ -135,6 +152,13 @@ class ReinforceAttempt(Attempt):
         )
 
     async def _evaluate(self, step: int) -> None:
+        if self.beside is None:
+            await self._measure(step)
+        elif self.spec.inputs.heldout:
+            verify = self.spec.recipe.weights.verify
+            await self.beside.begin(step, version_of(step), verify=verify)
+
+    async def _measure(self, step: int) -> None:
         if heldout := self.spec.inputs.heldout:
             self.bus.emit(PhaseStarted(phase="eval", detail=f"{len(heldout)} held-out prompts"))
             self.bus.emit(done := await self.evaluator.run(step))

@@ -11,7 +11,7 @@ import numpy as np
 
 from milescli.backends.ray.cluster import ActorHandle, Cluster
 from milescli.backends.ray.group import run_all, run_each
-from milescli.core.types import EngineAddress, StepReport, WeightVersion
+from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.plan.types import TrainerLayout
 from milescli.train.base import TrainBatch
 
@@ -29,9 +29,9 @@ class RankGroup:
     async def _all(self, method: str, *args: Any) -> list[Any]:
         return await run_all(self.ranks, method, *args, timeout_s=self.step_timeout_s)
 
-    async def connect_engines(self, engines: list[EngineAddress]) -> None:
+    async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
         """See Trainer."""
-        await self._all("connect_engines", engines)
+        await self._all("connect_engines", engines, fleet)
 
     async def step(
         self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
@@ -77,13 +77,13 @@ class RankGroup:
         arguments = [(shards[self.layout.dp_rank(rank)], *args) for rank in range(len(self.ranks))]
         return await run_each(self.ranks, method, arguments, timeout_s=self.step_timeout_s)
 
-    async def publish(self, version: WeightVersion) -> None:
+    async def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
         """See Trainer."""
-        await self._all("publish", version)
+        await self._all("publish", version, fleet)
 
-    async def verify(self) -> None:
+    async def verify(self, fleet: str = ROLLOUT) -> None:
         """See Trainer."""
-        await self._all("verify")
+        await self._all("verify", fleet)
 
     async def reset_optimizer(self) -> None:
         """See Trainer."""

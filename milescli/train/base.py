@@ -12,7 +12,7 @@ from typing import Protocol, TypeGuard, TypeVar
 import numpy as np
 import torch
 
-from milescli.core.types import EngineAddress, StepReport, WeightVersion
+from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
 
@@ -183,8 +183,8 @@ class Trainer(Protocol):
     """The training engine, all ranks of it, as the driver sees it. Every call is bounded and raises
     named errors."""
 
-    async def connect_engines(self, engines: list[EngineAddress]) -> None:
-        """Open the weight channel to these engines; again after one was replaced."""
+    async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
+        """Open the weight channel to these engines, the fleet's; again after one was replaced."""
 
     async def step(
         self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
@@ -211,12 +211,12 @@ class Trainer(Protocol):
     async def dismiss_teachers(self) -> None:
         """Nobody asks them again: their memory is free."""
 
-    async def publish(self, version: WeightVersion) -> None:
-        """Send the current weights to the engines. The caller has paused them, and tells them
+    async def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
+        """Send the current weights to a fleet's engines. The caller has paused them, and tells them
         afterwards that they hold `version`."""
 
-    async def verify(self) -> None:
-        """Compare what the engines hold with the current weights, bit for bit. The caller has
+    async def verify(self, fleet: str = ROLLOUT) -> None:
+        """Compare what a fleet's engines hold with the current weights, bit for bit. The caller has
         paused them. Raises MismatchError."""
 
     async def reset_optimizer(self) -> None:

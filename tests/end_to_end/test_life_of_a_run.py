@@ -73,6 +73,22 @@ def test_a_run_says_what_was_reached_and_what_comes_next(workplace: Workplace, w
     ] == [1, 2, 3, 4, 5, 6]
 
 
+def test_evaluations_on_an_engine_of_their_own_say_the_same(workplace: Workplace, whole) -> None:
+    sets = ("eval.engines=own", "eval.every=1", "weights.verify=true")
+    words = [word for setting in sets for word in ("--set", setting)]
+    apart = workplace.miles("launch", "--recipe", "tiny.yaml", "--name", "apart", *words)
+    assert apart.code == 0, apart
+    for step in (0, 6):
+        file = Path("eval", f"step_{step}.jsonl")
+        assert (workplace.run("apart") / file).read_text() == (
+            workplace.run("whole") / file
+        ).read_text()
+    evaluated = [
+        event["step"] for event in workplace.events("apart") if event["event"] == "EvalDone"
+    ]
+    assert evaluated == list(range(7))
+
+
 def test_engine_and_trainer_agree_over_the_whole_run(workplace: Workplace, whole) -> None:
     reports = [
         event["report"] for event in workplace.events("whole") if event["event"] == "StepDone"

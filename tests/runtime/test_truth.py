@@ -58,7 +58,7 @@ class Pair:
                 scores[number] = np.full(size, -1.0 - 0.1 * self.layers, np.float32)
         return scores
 
-    async def verify(self) -> None:
+    async def verify(self, fleet: str) -> None:
         if self.wrong_weight:
             raise MismatchError(f"`{self.wrong_weight}` differs", why="1 of 9 elements", fix="-")
 
@@ -67,7 +67,7 @@ class Pair:
         self.layers = first
         self.silenced.append(first)
 
-    async def publish(self, version: WeightVersion) -> None:
+    async def publish(self, version: WeightVersion, fleet: str) -> None:
         assert self.holder in ("trainer", "both")
         self.published = self.layers
 

@@ -20,7 +20,7 @@ from milescli.backends.megatron.device import take_device
 from milescli.checkpoint.base import CRITIC_PART
 from milescli.core.errors import MilesError, WaitTimeout
 from milescli.core.lost_peer import sounds_like_lost_peer
-from milescli.core.types import EngineAddress, StepReport, WeightVersion
+from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.models import load_facts
 from milescli.plan.legal import check_layout
 from milescli.plan.types import Plan
@@ -88,7 +88,7 @@ class TrainerRank:
         )
         joined = time.monotonic()
         self._build()
-        self.channel = self._make_channel()
+        self.channels: dict[str, WeightChannel] = {}
         self.format = load_format(self.recipe.weights.format)
         return {"join_s": joined - started, "build_s": time.monotonic() - joined}
 
@@ -141,9 +141,8 @@ class TrainerRank:
         """The policy's."""
         return self.policy.optimizer
 
-    def _make_channel(self) -> WeightChannel | None:
-        if self.channel_path is None:
-            return None
+    def _make_channel(self) -> WeightChannel:
+        assert self.channel_path is not None, "this trainer was made without a weight channel"
         module, _, name = self.channel_path.partition(":")
         build = getattr(importlib.import_module(module), name)
         return build(
@@ -243,23 +242,22 @@ class TrainerRank:
         if self.device.type != "cpu":
             self.policy.sleeper.wake()
 
-    def connect_engines(self, engines: list[EngineAddress]) -> None:
-        """Open the weight channel to these engines; again after one was replaced."""
-        assert self.channel is not None, "this trainer was made without a weight channel"
+    def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
+        """Open the weight channel to these engines, the fleet's; again after one was replaced."""
+        channel = self.channels.get(fleet) or self._make_channel()
+        self.channels[fleet] = channel
         with self._named("opening the weight channel"):
-            self.channel.open(engines)
+            channel.open(engines)
 
-    def publish(self, version: WeightVersion) -> None:
-        """Send the current weights."""
-        assert self.channel is not None, "this trainer was made without a weight channel"
+    def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
+        """Send the current weights to a fleet."""
         with self._named(f"publishing weights {version}"):
-            self.channel.send(formatted(self.buckets(), self.format))
+            self.channels[fleet].send(formatted(self.buckets(), self.format))
 
-    def verify(self) -> None:
-        """Compare what the engines hold with the current weights. Raises MismatchError."""
-        assert self.channel is not None, "this trainer was made without a weight channel"
+    def verify(self, fleet: str = ROLLOUT) -> None:
+        """Compare what a fleet's engines hold with the current weights. Raises MismatchError."""
         with self._named("verifying weights"):
-            self.channel.verify(formatted(self.buckets(), self.format))
+            self.channels[fleet].verify(formatted(self.buckets(), self.format))
 
     def silence_layers(self, first: int) -> None:
         """Make layers `first` and beyond pass their input through. For finding out where engine and
@@ -278,11 +276,11 @@ class TrainerRank:
         return {name: _sha256(tensor) for bucket in self.buckets() for name, tensor in bucket}
 
     def close(self) -> None:
-        """Give channel and groups back."""
+        """Give channels and groups back."""
         from milescli.backends.megatron import mesh
 
-        if getattr(self, "channel", None) is not None:
-            self.channel.close()
+        for channel in getattr(self, "channels", {}).values():
+            channel.close()
         mesh.tear_down()
 
     @contextmanager
