@@ -14,6 +14,7 @@ from milescli.recipe.check_distill import check_distill
 from milescli.recipe.check_mix import check_mix
 from milescli.recipe.check_rewards import check_rewards
 from milescli.recipe.check_rows import check_rows
+from milescli.recipe.check_url import doubt_about_key
 from milescli.recipe.data_files import FIELDS, check_names
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
@@ -350,7 +351,19 @@ def _doubt_min_lr(recipe: Recipe) -> str | None:
     return "`train.optimizer.min_lr` has no effect: the schedule is constant" if unused else None
 
 
+def _doubt_key_in_the_open(recipe: Recipe) -> str | None:
+    judge, remote, distill = (
+        recipe.rollout.judge,
+        recipe.rollout.remote_reward,
+        recipe.train.distill,
+    )
+    asked = [(judge.url, "rollout.judge", judge), (remote.url, "rollout.remote_reward", remote)]
+    asked += [(each.url, "train.distill.server", distill.server) for each in recipe.teachers]
+    return next(filter(None, (doubt_about_key(*each) for each in asked)), None)
+
+
 _DOUBTS: tuple[Callable[[Recipe], str | None], ...] = (
     _doubt_eval_on_training_prompts,
     _doubt_min_lr,
+    _doubt_key_in_the_open,
 )

@@ -5,6 +5,17 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from milescli.core.errors import RecipeError
+from milescli.recipe.rewards import Requests
+
+_HERE = ("localhost", "127.0.0.1", "::1")
+
+
+def doubt_about_key(url: str | None, section: str, settings: Requests) -> str | None:
+    """A warning where the key of `section` would go over the network for all to read."""
+    parts = urlsplit(url or "")
+    if settings.api_key_env is None or parts.scheme != "http" or parts.hostname in _HERE:
+        return None
+    return f"`{section}.api_key_env` goes to {parts.hostname} by http, which others can read"
 
 
 def check_url(url: str, *, key: str, section: str, example: str) -> None:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from milescli.core.errors import DataError, RecipeError
+from milescli.recipe.check_url import doubt_about_key
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.endpoint import base_url
 from milescli.rollout.endpoint_episodes import (
+    SECTION,
     EndpointEpisodes,
     KeptReplies,
     endpoint_of,
@@ -62,6 +64,8 @@ def evaluate_endpoint(
     for one in sets:
         _require_askable(one.recipe)
     settings = loaded.recipe.eval.endpoint
+    if doubt := doubt_about_key(url, SECTION, settings):
+        output.warn(doubt)
     model = asyncio.run(served_model(endpoint_of(url, settings), settings.model))
     folder = folder or folder_of_endpoint(url, runs) / re.sub(r"[^\w.-]+", "-", model)
     folder.mkdir(parents=True, exist_ok=True)

@@ -58,7 +58,7 @@ class HeldModelPath:
             return load_facts(folder)
         if self.revision in (None, "main") and (shape := shipped_shape(self.path)):
             return parse_facts(shape)
-        return load_facts(fetch_config(self.path, revision=self.revision))
+        return load_facts(fetch_config(self.path, revision=self.revision, instead=self._copy))
 
     def folder(self, target: Path, *, output: Output | None) -> Path:
         """The Hugging Face folder; a run's newest checkpoint is written to `target`, once: a run
@@ -73,7 +73,7 @@ class HeldModelPath:
             return target.absolute()
         if folder.is_dir():
             return folder.absolute()
-        return fetch_model(self.path, revision=self.revision, output=output)
+        return fetch_model(self.path, revision=self.revision, output=output, instead=self._copy)
 
     def refuse_other_tokens(
         self, folder: Path, *, tokenizer: ChatTokenizer, least: int
@@ -101,6 +101,10 @@ class HeldModelPath:
         """It reads like a name there, and no folder of this disk could be meant."""
         folder = Path(self.path).expanduser()
         return not (folder.is_absolute() or self.path.count("/") != 1 or folder.parent.is_dir())
+
+    @property
+    def _copy(self) -> str:
+        return f"name the folder of a copy in {self.key}"
 
     def _require(self) -> Path:
         """Names of the hub pass."""

@@ -129,6 +129,18 @@ def test_odd_wishes_are_warned_of(place: Place) -> None:
     assert place.load().warnings == []
 
 
+def test_a_key_that_others_could_read_is_warned_of(place: Place) -> None:
+    key = "train.distill.server.api_key_env=MY_KEY"
+    far, here, safe = (
+        f"train.distill.teachers=[{{url: '{url}'}}]"
+        for url in ("http://far.example:1", "http://127.0.0.1:1", "https://far.example")
+    )
+    (warning,) = place.load(sets=[key, far]).warnings
+    assert "train.distill.server.api_key_env" in warning and "far.example" in warning
+    for sets in ([key, here], [key, safe], [far]):
+        assert place.load(sets=sets).warnings == []
+
+
 @pytest.mark.parametrize(
     ("sets", "reason"),
     [
