@@ -100,11 +100,17 @@ def first_page(
         output.text(FIRST_PAGE.format(version=__version__))
 
 
+def _leave_garbage() -> None:
+    """Else Python looks for some among all that torch and Ray made before it ends: a second. Where
+    Triton was imported it must, or Triton says on 30 lines what it believes to be leaked."""
+    if "triton" not in sys.modules:
+        gc.freeze()
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; returns the exit code. The only place that ends the program."""
     if argv is None:
-        # else Python looks for garbage among all that torch and Ray made before it ends: a second
-        atexit.register(gc.freeze)
+        atexit.register(_leave_garbage)
         # else nothing is put in order where no run has begun that would catch it
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
     argv = fill_bare_options(sys.argv[1:] if argv is None else argv)

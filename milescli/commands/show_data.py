@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from milescli.console.output import Mode, Output
 
 if TYPE_CHECKING:
+    from milescli.rollout.fit import ExampleReport
+    from milescli.rollout.source import SourceReport
     from milescli.runtime.data_check import DataCheck, Part
     from milescli.runtime.data_look import FileLook
 
@@ -64,7 +66,7 @@ def _part_payload(part: Part) -> dict[str, object]:
             }
             for named, look in zip(part.named, part.files, strict=False)
         ],
-        "report": asdict(part.loaded.report) if part.loaded else None,
+        "report": asdict(report) if (report := _report(part)) else None,
         "length_unit": unit,
         "lengths": [
             {"from": low, "to": high, "rows": count}
@@ -76,32 +78,40 @@ def _part_payload(part: Part) -> dict[str, object]:
 
 
 _FILE_FIELDS = (
-    *("path", "columns", "prompt_key", "label_key"),
+    *("path", "columns", "prompt_key", "label_key", "learned"),
     *("num_rows", "num_bad", "num_duplicates"),
 )
 
 
+def _report(part: Part) -> SourceReport | ExampleReport | None:
+    return part.loaded.report if part.loaded else part.report
+
+
 def _lengths(part: Part) -> tuple[str, list[int]]:
+    if part.examples:
+        return "tokens", sorted(row.num_tokens for row in part.examples)
     if part.loaded is not None:
         return "tokens", part.loaded.lengths
     return "characters", sorted(length for look in part.files for length in look.lengths)
 
 
 def _show_file(title: str, look: FileLook, *, output: Output) -> None:
+    whole = "row" if look.learned else "prompt"
     output.kv(
         {
             "columns": ", ".join(look.columns) or "none",
+            **({"learned": look.learned} if look.learned else {}),
             "prompt": look.prompt_key,
             "label": look.label_key,
             "rows": f"{look.num_rows:,}",
             "bad rows": f"{look.num_bad:,}",
-            "repeated prompts": f"{look.num_duplicates:,}",
+            f"repeated {whole}s": f"{look.num_duplicates:,}",
         },
         title=title,
     )
     told = [f"{look.unit} {row.line}: {row.reason}" for row in look.bad[:MAX_ROWS]]
     told += [
-        f"{look.unit} {again}: the prompt of {look.unit} {first} again"
+        f"{look.unit} {again}: the {whole} of {look.unit} {first} again"
         for again, first in look.duplicates
     ]
     for line in told:
@@ -120,7 +130,7 @@ def _show_lengths(part: Part, *, output: Output) -> None:
     ranges = histogram(lengths)
     most = max(count for _, _, count in ranges)
     output.table(
-        [unit, "prompts", ""],
+        [unit, "rows" if part.examples else "prompts", ""],
         [
             (f"{low} to {high}", count, "█" * -(-count * BAR_WIDTH // most))
             for low, high, count in ranges
@@ -133,12 +143,16 @@ def _show_lengths(part: Part, *, output: Output) -> None:
             f"{report.num_dropped:,} of {report.num_measured:,} prompts are longer than {bound} "
             f"tokens and are left out: row {rows}" + (", ..." if report.num_dropped > 5 else "")
         )
+    if part.report is not None:
+        shares = f"{part.report.loss_tokens:,} of {part.report.tokens:,} tokens are learned"
+        output.note("; ".join(filter(None, (shares, part.report.note))))
     output.blank()
 
 
 def _show_prompts(part: Part, *, output: Output) -> None:
     for shown in part.rendered[:2]:
-        output.note(f"row {shown.row + 1} of {part.name}, as the model sees it")
+        side = f", {shown.side}" * bool(shown.side)
+        output.note(f"row {shown.row + 1} of {part.name}{side}, as the model sees it")
         pieces = zip(shown.tokens, map(bool, shown.loss_mask), strict=True)
         output.masked(list(pieces)[:MAX_PIECES])
         output.blank()

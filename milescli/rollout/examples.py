@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -22,7 +22,15 @@ from milescli.rollout.chats import (
     marked_text,
     tokenized,
 )
-from milescli.rollout.example_rows import Chat, ExampleRow, Kind, RowField, form_of, read_row
+from milescli.rollout.example_rows import (
+    Chat,
+    ExampleRow,
+    Kind,
+    RowField,
+    RowForm,
+    form_of,
+    read_row,
+)
 from milescli.rollout.fit import ExampleReport, fitted
 from milescli.rollout.order import epoch_order
 from milescli.rollout.rows import BadRow, bad_rows_error
@@ -96,9 +104,10 @@ def load_examples(
     hashes: list[str] = []
     for file in named:
         path = Path(file.name)
-        check_file(path, field=key)
-        rows = _read(file, data=data, key=key, kind=kind)
-        made = _tokenised(rows, tokenizer, path=path, ends_at_turn=ends_at_turn)
+        read = read_file(file, data=data, key=key, kind=kind)
+        if read.problem is not None:
+            raise read.problem
+        made = _tokenised(read.rows, tokenizer, path=path, ends_at_turn=ends_at_turn)
         unit = "line" if path.suffix in LINE_SUFFIXES else "row"
         whose = f"{path.name} {unit}" if named[1:] else unit
         places += [f"{whose} {pair.index + 1}" for pair in made]
@@ -138,8 +147,30 @@ def _tokenised(
     ]
 
 
-def _read(file: DataFile, *, data: Data, key: RowField, kind: Kind) -> list[ExampleRow]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFile:
+    """The rows of one file, not yet tokenised."""
+
+    path: Path
+    columns: list[str]
+    """All that its first row has."""
+    form: RowForm | None
+    """None: no row has any."""
+    rows: list[ExampleRow]
+    """The good ones."""
+    bad: list[BadRow]
+    num_rows: int
+
+    @property
+    def problem(self) -> DataError | None:
+        """For which a run would refuse it."""
+        return _unusable(self.path, self.bad, self.num_rows) if self.bad else None
+
+
+def read_file(file: DataFile, *, data: Data, key: RowField, kind: Kind) -> ReadFile:
+    """What `data.<key>` names. Raises DataError where it is missing, empty, or of another kind."""
     path = Path(file.name)
+    check_file(path, field=key)
     records = list(islice(open_table(path).records(), file.start, file.stop))
     names = next((list(row) for _, row in records if isinstance(row, dict)), [])
     if not records:
@@ -159,9 +190,7 @@ def _read(file: DataFile, *, data: Data, key: RowField, kind: Kind) -> list[Exam
             rows.append(read_row(record, line - 1, form, data=data))
         except ValueError as error:
             bad.append(BadRow(line=line, reason=str(error)))
-    if bad:
-        raise _unusable(path, bad, len(records))
-    return rows
+    return ReadFile(path=path, columns=names, form=form, rows=rows, bad=bad, num_rows=len(records))
 
 
 def _unusable(path: Path, bad: list[BadRow], num_rows: int) -> DataError:

@@ -110,12 +110,14 @@ def rows_of_user(path: str, seed: int) -> list[Mapping[str, object]]:
 
 
 def require_rows(rows: object, path: str) -> list[Mapping[str, object]]:
-    """What the task `path` gave, as it is. Raises RecipeError where that is no prompts."""
+    """What the task `path` gave, as it is; which columns they need is known to who reads them.
+    Raises RecipeError where that is no rows."""
     if not isinstance(rows, Sequence):
         raise _bad_rows(path, f"it gave {rows!r:.200}")
     for number, row in enumerate(rows):
-        if not isinstance(row, Mapping) or not isinstance(row.get("prompt"), str | list):
-            raise _bad_rows(path, f"row {number + 1} is {row!r}; it has a `prompt`, most a `label`")
+        if not isinstance(row, Mapping) or not row:
+            why = f"row {number + 1} is {row!r:.200}; it is a mapping, as a line of a data file is"
+            raise _bad_rows(path, why)
     if not rows or len(rows) > MAX_ROWS:
         raise _bad_rows(path, "it yields none" if not rows else f"it yields more than {MAX_ROWS:,}")
     return list(rows)
@@ -123,7 +125,7 @@ def require_rows(rows: object, path: str) -> list[Mapping[str, object]]:
 
 def _bad_rows(path: str, why: str) -> RecipeError:
     return RecipeError(
-        f"the task `{path}` does not make prompts",
+        f"the task `{path}` does not make rows",
         why=why,
         fix=mend(path, "it yields rows such as {'prompt': '2 + 2?', 'label': '4'}"),
     )

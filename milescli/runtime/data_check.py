@@ -4,7 +4,7 @@ by the command."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,24 +12,32 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import DataError, MilesError
+from milescli.core.types import Pair, Trajectory
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import FIELDS, names_in
 from milescli.recipe.schema import Recipe, Rollout
+from milescli.rollout.example_rows import CHAT_COLUMNS, CHOSEN, REJECTED, Kind, RowField
+from milescli.rollout.examples import load_examples
+from milescli.rollout.fit import ExampleReport
 from milescli.rollout.leaks import exact_leaks
 from milescli.rollout.mapped import row_named
 from milescli.rollout.rewards import needs_label
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from milescli.rollout.source import Loaded, load_part
+from milescli.rollout.source import Loaded, file_named, load_part
+from milescli.rollout.tables import check_file, open_table
 from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.runtime.data_inputs import (
     check_labels_of,
+    kind_of_rows,
     near_leaks_told,
+    refuse_learned,
     require_files,
     rollouts_of,
     texts_for_vocabulary,
     with_local_files,
 )
 from milescli.runtime.data_look import NUM_SHOWN, FileLook, Rendered, look_at, rendered
+from milescli.runtime.rows_look import look_at_rows, rendered_rows
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -48,8 +56,14 @@ class Part:
     rollout: Rollout | None
     """How its prompts are scored; None: not known."""
     files: list[FileLook] = field(default_factory=list)
+    kind: Kind | None = None
+    """Of rows that are learned from; None: they are prompts."""
     loaded: Loaded | None = None
-    """None without a tokenizer, and where rows are bad."""
+    """Prompts. None without a tokenizer, and where rows are bad."""
+    examples: Sequence[Trajectory | Pair] = ()
+    """Rows that are learned from."""
+    report: ExampleReport | None = None
+    """On these."""
     rendered: list[Rendered] = field(default_factory=list)
 
 
@@ -78,7 +92,27 @@ def check_file_alone(
         data = with_local_files(data, run, 0, output=output)
         tokenizer = load_tokenizer(model) if model else None
         part = Part(name="prompts", data=data, named=[name], field="prompts", rollout=None)
+        if (kind := _kind_of(data)) is not None:
+            learned = data.model_copy(update={"train": data.prompts, "prompts": None})
+            part = Part(
+                name="train", data=learned, named=[name], field="train", rollout=None, kind=kind
+            )
         return _checked([part], tokenizer, run=run, seed=0, num_heldout=None, output=output)
+
+
+def _kind_of(data: Data) -> Kind | None:
+    """Of the rows of a file that nobody says the use of, by the first: pairs, or a chat that ends
+    with an answer, are learned from."""
+    file = file_named(names_in(data.prompts)[0], key="data.prompts")
+    check_file(Path(file.name), field="prompts")
+    records = (row for _, row in open_table(Path(file.name)).records() if isinstance(row, dict))
+    first = next(records, {})
+    if {CHOSEN, REJECTED} <= set(first):
+        return "pairs"
+    chat = next((first[name] for name in CHAT_COLUMNS if name in first), None)
+    last = chat[-1] if isinstance(chat, list) and chat else None
+    role = last.get("role", last.get("from")) if isinstance(last, dict) else None
+    return "chats" if role in ("assistant", "gpt") else None
 
 
 def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataCheck:
@@ -95,6 +129,7 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
             seed=recipe.run.seed,
             num_heldout=recipe.eval.num_prompts,
             output=output,
+            ends_at_turn=recipe.trains_scores,
         )
 
 
@@ -141,6 +176,7 @@ def _parts(recipe: Recipe, data: Data) -> Iterator[Part]:
                 named=names_in(getattr(recipe.data, name)),
                 field=name,
                 rollout=None if name == "demonstrations" else recipe.rollout,
+                kind=kind_of_rows(recipe) if name in ("train", "validation") else None,
             )
 
 
@@ -152,9 +188,13 @@ def _checked(
     seed: int,
     num_heldout: int | None,
     output: Output,
+    ends_at_turn: bool = False,
 ) -> DataCheck:
     check = DataCheck(parts=parts)
     for part in parts:
+        if part.kind is not None:
+            _check_rows(part, part.kind, tokenizer, check, ends_at_turn=ends_at_turn)
+            continue
         wants = part.rollout is not None and needs_label(part.rollout)
         try:
             part.files = look_at(
@@ -191,6 +231,30 @@ def _checked(
     return check
 
 
+def _check_rows(
+    part: Part,
+    kind: Kind,
+    tokenizer: ChatTokenizer | None,
+    check: DataCheck,
+    *,
+    ends_at_turn: bool,
+) -> None:
+    """Those of `data.train` or `data.validation`, as a run takes them."""
+    key: RowField = part.field  # type: ignore[assignment]
+    try:
+        part.files = look_at_rows(part.data, key, kind=kind)
+        check.problems += [look.problem for look in part.files if look.problem]
+        if tokenizer is None or any(look.problem for look in part.files):
+            return
+        part.examples, part.report = load_examples(
+            part.data, key, kind=kind, tokenizer=tokenizer, ends_at_turn=ends_at_turn
+        )
+    except DataError as error:
+        check.problems.append(error)
+        return
+    part.rendered = list(rendered_rows(part.examples, tokenizer))
+
+
 def _hold_against_each_other(check: DataCheck, num_heldout: int | None, *, output: Output) -> None:
     """Held-out prompts against all that is trained on."""
     loaded = [(part, part.loaded.source) for part in check.parts if part.loaded]
@@ -198,6 +262,12 @@ def _hold_against_each_other(check: DataCheck, num_heldout: int | None, *, outpu
     if heldout is None:
         return
     graded = heldout.first(num_heldout)
+    for part in check.parts:
+        if part.field == "train" and part.examples:
+            try:
+                refuse_learned(graded, part.examples)
+            except DataError as error:
+                check.problems.append(error)
     for part, source in loaded:
         if part.field != "prompts":
             continue

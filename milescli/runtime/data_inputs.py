@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 
 from milescli.backends.hub.datasets import fetch_data
 from milescli.checkpoint.run_dir import RunDir
-from milescli.core.errors import DataError
+from milescli.core.errors import DataError, RecipeError
 from milescli.core.types import Pair, Prompt, Trajectory
 from milescli.recipe.data import Data, MixSource
 from milescli.recipe.data_files import FIELDS, names_in
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Recipe, Rollout
+from milescli.recipe.train import OF_PAIRS, OF_ROWS
 from milescli.rollout.base import RewardFn
+from milescli.rollout.example_rows import Kind
 from milescli.rollout.labels import MAX_LABELS, check_labels
 from milescli.rollout.leaks import NEAR_HELDOUT, NEAR_ROWS, exact_leaks, near_leaks
 from milescli.rollout.mapped import by_file, evenly, row_named
@@ -33,6 +35,7 @@ from milescli.rollout.tokenizer import ChatTokenizer
 from milescli.rollout.trajectories import demonstration
 from milescli.rollout.waiting import Waiting
 from milescli.runtime.scorers import rollout_of_source
+from milescli.train.objectives import load_objective
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -171,6 +174,21 @@ def refuse_leak(
             f"{row_named(leaks[0].prompts, prompts.files)}: the evaluation would measure memory",
             fix="--set data.eval=FILE with other prompts",
         )
+
+
+def kind_of_rows(recipe: Recipe) -> Kind:
+    """What the recipe's objective takes of a file. Raises RecipeError where it takes groups."""
+    name = recipe.train.objective
+    if name in OF_ROWS:
+        return "pairs" if name in OF_PAIRS else "chats"
+    takes = getattr(load_objective(name, recipe), "takes", "groups")
+    if takes not in ("chats", "pairs"):
+        raise RecipeError(
+            f"the objective `{name}` does not learn from rows",
+            why=f"its `takes` is {takes!r}, and `data.train` is {recipe.data.train}",
+            fix='give it `takes = "chats"` or `takes = "pairs"`',
+        )
+    return takes
 
 
 def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair]) -> None:

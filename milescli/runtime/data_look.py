@@ -42,8 +42,11 @@ class FileLook:
     num_bad: int
     bad: list[BadRow]
     """The first of them."""
+    learned: str | None = None
+    """Where rows are learned from: the columns that are; None: prompts."""
     num_duplicates: int = 0
-    """Rows whose prompt an earlier row of the file has; 0 where rows are bad."""
+    """Rows whose prompt an earlier row of the file has (learned ones: that are an earlier row); of
+    prompts 0 where rows are bad."""
     duplicates: list[tuple[int, int]] = field(default_factory=list)
     """The first of them: its line, and that of the earlier row."""
     lengths: list[int] = field(default_factory=list)
@@ -59,11 +62,13 @@ class Rendered:
     """One prompt as the model sees it, token by token."""
 
     row: int
-    """Its index."""
+    """Its index; of rows that are learned from, among those that a run takes."""
     tokens: list[str]
     loss_mask: list[int]
     """[num_tokens] 1 where it is learned: a demonstration's response. What the policy will answer
     to a prompt is not there yet."""
+    side: str = ""
+    """Of a pair: chosen or rejected."""
 
 
 def look_at(

@@ -22,7 +22,6 @@ from milescli.recipe.data import Data
 from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape
-from milescli.recipe.train import OF_PAIRS, OF_ROWS
 from milescli.rollout.example_rows import Kind, RowField
 from milescli.rollout.examples import ExampleReport, Examples, load_examples
 from milescli.rollout.mix import MixedPrompts
@@ -35,6 +34,7 @@ from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.runtime.data_inputs import (
     check_labels_of,
     demonstrations_of,
+    kind_of_rows,
     near_leaks_told,
     refuse_leak,
     refuse_learned,
@@ -46,7 +46,6 @@ from milescli.runtime.data_inputs import (
 from milescli.runtime.reward_model import reward_model_folder
 from milescli.runtime.scorers import rollout_of_source
 from milescli.runtime.teachers import met_teachers, teacher_folders
-from milescli.train.objectives import load_objective
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -331,18 +330,3 @@ def _model_folder(recipe: Recipe, run: RunDir, data: Data, *, output: Output | N
         make_scratch_tokenizer(texts, model.scratch.vocab_size, run.own_model_dir)
         scratch.make_model(model.scratch, run.own_model_dir, recipe.run.seed)
     return run.own_model_dir
-
-
-def kind_of_rows(recipe: Recipe) -> Kind:
-    """What the recipe's objective takes of a file. Raises RecipeError where it takes groups."""
-    name = recipe.train.objective
-    if name in OF_ROWS:
-        return "pairs" if name in OF_PAIRS else "chats"
-    takes = getattr(load_objective(name, recipe), "takes", "groups")
-    if takes not in ("chats", "pairs"):
-        raise RecipeError(
-            f"the objective `{name}` does not learn from rows",
-            why=f"its `takes` is {takes!r}, and `data.train` is {recipe.data.train}",
-            fix='give it `takes = "chats"` or `takes = "pairs"`',
-        )
-    return takes

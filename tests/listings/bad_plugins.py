@@ -233,7 +233,7 @@ CASES = {
     "all_samples_leaves": "its process ended with exit code 3",
     "metrics_text": "most",
     "sample_filter_undecided": "gave None",
-    "task_lists": "it has a `prompt`",
+    "task_lists": "it is a mapping",
     "tracker_prints": "it printed more than 8",
     "after_save_leaves": "SystemExit(2)",
     "before_step_greedy": "MemoryError",
