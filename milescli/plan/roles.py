@@ -74,7 +74,7 @@ def teacher_roles(
     served = [wish for wish in recipe.teachers if wish.url is not None]
     for wish in served:
         log.note(
-            f"teacher {wish.called}", "served elsewhere", "asked by HTTP, while policy samples"
+            f"teacher {wish.called}", "served elsewhere", "asked by HTTP, while the policy samples"
         )
     return [
         *(Role(name="teacher", place="trainer") for _ in teachers),

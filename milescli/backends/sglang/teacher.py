@@ -81,7 +81,8 @@ class SglangTeacher:
         reply = await self._read(ids, return_text_in_logprobs=True)
         try:
             theirs = [str(entry[2]) for entry in reply["meta_info"]["input_token_logprobs"]]
-        except (KeyError, IndexError, TypeError) as error:
+            assert len(theirs) == len(ids), "tokens are missing"
+        except (KeyError, IndexError, TypeError, AssertionError) as error:
             raise self._unreadable(reply, error) from None
         ours = tokenizer.inner.batch_decode([[token] for token in ids])
         apart = [

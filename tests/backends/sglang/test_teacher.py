@@ -19,7 +19,7 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.tokenizer import RAW, ChatTokenizer, load_tokenizer
 from milescli.train.distill import streams_of
 from milescli.train.streams import Stream
-from tests.backends.sglang.conftest import KEY, VOCAB, Service
+from tests.backends.sglang.conftest import KEY, VOCAB, Service, write_tokenizer
 from tests.backends.sglang.sending import TOKENS
 from tests.endpoint_server import Asked, Reply, quick_retries, serving
 from tests.samples import make_trajectory
@@ -112,9 +112,15 @@ def test_a_wrong_key_is_told(service: Service, monkeypatch: pytest.MonkeyPatch) 
     ],
     ids=["another protocol", "nothing", "too few", "no object"],
 )
-def test_what_is_no_reply_of_sglang_is_refused(reply: object, quick_retries: None) -> None:
+def test_what_is_no_reply_of_sglang_is_refused(
+    reply: object, quick_retries: None, tmp_path: Path
+) -> None:
     def says(asked: Asked, number: int) -> Reply:
         return Reply(reply)
 
-    with serving(says) as server, pytest.raises(EndpointError, match="none of SGLang's"):
-        asyncio.run(_served(server.url, kl="sampled").teachers[0].say(TOKENS))
+    write_tokenizer(tmp_path)
+    with serving(says) as server:
+        with pytest.raises(EndpointError, match="none of SGLang's"):
+            asyncio.run(_served(server.url, kl="sampled").teachers[0].say(TOKENS))
+        with pytest.raises(EndpointError, match="none of SGLang's"):
+            _meet(server.url, load_tokenizer(tmp_path, chat_template=RAW))
