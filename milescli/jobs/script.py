@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from milescli import __version__
 from milescli.jobs.job import Job
 from milescli.jobs.kuberay import kuberay_values
 from milescli.jobs.shared_folder import shared_folder_values, slurm_values
-from milescli.recipe.data_files import names_in, parse_data_file
-from milescli.recipe.load import value_at
+from milescli.recipe.data_files import FIELDS, files_of
+from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import templates_dir
 
 Form = Literal["slurm", "kuberay", "ssh"]
@@ -24,9 +23,6 @@ FORMS: dict[Form, tuple[str, Callable[[Job], dict[str, str]]]] = {
     "ssh": ("ssh.sh", shared_folder_values),
 }
 """Form -> its file in templates/jobs, and what gives the values of its places."""
-
-PATHS = ("model.path", "data.prompts", "data.eval", "data.demonstrations")
-"""Keys that may name files of this host."""
 
 _PLACEHOLDER = re.compile(r"@([a-z_]+)@")
 
@@ -60,22 +56,25 @@ def notes(job: Job, form: Form) -> list[str]:
     planned = f"planned for {job.size}; the run will be called {job.name}"
     if form != "kuberay":
         return [planned, f"{job.folder} and {job.bin_dir} must be the same on every node"]
-    recipe = job.loaded.recipe
-    local = [key for key in PATHS if _is_local(value_at(recipe, key), job.folder)]
     return [
         planned,
         *(
-            f"{key}={value_at(recipe, key)} is a path of this host: the pods need it on their "
-            "volume"
-            for key in local
+            f"{key}={name} is a path of this host: the pods need it on their volume"
+            for key, name in _names(job.loaded.recipe)
+            if name and (job.folder / name).exists()
         ),
     ]
 
 
-def _is_local(value: object, folder: Path) -> bool:
-    """Whether one of the names is a file of this host."""
-    files = [parse_data_file(name, key="data").name for name in names_in(value)]  # type: ignore[arg-type]
-    return any((folder / name).exists() for name in files)
+def _names(recipe: Recipe) -> Iterator[tuple[str, str | None]]:
+    """(key, value) of all that may be a file or folder."""
+    yield "model.path", recipe.model.path
+    for field in FIELDS:
+        yield from ((f"data.{field}", file.name) for file in files_of(recipe.data, field))
+    yield "data.chat_template", recipe.data.chat_template
+    yield "train.critic.path", recipe.train.critic.path
+    yield from (("train.distill.teachers", teacher.path) for teacher in recipe.teachers)
+    yield "rollout.reward_model.path", recipe.rollout.reward_model.path
 
 
 def _one_line(text: str) -> str:

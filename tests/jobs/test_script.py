@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from milescli.jobs.script import FORMS as TABLE
 from milescli.jobs.script import Form, fill, notes, script
 from milescli.platform.machine import read_machine
 from milescli.recipe.schema import MachineSettings
+from milescli.recipe.train import Train
 from tests.jobs import kuberay_fields
 from tests.jobs.planned import job
 from tests.tools import tool
@@ -231,6 +233,21 @@ def test_kuberay_tells_of_files_that_pods_will_not_see(tmp_path: Path) -> None:
     made = job(f"data.prompts={file}", "eval.every=0", "data.eval=null", "warmup.steps=0")
     assert any("data.prompts" in note and "volume" in note for note in notes(made, "kuberay"))
     assert not any("data.prompts" in note for note in notes(made, "slurm"))
+
+
+def test_every_file_and_model_of_this_host_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"prompt": "1+1", "label": "2"}\n')
+    made = job(
+        f"data.mix=[{{path: '{file}[0:1]'}}]",
+        *("data.prompts=null", "eval.every=0", "data.eval=null", "warmup.steps=0"),
+    )
+    asked = made.loaded.recipe.model_copy(
+        update={"train": Train(distill={"teachers": [{"path": str(tmp_path)}]})}
+    )
+    told = notes(replace(made, loaded=replace(made.loaded, recipe=asked)), "kuberay")
+    for key, name in (("data.prompts", file), ("train.distill.teachers", tmp_path)):
+        assert any(note.startswith(f"{key}={name} ") for note in told)
 
 
 def test_a_host_without_the_gpus_that_are_wanted_learns_how_to_name_others(
