@@ -11,6 +11,7 @@ from milescli.console.output import Mode, Output
 from milescli.plan.types import Plan, Slot
 from milescli.platform.environment import environment_rows
 from milescli.recipe.load import LoadedRecipe, value_at
+from milescli.recipe.section import plain
 
 SMALL = 8
 """Slots up to which each has a line of its own."""
@@ -43,7 +44,7 @@ def show_plan(
         payload["cost"] = cost(plan.forecast, price_per_gpu_hour)
     if with_origins:
         payload["recipe"] = {
-            name: {"value": value_at(loaded.recipe, name), "origin": str(by)}
+            name: {"value": plain(value_at(loaded.recipe, name)), "origin": str(by)}
             for name, by in loaded.origins.items()
         }
         payload["environment"] = _environment()
@@ -183,7 +184,7 @@ def _slot_row(slot: Slot) -> list[object]:
 def _show_origins(loaded: LoadedRecipe, plan: Plan, output: Output) -> None:
     rows = []
     for name, origin in loaded.origins.items():
-        value = value_at(loaded.recipe, name)
+        value = plain(value_at(loaded.recipe, name))
         rows.append(
             (
                 name,

@@ -17,7 +17,7 @@ from milescli.platform.probe import probe
 from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import LoadedRecipe, value_at
 from milescli.recipe.schema import MachineSettings
-from milescli.recipe.section import Section
+from milescli.recipe.section import plain
 
 SET_BY_SCRIPT = ("run.name", "machine.nodes", "machine.gpus", "machine.address")
 """Keys that the script sets itself."""
@@ -93,7 +93,7 @@ class Job:
             ):
                 continue
             option, _, text = origin.where.partition(" ")
-            value = json.dumps(value_at(self.loaded.recipe, key), default=_plain)
+            value = json.dumps(plain(value_at(self.loaded.recipe, key)))
             pair = (
                 [option, text] if origin.layer is SettingsLayer.SET else ["--set", f"{key}={value}"]
             )
@@ -129,9 +129,3 @@ def machine_like_this(settings: MachineSettings) -> Machine:
             ],
         )
     return machine
-
-
-def _plain(section: object) -> object:
-    """An entry of a list in a recipe."""
-    assert isinstance(section, Section), section
-    return section.model_dump(mode="json")

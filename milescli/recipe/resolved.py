@@ -15,7 +15,7 @@ from milescli.core.errors import CheckpointError, RecipeError
 from milescli.recipe import layers
 from milescli.recipe.layers import Origin, SettingsLayer
 from milescli.recipe.load import LoadedRecipe, build, value_at
-from milescli.recipe.section import Section
+from milescli.recipe.section import Section, plain
 
 _HEADER = (
     "# The whole recipe of this run, with the origin of each value. It loads again: "
@@ -85,8 +85,7 @@ def _scalar(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_scalar(k)}: {_scalar(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list) and any(isinstance(item, Section) for item in value):
-        items = [item.model_dump(exclude_none=True) for item in value]
-        return json.dumps(items, ensure_ascii=False)  # which is YAML, without tags
+        return json.dumps(plain(value), ensure_ascii=False)  # which is YAML, without tags
     if isinstance(value, str | list):
         style = {
             "default_style": '"',

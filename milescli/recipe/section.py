@@ -22,3 +22,11 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
     )
+
+
+def plain(value: object) -> object:
+    """A value of a recipe as JSON holds it: sections in a list are mappings, without what is
+    null."""
+    if not isinstance(value, list):
+        return value
+    return [one.model_dump(exclude_none=True) if isinstance(one, Section) else one for one in value]
