@@ -138,9 +138,14 @@ def broken(*, seed: int):  # type: ignore[no-untyped-def]
     raise KeyError("file")
 
 
-def no_prompts(*, seed: int):  # type: ignore[no-untyped-def]
-    """Other columns."""
-    return [{"question": "2 + 2?"}]
+def no_columns(*, seed: int):  # type: ignore[no-untyped-def]
+    """Texts."""
+    return ["2 + 2?"]
+
+
+def chats(*, seed: int):  # type: ignore[no-untyped-def]
+    """Rows that are learned from."""
+    return [{"messages": [{"role": "user", "content": "2 + 2?"}]}]
 
 
 def none_at_all(*, seed: int):  # type: ignore[no-untyped-def]
@@ -154,12 +159,17 @@ def test_rows_of_the_user_become_a_file(tmp_path: Path) -> None:
     assert rows[2] == {"prompt": "7 * 2?", "label": "14"} and len(rows) == 3
 
 
+def test_rows_of_any_columns_are_written_as_they_are(tmp_path: Path) -> None:
+    path = write_task(f"task:{__name__}:chats", tmp_path, 0)
+    assert json.loads(path.read_text()) == chats(seed=0)[0]
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("endless", "it yields more than 50"),
         ("broken", "KeyError: 'file'"),
-        ("no_prompts", "row 1 is {'question': '2 + 2?'}"),
+        ("no_columns", "row 1 is '2 + 2?'"),
         ("none_at_all", "it yields none"),
     ],
 )
