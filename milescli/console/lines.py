@@ -69,6 +69,7 @@ def _step(done: StepDone) -> str:
         f"step {done.step:>{digits}}/{done.num_steps}",
         f"reward {number(done.rollout.reward_mean, '.3f')}",
         *(f"{name} {number(mean, '.3f')}" for name, mean in done.rollout.reward_parts.items()),
+        *(f"{name} {number(mean, '.2f')}" for name, mean in done.rollout.figures.items()),
         f"loss {number(report.loss, '7.4f')}",
         f"kl {number(report.figures.get('kl'), '.4f')}",
         f"entropy {number(report.figures.get('entropy'), '.3f')}",

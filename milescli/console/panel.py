@@ -4,6 +4,7 @@ times a second."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -41,7 +42,8 @@ def frame(progress: RunProgress, *, width: int, height: int) -> RenderableType:
     inner = max(20, width - FRAME_COLUMNS)
     parts: list[RenderableType] = [_bar_line(progress, inner)]
     if progress.steps:
-        by_part = _reward_parts(progress.steps[-1], inner)
+        rollout = progress.steps[-1].rollout
+        by_part = _means(rollout.reward_parts, inner) + _means(rollout.figures, inner)
         height -= len(by_part)
         parts += [Text(), _trend(progress, inner), *by_part]
         parts += [Text(), _table(progress, inner, height)]
@@ -122,10 +124,10 @@ def _trend(progress: RunProgress, width: int) -> Text:
     )
 
 
-def _reward_parts(done: StepDone, width: int) -> list[Text]:
-    """One line with the mean of each part of the reward, where it has parts."""
-    means = done.rollout.reward_parts.items()
-    words = "  ".join(f"{name} {number(mean, '.3f')}" for name, mean in means)
+def _means(means: Mapping[str, float], width: int) -> list[Text]:
+    """One line with the mean of each part of the reward, or of what agents tell, where there are
+    any."""
+    words = "  ".join(f"{name} {number(mean, '.3f')}" for name, mean in means.items())
     return [Text(f"        {words}"[:width], style=theme.QUIET)] if words else []
 
 

@@ -112,6 +112,10 @@ class AgentError(MilesError, RuntimeError):
     """An agent raised, or broke its contract; carries its traceback in `why`."""
 
 
+class ContextFull(AgentError):
+    """A conversation has no room for another response; agents end their episode there."""
+
+
 class EndpointError(MilesError, RuntimeError):
     """A server that was asked by HTTP did not answer, or not with what was asked for."""
 

@@ -59,6 +59,8 @@ class RolloutStats:
     generated_tokens: int
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Where `rollout.reward` names several: the mean of each, before its weight."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What agents tell of their episodes (turns, tool calls, seconds, ...): the mean of each."""
     skipped_prompts: int = 0
     """Passed over since this process began, for being longer than `data.max_prompt_tokens`; of
     files too large to be tokenised at the start."""

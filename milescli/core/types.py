@@ -38,8 +38,9 @@ class Prompt:
     """What the user wrote, before the template."""
     label: str | None = None
     """What the reward compares with; None where the data set has no label column."""
-    demonstration: str | None = None
-    """A worked response to imitate (warm-up); None where the data set has none."""
+    demonstration: str | Sequence[Mapping[str, Any]] | None = None
+    """A worked response to imitate (warm-up), or the turns of one that calls tools; None where the
+    data set has none."""
     source: str | None = None
     """Which entry of `data.mix` it comes from, by name; None without a mix."""
     turns: Sequence[Mapping[str, Any]] = ()
@@ -140,6 +141,8 @@ class Sample:
     """None until it is scored."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Where `rollout.reward` names several: what each gave, before its weight."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What the agent tells of its episode, by name; turns, and what chat templates did to them."""
     num_counted_tokens: int = 0
     """Where the tokens themselves are not known: how many an endpoint says that it sampled."""
     is_learned: bool = True

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from milescli.backends.megatron.layer_specs import LAYER_SPECS
 from milescli.listings.plug_point import PlugPoint
+from milescli.rollout.agents import AGENTS
 from milescli.rollout.curriculum import CURRICULA
-from milescli.rollout.episode import AGENTS
 from milescli.rollout.evaluations import EVALUATIONS
 from milescli.rollout.filters import FILTERS
 from milescli.rollout.generations import GENERATIONS

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from milescli.core.errors import RecipeError
+from milescli.recipe.check_agents import check_agents, doubt_about_agents
 from milescli.recipe.check_algorithm import check_algorithm, doubts_about_algorithm
 from milescli.recipe.check_distill import check_distill
 from milescli.recipe.check_mix import check_mix
@@ -31,6 +32,7 @@ def check(recipe: Recipe, origins: Origins) -> list[str]:
     for rule in _RULES:
         rule(recipe, origins)
     check_rewards(recipe)
+    check_agents(recipe)
     check_rows(recipe)
     check_distill(recipe)
     check_algorithm(recipe)
@@ -366,4 +368,5 @@ _DOUBTS: tuple[Callable[[Recipe], str | None], ...] = (
     _doubt_eval_on_training_prompts,
     _doubt_min_lr,
     _doubt_key_in_the_open,
+    doubt_about_agents,
 )

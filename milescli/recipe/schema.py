@@ -39,8 +39,22 @@ class Rollout(Section):
     stop: list[str] = Field(default=[])
     """Strings that end a response, beside the end-of-sequence token."""
     agent: str = "single_turn"
-    """How a prompt becomes a sample: single_turn (one response), or an import path
-    `mypkg.agents:solve`."""
+    """How a prompt becomes a sample: single_turn (one response); tools (turns of the model and of
+    `tools`, until it calls none); or an import path `mypkg.agents:solve`."""
+    tools: list[str] = Field(default=[])
+    """What the model may call, and is told of by its chat template: calculator, or import paths
+    `mypkg.tools:lookup`."""
+    max_turns: Positive = 8
+    """Of the model, in one episode with tools."""
+    tool_timeout_s: PositiveFloat = 30.0
+    """Of one call."""
+    tool_output_characters: Positive = 4096
+    """What a call gives beyond is cut off."""
+    tool_parser: str = "auto"
+    """How the model writes calls, as SGLang names it (qwen25, llama3, ...); auto: by the chat
+    template; none: it calls nothing."""
+    reasoning_parser: str = "auto"
+    """How it writes its reasoning, likewise."""
     generation: str = "once"
     """How a response is made of calls of the engine, whoever asks: once, or an import path."""
     reward: str | dict[str, float] = "math"

@@ -4,7 +4,7 @@ for the policy here."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,8 @@ from milescli.core.imports import imported
 from milescli.core.types import Prompt
 from milescli.core.user_worker import Asking, asking
 from milescli.recipe.schema import Rollout
-from milescli.rollout.base import Outcome, Session, Turn
+from milescli.rollout.agents import made
+from milescli.rollout.base import Outcome, Reply, Session, Turn
 from milescli.rollout.generations import Generating
 
 
@@ -35,9 +36,12 @@ class AgentProcess:
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
         """Raises what the session raised, or CallFailed with the agent's traceback."""
 
-        async def answer(token_ids: Any, max_new_tokens: Any, stop: Any) -> Turn:
-            turn = await session.generate(token_ids, max_new_tokens=max_new_tokens, stop=stop)
-            return replace(turn, prompt_ids=())  # known there
+        async def answer(asked: Any, tools: Any, max_new_tokens: Any, stop: Any) -> Turn | Reply:
+            options = {"max_new_tokens": max_new_tokens, "stop": stop}
+            if tools is None:
+                turn = await session.generate(asked, **options)
+                return replace(turn, prompt_ids=())  # known there
+            return await session.chat(asked, tools=tools, **options)
 
         return await self._process.call(*self._said, prompt, answer=answer)
 
@@ -70,17 +74,29 @@ class _SessionThere:
             sent: Any = array("i", token_ids)
         except (TypeError, OverflowError):
             sent = repr(token_ids)[:80]  # refused by the session, which says what it is
-        made = await self._side.ask((sent, max_new_tokens, stop))
+        made = await self._side.ask((sent, None, max_new_tokens, stop))
         turn = replace(made, prompt_ids=list(sent))
         self._turns.append(turn)
         return turn
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Reply:
+        """See Session."""
+        reply = await self._side.ask((list(messages), list(tools), max_new_tokens, stop))
+        self._turns.append(reply.turn)
+        return reply
 
 
 async def play_there(agent: str, generation: str | None, settings: Rollout, prompt: Prompt) -> Any:
     """In the agent's process: one episode."""
     session: Session = _SessionThere(asking.get())
     if generation is not None:
-        made: Any = imported(generation)
-        session = Generating(session, made, settings)
-    solve: Any = imported(agent)
-    return await solve(prompt, session)
+        way: Any = imported(generation)
+        session = Generating(session, way, settings)
+    return await made(agent, settings)(prompt, session)

@@ -4,9 +4,9 @@ only; implementations live elsewhere."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from milescli.core.types import Prompt, RoutedExperts, StopReason, VersionSpan, WeightVersion
 
@@ -55,6 +55,54 @@ class Turn:
     stop_reason: StopReason
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A tool that the policy wants called."""
+
+    name: str
+    """As the policy wrote it; it may be of no tool that there is."""
+    arguments: str
+    """As the policy wrote them: JSON, where it is right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """A response, taken apart as its family writes it."""
+
+    content: str
+    reasoning: str | None = None
+    """None: there is none, or nobody told it apart."""
+    calls: Sequence[ToolCall] = ()
+    malformed: str | None = None
+    """Why a call that was begun could not be read."""
+
+
+class ReplyParser(Protocol):
+    """Knows how a model family writes its reasoning and its tool calls."""
+
+    async def parse(
+        self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt_end: str = ""
+    ) -> Parsed:
+        """`text`: a response with its special tokens, but for the end-of-sequence token; `tools`:
+        JSON schemas of what may be called; `prompt_end`: what stands before the response, where a
+        template may have opened its reasoning."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One turn of the policy in a chat."""
+
+    turn: Turn
+    message: Mapping[str, Any]
+    """In OpenAI's form, to be put at the end of the messages: `role`, `content`,
+    `reasoning_content` and `tool_calls` where there are any."""
+    calls: Sequence[ToolCall] = ()
+    """In the order of the message's `tool_calls`."""
+    malformed: str | None = None
+    """Why a call that was begun could not be read."""
+
+
 class Session(Protocol):
     """The policy, as the agent of one sample sees it. Every token that it makes is recorded exactly
     and becomes training data; nothing is ever tokenised again from text."""
@@ -75,6 +123,23 @@ class Session(Protocol):
         """
         ...
 
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Reply:
+        """As `generate`, for messages in OpenAI's form. What the policy said in earlier turns is
+        the tokens that it made then, and the template's text around them; where the template
+        writes earlier turns otherwise than they were (without their reasoning, say), the rendered
+        text is a new trajectory, and is counted. `tools`: JSON schemas.
+
+        Raises as `generate`, and ContextFull where the messages leave no room for a response.
+        """
+        ...
+
     @property
     def turns(self) -> Sequence[Turn]:
         """So far, in order."""
@@ -90,6 +155,11 @@ class Outcome:
     reward: float | None = None
     """Where the agent (its environment) knows the reward itself; None: the recipe's reward scores
     `text`."""
+    is_cut: bool = False
+    """The episode was ended by a bound: it counts as truncated."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What the episode was like, by name (tool calls, seconds, ...): their means are figures of the
+    step."""
 
 
 class Agent(Protocol):

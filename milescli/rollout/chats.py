@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from milescli.core.types import Trajectory
+from milescli.core.types import Prompt, Trajectory
 from milescli.rollout.tokenizer import ChatTokenizer
-from milescli.rollout.trajectories import unsampled
+from milescli.rollout.trajectories import demonstration, unsampled
 
 Turn = Mapping[str, Any]
 """A message as chat templates take it: `role`, `content`, and what else a family knows (tool_calls,
 reasoning_content, name)."""
 
 _MARKS = re.compile(r"\{%-?\s*generation\b")
-_STAND_IN = "\u241fturn\u241f"
+STAND_IN = "\u241fturn\u241f"
 """Put in place of a turn, to see what the template writes around it. No template trims it."""
 _TEXT_OF_TURN = ("content", "tool_calls", "reasoning_content", "thinking", "reasoning")
 
@@ -138,9 +138,9 @@ def _around(
 ) -> tuple[int, int] | None:
     """(start, end) of turn `place`, by what stands around a stand-in in its place."""
     plain = {key: value for key, value in turns[place].items() if key not in _TEXT_OF_TURN}
-    probe = [*turns[:place], {**plain, "content": _STAND_IN}, *turns[place + 1 :]]
+    probe = [*turns[:place], {**plain, "content": STAND_IN}, *turns[place + 1 :]]
     whole = tokenizer.render(probe, tools=tools, opens_answer=False)
-    before, found, after = whole.partition(_STAND_IN)
+    before, found, after = whole.partition(STAND_IN)
     if not found or not text.startswith(before) or not text.endswith(after):
         return None
     if place + 1 == len(turns):
@@ -148,7 +148,7 @@ def _around(
     # a rendering that stops after the turn ends it in the same way; or, for families that end a
     # last turn otherwise, the first special token does
     alone = tokenizer.render(probe[: place + 1], tools=tools, opens_answer=False)
-    closing = alone.rpartition(_STAND_IN)[2]
+    closing = alone.rpartition(STAND_IN)[2]
     if after.startswith(closing):
         return len(before), len(text) - len(after) + len(closing)
     ends = [(after.index(token), len(token)) for token in tokenizer.special_texts if token in after]
@@ -182,6 +182,17 @@ def tokenized(tokenizer: ChatTokenizer, texts: Sequence[MarkedText]) -> list[Tra
             encoded["input_ids"], encoded["offset_mapping"], texts, strict=True
         )
     ]
+
+
+def demonstrated(prompt: Prompt, tokenizer: ChatTokenizer) -> Trajectory:
+    """A prompt with its worked response, which is on the loss mask: what the assistant says there,
+    not what tools do. Raises ValueError as `marked_chat`."""
+    worked = prompt.demonstration
+    assert worked is not None, f"prompt {prompt.index} has no demonstration"
+    if isinstance(worked, str):
+        return demonstration(prompt.token_ids, tokenizer.encode_response(worked))
+    turns, first = [*prompt.messages, *worked], len(prompt.messages)
+    return tokenized(tokenizer, [marked_chat(tokenizer, turns, first=first, tools=prompt.tools)])[0]
 
 
 def _trajectory(

@@ -8,6 +8,7 @@ import random
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
+from tempfile import TemporaryDirectory
 from typing import cast
 
 from milescli.core.examples import example_groups
@@ -33,9 +34,12 @@ from milescli.rollout.generations import Generating, Generation
 from milescli.rollout.metrics import Metrics, measured
 from milescli.rollout.sample_filters import SampleFilter, sifted
 from milescli.rollout.scoring import Scorer
+from milescli.rollout.scratch_tokenizer import MIN_VOCAB_SIZE, make_scratch_tokenizer
 from milescli.rollout.selection import Selection, selected
+from milescli.rollout.session import ChatForm
 from milescli.rollout.shaping import Shaping, shaped
 from milescli.rollout.tasks import require_rows
+from milescli.rollout.tokenizer import load_tokenizer
 
 Example = tuple[str, str, str | None]
 """prompt, response, label"""
@@ -164,6 +168,9 @@ def check_agent(agent: Agent, *, num_samples: int = 8, timeout_s: float = 30.0) 
     where they have not ended after `timeout_s`.
     """
 
+    text = "What is 2 + 2?"
+    chat_form = _chat_form(text)
+
     async def play() -> list[Sample]:
         episodes = Episodes(
             agent=agent,
@@ -174,8 +181,8 @@ def check_agent(agent: Agent, *, num_samples: int = 8, timeout_s: float = 30.0) 
             settings=GenerateRequest(prompt_ids=(), max_new_tokens=64),
             max_tokens=4096,
             vocab_size=256,
+            chat_form=chat_form,
         )
-        text = "What is 2 + 2?"
         prompt = Prompt(index=0, token_ids=list(text.encode()), text=text, label="4")
         calls = [
             episodes.play(prompt, sample_index=index, seed=index) for index in range(num_samples)
@@ -200,6 +207,13 @@ class _RandomPolicy:
             stop_reason=StopReason.STOP,
             version_spans=[VersionSpan(start=0, end=length, version=WeightVersion(0))],
         )
+
+
+def _chat_form(text: str) -> ChatForm:
+    """Of a tokenizer that is made of a text: its tokens are bytes."""
+    with TemporaryDirectory() as folder:
+        make_scratch_tokenizer([text], MIN_VOCAB_SIZE, folder)
+        return ChatForm(tokenizer=load_tokenizer(folder))
 
 
 def _decode(ids: Iterable[int]) -> str:

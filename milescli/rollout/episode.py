@@ -6,28 +6,29 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import Protocol
 
 from milescli.core.errors import AgentError, MilesError
-from milescli.core.registry import Registry
-from milescli.core.types import Prompt, Sample, Trajectory
+from milescli.core.types import Prompt, Sample, StopReason, Trajectory
 from milescli.core.user_code import mend, user_traceback
 from milescli.core.user_process import CallFailed
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.agent_process import AgentProcess
+from milescli.rollout.agents import AGENTS, is_built_in, made
 from milescli.rollout.base import Agent, GenerateRequest, Outcome, RolloutEngine
 from milescli.rollout.generations import GENERATIONS
 from milescli.rollout.scoring import Response, Score, Scoring, finite_reward
-from milescli.rollout.session import Decode, RecordingSession
+from milescli.rollout.session import ChatForm, Decode, RecordingSession
 
-AGENTS = Registry(
-    "agent",
-    {"single_turn": "milescli.agents.single_turn:single_turn"},
-    signature=("prompt", "session"),
-)
-
-
-_PROCESSES: weakref.WeakValueDictionary[tuple[str, str | None, float], AgentProcess] = (
+_OF_AGENTS = {
+    "reward_memory_gib",
+    "tools",
+    "max_turns",
+    "tool_timeout_s",
+    "tool_output_characters",
+}
+"""What an agent's process is told of `rollout`."""
+_PROCESSES: weakref.WeakValueDictionary[tuple[str, str | None, str], AgentProcess] = (
     weakref.WeakValueDictionary()
 )
 """Training and evaluation share one."""
@@ -37,16 +38,16 @@ def load_agent(rollout: Rollout) -> Agent:
     """The agent that `rollout.agent` names, whose responses `rollout.generation` makes; where
     either is the user's, both run in a process of their own. Raises RecipeError where one cannot be
     had."""
-    agent = cast(Agent, AGENTS.resolve(rollout.agent, key="rollout.agent"))
+    AGENTS.resolve(rollout.agent, key="rollout.agent")
     GENERATIONS.resolve(rollout.generation, key="rollout.generation")
     is_plain = rollout.generation in GENERATIONS.builtin
-    if rollout.agent in AGENTS.builtin and is_plain:
-        return agent
     path = AGENTS.path_of(rollout.agent, key="rollout.agent")
+    if is_built_in(rollout) and is_plain:
+        return made(path, rollout)
     generation = None
     if not is_plain:
         generation = GENERATIONS.path_of(rollout.generation, key="rollout.generation")
-    key = (path, generation, rollout.reward_memory_gib)
+    key = (path, generation, rollout.model_dump_json(include=_OF_AGENTS))
     apart = _PROCESSES.get(key) or AgentProcess(path, generation, rollout)
     _PROCESSES[key] = apart
     return apart
@@ -94,6 +95,8 @@ class Episodes:
     """Of the model."""
     teachers: Teaching | None = None
     """None: nobody is taught, or the trainer's ranks hold them."""
+    chat_form: ChatForm | None = None
+    """None: no agent chats."""
 
     async def play(
         self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool = False
@@ -108,6 +111,7 @@ class Episodes:
             max_tokens=self.max_tokens,
             decode=self.decode,
             vocab_size=self.vocab_size,
+            chat_form=self.chat_form,
         )
         outcome = await self._outcome(prompt, session)
         trajectories = session.trajectories()
@@ -118,8 +122,9 @@ class Episodes:
             seed=seed,
             trajectories=trajectories,
             text=outcome.text,
-            stop_reason=session.turns[-1].stop_reason,
+            stop_reason=StopReason.LENGTH if outcome.is_cut else session.turns[-1].stop_reason,
             reward=outcome.reward,
+            figures={**session.figures, **outcome.figures},
         )
         return await score_alone(self.scorer, prompt, sample)
 
@@ -200,6 +205,7 @@ def training_episodes(
     scorer: Scoring,
     decode: Decode,
     vocab_size: int,
+    chat_form: ChatForm | None = None,
     teachers: Teaching | None = None,
 ) -> Episodes:
     """Sampled as the recipe's `rollout` says."""
@@ -216,11 +222,17 @@ def training_episodes(
     episodes = _episodes(
         recipe, settings, engine=engine, scorer=scorer, decode=decode, vocab_size=vocab_size
     )
-    return replace(episodes, teachers=teachers)
+    return replace(episodes, teachers=teachers, chat_form=chat_form)
 
 
 def evaluation_episodes(
-    recipe: Recipe, *, engine: RolloutEngine, scorer: Scoring, decode: Decode, vocab_size: int
+    recipe: Recipe,
+    *,
+    engine: RolloutEngine,
+    scorer: Scoring,
+    decode: Decode,
+    vocab_size: int,
+    chat_form: ChatForm | None = None,
 ) -> Episodes:
     """The same agent, sampled as the recipe's `eval` says."""
     settings = GenerateRequest(
@@ -230,9 +242,10 @@ def evaluation_episodes(
         top_p=recipe.eval.top_p,
         stop=recipe.rollout.stop,
     )
-    return _episodes(
+    episodes = _episodes(
         recipe, settings, engine=engine, scorer=scorer, decode=decode, vocab_size=vocab_size
     )
+    return replace(episodes, chat_form=chat_form)
 
 
 def _episodes(

@@ -3,13 +3,13 @@ an entry point, or an import path; every agent's `session.generate` goes through
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from milescli.core.errors import AgentError
 from milescli.core.registry import Registry
 from milescli.recipe.schema import Rollout
-from milescli.rollout.base import Session, Turn
+from milescli.rollout.base import Reply, Session, Turn
 
 
 class Generate(Protocol):
@@ -99,6 +99,21 @@ class Generating:
             )
         self._turns.append(turn)
         return turn
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Reply:
+        """Refused: how a turn of a chat is made of several calls, nobody has said."""
+        raise AgentError(
+            f"the generation `{self._settings.generation}` makes no turns of a chat",
+            why="its agent calls session.chat, and `rollout.generation` knows token ids alone",
+            fix="--set rollout.generation=once",
+        )
 
     def _was_made(self, turn: Turn) -> bool:
         line = [*turn.prompt_ids, *turn.response_ids]

@@ -26,6 +26,8 @@ MAX_BAD_ROWS = 1000
 """Kept to be told; more are counted."""
 _Asked = Turns | tuple[int, ...]
 """A prompt: a chat, or the tokens that the model reads."""
+Demonstration = str | Turns | None
+"""A worked response: its text, or its turns where it calls tools; None: the row has none."""
 TICK_ROWS = 4096
 """So many rows are read between two words on how far it is."""
 
@@ -41,7 +43,7 @@ class DataRow:
     text: str
     """What the user wrote last; empty where only tokens are known."""
     label: str | None
-    demonstration: str | None
+    demonstration: Demonstration
     token_ids: Sequence[int] = ()
     """Where the row holds them instead of text: what the model reads, whole."""
     tools: Tools = dataclass_field(default_factory=list)
@@ -225,7 +227,7 @@ def bad_rows_error(
 
 def _parts(
     record: dict[str, object], columns: Columns, *, field: PathField
-) -> tuple[_Asked, Tools, str | None, str | None]:
+) -> tuple[_Asked, Tools, str | None, Demonstration]:
     """Prompt, tools, label and worked response. Raises ValueError with the reason."""
     asked = _asked(record, columns.prompt)
     tools = [] if columns.tools is None else tools_in(record)
@@ -241,7 +243,7 @@ def _data_row(
     asked: _Asked,
     tools: Tools,
     label: str | None,
-    demonstration: str | None,
+    demonstration: Demonstration,
     *,
     line: int,
     system: str | None,
@@ -295,6 +297,17 @@ def _asked(record: dict[str, object], key: str) -> _Asked:
     return turns_in(value, key)
 
 
+def _worked(record: dict[str, object], key: str) -> Demonstration:
+    """A response, or the turns of one with tools, of which the assistant's is the last."""
+    value = record.get(key)
+    if not isinstance(value, list):
+        return _text_of(record, key)
+    turns = turns_in(value, key)
+    if turns[-1]["role"] != "assistant":
+        raise ValueError(f"`{key}` does not end with an assistant's message")
+    return turns
+
+
 def _demonstration(
     record: dict[str, object],
     columns: Columns,
@@ -302,9 +315,9 @@ def _demonstration(
     label: str | None,
     messages: Turns,
     field: PathField,
-) -> str | None:
-    """The worked response: its own column; else the assistant's last message; else a label that is
-    one (`... #### 72`).
+) -> Demonstration:
+    """The worked response: its own column, a text or turns; else the assistant's last message;
+    else a label that is one (`... #### 72`).
 
     Takes the assistant's last message off `messages`. Raises ValueError with the reason.
     """
@@ -319,7 +332,7 @@ def _demonstration(
         if not messages:
             raise ValueError(f"`{columns.prompt}` holds nothing but the assistant's message")
     if columns.demonstration is not None:
-        return _text_of(record, columns.demonstration)
+        return _worked(record, columns.demonstration)
     if last is not None:
         return last
     if field == "demonstrations" and label is None:

@@ -20,8 +20,17 @@ ROLE_HEADERS = "system\nuser\nassistant\n"
 """Read with every text, so that the opening of a turn is a few tokens and not one per letter."""
 
 CHAT_TEMPLATE = (
+    "{% if tools %}{{ '<|im_start|>system\\ntools:' }}"
+    "{% for tool in tools %}{% set function = tool.function %}{{ '\\n' + function.name + '(' +"
+    " function.parameters.properties.keys() | join(', ') + '): ' + function.description }}"
+    "{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '<tool_call>\\n{\"name\": \"' + call.function.name + '\", \"arguments\": ' +"
+    " call.function.arguments | tojson + '}\\n</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|im_end|>' + '\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )

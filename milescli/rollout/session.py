@@ -5,15 +5,35 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from milescli.core.errors import AgentError, WorkerDied
+from milescli.core.errors import AgentError, ContextFull, WorkerDied
 from milescli.core.types import RoutedExperts, StopReason, Trajectory, VersionSpan
-from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine, Turn
+from milescli.rollout.base import (
+    Completion,
+    GenerateRequest,
+    Parsed,
+    Reply,
+    ReplyParser,
+    RolloutEngine,
+    Turn,
+)
+from milescli.rollout.conversations import Conversations, told_as
+from milescli.rollout.tokenizer import ChatTokenizer
 
 Decode = Callable[[Iterable[int]], str]
 """Token ids -> text without special tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatForm:
+    """How messages become tokens, and a response a message."""
+
+    tokenizer: ChatTokenizer
+    parser: ReplyParser | None = None
+    """None: a response is its text, and no tool is called."""
 
 
 @dataclass(slots=True)
@@ -87,10 +107,11 @@ class RecordingSession:
         max_tokens: int,
         decode: Decode,
         vocab_size: int | None = None,
+        chat_form: ChatForm | None = None,
     ) -> None:
         """`settings`: how to sample, its prompt and seed aside. `max_tokens`: the longest line that
         the run was planned for. `vocab_size`: of the model, whose engines a token id beyond would
-        bring down; None: the caller makes none."""
+        bring down; None: the caller makes none. `chat_form`: None where no chat is asked for."""
         self._engine = engine
         self._prompt_index = prompt_index
         self._seed = seed
@@ -98,6 +119,9 @@ class RecordingSession:
         self._max_tokens = max_tokens
         self._decode = decode
         self._vocab_size = vocab_size
+        self._chat_form = chat_form
+        self._conversations = Conversations(tokenizer=chat_form.tokenizer) if chat_form else None
+        self._num_tool_calls = self._num_malformed = self._num_rewritten = 0
         self.engine_failure: Exception | None = None
         """What the engine raised last: not the agent's fault."""
         self._turns: list[Turn] = []
@@ -152,6 +176,59 @@ class RecordingSession:
         )
         self._turns.append(turn)
         return turn
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Reply:
+        """See Session."""
+        form, conversations = self._chat_form, self._conversations
+        assert form is not None and conversations is not None, "this session knows no chat"
+        try:
+            asked = conversations.asked(messages, tools)
+        except Exception as error:  # templates raise of their own
+            raise AgentError(
+                f"the agent of prompt {self._prompt_index} asked for a response to messages that "
+                "cannot be rendered",
+                why=f"{type(error).__name__}: {error}",
+                fix="miles data check FILE   # shows what the chat template makes of messages",
+            ) from error
+        if len(asked.token_ids) >= self._max_tokens:
+            raise ContextFull(
+                f"the conversation of prompt {self._prompt_index} has no room for a response",
+                why=f"its messages are {len(asked.token_ids)} tokens, and a trajectory has "
+                f"{self._max_tokens} altogether (data.max_prompt_tokens + "
+                "rollout.max_response_tokens)",
+                fix=f"--set rollout.max_response_tokens={2 * self._settings.max_new_tokens}",
+            )
+        turn = await self.generate(asked.token_ids, max_new_tokens=max_new_tokens, stop=stop)
+        parsed = Parsed(content=turn.text)
+        if form.parser is not None:
+            text, prompt_end = conversations.parted(turn)[0], conversations.end_of(asked)
+            parsed = await form.parser.parse(text, tools, prompt_end=prompt_end)
+        message = told_as(parsed, number=self._num_tool_calls)
+        conversations.remember(asked, turn, message)
+        self._num_rewritten += asked.is_rewritten
+        self._num_tool_calls += len(parsed.calls)
+        self._num_malformed += parsed.malformed is not None
+        return Reply(turn=turn, message=message, calls=parsed.calls, malformed=parsed.malformed)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Of a sample that chatted: turns, tool calls, those that could not be read, and how often
+        the template had written earlier turns otherwise."""
+        if self._conversations is None or not self._turns:
+            return {}
+        return {
+            "turns": len(self._turns),
+            "tool_calls": self._num_tool_calls,
+            "malformed_calls": self._num_malformed,
+            "rewritten_histories": self._num_rewritten,
+        }
 
     def _checked(self, token_ids: Sequence[int], max_new_tokens: int | None) -> list[int]:
         """A copy that the agent cannot change. Raises AgentError where nothing can be sampled."""

@@ -3,7 +3,7 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
 from milescli.core.events import RolloutStats
@@ -44,13 +44,21 @@ def summarise(
         dropped_groups=len(refused),
         generated_tokens=sum(lengths),
         reward_parts=mean_parts(samples),
+        figures=mean_figures(samples),
     )
 
 
 def mean_parts(samples: Sequence[Sample]) -> dict[str, float]:
     """Of each part of the reward, over the samples that were scored by parts."""
-    names = dict.fromkeys(name for sample in samples for name in sample.reward_parts)
-    return {
-        name: fmean(s.reward_parts[name] for s in samples if name in s.reward_parts)
-        for name in names
-    }
+    return _means([sample.reward_parts for sample in samples])
+
+
+def mean_figures(samples: Sequence[Sample]) -> dict[str, float]:
+    """Of each figure that agents tell of their episodes."""
+    return _means([sample.figures for sample in samples])
+
+
+def _means(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each name, over those that have it."""
+    names = dict.fromkeys(name for figures in told for name in figures)
+    return {name: fmean(row[name] for row in told if name in row) for name in names}

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from milescli.core.errors import RecipeError
 from milescli.core.isolated import MAX_YIELDED
@@ -35,8 +35,9 @@ class TaskRow:
     prompt: str
     label: str
     """The final result alone."""
-    demonstration: str
-    """A worked response that ends in `#### ` and a number, which need not be right."""
+    demonstration: str | list[dict[str, Any]]
+    """A worked response that ends in `#### ` and a number, which need not be right; or the turns
+    of one that calls a tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +65,15 @@ _SENTENCES = (
     "Add {a} and {b}.",
     "What is the sum of {a} and {b}?",
 )
+_OF_PRODUCTS = ("What is {a} * {b}?", "Multiply {a} by {b}.", "What is {a} times {b}?")
+RowOf = Callable[[random.Random, str, int, int], TaskRow | PairRow]
+"""Of a prompt about two numbers."""
 ESTIMATED_SHARE = 0.65
 """Share of demonstrations that round the sum to tens, as people in a hurry do; the others work it
 out. Whoever imitates them picks up both habits, and the commoner one is right once in ten.
 Reinforcement learning finds out which habit pays."""
+GUESSED_SHARE = 0.7
+"""Of the demonstrations of products: a round number; the others ask the calculator."""
 SLIPPED_SHARE = 0.7
 """Of the rejected responses of `sums-mistakes`: worked out, with another number at the end."""
 
@@ -159,19 +165,20 @@ def is_heldout(a: int, b: int) -> bool:
     return (low * 2_654_435_761 + high * 40_503) % 2**32 >> 8 & (HELDOUT_MODULUS - 1) == 0
 
 
-def _sums(
+def _pairs(
     rng: random.Random,
     *,
     digits: int,
     heldout: bool,
-    row_of: Callable[[random.Random, str, int, int], TaskRow | PairRow],
+    row_of: RowOf,
+    sentences: Sequence[str],
 ) -> Iterator[TaskRow | PairRow]:
     low, high = 10 ** (digits - 1), 10**digits - 1
     while True:
         a, b = _between(rng, low, high), _between(rng, low, high)
         if is_heldout(a, b) is not heldout:
             continue
-        yield row_of(rng, _pick(rng, _SENTENCES).format(a=a, b=b), a, b)
+        yield row_of(rng, _pick(rng, sentences).format(a=a, b=b), a, b)
 
 
 def _both_habits(rng: random.Random, prompt: str, a: int, b: int) -> TaskRow:
@@ -199,6 +206,24 @@ def _without_mistake(rng: random.Random, prompt: str, a: int, b: int) -> PairRow
     return PairRow(prompt=prompt, chosen=chosen, rejected=rejected)
 
 
+def _now_and_then_with_a_tool(rng: random.Random, prompt: str, a: int, b: int) -> TaskRow:
+    label = str(a * b)
+    if rng.random() < GUESSED_SHARE:
+        guess = f"#### {(a * b + 50) // 100 * 100}"
+        return TaskRow(prompt=prompt, label=label, demonstration=guess)
+    function = {"name": "calculator", "arguments": {"expression": f"{a}*{b}"}}
+    turns = [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": function}],
+        },
+        {"role": "tool", "name": "calculator", "content": label},
+        {"role": "assistant", "content": f"#### {label}"},
+    ]
+    return TaskRow(prompt=prompt, label=label, demonstration=turns)
+
+
 def _estimate(total: int) -> str:
     return f"#### {(total + 5) // 10 * 10}"
 
@@ -213,12 +238,14 @@ def _pick(rng: random.Random, items: Sequence[Item]) -> Item:
 
 
 def _both_parts(
-    name: str, row_of: Callable[[random.Random, str, int, int], TaskRow | PairRow]
+    name: str, row_of: RowOf, sentences: Sequence[str] = _SENTENCES
 ) -> dict[str, Task]:
-    """Sums of two digits to train on, and held-out ones."""
+    """Numbers of two digits to train on, and held-out ones."""
 
     def rows(heldout: bool) -> Callable[[random.Random], Iterator[TaskRow | PairRow]]:
-        return lambda rng: _sums(rng, digits=2, heldout=heldout, row_of=row_of)
+        return lambda rng: _pairs(
+            rng, digits=2, heldout=heldout, row_of=row_of, sentences=sentences
+        )
 
     return {
         name: Task(rows=rows(False), num_rows=8192),
@@ -231,5 +258,6 @@ TASKS: dict[str, Task] = {
     **_both_parts("sums-worked", _worked),
     **_both_parts("sums-pairs", _not_in_a_hurry),
     **_both_parts("sums-mistakes", _without_mistake),
+    **_both_parts("products", _now_and_then_with_a_tool, _OF_PRODUCTS),
 }
 """What `task:NAME` can be."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +35,20 @@ class ChatTokenizer:
     for decoding."""
 
     def __init__(
-        self, inner: PreTrainedTokenizerBase, *, folder: Path, template: str | None
+        self,
+        inner: PreTrainedTokenizerBase,
+        *,
+        folder: Path,
+        template: str | None,
+        tools: Sequence[Any] = (),
     ) -> None:
-        """`template`: Jinja; None: prompts are raw text."""
+        """`template`: Jinja; None: prompts are raw text. `tools`: JSON schemas of what is offered
+        where a chat does not say it."""
         self.inner = inner
         """As transformers has it."""
         self.folder = folder
         self.template = template
+        self.tools = tools
         self.eos_id: int = _end_of_turn(inner, template)
         """Ends a response."""
         self.vocab_size: int = len(inner)
@@ -52,6 +60,13 @@ class ChatTokenizer:
         transformers read their score before the first that follows the text."""
         known = (self.inner.pad_token_id, self.inner.unk_token_id, self.inner.bos_token_id)
         return next((token for token in known if token not in (None, self.eos_id)), None)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are no text."""
+        return frozenset(self.inner.all_special_ids) | {
+            number for number, token in self.inner.added_tokens_decoder.items() if token.special
+        }
 
     @property
     def special_texts(self) -> list[str]:
@@ -67,6 +82,7 @@ class ChatTokenizer:
     ) -> str:
         """The chat template applied; `opens_answer`: with the opening of the assistant's turn at
         the end. Raises ValueError where there is no template and more than a prompt."""
+        tools = tools or self.tools
         if self.template is None:
             if tools:
                 raise ValueError("without a chat template nobody tells the model of its tools")
@@ -88,6 +104,7 @@ class ChatTokenizer:
         hold."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        tools = tools or self.tools
         rendered, spans = render_jinja_template(
             conversations=[list(messages)],
             tools=list(tools) if tools else None,
@@ -140,9 +157,11 @@ class ChatTokenizer:
         return str(self.inner.decode(list(token_ids), skip_special_tokens=True))
 
 
-def load_tokenizer(folder: str | Path, *, chat_template: str = AUTO) -> ChatTokenizer:
+def load_tokenizer(
+    folder: str | Path, *, chat_template: str = AUTO, tools: Sequence[Any] = ()
+) -> ChatTokenizer:
     """The tokenizer in a Hugging Face folder. Code from the folder is never run. `chat_template`:
-    as `data.chat_template`.
+    as `data.chat_template`; `tools`: see ChatTokenizer.
 
     Raises DataError where there is none, or it has no chat template or no end-of-sequence token.
     """
@@ -162,7 +181,8 @@ def load_tokenizer(folder: str | Path, *, chat_template: str = AUTO) -> ChatToke
             fix='add "eos_token": "<|im_end|>" (the token that ends a turn of this model) to '
             f"{path / 'tokenizer_config.json'}",
         )
-    return ChatTokenizer(inner, folder=path, template=_template(inner, chat_template, path))
+    template = _template(inner, chat_template, path)
+    return ChatTokenizer(inner, folder=path, template=template, tools=tools)
 
 
 def _template(inner: PreTrainedTokenizerBase, wanted: str, folder: Path) -> str | None:

@@ -16,6 +16,7 @@ from milescli.core.types import Pair, Trajectory
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import FIELDS, names_in
 from milescli.recipe.schema import Recipe, Rollout
+from milescli.rollout.agents import tool_schemas
 from milescli.rollout.example_rows import CHAT_COLUMNS, CHOSEN, REJECTED, Kind, RowField
 from milescli.rollout.examples import load_examples
 from milescli.rollout.fit import ExampleReport
@@ -121,7 +122,11 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
     with _made_here() as run:
         data = with_local_files(recipe.data, run, recipe.run.seed, output=output)
         folder = model or _tokenizer_folder(recipe, data, run)
-        tokenizer = load_tokenizer(folder, chat_template=recipe.data.chat_template)
+        tokenizer = load_tokenizer(
+            folder,
+            chat_template=recipe.data.chat_template,
+            tools=tool_schemas(recipe.rollout),
+        )
         return _checked(
             list(_parts(recipe, data)),
             tokenizer,

@@ -21,6 +21,7 @@ from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.recipe.train import OF_PAIRS, OF_ROWS
 from milescli.rollout.base import RewardFn
+from milescli.rollout.chats import demonstrated
 from milescli.rollout.example_rows import Kind
 from milescli.rollout.labels import MAX_LABELS, check_labels
 from milescli.rollout.leaks import NEAR_HELDOUT, NEAR_ROWS, exact_leaks, near_leaks
@@ -32,7 +33,6 @@ from milescli.rollout.tables import check_file, open_table
 from milescli.rollout.tables.base import LINE_SUFFIXES
 from milescli.rollout.tasks import is_task, write_task
 from milescli.rollout.tokenizer import ChatTokenizer
-from milescli.rollout.trajectories import demonstration
 from milescli.rollout.waiting import Waiting
 from milescli.runtime.scorers import rollout_of_source
 from milescli.train.objectives import load_objective
@@ -246,7 +246,7 @@ def demonstrations_of(
     """The worked responses on their loss masks; of large files as many as the warm-up takes."""
     most = recipe.warmup.steps * recipe.warmup.batch_size
     trajectories = [
-        demonstration(prompt.token_ids, tokenizer.encode_response(prompt.demonstration))
+        demonstrated(prompt, tokenizer)
         for prompt in source.some(most)
         if prompt.demonstration is not None
     ]

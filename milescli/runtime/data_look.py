@@ -13,12 +13,14 @@ from milescli.core.errors import DataError
 from milescli.core.types import Prompt
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import names_in
+from milescli.rollout.chats import demonstrated
 from milescli.rollout.mapped import FileRows, evenly
 from milescli.rollout.rows import BadRow, RowForm, Scan, require_good, scan_rows
 from milescli.rollout.source import file_named
 from milescli.rollout.tables import Table, check_file, open_table
 from milescli.rollout.tables.base import LINE_SUFFIXES
 from milescli.rollout.tokenizer import ChatTokenizer
+from milescli.rollout.trajectories import unsampled
 from milescli.rollout.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -159,12 +161,11 @@ def _duplicates(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
 
 def rendered(prompt: Prompt, tokenizer: ChatTokenizer, *, field: str) -> Rendered:
     """A prompt as text, token by token; a demonstration with its response."""
-    response: list[int] = []
+    line = unsampled(prompt.token_ids, bytes(len(prompt.token_ids)))
     if field == "demonstrations" and prompt.demonstration is not None:
-        response = tokenizer.encode_response(prompt.demonstration)
-    tokens = tokenizer.pieces([*prompt.token_ids, *response])
-    mask = [0] * len(prompt.token_ids) + [1] * len(response)
-    return Rendered(row=prompt.index, tokens=tokens, loss_mask=mask)
+        line = demonstrated(prompt, tokenizer)
+    tokens = tokenizer.pieces(line.token_ids.tolist())
+    return Rendered(row=prompt.index, tokens=tokens, loss_mask=list(line.loss_mask))
 
 
 def histogram(lengths: Sequence[int], *, most: int = 8) -> list[tuple[int, int, int]]:

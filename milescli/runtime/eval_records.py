@@ -183,6 +183,7 @@ def settings_of(recipe: Recipe) -> dict[str, object]:
         "rollout.generation": rollout.generation,
         "rollout.reward": rollout.reward,
         **_reward_settings(rollout),
+        **({"rollout.tools": rollout.tools} if rollout.tools else {}),
         "rollout.stop": rollout.stop,
         "data.chat_template": recipe.data.chat_template,
         "data.system_prompt": recipe.data.system_prompt,

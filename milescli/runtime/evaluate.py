@@ -21,6 +21,7 @@ from milescli.recipe.policy_alone import unscored, untaught
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import RolloutEngine
 from milescli.rollout.episode import evaluation_episodes
+from milescli.runtime.chat_forms import chat_form_of
 from milescli.runtime.eval_records import SetResult
 from milescli.runtime.eval_result import measured
 from milescli.runtime.eval_sets import (
@@ -230,6 +231,7 @@ async def _all_sets(
             scorer=scorer_of(recipe, scores),
             decode=spec.inputs.tokenizer.decode,
             vocab_size=spec.inputs.facts.vocab_size,
+            chat_form=chat_form_of(recipe, spec.inputs.tokenizer),
         )
         results.append(await measured(one, episodes, run=spec.run, model=name, step=step))
     return results

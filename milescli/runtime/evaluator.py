@@ -18,7 +18,7 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.episode import Plays
 from milescli.rollout.evaluations import EvaluationFn, load_evaluation, played
 from milescli.rollout.metrics import load_metrics, measured
-from milescli.rollout.stats import mean_parts
+from milescli.rollout.stats import mean_figures, mean_parts
 from milescli.runtime.eval_records import write_lines
 
 
@@ -54,6 +54,7 @@ class Evaluator:
         metrics = load_metrics(settings.metrics)
         figures = await in_thread(lambda: measured(metrics, groups, settings=settings))
         parts = {f"reward/{name}": mean for name, mean in mean_parts(samples).items()}
+        parts |= {f"agent/{name}": mean for name, mean in mean_figures(samples).items()}
         num_truncated = sum(sample.stop_reason is StopReason.LENGTH for sample in samples)
         done = EvalDone(
             step=step,

@@ -22,6 +22,7 @@ from milescli.recipe.data import Data
 from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape
+from milescli.rollout.agents import tool_schemas
 from milescli.rollout.example_rows import Kind, RowField
 from milescli.rollout.examples import ExampleReport, Examples, load_examples
 from milescli.rollout.mix import MixedPrompts
@@ -122,7 +123,9 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         load_rewards(rollout)
     data = with_local_files(recipe.data, run, recipe.run.seed, output=output)
     model_dir = _model_folder(recipe, run, data, output=output)
-    tokenizer = load_tokenizer(model_dir, chat_template=data.chat_template)
+    tokenizer = load_tokenizer(
+        model_dir, chat_template=data.chat_template, tools=tool_schemas(recipe.rollout)
+    )
     if recipe.trains_scores:
         model_dir = score_model(
             model_dir, run.score_model_dir, pad_id=tokenizer.pad_id, seed=recipe.run.seed
@@ -197,7 +200,11 @@ def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None
     return RunInputs(
         model_dir=model_dir,
         facts=load_facts(model_dir),
-        tokenizer=load_tokenizer(model_dir, chat_template=recipe.data.chat_template),
+        tokenizer=load_tokenizer(
+            model_dir,
+            chat_template=recipe.data.chat_template,
+            tools=tool_schemas(recipe.rollout),
+        ),
         prompts=None,
         heldout=[],
         demonstrations=[],

@@ -97,15 +97,16 @@ class WeightsAndBiases:
 
 def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
     """(step, name -> value) of an event, or None where it carries none. Names: train/, rollout/,
-    reward/, time/, speed/, eval/, validation/, warmup/."""
+    reward/, agent/, time/, speed/, eval/, validation/, warmup/."""
     if isinstance(event, StepDone):
         report = asdict(event.report)
         report |= report.pop("figures")
         values = {f"train/{name}": value for name, value in report.items()}
         rollout = asdict(event.rollout)
-        parts = rollout.pop("reward_parts")
+        parts, figures = rollout.pop("reward_parts"), rollout.pop("figures")
         values |= {f"rollout/{name}": value for name, value in rollout.items()}
         values |= {f"reward/{name}": value for name, value in parts.items()}
+        values |= {f"agent/{name}": value for name, value in figures.items()}
         values |= {f"time/{name}": value for name, value in asdict(event.seconds).items()}
         values |= {
             "speed/rollout_tokens_per_s": event.rollout_tokens_per_s,

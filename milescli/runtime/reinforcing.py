@@ -13,6 +13,7 @@ from milescli.rollout.curriculum import as_state, from_state
 from milescli.rollout.episode import evaluation_episodes, training_episodes
 from milescli.runtime import loop, truth
 from milescli.runtime.attempt import Attempt
+from milescli.runtime.chat_forms import chat_form_of
 from milescli.runtime.devices import Devices
 from milescli.runtime.eval_beside import EvaluationsBeside
 from milescli.runtime.evaluator import Evaluator
@@ -57,6 +58,7 @@ class ReinforceAttempt(Attempt):
             "scorer": scorer_of(recipe, self.engines.scores),
             "decode": inputs.tokenizer.decode,
             "vocab_size": inputs.facts.vocab_size,
+            "chat_form": chat_form_of(recipe, inputs.tokenizer),
         }
         assert inputs.prompts is not None, "a run that samples has prompts"
         if spec.checkpoint is not None:

@@ -13,6 +13,7 @@ from milescli.core.events import PhaseStarted, ValidationDone
 from milescli.rollout.base import RolloutEngine
 from milescli.rollout.episode import evaluation_episodes
 from milescli.runtime.attempt import Attempt
+from milescli.runtime.chat_forms import chat_form_of
 from milescli.runtime.devices import Devices
 from milescli.runtime.evaluator import Evaluator
 from milescli.runtime.learn import RowHooks, RowRun, batch_of, learn
@@ -109,6 +110,7 @@ class RowAttempt(Attempt):
                     scorer=scorer_of(recipe, self.engines.scores),
                     decode=inputs.tokenizer.decode,
                     vocab_size=inputs.facts.vocab_size,
+                    chat_form=chat_form_of(recipe, inputs.tokenizer),
                 ),
                 folder=spec.run.eval_dir,
             )

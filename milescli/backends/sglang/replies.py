@@ -1,0 +1,53 @@
+"""SGLang's parsers of reasoning and tool calls, as a session asks them. The work is done by
+`reply_process`, in a process of its own that is bounded as the user's code is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from milescli.core.async_isolated import AsyncIsolated
+from milescli.core.errors import WaitTimeout
+from milescli.core.user_process import CallFailed
+from milescli.rollout.base import Parsed
+
+PARSE_TIMEOUT_S = 150.0
+"""The first one waits for SGLang to be imported."""
+_PROMPT_END = 64
+"""Characters of the prompt that tell whether reasoning was opened."""
+
+
+class SglangReplies:
+    """Implements milescli.rollout.base.ReplyParser. Belongs to one event loop."""
+
+    def __init__(self, *, tool_parser: str, reasoning_parser: str, template: str | None) -> None:
+        """Names as SGLang has them, `auto` (by the chat template) or `none`."""
+        self._form = (tool_parser, reasoning_parser, template)
+        self._process = AsyncIsolated(f"{__package__}.reply_process:parse_there")
+
+    async def parse(
+        self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt_end: str = ""
+    ) -> Parsed:
+        """See ReplyParser. A response that a parser fails on is malformed."""
+        asked = (self._form, text, prompt_end[-_PROMPT_END:], list(tools))
+        try:
+            async with asyncio.timeout(PARSE_TIMEOUT_S):
+                return await self._process.call(*asked, answer=_nothing)
+        except CallFailed as error:
+            return Parsed(content=text, malformed=str(error).strip().splitlines()[-1])
+        except TimeoutError:
+            self._process.close()
+            raise WaitTimeout(
+                "a response waited in vain for its tool calls to be read",
+                why=f"SGLang's parser did not end within {PARSE_TIMEOUT_S:g} s",
+                fix="--set rollout.tool_parser=none   # or another, as SGLang names it",
+            ) from None
+
+    def close(self) -> None:
+        """End its process."""
+        self._process.close()
+
+
+async def _nothing(*asked: object) -> None:
+    """The parsers ask for nothing."""

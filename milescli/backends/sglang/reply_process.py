@@ -1,0 +1,138 @@
+"""In a process of its own (`replies` starts it): SGLang's parsers of reasoning and tool calls, by
+the names that SGLang gives them. SGLang takes seconds to import, and no driver waits for that."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from milescli.core.errors import RecipeError
+from milescli.core.nearest import nearest
+from milescli.rollout.base import Parsed, ToolCall
+
+AUTO, NONE = "auto", "none"
+_CPU_PATH = Path(__file__).parent / "cpu_path"
+"""Stands in for packages that SGLang imports and that a computer without a GPU lacks."""
+
+
+async def parse_there(
+    form: tuple[str, str, str | None],
+    text: str,
+    prompt_end: str,
+    tools: Sequence[Mapping[str, Any]],
+) -> Parsed:
+    """`form`: `rollout.tool_parser`, `rollout.reasoning_parser`, and the chat template by which
+    `auto` tells. Raises RecipeError for a name that SGLang does not know."""
+    tool_parser, reasoning_parser = _parsers(*form)
+    reasoning, content = None, text
+    if reasoning_parser is not None:
+        reasoning, content = _reasoning(reasoning_parser, text, prompt_end)
+    if tool_parser is None or not tools:
+        return Parsed(content=content, reasoning=reasoning)
+    return _calls(tool_parser, content, reasoning, tools)
+
+
+@cache
+def _parsers(
+    tool_parser: str, reasoning_parser: str, template: str | None
+) -> tuple[str | None, str | None]:
+    _make_importable()
+    from sglang.srt.function_call.function_call_parser import FunctionCallParser
+    from sglang.srt.parser import template_detection as detection
+    from sglang.srt.parser.reasoning_parser import ReasoningParser
+
+    forced, config = detection.detect_reasoning_pattern(template)
+    found = []
+    for name, key, known, detect in (
+        (
+            tool_parser,
+            "tool_parser",
+            FunctionCallParser.ToolCallParserEnum,
+            detection.detect_tool_call_parser,
+        ),
+        (
+            reasoning_parser,
+            "reasoning_parser",
+            ReasoningParser.DetectorMap,
+            detection.detect_reasoning_parser,
+        ),
+    ):
+        if name == AUTO:
+            found.append(detect(template, None, config, forced))
+        elif name == NONE:
+            found.append(None)
+        elif name in known:
+            found.append(name)
+        else:
+            raise RecipeError(
+                f"SGLang knows no parser `{name}`",
+                why=f"`rollout.{key}` is {AUTO}, {NONE} or one of {', '.join(sorted(known))}",
+                fix=f"--set rollout.{key}={nearest(name, known) or AUTO}",
+            )
+    return found[0], found[1]
+
+
+def _make_importable() -> None:
+    if importlib.util.find_spec("torchvision") is None:
+        sys.path.append(str(_CPU_PATH))
+    # a tool that is not there is the model's mistake, which it is told of; our log is not
+    os.environ["SGLANG_FORWARD_UNKNOWN_TOOLS"] = "1"
+    logging.getLogger("sglang").setLevel(logging.CRITICAL)
+
+
+def _reasoning(name: str, text: str, prompt_end: str) -> tuple[str | None, str]:
+    """(reasoning, the rest). A template may have opened the reasoning already, in the prompt."""
+    from sglang.srt.parser.reasoning_parser import ReasoningParser
+
+    opening = getattr(ReasoningParser(name).detector, "think_start_token", None)
+    is_open = bool(opening) and prompt_end.rstrip().endswith(opening)
+    parser = ReasoningParser(name, False, True if is_open else None)
+    reasoning, rest = parser.parse_non_stream(text)
+    return reasoning or None, rest or ""
+
+
+def _calls(
+    name: str, text: str, reasoning: str | None, tools: Sequence[Mapping[str, Any]]
+) -> Parsed:
+    from sglang.srt.function_call.function_call_parser import FunctionCallParser
+
+    parser = FunctionCallParser(_validated(json.dumps(list(tools))), name)
+    if not parser.has_tool_call(text):
+        return Parsed(content=text, reasoning=reasoning)
+    try:
+        content, items = parser.parse_non_stream(text)
+    except Exception as error:  # of whatever a model writes; each family's parser has its own
+        why = f"{type(error).__name__}: {error}"
+        return Parsed(content=text, reasoning=reasoning, malformed=why)
+    calls = [ToolCall(name=item.name or "", arguments=item.parameters) for item in items]
+    if not calls:
+        why = "a tool call was begun that could not be read as one"
+        return Parsed(content=text, reasoning=reasoning, malformed=why)
+    return Parsed(
+        content=content, reasoning=reasoning, calls=calls, malformed=_bad_arguments(calls)
+    )
+
+
+@cache
+def _validated(tools: str) -> list[Any]:
+    from sglang.srt.entrypoints.openai.protocol import Tool
+
+    return [Tool.model_validate(tool) for tool in json.loads(tools)]
+
+
+def _bad_arguments(calls: Sequence[ToolCall]) -> str | None:
+    for call in calls:
+        try:
+            arguments = json.loads(call.arguments)
+        except ValueError as error:
+            return f"the arguments of `{call.name}` are no JSON: {error}"
+        if not isinstance(arguments, dict):
+            return f"the arguments of `{call.name}` are no object: {call.arguments:.80}"
+    return None

@@ -1,0 +1,49 @@
+"""Rules of a recipe's agent and its tools. Pure; called by `check`."""
+
+from __future__ import annotations
+
+from milescli.core.errors import RecipeError
+from milescli.recipe.schema import Recipe
+
+CALLS_TOOLS = ("tools",)
+"""Built-in agents that do nothing without tools."""
+CALLS_NONE = ("single_turn",)
+
+
+def check_agents(recipe: Recipe) -> None:
+    """Raises RecipeError where the agent cannot do what is meant."""
+    rollout = recipe.rollout
+    if rollout.agent in CALLS_TOOLS and not rollout.tools:
+        raise RecipeError(
+            f"the agent `{rollout.agent}` has no tools",
+            why="`rollout.tools` is empty",
+            fix="--set 'rollout.tools=[calculator]'   # or an import path, mypkg.tools:lookup",
+        )
+    called = [name.rpartition(":")[2] for name in rollout.tools]
+    if twice := next((name for name in called if called.count(name) > 1), None):
+        raise RecipeError(
+            f"two tools are called `{twice}`",
+            why="the model calls a tool by its name, and `rollout.tools` is "
+            f"[{', '.join(rollout.tools)}]",
+            fix="give one of them another name, and take the other out of `rollout.tools`",
+        )
+    if recipe.data.chat_template == "none" and rollout.agent in CALLS_TOOLS:
+        raise RecipeError(
+            f"the agent `{rollout.agent}` needs a chat template",
+            why="`data.chat_template=none` makes prompts raw text, and the results of tools are "
+            "messages of a chat",
+            fix="--set data.chat_template=chatml   # or a file with the template of its family",
+        )
+
+
+def doubt_about_agents(recipe: Recipe) -> str | None:
+    """What is legal and probably not meant."""
+    rollout = recipe.rollout
+    if rollout.tools and rollout.agent in CALLS_NONE:
+        return (
+            f"`rollout.tools` are never called: the agent `{rollout.agent}` takes the first "
+            "response; rollout.agent=tools calls them"
+        )
+    if rollout.agent in CALLS_TOOLS and rollout.tool_parser == "none":
+        return "`rollout.tool_parser=none`: no call of a tool is ever seen"
+    return None
