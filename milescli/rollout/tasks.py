@@ -209,7 +209,7 @@ def _without_mistake(rng: random.Random, prompt: str, a: int, b: int) -> PairRow
 def _now_and_then_with_a_tool(rng: random.Random, prompt: str, a: int, b: int) -> TaskRow:
     label = str(a * b)
     if rng.random() < GUESSED_SHARE:
-        guess = f"#### {(a * b + 50) // 100 * 100}"
+        guess = f"{a}*{b} is about\n#### {(a * b + 50) // 100 * 100}"
         return TaskRow(prompt=prompt, label=label, demonstration=guess)
     function = {"name": "calculator", "arguments": {"expression": f"{a}*{b}"}}
     turns = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 
 from milescli.backends.sglang.replies import SglangReplies
+from milescli.backends.sglang.reply_process import ReplyForm
 from milescli.recipe.schema import Recipe
 from milescli.rollout.scratch_tokenizer import CHAT_TEMPLATE
 from milescli.rollout.session import ChatForm
@@ -12,7 +13,7 @@ from milescli.rollout.tokenizer import ChatTokenizer
 
 OF_OUR_TEMPLATE = "qwen25"
 """How calls are written by our own template, of which SGLang knows nothing."""
-_PARSERS: weakref.WeakValueDictionary[tuple[str, str, str | None], SglangReplies] = (
+_PARSERS: weakref.WeakValueDictionary[ReplyForm, SglangReplies] = (
     weakref.WeakValueDictionary()
 )
 """Training and evaluation share one."""
@@ -26,9 +27,11 @@ def chat_form_of(recipe: Recipe, tokenizer: ChatTokenizer) -> ChatForm | None:
     tool_parser = rollout.tool_parser
     if tool_parser == "auto" and tokenizer.template == CHAT_TEMPLATE:
         tool_parser = OF_OUR_TEMPLATE
-    form = (tool_parser, rollout.reasoning_parser, tokenizer.template)
-    parser = _PARSERS.get(form) or SglangReplies(
-        tool_parser=form[0], reasoning_parser=form[1], template=form[2]
+    form = ReplyForm(
+        tool_parser=tool_parser,
+        reasoning_parser=rollout.reasoning_parser,
+        template=tokenizer.template,
+        special_texts=tuple(tokenizer.special_texts),
     )
-    _PARSERS[form] = parser
+    parser = _PARSERS[form] = _PARSERS.get(form) or SglangReplies(form)
     return ChatForm(tokenizer=tokenizer, parser=parser)

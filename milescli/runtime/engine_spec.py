@@ -14,7 +14,9 @@ def engine_spec(
     recipe: Recipe, plan: Plan, *, index: int, port: int, model_dir: Path, log_dir: Path
 ) -> EngineSpec:
     """What is equal on all nodes of engine `index`."""
-    layout = plan.engines
+    layout, kept = plan.engines, recipe.engines.prefix_cache
+    if kept is None and recipe.rollout.agent != "single_turn":
+        kept = True
     return EngineSpec(
         name=f"engine {index}",
         model_dir=model_dir,
@@ -32,6 +34,7 @@ def engine_spec(
         context_length=layout.context_length,
         cpu_threads=layout.cpu_threads or plan.cpu_threads,
         seed=recipe.run.seed,
+        prefix_cache=kept,
         return_routed_experts=recipe.train.routing_replay,
         attention_backend=recipe.engines.attention_backend,
         cuda_graphs=recipe.engines.cuda_graphs,

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from milescli.backends.sglang.reply_process import ReplyForm
 from milescli.core.async_isolated import AsyncIsolated
 from milescli.core.errors import WaitTimeout
 from milescli.core.user_process import CallFailed
@@ -21,10 +22,11 @@ _PROMPT_END = 64
 class SglangReplies:
     """Implements milescli.rollout.base.ReplyParser. Belongs to one event loop."""
 
-    def __init__(self, *, tool_parser: str, reasoning_parser: str, template: str | None) -> None:
-        """Names as SGLang has them, `auto` (by the chat template) or `none`."""
-        self._form = (tool_parser, reasoning_parser, template)
-        self._process = AsyncIsolated(f"{__package__}.reply_process:parse_there")
+    def __init__(self, form: ReplyForm, *, process: AsyncIsolated | None = None) -> None:
+        """`process`: of another one, to share; None: one of its own, which begins with the first
+        response."""
+        self._form = form
+        self.process = process or AsyncIsolated(f"{__package__}.reply_process:parse_there")
 
     async def parse(
         self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt_end: str = ""
@@ -33,11 +35,11 @@ class SglangReplies:
         asked = (self._form, text, prompt_end[-_PROMPT_END:], list(tools))
         try:
             async with asyncio.timeout(PARSE_TIMEOUT_S):
-                return await self._process.call(*asked, answer=_nothing)
+                return await self.process.call(*asked, answer=_nothing)
         except CallFailed as error:
             return Parsed(content=text, malformed=str(error).strip().splitlines()[-1])
         except TimeoutError:
-            self._process.close()
+            self.process.close()
             raise WaitTimeout(
                 "a response waited in vain for its tool calls to be read",
                 why=f"SGLang's parser did not end within {PARSE_TIMEOUT_S:g} s",
@@ -46,7 +48,7 @@ class SglangReplies:
 
     def close(self) -> None:
         """End its process."""
-        self._process.close()
+        self.process.close()
 
 
 async def _nothing(*asked: object) -> None:

@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,32 @@ _CPU_PATH = Path(__file__).parent / "cpu_path"
 """Stands in for packages that SGLang imports and that a computer without a GPU lacks."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyForm:
+    """How a model writes its responses."""
+
+    tool_parser: str
+    """As SGLang names it; auto: by the template and the special tokens; none."""
+    reasoning_parser: str
+    """Likewise."""
+    template: str | None
+    """Of chats."""
+    special_texts: tuple[str, ...] = ()
+    """Special tokens."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """As SGLang's detection asks a tokenizer; it looks for special tokens alone."""
+        return dict.fromkeys(self.special_texts, 0)
+
+
 async def parse_there(
-    form: tuple[str, str, str | None],
+    form: ReplyForm,
     text: str,
     prompt_end: str,
     tools: Sequence[Mapping[str, Any]],
 ) -> Parsed:
-    """`form`: `rollout.tool_parser`, `rollout.reasoning_parser`, and the chat template by which
-    `auto` tells. Raises RecipeError for a name that SGLang does not know."""
-    tool_parser, reasoning_parser = _parsers(*form)
+    """Raises RecipeError for a name that SGLang does not know."""
+    tool_parser, reasoning_parser = _parsers(form)
     reasoning, content = None, text
     if reasoning_parser is not None:
         reasoning, content = _reasoning(reasoning_parser, text, prompt_end)
@@ -40,32 +58,30 @@ async def parse_there(
 
 
 @cache
-def _parsers(
-    tool_parser: str, reasoning_parser: str, template: str | None
-) -> tuple[str | None, str | None]:
+def _parsers(form: ReplyForm) -> tuple[str | None, str | None]:
     _make_importable()
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
     from sglang.srt.parser import template_detection as detection
     from sglang.srt.parser.reasoning_parser import ReasoningParser
 
-    forced, config = detection.detect_reasoning_pattern(template)
+    forced, config = detection.detect_reasoning_pattern(form.template)
     found = []
     for name, key, known, detect in (
         (
-            tool_parser,
+            form.tool_parser,
             "tool_parser",
             FunctionCallParser.ToolCallParserEnum,
             detection.detect_tool_call_parser,
         ),
         (
-            reasoning_parser,
+            form.reasoning_parser,
             "reasoning_parser",
             ReasoningParser.DetectorMap,
             detection.detect_reasoning_parser,
         ),
     ):
         if name == AUTO:
-            found.append(detect(template, None, config, forced))
+            found.append(detect(form.template, form, config, forced))
         elif name == NONE:
             found.append(None)
         elif name in known:

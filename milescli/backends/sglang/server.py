@@ -83,6 +83,9 @@ class EngineSpec:
     seed: int = 0
     deterministic: bool = True
     """A request's seed counts, and a token does not depend on the batch it was sampled in."""
+    prefix_cache: bool | None = None
+    """Keep what was computed of a prompt; None: SGLang keeps it on accelerators, and none is kept
+    on a CPU."""
     return_routed_experts: bool = False
     visible_devices: tuple[str, ...] = ()
     """Devices of this engine, as the vendor's variable names them; empty: inherited."""
@@ -271,8 +274,10 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
                 "max-prefill-tokens": PREFILL_TOKENS,
                 "chunked-prefill-size": 4 * PREFILL_TOKENS,
             }
-        extra = CPU_FAMILIES[check_servable(spec)].arguments
-        if spec.deterministic:
+        family = CPU_FAMILIES[check_servable(spec)]
+        extra = family.arguments
+        # of other attention than the plain one nobody has compared what a kept prefix gives
+        if spec.deterministic and (family.pieces or not spec.prefix_cache):
             switches.append("disable-radix-cache")
         total_tokens = total_tokens or min(
             spec.max_running_requests * spec.context_length, CPU_TOKENS_LIMIT
@@ -284,6 +289,8 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
         switches += ["enable-memory-saver", graphs]
         if backend := _attention_backend(spec):
             arguments["attention-backend"] = backend
+        if spec.prefix_cache is False:
+            switches.append("disable-radix-cache")
     if total_tokens is not None:
         arguments["max-total-tokens"] = total_tokens
     flags = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]

@@ -18,7 +18,9 @@ which is slower with two threads than with one there."""
 
 
 def install() -> None:
-    """Register the backend under the name that SGLang's checks know."""
+    """Register the backend under the name that SGLang's checks know, also of those that go with kept
+    prefixes."""
+    from sglang.srt.arg_groups import choices
     from sglang.srt.layers.attention import attention_registry
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
@@ -37,6 +39,9 @@ def install() -> None:
             self.token_to_kv_pool.set_kv_buffer(layer, place, key, value)
 
     attention_registry.ATTENTION_BACKENDS["torch_native"] = BatchedAttention
+    # the engine's command says whether prefixes are kept; a token does not depend on it
+    if "torch_native" not in choices.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND:
+        choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
 
 
 class Batched:

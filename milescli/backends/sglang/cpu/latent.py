@@ -12,7 +12,6 @@ from __future__ import annotations
 def install() -> None:
     """SGLang has no latent attention for `torch_native`, its CPU rotary embedding knows DeepSeek's
     YaRN alone, and it gives the norms of the latents the epsilon of the others."""
-    from sglang.srt.arg_groups import choices
     from sglang.srt.layers.rotary_embedding import factory
     from sglang.srt.models import deepseek_v2
     from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
@@ -20,10 +19,6 @@ def install() -> None:
         AttnForwardMethod,
     )
 
-    # else `--enable-deterministic-inference` is refused for these models; the engine's command says
-    # whether prefixes are kept
-    if "torch_native" not in choices.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND:
-        choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
     AttentionBackendRegistry.register(
         "torch_native", lambda attention, batch: AttnForwardMethod.MLA
     )

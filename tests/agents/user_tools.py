@@ -1,0 +1,57 @@
+"""Tools as a user writes them, good and bad."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from milescli.recipe.schema import Rollout
+
+closed: list[int] = []
+"""How many calls each counter had when its episode ended."""
+
+
+class Counter:
+    """Count calls within one episode."""
+
+    def __init__(self, settings: Rollout) -> None:
+        self.num_calls = 0
+
+    def __call__(self) -> int:
+        """Count one more."""
+        self.num_calls += 1
+        return self.num_calls
+
+    def close(self) -> None:
+        """Remember."""
+        closed.append(self.num_calls)
+
+
+async def echo(text: str) -> str:
+    """Say it again.
+
+    Args:
+        text: what
+    """
+    await asyncio.sleep(0)
+    return text
+
+
+def sleepy(seconds: float) -> str:
+    """Take a while.
+
+    Args:
+        seconds: how long
+    """
+    time.sleep(seconds)
+    return "up"
+
+
+def broken() -> str:
+    """Never works."""
+    raise RuntimeError("out of order")
+
+
+def huge() -> str:
+    """Says too much."""
+    return "x" * 100_000_000
