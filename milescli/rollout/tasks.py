@@ -66,6 +66,8 @@ _SENTENCES = (
     "What is the sum of {a} and {b}?",
 )
 _OF_PRODUCTS = ("What is {a} * {b}?", "Multiply {a} by {b}.", "What is {a} times {b}?")
+OF_FOUR_DIGITS = 32
+"""The product of two such numbers of two digits has four."""
 RowOf = Callable[[random.Random, str, int, int], TaskRow | PairRow]
 """Of a prompt about two numbers."""
 ESTIMATED_SHARE = 0.65
@@ -168,14 +170,13 @@ def is_heldout(a: int, b: int) -> bool:
 def _pairs(
     rng: random.Random,
     *,
-    digits: int,
+    low: int,
     heldout: bool,
     row_of: RowOf,
     sentences: Sequence[str],
 ) -> Iterator[TaskRow | PairRow]:
-    low, high = 10 ** (digits - 1), 10**digits - 1
     while True:
-        a, b = _between(rng, low, high), _between(rng, low, high)
+        a, b = _between(rng, low, 99), _between(rng, low, 99)
         if is_heldout(a, b) is not heldout:
             continue
         yield row_of(rng, _pick(rng, sentences).format(a=a, b=b), a, b)
@@ -238,13 +239,13 @@ def _pick(rng: random.Random, items: Sequence[Item]) -> Item:
 
 
 def _both_parts(
-    name: str, row_of: RowOf, sentences: Sequence[str] = _SENTENCES
+    name: str, row_of: RowOf, sentences: Sequence[str] = _SENTENCES, *, low: int = 10
 ) -> dict[str, Task]:
-    """Numbers of two digits to train on, and held-out ones."""
+    """Numbers of two digits from `low` on to train on, and held-out ones."""
 
     def rows(heldout: bool) -> Callable[[random.Random], Iterator[TaskRow | PairRow]]:
         return lambda rng: _pairs(
-            rng, digits=2, heldout=heldout, row_of=row_of, sentences=sentences
+            rng, low=low, heldout=heldout, row_of=row_of, sentences=sentences
         )
 
     return {
@@ -258,6 +259,6 @@ TASKS: dict[str, Task] = {
     **_both_parts("sums-worked", _worked),
     **_both_parts("sums-pairs", _not_in_a_hurry),
     **_both_parts("sums-mistakes", _without_mistake),
-    **_both_parts("products", _now_and_then_with_a_tool, _OF_PRODUCTS),
+    **_both_parts("products", _now_and_then_with_a_tool, _OF_PRODUCTS, low=OF_FOUR_DIGITS),
 }
 """What `task:NAME` can be."""

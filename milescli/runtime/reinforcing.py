@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 from milescli.core.events import PhaseStarted
-from milescli.core.types import EVALUATION, Group
+from milescli.core.types import EVALUATION, Group, Sample
 from milescli.rollout.ahead import open_collector
 from milescli.rollout.base import RolloutEngine
 from milescli.rollout.curriculum import as_state, from_state
@@ -166,6 +166,15 @@ class ReinforceAttempt(Attempt):
             self.bus.emit(done := await self.evaluator.run(step))
             await self.user.tell("tracker", event=done)
 
+    def _episode(self, sample: Sample) -> dict[str, object]:
+        """What the agent tells of it, and the whole text of each trajectory, special tokens
+        included."""
+        texts = [
+            self.spec.inputs.tokenizer.inner.decode(line.token_ids.tolist())
+            for line in sample.trajectories
+        ]
+        return {**sample.figures, "trajectories": texts}
+
     def _keep(self, step: int, groups: list[Group]) -> None:
         folder = self.spec.run.rollouts_dir
         folder.mkdir(exist_ok=True)
@@ -176,6 +185,7 @@ class ReinforceAttempt(Attempt):
                     "response": sample.text,
                     "reward": sample.reward,
                     **({"reward_parts": dict(sample.reward_parts)} if sample.reward_parts else {}),
+                    **({"episode": self._episode(sample)} if sample.figures else {}),
                     "stop_reason": sample.stop_reason.value,
                     "versions": [span.version for span in sample.version_spans],
                     "seed": sample.seed,

@@ -18,7 +18,7 @@ which is slower with two threads than with one there."""
 
 
 def install() -> None:
-    """Register the backend under the name that SGLang's checks know, also of those that go with kept
+    """Register the backend under the name that SGLang's checks know, and as one that goes with kept
     prefixes."""
     from sglang.srt.arg_groups import choices
     from sglang.srt.layers.attention import attention_registry
