@@ -12,7 +12,7 @@ PLUGGED = (
     *("train.objective", "train.advantage", "train.credit", "train.surrogate"),
     *("train.correction.kind", "train.aggregation", "train.optimizer.schedule"),
     *("train.optimizer.rule", "model.layer_spec", "eval.function", "eval.metrics"),
-    *("weights.channel", "weights.format"),
+    *("weights.channel", "weights.format", "rollout.tools"),
 )
 """Keys that take the name of something that ships, or an import path."""
 
@@ -41,8 +41,9 @@ def overrides(incomplete: str) -> list[tuple[str, str]]:
     if equals and name in PLUGGED:
         from milescli.listings.plugins import POINTS
 
-        known = next(point.registry.names() for point in POINTS if point.key == name)
-        return [(f"{name}={choice}", "") for choice in known if choice.startswith(value)]
+        point = next(point for point in POINTS if point.key == name)
+        known = [point.setting(choice) for choice in point.registry.names()]
+        return [(choice, "") for choice in known if choice.startswith(incomplete)]
     if equals and name in keys():
         choices = keys()[name].choices or (
             ("true", "false") if keys()[name].wants.startswith("true") else ()

@@ -10,7 +10,7 @@ from typing import Any, cast
 from milescli.core.isolated import Isolated
 from milescli.core.registry import Registry
 from milescli.recipe.schema import Rollout
-from milescli.rollout.agents import AGENTS
+from milescli.rollout.agents import AGENTS, TOOLS
 from milescli.rollout.contract import EXAMPLES, check_agent, check_reward
 from milescli.rollout.episode import load_agent
 from milescli.rollout.generations import GENERATIONS
@@ -37,6 +37,8 @@ class PlugPoint:
     base: str = ""
     """What a class derives from; empty for a function."""
     is_async: bool = False
+    parameters: str = ""
+    """Of a written one, where each takes what it likes."""
 
     @property
     def kind(self) -> str:
@@ -45,13 +47,22 @@ class PlugPoint:
 
     def setting(self, path: str) -> str:
         """As `--set` takes it."""
+        if self.registry is TOOLS:
+            return f"{self.key}=[{path}]"
         return f"{self.key}={TASK_PREFIX if self.registry is ROWS else ''}{path}"
+
+    @property
+    def arguments(self) -> str:
+        """Between the parentheses of a function."""
+        if not self.registry.signature:
+            return self.parameters
+        named = "" if self.kind == "agent" else "*, "
+        return f"{named}{', '.join(self.registry.signature)}"
 
     @property
     def signature(self) -> str:
         """`(*, prompt, response, label) -> float`"""
-        named = "" if self.kind == "agent" else "*, "
-        return f"({named}{', '.join(self.registry.signature)}) -> {self.gives}"
+        return f"({self.arguments}) -> {self.gives}"
 
     def check(self, path: str) -> None:
         """Raises a MilesError where what `path` names does not bear its contract. It may do

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from milescli.backends.megatron.layer_specs import LAYER_SPECS
 from milescli.listings.plug_point import PlugPoint
-from milescli.rollout.agents import AGENTS
+from milescli.rollout.agents import AGENTS, TOOLS
 from milescli.rollout.curriculum import CURRICULA
 from milescli.rollout.evaluations import EVALUATIONS
 from milescli.rollout.filters import FILTERS
@@ -53,6 +53,17 @@ POINTS = (
         body='"""One response, as it comes."""\n'
         "turn = await session.generate(prompt.token_ids)\n"
         "return Outcome(text=turn.text)",
+    ),
+    PlugPoint(
+        key="rollout.tools",
+        registry=TOOLS,
+        gives="text, or what JSON can say",
+        about="what a model may call; its types and docstring are what the model is told; or a "
+        "class, of which each episode has one of its own; plain or async",
+        contract=f"{_ROLLOUT}:check_tool",
+        parameters="text: str",
+        body='"""Count the words of a text.\n\nArgs:\n    text: any\n"""\n'
+        "return len(text.split())",
     ),
     PlugPoint(
         key="rollout.generation",

@@ -41,7 +41,8 @@ def the_one_that_fits(path: str) -> PlugPoint:
     fitting = [
         point
         for point in POINTS
-        if names in map(set, (point.registry.signature, *point.registry.others))
+        if point.registry.signature
+        and names in map(set, (point.registry.signature, *point.registry.others))
     ]
     if len(fitting) == 1:
         return fitting[0]
@@ -77,11 +78,9 @@ def written(point: PlugPoint, name: str, folder: Path) -> list[Path]:
 
 def _source(point: PlugPoint, name: str) -> str:
     prefix = "async def" if point.is_async else "def"
-    named = "" if point.kind == "agent" else "*, "
     body = "\n".join(f"    {line}" for line in point.body.split("\n"))
-    arguments = ", ".join(point.registry.signature)
     imports = f"{point.imports}\n\n" if point.imports else "\n"
-    head = f"class {name}({point.base}):" if point.base else f"{prefix} {name}({named}{arguments}):"
+    head = f"class {name}({point.base}):" if point.base else f"{prefix} {name}({point.arguments}):"
     return (
         f'"""A plug-in of miles: {point.about}.\n\n'
         f"export PYTHONPATH=$PWD\n"

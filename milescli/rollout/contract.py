@@ -40,6 +40,7 @@ from milescli.rollout.session import ChatForm
 from milescli.rollout.shaping import Shaping, shaped
 from milescli.rollout.tasks import require_rows
 from milescli.rollout.tokenizer import load_tokenizer
+from milescli.rollout.tool_schema import schema_of
 
 Example = tuple[str, str, str | None]
 """prompt, response, label"""
@@ -191,6 +192,16 @@ def check_agent(agent: Agent, *, num_samples: int = 8, timeout_s: float = 30.0) 
             return await asyncio.gather(*calls)
 
     return asyncio.run(play())
+
+
+def check_tool(tool: object) -> Mapping[str, object]:
+    """What a model is told of it. Raises RecipeError where a parameter has no type, ValueError
+    where nothing says what it does."""
+    name = path_of(tool).rpartition(":")[2]
+    schema = schema_of(tool, name=name)
+    if not schema["function"]["description"]:
+        raise ValueError("it has no docstring, which tells the model what it does")
+    return schema
 
 
 class _RandomPolicy:

@@ -26,6 +26,15 @@ async def agent_wrong(prompt, session):
     return await session.generate(prompt.token_ids)
 
 
+def tool_untyped(key):
+    """Look a key up."""
+    return key
+
+
+def tool_silent(key: str) -> str:
+    return key
+
+
 def filter_undecided(*, group, settings):
     return 0.5
 
@@ -199,6 +208,8 @@ CASES = {
     "agent_raises": "tools",
     "agent_silent": "without one call of session.generate",
     "agent_wrong": "instead of an Outcome",
+    "tool_untyped": "does not say what its `key` is",
+    "tool_silent": "it has no docstring",
     "filter_undecided": "gave 0.5",
     "shaping_short": "1 rewards for 4 samples",
     "objective_none": "'NoneType' object has no attribute",
