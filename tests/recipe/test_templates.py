@@ -24,6 +24,7 @@ PROMISED = [
     "quickstart-reward-model",
     "quickstart-rlhf",
     "quickstart-sft",
+    "quickstart-tools",
     "qwen3-0.6b",
     "qwen3-1.7b",
     "qwen3-4b",
