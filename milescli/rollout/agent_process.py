@@ -14,8 +14,9 @@ from milescli.core.types import Prompt
 from milescli.core.user_worker import Asking, asking
 from milescli.recipe.schema import Rollout
 from milescli.rollout.agents import made
-from milescli.rollout.base import Outcome, Reply, Session, Turn
+from milescli.rollout.base import Door, Outcome, Reply, Session, Turn
 from milescli.rollout.generations import Generating
+from milescli.rollout.session import not_served
 
 
 class AgentProcess:
@@ -43,7 +44,8 @@ class AgentProcess:
                 return replace(turn, prompt_ids=())  # known there
             return await session.chat(asked, tools=tools, **options)
 
-        return await self._process.call(*self._said, prompt, answer=answer)
+        door = getattr(session, "door", None)
+        return await self._process.call(*self._said, prompt, door, answer=answer)
 
     def close(self) -> None:
         """End its process."""
@@ -53,14 +55,30 @@ class AgentProcess:
 class _SessionThere:
     """The session, as the agent has it in its process. Implements milescli.rollout.base.Session."""
 
-    def __init__(self, side: Asking) -> None:
-        self._side = side
+    def __init__(self, side: Asking, door: Door | None) -> None:
+        self._side, self._door = side, door
         self._turns: list[Turn] = []
 
     @property
     def turns(self) -> Sequence[Turn]:
         """See Session."""
         return self._turns
+
+    @property
+    def base_url(self) -> str:
+        """See Session."""
+        return self._served.base_url
+
+    @property
+    def api_key(self) -> str:
+        """See Session."""
+        return self._served.api_key
+
+    @property
+    def _served(self) -> Door:
+        if self._door is None:
+            raise not_served()
+        return self._door
 
     async def generate(
         self,
@@ -93,9 +111,11 @@ class _SessionThere:
         return reply
 
 
-async def play_there(agent: str, generation: str | None, settings: Rollout, prompt: Prompt) -> Any:
+async def play_there(
+    agent: str, generation: str | None, settings: Rollout, prompt: Prompt, door: Door | None
+) -> Any:
     """In the agent's process: one episode."""
-    session: Session = _SessionThere(asking.get())
+    session: Session = _SessionThere(asking.get(), door)
     if generation is not None:
         way: Any = imported(generation)
         session = Generating(session, way, settings)

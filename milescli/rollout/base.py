@@ -53,6 +53,8 @@ class Turn:
     text: str
     """The response, decoded, without special tokens."""
     stop_reason: StopReason
+    logprobs: Sequence[float] = ()
+    """[num_response_tokens] natural log, at the sampling temperature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,17 @@ class Session(Protocol):
         """So far, in order."""
         ...
 
+    @property
+    def base_url(self) -> str:
+        """Where the session is had by HTTP, in the forms of OpenAI and Anthropic, while the agent
+        runs. Raises AgentError where it is not served."""
+        ...
+
+    @property
+    def api_key(self) -> str:
+        """What opens it there."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -169,6 +182,27 @@ class Agent(Protocol):
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
         """Called once per sample; must let the session generate at least once. Raising stops the
         run, with the traceback in the error."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """Where a session is had by HTTP."""
+
+    base_url: str
+    """http://host:port/v1"""
+    api_key: str = field(repr=False)
+
+
+class Doors(Protocol):
+    """Serves sessions by HTTP."""
+
+    def open(self, session: Session) -> Door:
+        """It is served from here on."""
+        ...
+
+    def close(self, door: Door) -> None:
+        """It is no more."""
         ...
 
 

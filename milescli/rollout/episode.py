@@ -113,7 +113,14 @@ class Episodes:
             vocab_size=self.vocab_size,
             chat_form=self.chat_form,
         )
-        outcome = await self._outcome(prompt, session)
+        doors = self.chat_form.doors if self.chat_form is not None else None
+        if doors is not None:
+            session.door = doors.open(session)
+        try:
+            outcome = await self._outcome(prompt, session)
+        finally:
+            if doors is not None and session.door is not None:
+                doors.close(session.door)
         trajectories = session.trajectories()
         if self.teachers is not None and not greedy:  # nothing is learned of the greedy one
             trajectories = await self.teachers.taught(prompt, trajectories)
@@ -141,6 +148,8 @@ class Episodes:
         except Exception as error:  # whatever the user's agent raises
             if error is session.engine_failure:
                 raise
+            if session.engine_failure is not None:  # a client had it as a status of HTTP
+                raise session.engine_failure from error
             told = str(error) if isinstance(error, CallFailed) else user_traceback(error)
             raise self._refusal(prompt, told) from error
         if not isinstance(outcome, Outcome):

@@ -64,6 +64,16 @@ class Generating:
         """See Session: those that the agent was given."""
         return self._turns
 
+    @property
+    def base_url(self) -> str:
+        """See Session."""
+        return self._session.base_url
+
+    @property
+    def api_key(self) -> str:
+        """See Session."""
+        return self._session.api_key
+
     async def generate(
         self,
         token_ids: Sequence[int],

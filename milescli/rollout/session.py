@@ -13,6 +13,8 @@ from milescli.core.errors import AgentError, ContextFull, WorkerDied
 from milescli.core.types import RoutedExperts, StopReason, Trajectory, VersionSpan
 from milescli.rollout.base import (
     Completion,
+    Door,
+    Doors,
     GenerateRequest,
     Parsed,
     Reply,
@@ -34,6 +36,8 @@ class ChatForm:
     tokenizer: ChatTokenizer
     parser: ReplyParser | None = None
     """None: a response is its text, and no tool is called."""
+    doors: Doors | None = None
+    """None: no session is had by HTTP."""
 
 
 @dataclass(slots=True)
@@ -122,6 +126,8 @@ class RecordingSession:
         self._chat_form = chat_form
         self._conversations = Conversations(tokenizer=chat_form.tokenizer) if chat_form else None
         self._num_tool_calls = self._num_malformed = self._num_rewritten = 0
+        self.door: Door | None = None
+        """Where it is had by HTTP; None: nowhere."""
         self.engine_failure: Exception | None = None
         """What the engine raised last: not the agent's fault."""
         self._turns: list[Turn] = []
@@ -131,6 +137,22 @@ class RecordingSession:
     def turns(self) -> Sequence[Turn]:
         """See Session."""
         return self._turns
+
+    @property
+    def base_url(self) -> str:
+        """See Session."""
+        return self._served.base_url
+
+    @property
+    def api_key(self) -> str:
+        """See Session."""
+        return self._served.api_key
+
+    @property
+    def _served(self) -> Door:
+        if self.door is None:
+            raise not_served()
+        return self.door
 
     async def generate(
         self,
@@ -173,6 +195,7 @@ class RecordingSession:
             response_ids=completion.response_ids,
             text=self._decode(completion.response_ids),
             stop_reason=completion.stop_reason,
+            logprobs=completion.logprobs,
         )
         self._turns.append(turn)
         return turn
@@ -273,6 +296,15 @@ class RecordingSession:
                 line.append_given(call.prompt_ids[len(line.token_ids) :])
                 line.append_sampled(call.completion)
         return [line.finished() for line in lines]
+
+
+def not_served() -> AgentError:
+    """Of a session that is not had by HTTP."""
+    return AgentError(
+        "this session is not served by HTTP",
+        why="the agent asked for session.base_url, and nobody serves sessions here",
+        fix="call session.chat or session.generate",
+    )
 
 
 def _line_of(lines: list[_Line], tokens: array[int]) -> _Line:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import weakref
 
+from milescli.agents.proxy import SessionProxy
 from milescli.backends.sglang.replies import SglangReplies
 from milescli.backends.sglang.reply_process import ReplyForm
 from milescli.recipe.schema import Recipe
+from milescli.rollout.agents import AGENTS
 from milescli.rollout.scratch_tokenizer import CHAT_TEMPLATE
 from milescli.rollout.session import ChatForm
 from milescli.rollout.tokenizer import ChatTokenizer
 
 OF_OUR_TEMPLATE = "qwen25"
 """How calls are written by our own template, of which SGLang knows nothing."""
+POLICY = "policy"
+"""How the model is called by HTTP."""
 _PARSERS: weakref.WeakValueDictionary[ReplyForm, SglangReplies] = (
     weakref.WeakValueDictionary()
 )
@@ -34,4 +38,8 @@ def chat_form_of(recipe: Recipe, tokenizer: ChatTokenizer) -> ChatForm | None:
         special_texts=tuple(tokenizer.special_texts),
     )
     parser = _PARSERS[form] = _PARSERS.get(form) or SglangReplies(form)
-    return ChatForm(tokenizer=tokenizer, parser=parser)
+    doors = None
+    if rollout.agent not in AGENTS.builtin:
+        longest = recipe.data.max_prompt_tokens + rollout.max_response_tokens
+        doors = SessionProxy(tokenizer=tokenizer, model=POLICY, max_model_len=longest)
+    return ChatForm(tokenizer=tokenizer, parser=parser, doors=doors)

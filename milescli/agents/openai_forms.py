@@ -1,0 +1,261 @@
+"""OpenAI's requests and responses as plain data: chat completions, completions, and the form that
+takes and gives token ids. Pure; `proxy` speaks HTTP."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from milescli.core.types import StopReason
+from milescli.rollout.base import Reply, Turn
+
+MAX_CHOICES = 128
+"""Of one request."""
+Body = Mapping[str, Any]
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a request wants. How tokens are sampled is the recipe's, whatever a client says."""
+
+    messages: Sequence[Json] = ()
+    tools: Sequence[Json] = ()
+    prompt: str | list[int] = ""
+    """Of a request without messages: text or token ids."""
+    num_choices: int = 1
+    max_new_tokens: int | None = None
+    stop: list[str] | None = None
+    streams: bool = False
+    wants_logprobs: bool = False
+    wants_token_ids: bool = False
+    wants_usage: bool = False
+    """Of a stream, at its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """One choice of a response."""
+
+    turn: Turn
+    pieces: Sequence[str] = field(default=())
+    """[num_response_tokens] text of each token, where log-probs are wanted."""
+    reply: Reply | None = None
+    """Of a chat."""
+
+    @property
+    def finish_reason(self) -> str:
+        """As OpenAI names it."""
+        if self.turn.stop_reason is StopReason.LENGTH:
+            return "length"
+        return "tool_calls" if self.reply is not None and self.reply.calls else "stop"
+
+
+def chat_asked(body: Body) -> Asked:
+    """Of /v1/chat/completions. Raises ValueError with what is wrong."""
+    messages = _list(body, "messages")
+    if not messages or not all(isinstance(message, dict) for message in messages):
+        raise ValueError("`messages` is a list of messages, and not empty")
+    choice, tools = body.get("tool_choice", "auto"), _list(body, "tools")
+    if choice == "none":
+        tools = []
+    elif choice != "auto":
+        raise ValueError("`tool_choice` is auto or none: what is sampled is not constrained")
+    most = _count(body, "max_completion_tokens") or _count(body, "max_tokens")
+    return Asked(messages=messages, tools=tools, max_new_tokens=most, **_common(body))
+
+
+def text_asked(body: Body) -> Asked:
+    """Of /v1/completions. Raises ValueError with what is wrong."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+        prompt = prompt[0]
+    if not isinstance(prompt, str) and not _is_ids(prompt):
+        raise ValueError("`prompt` is one text, or token ids")
+    if body.get("echo") or body.get("suffix"):
+        raise ValueError("`echo` and `suffix` are not served")
+    most = _count(body, "max_tokens")
+    return Asked(prompt=prompt or [], max_new_tokens=most, **_common(body))
+
+
+def ids_asked(body: Body) -> Asked:
+    """Of /inference/v1/generate. Raises ValueError with what is wrong."""
+    ids, sampling = body.get("token_ids"), body.get("sampling_params") or {}
+    if not _is_ids(ids) or not isinstance(sampling, dict):
+        raise ValueError("`token_ids` are token ids, and `sampling_params` an object")
+    if body.get("stream"):
+        raise ValueError("`stream` is not served here")
+    return Asked(
+        prompt=list(ids or []), max_new_tokens=_count(sampling, "max_tokens"), **_common(sampling)
+    )
+
+
+def _common(body: Body) -> dict[str, Any]:
+    stop, options = body.get("stop"), body.get("stream_options") or {}
+    if isinstance(stop, str):
+        stop = [stop]
+    if stop is not None and not all(isinstance(text, str) and text for text in stop):
+        raise ValueError("`stop` is a text or several")
+    num_choices = _count(body, "n") or 1
+    if num_choices > MAX_CHOICES:
+        raise ValueError(f"`n` is at most {MAX_CHOICES}")
+    return {
+        "num_choices": num_choices,
+        "stop": stop or None,
+        "streams": bool(body.get("stream")),
+        "wants_logprobs": body.get("logprobs") not in (None, False),
+        "wants_token_ids": bool(body.get("return_token_ids")),
+        "wants_usage": isinstance(options, dict) and bool(options.get("include_usage")),
+    }
+
+
+def _list(body: Body, key: str) -> list[Any]:
+    value = body.get(key) or []
+    if not isinstance(value, list):
+        raise ValueError(f"`{key}` is a list")
+    return value
+
+
+def _count(body: Body, key: str) -> int | None:
+    value = body.get(key)
+    if value is not None and (type(value) is not int or value < 1):
+        raise ValueError(f"`{key}` is a whole number from 1")
+    return value
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def chat_response(asked: Asked, answered: Sequence[Answered], *, model: str, number: str) -> Json:
+    """Of /v1/chat/completions."""
+    choices = []
+    for index, answer in enumerate(answered):
+        assert answer.reply is not None, "a chat has replies"
+        choice: Json = {
+            "index": index,
+            "message": dict(answer.reply.message),
+            "finish_reason": answer.finish_reason,
+            "logprobs": {"content": _logprobs(answer)} if asked.wants_logprobs else None,
+        }
+        if asked.wants_token_ids:
+            choice |= _token_ids(answer)
+        choices.append(choice)
+    return {
+        **_head("chat.completion", f"chatcmpl-{number}", model),
+        "choices": choices,
+        "usage": usage(answered),
+    }
+
+
+def chat_events(response: Json, *, wants_usage: bool) -> Iterator[str]:
+    """The same as server-sent events: what was sampled comes at once, when it is there."""
+    head = {**response, "object": "chat.completion.chunk"}
+    told = head.pop("usage")
+    for choice in response["choices"]:
+        message = {**choice["message"]}
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = [{**call, "index": n} for n, call in enumerate(calls)]
+        index, end = choice["index"], choice["finish_reason"]
+        delta = {**choice, "delta": message, "finish_reason": None}
+        delta.pop("message")
+        yield _event({**head, "choices": [delta]})
+        yield _event({**head, "choices": [{"index": index, "delta": {}, "finish_reason": end}]})
+    if wants_usage:
+        yield _event({**head, "choices": [], "usage": told})
+    yield "data: [DONE]\n\n"
+
+
+def text_response(asked: Asked, answered: Sequence[Answered], *, model: str, number: str) -> Json:
+    """Of /v1/completions."""
+    choices: list[Json] = []
+    for index, answer in enumerate(answered):
+        choice: Json = {
+            "index": index,
+            "text": answer.turn.text,
+            "finish_reason": answer.finish_reason,
+            "logprobs": None,
+        }
+        if asked.wants_logprobs:
+            choice["logprobs"] = {
+                "tokens": list(answer.pieces),
+                "token_logprobs": list(answer.turn.logprobs),
+                "top_logprobs": None,
+                "text_offset": None,
+            }
+        if asked.wants_token_ids:
+            choice |= _token_ids(answer)
+        choices.append(choice)
+    head = _head("text_completion", f"cmpl-{number}", model)
+    return {**head, "choices": choices, "usage": usage(answered)}
+
+
+def ids_response(answered: Sequence[Answered], *, number: str) -> Json:
+    """Of /inference/v1/generate."""
+    return {
+        "request_id": number,
+        "choices": [
+            {
+                "index": index,
+                "token_ids": answer.turn.response_ids,
+                "finish_reason": answer.finish_reason,
+                "logprobs": {
+                    "content": [
+                        {"token": f"token_id:{token}", "logprob": logprob, "top_logprobs": []}
+                        for token, logprob in zip(
+                            answer.turn.response_ids, answer.turn.logprobs, strict=True
+                        )
+                    ]
+                },
+            }
+            for index, answer in enumerate(answered)
+        ],
+        "usage": usage(answered),
+    }
+
+
+def models(name: str, *, max_model_len: int) -> Json:
+    """Of /v1/models."""
+    one = {"id": name, "object": "model", "created": 0, "owned_by": "miles"}
+    return {"object": "list", "data": [{**one, "max_model_len": max_model_len}]}
+
+
+def error(message: str, *, kind: str, code: str | None = None) -> Json:
+    """Of any request that failed."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def usage(answered: Sequence[Answered]) -> Json:
+    """Tokens; a prompt counts once."""
+    prompt = max(len(answer.turn.prompt_ids) for answer in answered)
+    sampled = sum(len(answer.turn.response_ids) for answer in answered)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
+    }
+
+
+def _token_ids(answer: Answered) -> Json:
+    return {
+        "prompt_token_ids": list(answer.turn.prompt_ids),
+        "token_ids": answer.turn.response_ids,
+    }
+
+
+def _logprobs(answer: Answered) -> list[Json]:
+    return [
+        {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
+        for piece, logprob in zip(answer.pieces, answer.turn.logprobs, strict=True)
+    ]
+
+
+def _head(kind: str, number: str, model: str) -> Json:
+    return {"id": number, "object": kind, "created": int(time.time()), "model": model}
+
+
+def _event(data: Json) -> str:
+    return f"data: {json.dumps(data)}\n\n"

@@ -1,0 +1,246 @@
+"""Sessions over HTTP, for agents that speak to a model by URL: OpenAI's and Anthropic's forms, and
+one of token ids. One server in the driver's event loop, a key for each session; what is sampled
+through it is recorded as by the session itself. It listens on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from milescli.agents import anthropic_forms, openai_forms
+from milescli.agents.openai_forms import Answered, Asked
+from milescli.core.errors import AgentError, ContextFull, MilesError
+from milescli.rollout.base import Door, Session
+from milescli.rollout.tokenizer import ChatTokenizer
+
+MAX_BODY_BYTES = 64 * 1024**2
+MAX_OPEN = 256
+"""Requests of one session at a time."""
+STOP_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class _Guest:
+    """A session that can be reached."""
+
+    session: Session
+    num_open: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class SessionProxy:
+    """Implements milescli.rollout.base.Doors. Belongs to one event loop, and listens from the first
+    `open` on, until the loop ends."""
+
+    tokenizer: ChatTokenizer
+    model: str
+    """As it calls itself; requests may name any."""
+    max_model_len: int
+    """Tokens of a conversation."""
+    host: str = "127.0.0.1"
+    _guests: dict[str, _Guest] = field(default_factory=dict)
+    _numbers: count = field(default_factory=count)  # type: ignore[type-arg]
+    _server: uvicorn.Server | None = None
+    _serving: asyncio.Task[None] | None = None
+    _port: int = 0
+
+    def _start(self) -> None:
+        """Listen on a free port."""
+        routes = [
+            Route("/v1/models", self._models),
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/completions", self._text, methods=["POST"]),
+            Route("/v1/messages", self._messages, methods=["POST"]),
+            Route("/inference/v1/generate", self._ids, methods=["POST"]),
+        ]
+        listener = socket.create_server((self.host, 0), backlog=2048)
+        self._port = listener.getsockname()[1]
+        config = uvicorn.Config(
+            Starlette(routes=routes),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+        )
+        self._server = _Quiet(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    async def stop(self) -> None:
+        """Nobody is let in any more."""
+        self._guests.clear()
+        if self._server is None or self._serving is None:
+            return
+        self._server.should_exit = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._serving
+
+    def open(self, session: Session) -> Door:
+        """See Doors."""
+        if self._server is None:
+            self._start()
+        key = secrets.token_urlsafe(32)
+        self._guests[key] = _Guest(session)
+        return Door(base_url=f"http://{self.host}:{self._port}/v1", api_key=key)
+
+    def close(self, door: Door) -> None:
+        """See Doors."""
+        self._guests.pop(door.api_key, None)
+
+    async def _models(self, request: Request) -> Response:
+        if self._guest(request) is None:
+            return _REFUSED
+        return JSONResponse(openai_forms.models(self.model, max_model_len=self.max_model_len))
+
+    async def _chat(self, request: Request) -> Response:
+        async def respond(asked: Asked, session: Session, number: str) -> Response:
+            answered = await self._replies(asked, session)
+            told = openai_forms.chat_response(asked, answered, model=self.model, number=number)
+            if not asked.streams:
+                return JSONResponse(told)
+            events = openai_forms.chat_events(told, wants_usage=asked.wants_usage)
+            return StreamingResponse(events, media_type="text/event-stream")
+
+        return await self._served(request, openai_forms.chat_asked, respond)
+
+    async def _messages(self, request: Request) -> Response:
+        async def respond(asked: Asked, session: Session, number: str) -> Response:
+            (answer,) = await self._replies(asked, session)
+            told = anthropic_forms.message_response(answer, model=self.model, number=number)
+            if not asked.streams:
+                return JSONResponse(told)
+            events = anthropic_forms.message_events(told)
+            return StreamingResponse(events, media_type="text/event-stream")
+
+        return await self._served(request, anthropic_forms.messages_asked, respond)
+
+    async def _text(self, request: Request) -> Response:
+        async def respond(asked: Asked, session: Session, number: str) -> Response:
+            answered = await self._turns(asked, session)
+            told = openai_forms.text_response(asked, answered, model=self.model, number=number)
+            return JSONResponse(told)
+
+        return await self._served(request, openai_forms.text_asked, respond)
+
+    async def _ids(self, request: Request) -> Response:
+        async def respond(asked: Asked, session: Session, number: str) -> Response:
+            answered = await self._turns(asked, session)
+            return JSONResponse(openai_forms.ids_response(answered, number=number))
+
+        return await self._served(request, openai_forms.ids_asked, respond)
+
+    async def _replies(self, asked: Asked, session: Session) -> list[Answered]:
+        replies = await asyncio.gather(
+            *(
+                session.chat(
+                    asked.messages,
+                    tools=asked.tools,
+                    max_new_tokens=asked.max_new_tokens,
+                    stop=asked.stop,
+                )
+                for _ in range(asked.num_choices)
+            )
+        )
+        return [
+            Answered(turn=reply.turn, reply=reply, pieces=self._pieces(asked, reply.turn))
+            for reply in replies
+        ]
+
+    async def _turns(self, asked: Asked, session: Session) -> list[Answered]:
+        prompt = asked.prompt
+        if isinstance(prompt, str):
+            prompt = list(self.tokenizer.inner(prompt, add_special_tokens=False)["input_ids"])
+        turns = await asyncio.gather(
+            *(
+                session.generate(prompt, max_new_tokens=asked.max_new_tokens, stop=asked.stop)
+                for _ in range(asked.num_choices)
+            )
+        )
+        return [Answered(turn=turn, pieces=self._pieces(asked, turn)) for turn in turns]
+
+    def _pieces(self, asked: Asked, turn: Any) -> Sequence[str]:
+        return self.tokenizer.pieces(turn.response_ids) if asked.wants_logprobs else ()
+
+    def _guest(self, request: Request) -> _Guest | None:
+        """Whose key a request has."""
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = request.headers.get("x-api-key", "")  # Anthropic's
+        return self._guests.get(key.strip())
+
+    async def _served(
+        self, request: Request, read: Callable[[dict[str, Any]], Asked], respond: Any
+    ) -> Response:
+        """The response, or what was wrong with the request."""
+        guest = self._guest(request)
+        if guest is None:
+            return _REFUSED
+        if guest.num_open >= MAX_OPEN:
+            return _failed(429, f"a session has at most {MAX_OPEN} open requests")
+        guest.num_open += 1
+        try:
+            asked = read(await _body(request))
+            return await respond(asked, guest.session, f"{next(self._numbers):08x}")
+        except ContextFull as error:
+            return _failed(400, error.why, code="context_length_exceeded")
+        except (AgentError, ValueError) as error:
+            return _failed(400, getattr(error, "why", str(error)))
+        except _TooLarge:
+            return _failed(413, f"a request has at most {MAX_BODY_BYTES:,} bytes")
+        except MilesError as error:
+            return _failed(503, str(error), kind="server_error")
+        finally:
+            guest.num_open -= 1
+
+
+class _Quiet(uvicorn.Server):
+    """It leaves signals to the driver."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        """None."""
+        yield
+
+
+class _TooLarge(Exception):
+    """A request has too many bytes."""
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """Raises ValueError for what is no JSON object, _TooLarge."""
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > MAX_BODY_BYTES:
+            raise _TooLarge
+    try:
+        body = json.loads(data)
+    except RecursionError:
+        raise ValueError("the request is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"the request is no JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise ValueError("the request is no JSON object")
+    return body
+
+
+def _failed(
+    status: int, message: str, *, kind: str = "invalid_request_error", code: str | None = None
+) -> JSONResponse:
+    return JSONResponse(openai_forms.error(message, kind=kind, code=code), status_code=status)
+
+
+_REFUSED = _failed(401, "no open session has this key", kind="authentication_error")

@@ -1,0 +1,282 @@
+"""Sessions over HTTP, by the clients that agents use: what is asked through them is recorded as by
+the session itself, and nobody gets at another's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from milescli.agents import proxy as proxies
+from milescli.agents.proxy import SessionProxy
+from milescli.core.errors import WorkerDied
+from milescli.rollout.base import Door
+from milescli.rollout.session import RecordingSession
+from milescli.rollout.tokenizer import ChatTokenizer
+from tests.rollout.chat_templates import CHATML, tokenizer_of
+from tests.rollout.test_conversations import TOOL, Engine, session_of
+
+USER = {"role": "user", "content": "begin"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ChatTokenizer:
+    """Of bytes."""
+    return tokenizer_of(CHATML.template, special=CHATML.special, eos=CHATML.eos)
+
+
+Play = Callable[[Door, RecordingSession], Awaitable[Any]]
+
+
+def served(
+    tokenizer: ChatTokenizer,
+    texts: list[str],
+    play: Play,
+    *,
+    max_tokens: int = 4000,
+    kind: type[Engine] = Engine,
+) -> Any:
+    """What `play` returns, of a session whose engine says `texts`."""
+
+    async def run() -> Any:
+        session = session_of(kind(tokenizer, texts), max_tokens=max_tokens)
+        proxy = SessionProxy(tokenizer=tokenizer, model="policy", max_model_len=max_tokens)
+        door = proxy.open(session)
+        try:
+            async with asyncio.timeout(60):
+                return await play(door, session)
+        finally:
+            proxy.close(door)
+            await proxy.stop()
+
+    return asyncio.run(run())
+
+
+def client_of(door: Door) -> openai.AsyncOpenAI:
+    """As an agent makes one."""
+    return openai.AsyncOpenAI(base_url=door.base_url, api_key=door.api_key, max_retries=0)
+
+
+async def ask(door: Door, messages: list[Any], **options: Any) -> Any:
+    """By OpenAI's client."""
+    async with client_of(door) as client:
+        return await client.chat.completions.create(model="policy", messages=messages, **options)
+
+
+def test_openais_client_chats_calls_tools_and_is_recorded_as_one_trajectory(
+    tokenizer: ChatTokenizer,
+) -> None:
+    async def play(door: Door, session: RecordingSession) -> None:
+        first = await ask(door, [USER], tools=[TOOL], logprobs=True)
+        (choice,) = first.choices
+        assert choice.finish_reason == "tool_calls" and choice.message.tool_calls is not None
+        (call,) = choice.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1})
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        assert {entry.logprob for entry in choice.logprobs.content} == {-2.0}
+        result = {"role": "tool", "tool_call_id": call.id, "content": "2"}
+        messages = [USER, choice.message.model_dump(exclude_none=True), result]
+        second = await ask(door, messages, tools=[TOOL], extra_body={"return_token_ids": True})
+        assert second.choices[0].message.content == "two"
+        assert second.choices[0].finish_reason == "stop"
+        told = second.choices[0].model_extra or {}
+        (line,) = session.trajectories()
+        assert told["prompt_token_ids"] + told["token_ids"] == line.token_ids.tolist()
+        assert second.usage is not None and second.usage.total_tokens == line.num_tokens
+
+    served(tokenizer, ['<tool>add({"a":1})</tool>', "two"], play)
+
+
+def test_a_stream_tells_the_same(tokenizer: ChatTokenizer) -> None:
+    async def play(door: Door, session: RecordingSession) -> None:
+        async with client_of(door) as client:
+            stream = await client.chat.completions.create(
+                model="policy",
+                messages=[USER],
+                tools=[TOOL],
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            chunks = [chunk async for chunk in stream]
+        deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+        assert "".join(delta.content or "" for delta in deltas) == "so"
+        (calls,) = [delta.tool_calls for delta in deltas if delta.tool_calls]
+        assert calls[0].index == 0 and calls[0].function.name == "add"
+        assert chunks[-2].choices[0].finish_reason == "tool_calls"
+        assert chunks[-1].usage is not None
+
+    served(tokenizer, ['so<tool>add({"a":1})</tool>'], play)
+
+
+def test_several_choices_are_several_turns(tokenizer: ChatTokenizer) -> None:
+    async def play(door: Door, session: RecordingSession) -> None:
+        made = await ask(door, [USER], n=2)
+        assert [choice.message.content for choice in made.choices] == ["one", "two"]
+        assert len(session.trajectories()) == 2
+
+    served(tokenizer, ["one", "two"], play)
+
+
+def test_completions_and_token_ids_are_served(tokenizer: ChatTokenizer) -> None:
+    async def play(door: Door, session: RecordingSession) -> None:
+        async with client_of(door) as client:
+            text = await client.completions.create(model="policy", prompt="begin", logprobs=1)
+            listed = await client.models.list()
+        assert (text.choices[0].text, text.choices[0].finish_reason) == ("one", "stop")
+        async with httpx.AsyncClient(headers=_bearer(door)) as http:
+            url = door.base_url.removesuffix("/v1") + "/inference/v1/generate"
+            body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 9}}
+            (choice,) = (await http.post(url, json=body)).json()["choices"]
+            assert choice["token_ids"] == session.turns[1].response_ids
+            told = choice["logprobs"]["content"][0]
+            assert told["token"] == f"token_id:{choice['token_ids'][0]}"
+            assert told["logprob"] == -3.0
+        assert (listed.data[0].model_extra or {})["max_model_len"] == 4000
+
+    served(tokenizer, ["one", "two"], play)
+
+
+def test_anthropics_form_is_the_same_conversation(tokenizer: ChatTokenizer) -> None:
+    async def play(door: Door, session: RecordingSession) -> None:
+        url = door.base_url + "/messages"
+        tool = {"name": "add", "input_schema": TOOL["function"]["parameters"]}
+        body: dict[str, Any] = {"max_tokens": 99, "system": "brief", "tools": [tool]}
+        messages: list[Any] = [USER]
+        async with httpx.AsyncClient(headers={"x-api-key": door.api_key}) as http:
+            first = (await http.post(url, json={**body, "messages": messages})).json()
+            assert first["stop_reason"] == "tool_use"
+            text, used = first["content"]
+            assert text["text"] == "so" and used["input"] == {"a": 1}
+            result = {"type": "tool_result", "tool_use_id": used["id"], "content": "2"}
+            messages += [{"role": "assistant", "content": first["content"]}]
+            messages += [{"role": "user", "content": [result]}]
+            streamed = await http.post(url, json={**body, "messages": messages, "stream": True})
+            events = [line for line in streamed.text.splitlines() if line.startswith("event: ")]
+            assert events[0] == "event: message_start" and events[-1] == "event: message_stop"
+            assert '"text": "two"' in streamed.text
+        (line,) = session.trajectories()
+        assert sum(line.loss_mask) == sum(len(turn.response_ids) for turn in session.turns)
+
+    served(tokenizer, ['so<tool>add({"a":1})</tool>', "two"], play)
+
+
+def _bearer(door: Door) -> dict[str, str]:
+    return {"Authorization": f"Bearer {door.api_key}"}
+
+
+CHAT, TEXT, MESSAGES, IDS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages"),
+    "/inference/v1/generate",
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        (CHAT, "{", "no JSON"),
+        (CHAT, "[1]", "no JSON object"),
+        (CHAT, "[" * 100_000, "nested too deeply"),
+        (CHAT, {}, "`messages` is a list"),
+        (CHAT, {"messages": ["hi"]}, "`messages` is a list"),
+        (CHAT, {"messages": [{"content": "who"}]}, "role"),
+        (CHAT, {"messages": [USER], "n": 0}, "`n` is a whole number"),
+        (CHAT, {"messages": [USER], "n": 10_000}, "at most 128"),
+        (CHAT, {"messages": [USER], "max_tokens": "many"}, "`max_tokens`"),
+        (CHAT, {"messages": [USER], "stop": [""]}, "`stop`"),
+        (CHAT, {"messages": [USER], "tool_choice": "required"}, "not constrained"),
+        (CHAT, {"messages": [USER], "tools": {"a": 1}}, "`tools` is a list"),
+        (TEXT, {"prompt": 3}, "`prompt`"),
+        (TEXT, {"prompt": "a", "echo": True}, "`echo`"),
+        (MESSAGES, {"messages": [USER]}, "`max_tokens`"),
+        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
+        (IDS, {"token_ids": []}, "token ids"),
+        (IDS, {"token_ids": [2**40]}, "no token ids"),
+    ],
+)
+def test_what_cannot_be_served_is_said(
+    tokenizer: ChatTokenizer, path: str, body: Any, told: str
+) -> None:
+    async def play(door: Door, session: RecordingSession) -> None:
+        content = body if isinstance(body, str) else json.dumps(body)
+        async with httpx.AsyncClient(headers=_bearer(door)) as http:
+            url = door.base_url.removesuffix("/v1") + path
+            response = await http.post(url, content=content)
+        assert response.status_code == 400
+        assert told in response.json()["error"]["message"]
+        assert not session.trajectories()
+
+    served(tokenizer, ["one"], play)
+
+
+def test_a_conversation_without_room_has_the_code_that_clients_know(
+    tokenizer: ChatTokenizer,
+) -> None:
+    async def play(door: Door, session: RecordingSession) -> None:
+        with pytest.raises(openai.BadRequestError) as caught:
+            long = {"role": "user", "content": "long " * 50}
+            await ask(door, [long])
+        assert caught.value.code == "context_length_exceeded"
+
+    served(tokenizer, ["one"], play, max_tokens=60)
+
+
+def test_no_key_opens_another_session_and_none_a_closed_one(tokenizer: ChatTokenizer) -> None:
+    async def run() -> None:
+        sessions = [session_of(Engine(tokenizer, ["one"])) for _ in range(2)]
+        proxy = SessionProxy(tokenizer=tokenizer, model="policy", max_model_len=100)
+        doors = [proxy.open(session) for session in sessions]
+        assert doors[0].api_key not in repr(doors[0])
+        await ask(doors[1], [USER])
+        assert [len(session.turns) for session in sessions] == [0, 1]
+        proxy.close(doors[0])
+        for key in (doors[0].api_key, "-", "guess"):
+            async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}) as http:
+                for path in ("/chat/completions", "/messages", "/completions"):
+                    body = {"messages": [USER], "max_tokens": 3, "prompt": "a"}
+                    refused = await http.post(doors[0].base_url + path, json=body)
+                    assert refused.status_code == 401
+                assert (await http.get(doors[0].base_url + "/models")).status_code == 401
+        assert [len(session.turns) for session in sessions] == [0, 1]
+        await proxy.stop()
+
+    asyncio.run(run())
+
+
+def test_a_request_without_end_is_refused_at_its_bound(
+    tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxies, "MAX_BODY_BYTES", 1000)
+
+    async def play(door: Door, session: RecordingSession) -> None:
+        async with httpx.AsyncClient(headers=_bearer(door)) as http:
+            sent = await http.post(door.base_url + "/chat/completions", content=b" " * 5000)
+        assert sent.status_code == 413
+
+    served(tokenizer, ["one"], play)
+
+
+def test_a_dead_engine_is_not_the_clients_mistake(tokenizer: ChatTokenizer) -> None:
+    class Dead(Engine):
+        async def generate(self, request: Any) -> Any:
+            raise WorkerDied("engine 0 died", why="SIGKILL", fix="look")
+
+    async def play(door: Door, session: RecordingSession) -> None:
+        with pytest.raises(openai.InternalServerError, match="engine 0 died"):
+            await ask(door, [USER])
+        assert isinstance(session.engine_failure, WorkerDied)
+
+    served(tokenizer, ["one"], play, kind=Dead)
+
+
+def test_it_listens_on_loopback_alone(tokenizer: ChatTokenizer) -> None:
+    async def play(door: Door, session: RecordingSession) -> None:
+        assert door.base_url.startswith("http://127.0.0.1:")
+
+    served(tokenizer, ["one"], play)
+    assert Path(proxies.__file__).read_text().count("0.0.0.0") == 0
