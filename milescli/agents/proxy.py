@@ -9,7 +9,7 @@ import contextlib
 import json
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -37,7 +37,8 @@ class _Guest:
     """A session that can be reached."""
 
     session: Session
-    num_open: int = 0
+    open: set[asyncio.Future[Response]] = field(default_factory=set)
+    """Requests that have no response yet."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +89,11 @@ class SessionProxy:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._serving
 
+    @property
+    def num_open(self) -> int:
+        """Requests that have no response yet."""
+        return sum(len(guest.open) for guest in self._guests.values())
+
     def open(self, session: Session) -> Door:
         """See Doors."""
         if self._server is None:
@@ -98,7 +104,9 @@ class SessionProxy:
 
     def close(self, door: Door) -> None:
         """See Doors."""
-        self._guests.pop(door.api_key, None)
+        guest = self._guests.pop(door.api_key, None)
+        for waiting in guest.open if guest is not None else ():
+            waiting.cancel()
 
     async def _models(self, request: Request) -> Response:
         if self._guest(request) is None:
@@ -188,12 +196,12 @@ class SessionProxy:
         guest = self._guest(request)
         if guest is None:
             return _REFUSED
-        if guest.num_open >= MAX_OPEN:
+        if len(guest.open) >= MAX_OPEN:
             return _failed(429, f"a session has at most {MAX_OPEN} open requests")
-        guest.num_open += 1
         try:
             asked = read(await _body(request))
-            return await respond(asked, guest.session, f"{next(self._numbers):08x}")
+            response = respond(asked, guest.session, f"{next(self._numbers):08x}")
+            return await self._bounded(guest, response)
         except ContextFull as error:
             return _failed(400, error.why, code="context_length_exceeded")
         except (AgentError, ValueError) as error:
@@ -202,8 +210,20 @@ class SessionProxy:
             return _failed(413, f"a request has at most {MAX_BODY_BYTES:,} bytes")
         except MilesError as error:
             return _failed(503, str(error), kind="server_error")
+
+    async def _bounded(self, guest: _Guest, response: Awaitable[Response]) -> Response:
+        """It is given up where its episode has ended."""
+        waiting = asyncio.ensure_future(response)
+        guest.open.add(waiting)
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if not waiting.cancelled():
+                raise
+            return _failed(503, "the session has ended", kind="server_error")
         finally:
-            guest.num_open -= 1
+            guest.open.discard(waiting)
+            waiting.cancel()
 
 
 class _Quiet(uvicorn.Server):

@@ -274,6 +274,33 @@ def test_a_dead_engine_is_not_the_clients_mistake(tokenizer: ChatTokenizer) -> N
     served(tokenizer, ["one"], play, kind=Dead)
 
 
+def test_requests_of_an_episode_that_has_ended_are_given_up(tokenizer: ChatTokenizer) -> None:
+    class Slow(Engine):
+        async def generate(self, request: Any) -> Any:
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                given_up.append(request)
+                raise
+
+    given_up: list[Any] = []
+
+    async def run() -> None:
+        session = session_of(Slow(tokenizer, []))
+        proxy = SessionProxy(tokenizer=tokenizer, model="policy", max_model_len=100)
+        door = proxy.open(session)
+        asking = asyncio.create_task(ask(door, [USER]))
+        while not asking.done() and not proxy.num_open:
+            await asyncio.sleep(0.01)
+        proxy.close(door)
+        with pytest.raises(openai.InternalServerError, match="has ended"):
+            await asking
+        await proxy.stop()
+
+    asyncio.run(run())
+    assert len(given_up) == 1
+
+
 def test_it_listens_on_loopback_alone(tokenizer: ChatTokenizer) -> None:
     async def play(door: Door, session: RecordingSession) -> None:
         assert door.base_url.startswith("http://127.0.0.1:")
