@@ -1,5 +1,5 @@
-"""What runs inside of the jail, before and around the code of the model: rlimits, its files, then the
-program, or the cells of a session. No wall against the code: that is outside.
+"""What runs inside of the jail, before and around the code of the model: rlimits, its files, then
+the program, or the cells of a session. No wall against the code: that is outside.
 
 Sent there as compiled code with a job, and executed in a fresh interpreter; imports are few and
 small, as every run pays for them. `JOB` is what `jail.job_of` made; its `control` is a descriptor
@@ -96,7 +96,7 @@ def _serve(control, scope):
             result = TIMED_OUT if is_late else RAISED
             _show(error, text, f"<cell {number}>")
         for stream in (sys.stdout, sys.stderr):
-            try:
+            try:  # noqa: SIM105 - contextlib costs every session some milliseconds
                 stream.flush()
             except (OSError, ValueError, AttributeError):
                 pass  # the cell has closed or replaced it

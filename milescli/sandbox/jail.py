@@ -1,10 +1,12 @@
-"""How one run is shut off: the command that starts it, and the job that is sent inside. By bubblewrap,
-or by Landlock with a warden around it. Starts nothing; called by the supervisor.
+"""How one run is shut off: the command that starts it, and the job that is sent inside. By
+bubblewrap, or by Landlock with a warden around it. Starts nothing; called by the supervisor.
 
 bubblewrap: namespaces of users, processes, network, IPC and host name; nothing of the machine but
-/usr, Python and four devices, all read-only; no /proc; one folder in memory. Landlock: files as
-they are, of which only those can be opened. Both: seccomp, rlimits, no new privileges, and, where we
-are root, a user of its own for each run.
+/usr, Python and five devices, all read-only; no /proc; one folder in memory. Landlock: files as
+they are, of which only those can be opened. Both: seccomp, rlimits, no new privileges, and, where
+we are root, a user of its own for each run. What remains under Landlock: that files exist, and how
+large they are, can be seen; without root the user is ours (seccomp then denies it to change files'
+properties and, before Landlock 6, to send signals); process numbers are the machine's.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ class Jail:
         """What is sent inside. `asked`: code (None: a session), files, limits."""
         is_landlock, uid = self.kind == "landlock", self.uid_of(slot)
         num_processes = asked["limits"]["num_processes"]
-        others = 0 if is_landlock else 2  # bubblewrap's own
+        others = 0 if is_landlock else 1  # bubblewrap's own
         if is_landlock and uid is None:
             others = tasks_of_user(os.getuid())
         packages = self.packages if is_landlock or not self.packages else PACKAGES_INSIDE

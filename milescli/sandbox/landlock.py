@@ -1,5 +1,5 @@
-"""Landlock: files, TCP, abstract sockets and signals that this process gives up, by its system calls.
-By ctypes, as no binding of it is kept that also knows its newer versions. Called by the warden."""
+"""Landlock: files, TCP, abstract sockets and signals that this process gives up, by system calls.
+Through ctypes, as no kept binding knows its newer versions. Called by the warden."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The local kinds, from the driver's side: one warm supervisor, asked by frames over its pipes. Begun
-with the first run, begun anew where it died, ended with this process."""
+"""The local kinds, from the driver's side: one warm supervisor, asked by frames over its pipes.
+Begun with the first run, begun anew where it died, ended with this process."""
 
 from __future__ import annotations
 

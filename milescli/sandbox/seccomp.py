@@ -1,5 +1,5 @@
-"""Which system calls code of a model may not make, as a BPF program of the kernel's seccomp. By hand,
-as pyseccomp needs a libseccomp.so that not every machine has. Used by both local kinds.
+"""Which system calls code of a model may not make, as a BPF program of the kernel's seccomp. By
+hand, as pyseccomp needs a libseccomp.so that not every machine has. Used by both local kinds.
 
 All that is not named here is allowed: what the kernel's own permissions, bubblewrap or Landlock
 hold is held there. Calls newer than the list answer ENOSYS, as an older kernel would.

@@ -1,5 +1,5 @@
-"""The warm process that starts every run of a driver: small, with an empty environment, ended with its
-driver. Standard library alone; a local sandbox starts one, and speaks to it by frames.
+"""The warm process that starts every run of a driver: small, with an empty environment, ended with
+its driver. Standard library alone; a local sandbox starts one, and speaks to it by frames.
 
 Each message has a number and an `op`. `run` (code, stdin, files, limits) -> what came of it. `open`
 (files, limits) -> {opened}; then `cell` (session, code, wall_s, output_bytes), `close` (session).

@@ -1,5 +1,5 @@
-"""The process around one run under Landlock: it confines a child, into which every process of the run
-falls back when it is orphaned, and ends all of them. Not confined itself; called by the jail.
+"""The process around one run under Landlock: it confines a child, takes in every process of the run
+that is orphaned, and ends all of them. Not confined itself; called by the jail.
 
 `python -I -S -c "... main()" JOB LEASH`: descriptors of the job, and of a pipe that closes where
 the run shall end.
@@ -61,7 +61,7 @@ def _confine(job: dict[str, object]) -> None:
     os.chdir(job["folder"])
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor > 2 and descriptor != job["control"]:
-            try:
+            try:  # noqa: SIM105 - contextlib costs every run some milliseconds
                 os.close(descriptor)
             except OSError:
                 pass  # of the listing itself
