@@ -14,6 +14,7 @@ from milescli.recipe.data import Data
 from milescli.recipe.evaluation import Evaluation
 from milescli.recipe.model import Model
 from milescli.recipe.rewards import (
+    CodeSettings,
     FormatSettings,
     InstructionSettings,
     JudgeSettings,
@@ -88,6 +89,7 @@ class Rollout(Section):
     judge: JudgeSettings = JudgeSettings()
     remote_reward: RemoteSettings = RemoteSettings()
     reward_model: RewardModelSettings = RewardModelSettings()
+    code: CodeSettings = CodeSettings()
 
     @property
     def reward_weights(self) -> dict[str, float]:
@@ -323,6 +325,12 @@ class Recipe(Section):
         """Whether the reward `reward_model` scores what is sampled."""
         rewards = [*self.rollout.reward_weights, *(each.reward for each in self.data.mix or [])]
         return "reward_model" in rewards
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether code of the model is run on this machine."""
+        rewards = [*self.rollout.reward_weights, *(each.reward for each in self.data.mix or [])]
+        return "code" in rewards and not self.rollout.code.url
 
     @property
     def engines_apart(self) -> int:
