@@ -24,6 +24,7 @@ FLOORS = {
     "recipe": 1,
     "platform": 1,
     "console": 1,
+    "sandbox": 1,
     "plan": 2,
     "rollout": 3,
     "train": 3,

@@ -24,6 +24,7 @@ from milescli.doctor.hub_access import check_hub
 from milescli.doctor.masking import mask_environment, mask_secrets
 from milescli.doctor.node import Once, heavy_at_once, node_checks, this_machine, trial_checks
 from milescli.doctor.recipe_checks import recipe_checks
+from milescli.doctor.sandbox import check_sandbox
 from milescli.doctor.table import show_findings
 from milescli.platform.machine import Machine
 from milescli.platform.probe import probe
@@ -118,14 +119,15 @@ def all_checks(loaded: LoadedRecipe | None) -> list[Check]:
 
 
 def driver_checks(loaded: LoadedRecipe | None, machine: Callable[[], Machine]) -> list[Check]:
-    """Of the hub and the recipe: once, from where a run would be started."""
+    """Of hub, sandbox and recipe: once, from where a run would be started."""
     recipe = loaded.recipe if loaded else None
     hub = Check(
         name="hub",
         run=lambda: check_hub(recipe, environ=os.environ, token=saved_token()),
         timeout_s=60.0,
     )
-    return [hub, *([] if loaded is None else recipe_checks(loaded, machine=machine))]
+    sandbox = Check(name="sandbox", run=lambda: check_sandbox(recipe), timeout_s=120.0)
+    return [hub, sandbox, *([] if loaded is None else recipe_checks(loaded, machine=machine))]
 
 
 def report_findings(findings: Sequence[Finding], output: Output) -> None:

@@ -90,6 +90,28 @@ class JudgeSettings(Requests):
     error: the run stops."""
 
 
+class CodeSettings(Section):
+    """The reward `code`: how the code of a response is run, and what counts."""
+
+    score: Literal["all", "share"] = "all"
+    """all: 1 where every test is passed, else 0; share: the share that is."""
+    limit_s: PositiveFloat = 10.0
+    """Of one test."""
+    total_s: PositiveFloat = 60.0
+    """Of all tests of a response; those that are not done by then are not passed."""
+    memory_mib: Annotated[int, Field(ge=64)] = 512
+    """Of all processes of one test together, in MiB."""
+    concurrency: Annotated[int, Field(ge=1, le=128)] | None = None
+    """Responses at once; each takes about a core. null: as many as this machine has cores."""
+    packages: str | None = None
+    """A folder of modules that the code may import, read-only, e.g. the site-packages of an
+    environment with numpy and sympy; own: those that miles runs with; null: the standard library
+    alone."""
+    url: str | None = None
+    """Of a server of sandbox-fusion that runs the code instead of this machine:
+    http://HOST:8080."""
+
+
 class RewardModelSettings(Section):
     """The reward `reward_model`: a model with a score head scores."""
 

@@ -28,6 +28,7 @@ REWARDS = Registry(
         "f1": f"{_ROOM}.squad:f1",
         "instructions": f"{_ROOM}.instructions:instructions",
         "reasoning_gym": f"{_ROOM}.reasoning_gym_tasks:reasoning_gym",
+        "code": f"{_ROOM}.code:code",
         "judge": f"{_ROOM}.judge:judge",
         "remote": f"{_ROOM}.remote:remote",
         "reward_model": f"{_ROOM}.reward_model:reward_model",

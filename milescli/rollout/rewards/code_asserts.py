@@ -1,0 +1,205 @@
+"""Parts asserts: what is asked of a response's code, and what its values are held to afterwards,
+where the code is not. Pure; used by the reward `code`.
+
+`assert abs(area(2) - 12.57) < 0.01` becomes the question `area(2)`, asked beside the response's
+code, and `abs(_v0 - 12.57) < 0.01`, judged in another sandbox. What a test sets up from plain
+values is sent to the code only where a question needs it.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_OURS = frozenset({"solution", "main"})
+"""Modules that stand for the response."""
+_NOT_THERE = frozenset({"pytest", "unittest"})
+_CHAINS = (ast.Call, ast.Attribute, ast.Subscript)
+_SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
+Step = dict[str, Any]
+
+
+class Ungradable(ValueError):
+    """Says why an assert cannot be parted."""
+
+
+@dataclass(slots=True)
+class Parted:
+    """Steps of the harness."""
+
+    asked: list[Step] = field(default_factory=list)
+    """Beside the code of the response."""
+    judged: list[Step] = field(default_factory=list)
+    """Apart from it; of a `judge` the values are still to come: name -> step of `asked`."""
+
+    @property
+    def num_asserts(self) -> int:
+        """Of all tests."""
+        return sum("judge" in step for step in self.judged)
+
+
+def part(tests: Sequence[str]) -> Parted:
+    """All tests of a label. Raises Ungradable."""
+    parting = _Parting()
+    for number, text in enumerate(tests):
+        try:
+            body = ast.parse(text).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise Ungradable(f"assert {number + 1} is no Python: {error}") from None
+        for statement in _flat(body):
+            parting.add(statement)
+    if not parting.made.num_asserts:
+        raise Ungradable("it asserts nothing")
+    return parting.made
+
+
+def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """With the bodies of test functions in their places."""
+    for statement in body:
+        is_test = isinstance(statement, ast.FunctionDef) and statement.name.startswith("test")
+        if is_test and not statement.args.args and not statement.decorator_list:
+            yield from _flat(statement.body)
+        else:
+            yield statement
+
+
+@dataclass(slots=True)
+class _Parting:
+    """On the way through the statements of a label."""
+
+    made: Parted = field(default_factory=Parted)
+    known: set[str] = field(default_factory=lambda: set(dir(builtins)))
+    """Names that have the same value in both places."""
+    bound: set[str] = field(default_factory=set)
+    """Names of the tests, not of the response."""
+    own: list[tuple[frozenset[str], str]] = field(default_factory=list)
+    """Statements of plain values, which were not sent yet: the names in them, and their text."""
+
+    def add(self, statement: ast.stmt) -> None:
+        """One more."""
+        if isinstance(statement, ast.Assert):
+            self._assert(statement.test)
+            return
+        if any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
+            raise Ungradable(
+                f"an assert stands inside of `{ast.unparse(statement).splitlines()[0]}`, where it "
+                "cannot be parted from the values that it expects"
+            )
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            self._import(statement)
+            return
+        text, loaded, stored = ast.unparse(statement), _loaded(statement), _stored(statement)
+        self.bound |= stored
+        if loaded <= self.known | stored:
+            self.own.append((frozenset(loaded | stored), text))
+            self.made.judged.append({"do": text})
+            self.known |= stored
+        else:
+            self._send(loaded | stored)
+            self.known -= stored
+            self.made.asked.append({"do": text})
+
+    def _import(self, statement: ast.Import | ast.ImportFrom) -> None:
+        names = [alias.name for alias in statement.names]
+        module = statement.module or "" if isinstance(statement, ast.ImportFrom) else names[0]
+        if module.split(".")[0] in _OURS:
+            return
+        if module.split(".")[0] in _NOT_THERE:
+            raise Ungradable(f"it imports {module}, which is not in the sandbox")
+        stored = {(alias.asname or alias.name).split(".")[0] for alias in statement.names}
+        step = {"do": ast.unparse(statement)}
+        self.made.asked.append(step)
+        self.made.judged.append(step)
+        self.known |= stored
+        self.bound |= stored
+
+    def _send(self, names: set[str]) -> None:
+        """What a question needs of the tests' own values; from then on they may have changed."""
+        for mentioned, text in list(self.own):
+            if mentioned & names - set(dir(builtins)):
+                self.own.remove((mentioned, text))
+                self._send(set(mentioned))
+                self.made.asked.append({"do": text})
+                self.known -= _stored(ast.parse(text))
+
+    def _assert(self, test: ast.expr) -> None:
+        values: dict[str, int] = {}
+        try:
+            judged = self._parted(test, values, within=frozenset())
+        except _Bare:
+            judged = self._question(test, values)
+        self.made.judged.append({"judge": ast.unparse(judged), "values": values})
+
+    def _parted(
+        self, node: ast.AST, values: dict[str, int], *, within: frozenset[str]
+    ) -> ast.expr | Any:
+        """`node` with its questions replaced by names. `within`: names of comprehensions around."""
+        if not isinstance(node, ast.AST) or _loaded(node) <= self.known | within:
+            return node
+        if isinstance(node, _SCOPES):
+            within |= _stored(node) | {
+                one.arg for one in ast.walk(node) if isinstance(one, ast.arg)
+            }
+        operands = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        if self._is_foreign(node) or (operands and all(map(self._is_foreign, operands))):
+            if isinstance(node, ast.Name) and node.id not in self.bound:
+                raise _Bare  # a function or class of the response as such
+            if inner := _loaded(node) & within - self.bound:
+                raise Ungradable(
+                    f"`{ast.unparse(node)}` is called inside of a loop, over {', '.join(inner)}"
+                )
+            return self._question(node, values)
+        count = len(self.made.asked), dict(values)
+        try:
+            for name, child in ast.iter_fields(node):
+                if isinstance(child, list):
+                    parted = [self._parted(one, values, within=within) for one in child]
+                    setattr(node, name, parted)
+                else:
+                    setattr(node, name, self._parted(child, values, within=within))
+        except _Bare:
+            if not isinstance(node, ast.Call) or _loaded(node) & within:
+                raise
+            del self.made.asked[count[0] :]
+            values.clear()
+            values.update(count[1])
+            return self._question(node, values)
+        return node
+
+    def _is_foreign(self, node: ast.AST) -> bool:
+        """A name of the response or a chain of calls that begins with one."""
+        while isinstance(node, _CHAINS):
+            node = node.func if isinstance(node, ast.Call) else node.value
+        return isinstance(node, ast.Name) and node.id not in self.known
+
+    def _question(self, node: ast.expr, values: dict[str, int]) -> ast.expr:
+        self._send(_loaded(node))
+        name = f"_v{len(self.made.asked)}"
+        values[name] = len(self.made.asked)
+        self.made.asked.append({"value": ast.unparse(node)})
+        return ast.Name(id=name, ctx=ast.Load())
+
+
+class _Bare(Exception):
+    """A function of the response stands there without being called: the call around it is asked."""
+
+
+def _loaded(node: ast.AST) -> set[str]:
+    return {
+        one.id
+        for one in ast.walk(node)
+        if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Store)
+    } - {arg.arg for arg in ast.walk(node) if isinstance(arg, ast.arg)}
+
+
+def _stored(node: ast.AST) -> set[str]:
+    made = {
+        one.id
+        for one in ast.walk(node)
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+    }
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return made | {one.name for one in ast.walk(node) if isinstance(one, kinds)}

@@ -1,0 +1,108 @@
+"""A program that runs in the sandbox, for the reward `code`: it executes the response, then calls
+or evaluates what it is asked, and prints each value as it has it; or it judges asserts, without the
+response. Never imported by a run: its text is sent.
+
+Files beside it: `solution.py` (where there is a response), `steps.json`: {mark, limit_s, steps}.
+A step is {do: statements}, {value: expression}, {call: name, args}, or {judge: expression, values}.
+No expected value is among the steps of a response. Values are printed one a line:
+mark, number of the step, JSON as `encode` makes it.
+"""
+
+import collections.abc
+import itertools
+import json
+import os
+import signal
+import sys
+
+MAX_ITEMS = 100_000
+
+
+def encode(value):
+    """Plain values as JSON that keeps their kinds. Raises TypeError for all others."""
+    if value is None or isinstance(value, bool | str):
+        return value if type(value) in (bool, str, type(None)) else str(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    if isinstance(value, bytes | bytearray):
+        return {"bytes": list(value)}
+    if isinstance(value, list):
+        return [encode(item) for item in value]
+    if isinstance(value, collections.abc.Mapping):
+        return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
+    for kind, name in ((tuple, "tuple"), (frozenset, "frozenset"), (collections.abc.Set, "set")):
+        if isinstance(value, kind):
+            return {name: [encode(item) for item in value]}
+    if hasattr(value, "tolist"):  # of numpy
+        return encode(value.tolist())
+    if isinstance(value, collections.abc.Iterator | collections.deque | range):
+        return [encode(item) for item in itertools.islice(value, MAX_ITEMS)]
+    raise TypeError(f"no plain value: {type(value)}")
+
+
+def decode(value):
+    """What `encode` was given. Raises ValueError, TypeError where it made no such thing."""
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((name, items),) = value.items()
+    if name == "dict":
+        return {decode(key): decode(item) for key, item in items}
+    makers = {"tuple": tuple, "set": set, "frozenset": frozenset, "bytes": bytes}
+    if name == "complex":
+        return complex(*items)
+    return makers[name](items if name == "bytes" else map(decode, items))
+
+
+def main():
+    """See the module."""
+    with open("steps.json", encoding="utf-8") as file:
+        asked = json.load(file)
+    scope = {"__name__": "solution"}
+
+    def late(*_):
+        raise TimeoutError("it took too long")
+
+    signal.signal(signal.SIGALRM, late)
+    if os.path.exists("solution.py"):
+        with open("solution.py", encoding="utf-8") as file:
+            text = file.read()
+        signal.setitimer(signal.ITIMER_REAL, asked["limit_s"])
+        exec(compile(text, "solution.py", "exec", dont_inherit=True), scope)
+    for number, step in enumerate(asked["steps"]):
+        signal.setitimer(signal.ITIMER_REAL, asked["limit_s"])
+        try:
+            result = json.dumps(encode(_done(step, scope)))
+        except Exception as error:
+            sys.stderr.write(f"step {number}: {type(error).__name__}: {error}\n"[:500])
+            continue
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.stdout.flush()
+        line = f"\n{asked['mark']} {number} {result}\n".encode()
+        while line:
+            line = line[os.write(1, line) :]
+
+
+def _done(step, scope):
+    if "do" in step:
+        exec(compile(step["do"], "test", "exec", dont_inherit=True), scope)
+        return None
+    if "call" in step:
+        owner = scope.get("Solution")
+        function = scope.get(step["call"]) or getattr(owner(), step["call"])
+        return function(*step["args"])
+    if "judge" in step:
+        for name, value in step["values"].items():
+            scope[name] = decode(value)
+        return bool(eval(compile(step["judge"], "test", "eval", dont_inherit=True), scope))
+    return eval(compile(step["value"], "test", "eval", dont_inherit=True), scope)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""What a sandbox is: limits, what came of a run, and the protocol that every kind of it keeps.
+Nothing is run here; called by rewards, agents and the kinds themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Protocol
+
+Ended = Literal["exited", "timeout", "memory", "output", "killed"]
+"""exited: by itself, with any exit code; timeout: of wall or CPU time; memory, output: it took or
+printed more than it may; killed: by a signal, or for one of the other limits (see `Ran.why`)."""
+
+_MIB = 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of one run, or of a whole session; over all processes of it."""
+
+    wall_s: float = 10.0
+    """From the first instruction to the end of the last process."""
+    cpu_s: float = 10.0
+    """User and system time together."""
+    memory_bytes: int = 512 * _MIB
+    """Shared pages count once. One process that asks for much more gets a MemoryError."""
+    output_bytes: int = 1 * _MIB
+    """Standard output and error together. Of a session: of one cell, where it says nothing else."""
+    file_bytes: int = 64 * _MIB
+    """Written to the only folder that can be written, in at most 4096 files."""
+    num_processes: int = 16
+    """At once; threads count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What came of a run, or of a cell of a session."""
+
+    stdout: str
+    stderr: str
+    exit_code: int | None
+    """Of a cell 0, or 1 where it raised. None where it did not end by itself."""
+    ended: Ended
+    seconds: float
+    """Wall time inside of the sandbox, with its start."""
+    is_truncated: bool = False
+    """Output beyond the limit was thrown away."""
+    why: str = ""
+    """Which limit was reached; empty where it exited."""
+
+
+class Session(Protocol):
+    """A Python interpreter whose variables live from cell to cell. An async context manager."""
+
+    @property
+    def is_open(self) -> bool:
+        """False once it was closed, or a limit ended it: its variables are gone."""
+        ...
+
+    async def execute(
+        self, cell: str, *, wall_s: float = 10.0, output_bytes: int | None = None
+    ) -> Ran:
+        """As a REPL does: what the last expression gives is printed, where it is not None. One that
+        takes longer than `wall_s` is interrupted, and the session goes on where Python gets to hear
+        of it. Cells of one session run one at a time. Raises MilesError where it is not open."""
+        ...
+
+    async def close(self) -> None:
+        """End it, with all its processes. Idempotent."""
+        ...
+
+    async def __aenter__(self) -> Session: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class Sandbox(Protocol):
+    """Where code runs. Safe to use from any event loop and thread."""
+
+    @property
+    def kind(self) -> str:
+        """`bubblewrap`, `landlock` or `remote`."""
+        ...
+
+    async def run(
+        self,
+        code: str,
+        *,
+        stdin: str = "",
+        files: Mapping[str, str | bytes] | None = None,
+        limits: Limits = Limits(),  # frozen
+    ) -> Ran:
+        """`code` as a program of Python, in a folder with `files` (name below it -> content).
+        Whatever it does is told by `Ran`; raises MilesError only where the sandbox itself fails.
+        A caller that is cancelled ends the run."""
+        ...
+
+    async def open(
+        self,
+        *,
+        files: Mapping[str, str | bytes] | None = None,
+        limits: Limits = Limits(),  # frozen
+    ) -> Session:
+        """A session; `limits` are of all of it. Raises MilesError where there is none to be had."""
+        ...
+
+    def close(self) -> None:
+        """End everything that runs in it. Idempotent; a later run begins anew."""
+        ...

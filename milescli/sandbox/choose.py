@@ -1,0 +1,165 @@
+"""Which sandbox this machine has, by trying: bubblewrap, else Landlock, else none, with the reason.
+Called by who runs code of a model, and by `miles doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from milescli.core.errors import MachineError, MilesError
+from milescli.sandbox import landlock, seccomp
+from milescli.sandbox.base import Limits, Sandbox
+from milescli.sandbox.local import LocalSandbox
+from milescli.sandbox.remote import RemoteSandbox
+
+OWN_PACKAGES = "own"
+_INSTALL = "apt-get install -y bubblewrap"
+_TRIAL = "import os; print(6 * 7)"
+_TRIAL_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A sandbox, and why this one."""
+
+    sandbox: Sandbox
+    reason: str
+    fixes: tuple[str, ...] = ()
+    """Commands by which the machine would have a better one."""
+
+
+def choose(*, url: str | None = None, packages: str | None = None) -> Choice:
+    """The best that works here, tried once for each process; with `url` that server, untried.
+    `packages`: see LocalSandbox; `own`: of the environment that runs this. Not to be called in an
+    event loop. Raises MachineError where code of a model cannot be contained."""
+    if url:
+        return Choice(sandbox=RemoteSandbox(url), reason=f"rollout.code.url is {url}")
+    folder = sysconfig.get_path("purelib") if packages == OWN_PACKAGES else packages
+    if folder and not Path(folder).expanduser().is_dir():
+        raise MachineError(
+            "the packages for code of the model are not there",
+            why=f"{folder} is no folder",
+            fix=f"--set rollout.code.packages={OWN_PACKAGES}",
+        )
+    folder = folder and str(Path(folder).expanduser().resolve())
+    with _lock:
+        if folder not in _chosen:
+            _chosen[folder] = _choose(folder)
+        return _chosen[folder]
+
+
+def kinds() -> dict[str, Callable[[str | None], LocalSandbox]]:
+    """How each local kind is made here, the best first; not tried."""
+    bwrap = shutil.which("bwrap") or ""
+    return {
+        "bubblewrap": lambda packages: LocalSandbox("bubblewrap", bwrap=bwrap, packages=packages),
+        "landlock": lambda packages: LocalSandbox("landlock", packages=packages),
+    }
+
+
+def fault_of(kind: str, *, packages: str | None = None) -> MilesError | None:
+    """Why a kind does not work here; it is tried."""
+    if fault := _lacks(kind):
+        return fault
+    sandbox = kinds()[kind](packages)
+    try:
+        return _tried(sandbox)
+    finally:
+        sandbox.close()
+
+
+_chosen: dict[str | None, Choice] = {}
+_lock = threading.Lock()
+
+
+def _choose(packages: str | None) -> Choice:
+    faults = dict[str, MilesError]()
+    for kind, make in kinds().items():
+        fault = _lacks(kind)
+        sandbox = None if fault else make(packages)
+        if sandbox is not None and (fault := _tried(sandbox)):
+            sandbox.close()
+        if fault is None:
+            assert sandbox is not None, kind
+            found = [f"{name}: {_told(error)}" for name, error in faults.items()]
+            fixes = tuple(fix for error in faults.values() for fix in error.fixes)
+            whose = "another user for each run" if os.geteuid() == 0 else "our own user"
+            return Choice(
+                sandbox=sandbox, reason="; ".join([f"{kind} works, {whose}", *found]), fixes=fixes
+            )
+        faults[kind] = fault
+    raise MachineError(
+        "code of the model cannot be contained on this machine",
+        why="; ".join(f"{name}: {_told(error)}" for name, error in faults.items()),
+        fix=[
+            *dict.fromkeys(fix for error in faults.values() for fix in error.fixes),
+            "--set rollout.code.url=http://HOST:8080   # a server of sandbox-fusion",
+        ],
+    )
+
+
+def _told(error: MilesError) -> str:
+    return f"{error.what} ({error.why})"
+
+
+def _lacks(kind: str) -> MilesError | None:
+    """What is missing before a trial makes sense."""
+    if not sys.platform.startswith("linux") or not seccomp.supported():
+        return MachineError(
+            "there is no seccomp filter for it",
+            why=f"{sys.platform} on {os.uname().machine}; x86_64 and aarch64 Linux are known",
+            fix="run it on such a machine",
+        )
+    if kind == "landlock":
+        if landlock.version() > 0:
+            return None
+        why = "it is there since Linux 5.13, where `lsm=` of the boot parameters names it"
+        return MachineError("the kernel has no Landlock", why=why, fix=_as_root(_INSTALL))
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        return MachineError(
+            "bubblewrap is not installed", why="no `bwrap` in PATH", fix=_as_root(_INSTALL)
+        )
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        told = subprocess.run([bwrap, "--help"], capture_output=True, text=True, timeout=20.0)
+        if "--disable-userns" in told.stdout + told.stderr:
+            return None
+    return MachineError(
+        "bubblewrap is too old",
+        why=f"{bwrap} knows no --disable-userns, which 0.8.0 has",
+        fix=_as_root(f"{_INSTALL}   # from a newer release of the system"),
+    )
+
+
+def _tried(sandbox: LocalSandbox) -> MilesError | None:
+    try:
+        limits = Limits(wall_s=_TRIAL_S, cpu_s=_TRIAL_S)
+        result = asyncio.run(sandbox.run(_TRIAL, limits=limits))
+    except MilesError as error:
+        return MachineError(error.what, why=error.why, fix=_mends(error))
+    if result.stdout.strip() != "42":
+        return MachineError("its trial failed", why=f"{result}", fix=_mends(None))
+    return None
+
+
+def _mends(error: MilesError | None) -> list[str]:
+    """Of a jail that could not be made: mostly namespaces that are forbidden."""
+    if error is not None and any(fix.startswith("chmod") for fix in error.fixes):
+        return [_as_root(fix) for fix in error.fixes]
+    return [
+        _as_root("sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   # Ubuntu"),
+        "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined ...",
+    ]
+
+
+def _as_root(command: str) -> str:
+    return command if os.geteuid() == 0 else f"sudo {command}"

@@ -1,0 +1,337 @@
+"""The local kinds, from the driver's side: one warm supervisor, asked by frames over its pipes.
+Begun with the first run, begun anew where it died, ended with this process."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import base64
+import concurrent.futures
+import contextlib
+import itertools
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any
+
+from milescli.core.errors import AgentError, MachineError, MilesError, WaitTimeout, WorkerDied
+from milescli.sandbox.base import Limits, Ran
+from milescli.sandbox.jail import clear, closed_folders
+from milescli.sandbox.wire import read_frame, write_frame
+
+ROOT = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 60.0
+_SLACK_S = 90.0
+"""Beyond a run's own limits, on a busy machine, until we say that nothing came."""
+_CLOSING_S = 20.0
+_BOOT = (
+    "import json,sys;sys.path.insert(0,sys.argv[1]);"
+    "from milescli.sandbox.supervisor import main;main(json.loads(sys.argv[2]))"
+)
+_FIX = "miles doctor   # the check `sandbox` tries it"
+Reply = dict[str, Any]
+
+
+class LocalSandbox:
+    """By bubblewrap or Landlock; see `choose`."""
+
+    def __init__(self, kind: str, *, bwrap: str = "", packages: str | None = None) -> None:
+        """`packages`: a folder of modules that the code may import besides the standard library,
+        e.g. the site-packages of an environment that has numpy."""
+        self.kind = kind
+        self._config = {"kind": kind, "bwrap": bwrap, "packages": packages or "", **_interpreter()}
+        self._supervisor: _Supervisor | None = None
+        self._lock = threading.Lock()
+        _ALL.add(self)
+
+    async def run(
+        self,
+        code: str,
+        *,
+        stdin: str = "",
+        files: Mapping[str, str | bytes] | None = None,
+        limits: Limits = Limits(),
+    ) -> Ran:
+        """See Sandbox."""
+        asked = {"code": code, "stdin": stdin, "files": encoded(files), "limits": asdict(limits)}
+        supervisor = await self._warm()
+        return ran(await supervisor.ask({"op": "run", **asked}, bound_s=limits.wall_s + _SLACK_S))
+
+    async def open(
+        self,
+        *,
+        files: Mapping[str, str | bytes] | None = None,
+        limits: Limits = Limits(),
+    ) -> LocalSession:
+        """See Sandbox."""
+        supervisor = await self._warm()
+        asked = {"op": "open", "files": encoded(files), "limits": asdict(limits)}
+        number, reply = supervisor.send(asked)
+        await supervisor.wait(number, reply, bound_s=_SLACK_S)
+        return LocalSession(supervisor, number, limits)
+
+    def close(self) -> None:
+        """See Sandbox."""
+        with self._lock:
+            if self._supervisor is not None:
+                self._supervisor.close()
+            self._supervisor = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the supervisor; None where there is none now."""
+        return self._supervisor.process.pid if self._supervisor else None
+
+    async def _warm(self) -> _Supervisor:
+        supervisor = self._supervisor
+        if supervisor is not None and supervisor.lives:
+            return supervisor
+        return await asyncio.to_thread(self._begun)
+
+    def _begun(self) -> _Supervisor:
+        with self._lock:
+            if self._supervisor is None or not self._supervisor.lives:
+                if self._supervisor is not None:
+                    self._supervisor.close()
+                self._supervisor = _Supervisor(self._config)
+            return self._supervisor
+
+
+class LocalSession:
+    """See Session."""
+
+    def __init__(self, supervisor: _Supervisor, number: int, limits: Limits) -> None:
+        self._supervisor, self._number, self._limits = supervisor, number, limits
+        self._lock, self._is_open = asyncio.Lock(), True
+
+    @property
+    def is_open(self) -> bool:
+        """See Session."""
+        return self._is_open and self._supervisor.lives
+
+    async def execute(
+        self, cell: str, *, wall_s: float = 10.0, output_bytes: int | None = None
+    ) -> Ran:
+        """See Session."""
+        asked = {
+            "op": "cell",
+            "session": self._number,
+            "code": cell,
+            "wall_s": wall_s,
+            "output_bytes": output_bytes or self._limits.output_bytes,
+        }
+        async with self._lock:
+            if self._is_open:
+                try:
+                    reply = await self._supervisor.ask(asked, bound_s=wall_s + _SLACK_S)
+                except BaseException:
+                    self._end()  # what the cell has left behind cannot be told
+                    raise
+                if not reply.get("gone"):
+                    self._is_open = reply["lives"]
+                    return ran(reply)
+                self._is_open = False
+        raise AgentError(
+            "the session of the sandbox is not open",
+            why="it was closed, or reached a limit of its own "
+            f"({self._limits.wall_s:g} s in all, {self._limits.memory_bytes} bytes)",
+            fix="open another one, with larger `limits`",
+        )
+
+    async def close(self) -> None:
+        """See Session."""
+        if self._is_open and self._supervisor.lives:
+            self._is_open = False
+            with contextlib.suppress(MilesError):
+                asked = {"op": "close", "session": self._number}
+                await self._supervisor.ask(asked, bound_s=_CLOSING_S)
+
+    async def __aenter__(self) -> LocalSession:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def _end(self) -> None:
+        self._is_open = False
+        self._supervisor.send({"op": "cancel", "of": self._number})
+
+
+class _Supervisor:
+    """Its process, and the threads that write to it and read from it."""
+
+    def __init__(self, config: Mapping[str, str]) -> None:
+        """Raises MachineError where it cannot be had."""
+        self._numbers = itertools.count()
+        self._waiting: dict[int, concurrent.futures.Future[Reply]] = {}
+        self._frames: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
+        self._lock, self.lives = threading.Lock(), True
+        place = tempfile.gettempdir()
+        if os.geteuid() == 0 and closed_folders(place):
+            place = "/tmp"
+        self._folder = tempfile.mkdtemp(prefix="miles-sandbox-", dir=place)
+        ready: concurrent.futures.Future[Reply] = concurrent.futures.Future()
+        self._waiting[-1] = ready
+        self.process = subprocess.Popen(
+            [
+                f"{config['prefix']}/{config['python']}",
+                *("-I", "-S", "-c", _BOOT, str(ROOT)),
+                json.dumps({**config, "root": str(ROOT), "folder": self._folder}),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={},
+            cwd="/",
+            start_new_session=True,  # Ctrl-C is for the run, which ends this process
+        )
+        for work in (self._write, self._read):
+            threading.Thread(target=work, name="miles-sandbox", daemon=True).start()
+        self._require_ready(ready)
+
+    def send(self, message: Reply) -> tuple[int, concurrent.futures.Future[Reply]]:
+        """Its number, and what will come back."""
+        reply: concurrent.futures.Future[Reply] = concurrent.futures.Future()
+        with self._lock:
+            number = next(self._numbers)
+            if self.lives:
+                self._waiting[number] = reply
+            else:
+                reply.set_exception(_died())
+        self._frames.put({**message, "number": number})
+        return number, reply
+
+    async def ask(self, message: Reply, *, bound_s: float) -> Reply:
+        """The reply. Raises as `wait`."""
+        return await self.wait(*self.send(message), bound_s=bound_s)
+
+    async def wait(
+        self, number: int, reply: concurrent.futures.Future[Reply], *, bound_s: float
+    ) -> Reply:
+        """Of a message that was sent. Raises WorkerDied, WaitTimeout, and MachineError where the
+        jail failed; then, and where we are cancelled, what runs there is ended."""
+        try:
+            async with asyncio.timeout(bound_s):
+                value = await asyncio.wrap_future(reply)
+        except BaseException as error:
+            self.send({"op": "cancel", "of": number})
+            if isinstance(error, TimeoutError):
+                raise WaitTimeout(
+                    "the sandbox did not reply",
+                    why=f"its supervisor (process {self.process.pid}) was given {bound_s:g} s",
+                    fix=_FIX,
+                ) from None
+            raise
+        if "error" in value:
+            raise MachineError("the sandbox could not be made", why=value["error"], fix=_FIX)
+        return value
+
+    def close(self) -> None:
+        """End it, and all that runs in it."""
+        self._frames.put(None)
+        try:
+            self.process.wait(_CLOSING_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        clear(self._folder)
+
+    def _require_ready(self, ready: concurrent.futures.Future[Reply]) -> None:
+        try:
+            told = ready.result(START_TIMEOUT_S)
+        except (TimeoutError, WorkerDied):
+            self.process.kill()
+            assert self.process.stderr is not None
+            why = self.process.stderr.read(2000).decode("utf-8", "replace").strip()
+            self.close()
+            raise MachineError(
+                "the sandbox did not start", why=why or "its supervisor said nothing", fix=_FIX
+            ) from None
+        if closed := told.get("closed_folders"):
+            self.close()
+            raise MachineError(
+                "the sandbox cannot give each run a user of its own",
+                why=f"Python or its packages are below {closed}, which no other user may enter",
+                fix=f"chmod o+x {closed}",
+            )
+
+    def _write(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended: its reader says so
+            while (frame := self._frames.get()) is not None:
+                write_frame(self.process.stdin, frame)  # type: ignore[arg-type]
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        while (frame := read_frame(self.process.stdout)) is not None:  # type: ignore[arg-type]
+            with self._lock:
+                reply = self._waiting.pop(frame.pop("number"), None)
+            if reply is not None and reply.set_running_or_notify_cancel():
+                reply.set_result(frame)
+        with self._lock:
+            self.lives = False
+            waiting, self._waiting = list(self._waiting.values()), {}
+        self._frames.put(None)
+        for reply in waiting:
+            if reply.set_running_or_notify_cancel():
+                reply.set_exception(_died())
+
+
+def ran(reply: Reply) -> Ran:
+    """Of a reply of the supervisor."""
+    fields = ("stdout", "stderr", "exit_code", "ended", "seconds", "is_truncated", "why")
+    return Ran(**{name: reply[name] for name in fields})
+
+
+def encoded(files: Mapping[str, str | bytes] | None) -> dict[str, str]:
+    """As they travel. Raises ValueError where a name leads out of the folder."""
+    made = {}
+    for name, content in (files or {}).items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
+            raise ValueError(f"no name of a file in the sandbox: {name!r}")
+        raw = content.encode() if isinstance(content, str) else content
+        made[str(path)] = base64.b64encode(raw).decode()
+    return made
+
+
+def _died() -> WorkerDied:
+    return WorkerDied(
+        "the supervisor of the sandbox has ended",
+        why="nobody asked it to; what ran in it has ended with it",
+        fix="miles doctor   # how much memory is free? then start or resume the run",
+    )
+
+
+def _interpreter() -> dict[str, str]:
+    """The Python below any virtual environment."""
+    prefix = os.path.realpath(sys.base_prefix)
+    name = f"bin/python{sys.version_info[0]}.{sys.version_info[1]}"
+    return {"prefix": prefix, "python": name}
+
+
+_ALL: weakref.WeakSet[LocalSandbox] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for sandbox in list(_ALL):
+        sandbox.close()
+
+
+atexit.register(_close_all)

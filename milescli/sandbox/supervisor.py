@@ -1,0 +1,225 @@
+"""The warm process that starts every run of a driver: small, with an empty environment, ended with
+its driver. Standard library alone; a local sandbox starts one, and speaks to it by frames.
+
+Each message has a number and an `op`. `run` (code, stdin, files, limits) -> what came of it. `open`
+(files, limits) -> {opened}; then `cell` (session, code, wall_s, output_bytes), `close` (session).
+`cancel` (of: a number). A reply {error} means that the jail itself failed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from milescli.sandbox.contained import Contained, NotStarted, Printed
+from milescli.sandbox.jail import NUM_SLOTS, Jail, clear, filter_for, own_mounts, reachable
+from milescli.sandbox.seccomp import program
+from milescli.sandbox.wire import read_frame, write_frame
+
+_MEMORY_BYTES = 2 * 1024**3
+_STACK_BYTES = 512 * 1024
+_CELL_GRACE_S = 1.0
+"""For a cell that is interrupted to end by itself."""
+_ENDING_S = 15.0
+_ALONE_S = 1.0
+"""How often it is looked whether the driver is still there."""
+
+
+@dataclass(slots=True)
+class _Task:
+    """A run or a session, in a thread of its own."""
+
+    number: int
+    asked: dict[str, Any]
+    inbox: queue.SimpleQueue[dict[str, Any] | None] = field(default_factory=queue.SimpleQueue)
+    contained: Contained | None = None
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        """Whoever asked is gone."""
+        self.is_cancelled = True
+        if self.contained is not None:
+            self.contained.stop()
+
+
+class Supervisor:
+    """Threads of runs, and the way back."""
+
+    def __init__(self, jail: Jail) -> None:
+        self._jail = jail
+        self._lock = threading.Lock()
+        self._slots = list(range(NUM_SLOTS))
+        self._tasks: dict[int, _Task] = {}
+        self._threads: set[threading.Thread] = set()
+        self._filter = program()
+        self._out = os.fdopen(os.dup(1), "wb")
+
+    def reply(self, number: int, message: dict[str, Any]) -> None:
+        """To the driver; where it is gone, our own end is near."""
+        with self._lock, contextlib.suppress(OSError):
+            write_frame(self._out, {"number": number, **message})
+
+    def take(self, message: dict[str, Any]) -> None:
+        """One message of the driver's."""
+        number, op = message["number"], message["op"]
+        if op in ("run", "open"):
+            task = _Task(number, message)
+            thread = threading.Thread(target=self._live, args=(task,), daemon=True)
+            with self._lock:
+                self._tasks[number] = task
+                self._threads.add(thread)
+            thread.start()
+            return
+        task = self._tasks.get(message["of"] if op == "cancel" else message["session"])
+        if task is None:
+            if op != "cancel":
+                self.reply(number, {"gone": True})
+        elif op == "cancel":
+            task.cancel()
+        else:
+            task.inbox.put(message)
+            if task.contained is not None:
+                task.contained.wake()
+
+    def end(self) -> None:
+        """All that runs."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        deadline = time.monotonic() + _ENDING_S
+        for thread in list(self._threads):
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _live(self, task: _Task) -> None:
+        try:
+            slot = self._slots.pop()
+        except IndexError:
+            told = f"{NUM_SLOTS} runs and sessions are open, which is the most"
+            self._finish(task, {"error": told})
+            return
+        try:
+            result = self._run(task, slot)
+        except (NotStarted, OSError, ValueError) as error:
+            result = {"error": f"{type(error).__name__}: {error}"}
+        finally:
+            self._slots.append(slot)
+        self._finish(task, result)
+
+    def _finish(self, task: _Task, result: dict[str, Any]) -> None:
+        with self._lock:
+            self._tasks.pop(task.number, None)
+            self._threads.discard(threading.current_thread())
+        self.reply(task.number, result)
+        while not task.inbox.empty():
+            if message := task.inbox.get():
+                self.reply(message["number"], {"gone": True})
+
+    def _run(self, task: _Task, slot: int) -> dict[str, Any]:
+        asked = task.asked
+        asked["files"] = {name: base64.b64decode(text) for name, text in asked["files"].items()}
+        asked["filter"] = self._filter
+        is_session = asked["op"] == "open"
+        asked |= {"code": None, "stdin": ""} if is_session else {}
+        task.contained = contained = Contained(self._jail, asked, slot=slot)
+        try:
+            if task.is_cancelled:
+                contained.stop()
+            deadline = time.monotonic() + asked["limits"]["wall_s"]
+            if is_session:
+                return self._cells(task, contained, deadline=deadline)
+            printed = Printed(asked["limits"]["output_bytes"])
+            return contained.follow(printed, deadline=deadline)
+        finally:
+            contained.end()
+
+    def _cells(self, task: _Task, contained: Contained, *, deadline: float) -> dict[str, Any]:
+        """Until it is closed or must end; the reply to `open` comes before, with `opened`."""
+        self.reply(task.number, {"opened": True})
+        while True:
+            why = contained.idle(deadline=deadline) if task.inbox.empty() else ""
+            if why or task.is_cancelled:
+                return {"closed": why or "it was closed"}
+            if task.inbox.empty():
+                continue
+            message = task.inbox.get()
+            if message is None or message["op"] == "close":
+                self.reply(message["number"] if message else -1, {"closed": "it was closed"})
+                return {"closed": "it was closed"}
+            contained.send(message["code"], wall_s=message["wall_s"])
+            until = min(deadline, time.monotonic() + message["wall_s"] + _CELL_GRACE_S)
+            printed = Printed(message["output_bytes"])
+            result = contained.follow(printed, deadline=until, is_cell=True)
+            lives = result["why"] == "wall time of a cell" or (
+                result["ended"] == "exited" and contained.process.poll() is None
+            )
+            self.reply(message["number"], {**result, "lives": lives})
+            if not lives:
+                return {"closed": result["why"] or "its process has ended"}
+
+
+def main(config: dict[str, Any]) -> None:
+    """Until standard input ends, or the driver is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = hard if hard != resource.RLIM_INFINITY else 65536
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(most, 65536)), hard))
+    data_hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, data_hard))
+    threading.stack_size(_STACK_BYTES)
+    os.umask(0o077)
+    folder = config.pop("folder")
+    try:
+        _serve(_jail(config, folder=folder))
+    except PermissionError as error:
+        write_frame(sys.stdout.buffer, {"number": -1, "closed_folders": str(error)})
+    finally:
+        clear(folder)
+        os._exit(0)
+
+
+def _jail(config: dict[str, Any], *, folder: str) -> Jail:
+    """Raises PermissionError with the folders that are in the way."""
+    os.chmod(folder, 0o711)
+    has_mounts = os.geteuid() == 0 and own_mounts()
+
+    def seen(path: str, name: str) -> str:
+        return reachable(path, folder=folder, name=name, may_mount=has_mounts)
+
+    packages = config.pop("packages")
+    return Jail(
+        **config | {"prefix": seen(config["prefix"], "python")},
+        packages=seen(packages, "packages") if packages else "",
+        folder=folder,
+    )
+
+
+def _serve(jail: Jail) -> None:
+    supervisor = Supervisor(jail)
+    if jail.kind == "landlock":
+        filter_for(jail.uid_of(0))  # fails at once where it cannot be made
+    driver = os.getppid()
+
+    def leave(*_: object) -> None:
+        supervisor.end()
+        clear(jail.folder)
+        os._exit(0)
+
+    def look() -> None:
+        while os.getppid() == driver:
+            time.sleep(_ALONE_S)
+        leave()
+
+    signal.signal(signal.SIGTERM, leave)
+    threading.Thread(target=look, daemon=True).start()
+    supervisor.reply(-1, {"ready": True})
+    while (message := read_frame(sys.stdin.buffer)) is not None:
+        supervisor.take(message)
+    supervisor.end()

@@ -1,0 +1,30 @@
+"""Frames between a driver and its supervisor: a length and JSON, never pickle, as what is inside
+came from code of a model. Standard library alone; used by both sides."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, BinaryIO
+
+_SIZE = struct.Struct("<I")
+MAX_FRAME_BYTES = 1 << 30
+
+
+def write_frame(pipe: BinaryIO, message: dict[str, Any]) -> None:
+    """One message. Raises ValueError where it is too large, OSError where nobody reads."""
+    frame = json.dumps(message).encode()
+    if len(frame) > MAX_FRAME_BYTES:
+        raise ValueError(f"a message of {len(frame)} bytes")
+    pipe.write(_SIZE.pack(len(frame)) + frame)
+    pipe.flush()
+
+
+def read_frame(pipe: BinaryIO) -> dict[str, Any] | None:
+    """The next message; None where the pipe has ended."""
+    head = pipe.read(_SIZE.size)
+    if len(head) < _SIZE.size:
+        return None
+    size = _SIZE.unpack(head)[0]
+    frame = pipe.read(size) if size <= MAX_FRAME_BYTES else b""
+    return json.loads(frame) if len(frame) == size else None
