@@ -44,8 +44,8 @@ class Rollout(Section):
     """How a prompt becomes a sample: single_turn (one response); tools (turns of the model and of
     `tools`, until it calls none); or an import path `mypkg.agents:solve`."""
     tools: list[str] = Field(default=[])
-    """What the model may call, and is told of by its chat template: calculator, or import paths
-    `mypkg.tools:lookup`."""
+    """What the model may call, and is told of by its chat template: calculator; python (in a
+    sandbox, within `code`'s memory); or import paths `mypkg.tools:lookup`."""
     max_turns: Positive = 8
     """Of the model, in one episode with tools."""
     tool_timeout_s: PositiveFloat = 30.0
@@ -290,7 +290,8 @@ class Recipe(Section):
     def runs_code(self) -> bool:
         """Whether code of the model is run on this machine."""
         rewards = [*self.rollout.reward_weights, *(each.reward for each in self.data.mix or [])]
-        return "code" in rewards and not self.rollout.code.url
+        asked = "code" in rewards or "python" in self.rollout.tools
+        return asked and not self.rollout.code.url
 
     @property
     def engines_apart(self) -> int:

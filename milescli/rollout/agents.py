@@ -22,7 +22,13 @@ AGENTS = Registry(
     signature=("prompt", "session"),
     others=(("settings",),),
 )
-TOOLS = Registry("tool", {"calculator": "milescli.agents.calculator:calculator"})
+TOOLS = Registry(
+    "tool",
+    {
+        "calculator": "milescli.agents.calculator:calculator",
+        "python": "milescli.agents.python:Python",
+    },
+)
 """Functions, or classes of which each episode has one of its own."""
 
 
@@ -50,6 +56,13 @@ def tool_schemas(rollout: Rollout) -> list[Mapping[str, Any]]:
     """Of `rollout.tools`, in OpenAI's form. Raises RecipeError where one cannot be had, or does not
     say what it takes."""
     return [schema_of(tool, name=name) for name, tool in named_tools(rollout).items()]
+
+
+def require_tools(rollout: Rollout) -> None:
+    """Raises MilesError where a tool cannot work on this machine, or cannot be had."""
+    for tool in named_tools(rollout).values():
+        if require := getattr(tool, "require", None):
+            require(rollout)
 
 
 def named_tools(rollout: Rollout) -> dict[str, Any]:

@@ -1,0 +1,82 @@
+"""A tool that runs Python in the sandbox. Variables live on over the calls of an episode."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from milescli.recipe.schema import Rollout
+
+if TYPE_CHECKING:
+    from milescli.sandbox.base import Ran, Session
+
+_MIB = 1024**2
+_EPISODE_S = 3600.0
+"""Of an interpreter, all calls and the waits between them together."""
+_OF_TOOL_TIMEOUT = 0.8
+"""Of `rollout.tool_timeout_s`, for the code itself; the rest is for what is around it."""
+
+
+class Python:
+    """Run Python code and see what it prints, and the value of its last line. Variables live on."""
+
+    def __init__(self, settings: Rollout) -> None:
+        """Its limits are those of `rollout.code`."""
+        self._settings = settings
+        self._session: Session | None = None
+
+    async def __call__(self, code: str) -> str:
+        """Run Python code and see what it prints, and the value of its last line. Variables live
+        on.
+
+        Args:
+            code: one or more lines
+
+        Raises MachineError where there is no sandbox.
+        """
+        lost = ""
+        if self._session is not None and not self._session.is_open:
+            self._session, lost = None, "the interpreter was started anew; variables are gone\n"
+        if self._session is None:
+            self._session = await self._opened()
+        ran = await self._session.execute(
+            code,
+            wall_s=self._settings.tool_timeout_s * _OF_TOOL_TIMEOUT,
+            output_bytes=4 * self._settings.tool_output_characters,
+        )
+        return lost + told(ran)
+
+    async def close(self) -> None:
+        """End the interpreter, with all that it started."""
+        if self._session is not None:
+            await self._session.close()
+
+    @staticmethod
+    def require(settings: Rollout) -> None:
+        """Raises MachineError where code of the model cannot be contained here."""
+        from milescli.sandbox.choose import choose
+
+        choose(url=settings.code.url, packages=settings.code.packages)
+
+    async def _opened(self) -> Session:
+        from milescli.sandbox.base import Limits
+        from milescli.sandbox.choose import choose
+
+        code = self._settings.code
+        choice = await asyncio.to_thread(lambda: choose(url=code.url, packages=code.packages))
+        limits = Limits(
+            wall_s=_EPISODE_S,
+            cpu_s=self._settings.tool_timeout_s * self._settings.max_turns,
+            memory_bytes=code.memory_mib * _MIB,
+        )
+        return await choice.sandbox.open(limits=limits)
+
+
+def told(ran: Ran) -> str:
+    """What a model is told of a run."""
+    parts = [ran.stdout.rstrip("\n"), ran.stderr.rstrip("\n")]
+    if ran.why:
+        parts.append(f"error: {ran.why}")
+    elif ran.is_truncated:
+        parts.append("error: the rest of the output was thrown away")
+    return "\n".join(part for part in parts if part) or "(it printed nothing)"
