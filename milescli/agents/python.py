@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import TYPE_CHECKING
 
 from milescli.recipe.schema import Rollout
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 _MIB = 1024**2
 _EPISODE_S = 3600.0
 """Of an interpreter, all calls and the waits between them together."""
+MAX_OPEN = 128
+"""Interpreters of a driver at once, a process of about 10 MiB each; further episodes wait."""
 _OF_TOOL_TIMEOUT = 0.8
 """Of `rollout.tool_timeout_s`, for the code itself; the rest is for what is around it."""
 
@@ -24,6 +27,13 @@ class Python:
         """Its limits are those of `rollout.code`."""
         self._settings = settings
         self._session: Session | None = None
+        self._slot: asyncio.Semaphore | None = None
+
+    async def open(self) -> None:
+        """Wait until there is room for one more interpreter."""
+        slot = _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_OPEN))
+        await slot.acquire()
+        self._slot = slot
 
     async def __call__(self, code: str) -> str:
         """Run Python code and see what it prints, and the value of its last line. Variables live
@@ -48,8 +58,13 @@ class Python:
 
     async def close(self) -> None:
         """End the interpreter, with all that it started."""
-        if self._session is not None:
-            await self._session.close()
+        try:
+            if self._session is not None:
+                await self._session.close()
+        finally:
+            if self._slot is not None:
+                self._slot.release()
+            self._slot = None
 
     @staticmethod
     def require(settings: Rollout) -> None:
@@ -70,6 +85,11 @@ class Python:
             memory_bytes=code.memory_mib * _MIB,
         )
         return await choice.sandbox.open(limits=limits)
+
+
+_slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def told(ran: Ran) -> str:

@@ -80,7 +80,7 @@ class ToolBox:
         if call.name not in self.kit.tools:
             raise ValueError(f"there is no tool {call.name}, only {', '.join(self.kit.tools)}")
         arguments = self._arguments(call)
-        function, bound_s = self._function(call.name), self.kit.settings.tool_timeout_s
+        function, bound_s = await self._function(call.name), self.kit.settings.tool_timeout_s
         try:
             async with asyncio.timeout(bound_s):
                 if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -94,12 +94,15 @@ class ToolBox:
         self.kit.records[call.name].has_worked = True
         return value if isinstance(value, str) else json.dumps(value, default=str)
 
-    def _function(self, name: str) -> Any:
+    async def _function(self, name: str) -> Any:
         tool = self.kit.tools[name]
         if not inspect.isclass(tool):
             return tool
         if name not in self._opened:
-            self._opened[name] = tool(self.kit.settings)
+            made = tool(self.kit.settings)
+            if (begin := getattr(made, "open", None)) is not None:
+                await begin()  # it may wait for others, which is no fault of the call
+            self._opened[name] = made
         return self._opened[name]
 
     def _arguments(self, call: ToolCall) -> Mapping[str, Any]:

@@ -87,6 +87,29 @@ def test_episodes_know_nothing_of_each_other() -> None:
     played(play)
 
 
+def test_more_episodes_than_there_is_room_for_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("milescli.agents.python.MAX_OPEN", 2)
+    at_once: list[int] = []
+
+    async def episode(running: set[int], number: int) -> None:
+        tool = Python(Rollout(tools=["python"]))
+        await tool.open()
+        running.add(number)
+        at_once.append(len(running))
+        assert await tool(code=f"{number} * 2") == str(number * 2)
+        running.discard(number)
+        await tool.close()
+
+    async def run() -> None:
+        running: set[int] = set()
+        await asyncio.gather(*(episode(running, number) for number in range(6)))
+
+    asyncio.run(run())
+    assert max(at_once) == 2
+
+
 def test_the_machine_is_out_of_reach() -> None:
     async def play(tool: Python) -> None:
         read = await tool(code="open('/etc/shadow').read()")
