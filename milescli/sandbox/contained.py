@@ -71,7 +71,7 @@ class Contained:
         self._selector = selectors.DefaultSelector()
         self._leash = self.control = self._process_fd = -1
         self._pump: list[bytes] = []
-        self._printed = Printed(self.limits["output_bytes"])
+        self.printed = Printed(self.limits["output_bytes"])
         try:
             self._start(asked, slot)
             self._await_begin()
@@ -79,10 +79,10 @@ class Contained:
             self.end()
             raise
 
-    def follow(self, printed: Printed, *, deadline: float, is_cell: bool = False) -> dict[str, Any]:
-        """Until it ends, a limit is reached, or, of a cell, until it is done; then a reply. All but
-        a cell that is done should be ended."""
-        self._printed, began = printed, time.monotonic()
+    def follow(self, *, deadline: float, is_cell: bool = False) -> dict[str, Any]:
+        """Until it ends, a limit is reached, or, of a cell, until it is done; then a reply with
+        what was `printed`. All but a cell that is done should be ended."""
+        printed, began = self.printed, time.monotonic()
         ended, why, exit_code = "", "", None
         looked = 0.0
         while not ended:
@@ -117,7 +117,7 @@ class Contained:
     def idle(self, *, deadline: float) -> str:
         """Between two cells: empty as soon as there is something to do, or why it must end. What is
         printed meanwhile belongs to the next cell."""
-        self._printed = Printed(self.limits["output_bytes"])
+        self.printed = Printed(self.limits["output_bytes"])
         looked = 0.0
         while True:
             now = time.monotonic()
@@ -225,7 +225,7 @@ class Contained:
         while (happened := self._happened(LOOK_S)) != BEGUN:
             if happened == "exited" or self._stopped or time.monotonic() > deadline:
                 self._drain(LOOK_S)
-                told = self._printed.told()["stderr"].strip()
+                told = self.printed.told()["stderr"].strip()
                 raise NotStarted(told[-2000:] or "it said nothing")
 
     def _happened(self, timeout_s: float) -> str | bytes:
@@ -247,7 +247,7 @@ class Contained:
     def _take(self, key: selectors.SelectorKey) -> bool:
         piece = os.read(key.fd, 1 << 16)
         if piece:
-            self._printed.add(key.data, piece)
+            self.printed.add(key.data, piece)
         else:
             self._selector.unregister(key.fileobj)
         return bool(piece)
@@ -287,7 +287,7 @@ class Contained:
             ]
             for key in ready:
                 self._take(key)
-            if (not ready and bound_s == 0) or time.monotonic() > deadline or self._printed.is_over:
+            if (not ready and bound_s == 0) or time.monotonic() > deadline or self.printed.is_over:
                 return
 
     def _woken(self) -> bool:

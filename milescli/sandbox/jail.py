@@ -28,7 +28,7 @@ from milescli.sandbox.processes import tasks_of_user
 
 PYTHON_INSIDE, PACKAGES_INSIDE, FOLDER_INSIDE = "/opt/python", "/opt/packages", "/tmp"
 DEVICES = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/full"]
-_SYSTEM = ["/usr", "/lib", "/lib64", "/lib32"]
+_SYSTEM = ["/usr", "/bin", "/lib", "/lib64", "/lib32"]
 _SETTINGS = ["/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives"]
 _FIRST_UID, _NUM_GROUPS = 60_000, 20
 NUM_SLOTS = 256
@@ -163,6 +163,8 @@ def reachable(path: str, *, folder: str, name: str, may_mount: bool) -> str:
     closed = closed_folders(path) if os.geteuid() == 0 else []
     if not closed:
         return path
+    if str(Path(path).resolve()) == closed[-1]:
+        raise PermissionError(" ".join(closed))  # bound elsewhere it would be closed, too
     place = f"{folder}/{name}"
     os.mkdir(place)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -191,9 +193,11 @@ def remove(folder: str) -> None:
     try:
         shutil.rmtree(folder)
     except (OSError, RecursionError):
-        for command in (["chmod", "-R", "u+rwX", folder], ["rm", "-rf", folder]):
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(command, env=_TOOLS, timeout=60.0, stderr=subprocess.DEVNULL)
+        for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+            if os.path.lexists(folder):
+                with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                    nothing = subprocess.DEVNULL
+                    subprocess.run([*command, folder], env=_TOOLS, timeout=60.0, stderr=nothing)
 
 
 def own_mounts() -> bool:

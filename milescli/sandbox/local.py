@@ -47,7 +47,7 @@ class LocalSandbox:
     def __init__(self, kind: str, *, bwrap: str = "", packages: str | None = None) -> None:
         """`packages`: a folder of modules that the code may import besides the standard library,
         e.g. the site-packages of an environment that has numpy."""
-        self.kind = kind
+        self.kind, self.bwrap = kind, bwrap
         self._config = {"kind": kind, "bwrap": bwrap, "packages": packages or "", **_interpreter()}
         self._supervisor: _Supervisor | None = None
         self._lock = threading.Lock()
@@ -85,6 +85,11 @@ class LocalSandbox:
             if self._supervisor is not None:
                 self._supervisor.close()
             self._supervisor = None
+
+    @property
+    def folder(self) -> str | None:
+        """Of the supervisor: of Landlock each run has one in it."""
+        return self._supervisor.folder if self._supervisor else None
 
     @property
     def pid(self) -> int | None:
@@ -183,14 +188,14 @@ class _Supervisor:
         place = tempfile.gettempdir()
         if os.geteuid() == 0 and closed_folders(place):
             place = "/tmp"
-        self._folder = tempfile.mkdtemp(prefix="miles-sandbox-", dir=place)
+        self.folder = tempfile.mkdtemp(prefix="miles-sandbox-", dir=place)
         ready: concurrent.futures.Future[Reply] = concurrent.futures.Future()
         self._waiting[-1] = ready
         self.process = subprocess.Popen(
             [
                 f"{config['prefix']}/{config['python']}",
                 *("-I", "-S", "-c", _BOOT, str(ROOT)),
-                json.dumps({**config, "root": str(ROOT), "folder": self._folder}),
+                json.dumps({**config, "root": str(ROOT), "folder": self.folder}),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -248,7 +253,7 @@ class _Supervisor:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        clear(self._folder)
+        clear(self.folder)
 
     def _require_ready(self, ready: concurrent.futures.Future[Reply]) -> None:
         try:

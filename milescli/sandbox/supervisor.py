@@ -40,7 +40,7 @@ class _Task:
 
     number: int
     asked: dict[str, Any]
-    inbox: queue.SimpleQueue[dict[str, Any] | None] = field(default_factory=queue.SimpleQueue)
+    inbox: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     contained: Contained | None = None
     is_cancelled: bool = False
 
@@ -119,8 +119,7 @@ class Supervisor:
             self._threads.discard(threading.current_thread())
         self.reply(task.number, result)
         while not task.inbox.empty():
-            if message := task.inbox.get():
-                self.reply(message["number"], {"gone": True})
+            self.reply(task.inbox.get()["number"], {"gone": True})
 
     def _run(self, task: _Task, slot: int) -> dict[str, Any]:
         asked = task.asked
@@ -135,8 +134,7 @@ class Supervisor:
             deadline = time.monotonic() + asked["limits"]["wall_s"]
             if is_session:
                 return self._cells(task, contained, deadline=deadline)
-            printed = Printed(asked["limits"]["output_bytes"])
-            return contained.follow(printed, deadline=deadline)
+            return contained.follow(deadline=deadline)
         finally:
             contained.end()
 
@@ -150,13 +148,13 @@ class Supervisor:
             if task.inbox.empty():
                 continue
             message = task.inbox.get()
-            if message is None or message["op"] == "close":
-                self.reply(message["number"] if message else -1, {"closed": "it was closed"})
+            if message["op"] == "close":
+                task.inbox.put(message)  # answered when all has ended
                 return {"closed": "it was closed"}
             contained.send(message["code"], wall_s=message["wall_s"])
             until = min(deadline, time.monotonic() + message["wall_s"] + _CELL_GRACE_S)
-            printed = Printed(message["output_bytes"])
-            result = contained.follow(printed, deadline=until, is_cell=True)
+            contained.printed = Printed(message["output_bytes"])
+            result = contained.follow(deadline=until, is_cell=True)
             lives = result["why"] == "wall time of a cell" or (
                 result["ended"] == "exited" and contained.process.poll() is None
             )

@@ -1,0 +1,79 @@
+"""Tests of the end of a driver: whatever it dies of, nothing that it began goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from milescli.sandbox.local import ROOT, LocalSandbox
+from milescli.sandbox.processes import descendants_of
+
+DRIVER = """
+import asyncio, sys
+from milescli.sandbox.base import Limits
+from milescli.sandbox.local import LocalSandbox
+async def main():
+    sandbox = LocalSandbox(sys.argv[1], bwrap=sys.argv[2])
+    code = "import os, time\\nos.fork(); os.setsid if os.fork() else 0\\ntime.sleep(300)"
+    runs = [asyncio.create_task(sandbox.run(code, limits=Limits(wall_s=300))) for _ in range(2)]
+    await sandbox.run("pass")
+    await asyncio.sleep(0.5)
+    print(sandbox.pid, sandbox.folder, flush=True)
+    await asyncio.gather(*runs)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_driver_that_ends_takes_everything_with_it(
+    sandbox: LocalSandbox, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-c", DRIVER, sandbox.kind, sandbox.bwrap]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
+    ) as driver:
+        assert driver.stdout is not None
+        pid, folder = driver.stdout.readline().split()
+        below = [int(pid), *descendants_of(int(pid))]
+        assert len(below) > 4
+        driver.send_signal(number)
+        driver.wait(30)
+    assert _gone(below)
+    assert not Path(folder).exists()
+
+
+def test_a_supervisor_that_is_killed_takes_its_runs_with_it(sandbox: LocalSandbox) -> None:
+    command = [sys.executable, "-c", DRIVER, sandbox.kind, sandbox.bwrap]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
+    ) as driver:
+        assert driver.stdout is not None
+        pid = int(driver.stdout.readline().split()[0])
+        below = descendants_of(pid)
+        os.kill(pid, signal.SIGKILL)
+        assert _gone(below)
+        driver.wait(30)
+
+
+def _gone(pids: list[int]) -> bool:
+    """Within a bound; a zombie is gone."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if not any(map(_lives, pids)):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
