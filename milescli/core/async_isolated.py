@@ -76,6 +76,11 @@ class AsyncIsolated:
             for task in list(answering):
                 task.cancel()
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process; None where there is none now."""
+        return self._process.pid if self._process is not None else None
+
     def close(self) -> None:
         """End the process; a later call begins another."""
         if self._process is not None:

@@ -50,11 +50,15 @@ async def parse_there(
     """Raises RecipeError for a name that SGLang does not know."""
     tool_parser, reasoning_parser = _parsers(form)
     reasoning, content = None, text
-    if reasoning_parser is not None:
-        reasoning, content = _reasoning(reasoning_parser, text, prompt_end)
-    if tool_parser is None or not tools:
-        return Parsed(content=content, reasoning=reasoning)
-    return _calls(tool_parser, content, reasoning, tools)
+    try:
+        if reasoning_parser is not None:
+            reasoning, content = _reasoning(reasoning_parser, text, prompt_end)
+        if tool_parser is None or not tools:
+            return Parsed(content=content, reasoning=reasoning)
+        return _calls(tool_parser, content, reasoning, tools)
+    except Exception as error:  # of whatever a model writes; each family's parser has its own
+        why = f"{type(error).__name__}: {error}"
+        return Parsed(content=content, reasoning=reasoning, malformed=why)
 
 
 @cache
@@ -122,11 +126,7 @@ def _calls(
     parser = FunctionCallParser(_validated(json.dumps(list(tools))), name)
     if not parser.has_tool_call(text):
         return Parsed(content=text, reasoning=reasoning)
-    try:
-        content, items = parser.parse_non_stream(text)
-    except Exception as error:  # of whatever a model writes; each family's parser has its own
-        why = f"{type(error).__name__}: {error}"
-        return Parsed(content=text, reasoning=reasoning, malformed=why)
+    content, items = parser.parse_non_stream(text)
     calls = [ToolCall(name=item.name or "", arguments=item.parameters) for item in items]
     if not calls:
         why = "a tool call was begun that could not be read as one"

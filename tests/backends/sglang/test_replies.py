@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -158,6 +160,13 @@ def test_auto_knows_a_family_by_its_template(replies: Replies) -> None:
     unknown = replies.parse(QWEN, tool_parser="auto", template="{{ messages }}")
     assert len(known.calls) == 1
     assert unknown.content == QWEN and not unknown.calls
+
+
+def test_a_process_that_was_killed_is_replaced(replies: Replies) -> None:
+    replies.parse("so")
+    assert replies.last is not None and replies.last.process.pid is not None
+    os.kill(replies.last.process.pid, signal.SIGKILL)
+    assert len(replies.parse(QWEN, tool_parser="qwen25").calls) == 1
 
 
 def test_a_name_that_sglang_does_not_have_is_refused_with_a_near_one(replies: Replies) -> None:
