@@ -22,7 +22,7 @@ from milescli.recipe.data import Data
 from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape
-from milescli.rollout.agents import require_tools, tool_schemas
+from milescli.rollout.agents import tool_schemas
 from milescli.rollout.example_rows import Kind, RowField
 from milescli.rollout.examples import ExampleReport, Examples, load_examples
 from milescli.rollout.mix import MixedPrompts
@@ -121,7 +121,6 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
     """
     for rollout in rollouts_of(recipe):
         load_rewards(rollout)
-    require_tools(recipe.rollout)
     data = with_local_files(recipe.data, run, recipe.run.seed, output=output)
     model_dir = _model_folder(recipe, run, data, output=output)
     tokenizer = load_tokenizer(

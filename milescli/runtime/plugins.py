@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from milescli.backends.megatron.layer_specs import LAYER_SPECS
+from milescli.backends.sglang.reply_names import check_parsers
 from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Recipe
+from milescli.rollout.agents import require_tools, tool_schemas
 from milescli.rollout.curriculum import load_curriculum
 from milescli.rollout.episode import load_agent
 from milescli.rollout.evaluations import load_evaluation
@@ -41,6 +43,9 @@ def check_at_once(recipe: Recipe) -> None:
     that is known. Raises as `load_plugins`."""
     load_rewards(recipe.rollout)
     load_agent(recipe.rollout)
+    tool_schemas(recipe.rollout)
+    require_tools(recipe.rollout)
+    check_parsers(recipe.rollout)
     load_filter(recipe.rollout.filter)
     load_sample_filter(recipe.rollout.sample_filter)
     load_shaping(recipe.rollout.shaping)

@@ -14,11 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from milescli.core.errors import RecipeError
-from milescli.core.nearest import nearest
+from milescli.backends.sglang.reply_names import AUTO, NONE, no_parser
 from milescli.rollout.base import Parsed, ToolCall
 
-AUTO, NONE = "auto", "none"
 _CPU_PATH = Path(__file__).parent / "cpu_path"
 """Stands in for packages that SGLang imports and that a computer without a GPU lacks."""
 
@@ -91,11 +89,7 @@ def _parsers(form: ReplyForm) -> tuple[str | None, str | None]:
         elif name in known:
             found.append(name)
         else:
-            raise RecipeError(
-                f"SGLang knows no parser `{name}`",
-                why=f"`rollout.{key}` is {AUTO}, {NONE} or one of {', '.join(sorted(known))}",
-                fix=f"--set rollout.{key}={nearest(name, known) or AUTO}",
-            )
+            raise no_parser(name, key=key, known=known)
     return found[0], found[1]
 
 
