@@ -30,13 +30,16 @@ class Registry:
         *,
         signature: tuple[str, ...] = (),
         others: tuple[tuple[str, ...], ...] = (),
+        in_list: bool = False,
     ) -> None:
         """`kind` as the user knows it ("reward"); `signature`: names of the parameters that a
-        plug-in must accept; `others`: such as it may accept instead."""
+        plug-in must accept; `others`: such as it may accept instead; `in_list`: the recipe's key
+        takes several."""
         self.kind = kind
         self.builtin = dict(builtin)
         self.signature = signature
         self.others = others
+        self.in_list = in_list
 
     def names(self) -> list[str]:
         """Built-in names and those of installed plug-ins."""
@@ -75,7 +78,7 @@ class Registry:
             raise RecipeError(
                 f"no {self.kind} is called `{name}`",
                 why=f"`{key}` must be {one_of}an import path like `mypkg.module:name`",
-                fix=f"--set {key}={guess}",
+                fix=f"--set '{key}=[{guess}]'" if self.in_list else f"--set {key}={guess}",
             )
         return path
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from milescli.core.isolated import Isolated
 from milescli.core.registry import Registry
 from milescli.recipe.schema import Rollout
-from milescli.rollout.agents import AGENTS, TOOLS
+from milescli.rollout.agents import AGENTS
 from milescli.rollout.contract import EXAMPLES, check_agent, check_reward
 from milescli.rollout.episode import load_agent
 from milescli.rollout.generations import GENERATIONS
@@ -47,7 +47,7 @@ class PlugPoint:
 
     def setting(self, path: str) -> str:
         """As `--set` takes it."""
-        if self.registry is TOOLS:
+        if self.registry.in_list:
             return f"{self.key}=[{path}]"
         return f"{self.key}={TASK_PREFIX if self.registry is ROWS else ''}{path}"
 

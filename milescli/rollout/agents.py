@@ -28,6 +28,7 @@ TOOLS = Registry(
         "calculator": "milescli.agents.calculator:calculator",
         "python": "milescli.agents.python:Python",
     },
+    in_list=True,
 )
 """Functions, or classes of which each episode has one of its own."""
 

@@ -93,5 +93,6 @@ def test_values_are_held_against_plain_types(value: object, name: str, is_fit: b
 def test_tools_are_named_by_the_recipe() -> None:
     (schema,) = tool_schemas(Rollout(tools=["calculator"]))
     assert schema["function"]["name"] == "calculator"
-    with pytest.raises(RecipeError, match="no tool is called `calculater`"):
+    with pytest.raises(RecipeError, match="no tool is called `calculater`") as caught:
         tool_schemas(Rollout(tools=["calculater"]))
+    assert caught.value.fixes == ["--set 'rollout.tools=[calculator]'"]
