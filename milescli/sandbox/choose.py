@@ -138,20 +138,22 @@ def _lacks(kind: str) -> MilesError | None:
         return MachineError(
             "bubblewrap is not installed", why="no `bwrap` in PATH", fix=_as_root(_INSTALL)
         )
-    if os.geteuid() == 0 and not sees_processes():
-        return MachineError(
-            "root may not look into other users' processes",
-            why="without CAP_SYS_PTRACE the files that a run makes in memory cannot be counted",
-            fix="docker run --cap-add SYS_PTRACE ...",
-        )
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         told = subprocess.run([bwrap, "--help"], capture_output=True, text=True, timeout=20.0)
         if "--disable-userns" in told.stdout + told.stderr:
-            return None
+            return None if os.geteuid() != 0 or sees_processes() else _blind()
     return MachineError(
         "bubblewrap is too old",
         why=f"{bwrap} knows no --disable-userns, which 0.8.0 has",
         fix=_as_root(f"{_INSTALL}   # from a newer release of the system"),
+    )
+
+
+def _blind() -> MilesError:
+    return MachineError(
+        "root may not look into other users' processes",
+        why="without CAP_SYS_PTRACE the files that a run makes in memory cannot be counted",
+        fix="docker run --cap-add SYS_PTRACE ...",
     )
 
 
