@@ -43,7 +43,7 @@ class Ran:
     """Of a cell 0, or 1 where it raised. None where it did not end by itself."""
     ended: Ended
     seconds: float
-    """Wall time inside of the sandbox, with its start."""
+    """Wall time inside of the sandbox, without its start."""
     is_truncated: bool = False
     """Output beyond the limit was thrown away."""
     why: str = ""

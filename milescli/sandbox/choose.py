@@ -25,6 +25,7 @@ OWN_PACKAGES = "own"
 _INSTALL = "apt-get install -y bubblewrap"
 _TRIAL = "import os; print(6 * 7)"
 _TRIAL_S = 30.0
+_SYS_PTRACE = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,14 @@ def fault_of(kind: str, *, packages: str | None = None) -> MilesError | None:
         return _tried(sandbox)
     finally:
         sandbox.close()
+
+
+def sees_processes() -> bool:
+    """Whether this process may look into those of other users, as root mostly may."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> _SYS_PTRACE & 1)
+    return False
 
 
 _chosen: dict[str | None, Choice] = {}
@@ -132,11 +141,19 @@ def _lacks(kind: str) -> MilesError | None:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         told = subprocess.run([bwrap, "--help"], capture_output=True, text=True, timeout=20.0)
         if "--disable-userns" in told.stdout + told.stderr:
-            return None
+            return None if os.geteuid() != 0 or sees_processes() else _blind()
     return MachineError(
         "bubblewrap is too old",
         why=f"{bwrap} knows no --disable-userns, which 0.8.0 has",
         fix=_as_root(f"{_INSTALL}   # from a newer release of the system"),
+    )
+
+
+def _blind() -> MilesError:
+    return MachineError(
+        "root may not look into other users' processes",
+        why="without CAP_SYS_PTRACE the files that a run makes in memory cannot be counted",
+        fix="docker run --cap-add SYS_PTRACE ...",
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -16,7 +17,13 @@ from typing import Any
 
 from milescli.sandbox.inside import BEGUN, DONE, TIMED_OUT
 from milescli.sandbox.jail import FOLDER_INSIDE, Jail, remove
-from milescli.sandbox.processes import cpu_s_of, descendants_of, memory_of, num_tasks_of
+from milescli.sandbox.processes import (
+    children_of,
+    cpu_s_of,
+    descendants_of,
+    memory_of,
+    num_tasks_of,
+)
 from milescli.sandbox.warden import SIGNAL_BASE
 
 LOOK_S = 0.02
@@ -69,12 +76,15 @@ class Contained:
         self._wake, self._stopped = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), False
         self._has_woken = False
         self._selector = selectors.DefaultSelector()
-        self._leash = self.control = self._process_fd = -1
+        self._leash = self.control = self._process_fd = self._first_fd = -1
         self._pump: list[bytes] = []
         self.printed = Printed(self.limits["output_bytes"])
         try:
             self._start(asked, slot)
             self._await_begin()
+            if jail.kind == "bubblewrap":  # with its first process all of the namespace dies
+                for pid in children_of(self.process.pid):
+                    self._first_fd = os.pidfd_open(pid)
         except BaseException:
             self.end()
             raise
@@ -159,6 +169,7 @@ class Contained:
         process = getattr(self, "process", None)
         if process is not None:
             self._kill(process)
+        self._end_first()
         for descriptor in (self._leash, self.control, self._wake, self._process_fd):
             if descriptor != -1:
                 os.close(descriptor)
@@ -169,6 +180,18 @@ class Contained:
             process.stderr.close()
         if self._folder:
             remove(self._folder)
+
+    def _end_first(self) -> None:
+        """Of a namespace, which bubblewrap does not wait for; it is gone after all others."""
+        if self._first_fd == -1:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._first_fd, signal.SIGKILL)
+        ends = select.poll()
+        ends.register(self._first_fd, select.POLLIN)
+        ends.poll(1000 * _DRAIN_S)
+        os.close(self._first_fd)
+        self._first_fd = -1
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         if self._leash != -1:

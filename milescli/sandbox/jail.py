@@ -40,6 +40,8 @@ _BOOT = (
 _WARD = "import sys;sys.path.insert(0,{!r});from milescli.sandbox.warden import main;main()"
 _OPTIONS = ["-I", "-S", "-B", "-X", "utf8"]
 _NEW_NAMESPACE, _BIND, _PRIVATE = 0x20000, 0x1000 | 0x4000, 0x40000 | 0x4000
+_ROOM_FOR_OURS = 64
+"""Processes and threads that we may begin meanwhile, where a run has no user of its own."""
 _LOCK, _DETACH = 0x1000 | 0x20 | 0x1 | 0x2, 2
 """Remount what is bound read-only and without setuid; let go of a mount."""
 _TOOLS = {"PATH": "/usr/bin:/bin"}
@@ -107,7 +109,7 @@ class Jail:
         num_processes = asked["limits"]["num_processes"]
         others = 0 if is_landlock else 1  # bubblewrap's own
         if is_landlock and uid is None:
-            others = tasks_of_user(os.getuid())
+            others = tasks_of_user(os.getuid()) + _ROOM_FOR_OURS
         packages = self.packages if is_landlock or not self.packages else PACKAGES_INSIDE
         job = {
             "code": asked["code"],

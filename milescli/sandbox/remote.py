@@ -17,7 +17,8 @@ PATH = "/run_code"
 _SLACK_S = 30.0
 """For a request beyond the run's own wall time: the server may have a queue."""
 _FOR_A_WHILE = frozenset({408, 425, 429, 500, 502, 503, 504})
-_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
+"""Between two attempts; doubled each time."""
 _ROOM_BYTES = 1 << 20
 _TIME_IS_UP = "TimeLimitExceeded"
 
@@ -145,4 +146,4 @@ def _ran(result: dict[str, Any], limits: Limits) -> Ran:
 
 
 def _pause_s(attempt: int) -> float:
-    return min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
+    return min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)

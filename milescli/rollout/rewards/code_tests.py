@@ -46,7 +46,7 @@ class Asserts:
 Tests = Programs | Calls | Asserts
 
 
-def tests_of(label: str | None) -> Tests:
+def read_label(label: str | None) -> Tests:
     """Raises Ungradable where no response could be right."""
     if label is None:
         raise Ungradable("`code` needs a label")
@@ -152,7 +152,7 @@ def _same_word(have: str, want: str) -> bool:
         return False
 
 
-def same_value(have: object, want: object, *, depth: int = 0) -> bool:
+def same_value(have: object, want: object) -> bool:
     """What a call gave, as the harness encodes it, against JSON: tuples and sets are lists there;
     numbers with decimals may be near. Either may be alone in a list, as APPS has it."""
     return (

@@ -49,7 +49,8 @@ def test_which_rewards_need_a_label() -> None:
         {"reasoning_gym"} if find_spec("reasoning_gym") is None else set()
     )
     needing = {name for name in known if needs_label(Rollout(reward=name))}
-    assert needing == known & (COMPARING | {"multiple_choice", "instructions", "reasoning_gym"})
+    others = {"multiple_choice", "instructions", "reasoning_gym", "code"}
+    assert needing == known & (COMPARING | others)
 
 
 LABELS = {
