@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from milescli.core.errors import AgentError, ContextFull
 from milescli.core.types import Prompt, StopReason
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Reply, ToolCall, Turn
+from milescli.rollout.episode import load_agent
 from tests.agents import user_tools
 
 HERE = "tests.agents.user_tools"
@@ -32,7 +34,11 @@ class Session:
         self.turns: list[Turn] = []
 
     async def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **options: Any,
     ) -> Reply:
         """See milescli.rollout.base.Session."""
         self.asked.append([dict(message) for message in messages])
@@ -154,6 +160,23 @@ def test_a_tool_that_never_works_stops_the_run_with_its_traceback() -> None:
     with pytest.raises(AgentError, match="`broken` failed 32 times, and never worked") as caught:
         asyncio.run(agent(PROMPT, Session([call("broken")])))  # type: ignore[arg-type]
     assert "out of order" in caught.value.why and "user_tools.py" in caught.value.why
+
+
+def test_tools_of_a_user_run_in_a_process_of_their_own() -> None:
+    session = Session([call("Counter"), call("where"), call("Counter"), "done"])
+    tools = [f"{HERE}:Counter", f"{HERE}:where"]
+
+    async def episode() -> Outcome:
+        agent = load_agent(Rollout(agent="tools", tools=tools))
+        try:
+            return await agent(PROMPT, session)  # type: ignore[arg-type]
+        finally:
+            agent.close()  # type: ignore[attr-defined]
+
+    assert asyncio.run(episode()).text == "done"
+    first, process, second = session.results
+    assert (first, second) == ("1", "2")
+    assert int(process) != os.getpid()
 
 
 def test_an_agent_of_which_no_turn_fits_says_so() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 
 from milescli.recipe.schema import Rollout
@@ -50,6 +51,11 @@ def sleepy(seconds: float) -> str:
 def broken() -> str:
     """Never works."""
     raise RuntimeError("out of order")
+
+
+def where() -> int:
+    """Tell the number of its process."""
+    return os.getpid()
 
 
 def huge() -> str:
