@@ -15,8 +15,8 @@ from milescli.core.user_worker import Asking, asking
 from milescli.recipe.schema import Rollout
 from milescli.rollout.agents import made
 from milescli.rollout.base import Door, Outcome, Reply, Session, Turn
+from milescli.rollout.doors import Served
 from milescli.rollout.generations import Generating
-from milescli.rollout.session import not_served
 
 
 class AgentProcess:
@@ -52,33 +52,17 @@ class AgentProcess:
         self._process.close()
 
 
-class _SessionThere:
+class _SessionThere(Served):
     """The session, as the agent has it in its process. Implements milescli.rollout.base.Session."""
 
     def __init__(self, side: Asking, door: Door | None) -> None:
-        self._side, self._door = side, door
+        self._side, self.door = side, door
         self._turns: list[Turn] = []
 
     @property
     def turns(self) -> Sequence[Turn]:
         """See Session."""
         return self._turns
-
-    @property
-    def base_url(self) -> str:
-        """See Session."""
-        return self._served.base_url
-
-    @property
-    def api_key(self) -> str:
-        """See Session."""
-        return self._served.api_key
-
-    @property
-    def _served(self) -> Door:
-        if self._door is None:
-            raise not_served()
-        return self._door
 
     async def generate(
         self,

@@ -10,6 +10,7 @@ from milescli.core.errors import AgentError
 from milescli.core.registry import Registry
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Reply, Session, Turn
+from milescli.rollout.doors import Served
 
 
 class Generate(Protocol):
@@ -51,28 +52,19 @@ async def once(*, token_ids: Sequence[int], generate: Generate, settings: Rollou
     return await generate(token_ids)
 
 
-class Generating:
+class Generating(Served):
     """A session whose responses another way of generation makes. Implements
     milescli.rollout.base.Session."""
 
     def __init__(self, session: Session, generation: Generation, settings: Rollout) -> None:
         self._session, self._generation, self._settings = session, generation, settings
+        self.door = getattr(session, "door", None)
         self._turns: list[Turn] = []
 
     @property
     def turns(self) -> Sequence[Turn]:
         """See Session: those that the agent was given."""
         return self._turns
-
-    @property
-    def base_url(self) -> str:
-        """See Session."""
-        return self._session.base_url
-
-    @property
-    def api_key(self) -> str:
-        """See Session."""
-        return self._session.api_key
 
     async def generate(
         self,

@@ -13,7 +13,6 @@ from milescli.core.errors import AgentError, ContextFull, WorkerDied
 from milescli.core.types import RoutedExperts, StopReason, Trajectory, VersionSpan
 from milescli.rollout.base import (
     Completion,
-    Door,
     Doors,
     GenerateRequest,
     Parsed,
@@ -23,6 +22,7 @@ from milescli.rollout.base import (
     Turn,
 )
 from milescli.rollout.conversations import Conversations, told_as
+from milescli.rollout.doors import Served
 from milescli.rollout.tokenizer import ChatTokenizer
 
 Decode = Callable[[Iterable[int]], str]
@@ -98,7 +98,7 @@ def _extended(old: RoutedExperts | None, new: RoutedExperts) -> RoutedExperts:
     return replace(new, indices=old.indices + new.indices[old.num_tokens * row_bytes :])
 
 
-class RecordingSession:
+class RecordingSession(Served):
     """Implements `milescli.rollout.base.Session`. Belongs to one event loop."""
 
     def __init__(
@@ -126,8 +126,6 @@ class RecordingSession:
         self._chat_form = chat_form
         self._conversations = Conversations(tokenizer=chat_form.tokenizer) if chat_form else None
         self._num_tool_calls = self._num_malformed = self._num_rewritten = 0
-        self.door: Door | None = None
-        """Where it is had by HTTP; None: nowhere."""
         self.engine_failure: Exception | None = None
         """What the engine raised last: not the agent's fault."""
         self._turns: list[Turn] = []
@@ -137,22 +135,6 @@ class RecordingSession:
     def turns(self) -> Sequence[Turn]:
         """See Session."""
         return self._turns
-
-    @property
-    def base_url(self) -> str:
-        """See Session."""
-        return self._served.base_url
-
-    @property
-    def api_key(self) -> str:
-        """See Session."""
-        return self._served.api_key
-
-    @property
-    def _served(self) -> Door:
-        if self.door is None:
-            raise not_served()
-        return self.door
 
     async def generate(
         self,
@@ -296,15 +278,6 @@ class RecordingSession:
                 line.append_given(call.prompt_ids[len(line.token_ids) :])
                 line.append_sampled(call.completion)
         return [line.finished() for line in lines]
-
-
-def not_served() -> AgentError:
-    """Of a session that is not had by HTTP."""
-    return AgentError(
-        "this session is not served by HTTP",
-        why="the agent asked for session.base_url, and nobody serves sessions here",
-        fix="call session.chat or session.generate",
-    )
 
 
 def _line_of(lines: list[_Line], tokens: array[int]) -> _Line:

@@ -1,0 +1,33 @@
+"""Where a session is had by HTTP, as every kind of session tells it. Serves nothing itself."""
+
+from __future__ import annotations
+
+from milescli.core.errors import AgentError
+from milescli.rollout.base import Door
+
+
+class Served:
+    """A session that may have a door. See milescli.rollout.base.Session."""
+
+    door: Door | None = None
+    """None: it is not had by HTTP."""
+
+    @property
+    def base_url(self) -> str:
+        """See Session."""
+        return self._open_door.base_url
+
+    @property
+    def api_key(self) -> str:
+        """See Session."""
+        return self._open_door.api_key
+
+    @property
+    def _open_door(self) -> Door:
+        if self.door is None:
+            raise AgentError(
+                "this session is not served by HTTP",
+                why="the agent asked for session.base_url, and nobody serves sessions here",
+                fix="call session.chat or session.generate",
+            )
+        return self.door
