@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from milescli.sandbox.inside import BEGUN, DONE, TIMED_OUT
+from milescli.sandbox.inside import BEGUN, DONE, GO, TIMED_OUT
 from milescli.sandbox.jail import FOLDER_INSIDE, Jail, remove
 from milescli.sandbox.processes import (
     children_of,
@@ -83,8 +83,9 @@ class Contained:
             self._start(asked, slot)
             self._await_begin()
             if jail.kind == "bubblewrap":  # with its first process all of the namespace dies
-                for pid in children_of(self.process.pid):
-                    self._first_fd = os.pidfd_open(pid)
+                (pid,) = children_of(self.process.pid)
+                self._first_fd = os.pidfd_open(pid)
+            os.write(self.control, GO)
         except BaseException:
             self.end()
             raise
@@ -190,6 +191,8 @@ class Contained:
         ends = select.poll()
         ends.register(self._first_fd, select.POLLIN)
         ends.poll(1000 * _DRAIN_S)
+        with contextlib.suppress(ChildProcessError):  # it has fallen to us, who reap it
+            os.waitid(os.P_PIDFD, self._first_fd, os.WEXITED | os.WNOHANG)
         os.close(self._first_fd)
         self._first_fd = -1
 

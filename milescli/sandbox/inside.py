@@ -3,7 +3,8 @@ the program, or the cells of a session. No wall against the code: that is outsid
 
 Sent there as compiled code with a job, and executed in a fresh interpreter; imports are few and
 small, as every run pays for them. `JOB` is what `jail.job_of` made; its `control` is a descriptor
-on which one byte is written where it has begun, and one for each cell that is done.
+on which one byte is written where it has begun, one is read, and one is written for each cell that
+is done.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import resource
 import sys
 
-BEGUN, DONE, RAISED, TIMED_OUT = b"b", b"d", b"r", b"t"
+BEGUN, GO, DONE, RAISED, TIMED_OUT = b"b", b"g", b"d", b"r", b"t"
 MAX_FILES_OPEN = 128
 _ROOM = 256 * 1024**2
 """Of address space beyond the memory: for the interpreter and its libraries."""
@@ -35,6 +36,7 @@ def main(job):
     scope.clear()
     scope.update(__name__="__main__", __builtins__=sys.modules["builtins"])
     os.write(job["control"], BEGUN)
+    os.read(job["control"], len(GO))
     if job["code"] is None:
         _serve(job["control"], scope)
     else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import ctypes
 import os
 import queue
 import resource
@@ -26,6 +27,7 @@ from milescli.sandbox.seccomp import program
 from milescli.sandbox.wire import read_frame, write_frame
 
 _MEMORY_BYTES = 2 * 1024**3
+_SUBREAPER = 36
 _STACK_BYTES = 512 * 1024
 _CELL_GRACE_S = 1.0
 """For a cell that is interrupted to end by itself."""
@@ -165,6 +167,7 @@ class Supervisor:
 
 def main(config: dict[str, Any]) -> None:
     """Until standard input ends, or the driver is gone."""
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1)  # no zombie is left to an init that may not reap
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = hard if hard != resource.RLIM_INFINITY else 65536
