@@ -18,7 +18,8 @@ from milescli.sandbox.choose import choose
 
 ADD = {"asserts": ["assert add(1, 2) == 3", "assert add(2, 2) == 4"]}
 SUM = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]}
-SECRET = 31337
+SECRET = 271828182845904
+"""Long, as addresses in memory are full of short numbers."""
 
 
 @pytest.fixture(scope="module", autouse=True)
