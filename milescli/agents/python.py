@@ -6,6 +6,7 @@ import asyncio
 import weakref
 from typing import TYPE_CHECKING
 
+from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Rollout
 
 if TYPE_CHECKING:
@@ -68,17 +69,25 @@ class Python:
 
     @staticmethod
     def require(settings: Rollout) -> None:
-        """Raises MachineError where code of the model cannot be contained here."""
+        """Raises MachineError where code of the model cannot be contained here, RecipeError where
+        it shall run elsewhere."""
         from milescli.sandbox.choose import choose
 
-        choose(url=settings.code.url, packages=settings.code.packages)
+        if settings.code.url is not None:
+            raise RecipeError(
+                "the tool `python` runs on this machine",
+                why=f"variables live on over its calls, and a server of sandbox-fusion "
+                f"(`rollout.code.url` {settings.code.url}) keeps none",
+                fix="--set rollout.code.url=null",
+            )
+        choose(packages=settings.code.packages)
 
     async def _opened(self) -> Session:
         from milescli.sandbox.base import Limits
         from milescli.sandbox.choose import choose
 
         code = self._settings.code
-        choice = await asyncio.to_thread(lambda: choose(url=code.url, packages=code.packages))
+        choice = await asyncio.to_thread(lambda: choose(packages=code.packages))
         limits = Limits(
             wall_s=_EPISODE_S,
             cpu_s=self._settings.tool_timeout_s * self._settings.max_turns,

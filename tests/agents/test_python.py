@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from milescli.agents.python import Python
-from milescli.core.errors import MachineError
+from milescli.core.errors import MachineError, RecipeError
 from milescli.recipe.rewards import CodeSettings
 from milescli.recipe.schema import Rollout
 from milescli.sandbox.choose import choose
@@ -74,6 +74,11 @@ def test_an_interpreter_that_was_ended_begins_anew_and_says_so() -> None:
         assert told == "the interpreter was started anew; variables are gone\n5"
 
     played(play, code=CodeSettings(memory_mib=128))
+
+
+def test_a_server_elsewhere_is_refused_before_a_run_begins() -> None:
+    with pytest.raises(RecipeError, match="runs on this machine"):
+        Python.require(Rollout(code=CodeSettings(url="http://sandbox:8080")))
 
 
 def test_episodes_know_nothing_of_each_other() -> None:
