@@ -13,7 +13,7 @@ from milescli.sandbox.base import Limits
 from milescli.sandbox.choose import sees_processes
 from milescli.sandbox.local import LocalSandbox
 from milescli.sandbox.processes import descendants_of
-from tests.sandbox.conftest import Run
+from tests.sandbox.conftest import LIMITS, Run
 
 MIB = 1024**2
 
@@ -163,13 +163,16 @@ def test_a_caller_that_is_cancelled_ends_its_run(sandbox: LocalSandbox) -> None:
 @pytest.mark.parametrize("code", ["pass", "import os; os.fork(); open('f', 'w')"])
 def test_many_runs_leave_no_process_file_or_descriptor(sandbox: LocalSandbox, code: str) -> None:
     async def many(count: int) -> None:
-        await asyncio.gather(*(sandbox.run(code) for _ in range(count)))
+        await asyncio.gather(*(sandbox.run(code, limits=LIMITS) for _ in range(count)))
+
+    def opened() -> list[int]:
+        return [len(os.listdir(f"/proc/{pid}/fd")) for pid in (sandbox.pid, "self")]
 
     asyncio.run(many(20))
-    before = len(os.listdir(f"/proc/{sandbox.pid}/fd")), len(os.listdir("/proc/self/fd"))
+    before = opened()
     asyncio.run(many(40))
     _nothing_runs(sandbox)
-    assert (len(os.listdir(f"/proc/{sandbox.pid}/fd")), len(os.listdir("/proc/self/fd"))) == before
+    assert all(now <= then for now, then in zip(opened(), before, strict=True))
     assert not [name for name in os.listdir(sandbox.folder or "/") if name.isdigit()]
 
 
