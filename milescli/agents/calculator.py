@@ -39,7 +39,10 @@ def calculator(expression: str) -> str:
         tree = ast.parse(expression.strip(), mode="eval")
     except SyntaxError:
         raise ValueError(f"`{expression}` is no arithmetic expression") from None
-    value = _value(tree.body)
+    try:
+        value = _value(tree.body)
+    except RecursionError:
+        raise ValueError("the arithmetic is nested too deeply") from None
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)
     return f"{value:.12g}" if isinstance(value, float) else str(value)

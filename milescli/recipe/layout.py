@@ -62,8 +62,8 @@ class EngineSettings(Section):
     sooner and hold less memory; decoding is slower."""
     prefix_cache: bool | None = None
     """Keep what was computed of a prompt for others that begin with it; null: on an accelerator,
-    and on a CPU where an agent takes several turns. The tokens are the same, their log-probs to
-    1e-5."""
+    and on a CPU where an agent takes several turns. The tokens are the same, their log-probs
+    within 1e-4."""
     extra: list[str] = Field(default=[])
     """Further arguments of SGLang's server, as on its command line: [--chunked-prefill-size=4096].
     What the recipe or miles sets already is refused."""

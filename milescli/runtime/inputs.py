@@ -22,7 +22,7 @@ from milescli.recipe.data import Data
 from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape
-from milescli.rollout.agents import tool_schemas
+from milescli.rollout.agents import require_tools, tool_schemas
 from milescli.rollout.example_rows import Kind, RowField
 from milescli.rollout.examples import ExampleReport, Examples, load_examples
 from milescli.rollout.mix import MixedPrompts
@@ -113,14 +113,20 @@ def planned_facts(recipe: Recipe) -> ModelFacts:
     return with_score_head(facts) if recipe.trains_scores else facts
 
 
+def _require_what_rollout_asks(recipe: Recipe) -> None:
+    """Of this machine, where episodes are played and scored. Raises MilesError."""
+    for rollout in rollouts_of(recipe):
+        load_rewards(rollout)
+    require_tools(recipe.rollout)
+
+
 def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
     """Make, find or fetch everything; raises DataError, RecipeError, RewardError, MachineError or
     CheckpointError before any device is taken.
 
     `output`: where a download says how much it is, and how far; None: nowhere.
     """
-    for rollout in rollouts_of(recipe):
-        load_rewards(rollout)
+    _require_what_rollout_asks(recipe)
     data = with_local_files(recipe.data, run, recipe.run.seed, output=output)
     model_dir = _model_folder(recipe, run, data, output=output)
     tokenizer = load_tokenizer(

@@ -6,7 +6,7 @@ from milescli.backends.megatron.layer_specs import LAYER_SPECS
 from milescli.backends.sglang.reply_names import check_parsers
 from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Recipe
-from milescli.rollout.agents import require_tools, tool_schemas
+from milescli.rollout.agents import tool_schemas
 from milescli.rollout.curriculum import load_curriculum
 from milescli.rollout.episode import load_agent
 from milescli.rollout.evaluations import load_evaluation
@@ -44,7 +44,6 @@ def check_at_once(recipe: Recipe) -> None:
     load_rewards(recipe.rollout)
     load_agent(recipe.rollout)
     tool_schemas(recipe.rollout)
-    require_tools(recipe.rollout)
     check_parsers(recipe.rollout)
     load_filter(recipe.rollout.filter)
     load_sample_filter(recipe.rollout.sample_filter)
