@@ -19,7 +19,6 @@ from milescli.core.errors import MachineError, MilesError
 from milescli.sandbox import landlock, seccomp
 from milescli.sandbox.base import Limits, Sandbox
 from milescli.sandbox.local import LocalSandbox
-from milescli.sandbox.remote import RemoteSandbox
 
 OWN_PACKAGES = "own"
 _INSTALL = "apt-get install -y bubblewrap"
@@ -38,12 +37,10 @@ class Choice:
     """Commands by which the machine would have a better one."""
 
 
-def choose(*, url: str | None = None, packages: str | None = None) -> Choice:
-    """The best that works here, tried once for each process; with `url` that server, untried.
-    `packages`: see LocalSandbox; `own`: of the environment that runs this. Not to be called in an
-    event loop. Raises MachineError where code of a model cannot be contained."""
-    if url:
-        return Choice(sandbox=RemoteSandbox(url), reason=f"rollout.code.url is {url}")
+def choose(*, packages: str | None = None) -> Choice:
+    """The best that works here, tried once for each process. `packages`: see LocalSandbox; `own`:
+    of the environment that runs this. Not to be called in an event loop. Raises MachineError where
+    code of a model cannot be contained."""
     folder = sysconfig.get_path("purelib") if packages == OWN_PACKAGES else packages
     if folder and not Path(folder).expanduser().is_dir():
         raise MachineError(

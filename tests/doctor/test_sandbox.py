@@ -9,7 +9,7 @@ from milescli.doctor import sandbox as module
 from milescli.doctor.finding import Status
 from milescli.doctor.sandbox import check_sandbox
 from milescli.sandbox.choose import Choice
-from milescli.sandbox.remote import RemoteSandbox
+from milescli.sandbox.local import LocalSandbox
 from tests.doctor.small_model import small_recipe
 
 CODE = small_recipe(rollout={"reward": {"code": 1.0}})
@@ -21,7 +21,7 @@ def _refuse(**_: object) -> Choice:
 
 def _landlock(**_: object) -> Choice:
     return Choice(
-        sandbox=RemoteSandbox("http://127.0.0.1:1"),
+        sandbox=LocalSandbox("landlock"),
         reason="landlock works; bubblewrap: not installed",
         fixes=("apt-get install bubblewrap",),
     )

@@ -76,7 +76,3 @@ def test_an_old_bubblewrap_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_packages_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="packages"):
         choose(packages=str(tmp_path / "none"))
-
-
-def test_an_address_needs_no_sandbox_here() -> None:
-    assert choose(url="http://127.0.0.1:8080").sandbox.kind == "remote"

@@ -13,6 +13,7 @@ from typing import Any
 
 from milescli.recipe.rewards import CodeSettings
 from milescli.recipe.schema import Rollout
+from milescli.rollout.remote_sandbox import RemoteSandbox
 from milescli.rollout.rewards.code_asserts import Ungradable
 from milescli.rollout.rewards.code_tests import (
     Asserts,
@@ -96,7 +97,9 @@ class Code:
         return None
 
     def _sandbox(self) -> Sandbox:
-        return choose(url=self.settings.url, packages=self.settings.packages).sandbox
+        if self.settings.url:
+            return RemoteSandbox(self.settings.url)
+        return choose(packages=self.settings.packages).sandbox
 
     async def _passed(self, tests: Tests, code: str, sandbox: Sandbox) -> list[bool]:
         if isinstance(tests, Programs):

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from milescli.core.errors import EndpointError, MachineError
-from milescli.sandbox import remote
+from milescli.rollout import endpoint
+from milescli.rollout.remote_sandbox import RemoteSandbox
 from milescli.sandbox.base import Limits, Ran
-from milescli.sandbox.remote import RemoteSandbox
 from tests.endpoint_server import Asked, Reply, serving
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(endpoint, "FIRST_PAUSE_S", 0.01)
 
 
 def _run(url: str, **options: Any) -> Ran:
