@@ -9,12 +9,14 @@ from typing import Any
 
 from milescli.backends.sglang.reply_process import ReplyForm
 from milescli.core.async_isolated import AsyncIsolated
-from milescli.core.errors import WaitTimeout, WorkerDied
+from milescli.core.errors import WorkerDied
 from milescli.core.user_process import CallFailed
 from milescli.rollout.base import Parsed
 
-PARSE_TIMEOUT_S = 150.0
-"""The first one waits for SGLang to be imported."""
+START_TIMEOUT_S = 150.0
+"""Of the first response, which waits for SGLang to be imported."""
+PARSE_TIMEOUT_S = 20.0
+"""Of each later one, which takes less than a millisecond; many come at once."""
 _PROMPT_END = 64
 """Characters of the prompt that tell whether reasoning was opened."""
 
@@ -26,41 +28,36 @@ class SglangReplies:
         """`process`: of another one, to share; None: one of its own, which begins with the first
         response."""
         self._form = form
-        self._num_ended = 0
-        """Processes that have ended by themselves."""
+        self._num_ended, self._has_replied = 0, False
+        """Processes that have ended, or did not reply; whether this one ever has."""
         self.process = process or AsyncIsolated(f"{__package__}.reply_process:parse_there")
 
     async def parse(
         self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt_end: str = ""
     ) -> Parsed:
-        """See ReplyParser. A process that has ended is replaced, once for a response. Raises
-        WorkerDied, WaitTimeout."""
+        """See ReplyParser. A process that has ended, or does not reply, is replaced, once for a
+        response. Raises WorkerDied."""
         asked = (self._form, text, prompt_end[-_PROMPT_END:], list(tools))
-        try:
-            async with asyncio.timeout(PARSE_TIMEOUT_S):
-                return await self._asked(asked) or await self._asked(asked, is_last=True)
-        except TimeoutError:
-            self.process.close()
-            raise WaitTimeout(
-                "a response waited in vain for its tool calls to be read",
-                why=f"SGLang's parser did not end within {PARSE_TIMEOUT_S:g} s",
-                fix="--set rollout.tool_parser=none   # or another, as SGLang names it",
-            ) from None
+        return await self._asked(asked) or await self._asked(asked, is_last=True)
 
     async def _asked(self, asked: tuple[Any, ...], *, is_last: bool = False) -> Any:
-        """What comes of it; None where the process has ended over it, but for the last time."""
+        """What comes of it; None where nothing does, but for the last time."""
         num_ended = self._num_ended
+        bound_s = PARSE_TIMEOUT_S if self._has_replied else START_TIMEOUT_S
         try:
-            return await self.process.call(*asked, answer=_nothing)
-        except CallFailed as error:
+            async with asyncio.timeout(bound_s):
+                parsed = await self.process.call(*asked, answer=_nothing)
+            self._has_replied = True
+            return parsed
+        except (CallFailed, TimeoutError) as error:
             if num_ended == self._num_ended:  # the first of those that it took along
-                self._num_ended += 1
+                self._num_ended, self._has_replied = num_ended + 1, False
                 self.process.close()
             if not is_last:
                 return None
             raise WorkerDied(
-                "the process that reads the model's tool calls has ended twice over a response",
-                why=str(error),
+                "the process that reads the model's tool calls failed twice over a response",
+                why=str(error) or f"it did not reply within {bound_s:g} s",
                 fix="--set rollout.tool_parser=none   # or another, as SGLang names it",
             ) from None
 

@@ -54,6 +54,23 @@ class Replies:
         prompt_end: str = "",
     ) -> Parsed:
         """By SGLang."""
+        parser = self.made(
+            tool_parser,
+            reasoning_parser=reasoning_parser,
+            template=template,
+            special_texts=special_texts,
+        )
+        return self.loop.run_until_complete(parser.parse(text, tools, prompt_end=prompt_end))
+
+    def made(
+        self,
+        tool_parser: str,
+        *,
+        reasoning_parser: str = "none",
+        template: str | None = None,
+        special_texts: tuple[str, ...] = (),
+    ) -> SglangReplies:
+        """A parser in the process of all."""
         form = ReplyForm(
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
@@ -61,8 +78,8 @@ class Replies:
             special_texts=special_texts,
         )
         shared = self.last.process if self.last else None
-        parser = self.last = SglangReplies(form, process=shared)
-        return self.loop.run_until_complete(parser.parse(text, tools, prompt_end=prompt_end))
+        self.last = SglangReplies(form, process=shared)
+        return self.last
 
     def close(self) -> None:
         """End the process."""
@@ -164,11 +181,16 @@ def test_auto_knows_a_family_by_its_template(replies: Replies) -> None:
     assert unknown.content == QWEN and not unknown.calls
 
 
-def test_a_process_that_was_killed_is_replaced(replies: Replies) -> None:
-    replies.parse("so")
-    assert replies.last is not None and replies.last.process.pid is not None
-    os.kill(replies.last.process.pid, signal.SIGKILL)
-    assert len(replies.parse(QWEN, tool_parser="qwen25").calls) == 1
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_was_killed_or_hangs_is_replaced(
+    replies: Replies, end: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("milescli.backends.sglang.replies.PARSE_TIMEOUT_S", 3.0)
+    parser = replies.made("qwen25")
+    assert len(replies.loop.run_until_complete(parser.parse(QWEN, TOOLS)).calls) == 1
+    assert parser.process.pid is not None
+    os.kill(parser.process.pid, end)
+    assert len(replies.loop.run_until_complete(parser.parse(QWEN, TOOLS)).calls) == 1
 
 
 def test_a_name_that_sglang_does_not_have_is_refused_with_a_near_one(replies: Replies) -> None:
