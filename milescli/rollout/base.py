@@ -86,8 +86,8 @@ class ReplyParser(Protocol):
         self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt_end: str = ""
     ) -> Parsed:
         """`text`: a response with its special tokens, but for the end-of-sequence token; `tools`:
-        JSON schemas of what may be called; `prompt_end`: what stands before the response, where a
-        template may have opened its reasoning."""
+        JSON schemas of what may be called; `prompt_end`: what stands before the response, of
+        which the end counts: a template may have opened its reasoning."""
         ...
 
 

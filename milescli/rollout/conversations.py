@@ -14,7 +14,6 @@ from milescli.rollout.chats import STAND_IN
 from milescli.rollout.tokenizer import ChatTokenizer
 
 Message = Mapping[str, Any]
-_END_TOKENS = 8
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message that clients leave out when they send it back."""
 
@@ -25,6 +24,8 @@ class Asked:
 
     token_ids: list[int]
     """[num_prompt_tokens]"""
+    text: str
+    """As the template writes it; in `token_ids` the policy's own turns are as it wrote them."""
     messages: list[dict[str, Any]]
     """With the policy's own turns as it said them."""
     tools: Sequence[Message]
@@ -39,7 +40,7 @@ class _Said:
     messages: list[dict[str, Any]]
     tools: str
     prompt: str
-    """Text of the tokens before the turn."""
+    """What stands before the turn, as the template writes it."""
     response: str
     """Text of the turn's tokens, without the one that ended it."""
     ending: str
@@ -59,18 +60,17 @@ class Conversations:
         """Raises what the template raises."""
         known = [_normal(message) for message in messages]
         before = self._latest(known, json.dumps(list(tools)))
-        if before is None:
-            ids = self._encode(self.tokenizer.render(_for_template(known), tools=tools))
-            return Asked(token_ids=ids, messages=known, tools=tools)
-        whole = [*before.messages, *known[len(before.messages) :]]
+        whole = [*before.messages, *known[len(before.messages) :]] if before else known
         text = self.tokenizer.render(_for_template(whole), tools=tools)
-        added = self._added(before, whole, tools, text=text)
-        if added is None:
-            return Asked(
-                token_ids=self._encode(text), messages=whole, tools=tools, is_rewritten=True
-            )
-        ids = [*before.token_ids, *self._encode(added)]
-        return Asked(token_ids=ids, messages=whole, tools=tools)
+        added = self._added(before, whole, tools, text=text) if before else text
+        kept = before.token_ids if before and added is not None else []
+        return Asked(
+            token_ids=[*kept, *self._encode(text if added is None else added)],
+            text=text,
+            messages=whole,
+            tools=tools,
+            is_rewritten=added is None,
+        )
 
     def remember(self, asked: Asked, turn: Turn, message: Message) -> None:
         """The policy's turn, and the message that it was told as."""
@@ -79,7 +79,7 @@ class Conversations:
             _Said(
                 messages=[*asked.messages, _normal(message)],
                 tools=json.dumps(list(asked.tools)),
-                prompt=self._text(asked.token_ids),
+                prompt=asked.text,
                 response=response,
                 ending=ending,
                 token_ids=[*turn.prompt_ids, *turn.response_ids],
@@ -93,10 +93,6 @@ class Conversations:
         if turn.stop_reason is StopReason.STOP and last in self.tokenizer.special_ids:
             return self._text(ids[:-1]), self._text(ids[-1:])
         return self._text(ids), ""
-
-    def end_of(self, asked: Asked) -> str:
-        """Text of the last tokens before the response."""
-        return self._text(asked.token_ids[-_END_TOKENS:])
 
     def _latest(self, messages: list[dict[str, Any]], tools: str) -> _Said | None:
         """The longest conversation that the messages go on with; of equal ones the last."""

@@ -213,8 +213,8 @@ class RecordingSession(Served):
         turn = await self.generate(asked.token_ids, max_new_tokens=max_new_tokens, stop=stop)
         parsed = Parsed(content=turn.text)
         if form.parser is not None:
-            text, prompt_end = conversations.parted(turn)[0], conversations.end_of(asked)
-            parsed = await form.parser.parse(text, tools, prompt_end=prompt_end)
+            text = conversations.parted(turn)[0]
+            parsed = await form.parser.parse(text, tools, prompt_end=asked.text)
         message = told_as(parsed, number=self._num_tool_calls)
         conversations.remember(asked, turn, message)
         self._num_rewritten += asked.is_rewritten

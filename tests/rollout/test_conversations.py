@@ -209,6 +209,17 @@ def test_a_call_with_other_spaces_stays_the_tokens_that_the_model_made(
     }
 
 
+def test_calls_with_other_spaces_are_gone_on_from_turn_after_turn(
+    tokenizers: dict[str, ChatTokenizer],
+) -> None:
+    texts = [f'<tool>add({{"a":{number}}})</tool>' for number in range(4)]
+    answers = [{"role": "tool", "content": str(number)} for number in range(3)]
+    engine, session, _ = chat(tokenizers["kimi"], texts, answers=answers)
+    (line,) = session.trajectories()
+    assert line.token_ids.tolist() == engine.given[3] + engine.gave[3]
+    assert session.figures["rewritten_histories"] == 0
+
+
 def test_a_template_that_leaves_reasoning_out_begins_a_new_trajectory_and_it_is_counted(
     tokenizers: dict[str, ChatTokenizer],
 ) -> None:
