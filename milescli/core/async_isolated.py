@@ -81,6 +81,11 @@ class AsyncIsolated:
         """Of the process; None where there is none now."""
         return self._process.pid if self._process is not None else None
 
+    @property
+    def lives(self) -> bool:
+        """Whether it can be asked; one that was not begun can."""
+        return self._process is None or self._process.lives
+
     def close(self) -> None:
         """End the process; a later call begins another."""
         if self._process is not None:

@@ -110,6 +110,9 @@ class Trajectory:
     """Only with `train.routing_replay=true` on a mixture-of-experts model."""
     teacher: TeacherTokens | None = None
     """Only with `train.distill`, where it is known before the step."""
+    rewards: array[float] | None = None
+    """[num_tokens] typecode f; at the last token of a turn what that turn was worth, else 0.0. None
+    where the sample's reward is all that is known."""
 
     @property
     def num_tokens(self) -> int:

@@ -7,12 +7,19 @@ from milescli.recipe.schema import Recipe
 
 CALLS_TOOLS = ("tools",)
 """Built-in agents that do nothing without tools."""
-CALLS_NONE = ("single_turn",)
+CALLS_NONE = ("single_turn", "environment")
+PLAYS = "environment"
 
 
 def check_agents(recipe: Recipe) -> None:
     """Raises RecipeError where the agent cannot do what is meant."""
     rollout = recipe.rollout
+    if rollout.agent == PLAYS and rollout.environment.name is None:
+        raise RecipeError(
+            f"the agent `{PLAYS}` has no environment",
+            why="`rollout.environment.name` is null",
+            fix="--set rollout.environment.name=frozen_lake   # `miles envs` lists them",
+        )
     if rollout.agent in CALLS_TOOLS and not rollout.tools:
         raise RecipeError(
             f"the agent `{rollout.agent}` has no tools",
@@ -27,11 +34,11 @@ def check_agents(recipe: Recipe) -> None:
             f"[{', '.join(rollout.tools)}]",
             fix="give one of them another name, and take the other out of `rollout.tools`",
         )
-    if recipe.data.chat_template == "none" and rollout.agent in CALLS_TOOLS:
+    if recipe.data.chat_template == "none" and rollout.agent in (*CALLS_TOOLS, PLAYS):
         raise RecipeError(
             f"the agent `{rollout.agent}` needs a chat template",
-            why="`data.chat_template=none` makes prompts raw text, and the results of tools are "
-            "messages of a chat",
+            why="`data.chat_template=none` makes prompts raw text, and what comes back to the "
+            "model are messages of a chat",
             fix="--set data.chat_template=chatml   # or a file with the template of its family",
         )
 
@@ -41,8 +48,13 @@ def doubt_about_agents(recipe: Recipe) -> str | None:
     rollout = recipe.rollout
     if rollout.tools and rollout.agent in CALLS_NONE:
         return (
-            f"`rollout.tools` are never called: the agent `{rollout.agent}` takes the first "
-            "response; rollout.agent=tools calls them"
+            f"`rollout.tools` are never called: the agent `{rollout.agent}` calls none; "
+            "rollout.agent=tools does"
+        )
+    if rollout.environment.name is not None and rollout.agent in (*CALLS_TOOLS, "single_turn"):
+        return (
+            f"`rollout.environment` is never asked: the agent is `{rollout.agent}`; "
+            f"rollout.agent={PLAYS} plays in it"
         )
     if rollout.agent in CALLS_TOOLS and rollout.tool_parser == "none":
         return "`rollout.tool_parser=none`: no call of a tool is ever seen"

@@ -6,7 +6,8 @@ from __future__ import annotations
 from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Recipe
 
-ALWAYS_ZERO_ALONE = ("grpo", "gpg", "gigpo", "best_of_n", "max_rl")
+ALWAYS_ZERO_ALONE = ("grpo", "gpg", "gigpo", "turns", "best_of_n", "max_rl")
+OF_TURNS = ("gigpo", "turns")
 """Advantages of a group of one."""
 COMPARING = (*ALWAYS_ZERO_ALONE, "rloo", "opo", "pass_at_k")
 """Advantages that compare the samples of a prompt."""
@@ -85,9 +86,9 @@ def _groups(recipe: Recipe) -> None:
                 f"--set rollout.samples_per_prompt={2 * train.pass_k}",
             ],
         )
-    if train.advantage == "gigpo" and train.credit != "sample":
+    if train.advantage in OF_TURNS and train.credit != "sample":
         raise RecipeError(
-            f"`gigpo` cannot be spread by `{train.credit}`",
+            f"`{train.advantage}` cannot be spread by `{train.credit}`",
             why="it gives each turn a credit of its own, discounted already",
             fix="--set train.credit=sample",
         )

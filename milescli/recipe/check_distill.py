@@ -29,12 +29,14 @@ def _someone_to_learn_from(recipe: Recipe) -> None:
             why="`train.distill.teachers` is empty",
             fix=[_EXAMPLE, "--set train.objective=supervised   # to imitate the rows"],
         )
-    unrewarded = NO_REWARD in recipe.rollout.reward_weights and not recipe.learns_from_rows
+    rollout = recipe.rollout
+    is_scored = rollout.is_scored_by_agent or NO_REWARD not in rollout.reward_weights
+    unrewarded = not is_scored and not recipe.learns_from_rows
     weight = recipe.train.distill.reward_weight
     if unrewarded and (not recipe.teachers or weight):
         raise RecipeError(
             "there is no reward to learn from",
-            why=f"`rollout.reward` is {recipe.rollout.reward_name}, and "
+            why=f"`rollout.reward` is {rollout.reward_name}, and "
             + (
                 f"`train.distill.reward_weight` {weight:g} asks for one"
                 if recipe.teachers

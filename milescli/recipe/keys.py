@@ -39,7 +39,7 @@ class RecipeKey:
     optional: bool
     """`null` is a value."""
     takes_mapping: bool = False
-    """A mapping of names to numbers is a value, too."""
+    """A mapping of names to numbers, or to any values, is a value, too."""
     takes_list: bool = False
     """A text, or a list of texts."""
     items: tuple[RecipeKey, ...] = ()
@@ -115,6 +115,7 @@ def _key(dotted: str, info: FieldInfo) -> RecipeKey:
     choices = tuple(str(choice) for choice in get_args(base)) if get_origin(base) is Literal else ()
     optional = _is_optional(info.annotation)
     is_list = get_origin(base) is list
+    is_mapping = get_origin(base) is dict
     takes_mapping = any(get_origin(arg) is dict for arg in get_args(info.annotation))
     return RecipeKey(
         name=dotted,
@@ -128,7 +129,7 @@ def _key(dotted: str, info: FieldInfo) -> RecipeKey:
         items=_items(base),
         is_list=is_list,
         optional=optional,
-        takes_mapping=takes_mapping,
+        takes_mapping=takes_mapping or is_mapping,
         choices=choices,
         number=_number(bounds) if base in (int, float) else None,
     )
@@ -180,6 +181,8 @@ def _words(base: object, bounds: tuple[object, ...]) -> str:
         return f"a list of mappings, each of {', '.join(item.name for item in items)}"
     if get_origin(base) is list:
         return "a list of texts"
+    if get_origin(base) is dict:
+        return "a mapping of names to values"
     if base == Names:
         return "text, or a list of texts"
     name = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[base]  # type: ignore[index]

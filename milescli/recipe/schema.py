@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from milescli.recipe.data import Data
+from milescli.recipe.environments import EnvironmentSettings
 from milescli.recipe.evaluation import Evaluation
 from milescli.recipe.layout import EngineSettings, Parallel
 from milescli.recipe.model import Model
@@ -42,12 +43,16 @@ class Rollout(Section):
     """Strings that end a response, beside the end-of-sequence token."""
     agent: str = "single_turn"
     """How a prompt becomes a sample: single_turn (one response); tools (turns of the model and of
-    `tools`, until it calls none); or an import path `mypkg.agents:solve`."""
+    `tools`, until it calls none); environment (turns in `environment`, which says the reward); or
+    an import path `mypkg.agents:solve`."""
+    environment: EnvironmentSettings = EnvironmentSettings()
     tools: list[str] = Field(default=[])
     """What the model may call, and is told of by its chat template: calculator; python (in a
     sandbox, within `code`'s memory); or import paths `mypkg.tools:lookup`."""
     max_turns: Positive = 8
-    """Of the model, in one episode with tools."""
+    """Of the model, in one episode with tools or in an environment."""
+    max_turn_tokens: Positive | None = None
+    """Of one turn; null: as many as `max_response_tokens`, which bounds the whole conversation."""
     tool_timeout_s: PositiveFloat = 30.0
     """Of one call."""
     tool_output_characters: Positive = 4096
@@ -107,13 +112,22 @@ class Rollout(Section):
     code: CodeSettings = CodeSettings()
 
     @property
+    def is_scored_by_agent(self) -> bool:
+        """Whether the episodes of the built-in agent say their own reward."""
+        return self.agent == "environment"
+
+    @property
     def reward_weights(self) -> dict[str, float]:
-        """`reward`, by name."""
+        """`reward`, by name; none where the environment says it."""
+        if self.is_scored_by_agent:
+            return {"none": 1.0}
         return {self.reward: 1.0} if isinstance(self.reward, str) else self.reward
 
     @property
     def reward_name(self) -> str:
         """`reward` in words: `math`, or `math + 0.1 x format`."""
+        if self.is_scored_by_agent:
+            return f"of the environment {self.environment.name}"
         return " + ".join(
             name if weight == 1.0 else f"{weight:g} x {name}"
             for name, weight in self.reward_weights.items()

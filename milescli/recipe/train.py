@@ -230,11 +230,11 @@ class Train(Section):
     preference, reward_model or distillation (on the rows of `data.train`); or an import path to a
     factory `(recipe) -> Objective`."""
     advantage: str = "grpo"
-    """Estimator of advantages: grpo, rloo, reinforce, remax, opo, gpg, gigpo, pass_at_k, best_of_n,
-    max_rl, or an import path."""
+    """Estimator of advantages: grpo, rloo, reinforce, remax, opo, gpg, gigpo, turns, pass_at_k,
+    best_of_n, max_rl, or an import path."""
     normalize_std: Literal["group", "batch", "none"] = "group"
-    """grpo, best_of_n, gigpo: divide by the std of the group's rewards, of the batch's, or not at
-    all (Dr. GRPO)."""
+    """grpo, best_of_n, gigpo, turns: divide by the std of the group's rewards, of the batch's, or
+    not at all (Dr. GRPO)."""
     pass_k: Positive = 4
     """pass_at_k: the k."""
     turn_weight: NonNegativeFloat = 1.0
@@ -243,7 +243,7 @@ class Train(Section):
     """How an advantage is spread over a sample's tokens. sample: each has it; to_go: discounted
     from the last trained token; gae: against a critic's values; or an import path."""
     gamma: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """to_go, gae, gigpo: discount of a token (gigpo: of a turn)."""
+    """to_go, gae: discount of a token; gigpo, turns: of a turn."""
     lam: Fraction = 1.0
     """gae: its lambda."""
     whiten: bool = False

@@ -18,6 +18,7 @@ AGENTS = Registry(
     {
         "single_turn": "milescli.agents.single_turn:single_turn",
         "tools": "milescli.agents.tools:ToolAgent",
+        "environment": "milescli.agents.environment:EnvironmentAgent",
     },
     signature=("prompt", "session"),
     others=(("settings",),),

@@ -168,6 +168,9 @@ class Outcome:
     reward: float | None = None
     """Where the agent (its environment) knows the reward itself; None: the recipe's reward scores
     `text`."""
+    turn_rewards: Sequence[float] = ()
+    """[len(session.turns)] where each turn has one of its own; their sum is the reward, where
+    `reward` is None."""
     is_cut: bool = False
     """The episode was ended by a bound: it counts as truncated."""
     figures: Mapping[str, float] = field(default_factory=dict)

@@ -121,7 +121,7 @@ class Episodes:
         finally:
             if doors is not None and session.door is not None:
                 doors.close(session.door)
-        trajectories = session.trajectories()
+        trajectories = session.trajectories(outcome.turn_rewards)
         if self.teachers is not None and not greedy:  # nothing is learned of the greedy one
             trajectories = await self.teachers.taught(prompt, trajectories)
         sample = Sample(
@@ -130,7 +130,7 @@ class Episodes:
             trajectories=trajectories,
             text=outcome.text,
             stop_reason=StopReason.LENGTH if outcome.is_cut else session.turns[-1].stop_reason,
-            reward=outcome.reward,
+            reward=reward_of(outcome),
             figures={**session.figures, **outcome.figures},
         )
         return await score_alone(self.scorer, prompt, sample)
@@ -158,11 +158,16 @@ class Episodes:
             raise self._refusal(prompt, f"the text of its Outcome is {outcome.text!r}")
         if not session.turns:
             raise self._refusal(prompt, "it returned without one call of session.generate")
-        if outcome.reward is not None:
-            try:
-                finite_reward(outcome.reward)
-            except (TypeError, ValueError) as error:
-                raise self._refusal(prompt, str(error)) from error
+        num_rewards, num_turns = len(outcome.turn_rewards), len(session.turns)
+        if num_rewards not in (0, num_turns):
+            why = f"it gave rewards of {num_rewards} turns, and there were {num_turns}"
+            raise self._refusal(prompt, why)
+        try:
+            for reward in (*outcome.turn_rewards, reward_of(outcome)):
+                if reward is not None:
+                    finite_reward(reward)
+        except (TypeError, ValueError) as error:
+            raise self._refusal(prompt, str(error)) from error
         return outcome
 
     def _refusal(self, prompt: Prompt, why: str) -> AgentError:
@@ -171,6 +176,13 @@ class Episodes:
             why=why,
             fix=mend(self.agent_name),
         )
+
+
+def reward_of(outcome: Outcome) -> float | None:
+    """What the agent says of its episode; None: the recipe's reward is asked."""
+    if outcome.reward is None and outcome.turn_rewards:
+        return sum(outcome.turn_rewards)
+    return outcome.reward
 
 
 async def score_alone(scorer: Scoring, prompt: Prompt, sample: Sample) -> Sample:
@@ -221,7 +233,7 @@ def training_episodes(
     rollout = recipe.rollout
     settings = GenerateRequest(
         prompt_ids=(),
-        max_new_tokens=rollout.max_response_tokens,
+        max_new_tokens=_of_a_turn(rollout, rollout.max_response_tokens),
         temperature=rollout.temperature,
         top_p=rollout.top_p,
         top_k=rollout.top_k,
@@ -231,7 +243,8 @@ def training_episodes(
     episodes = _episodes(
         recipe, settings, engine=engine, scorer=scorer, decode=decode, vocab_size=vocab_size
     )
-    return replace(episodes, teachers=teachers, chat_form=chat_form)
+    longest = recipe.data.max_prompt_tokens + rollout.max_response_tokens
+    return replace(episodes, max_tokens=longest, teachers=teachers, chat_form=chat_form)
 
 
 def evaluation_episodes(
@@ -244,9 +257,10 @@ def evaluation_episodes(
     chat_form: ChatForm | None = None,
 ) -> Episodes:
     """The same agent, sampled as the recipe's `eval` says."""
+    longest = recipe.eval.max_response_tokens or recipe.rollout.max_response_tokens
     settings = GenerateRequest(
         prompt_ids=(),
-        max_new_tokens=recipe.eval.max_response_tokens or recipe.rollout.max_response_tokens,
+        max_new_tokens=_of_a_turn(recipe.rollout, longest),
         temperature=recipe.eval.temperature,
         top_p=recipe.eval.top_p,
         stop=recipe.rollout.stop,
@@ -254,7 +268,8 @@ def evaluation_episodes(
     episodes = _episodes(
         recipe, settings, engine=engine, scorer=scorer, decode=decode, vocab_size=vocab_size
     )
-    return replace(episodes, chat_form=chat_form)
+    longest += recipe.data.max_prompt_tokens
+    return replace(episodes, max_tokens=longest, chat_form=chat_form)
 
 
 def _episodes(
@@ -273,6 +288,10 @@ def _episodes(
         scorer=scorer,
         decode=decode,
         settings=settings,
-        max_tokens=recipe.data.max_prompt_tokens + settings.max_new_tokens,
+        max_tokens=settings.max_new_tokens,
         vocab_size=vocab_size,
     )
+
+
+def _of_a_turn(rollout: Rollout, longest: int) -> int:
+    return min(rollout.max_turn_tokens or longest, longest)

@@ -49,6 +49,8 @@ class _Line:
     logprobs: array[float] = field(default_factory=lambda: array("f"))
     version_spans: list[VersionSpan] = field(default_factory=list)
     routed_experts: RoutedExperts | None = None
+    rewards: dict[int, float] = field(default_factory=dict)
+    """Of turns, by the place of their last token."""
 
     def append_given(self, token_ids: Sequence[int]) -> None:
         """Tokens that the policy did not make."""
@@ -77,7 +79,14 @@ class _Line:
             logprobs=self.logprobs,
             version_spans=self.version_spans,
             routed_experts=self.routed_experts,
+            rewards=self._reward_row() if self.rewards else None,
         )
+
+    def _reward_row(self) -> array[float]:
+        row = array("f", bytes(4 * len(self.token_ids)))
+        for place, reward in self.rewards.items():
+            row[place] = reward
+        return row
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,6 +96,8 @@ class _Call:
     prompt_ids: list[int]
     completion: Completion | None = None
     """None until it is there."""
+    turn: int = -1
+    """Which of the session's turns it was."""
 
 
 def _extended(old: RoutedExperts | None, new: RoutedExperts) -> RoutedExperts:
@@ -171,7 +182,7 @@ class RecordingSession(Served):
         assert completion.response_ids and completion.version_spans, (
             f"a response to prompt {self._prompt_index} without tokens"
         )
-        call.completion = completion
+        call.completion, call.turn = completion, len(self._turns)
         turn = Turn(
             prompt_ids=call.prompt_ids,
             response_ids=completion.response_ids,
@@ -268,15 +279,17 @@ class RecordingSession(Served):
             )
         return copy
 
-    def trajectories(self) -> list[Trajectory]:
+    def trajectories(self, turn_rewards: Sequence[float] = ()) -> list[Trajectory]:
         """What the policy made, each sampled token once. Calls go on with lines in the order in
-        which they were made, whichever was answered first."""
+        which they were made, whichever was answered first. `turn_rewards`: of `turns`, or none."""
         lines: list[_Line] = []
         for call in self._calls:
             if call.completion is not None:
                 line = _line_of(lines, array("i", call.prompt_ids))
                 line.append_given(call.prompt_ids[len(line.token_ids) :])
                 line.append_sampled(call.completion)
+                if turn_rewards:
+                    line.rewards[len(line.token_ids) - 1] = turn_rewards[call.turn]
         return [line.finished() for line in lines]
 
 

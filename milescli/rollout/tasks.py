@@ -19,8 +19,18 @@ from milescli.core.user_code import mend
 
 TASK_PREFIX = "task:"
 Item = TypeVar("Item")
-ROWS = Registry("task", {}, signature=("seed",))
-"""Functions `(*, seed) -> rows` of the user's; equal seeds give equal rows."""
+ROWS = Registry(
+    "task",
+    {
+        "frozen_lake": "milescli.agents.frozen_lake:rows",
+        "frozen_lake-heldout": "milescli.agents.frozen_lake:heldout_rows",
+        "seeds": "milescli.rollout.seeds:rows",
+        "seeds-heldout": "milescli.rollout.seeds:heldout_rows",
+    },
+    signature=("seed",),
+)
+"""Functions `(*, seed) -> rows`: of environments, and of the user's; equal seeds give equal
+rows."""
 MAX_ROWS = MAX_YIELDED - 1
 """Of one function."""
 HELDOUT_MODULUS = 16
@@ -85,6 +95,12 @@ def is_task(value: str) -> bool:
     return value.startswith(TASK_PREFIX)
 
 
+def is_held_out_by_us(value: str) -> bool:
+    """Whether a `data.*` value names rows that miles keeps apart from those to train on."""
+    short = value.removeprefix(TASK_PREFIX)
+    return is_task(value) and (short in TASKS or short in ROWS.builtin)
+
+
 def write_task(name: str, folder: str | Path, seed: int) -> Path:
     """Write the prompts of `task:NAME` (prefix optional) to `folder/NAME.jsonl`; equal name and
     seed give equal bytes.
@@ -92,16 +108,17 @@ def write_task(name: str, folder: str | Path, seed: int) -> Path:
     Raises RecipeError where there is no such task.
     """
     short = name.removeprefix(TASK_PREFIX)
-    if ":" in short:
-        rows: Iterable[Mapping[str, object]] = rows_of_user(short, seed)
+    if ":" in short or short in ROWS.builtin:
+        rows: Iterable[Mapping[str, object]] = rows_of(short, seed)
     elif short in TASKS:
         rows = (asdict(row) for row in make_rows(TASKS[short], seed))
     else:
-        known = ", ".join(TASK_PREFIX + task for task in TASKS)
+        names = [*TASKS, *ROWS.builtin]
+        known = ", ".join(TASK_PREFIX + task for task in names)
         raise RecipeError(
             f"no task is called `{short}`",
             why=f"miles makes {known}; yours has an import path, task:mypkg.tasks:rows",
-            fix=f"--set data.prompts={TASK_PREFIX}{nearest(short, TASKS) or next(iter(TASKS))}",
+            fix=f"--set data.prompts={TASK_PREFIX}{nearest(short, names) or names[0]}",
         )
     path = Path(folder) / f"{short.replace(':', '.')}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,11 +127,11 @@ def write_task(name: str, folder: str | Path, seed: int) -> Path:
     return path
 
 
-def rows_of_user(path: str, seed: int) -> list[Mapping[str, object]]:
-    """What the function that `path` names yields for `seed`. Raises RecipeError where it cannot be
-    had, raises, does not end, or yields what is no prompt."""
+def rows_of(path: str, seed: int) -> list[Mapping[str, object]]:
+    """What the function called `path`, a built-in one or the user's, yields for `seed`. Raises
+    RecipeError where it cannot be had, raises, does not end, or yields what is no prompt."""
     rows = ROWS.resolve_isolated(path, key="data.prompts")(seed=seed)
-    return require_rows(rows, path)
+    return require_rows(list(rows) if isinstance(rows, Iterator) else rows, path)
 
 
 def require_rows(rows: object, path: str) -> list[Mapping[str, object]]:

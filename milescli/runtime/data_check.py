@@ -263,7 +263,9 @@ def _check_rows(
 def _hold_against_each_other(check: DataCheck, num_heldout: int | None, *, output: Output) -> None:
     """Held-out prompts against all that is trained on."""
     loaded = [(part, part.loaded.source) for part in check.parts if part.loaded]
-    heldout = next((source for part, source in loaded if part.field == "eval"), None)
+    heldout, named = next(
+        ((source, part.named) for part, source in loaded if part.field == "eval"), (None, [])
+    )
     if heldout is None:
         return
     graded = heldout.first(num_heldout)
@@ -290,5 +292,5 @@ def _hold_against_each_other(check: DataCheck, num_heldout: int | None, *, outpu
                     fix="--set data.eval=FILE with other prompts",
                 )
             )
-        elif told := near_leaks_told(heldout, graded, source, output=output):
+        elif told := near_leaks_told(heldout, graded, source, named=named, output=output):
             check.warnings.append(told)

@@ -18,11 +18,13 @@ from milescli.core.types import Prompt, Trajectory
 from milescli.models import ModelFacts, load_facts, parse_facts, scratch
 from milescli.models.base import CONFIG_NAME
 from milescli.models.score_head import with_score_head
+from milescli.recipe.check_agents import PLAYS
 from milescli.recipe.data import Data
 from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape
 from milescli.rollout.agents import require_tools, tool_schemas
+from milescli.rollout.environments import require_environment
 from milescli.rollout.example_rows import Kind, RowField
 from milescli.rollout.examples import ExampleReport, Examples, load_examples
 from milescli.rollout.mix import MixedPrompts
@@ -118,6 +120,8 @@ def _require_what_rollout_asks(recipe: Recipe) -> None:
     for rollout in rollouts_of(recipe):
         load_rewards(rollout)
     require_tools(recipe.rollout)
+    if recipe.rollout.agent == PLAYS:
+        require_environment(recipe.rollout.environment)
 
 
 def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
@@ -251,7 +255,9 @@ def load_heldout(
     asked = source.first(recipe.eval.num_prompts)
     refuse_leak(source, trained, num_heldout=recipe.eval.num_prompts)
     for part in trained if output else []:
-        if told := near_leaks_told(source, asked, part, output=output):
+        if told := near_leaks_told(
+            source, asked, part, named=recipe.data.eval, output=output
+        ):
             output.warn(told)
     check_labels_of(recipe.rollout, source, asked, output=output)
     return source, report

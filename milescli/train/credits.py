@@ -59,11 +59,12 @@ def sample(
 def to_go(
     *, advantages: torch.Tensor, penalty: torch.Tensor, tokens: PackedTokens, settings: Train
 ) -> torch.Tensor:
-    """G_t = sum over the trained tokens j >= t of gamma^(j - t) x_j; x is -penalty, and A more at
-    the last trained token (REINFORCE++, arXiv 2501.03262). j counts trained tokens alone:
+    """G_t = sum over the trained tokens j >= t of gamma^(j - t) x_j; x is -penalty, more by
+    the rewards of turns at their ends, and by what A is beyond them at the last trained token
+    (REINFORCE++, arXiv 2501.03262). j counts trained tokens alone:
     what a tool said is no step."""
     rows = TrainedRows(tokens)
-    gains = rows.take(-penalty) + rows.take(advantages) * rows.is_last
+    gains = rows.gains(advantages, penalty)
     return rows.give_back(discounted_sum(gains, settings.gamma))
 
 
@@ -76,7 +77,7 @@ def gae(
 
     rows = TrainedRows(tokens)
     values = rows.take(tokens[Stream.VALUES])
-    gains = rows.take(-penalty) + rows.take(advantages) * rows.is_last
+    gains = rows.gains(advantages, penalty)
     following = torch.nn.functional.pad(values[:, 1:], (0, 1))
     errors = gains + settings.gamma * following - values
     return rows.give_back(discounted_sum(errors, settings.gamma * settings.lam))
@@ -104,6 +105,16 @@ class TrainedRows:
         rows = whole.new_zeros((len(whole), self._width + 1))
         places = torch.where(self._mask, self._places, self._width)  # the last column is dropped
         return rows.scatter(1, places, torch.where(self._mask, whole, 0.0))[:, :-1]
+
+    def gains(self, advantages: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
+        """[N, K] what each trained token brings; a sequence's sum to its advantage less its
+        penalties."""
+        gains, whole = self.take(-penalty), self.take(advantages)
+        if Stream.TURN_REWARD in self._tokens:
+            rewards = self.take(self._tokens[Stream.TURN_REWARD])
+            gains = gains + rewards
+            whole = whole - rewards.sum(1, keepdim=True)
+        return gains + whole * self.is_last
 
     @property
     def is_last(self) -> torch.Tensor:

@@ -21,6 +21,9 @@ class Stream(StrEnum):
     """What a critic expects from here on, before the first update of the step."""
     RETURNS = "returns"
     """What a critic should have expected."""
+    TURN_REWARD = "turn_reward"
+    """At the last token of a turn what that turn was worth by itself, else 0; only where some turn
+    has such a reward."""
     UNIFORM = "uniform"
     """A random number in [0, 1), fixed by the sample's seed: a draw that no layout changes."""
     ENTROPY_COEF = "entropy_coef"

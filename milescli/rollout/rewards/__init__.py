@@ -90,7 +90,8 @@ def scorer_of(rollout: Rollout, server: ScoreServer | None = None) -> Scoring:
         for name, reward in load_rewards(rollout).items()
     }
     if isinstance(rollout.reward, str):
-        return scorers[rollout.reward]
+        (scorer,) = scorers.values()
+        return scorer
     weights = rollout.reward_weights
     return WeightedScorer({name: (scorer, weights[name]) for name, scorer in scorers.items()})
 

@@ -42,6 +42,7 @@ ADVANTAGES = Registry(
         "opo": f"{_BASELINES}:opo",
         "gpg": f"{_BASELINES}:gpg",
         "gigpo": "milescli.train.advantages.turns:gigpo",
+        "turns": "milescli.train.advantages.turns:turns",
         "pass_at_k": f"{_BEST}:pass_at_k",
         "best_of_n": f"{_BEST}:best_of_n",
         "max_rl": f"{_BEST}:max_rl",

@@ -73,10 +73,18 @@ class Policy:
         self.needs = frozenset(needs - {Stream.UNIFORM})
         self.credits_samples = train.credit == "sample" and credit is None
         """Each token has what the driver gave its sample."""
+        self.has_turn_rewards = False
+        """In the step whose sequences were made last."""
 
     def sequences(self, items: Sequence[Group]) -> list[TrainSequence]:
         """One for each trajectory; a group's are never parted by updates."""
         rows = estimate(self.advantage, items, settings=self.settings)
+        self.has_turn_rewards = not self.credits_samples and any(
+            trajectory.rewards is not None
+            for group in items
+            for sample in group.samples
+            for trajectory in sample.trajectories
+        )
         return [
             sequence
             for index, (group, row) in enumerate(zip(items, rows, strict=True))
@@ -98,6 +106,10 @@ class Policy:
                 Stream.ADVANTAGE: np.full(trajectory.num_tokens, values, np.float32),
                 Stream.ENGINE: np.frombuffer(trajectory.logprobs, np.float32),
             }
+            if self.has_turn_rewards:
+                streams[Stream.TURN_REWARD] = np.asarray(
+                    trajectory.rewards or np.zeros(trajectory.num_tokens), np.float32
+                )
             if trajectory.teacher is not None:
                 streams |= streams_of(trajectory.teacher)
             if self.teacher_of:

@@ -1,0 +1,66 @@
+"""An agent that plays in an environment: `rollout.agent=environment`. Each turn of the policy is an
+action, each observation a message of the user; the environment says the reward."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from milescli.agents.environment_fleet import EnvironmentFleet
+from milescli.core.errors import ContextFull
+from milescli.core.types import Prompt
+from milescli.recipe.schema import Rollout
+from milescli.rollout.base import Outcome, Session
+from milescli.rollout.environments import Step
+
+
+class EnvironmentAgent:
+    """Turns of the policy in `rollout.environment`, bounded by `rollout.max_turns`."""
+
+    def __init__(self, settings: Rollout) -> None:
+        self._max_turns = settings.max_turns
+        half = max((os.cpu_count() or 2) // 2, 1)
+        self.fleet = EnvironmentFleet(
+            settings.environment, num_processes=settings.environment.processes or half
+        )
+
+    async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
+        """Rewards of its turns are those of the environment's steps."""
+        began = time.monotonic()
+        async with self.fleet.episode(prompt.text, prompt.label, prompt.index) as episode:
+            messages = begun_with(prompt, await episode.reset())
+            seconds, last = time.monotonic() - began, Step()
+            rewards, texts = list[float](), list[str]()
+            for _ in range(self._max_turns):
+                try:
+                    reply = await session.chat(messages)
+                except ContextFull:
+                    if not texts:
+                        raise
+                    break
+                texts.append(reply.message["content"])
+                asked = time.monotonic()
+                last = await episode.step(texts[-1])
+                seconds += time.monotonic() - asked
+                rewards.append(last.reward)
+                if last.ended:
+                    break
+                messages += [reply.message, {"role": "user", "content": last.observation}]
+        return Outcome(
+            text="\n".join(texts),
+            turn_rewards=rewards,
+            is_cut=not last.ended,
+            figures={**last.figures, "environment_s": seconds},
+        )
+
+
+def begun_with(prompt: Prompt, observation: str | None) -> list[Any]:
+    """The messages that an episode begins with: those of the prompt, or in the place of the user's
+    the observation."""
+    messages: Sequence[Any] = prompt.messages
+    if observation is None:
+        return list(messages)
+    kept = [message for message in messages if message["role"] == "system"]
+    return [*kept, {"role": "user", "content": observation}]

@@ -1,0 +1,203 @@
+"""Environments of many episodes at once, in processes of their own: one that hangs is named and
+costs its own episode, and those that lived beside it are played again up to where they were."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+from milescli.agents.environment_process import Act, Asked, Begin, End, Where
+from milescli.core.async_isolated import AsyncIsolated
+from milescli.core.errors import AgentError
+from milescli.core.user_process import CallFailed
+from milescli.recipe.environments import EnvironmentSettings
+from milescli.rollout.environments import Step
+
+_TARGET = "milescli.agents.environment_process:act"
+MAX_RETURNS = 3
+"""How often an episode is played again as its process has ended; then it is the one that fails."""
+_FIRST_TIMEOUT_S = 120.0
+"""For the imports of an environment, beside `step_timeout_s`."""
+_WHERE_TIMEOUT_S = 2.0
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    """A process, or the one that took its place."""
+
+    memory_bytes: int
+    process: AsyncIsolated = field(init=False)
+    num_episodes: int = 0
+    has_begun: bool = False
+
+    def __post_init__(self) -> None:
+        self.process = self._new()
+
+    def give_up(self, process: AsyncIsolated) -> None:
+        """End it, and begin another with the next call; unless that was done already."""
+        if process is self.process:
+            process.close()
+            self.process, self.has_begun = self._new(), False
+
+    def _new(self) -> AsyncIsolated:
+        return AsyncIsolated(
+            _TARGET,
+            memory_bytes=self.memory_bytes,
+            memory_key="rollout.environment.memory_gib",
+        )
+
+
+class EnvironmentFleet:
+    """All environments of this driver. Belongs to one event loop."""
+
+    def __init__(self, settings: EnvironmentSettings, *, num_processes: int) -> None:
+        assert settings.name is not None, "the recipe's check asks for a name"
+        self.name = settings.name
+        self._settings = settings
+        memory_bytes = int(settings.memory_gib * 1024**3)
+        self._places = [_Place(memory_bytes) for _ in range(num_processes)]
+        self._numbers = count()
+        self.num_hung = 0
+        """Environments that were given up, as they did not answer."""
+
+    @contextlib.asynccontextmanager
+    async def episode(self, prompt: str, label: str | None, seed: int) -> AsyncIterator[Episode]:
+        """One, which ends with the context."""
+        place = min(self._places, key=lambda each: each.num_episodes)
+        place.num_episodes += 1
+        begin = Begin(
+            name=self.name,
+            settings=dict(self._settings.settings),
+            prompt=prompt,
+            label=label,
+            seed=seed,
+        )
+        episode = Episode(self, place, next(self._numbers), begin)
+        try:
+            yield episode
+        finally:
+            place.num_episodes -= 1
+            episode.end()
+
+    def close(self) -> None:
+        """End all processes."""
+        for place in self._places:
+            place.process.close()
+
+    async def asked(self, episode: Episode, what: Asked) -> Any:
+        """Of one process, once. Raises AgentError where the environment raises or hangs,
+        CallFailed where its process has ended."""
+        place, bound_s = episode.place, self._settings.step_timeout_s
+        process = place.process
+        limit_s = bound_s if place.has_begun else bound_s + _FIRST_TIMEOUT_S
+        try:
+            async with asyncio.timeout(limit_s):
+                answered = await process.call(episode.number, what, answer=_nothing_is_asked)
+        except TimeoutError:
+            where = await self._where(process, episode)
+            self.num_hung += 1
+            place.give_up(process)
+            raise self._failed(
+                f"the environment `{self.name}` did not answer within {bound_s:g} s",
+                why=f"{_told(what)}{where or '; where it was cannot be told'}",
+            ) from None
+        except CallFailed as error:
+            if process is place.process and process.lives:
+                raise self._failed(
+                    f"the environment `{self.name}` failed", why=str(error)
+                ) from None
+            place.give_up(process)
+            raise
+        place.has_begun = True
+        return answered
+
+    def _failed(self, what: str, *, why: str) -> AgentError:
+        fix = f"miles env check {self.name}   # holds it to what an environment has to do"
+        return AgentError(what, why=why, fix=fix)
+
+    async def _where(self, process: AsyncIsolated, episode: Episode) -> str:
+        with contextlib.suppress(TimeoutError, CallFailed):
+            async with asyncio.timeout(_WHERE_TIMEOUT_S):
+                told = await process.call(episode.number, Where(), answer=_nothing_is_asked)
+                return f"; it was at{told}" if told else ""
+        return ""
+
+
+@dataclass(eq=False, slots=True)
+class Episode:
+    """One environment, from its reset on. One call at a time."""
+
+    fleet: EnvironmentFleet
+    place: _Place
+    number: int
+    begun: Begin
+    _process: AsyncIsolated | None = None
+    """In which it was begun."""
+    _num_returns: int = 0
+    _call: asyncio.Task[Any] | None = None
+
+    async def reset(self) -> str | None:
+        """What the policy is shown first; None: the prompt itself. Raises AgentError."""
+        return await self._bounded(None)
+
+    async def step(self, action: str) -> Step:
+        """Raises AgentError."""
+        step = await self._bounded(Act(action))
+        self.begun = replace(self.begun, actions=[*self.begun.actions, action])
+        return step
+
+    def end(self) -> None:
+        """Nobody waits for it: what it is still at is bounded all the same."""
+        ending = asyncio.ensure_future(self._end())
+        _ENDING.add(ending)
+        ending.add_done_callback(_ENDING.discard)
+
+    async def _bounded(self, what: Act | None) -> Any:
+        self._call = asyncio.ensure_future(self._asked(what))
+        return await asyncio.shield(self._call)  # goes on to its own bound where it is given up
+
+    async def _asked(self, what: Act | None) -> Any:
+        """`what`; None: its first observation. Where its process has ended meanwhile, what was done
+        before is done again."""
+        while True:
+            try:
+                if self._process is not self.place.process:
+                    process = self.place.process
+                    start = await self.fleet.asked(self, self.begun)
+                    self._process = process
+                    if what is None:
+                        return start
+                assert what is not None, "an episode is reset once"
+                return await self.fleet.asked(self, what)
+            except CallFailed as error:
+                self._num_returns += 1
+                if self._num_returns > MAX_RETURNS:
+                    raise AgentError(
+                        f"the process of the environment `{self.fleet.name}` ends each time",
+                        why=str(error),
+                        fix=f"miles env check {self.fleet.name}",
+                    ) from None
+
+    async def _end(self) -> None:
+        if self._call is not None:
+            await asyncio.gather(self._call, return_exceptions=True)
+        if self._process is self.place.process:
+            with contextlib.suppress(AgentError, CallFailed):
+                await self.fleet.asked(self, End())
+
+
+_ENDING: set[asyncio.Future[None]] = set()
+
+
+async def _nothing_is_asked(*asked: Any) -> None:
+    raise AssertionError(f"an environment asks for nothing: {asked!r:.80}")
+
+
+def _told(what: Asked) -> str:
+    if isinstance(what, Act):
+        return f"it was told {what.text!r:.80}"
+    return "it was begun" if isinstance(what, Begin) else "it was ended"

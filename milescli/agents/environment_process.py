@@ -1,0 +1,105 @@
+"""The environments of one process: made, reset, stepped and closed here, each in threads. The
+process is begun by `environment_fleet`, which alone speaks to it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from milescli.core.concurrency import in_thread
+from milescli.rollout.environments import Environment, Step, checked, checked_start, made
+
+MAX_IDLE = 256
+"""Environments that are kept for later episodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """A new episode, and what was done in it before its process had to be ended."""
+
+    name: str
+    settings: dict[str, Any]
+    prompt: str
+    label: str | None
+    seed: int
+    actions: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One turn of the policy."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Asks at which lines an episode's environment is."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The episode is over."""
+
+
+Asked = Begin | Act | Where | End
+_PLAYING: dict[int, Environment] = {}
+_IDLE: list[Environment] = []
+_THREADS: dict[int, int] = {}
+"""By episode, of what is called now."""
+
+
+async def act(episode: int, what: Asked) -> str | Step | None:
+    """Begin gives the first observation, Act a Step, Where text, End nothing. Raises ValueError
+    where the environment gives something else, and what it raises."""
+    if isinstance(what, Where):
+        return _where(episode)
+    return await in_thread(lambda: _acted(episode, what))
+
+
+def _acted(episode: int, what: Asked) -> str | Step | None:
+    _THREADS[episode] = threading.get_ident()
+    try:
+        return _done(episode, what)
+    finally:
+        del _THREADS[episode]
+
+
+def _done(episode: int, what: Asked) -> str | Step | None:
+    if isinstance(what, End):
+        _end(episode)
+        return None
+    if isinstance(what, Act):
+        return checked(_PLAYING[episode].step(what.text))
+    assert isinstance(what, Begin)
+    environment = _IDLE.pop() if _IDLE else made(what.name, what.settings)
+    _PLAYING[episode] = environment
+    start = environment.reset(prompt=what.prompt, label=what.label, seed=what.seed)
+    for action in what.actions:
+        environment.step(action)
+    return checked_start(start)
+
+
+def _end(episode: int) -> None:
+    environment = _PLAYING.pop(episode, None)
+    if environment is None:
+        return
+    if len(_IDLE) < MAX_IDLE:
+        _IDLE.append(environment)
+    elif (close := getattr(environment, "close", None)) is not None:
+        close()
+
+
+def _where(episode: int) -> str:
+    """The lines that its call is at, innermost last; empty where it is in none."""
+    frame = sys._current_frames().get(_THREADS.get(episode, 0))
+    told = [
+        f"\n  {line.filename}, line {line.lineno}, in {line.name}"
+        for line in traceback.extract_stack(frame)
+        if "/milescli/" not in line.filename and not line.filename.endswith("/threading.py")
+    ]
+    return "".join(told[-6:]) if frame is not None else ""

@@ -1,0 +1,174 @@
+"""FrozenLake as text: walk over the ice to the goal, around the holes. The rules are those of
+Gymnasium's environment of that name, on boards of any size; the boards of a data set are its
+rows' labels, and are in their prompts."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from milescli.rollout.environments import Step
+
+ICE, HOLE, PLAYER, GOAL = ".OPG"
+MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+STOP = "stop"
+"""Ends an episode where one stands."""
+SIZE, NUM_HOLES, MIN_STEPS = 4, 3, 2
+"""Of the boards of `task:frozen_lake`."""
+NUM_ROWS, NUM_HELDOUT, HELDOUT_MODULUS = 8192, 256, 16
+STOPPED_SHARE = 0.7
+"""Of the demonstrations: they stop at once, as whoever stays on the shore never falls in. The
+others walk to the goal."""
+_ABOUT = "Walk from P to G. O is a hole."
+Place = tuple[int, int]
+Board = Sequence[str]
+"""Rows of cells; the player stands on ice."""
+
+
+class FrozenLake:
+    """Implements milescli.rollout.environments.Environment. The policy says up, down, left, right
+    or stop; anything else is a turn in which nothing moves. 1.0 for the step onto the goal."""
+
+    reward_range = (0.0, 1.0)
+
+    def __init__(
+        self, *, size: int = SIZE, num_holes: int = NUM_HOLES, is_slippery: bool = False
+    ) -> None:
+        """`size`, `num_holes`: of boards where a row has none; `is_slippery`: two of three moves
+        go aside."""
+        if size < 2 or not 0 <= num_holes <= size * size - 2:
+            raise ValueError(f"a board of {size} x {size} cells has no room for {num_holes} holes")
+        self._size, self._num_holes, self._is_slippery = size, num_holes, is_slippery
+        self._board: Board = ()
+        self._at: Place = (0, 0)
+        self._rng = random.Random()
+
+    def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
+        """`label`: rows of a board, `P.O/.../O.G`; anything else, e.g. a number: one is drawn by
+        it, and `seed`."""
+        self._rng = random.Random(f"{label}/{seed}")
+        rows = (label or "").split("/")
+        is_board = len(rows) > 1 and {PLAYER, GOAL} <= set("".join(rows))
+        drawn = rows if is_board else draw(self._rng, size=self._size, num_holes=self._num_holes)
+        self._at = find(drawn, PLAYER)
+        self._board = [row.replace(PLAYER, ICE) for row in drawn]
+        return None if is_board else shown(drawn)
+
+    def step(self, action: str) -> Step:
+        """One move, off the board none."""
+        word = action.strip().lower()
+        if word == STOP:
+            return Step(ended=True)
+        if word in MOVES:
+            self._at = moved(self._board, self._at, self._slipped(MOVES[word]))
+        row, column = self._at
+        cell = self._board[row][column]
+        if cell != ICE:
+            return Step(reward=float(cell == GOAL), ended=True)
+        return Step(observation=board_text(placed(self._board, self._at)))
+
+    def _slipped(self, move: Place) -> Place:
+        """As meant, or to one of its sides, one of three each."""
+        if not self._is_slippery:
+            return move
+        down, right = move
+        return self._rng.choice([move, (right, down), (-right, -down)])
+
+
+def rows(*, seed: int) -> Iterator[Mapping[str, Any]]:
+    """Boards to train on, with what is to imitate."""
+    return _rows(random.Random(seed), NUM_ROWS, heldout=False)
+
+
+def heldout_rows(*, seed: int) -> Iterator[Mapping[str, Any]]:
+    """Boards that no run trains on."""
+    return _rows(random.Random(seed), NUM_HELDOUT, heldout=True)
+
+
+def _rows(rng: random.Random, count: int, *, heldout: bool) -> Iterator[Mapping[str, Any]]:
+    seen = set[str]()
+    while len(seen) < count:
+        board = draw(rng, size=SIZE, num_holes=NUM_HOLES)
+        label = "/".join(board)
+        is_heldout = zlib.crc32(label.encode()) % HELDOUT_MODULUS == 0
+        if is_heldout is not heldout or label in seen or len(way(board)) < MIN_STEPS:
+            continue
+        seen.add(label)
+        stops = rng.random() < STOPPED_SHARE
+        walked = [_said(STOP)] if stops else demonstration(board)
+        yield {"prompt": shown(board), "label": label, "demonstration": walked}
+
+
+def demonstration(board: Board) -> list[dict[str, str]]:
+    """The turns of a walk to the goal on a shortest way."""
+    at, ice = find(board, PLAYER), [row.replace(PLAYER, ICE) for row in board]
+    turns = list[dict[str, str]]()
+    for word in way(board):
+        turns.append(_said(word))
+        at = moved(ice, at, MOVES[word])
+        turns.append({"role": "user", "content": board_text(placed(ice, at))})
+    return turns[:-1]  # the episode has ended
+
+
+def _said(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def draw(rng: random.Random, *, size: int, num_holes: int) -> list[str]:
+    """A board with a way to its goal."""
+    while True:
+        cells = [PLAYER, GOAL, *[HOLE] * num_holes, *[ICE] * (size * size - 2 - num_holes)]
+        rng.shuffle(cells)
+        board = ["".join(cells[start : start + size]) for start in range(0, size * size, size)]
+        if way(board):
+            return board
+
+
+def way(board: Board) -> list[str]:
+    """Moves of a shortest way from the player to the goal; none where there is none."""
+    start = find(board, PLAYER)
+    waiting, found = deque([start]), {start: list[str]()}
+    while waiting:
+        at = waiting.popleft()
+        for word, move in MOVES.items():
+            to = moved(board, at, move)
+            cell = board[to[0]][to[1]]
+            if to in found or cell == HOLE:
+                continue
+            found[to] = [*found[at], word]
+            if cell == GOAL:
+                return found[to]
+            waiting.append(to)
+    return []
+
+
+def moved(board: Board, at: Place, move: Place) -> Place:
+    """Where one stands then."""
+    row, column = at[0] + move[0], at[1] + move[1]
+    return (row, column) if 0 <= row < len(board) and 0 <= column < len(board[row]) else at
+
+
+def find(board: Board, cell: str) -> Place:
+    """The first such cell; there is one."""
+    return next((r, row.index(cell)) for r, row in enumerate(board) if cell in row)
+
+
+def placed(ice: Board, at: Place) -> list[str]:
+    """The board with the player on it."""
+    return [
+        row[: at[1]] + PLAYER + row[at[1] + 1 :] if number == at[0] else row
+        for number, row in enumerate(ice)
+    ]
+
+
+def board_text(board: Board) -> str:
+    """As the policy sees it: a cell is a word."""
+    return "\n".join(" ".join(row) for row in board)
+
+
+def shown(board: Board) -> str:
+    """With what is to be done."""
+    return f"{_ABOUT}\n{board_text(board)}"

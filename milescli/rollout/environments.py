@@ -1,0 +1,111 @@
+"""What an environment is: something that answers what the policy does, and says what it was worth.
+The protocol and the names; the agent that plays in one lives in `agents`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from milescli.core.errors import RecipeError
+from milescli.core.registry import Registry
+from milescli.recipe.environments import EnvironmentSettings
+
+KEY = "rollout.environment.name"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What came of one turn of the policy."""
+
+    observation: str = ""
+    """What the policy is told; nothing where the episode has ended."""
+    reward: float = 0.0
+    """Of this turn. The reward of the episode is their sum."""
+    ended: bool = False
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What the episode was like, by name; of several steps the last counts."""
+
+
+class Environment(Protocol):
+    """One episode of something that the policy acts in. Made with `rollout.environment.settings` as
+    its arguments; one object may be reset many times. Its calls may block: each is made in a thread
+    of its own, in a process that others of its kind share. Equal seeds and equal actions give equal
+    steps: an environment whose process had to be ended is played again up to where it was.
+
+    It may have a `close()`, and a `reward_range: tuple[float, float]` of an episode, (0, 1) where
+    nothing is said, which `miles env check` holds it to."""
+
+    def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
+        """Begin the episode of a row of the data: what the policy is shown in the place of the
+        row's prompt; None: the prompt itself. `seed`: the same for all samples of a row."""
+        ...
+
+    def step(self, action: str) -> Step:
+        """What the policy said, without its reasoning."""
+        ...
+
+
+ENVIRONMENTS = Registry(
+    "environment",
+    {
+        "frozen_lake": "milescli.agents.frozen_lake:FrozenLake",
+    },
+)
+"""Classes, or functions that make an Environment."""
+
+
+def made(path_or_name: str, settings: Mapping[str, Any]) -> Environment:
+    """A new one. Raises RecipeError where it cannot be had, or does not take the settings."""
+    factory: Any = ENVIRONMENTS.resolve(path_or_name, key=KEY)
+    try:
+        inspect.signature(factory).bind(**settings)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(factory).parameters)
+        raise RecipeError(
+            f"the environment `{path_or_name}` does not take its settings",
+            why=f"{error}; it takes ({takes})",
+            fix="--set 'rollout.environment.settings={}'   # and what it needs",
+        ) from None
+    environment: Environment = factory(**settings)
+    if lacking := [name for name in ("reset", "step") if not hasattr(environment, name)]:
+        raise RecipeError(
+            f"`{path_or_name}` makes no environment",
+            why=f"what it makes, {type(environment).__name__}, has no {' and no '.join(lacking)}",
+            fix="miles plugins new environment my_game   # writes one to begin with",
+        )
+    return environment
+
+
+def require_environment(settings: EnvironmentSettings) -> None:
+    """Raises MilesError where the one that is named cannot be had on this machine."""
+    assert settings.name is not None, "the recipe's check asks for a name"
+    factory = ENVIRONMENTS.resolve(settings.name, key=KEY)
+    if (require := getattr(factory, "require", None)) is not None:
+        require(settings.settings)
+
+
+def checked(step: object) -> Step:
+    """The same. Raises ValueError for what is no step."""
+    if not isinstance(step, Step):
+        raise ValueError(f"`step` returned {step!r:.200}; it returns a Step")
+    if not isinstance(step.observation, str):
+        raise ValueError(f"the observation of a step is {step.observation!r:.200}; it is text")
+    numbers = {"reward": step.reward, **step.figures}
+    for name, value in numbers.items():
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
+            raise ValueError(f"the {name} of a step is {value!r:.80}; it is a finite number")
+    return step
+
+
+def checked_start(observation: object) -> str | None:
+    """The same. Raises ValueError for what no `reset` may return."""
+    if observation is not None and not isinstance(observation, str):
+        raise ValueError(f"`reset` returned {observation!r:.200}; it returns text, or None")
+    return observation
