@@ -13,7 +13,7 @@ from milescli.core.errors import ContextFull
 from milescli.core.types import Prompt
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
-from milescli.rollout.environments import Step
+from milescli.rollout.environments import Step, seed_of
 
 
 class EnvironmentAgent:
@@ -29,7 +29,7 @@ class EnvironmentAgent:
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
         """Rewards of its turns are those of the environment's steps."""
         began = time.monotonic()
-        async with self.fleet.episode(prompt.text, prompt.label, prompt.index) as episode:
+        async with self.fleet.episode(prompt.text, prompt.label, seed_of(prompt)) as episode:
             messages = begun_with(prompt, await episode.reset())
             seconds, last = time.monotonic() - began, Step()
             rewards, texts = list[float](), list[str]()

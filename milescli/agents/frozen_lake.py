@@ -19,7 +19,7 @@ STOP = "stop"
 SIZE, NUM_HOLES, MIN_STEPS = 4, 3, 2
 """Of the boards of `task:frozen_lake`."""
 NUM_ROWS, NUM_HELDOUT, HELDOUT_MODULUS = 8192, 256, 16
-STOPPED_SHARE = 0.7
+STOPPED_SHARE = 0.0
 """Of the demonstrations: they stop at once, as whoever stays on the shore never falls in. The
 others walk to the goal."""
 _ABOUT = "Walk from P to G. O is a hole."
@@ -107,10 +107,11 @@ def demonstration(board: Board) -> list[dict[str, str]]:
     at, ice = find(board, PLAYER), [row.replace(PLAYER, ICE) for row in board]
     turns = list[dict[str, str]]()
     for word in way(board):
+        if turns:
+            turns.append({"role": "user", "content": board_text(placed(ice, at))})
         turns.append(_said(word))
         at = moved(ice, at, MOVES[word])
-        turns.append({"role": "user", "content": board_text(placed(ice, at))})
-    return turns[:-1]  # the episode has ended
+    return turns
 
 
 def _said(text: str) -> dict[str, str]:
@@ -165,8 +166,10 @@ def placed(ice: Board, at: Place) -> list[str]:
 
 
 def board_text(board: Board) -> str:
-    """As the policy sees it: a cell is a word."""
-    return "\n".join(" ".join(row) for row in board)
+    """As the policy sees it: a cell is a word; and by row and column where player and goal are."""
+    places = [(name, *find(board, name)) for name in (PLAYER, GOAL)]
+    told = " ".join(f"{name} {row} {column}" for name, row, column in places)
+    return "\n".join([*(" ".join(row) for row in board), told])
 
 
 def shown(board: Board) -> str:

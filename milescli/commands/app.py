@@ -21,6 +21,7 @@ from milescli.commands import (
     convert,
     data,
     doctor,
+    environments,
     evaluate,
     export,
     help,
@@ -43,6 +44,7 @@ miles {version}: post-train language models with reinforcement learning
   miles models                        which models it knows
   miles recipes                       what can be trained
   miles algorithms                    and how
+  miles envs, miles tools             what a model can act in, and call
   miles plugins                       what you can bring
   miles data check train.jsonl        what a run would see of it
   miles launch --recipe quickstart    train
@@ -78,7 +80,7 @@ app = typer.Typer(
 )
 for module in (
     *(launch, resume, evaluate, export, convert),
-    *(data, models, recipes, algorithms, plugins, runs, doctor, help),
+    *(data, models, recipes, algorithms, environments, plugins, runs, doctor, help),
 ):
     module.register(app)
 

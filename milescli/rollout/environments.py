@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
+from milescli.core.types import Prompt
 from milescli.recipe.environments import EnvironmentSettings
 
 KEY = "rollout.environment.name"
@@ -30,17 +31,20 @@ class Step:
 
 
 class Environment(Protocol):
-    """One episode of something that the policy acts in. Made with `rollout.environment.settings` as
-    its arguments; one object may be reset many times. Its calls may block: each is made in a thread
-    of its own, in a process that others of its kind share. Equal seeds and equal actions give equal
-    steps: an environment whose process had to be ended is played again up to where it was.
+    """Something that the policy acts in. Made with `rollout.environment.settings` as its arguments;
+    one object plays one episode at a time, and may be reset many times. Its calls may block: each
+    is made in a thread of its own, in a process that others of its kind share. Equal seeds and
+    equal actions give equal steps: an environment whose process had to be ended is played again up
+    to where it was.
 
-    It may have a `close()`, and a `reward_range: tuple[float, float]` of an episode, (0, 1) where
-    nothing is said, which `miles env check` holds it to."""
+    It may have a `close()`; a `reward_range: tuple[float, float] | None` of an episode, (0, 1)
+    where nothing is said, which `miles env check` holds it to; and, of its class,
+    `require(settings)`, which raises MilesError where it cannot work on this machine."""
 
     def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
         """Begin the episode of a row of the data: what the policy is shown in the place of the
-        row's prompt; None: the prompt itself. `seed`: the same for all samples of a row."""
+        row's prompt; None: the prompt itself. `seed`: the same for all samples of a row, its label
+        where that is a whole number (`task:seeds`)."""
         ...
 
     def step(self, action: str) -> Step:
@@ -52,9 +56,18 @@ ENVIRONMENTS = Registry(
     "environment",
     {
         "frozen_lake": "milescli.agents.frozen_lake:FrozenLake",
+        "gymnasium": "milescli.agents.gymnasium:GymnasiumText",
+        "textarena": "milescli.agents.textarena:TextArenaGame",
+        "reasoning_gym": "milescli.agents.reasoning_gym:ReasoningGymTask",
     },
 )
 """Classes, or functions that make an Environment."""
+
+
+def seed_of(prompt: Prompt) -> int:
+    """Of the episodes of a row."""
+    label = prompt.label or ""
+    return int(label) if label.isdecimal() and len(label) < 10 else prompt.index
 
 
 def made(path_or_name: str, settings: Mapping[str, Any]) -> Environment:
@@ -82,9 +95,13 @@ def made(path_or_name: str, settings: Mapping[str, Any]) -> Environment:
 def require_environment(settings: EnvironmentSettings) -> None:
     """Raises MilesError where the one that is named cannot be had on this machine."""
     assert settings.name is not None, "the recipe's check asks for a name"
-    factory = ENVIRONMENTS.resolve(settings.name, key=KEY)
-    if (require := getattr(factory, "require", None)) is not None:
-        require(settings.settings)
+    require(ENVIRONMENTS.resolve(settings.name, key=KEY), settings.settings)
+
+
+def require(factory: Any, settings: Mapping[str, Any]) -> None:
+    """Raises MilesError where what it makes cannot work on this machine."""
+    if (asked := getattr(factory, "require", None)) is not None:
+        asked(settings)
 
 
 def checked(step: object) -> Step:

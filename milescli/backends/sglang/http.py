@@ -25,6 +25,9 @@ HEALTH_TIMEOUT_S = 10.0
 _EVENT, _LAST_EVENT = b"data: ", b"data: [DONE]"
 MAX_LINE_BYTES = 2**26
 """Of one streamed object: a response's tokens, log-probs and routing."""
+KEEP_ALIVE_S = 2.0
+"""Of an unused connection. SGLang closes one after 5 s; who used it at that moment would lose an
+order, which is not tried again."""
 MAX_CONNECTIONS = 1024
 """Open sockets to router and engines together; further requests wait for one."""
 
@@ -56,7 +59,9 @@ class EngineHttp:
     def session(self) -> aiohttp.ClientSession:
         """Made on first use, inside the running loop."""
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, limit_per_host=0)
+            connector = aiohttp.TCPConnector(
+                limit=MAX_CONNECTIONS, limit_per_host=0, keepalive_timeout=KEEP_ALIVE_S
+            )
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 timeout=aiohttp.ClientTimeout(total=None),

@@ -1,0 +1,20 @@
+"""Packages that some agents and environments need and `miles` does not bring."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from milescli.core.errors import MachineError
+
+EXTRA = "agents"
+"""Of pyproject.toml, that names them all."""
+
+
+def require_package(module: str, *, asked_by: str) -> None:
+    """Raises MachineError where it is not installed; imports nothing."""
+    if find_spec(module) is None:
+        raise MachineError(
+            f"{asked_by} needs the package `{module.replace('_', '-')}`",
+            why="it is not installed here",
+            fix=f"pip install 'miles-cli[{EXTRA}]'",
+        )

@@ -1,0 +1,94 @@
+"""Environments of the package `gymnasium` whose states can be said in text, such as FrozenLake and
+Taxi. `rollout.environment.name=gymnasium`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from milescli.agents.extras import require_package
+from milescli.rollout.environments import Step
+
+_SHOWN_IN_COLOUR = re.compile(r"\x1b\[[0-9;]*m(.+?)\x1b\[0m")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+MAX_ACTIONS = 64
+"""That a model can be told of."""
+
+
+class GymnasiumText:
+    """Implements milescli.rollout.environments.Environment."""
+
+    reward_range = None
+
+    @staticmethod
+    def require(settings: Mapping[str, Any]) -> None:
+        """Raises MachineError where the package lacks."""
+        require_package("gymnasium", asked_by="the environment `gymnasium`")
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        actions: Sequence[str] = (),
+        instructions: str = "",
+        **options: Any,
+    ) -> None:
+        """`id`: as `gymnasium.make` takes it, and `options` with it; `actions`: a word for each
+        number of its discrete action space, in order, by default the numbers themselves;
+        `instructions`: before the first observation. Raises ValueError where its actions are not
+        discrete, or have other names."""
+        import gymnasium
+
+        spec = gymnasium.spec(id)
+        can_draw = "ansi" in _render_modes(spec)
+        self._environment = gymnasium.make(id, render_mode="ansi" if can_draw else None, **options)
+        self._draws = can_draw
+        space = self._environment.action_space
+        if not isinstance(space, gymnasium.spaces.Discrete) or space.n > MAX_ACTIONS:
+            raise ValueError(f"the actions of {id} are {space}: not a few that can be named")
+        first = int(space.start)
+        names = list(actions) or [str(first + number) for number in range(int(space.n))]
+        if len(names) != int(space.n):
+            raise ValueError(f"{id} has {space.n} actions, and {len(names)} words were given")
+        self._numbers = {name.lower(): first + place for place, name in enumerate(names)}
+        self._instructions = instructions or f"Say one of: {', '.join(names)}."
+
+    def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
+        """The same start for the same seed."""
+        observation, _ = self._environment.reset(seed=seed)
+        return f"{self._instructions}\n{self._shown(observation)}"
+
+    def step(self, action: str) -> Step:
+        """The last word that names an action is done; none: nothing is done, and the model is told
+        what it may say."""
+        words = re.findall(r"[\w-]+", action.lower())
+        named = next((word for word in reversed(words) if word in self._numbers), None)
+        if named is None:
+            told = f"Say one of: {', '.join(self._numbers)}."
+            return Step(observation=told, figures={"not_understood": 1.0})
+        observation, reward, ended, is_cut, _ = self._environment.step(self._numbers[named])
+        return Step(
+            observation=self._shown(observation),
+            reward=float(reward),
+            ended=bool(ended or is_cut),
+        )
+
+    def close(self) -> None:
+        """Of what it holds."""
+        self._environment.close()
+
+    def _shown(self, observation: Any) -> str:
+        """Its picture in letters, in which colour becomes brackets; else the observation itself."""
+        if not self._draws:
+            return str(observation)
+        drawn = str(self._environment.render())
+        return _COLOUR.sub("", _SHOWN_IN_COLOUR.sub(r"[\1]", drawn)).strip("\n")
+
+
+def _render_modes(spec: Any) -> Sequence[str]:
+    import gymnasium.envs.registration as registration
+
+    made_by = spec.entry_point
+    factory = registration.load_env_creator(made_by) if isinstance(made_by, str) else made_by
+    return (getattr(factory, "metadata", None) or {}).get("render_modes", ())

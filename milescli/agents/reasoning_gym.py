@@ -1,0 +1,45 @@
+"""Tasks of the package `reasoning-gym`, drawn as they are asked for, of one turn each.
+`rollout.environment.name=reasoning_gym`. Rows of them that are made beforehand are scored by the
+reward of that name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from milescli.agents.extras import require_package
+from milescli.rollout.environments import Step
+
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+class ReasoningGymTask:
+    """Implements milescli.rollout.environments.Environment."""
+
+    reward_range = (0.0, 1.0)
+
+    @staticmethod
+    def require(settings: Mapping[str, Any]) -> None:
+        """Raises MachineError where the package lacks."""
+        require_package("reasoning_gym", asked_by="the environment `reasoning_gym`")
+
+    def __init__(self, *, task: str, **options: Any) -> None:
+        """`task`: as `reasoning_gym.create_dataset` takes it, and `options` with it."""
+        import reasoning_gym
+
+        self._make = lambda seed: reasoning_gym.create_dataset(task, seed=seed, size=1, **options)
+        self._tasks = self._make(0)
+        self._entry: Any = None
+
+    def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
+        """The question; where its answer is to stand is said by the recipe's system prompt."""
+        self._tasks = self._make(seed)
+        self._entry = self._tasks[0]
+        return str(self._entry["question"])
+
+    def step(self, action: str) -> Step:
+        """What stands in the last `<answer>...</answer>`, else all of it, is the answer."""
+        stated = _ANSWER.findall(action)
+        answer = (stated[-1] if stated else action).strip()
+        return Step(reward=float(self._tasks.score_answer(answer, self._entry)), ended=True)

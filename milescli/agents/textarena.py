@@ -1,0 +1,53 @@
+"""Games for one player of the package `textarena`, such as GuessTheNumber and Sokoban.
+`rollout.environment.name=textarena`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from milescli.agents.extras import require_package
+from milescli.rollout.environments import Step
+
+
+class TextArenaGame:
+    """Implements milescli.rollout.environments.Environment."""
+
+    reward_range = (-1.0, 1.0)
+
+    @staticmethod
+    def require(settings: Mapping[str, Any]) -> None:
+        """Raises MachineError where the package lacks."""
+        require_package("textarena", asked_by="the environment `textarena`")
+
+    def __init__(self, *, id: str, **options: Any) -> None:
+        """`id`: as `textarena.make` takes it, and `options` with it. Raises ValueError for a game
+        of several players, and what the package raises."""
+        import textarena
+
+        self._make = lambda: textarena.make(env_id=id, **options)
+        self._game = self._make()
+        self._id = id
+
+    def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
+        """The rules, as the game tells them."""
+        self._game = self._make()  # some keep what was said in the game before
+        try:
+            self._game.reset(num_players=1, seed=seed)
+        except AssertionError as error:
+            raise ValueError(f"{self._id} is no game for one player: {error}") from None
+        return self._told()
+
+    def step(self, action: str) -> Step:
+        """What the game says to it. The reward comes at the end."""
+        ended, _ = self._game.step(action=action)
+        if not ended:
+            return Step(observation=self._told())
+        rewards, _ = self._game.close()
+        return Step(reward=float((rewards or {}).get(0, 0.0)), ended=True)
+
+    def _told(self) -> str:
+        """What was said since the last turn of the player."""
+        _, observation = self._game.get_observation()
+        text = observation if isinstance(observation, str) else str(observation)
+        return text.strip() or "(nothing)"

@@ -1,0 +1,118 @@
+"""`miles envs` and `miles tools`: what ships, what plug-ins bring, and whether it can be had here;
+and an environment held against its contract, in a process of its own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import orjson
+
+from milescli.core.errors import MilesError
+from milescli.core.imports import imported
+from milescli.core.isolated import Isolated
+from milescli.core.registry import Registry
+from milescli.recipe.schema import Rollout
+from milescli.rollout.agents import TOOLS
+from milescli.rollout.environment_contract import NUM_EPISODES, Checked, Row
+from milescli.rollout.environments import ENVIRONMENTS, KEY, require
+from milescli.rollout.tasks import TASK_PREFIX, write_task
+
+CHECK_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One environment, or one tool."""
+
+    name: str
+    about: str
+    takes: str
+    """Its settings, or what a call takes."""
+    lacks: str | None
+    """Why it cannot be had here; None: it can."""
+    mend: str | None = None
+    """A command."""
+
+
+def environments() -> list[Listed]:
+    """All that have a name here."""
+    return [_listed(name, ENVIRONMENTS, KEY) for name in ENVIRONMENTS.names()]
+
+
+def tools() -> list[Listed]:
+    """All that have a name here."""
+    return [_listed(name, TOOLS, "rollout.tools") for name in TOOLS.names()]
+
+
+def _listed(name: str, registry: Registry, key: str) -> Listed:
+    plugin: Any = imported(registry.path_of(name, key=key), kind=registry.kind, key=key)
+    lacks = fix = None
+    try:
+        if registry is ENVIRONMENTS:
+            require(plugin, {})
+        elif (asked := getattr(plugin, "require", None)) is not None:
+            asked(Rollout(tools=[name]))
+    except MilesError as error:
+        lacks, fix = error.why, error.fixes[0] if error.fixes else None
+    return Listed(
+        name=name,
+        about=_first_sentence(plugin),
+        takes=", ".join(_parameters(plugin, registry)),
+        lacks=lacks,
+        mend=fix,
+    )
+
+
+def _parameters(plugin: Any, registry: Registry) -> list[str]:
+    called = plugin
+    if registry is TOOLS and inspect.isclass(plugin):
+        called = plugin.__call__
+    parameters = inspect.signature(called).parameters.values()
+    return [
+        str(each).partition(":")[0].partition("=")[0].strip()
+        + ("" if each.default is inspect.Parameter.empty else f"={each.default!r}")
+        for each in parameters
+        if each.name != "self"
+    ]
+
+
+def _first_sentence(plugin: Any) -> str:
+    module = inspect.getmodule(plugin)
+    of_class = inspect.isclass(plugin) and (plugin.__doc__ or "").startswith("Implements ")
+    told = (module.__doc__ if of_class and module else plugin.__doc__) or ""
+    return " ".join(told.split()).partition(". ")[0].partition(": `")[0].rstrip(".")
+
+
+def rows_of(data: str | None) -> list[Row]:
+    """The first rows of `task:NAME`; None: numbers. Raises MilesError."""
+    if data is None:
+        return [Row(prompt="", label=str(seed), seed=seed) for seed in range(NUM_EPISODES)]
+    with TemporaryDirectory() as folder:
+        file = write_task(data, folder, 0) if data.startswith(TASK_PREFIX) else Path(data)
+        lines = file.read_text(encoding="utf-8").splitlines()[:NUM_EPISODES]
+    rows = [orjson.loads(line) for line in lines if line.strip()]
+    return [
+        Row(prompt=str(row.get("prompt", "")), label=row.get("label"), seed=number)
+        for number, row in enumerate(rows)
+    ]
+
+
+def checked(name: str, settings: Mapping[str, Any], data: str | None) -> Checked:
+    """What was seen of an environment. Raises MilesError where it cannot be had, or does
+    not do what one must."""
+    plugin = ENVIRONMENTS.resolve(name, key=KEY)
+    require(plugin, settings)
+    rows = rows_of(data)
+    there = Isolated(
+        "milescli.rollout.environment_contract:checked_there",
+        what=f"the environment `{name}`",
+        plugin=plugin,
+        bound_s=CHECK_TIMEOUT_S,
+    )
+    found: Checked = there(name, dict(settings), rows)
+    return found

@@ -1,0 +1,161 @@
+"""What an environment must bear, held against it: by `miles env check`, and by `check_environment`
+in its author's tests. Not used by a run."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from milescli.core.errors import RecipeError
+from milescli.rollout.environments import Environment, Step, checked, checked_start, made
+
+ACTIONS = ("up", "down", "left", "right", "stop", "0", "1", "2", "3", "[5]", "A", "yes", "é ☃", "")
+"""Said where nothing else is known: some of them mean something in most environments."""
+NUM_EPISODES, MAX_STEPS = 32, 64
+MAX_KEPT_FILES, MAX_KEPT_THREADS = 8, 8
+"""That an environment may hold open after all its episodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Of the data: what an episode is begun with."""
+
+    prompt: str
+    label: str | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What was seen."""
+
+    num_episodes: int
+    num_steps: int
+    num_ended: int
+    """Episodes that ended by themselves, within MAX_STEPS random actions."""
+    rewards: tuple[float, float]
+    """The least and the greatest of an episode."""
+    steps_per_s: float
+    first: str
+    """What the policy is shown first."""
+
+
+def check_environment(
+    factory_or_name: Any,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    rows: Sequence[Row] = (),
+    actions: Sequence[str] = ACTIONS,
+) -> Checked:
+    """Play random episodes, each twice. `rows`: none: of seeds alone. Raises RecipeError where
+    an episode is not the same for the same seed and actions, leaves its range of rewards, gives
+    what is no step, or keeps files or threads; and what the environment raises."""
+    rows = rows or [Row(prompt="", label=None, seed=seed) for seed in range(NUM_EPISODES)]
+    make = (
+        (lambda: made(factory_or_name, settings or {}))
+        if isinstance(factory_or_name, str)
+        else (lambda: factory_or_name(**(settings or {})))
+    )
+    one, other = make(), make()
+    before: tuple[int, int] | None = None
+    rewards, num_steps, num_ended, first, seconds = list[float](), 0, 0, "", 0.0
+    for number, row in enumerate(rows):
+        chosen = random.Random(number)
+        said = [chosen.choice(actions) for _ in range(MAX_STEPS)]
+        began = time.perf_counter()
+        start, steps = _played(one, row, said)
+        seconds += time.perf_counter() - began
+        again = _played(other, row, said)
+        _require_same((start, steps), again, row)
+        rewards.append(sum(step.reward for step in steps))
+        num_steps, num_ended = num_steps + len(steps), num_ended + steps[-1].ended
+        first = first or (row.prompt if start is None else start)
+        if number == len(rows) // 2:
+            before = _held()
+    _require_range(rewards, getattr(one, "reward_range", (0.0, 1.0)))
+    _require_nothing_kept(before, _held())
+    for environment in (one, other):
+        if (close := getattr(environment, "close", None)) is not None:
+            close()
+    return Checked(
+        num_episodes=len(rows),
+        num_steps=num_steps,
+        num_ended=num_ended,
+        rewards=(min(rewards), max(rewards)),
+        steps_per_s=num_steps / max(seconds, 1e-9),
+        first=first,
+    )
+
+
+def _played(
+    environment: Environment, row: Row, said: Sequence[str]
+) -> tuple[str | None, list[Step]]:
+    start = environment.reset(prompt=row.prompt, label=row.label, seed=row.seed)
+    try:
+        checked_start(start)
+        steps = list[Step]()
+        for action in said:
+            steps.append(checked(environment.step(action)))
+            if steps[-1].ended:
+                break
+    except ValueError as error:
+        raise _broken(f"{error} (episode of seed {row.seed})") from error
+    return start, steps
+
+
+def _require_same(one: Any, other: Any, row: Row) -> None:
+    if one == other:
+        return
+    if one[0] != other[0]:
+        told = f"its reset says {one[0]!r:.200}, and the second time {other[0]!r:.200}"
+    else:
+        pairs = enumerate(zip(one[1], other[1], strict=False), start=1)
+        place, (step, again) = next((n, p) for n, p in pairs if p[0] != p[1])
+        told = f"step {place} is {step!r:.200}, and the second time {again!r:.200}"
+    raise _broken(f"the same seed ({row.seed}) and actions do not give the same: {told}")
+
+
+def _require_range(rewards: Sequence[float], bounds: tuple[float, float] | None) -> None:
+    if bounds is None:
+        return
+    low, high = bounds
+    if beyond := [reward for reward in rewards if not low <= reward <= high]:
+        raise _broken(
+            f"an episode was worth {beyond[0]:g}, and its `reward_range` is {low:g} to {high:g}"
+        )
+
+
+def _held() -> tuple[int, int]:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def _require_nothing_kept(before: tuple[int, int] | None, after: tuple[int, int]) -> None:
+    """Of the second half of the episodes: what was opened once is no leak."""
+    if before is None:
+        return
+    files, threads = after[0] - before[0], after[1] - before[1]
+    if files > MAX_KEPT_FILES or threads > MAX_KEPT_THREADS:
+        raise _broken(
+            f"its episodes keep what they open: {files} files and {threads} threads more after "
+            f"{NUM_EPISODES // 2} episodes"
+        )
+
+
+def _broken(why: str) -> RecipeError:
+    return RecipeError(
+        "the environment does not do what one must",
+        why=why,
+        fix="mend it; docs/agents.md says what an environment has to do",
+    )
+
+
+def checked_there(name: str, settings: Mapping[str, Any], rows: Sequence[Row]) -> Checked:
+    """The same, by name, as another process is asked for it."""
+    return check_environment(name, settings=settings, rows=rows)
