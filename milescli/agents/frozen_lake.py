@@ -16,7 +16,7 @@ ICE, HOLE, PLAYER, GOAL = ".OPG"
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 STOP = "stop"
 """Ends an episode where one stands."""
-SIZE, NUM_HOLES, MIN_STEPS = 4, 3, 2
+SIZE, NUM_HOLES, MIN_STEPS = 4, 2, 2
 """Of the boards of `task:frozen_lake`."""
 NUM_ROWS, NUM_HELDOUT, HELDOUT_MODULUS = 8192, 256, 16
 STOPPED_SHARE = 0.0
@@ -166,10 +166,13 @@ def placed(ice: Board, at: Place) -> list[str]:
 
 
 def board_text(board: Board) -> str:
-    """As the policy sees it: a cell is a word; and by row and column where player and goal are."""
-    places = [(name, *find(board, name)) for name in (PLAYER, GOAL)]
-    told = " ".join(f"{name} {row} {column}" for name, row, column in places)
-    return "\n".join([*(" ".join(row) for row in board), told])
+    """As the policy sees it: a cell is a word; and which way the goal lies."""
+    (row, column), (goal_row, goal_column) = find(board, PLAYER), find(board, GOAL)
+    sides = [
+        *(["up"] if goal_row < row else ["down"] if goal_row > row else []),
+        *(["left"] if goal_column < column else ["right"] if goal_column > column else []),
+    ]
+    return "\n".join([*(" ".join(row) for row in board), f"G is {' '.join(sides)}"])
 
 
 def shown(board: Board) -> str:
