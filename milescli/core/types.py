@@ -146,6 +146,8 @@ class Sample:
     """Where `rollout.reward` names several: what each gave, before its weight."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """What the agent tells of its episode, by name; turns, and what chat templates did to them."""
+    num_failed: int = 0
+    """Episodes in its place that failed before it."""
     num_counted_tokens: int = 0
     """Where the tokens themselves are not known: how many an endpoint says that it sampled."""
     is_learned: bool = True

@@ -62,6 +62,9 @@ class Rollout(Section):
     template; none: it calls nothing."""
     reasoning_parser: str = "auto"
     """How it writes its reasoning, likewise."""
+    episode_retries: NonNegative = 2
+    """How often an episode whose agent, tool or environment fails is played anew before the run
+    stops; those that were are counted in the figure `failed_episodes`."""
     generation: str = "once"
     """How a response is made of calls of the engine, whoever asks: once, or an import path."""
     reward: str | dict[str, float] = "math"

@@ -4,7 +4,7 @@ Used by the collector and by the evaluation."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from milescli.rollout.agents import AGENTS, is_built_in, made
 from milescli.rollout.base import Agent, GenerateRequest, Outcome, RolloutEngine
 from milescli.rollout.generations import GENERATIONS
 from milescli.rollout.scoring import Response, Score, Scoring, finite_reward
-from milescli.rollout.session import ChatForm, Decode, RecordingSession
+from milescli.rollout.session import ChatForm, Decode, RecordingSession, turn_seed
 
 _OF_AGENTS = {
     "reward_memory_gib",
@@ -97,12 +97,34 @@ class Episodes:
     """None: nobody is taught, or the trainer's ranks hold them."""
     chat_form: ChatForm | None = None
     """None: no agent chats."""
+    retries: int = 0
+    """How often an episode whose agent fails is played anew, by another seed."""
+    tell: Callable[[str], None] | None = None
+    """Told of episodes that are played anew."""
 
     async def play(
         self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool = False
     ) -> Sample:
         """Scored as soon as it has ended, where its reward can be had of it alone; `greedy`: each
-        token the likeliest. Raises AgentError, RewardError, or what the engine raises."""
+        token the likeliest. Raises AgentError where the agent fails each time, RewardError, or what
+        the engine raises."""
+        for attempt in range(self.retries + 1):
+            try:
+                sample = await self._played(
+                    prompt, sample_index=sample_index, seed=seed_again(seed, attempt), greedy=greedy
+                )
+            except AgentError as error:
+                if attempt == self.retries:
+                    raise _repeated(error, times=attempt + 1) from error
+                if self.tell is not None:
+                    self.tell(f"an episode is played anew: {error.what}; {error.why}")
+            else:
+                return replace(sample, num_failed=attempt)
+        raise AssertionError(f"no episode was played: retries {self.retries}")
+
+    async def _played(
+        self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool
+    ) -> Sample:
         session = RecordingSession(
             self.engine,
             prompt_index=prompt.index,
@@ -178,6 +200,18 @@ class Episodes:
         )
 
 
+def seed_again(seed: int, attempt: int) -> int:
+    """31 bits; the first attempt's is the sample's own."""
+    return turn_seed(seed, -attempt)
+
+
+def _repeated(error: AgentError, *, times: int) -> AgentError:
+    if times == 1:
+        return error
+    why = f"it failed {times} times, the last so: {error.why}"
+    return type(error)(error.what, why=why, fix=error.fixes)
+
+
 def reward_of(outcome: Outcome) -> float | None:
     """What the agent says of its episode; None: the recipe's reward is asked."""
     if outcome.reward is None and outcome.turn_rewards:
@@ -228,8 +262,9 @@ def training_episodes(
     vocab_size: int,
     chat_form: ChatForm | None = None,
     teachers: Teaching | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Episodes:
-    """Sampled as the recipe's `rollout` says."""
+    """Sampled as the recipe's `rollout` says. `tell`: of episodes that are played anew."""
     rollout = recipe.rollout
     settings = GenerateRequest(
         prompt_ids=(),
@@ -244,7 +279,8 @@ def training_episodes(
         recipe, settings, engine=engine, scorer=scorer, decode=decode, vocab_size=vocab_size
     )
     longest = recipe.data.max_prompt_tokens + rollout.max_response_tokens
-    return replace(episodes, max_tokens=longest, teachers=teachers, chat_form=chat_form)
+    told = {"teachers": teachers, "chat_form": chat_form, "tell": tell}
+    return replace(episodes, max_tokens=longest, **told)
 
 
 def evaluation_episodes(
@@ -290,6 +326,7 @@ def _episodes(
         settings=settings,
         max_tokens=settings.max_new_tokens,
         vocab_size=vocab_size,
+        retries=recipe.rollout.episode_retries,
     )
 
 

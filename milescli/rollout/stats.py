@@ -54,8 +54,11 @@ def mean_parts(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def mean_figures(samples: Sequence[Sample]) -> dict[str, float]:
-    """Of each figure that agents tell of their episodes."""
-    return _means([sample.figures for sample in samples])
+    """Of each figure that agents tell of their episodes; and how many failed, for each that did
+    not, where some did."""
+    failed = fmean(sample.num_failed for sample in samples) if samples else 0.0
+    figures = _means([sample.figures for sample in samples])
+    return {**figures, "failed_episodes": failed} if failed else figures
 
 
 def _means(told: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 
-from milescli.core.events import PhaseStarted
+from milescli.core.events import Notice, PhaseStarted
 from milescli.core.types import EVALUATION, Group, Sample
 from milescli.rollout.ahead import open_collector
 from milescli.rollout.base import RolloutEngine
@@ -23,6 +23,8 @@ from milescli.runtime.teachers import served_teachers
 from milescli.train.base import Trainer, adapts
 from milescli.train.objectives import load_in_driver
 
+NUM_FAILURES_TOLD = 3
+"""Of episodes that are played anew, with what went wrong."""
 KEPT_GROUPS = 4
 """Groups of each step that are written to rollouts/, to read."""
 
@@ -33,6 +35,8 @@ class ReinforceAttempt(Attempt):
     run: loop.Run | None
     beside: EvaluationsBeside | None = None
     """None: evaluations are answered by the engines of rollout."""
+    _num_failures: int = 0
+    """Episodes that were played anew."""
 
     async def work(self, trainer: Trainer, fleet: RolloutEngine | None) -> None:
         """See Attempt."""
@@ -74,7 +78,9 @@ class ReinforceAttempt(Attempt):
         objective = load_in_driver(recipe.train.objective, recipe)
         groups = open_collector(
             inputs.prompts,
-            training_episodes(recipe, **parts, teachers=served_teachers(recipe)),
+            training_episodes(
+                recipe, **parts, teachers=served_teachers(recipe), tell=self._tell_of_failure
+            ),
             recipe=recipe,
             with_greedy=getattr(objective, "needs_greedy", False),
         )
@@ -165,6 +171,13 @@ class ReinforceAttempt(Attempt):
             self.bus.emit(PhaseStarted(phase="eval", detail=f"{len(heldout)} held-out prompts"))
             self.bus.emit(done := await self.evaluator.run(step))
             await self.user.tell("tracker", event=done)
+
+    def _tell_of_failure(self, text: str) -> None:
+        """The first few; the figure `failed_episodes` counts all."""
+        self._num_failures += 1
+        if self._num_failures <= NUM_FAILURES_TOLD:
+            more = "; further ones are counted" * (self._num_failures == NUM_FAILURES_TOLD)
+            self.bus.emit(Notice(text=f"{text}{more}", level="warning"))
 
     def _episode(self, sample: Sample) -> dict[str, object]:
         """What the agent tells of it, and the whole text of each trajectory, special tokens

@@ -28,14 +28,17 @@ def test_blocks_sum_as_a_loop_does(width: int, factor: float, seed: int) -> None
 
 
 def _naive(tokens: PackedTokens, advantages, penalty, values, gamma: float, lam: float):  # type: ignore[no-untyped-def]
-    """GAE token by token, over the trained ones; with values 0 and lam 1 the returns."""
+    """GAE token by token, over the trained ones; with values 0 and lam 1 the returns. Rewards of
+    turns come at their tokens, and the rest of the advantage at the last."""
+    own_rewards = tokens.streams.get(Stream.TURN_REWARD, torch.zeros(len(advantages)))
     made = torch.zeros(len(advantages))
     for sequence in range(tokens.num_sequences):
         own = (tokens.places.sequence == sequence) & tokens.loss_mask
         places = torch.nonzero(own).flatten().tolist()
         following, running = 0.0, 0.0
         for number, place in enumerate(reversed(places)):
-            gain = -float(penalty[place]) + (float(advantages[place]) if number == 0 else 0.0)
+            rest = float(advantages[place]) - float(own_rewards[own].sum())
+            gain = float(own_rewards[place] - penalty[place]) + (rest if number == 0 else 0.0)
             error = gain + gamma * following - float(values[place])
             running = error + gamma * lam * running
             following = float(values[place])
@@ -43,8 +46,15 @@ def _naive(tokens: PackedTokens, advantages, penalty, values, gamma: float, lam:
     return made
 
 
-@given(st.integers(0, 99), st.sampled_from([0.5, 0.95, 1.0]), st.sampled_from([0.0, 0.9, 1.0]))
-def test_tokens_that_nobody_sampled_are_no_steps(seed: int, gamma: float, lam: float) -> None:
+@given(
+    st.integers(0, 99),
+    st.sampled_from([0.5, 0.95, 1.0]),
+    st.sampled_from([0.0, 0.9, 1.0]),
+    st.booleans(),
+)
+def test_tokens_that_nobody_sampled_are_no_steps(
+    seed: int, gamma: float, lam: float, with_turn_rewards: bool
+) -> None:
     rng = np.random.default_rng(seed)
     tokens = ragged(rng)
     count = len(tokens.loss_mask)
@@ -52,6 +62,9 @@ def test_tokens_that_nobody_sampled_are_no_steps(seed: int, gamma: float, lam: f
         torch.from_numpy(rng.normal(size=count).astype(np.float32)) for _ in range(3)
     )
     tokens.streams = {Stream.VALUES: values}
+    if with_turn_rewards:
+        rewards = rng.normal(size=count) * (rng.random(count) < 0.3)
+        tokens.streams[Stream.TURN_REWARD] = torch.from_numpy(rewards.astype(np.float32))
     settings = Train(gamma=gamma, lam=lam)
     given_all = {"advantages": advantages, "penalty": penalty, "tokens": tokens}
     gae = load_credit("gae")(**given_all, settings=settings)

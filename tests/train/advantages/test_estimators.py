@@ -4,6 +4,7 @@ it must keep for any rewards."""
 from __future__ import annotations
 
 import itertools
+from array import array
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
-from milescli.core.types import Group
+from milescli.core.types import Group, Sample
 from milescli.recipe.train import Train
 from milescli.train.advantages import estimate, load_advantage
 from tests.samples import make_group, make_sample, make_trajectory
@@ -142,6 +143,53 @@ def test_gigpo_compares_turns_that_answered_the_same_observation() -> None:
     assert rows[1][0][1] == pytest.approx(episode[1] + 2 * first[1])
     assert rows[1][0][3:] == pytest.approx([episode[1] - 2 * 0.5] * 2)
     assert rows[2][0][3] == pytest.approx(episode[2]), "it met nobody at [6]"
+
+
+def _of_turns(*rewards: float, beyond: float = 0.0, index: int) -> Sample:
+    """Two tokens a turn, behind one that was not sampled; `beyond`: of the whole episode."""
+    turns = [([1], [2, 3]) for _ in rewards]
+    sample = _episode(*turns, reward=sum(rewards) + beyond, index=index)
+    row = array("f", [value for reward in rewards for value in (0.0, 0.0, reward)])
+    (trajectory,) = sample.trajectories
+    return replace(sample, trajectories=[replace(trajectory, rewards=row)])
+
+
+def test_a_turn_is_not_credited_with_what_was_had_before_it() -> None:
+    group = make_group(
+        [
+            _of_turns(1.0, 0.0, index=0),
+            _of_turns(0.0, 0.0, 2.0, index=1),
+            _of_turns(0.0, 0.0, beyond=4.0, index=2),
+        ]
+    )
+    settings = Train(advantage="turns", normalize_std="none", gamma=0.5)
+    (rows,) = estimate(load_advantage("turns"), [group], settings=settings)
+    first = np.array([1.0, 0.5, 2.0])  # gamma^(turns until it comes) r
+    second = np.array([0.0, 1.0, 4.0])
+    for index, row in enumerate(rows):
+        assert row[0][[0, 3]] == pytest.approx(0.0)
+        assert row[0][1:3] == pytest.approx(first[index] - first.mean())
+        assert row[0][4:6] == pytest.approx(second[index] - second.mean())
+    assert rows[1][0][7:9] == pytest.approx(0.0), "no other has a third turn"
+    scaled = estimate(
+        load_advantage("turns"), [group], settings=Train(advantage="turns", gamma=0.5)
+    )
+    expected = (first[0] - first.mean()) / (first.std(ddof=1) + 1e-6)
+    assert scaled[0][0][0][1:3] == pytest.approx(expected)
+
+
+@given(BATCHES)
+def test_of_one_turn_without_rewards_of_its_own_it_is_grpo(
+    batch: list[list[tuple[float, int]]],
+) -> None:
+    groups = _groups(batch)
+    for row, plain in zip(
+        estimate(load_advantage("turns"), groups, settings=Train(advantage="turns")),
+        _of("grpo", groups),
+        strict=True,
+    ):
+        for sample, value in zip(row, plain, strict=True):
+            assert sample[0][1:] == pytest.approx(value, rel=1e-4, abs=1e-5)
 
 
 def wrong_shape(*, groups, settings):  # type: ignore[no-untyped-def]
