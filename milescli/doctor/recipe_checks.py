@@ -72,6 +72,10 @@ def check_reward_of(recipe: Recipe) -> list[Finding]:
     from milescli.rollout.rewards import load_rewards
 
     load_rewards(recipe.rollout)
+    if recipe.rollout.is_scored_by_agent:
+        from milescli.rollout.environments import require_environment
+
+        require_environment(recipe.rollout.environment)
     return ok("reward", f"`{recipe.rollout.reward_name}` is there, with the right parameters")
 
 

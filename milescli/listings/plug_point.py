@@ -12,6 +12,7 @@ from milescli.core.registry import Registry
 from milescli.recipe.schema import Rollout
 from milescli.rollout.agents import AGENTS
 from milescli.rollout.contract import EXAMPLES, check_agent, check_reward
+from milescli.rollout.environments import ENVIRONMENTS
 from milescli.rollout.episode import load_agent
 from milescli.rollout.generations import GENERATIONS
 from milescli.rollout.rewards import REWARDS, in_processes
@@ -49,6 +50,8 @@ class PlugPoint:
         """As `--set` takes it."""
         if self.registry.in_list:
             return f"{self.key}=[{path}]"
+        if self.registry is ENVIRONMENTS:
+            return f"rollout.agent=environment --set {self.key}={path}"
         return f"{self.key}={TASK_PREFIX if self.registry is ROWS else ''}{path}"
 
     @property

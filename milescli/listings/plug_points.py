@@ -6,6 +6,7 @@ from milescli.backends.megatron.layer_specs import LAYER_SPECS
 from milescli.listings.plug_point import PlugPoint
 from milescli.rollout.agents import AGENTS, TOOLS
 from milescli.rollout.curriculum import CURRICULA
+from milescli.rollout.environments import ENVIRONMENTS
 from milescli.rollout.evaluations import EVALUATIONS
 from milescli.rollout.filters import FILTERS
 from milescli.rollout.generations import GENERATIONS
@@ -64,6 +65,24 @@ POINTS = (
         parameters="text: str",
         body='"""Count the words of a text.\n\nArgs:\n    text: any\n"""\n'
         "return len(text.split())",
+    ),
+    PlugPoint(
+        key="rollout.environment.name",
+        registry=ENVIRONMENTS,
+        gives="an Environment",
+        about="what a policy acts in: a class with `reset` and `step`, made with "
+        "`rollout.environment.settings`; lives in processes of its own",
+        contract="milescli.rollout.environment_contract:check_environment",
+        imports="from milescli.rollout.environments import Environment, Step\n",
+        base="Environment",
+        body='"""Guess a number between 1 and 8."""\n\n'
+        "def reset(self, *, prompt, label, seed):\n"
+        "    self.number = seed % 8 + 1\n"
+        '    return "Guess a number between 1 and 8."\n\n'
+        "def step(self, action):\n"
+        "    if action.strip() == str(self.number):\n"
+        "        return Step(reward=1.0, ended=True)\n"
+        '    return Step(observation="No. Guess again.")',
     ),
     PlugPoint(
         key="rollout.generation",

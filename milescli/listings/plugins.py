@@ -78,7 +78,7 @@ def written(point: PlugPoint, name: str, folder: Path) -> list[Path]:
 
 def _source(point: PlugPoint, name: str) -> str:
     prefix = "async def" if point.is_async else "def"
-    body = "\n".join(f"    {line}" for line in point.body.split("\n"))
+    body = "\n".join(f"    {line}".rstrip() for line in point.body.split("\n"))
     imports = f"{point.imports}\n\n" if point.imports else "\n"
     head = f"class {name}({point.base}):" if point.base else f"{prefix} {name}({point.arguments}):"
     return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -62,6 +63,17 @@ async def _nan(prompt: Prompt, session: Session) -> Outcome:
     return Outcome(text="", reward=float("nan"))
 
 
+async def _half_rewarded(prompt: Prompt, session: Session) -> Outcome:
+    await session.generate(prompt.token_ids)
+    await session.generate(prompt.token_ids)
+    return Outcome(text="", turn_rewards=[1.0])
+
+
+async def _nan_turn(prompt: Prompt, session: Session) -> Outcome:
+    await session.generate(prompt.token_ids)
+    return Outcome(text="", turn_rewards=[float("nan")])
+
+
 @pytest.mark.parametrize(
     ("agent", "why"),
     [
@@ -70,6 +82,8 @@ async def _nan(prompt: Prompt, session: Session) -> Outcome:
         (_forgets, "returned 'done' instead of an Outcome"),
         (_wordless, "the text of its Outcome is None"),
         (_nan, "the reward must be finite"),
+        (_nan_turn, "the reward must be finite"),
+        (_half_rewarded, "rewards of 1 turns, and there were 2"),
     ],
 )
 def test_what_an_agent_does_wrong_is_named(agent: Agent, why: str) -> None:
@@ -77,6 +91,56 @@ def test_what_an_agent_does_wrong_is_named(agent: Agent, why: str) -> None:
         _play(agent)
     assert "`test` failed on prompt 3" in caught.value.what and why in caught.value.why
     assert "rollout/episode.py" not in caught.value.why
+
+
+def test_rewards_of_turns_stand_at_their_last_tokens_and_their_sum_is_the_reward() -> None:
+    async def solve(prompt: Prompt, session: Session) -> Outcome:
+        first = await session.generate(prompt.token_ids)
+        other = [9, *prompt.token_ids]  # answered out of order: another line
+        late, middle = await asyncio.gather(
+            session.generate(other),
+            session.generate([*first.prompt_ids, *first.response_ids, 8]),
+        )
+        assert session.turns == [first, late, middle] or session.turns == [first, middle, late]
+        worth = {id(first): 1.0, id(late): 2.0, id(middle): -0.5}
+        return Outcome(text="", turn_rewards=[worth[id(turn)] for turn in session.turns])
+
+    sample = _play(solve)
+    assert sample.reward == 2.5
+    one, two = sample.trajectories
+    assert one.rewards is not None and one.rewards.tolist() == [0, 0, 1.0, 0, -0.5]
+    assert two.rewards is not None and two.rewards.tolist() == [0, 0, 0, 2.0]
+    assert list(one.loss_mask) == [0, 0, 1, 0, 1]
+
+
+def test_a_bad_episode_is_played_anew_and_a_bad_agent_stops_the_run() -> None:
+    told, seeds = list[str](), list[int]()
+
+    def fails(times: int) -> Agent:
+        async def solve(prompt: Prompt, session: Session) -> Outcome:
+            turn = await session.generate(prompt.token_ids)
+            seeds.append(turn.response_ids[0])
+            if len(seeds) <= times:
+                raise OSError("the tool's server is away")
+            return Outcome(text=turn.text)
+
+        return solve
+
+    def play(times: int) -> Sample:
+        seeds.clear()
+        made = make_episodes(ScriptedEngine(), agent=fails(times))
+        episodes = replace(made, retries=2, tell=told.append)
+        return asyncio.run(episodes.play(PROMPT, sample_index=0, seed=47))
+
+    assert play(0).num_failed == 0 and not told
+    sample = play(2)
+    assert sample.num_failed == 2 and len(told) == 2 and "server is away" in told[0]
+    assert sample.seed not in (47,) and len(set(seeds)) > 1
+    assert play(2) == sample, "the same seeds again"
+    with pytest.raises(AgentError, match="failed on prompt 3") as caught:
+        play(9)
+    assert "it failed 3 times, the last so:" in caught.value.why
+    assert "server is away" in caught.value.why
 
 
 def test_an_agent_is_checked_before_a_device_is_taken() -> None:
