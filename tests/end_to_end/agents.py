@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import httpx
 
 from milescli.core.types import Prompt
 from milescli.rollout.base import Outcome, Session
+from milescli.rollout.environments import Step
 
 ADD = {
     "type": "function",
@@ -31,3 +34,27 @@ async def dialogue(prompt: Prompt, session: Session) -> Outcome:
         said.append(reply.message["content"])
         messages += [reply.message, {"role": "user", "content": more}]
     return Outcome(text=" ".join(said), figures={"said": float(len(said))})
+
+
+class Echo:
+    """An environment that pays for each turn what its number is; the first episode of every other
+    seed fails."""
+
+    reward_range = (0.0, 6.0)
+    failed: ClassVar[set[int]] = set()
+
+    def __init__(self) -> None:
+        self.seed = self.num_turns = 0
+
+    def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
+        """Begins with its seed."""
+        self.seed, self.num_turns = seed, 0
+        return f"Say something about {seed}."
+
+    def step(self, action: str) -> Step:
+        """Three turns."""
+        if self.seed % 2 == 0 and self.seed not in self.failed:
+            self.failed.add(self.seed)
+            raise OSError("the board is away")
+        self.num_turns += 1
+        return Step(observation="Go on.", reward=self.num_turns, ended=self.num_turns == 3)

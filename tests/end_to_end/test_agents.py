@@ -75,6 +75,32 @@ def test_a_model_that_calls_the_calculator_is_told_and_scored(workplace: Workpla
     done = _step(workplace, "called", 1)
     assert done["rollout"]["reward_mean"] > 0.5
     assert done["rollout"]["figures"]["tool_calls"] > 0.5
-    told = '<|im_start|>tool\n12<|im_end|>\n<|im_start|>assistant\n#### 12<|im_end|>'
+    told = "<|im_start|>tool\n12<|im_end|>\n<|im_start|>assistant\n#### 12<|im_end|>"
     texts = [s["episode"]["trajectories"][0] for s in _samples(workplace, "called", 1)]
     assert any(text.endswith(told) for text in texts)
+
+
+def test_an_environment_pays_for_turns_and_bad_episodes_are_played_anew(
+    workplace: Workplace,
+) -> None:
+    sets = ["rollout.agent=environment", "data.prompts=task:seeds", "data.eval=task:seeds-heldout"]
+    sets += ["rollout.environment.name=tests.end_to_end.agents:Echo", "eval.num_prompts=2"]
+    sets += ["rollout.environment.processes=1", "rollout.max_turn_tokens=4"]
+    sets += ["rollout.max_response_tokens=128", "train.advantage=turns", "train.gamma=0.5"]
+    _launch(workplace, "echo", sets, steps=2)
+    for step in (1, 2):
+        done = _step(workplace, "echo", step)
+        assert done["report"]["logprob_diff_max"] < 1e-3
+        assert done["rollout"]["reward_mean"] == 6.0
+        figures = done["rollout"]["figures"]
+        assert figures["turns"] == 3 and figures["environment_s"] > 0
+        for sample in _samples(workplace, "echo", step):
+            (text,) = sample["episode"]["trajectories"]
+            assert text.count("Go on.") == 2 and sample["reward"] == 6.0
+    failed = [
+        _step(workplace, "echo", step)["rollout"]["figures"].get("failed_episodes", 0.0)
+        for step in (1, 2)
+    ]
+    assert 0 < sum(failed) < 2
+    told = [event["text"] for event in workplace.events("echo") if event["event"] == "Notice"]
+    assert any("is played anew" in text and "the board is away" in text for text in told)
