@@ -3,16 +3,22 @@ process is begun by `environment_fleet`, which alone speaks to it."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from milescli.core.concurrency import in_thread
 from milescli.rollout.environments import Environment, Step, checked, checked_start, made
 
+MAX_THREADS = 4096
+"""Calls that may be slow at once; further ones wait."""
+STACK_BYTES = 1024**2
+"""Of each: all of them count against the memory of the process."""
 MAX_IDLE = 256
 """Environments that are kept for later episodes."""
 
@@ -58,7 +64,15 @@ async def act(episode: int, what: Asked) -> str | Step | None:
     where the environment gives something else, and what it raises."""
     if isinstance(what, Where):
         return _where(episode)
-    return await in_thread(lambda: _acted(episode, what))
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_pool(), _acted, episode, what)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """Threads are kept: to begin one costs more than most steps."""
+    threading.stack_size(STACK_BYTES)
+    return ThreadPoolExecutor(max_workers=MAX_THREADS, thread_name_prefix="environment")
 
 
 def _acted(episode: int, what: Asked) -> str | Step | None:
@@ -97,9 +111,10 @@ def _end(episode: int) -> None:
 def _where(episode: int) -> str:
     """The lines that its call is at, innermost last; empty where it is in none."""
     frame = sys._current_frames().get(_THREADS.get(episode, 0))
+    ours = ("/threading.py", "/concurrent/futures/thread.py")
     told = [
         f"\n  {line.filename}, line {line.lineno}, in {line.name}"
         for line in traceback.extract_stack(frame)
-        if "/milescli/" not in line.filename and not line.filename.endswith("/threading.py")
+        if "/milescli/" not in line.filename and not line.filename.endswith(ours)
     ]
     return "".join(told[-6:]) if frame is not None else ""

@@ -166,13 +166,17 @@ def placed(ice: Board, at: Place) -> list[str]:
 
 
 def board_text(board: Board) -> str:
-    """As the policy sees it: a cell is a word; and which way the goal lies."""
-    (row, column), (goal_row, goal_column) = find(board, PLAYER), find(board, GOAL)
+    """As the policy sees it: a cell is a word; where one can go, and which way the goal lies."""
+    at, (goal_row, goal_column) = find(board, PLAYER), find(board, GOAL)
+    row, column = at
+    landed = {word: moved(board, at, move) for word, move in MOVES.items()}
+    ways = [word for word, (r, c) in landed.items() if board[r][c] in (ICE, GOAL)]
     sides = [
         *(["up"] if goal_row < row else ["down"] if goal_row > row else []),
         *(["left"] if goal_column < column else ["right"] if goal_column > column else []),
     ]
-    return "\n".join([*(" ".join(row) for row in board), f"G is {' '.join(sides)}"])
+    told = [f"ice: {' '.join(ways)}", f"G: {' '.join(sides)}"]
+    return "\n".join([*(" ".join(cells) for cells in board), *told])
 
 
 def shown(board: Board) -> str:
