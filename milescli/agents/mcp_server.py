@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from milescli.core.concurrency import in_thread
 from milescli.core.errors import AgentError, MachineError
 from milescli.recipe.mcp import McpServer
 
@@ -32,6 +33,7 @@ MAX_LOST = 8
 MAX_PAGES = 100
 """Of a list of tools."""
 _TAIL_BYTES = 2048
+_LAST_WORDS_S = 1.0
 _MIN_SECRET = 6
 """Characters of a value that is blotted out; shorter ones would be found everywhere."""
 GUARD = Path(__file__).with_name("mcp_guard.py")
@@ -47,10 +49,12 @@ class _Printed:
     """The last of what a program prints on its standard error; the rest is thrown away."""
 
     tail: bytes = b""
+    _is_over: threading.Event = field(default_factory=threading.Event)
 
     def open(self) -> IO[str]:
         """The end that the program writes to."""
         reading, writing = os.pipe()
+        self._is_over.clear()
         threading.Thread(target=self._read, args=(reading,), name="miles-mcp", daemon=True).start()
         return os.fdopen(writing, "w")
 
@@ -58,6 +62,12 @@ class _Printed:
         with os.fdopen(reading, "rb", buffering=0) as pipe:
             while piece := pipe.read(1 << 16):
                 self.tail = (self.tail + piece)[-_TAIL_BYTES:]
+        self._is_over.set()
+
+    async def last(self) -> str:
+        """Of one that has ended, or will soon."""
+        await in_thread(lambda: self._is_over.wait(_LAST_WORDS_S))
+        return self.tail.decode("utf-8", "replace").strip()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,7 +98,7 @@ class ServerLink:
             why = self.blotted(str(error) or type(error).__name__)
         raise MachineError(
             f"the MCP server `{self.name}` cannot be used",
-            why=why + self._last_words(),
+            why=why + await self._last_words(),
             fix=self._fix(),
         )
 
@@ -112,7 +122,13 @@ class ServerLink:
             why = self.blotted(error.message)
         except Exception as error:
             why = self.blotted(str(error) or type(error).__name__)
-        self._lose(client, why)
+        self._lose(client)
+        if self._num_lost >= MAX_LOST:
+            raise AgentError(
+                f"the MCP server `{self.name}` was lost {self._num_lost} times in a row",
+                why=why + await self._last_words(),
+                fix=self._fix(),
+            )
         raise ServerLost(f"the server of {tool} was lost: {why}")
 
     async def close(self) -> None:
@@ -185,22 +201,18 @@ class ServerLink:
         printed = stack.enter_context(self._printed.open())
         return Client(stdio_client(program, errlog=printed), cache=None)
 
-    def _lose(self, client: Client | None, why: str) -> None:
+    def _lose(self, client: Client | None) -> None:
         """The next call connects anew, where nobody has done so already."""
         connecting = self._connecting
         if connecting is not None and connecting.done() and _result(connecting) is client:
             self._connecting = None
             self._end.set()
             self._num_lost += 1
-        if self._num_lost >= MAX_LOST:
-            raise AgentError(
-                f"the MCP server `{self.name}` was lost {self._num_lost} times in a row",
-                why=why + self._last_words(),
-                fix=self._fix(),
-            )
 
-    def _last_words(self) -> str:
-        text = self.blotted(self._printed.tail.decode("utf-8", "replace").strip())
+    async def _last_words(self) -> str:
+        if self.settings.url is not None:
+            return ""
+        text = self.blotted(await self._printed.last())
         return f"; it printed last:\n{text}" if text else ""
 
     def _fix(self) -> str:
