@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Image
 
+PDEATHSIG = 1
 server = MCPServer("of the tests", log_level="ERROR")
 
 
@@ -59,6 +62,7 @@ def die() -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
+        ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)  # else it outlives tests that are killed
         server.run(transport="streamable-http", port=int(sys.argv[1]))
     else:
         server.run(transport="stdio")

@@ -166,7 +166,8 @@ def test_a_server_at_an_address_that_goes_away_is_an_error_and_comes_back() -> N
         port = taken.getsockname()[1]
     command = [*COMMAND, str(port)]
     keeper = f"import subprocess\nwhile True: subprocess.run({command!r})"
-    with subprocess.Popen([sys.executable, "-c", keeper], start_new_session=True) as process:
+    guarded = [*("-I", "-S", str(GUARD), str(os.getpid())), sys.executable, "-c", keeper]
+    with subprocess.Popen([sys.executable, *guarded], start_new_session=True) as process:
         try:
             rollout = rollout_of({"url": f"http://127.0.0.1:{port}/mcp"})
             first = _once_there(rollout)
