@@ -20,8 +20,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from milescli.agents import anthropic_forms, openai_forms
+from milescli.agents import anthropic_forms, openai_forms, responses_form
 from milescli.agents.openai_forms import Answered, Asked
+from milescli.agents.responses_form import Kept, ResponseAsked, UnknownResponse
 from milescli.core.errors import AgentError, ContextFull, MilesError
 from milescli.rollout.base import Door, Session
 from milescli.rollout.tokenizer import ChatTokenizer
@@ -39,6 +40,8 @@ class _Guest:
     session: Session
     open: set[asyncio.Future[Response]] = field(default_factory=set)
     """Requests that have no response yet."""
+    kept: Kept = field(default_factory=Kept)
+    """What `/v1/responses` can go on from."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,6 +66,7 @@ class SessionProxy:
         routes = [
             Route("/v1/models", self._models),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/responses", self._responses, methods=["POST"]),
             Route("/v1/completions", self._text, methods=["POST"]),
             Route("/v1/messages", self._messages, methods=["POST"]),
             Route("/inference/v1/generate", self._ids, methods=["POST"]),
@@ -114,41 +118,57 @@ class SessionProxy:
         return JSONResponse(openai_forms.models(self.model, max_model_len=self.max_model_len))
 
     async def _chat(self, request: Request) -> Response:
-        async def respond(asked: Asked, session: Session, number: str) -> Response:
-            answered = await self._replies(asked, session)
+        async def respond(asked: Asked, guest: _Guest, number: str) -> Response:
+            answered = await self._replies(asked, guest.session)
             told = openai_forms.chat_response(asked, answered, model=self.model, number=number)
             if not asked.streams:
                 return JSONResponse(told)
             events = openai_forms.chat_events(told, wants_usage=asked.wants_usage)
             return StreamingResponse(events, media_type="text/event-stream")
 
-        return await self._served(request, openai_forms.chat_asked, respond)
+        return await self._served(request, _of_body(openai_forms.chat_asked), respond)
+
+    async def _responses(self, request: Request) -> Response:
+        def read(body: dict[str, Any], guest: _Guest) -> ResponseAsked:
+            return responses_form.response_asked(body, guest.kept)
+
+        async def respond(asked: ResponseAsked, guest: _Guest, number: str) -> Response:
+            (answer,) = await self._replies(asked, guest.session)
+            told = responses_form.response(asked, answer, model=self.model, number=number)
+            if asked.is_kept and answer.reply is not None:
+                guest.kept.add(told["id"], [*asked.history, dict(answer.reply.message)])
+            if not asked.streams:
+                return JSONResponse(told)
+            events = responses_form.response_events(told)
+            return StreamingResponse(events, media_type="text/event-stream")
+
+        return await self._served(request, read, respond)
 
     async def _messages(self, request: Request) -> Response:
-        async def respond(asked: Asked, session: Session, number: str) -> Response:
-            (answer,) = await self._replies(asked, session)
+        async def respond(asked: Asked, guest: _Guest, number: str) -> Response:
+            (answer,) = await self._replies(asked, guest.session)
             told = anthropic_forms.message_response(answer, model=self.model, number=number)
             if not asked.streams:
                 return JSONResponse(told)
             events = anthropic_forms.message_events(told)
             return StreamingResponse(events, media_type="text/event-stream")
 
-        return await self._served(request, anthropic_forms.messages_asked, respond)
+        return await self._served(request, _of_body(anthropic_forms.messages_asked), respond)
 
     async def _text(self, request: Request) -> Response:
-        async def respond(asked: Asked, session: Session, number: str) -> Response:
-            answered = await self._turns(asked, session)
+        async def respond(asked: Asked, guest: _Guest, number: str) -> Response:
+            answered = await self._turns(asked, guest.session)
             told = openai_forms.text_response(asked, answered, model=self.model, number=number)
             return JSONResponse(told)
 
-        return await self._served(request, openai_forms.text_asked, respond)
+        return await self._served(request, _of_body(openai_forms.text_asked), respond)
 
     async def _ids(self, request: Request) -> Response:
-        async def respond(asked: Asked, session: Session, number: str) -> Response:
-            answered = await self._turns(asked, session)
+        async def respond(asked: Asked, guest: _Guest, number: str) -> Response:
+            answered = await self._turns(asked, guest.session)
             return JSONResponse(openai_forms.ids_response(answered, number=number))
 
-        return await self._served(request, openai_forms.ids_asked, respond)
+        return await self._served(request, _of_body(openai_forms.ids_asked), respond)
 
     async def _replies(self, asked: Asked, session: Session) -> list[Answered]:
         replies = await asyncio.gather(
@@ -190,7 +210,7 @@ class SessionProxy:
         return self._guests.get(key.strip())
 
     async def _served(
-        self, request: Request, read: Callable[[dict[str, Any]], Asked], respond: Any
+        self, request: Request, read: Callable[[dict[str, Any], _Guest], Asked], respond: Any
     ) -> Response:
         """The response, or what was wrong with the request."""
         guest = self._guest(request)
@@ -199,11 +219,13 @@ class SessionProxy:
         if len(guest.open) >= MAX_OPEN:
             return _failed(429, f"a session has at most {MAX_OPEN} open requests")
         try:
-            asked = read(await _body(request))
-            response = respond(asked, guest.session, f"{next(self._numbers):08x}")
+            asked = read(await _body(request), guest)
+            response = respond(asked, guest, f"{next(self._numbers):08x}")
             return await self._bounded(guest, response)
         except ContextFull as error:
             return _failed(400, error.why, code="context_length_exceeded")
+        except UnknownResponse as error:
+            return _failed(400, str(error), code="previous_response_not_found")
         except (AgentError, ValueError) as error:
             return _failed(400, getattr(error, "why", str(error)))
         except _TooLarge:
@@ -237,6 +259,11 @@ class _Quiet(uvicorn.Server):
 
 class _TooLarge(Exception):
     """A request has too many bytes."""
+
+
+def _of_body(read: Callable[[dict[str, Any]], Asked]) -> Callable[[dict[str, Any], _Guest], Asked]:
+    """Of a form that needs to know nothing of the guest."""
+    return lambda body, guest: read(body)
 
 
 async def _body(request: Request) -> dict[str, Any]:

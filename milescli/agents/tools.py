@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from milescli.agents.tool_box import ToolBox, ToolKit
+from milescli.agents.tool_box import ToolBox
+from milescli.agents.tool_kit import ToolKit
 from milescli.core.errors import ContextFull
 from milescli.core.types import Prompt, StopReason
 from milescli.recipe.schema import Rollout
@@ -13,7 +14,7 @@ from milescli.rollout.base import Outcome, Reply, Session
 
 
 class ToolAgent:
-    """Turns of the model and of `rollout.tools`, bounded by `rollout.max_turns`."""
+    """Turns of the model and of the run's tools, bounded by `rollout.max_turns`."""
 
     def __init__(self, settings: Rollout) -> None:
         """Raises RecipeError where a tool cannot be had."""
@@ -22,6 +23,7 @@ class ToolAgent:
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
         """The last turn, which calls nothing, is what the reward scores."""
+        await self._kit.complete()
         box = ToolBox(self._kit)
         try:
             return await self._played(prompt, session, box)

@@ -28,6 +28,7 @@ DATA_LIMIT = 256 * MIB
 def recipe_checks(loaded: LoadedRecipe, *, machine: Callable[[], Machine]) -> list[Check]:
     """What `--recipe` adds."""
     recipe = loaded.recipe
+    servers = Check(name="mcp", run=lambda: check_mcp_of(recipe), timeout_s=120.0)
     return [
         Check(
             name="model",
@@ -45,6 +46,7 @@ def recipe_checks(loaded: LoadedRecipe, *, machine: Callable[[], Machine]) -> li
             name="download", run=lambda: check_download(recipe), timeout_s=60.0, needs=("model",)
         ),
         Check(name="reward", run=lambda: check_reward_of(recipe), timeout_s=60.0),
+        *([servers] if recipe.rollout.mcp else []),
         Check(
             name="roles",
             run=lambda: check_roles(recipe),
@@ -77,6 +79,16 @@ def check_reward_of(recipe: Recipe) -> list[Finding]:
 
         require_environment(recipe.rollout.environment)
     return ok("reward", f"`{recipe.rollout.reward_name}` is there, with the right parameters")
+
+
+def check_mcp_of(recipe: Recipe) -> list[Finding]:
+    """The servers of tools answer, and have what the recipe names. Raises what a launch would
+    raise."""
+    from milescli.agents.tool_kit import offered
+
+    names = [schema["function"]["name"] for schema in offered(recipe.rollout)]
+    servers = ", ".join(recipe.rollout.mcp)
+    return ok("mcp", f"tools of {servers} are there; the model may call {', '.join(names)}")
 
 
 def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:

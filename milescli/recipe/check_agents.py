@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from milescli.core.errors import RecipeError
+from milescli.recipe.check_mcp import check_mcp
 from milescli.recipe.schema import Recipe
 
 CALLS_TOOLS = ("tools",)
@@ -20,19 +21,26 @@ def check_agents(recipe: Recipe) -> None:
             why="`rollout.environment.name` is null",
             fix="--set rollout.environment.name=frozen_lake   # `miles envs` lists them",
         )
-    if rollout.agent in CALLS_TOOLS and not rollout.tools:
+    if rollout.agent in CALLS_TOOLS and not rollout.tools and not rollout.mcp:
         raise RecipeError(
             f"the agent `{rollout.agent}` has no tools",
-            why="`rollout.tools` is empty",
+            why="`rollout.tools` and `rollout.mcp` are empty",
             fix="--set 'rollout.tools=[calculator]'   # or an import path, mypkg.tools:lookup",
         )
+    check_mcp(rollout)
     called = [name.rpartition(":")[2] for name in rollout.tools]
+    called += [tool for server in rollout.mcp.values() for tool in server.tools or ()]
     if twice := next((name for name in called if called.count(name) > 1), None):
         raise RecipeError(
             f"two tools are called `{twice}`",
             why="the model calls a tool by its name, and `rollout.tools` is "
-            f"[{', '.join(rollout.tools)}]",
-            fix="give one of them another name, and take the other out of `rollout.tools`",
+            f"[{', '.join(rollout.tools)}]"
+            + "".join(
+                f", the MCP server `{name}` has [{', '.join(server.tools)}]"
+                for name, server in rollout.mcp.items()
+                if server.tools
+            ),
+            fix="give one of them another name, and take the other out of the recipe",
         )
     if recipe.data.chat_template == "none" and rollout.agent in (*CALLS_TOOLS, PLAYS):
         raise RecipeError(
@@ -46,9 +54,10 @@ def check_agents(recipe: Recipe) -> None:
 def doubt_about_agents(recipe: Recipe) -> str | None:
     """What is legal and probably not meant."""
     rollout = recipe.rollout
-    if rollout.tools and rollout.agent in CALLS_NONE:
+    if (rollout.tools or rollout.mcp) and rollout.agent in CALLS_NONE:
+        key = "tools" if rollout.tools else "mcp"
         return (
-            f"`rollout.tools` are never called: the agent `{rollout.agent}` calls none; "
+            f"`rollout.{key}` are never called: the agent `{rollout.agent}` calls none; "
             "rollout.agent=tools does"
         )
     if rollout.environment.name is not None and rollout.agent in (*CALLS_TOOLS, "single_turn"):

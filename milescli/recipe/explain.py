@@ -36,19 +36,20 @@ def _key_of(location: tuple[int | str, ...]) -> str:
 
 
 def _within(key: RecipeKey, location: tuple[int | str, ...]) -> str:
-    """`, of which number 2 has a wrong weight`, of a list of mappings."""
+    """`, of which number 2 has a wrong weight`, of a list of mappings or one by names."""
     inner = [part for part in location if part not in ("str", "list[str]")]
     inner = inner[key.name.count(".") + 1 :]
     if not key.items or not inner:
         return ""
-    number, *names = inner
+    place, *names = inner
+    which = f"number {place + 1}" if isinstance(place, int) else f"`{place}`"
     known = [item.name for item in key.items]
     if not names:
-        return f", of which number {int(number) + 1} is no mapping"
+        return f", of which {which} is no mapping"
     name = str(names[0])
     wants = next((f" ({item.wants})" for item in key.items if item.name == name), "")
     unknown = "" if name in known else "the unknown key "
-    return f", of which number {int(number) + 1} is wrong in {unknown}`{name}`{wants}"
+    return f", of which {which} is wrong in {unknown}`{name}`{wants}"
 
 
 def _place(entry: KeyValue) -> str:

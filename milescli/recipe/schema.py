@@ -14,6 +14,7 @@ from milescli.recipe.data import Data
 from milescli.recipe.environments import EnvironmentSettings
 from milescli.recipe.evaluation import Evaluation
 from milescli.recipe.layout import EngineSettings, Parallel
+from milescli.recipe.mcp import McpServer
 from milescli.recipe.model import Model
 from milescli.recipe.rewards import (
     CodeSettings,
@@ -49,6 +50,9 @@ class Rollout(Section):
     tools: list[str] = Field(default=[])
     """What the model may call, and is told of by its chat template: calculator; python (in a
     sandbox, within `code`'s memory); or import paths `mypkg.tools:lookup`."""
+    mcp: dict[str, McpServer] = Field(default={})
+    """Servers that speak MCP, by a name of yours; their tools are called as `tools` are: `{files:
+    {command: [python, server.py]}, web: {url: http://127.0.0.1:8000/mcp, tools: [search]}}`."""
     max_turns: Positive = 8
     """Of the model, in one episode with tools or in an environment."""
     max_turn_tokens: Positive | None = None

@@ -25,8 +25,12 @@ class Section(BaseModel):
 
 
 def plain(value: object) -> object:
-    """A value of a recipe as JSON holds it: sections in a list are mappings, without what is
-    null."""
-    if not isinstance(value, list):
-        return value
-    return [one.model_dump(exclude_none=True) if isinstance(one, Section) else one for one in value]
+    """A value of a recipe as JSON holds it: sections in a list or by names are mappings, without
+    what is null."""
+    if isinstance(value, dict):
+        return {name: _mapping(one) for name, one in value.items()}
+    return [_mapping(one) for one in value] if isinstance(value, list) else value
+
+
+def _mapping(one: object) -> object:
+    return one.model_dump(exclude_none=True) if isinstance(one, Section) else one

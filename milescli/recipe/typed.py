@@ -8,9 +8,11 @@ from milescli.recipe.reader import YamlNode
 
 def typed_value(node: YamlNode, key: RecipeKey) -> object:
     """What the key's type makes of the node: text keys keep the user's spelling, lists hold
-    texts, or mappings whose keys are typed alike."""
+    texts, or mappings whose keys are typed alike, as do mappings of names."""
     if isinstance(node.value, list) and key.items:
         return [_typed_item(item, key) for item in node.value]
+    if isinstance(node.value, dict) and key.items:
+        return {name: _typed_item(item, key) for name, item in node.value.items()}
     if isinstance(node.value, dict):
         return {
             name: child.value if key.takes_mapping else child.text

@@ -11,6 +11,7 @@ from milescli.core.imports import imported
 from milescli.core.registry import Registry
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Agent
+from milescli.rollout.generations import GENERATIONS
 from milescli.rollout.tool_schema import schema_of
 
 AGENTS = Registry(
@@ -54,9 +55,14 @@ def is_built_in(rollout: Rollout) -> bool:
     return rollout.agent in AGENTS.builtin and all(name in TOOLS.builtin for name in rollout.tools)
 
 
+def plays_here(rollout: Rollout) -> bool:
+    """Whether episodes are played in the driver, and not in a process of the user's code."""
+    return is_built_in(rollout) and rollout.generation in GENERATIONS.builtin
+
+
 def tool_schemas(rollout: Rollout) -> list[Mapping[str, Any]]:
-    """Of `rollout.tools`, in OpenAI's form. Raises RecipeError where one cannot be had, or does not
-    say what it takes."""
+    """Of `rollout.tools` alone, in OpenAI's form. Raises RecipeError where one cannot be had, or
+    does not say what it takes."""
     return [schema_of(tool, name=name) for name, tool in named_tools(rollout).items()]
 
 

@@ -23,6 +23,7 @@ from milescli.rollout.session import ChatForm, Decode, RecordingSession, turn_se
 _OF_AGENTS = {
     "reward_memory_gib",
     "tools",
+    "mcp",
     "max_turns",
     "tool_timeout_s",
     "tool_output_characters",

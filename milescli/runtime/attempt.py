@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from milescli.agents.mcp_tools import close_servers
 from milescli.checkpoint.store import CheckpointStore
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import Stopped
@@ -79,6 +80,7 @@ class Attempt:
         finally:
             await self.engines.stop()
             await asyncio.to_thread(close_lanes)
+            await asyncio.to_thread(close_servers)
             await self.session.resources.release()
 
     def _on_stop(self) -> bool:

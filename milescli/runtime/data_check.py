@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from milescli.agents.tool_kit import offered
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import DataError, MilesError
 from milescli.core.types import Pair, Trajectory
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import FIELDS, names_in
 from milescli.recipe.schema import Recipe, Rollout
-from milescli.rollout.agents import tool_schemas
 from milescli.rollout.example_rows import CHAT_COLUMNS, CHOSEN, REJECTED, Kind, RowField
 from milescli.rollout.examples import load_examples
 from milescli.rollout.fit import ExampleReport
@@ -125,7 +125,7 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
         tokenizer = load_tokenizer(
             folder,
             chat_template=recipe.data.chat_template,
-            tools=tool_schemas(recipe.rollout),
+            tools=offered(recipe.rollout),
         )
         return _checked(
             list(_parts(recipe, data)),

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from milescli.agents.tool_kit import offered
 from milescli.backends.hub.models import fetch_config, fetch_model
 from milescli.checkpoint.base import CARRIED, CHECKPOINT, is_converted
 from milescli.checkpoint.run_dir import RunDir
@@ -23,7 +24,7 @@ from milescli.recipe.data import Data
 from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape
-from milescli.rollout.agents import require_tools, tool_schemas
+from milescli.rollout.agents import require_tools
 from milescli.rollout.environments import require_environment
 from milescli.rollout.example_rows import Kind, RowField
 from milescli.rollout.examples import ExampleReport, Examples, load_examples
@@ -131,11 +132,10 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
     `output`: where a download says how much it is, and how far; None: nowhere.
     """
     _require_what_rollout_asks(recipe)
+    tools = offered(recipe.rollout)
     data = with_local_files(recipe.data, run, recipe.run.seed, output=output)
     model_dir = _model_folder(recipe, run, data, output=output)
-    tokenizer = load_tokenizer(
-        model_dir, chat_template=data.chat_template, tools=tool_schemas(recipe.rollout)
-    )
+    tokenizer = load_tokenizer(model_dir, chat_template=data.chat_template, tools=tools)
     if recipe.trains_scores:
         model_dir = score_model(
             model_dir, run.score_model_dir, pad_id=tokenizer.pad_id, seed=recipe.run.seed
@@ -213,7 +213,7 @@ def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None
         tokenizer=load_tokenizer(
             model_dir,
             chat_template=recipe.data.chat_template,
-            tools=tool_schemas(recipe.rollout),
+            tools=offered(recipe.rollout),
         ),
         prompts=None,
         heldout=[],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from milescli.agents.mcp_tools import require_package
 from milescli.backends.megatron.layer_specs import LAYER_SPECS
 from milescli.backends.sglang.reply_names import check_parsers
 from milescli.core.errors import RecipeError
@@ -44,6 +45,7 @@ def check_at_once(recipe: Recipe) -> None:
     load_rewards(recipe.rollout)
     load_agent(recipe.rollout)
     tool_schemas(recipe.rollout)
+    require_package(recipe.rollout)
     check_parsers(recipe.rollout)
     load_filter(recipe.rollout.filter)
     load_sample_filter(recipe.rollout.sample_filter)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
+from milescli.agents import mcp_tools
 from milescli.core.errors import DataError, RecipeError
 from milescli.doctor.finding import Status
 from milescli.doctor.recipe_checks import (
@@ -46,6 +48,20 @@ def test_a_reward_that_cannot_be_imported_is_a_fail_with_its_reason(
     assert {findings[name].status for name in ("plan", "data")} == {Status.SKIP}
     with pytest.raises(RecipeError):
         check_reward_of(recipe)
+
+
+def test_an_mcp_server_that_cannot_be_used_is_a_fail_with_what_mends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rollout = {"tools": ["calculator"], "agent": "tools"}
+    mcp = {"files": {"command": [sys.executable, "-c", "exit('no licence')"]}}
+    monkeypatch.setattr(mcp_tools, "find_spec", lambda name: None)
+    finding = checked(small_recipe(rollout={**rollout, "mcp": mcp}))["mcp"]
+    assert finding.status is Status.FAIL and "miles-cli[agents]" in str(finding.fix)
+    monkeypatch.undo()
+    pytest.importorskip("mcp", reason="the package mcp is not installed")
+    finding = checked(small_recipe(rollout={**rollout, "mcp": mcp}))["mcp"]
+    assert finding.status is Status.FAIL and "no licence" in finding.why
 
 
 def test_data_that_cannot_be_read_is_a_fail_that_names_the_line(tmp_path: Path) -> None:

@@ -1,0 +1,174 @@
+"""The tools of a run's MCP servers: started and asked once in a process, in a thread and an event
+loop of their own, whoever calls. Called by `tool_kit`; `mcp_server` speaks to one."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import logging
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from milescli.agents.mcp_server import CLOSE_TIMEOUT_S, ServerLink
+from milescli.core.concurrency import all_or_first_error
+from milescli.core.errors import RecipeError
+from milescli.recipe.mcp import McpServer
+from milescli.recipe.schema import Rollout
+
+T = TypeVar("T")
+
+
+class McpTool:
+    """Implements milescli.agents.tool_base.Tool and OpenTool: a server knows no episodes."""
+
+    def __init__(self, servers: McpServers, link: ServerLink, told: Any) -> None:
+        """`told`: of the server's list."""
+        self.name: str = told.name
+        self.schema: Mapping[str, Any] = {
+            "type": "function",
+            "function": {
+                "name": told.name,
+                "description": " ".join((told.description or "").split()),
+                "parameters": told.input_schema,
+            },
+        }
+        self._servers, self._link = servers, link
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """The server says what is wrong with them."""
+
+    async def open(self) -> McpTool:
+        """See Tool."""
+        return self
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        """See OpenTool."""
+        asked = self._servers.begin(self._link.call(self.name, arguments))
+        told = await asyncio.wrap_future(asked)
+        text = self._link.blotted(text_of(told))
+        if told.is_error:
+            raise ValueError(text)
+        return text
+
+    async def close(self) -> None:
+        """The server lives on."""
+
+
+@dataclass(eq=False)
+class McpServers:
+    """Those of one recipe, in this process."""
+
+    settings: Mapping[str, McpServer]
+    _tools: list[McpTool] | None = None
+    _links: dict[str, ServerLink] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def are_listed(self) -> bool:
+        """`tools` takes no time."""
+        return self._tools is not None
+
+    def tools(self) -> Sequence[McpTool]:
+        """All that may be called. The first caller starts the servers and asks them; raises
+        RecipeError or MachineError where one cannot be used."""
+        with self._lock:
+            if self._tools is None:
+                self._tools = self.begin(self._ask_all()).result()
+            return self._tools
+
+    def begin(self, asked: Coroutine[Any, Any, T]) -> Any:
+        """A concurrent future of what is asked, in the loop of the servers."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="miles-mcp", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(asked, self._loop)
+
+    def close(self) -> None:
+        """End the servers; a later call begins them anew."""
+        if self._loop is not None and self._loop.is_running():
+            self.begin(self._close_all()).result(timeout=2 * CLOSE_TIMEOUT_S)
+
+    async def _ask_all(self) -> list[McpTool]:
+        for name, settings in self.settings.items():
+            self._links[name] = ServerLink(name=name, settings=settings)
+        links = self._links.values()
+        try:
+            listed = await all_or_first_error(link.tools() for link in links)
+            return [
+                McpTool(self, link, told)
+                for link, tools in zip(links, listed, strict=True)
+                for told in _allowed(link, tools)
+            ]
+        except BaseException:
+            await self._close_all()
+            raise
+
+    async def _close_all(self) -> None:
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+
+
+_SERVERS: dict[str, McpServers] = {}
+"""By what their recipe says: training and evaluation share them."""
+
+
+def servers_of(rollout: Rollout) -> McpServers:
+    """Those of `rollout.mcp` in this process; none is started yet. Raises RecipeError where the
+    package that speaks to them is not installed."""
+    require_package(rollout)
+    key = rollout.model_dump_json(include={"mcp"})
+    if key not in _SERVERS:
+        if not _SERVERS:
+            atexit.register(close_servers)
+            # it tells of each server that ends, by traceback; so do we, in a line
+            logging.getLogger("mcp").addHandler(logging.NullHandler())
+        _SERVERS[key] = McpServers(settings=rollout.mcp)
+    return _SERVERS[key]
+
+
+def close_servers() -> None:
+    """End all that this process has started. Idempotent; a later call begins anew."""
+    for servers in _SERVERS.values():
+        servers.close()
+
+
+def require_package(rollout: Rollout) -> None:
+    """Raises RecipeError where the recipe has servers, and nothing here speaks to them."""
+    if rollout.mcp and find_spec("mcp") is None:
+        raise RecipeError(
+            "the servers of `rollout.mcp` cannot be asked",
+            why="the package mcp, which speaks to them, is not installed",
+            fix="pip install 'miles-cli[agents]'",
+        )
+
+
+def text_of(told: Any) -> str:
+    """What a model is told of a result: its text, and what was left out by name."""
+    texts = []
+    for part in told.content:
+        resource = getattr(part, "resource", None)
+        text = getattr(part, "text", None) or getattr(resource, "text", None)
+        kind = getattr(resource or part, "mime_type", None) or part.type
+        texts.append(text if text is not None else f"({kind} left out)")
+    if not texts and told.structured_content is not None:
+        return json.dumps(told.structured_content)
+    return "\n".join(texts)
+
+
+def _allowed(link: ServerLink, tools: Sequence[Any]) -> list[Any]:
+    """Those that the recipe names. Raises RecipeError where the server lacks one."""
+    wanted = link.settings.tools
+    if wanted is None:
+        return list(tools)
+    known = {tool.name: tool for tool in tools}
+    if lacking := next((name for name in wanted if name not in known), None):
+        raise RecipeError(
+            f"the MCP server `{link.name}` has no tool `{lacking}`",
+            why=f"it has {', '.join(known) or 'none'}",
+            fix=f"write `tools: [{', '.join(known)}]` for `{link.name}` in `rollout.mcp`",
+        )
+    return [known[name] for name in wanted]

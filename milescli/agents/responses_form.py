@@ -1,0 +1,300 @@
+"""OpenAI's `/v1/responses` as plain data: items as the messages that a session knows, and its
+replies as items and events. Pure but for what a session's responses are kept in; `proxy` speaks
+HTTP."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from milescli.agents.openai_forms import Answered, Asked, Body, Json, usage
+
+MAX_KEPT = 256
+"""Responses of one session that can be gone on from by their id: the newest."""
+_ROLES = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
+_TEXTS = ("input_text", "output_text", "text")
+_UNSERVED = ("background", "conversation", "prompt")
+"""What asks for more than a turn of the policy."""
+
+
+class UnknownResponse(ValueError):
+    """A request goes on from a response that its session does not keep."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """The conversations of one session, by the response that ends each."""
+
+    _messages: dict[str, Sequence[Json]] = field(default_factory=dict)
+
+    def add(self, name: str, messages: Sequence[Json]) -> None:
+        """The oldest is forgotten where there are too many."""
+        self._messages[name] = messages
+        while len(self._messages) > MAX_KEPT:
+            self._messages.pop(next(iter(self._messages)))
+
+    def up_to(self, name: str) -> Sequence[Json]:
+        """Messages up to a response, and that. Raises UnknownResponse."""
+        if name not in self._messages:
+            raise UnknownResponse(
+                f"this session keeps no response `{name}`: it has the last {MAX_KEPT} that were "
+                "asked for without `store: false`"
+            )
+        return self._messages[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseAsked(Asked):
+    """What a request wants, and what its response repeats of it."""
+
+    history: Sequence[Json]
+    """`messages` without the instructions, which are of one request alone."""
+    is_kept: bool
+    """It can be gone on from by its id."""
+    repeated: Json
+    """Of the response, as the request said it."""
+
+
+def response_asked(body: Body, kept: Kept) -> ResponseAsked:
+    """Of /v1/responses. Raises ValueError with what is wrong, and UnknownResponse."""
+    if unserved := next((key for key in _UNSERVED if body.get(key)), None):
+        raise ValueError(f"`{unserved}` is not served")
+    if not _is_plain_text(body.get("text")):
+        raise ValueError("`text.format` is text: what is sampled is not constrained")
+    instructions, previous = _text_or_none(body, "instructions"), body.get("previous_response_id")
+    before = () if previous is None else kept.up_to(str(previous))
+    history = [*before, *_messages(body.get("input"), before)]
+    system = [{"role": "system", "content": instructions}] if instructions else []
+    choice = body.get("tool_choice") or "auto"
+    if choice not in ("auto", "none"):
+        raise ValueError("`tool_choice` is auto or none: what is sampled is not constrained")
+    tools = body.get("tools") or []
+    if not isinstance(tools, list):
+        raise ValueError("`tools` is a list")
+    told = [_tool(tool) for tool in tools]
+    most = body.get("max_output_tokens")
+    if most is not None and (type(most) is not int or most < 1):
+        raise ValueError("`max_output_tokens` is a whole number from 1")
+    return ResponseAsked(
+        messages=[*system, *history],
+        history=history,
+        tools=told if choice == "auto" else [],
+        max_new_tokens=most,
+        streams=bool(body.get("stream")),
+        is_kept=body.get("store") is not False,
+        repeated={
+            "instructions": instructions,
+            "max_output_tokens": most,
+            "metadata": body.get("metadata") or {},
+            "parallel_tool_calls": True,
+            "previous_response_id": previous,
+            "tool_choice": choice,
+            "tools": tools,
+        },
+    )
+
+
+def response(asked: ResponseAsked, answered: Answered, *, model: str, number: str) -> Json:
+    """Of /v1/responses."""
+    told, is_cut = usage([answered]), answered.finish_reason == "length"
+    return {
+        "id": f"resp_{number}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model,
+        "status": "incomplete" if is_cut else "completed",
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "output": _items(answered, number),
+        "usage": {
+            "input_tokens": told["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": told["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": told["total_tokens"],
+        },
+        **asked.repeated,
+    }
+
+
+def response_events(whole: Json) -> Iterator[str]:
+    """The same as server-sent events: what was sampled comes at once, when it is there."""
+    for number, event in enumerate(_events(whole)):
+        told = json.dumps({**event, "sequence_number": number})
+        yield f"event: {event['type']}\ndata: {told}\n\n"
+
+
+def _events(whole: Json) -> Iterator[Json]:
+    begun = {**whole, "status": "in_progress", "output": [], "usage": None}
+    begun["incomplete_details"] = None
+    for name in ("created", "in_progress"):
+        yield {"type": f"response.{name}", "response": begun}
+    for index, item in enumerate(whole["output"]):
+        place = {"output_index": index}
+        empty = {**item, "arguments": ""} if "arguments" in item else {**item, "content": []}
+        if "status" in item:
+            empty["status"] = "in_progress"
+        yield {"type": "response.output_item.added", **place, "item": empty}
+        yield from _item_events(item, {**place, "item_id": item["id"]})
+        yield {"type": "response.output_item.done", **place, "item": item}
+    yield {"type": f"response.{whole['status']}", "response": whole}
+
+
+def _item_events(item: Json, place: Json) -> Iterator[Json]:
+    if item["type"] == "function_call":
+        kind, arguments = "response.function_call_arguments", item["arguments"]
+        yield {"type": f"{kind}.delta", **place, "delta": arguments}
+        yield {"type": f"{kind}.done", **place, "name": item["name"], "arguments": arguments}
+        return
+    (part,) = item["content"]
+    place = {**place, "content_index": 0}
+    kind, more = f"response.{part['type']}", {"logprobs": []} if "logprobs" in part else {}
+    yield {"type": "response.content_part.added", **place, "part": {**part, "text": ""}}
+    yield {"type": f"{kind}.delta", **place, "delta": part["text"], **more}
+    yield {"type": f"{kind}.done", **place, "text": part["text"], **more}
+    yield {"type": "response.content_part.done", **place, "part": part}
+
+
+def _items(answered: Answered, number: str) -> list[Json]:
+    """Of one turn: its reasoning, what it says, what it calls. There is always one of the last
+    two, so that turns can be told apart when items come back."""
+    assert answered.reply is not None, "a response has a reply"
+    message, items = answered.reply.message, list[Json]()
+    calls = message.get("tool_calls") or ()
+    if thought := message.get("reasoning_content"):
+        content = [{"type": "reasoning_text", "text": thought}]
+        items.append({"id": f"rs_{number}", "type": "reasoning", "summary": [], "content": content})
+    if message["content"] or not calls:
+        text = {"type": "output_text", "text": message["content"], "annotations": []}
+        items.append(
+            {
+                "id": f"msg_{number}",
+                "type": "message",
+                "role": "assistant",
+                "status": "incomplete" if answered.finish_reason == "length" else "completed",
+                "content": [{**text, "logprobs": []}],
+            }
+        )
+    items += [
+        {
+            "id": f"fc_{number}_{place}",
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call["id"],
+            "name": call["function"]["name"],
+            "arguments": call["function"]["arguments"],
+        }
+        for place, call in enumerate(calls)
+    ]
+    return items
+
+
+def _messages(given: object, before: Sequence[Json]) -> list[Json]:
+    """Of `input`, which goes on from `before`. Items of one turn of the policy are one message."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
+        raise ValueError("`input` is a text, or a list of items")
+    if not given:
+        raise ValueError("`input` is empty")
+    known = {call["id"] for message in before for call in message.get("tool_calls") or ()}
+    messages: list[Json] = []
+    for item in given:
+        kind, call_id = str(item.get("type") or "message"), str(item.get("call_id"))
+        if kind not in _READ:
+            raise ValueError(f"an item of type `{kind}` is not served")
+        if kind == "function_call_output" and call_id not in known:
+            raise ValueError(f"no function_call before it has the call_id `{call_id}`")
+        _READ[kind](item, messages)
+        if kind == "function_call":
+            known.add(call_id)
+    return [{**message, "content": message.get("content", "")} for message in messages]
+
+
+def _read_message(item: Json, messages: list[Json]) -> None:
+    role = _ROLES.get(str(item.get("role")))
+    if role is None:
+        raise ValueError(f"a message has a role, {', '.join(_ROLES)}, and content")
+    content = _text(item.get("content"), "the content of a message", kinds=_TEXTS)
+    if role == "assistant":
+        _begun_turn(messages)["content"] = content
+    else:
+        messages.append({"role": role, "content": content})
+
+
+def _read_reasoning(item: Json, messages: list[Json]) -> None:
+    parts = item.get("content") or item.get("summary") or []
+    text = _text(parts, "a reasoning", kinds=("reasoning_text", "summary_text"))
+    turn = _begun_turn(messages)
+    if text:  # many clients leave it out
+        turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+
+
+def _read_call(item: Json, messages: list[Json]) -> None:
+    if not all(isinstance(item.get(key), str) for key in ("call_id", "name", "arguments")):
+        raise ValueError("a function_call has a call_id, a name and arguments, all text")
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant"})
+    function = {"name": item["name"], "arguments": item["arguments"]}
+    call = {"id": item["call_id"], "type": "function", "function": function}
+    messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def _read_output(item: Json, messages: list[Json]) -> None:
+    output = _text(item.get("output"), "the output of a function_call", kinds=_TEXTS)
+    messages.append({"role": "tool", "tool_call_id": str(item["call_id"]), "content": output})
+
+
+_READ: Mapping[str, Callable[[Json, list[Json]], None]] = {
+    "message": _read_message,
+    "reasoning": _read_reasoning,
+    "function_call": _read_call,
+    "function_call_output": _read_output,
+}
+
+
+def _begun_turn(messages: list[Json]) -> Json:
+    """The policy's turn that the last item belongs to, where that was reasoning; a new one
+    elsewhere."""
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or "content" in last or "tool_calls" in last:
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _text(content: object, what: str, *, kinds: Sequence[str]) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise ValueError(f"{what} is text, or a list of parts")
+    for part in content:
+        if part.get("type") not in kinds or not isinstance(part.get("text"), str):
+            raise ValueError(f"a part of type `{part.get('type')}` is not served")
+    return "".join(part["text"] for part in content)
+
+
+def _is_plain_text(form: object) -> bool:
+    """Whether `text` of a request asks for no form that sampling would be constrained to."""
+    wanted = form.get("format") if isinstance(form, dict) else form
+    return wanted is None or (isinstance(wanted, dict) and wanted.get("type", "text") == "text")
+
+
+def _text_or_none(body: Body, key: str) -> str | None:
+    value = body.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"`{key}` is a text")
+    return value
+
+
+def _tool(tool: Any) -> Json:
+    """As chats are told of it."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind != "function":
+        raise ValueError(f"a tool of type `{kind}` is not served, only functions")
+    if not isinstance(tool.get("name"), str):
+        raise ValueError("a tool has a name and parameters")
+    known = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key)}
+    return {"type": "function", "function": known}
