@@ -55,10 +55,10 @@ def show_written(point: PlugPoint, files: Sequence[Path], *, output: Output) -> 
     output.text(f"wrote {' and '.join(file.name for file in files)}")
     output.note("export PYTHONPATH=$PWD")
     output.note(f"miles plugins check {name}:{name} {point.kind}")
-    output.note(f"miles launch --recipe quickstart --set {point.setting(f'{name}:{name}')}")
+    output.note(f"miles launch --recipe quickstart --set {point.command_part(f'{name}:{name}')}")
 
 
 def show_checked(point: PlugPoint, path: str, *, output: Output) -> None:
     """That all is well."""
     output.json("plugin_checked", {"kind": point.kind, "path": path, "bears_its_contract": True})
-    output.text(f"`{path}` is a good {point.kind}: --set {point.setting(path)}")
+    output.text(f"`{path}` is a good {point.kind}: --set {point.command_part(path)}")

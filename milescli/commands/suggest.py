@@ -12,7 +12,8 @@ PLUGGED = (
     *("train.objective", "train.advantage", "train.credit", "train.surrogate"),
     *("train.correction.kind", "train.aggregation", "train.optimizer.schedule"),
     *("train.optimizer.rule", "model.layer_spec", "eval.function", "eval.metrics"),
-    *("weights.channel", "weights.format", "rollout.tools"),
+    *("weights.channel", "weights.format", "rollout.tools", "data.prompts"),
+    "rollout.environment.name",
 )
 """Keys that take the name of something that ships, or an import path."""
 

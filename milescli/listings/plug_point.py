@@ -46,12 +46,15 @@ class PlugPoint:
         """As the user calls it."""
         return self.registry.kind
 
+    def command_part(self, path: str) -> str:
+        """What follows `--set` where a run is to use it."""
+        also = "rollout.agent=environment --set " if self.registry is ENVIRONMENTS else ""
+        return f"{also}{self.setting(path)}"
+
     def setting(self, path: str) -> str:
         """As `--set` takes it."""
         if self.registry.in_list:
             return f"{self.key}=[{path}]"
-        if self.registry is ENVIRONMENTS:
-            return f"rollout.agent=environment --set {self.key}={path}"
         return f"{self.key}={TASK_PREFIX if self.registry is ROWS else ''}{path}"
 
     @property

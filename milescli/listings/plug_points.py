@@ -75,6 +75,7 @@ POINTS = (
         contract="milescli.rollout.environment_contract:check_environment",
         imports="from milescli.rollout.environments import Environment, Step\n",
         base="Environment",
+        parameters="**settings",
         body='"""Guess a number between 1 and 8."""\n\n'
         "def reset(self, *, prompt, label, seed):\n"
         "    self.number = seed % 8 + 1\n"

@@ -84,7 +84,7 @@ def _source(point: PlugPoint, name: str) -> str:
     return (
         f'"""A plug-in of miles: {point.about}.\n\n'
         f"export PYTHONPATH=$PWD\n"
-        f'miles launch --recipe quickstart --set {point.setting(f"{name}:{name}")}\n"""\n\n'
+        f'miles launch --recipe quickstart --set {point.command_part(f"{name}:{name}")}\n"""\n\n'
         f"{imports}{head}\n{body}\n"
     )
 
