@@ -94,7 +94,9 @@ def _rows(rng: random.Random, count: int, *, heldout: bool) -> Iterator[Mapping[
         board = draw(rng, size=SIZE, num_holes=NUM_HOLES)
         label = "/".join(board)
         is_heldout = zlib.crc32(label.encode()) % HELDOUT_MODULUS == 0
-        if is_heldout is not heldout or label in seen or len(way(board)) < MIN_STEPS:
+        steps, straight = len(way(board)), _distance(find(board, PLAYER), find(board, GOAL))
+        is_fit = MIN_STEPS <= steps == straight  # no detour: a small model sees no further
+        if is_heldout is not heldout or label in seen or not is_fit:
             continue
         seen.add(label)
         stops = rng.random() < STOPPED_SHARE
@@ -166,17 +168,19 @@ def placed(ice: Board, at: Place) -> list[str]:
 
 
 def board_text(board: Board) -> str:
-    """As the policy sees it: a cell is a word; where one can go, and which way the goal lies."""
-    at, (goal_row, goal_column) = find(board, PLAYER), find(board, GOAL)
-    row, column = at
+    """As the policy sees it: a cell is a word; and which ways lead closer to the goal, over ice."""
+    at, goal = find(board, PLAYER), find(board, GOAL)
     landed = {word: moved(board, at, move) for word, move in MOVES.items()}
-    ways = [word for word, (r, c) in landed.items() if board[r][c] in (ICE, GOAL)]
-    sides = [
-        *(["up"] if goal_row < row else ["down"] if goal_row > row else []),
-        *(["left"] if goal_column < column else ["right"] if goal_column > column else []),
+    closer = [
+        word
+        for word, to in landed.items()
+        if board[to[0]][to[1]] != HOLE and _distance(to, goal) < _distance(at, goal)
     ]
-    told = [f"ice: {' '.join(ways)}", f"G: {' '.join(sides)}"]
-    return "\n".join([*(" ".join(cells) for cells in board), *told])
+    return "\n".join([*(" ".join(row) for row in board), f"closer: {' '.join(closer) or 'none'}"])
+
+
+def _distance(one: Place, other: Place) -> int:
+    return abs(one[0] - other[0]) + abs(one[1] - other[1])
 
 
 def shown(board: Board) -> str:

@@ -30,7 +30,7 @@ def _walk(label: str, *actions: str, **settings: bool) -> list[Step]:
 def test_the_goal_pays_and_a_hole_ends_it() -> None:
     steps = _walk(BOARD, "right", "down", "right")
     assert [step.reward for step in steps] == [0, 0, 1] and steps[-1].ended
-    assert steps[0].observation == ". P O\n. . G\nO . .\nice: down left\nG: down right"
+    assert steps[0].observation == ". P O\n. . G\nO . .\ncloser: down"
     fallen = _walk(BOARD, "right", "right")[-1]
     assert fallen.ended and fallen.reward == 0
     assert _walk(BOARD, "stop")[-1] == Step(ended=True)
@@ -62,7 +62,7 @@ def test_a_slip_goes_aside_and_never_back() -> None:
         lake = FrozenLake(is_slippery=True)
         lake.reset(prompt="", label=".../.P./..G", seed=seed)
         (step,) = [lake.step("up")]
-        landed.add(step.observation.split("\nice:")[0])
+        landed.add(step.observation.split("\ncloser:")[0])
     up, left, right = ". P .\n. . .\n. . G", ". . .\nP . .\n. . G", ". . .\n. . P\n. . G"
     assert landed == {up, left, right}
 
@@ -86,5 +86,5 @@ def test_boards_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="no room for 3 holes"):
         FrozenLake(size=2, num_holes=3)
     drawn = FrozenLake(size=2, num_holes=0).reset(prompt="", label="4", seed=0)
-    assert drawn is not None and HOLE not in drawn.split("\n", 1)[1].split("ice:")[0]
+    assert drawn is not None and HOLE not in drawn.split("\n", 1)[1].split("closer:")[0]
     assert PLAYER in drawn and GOAL in drawn
