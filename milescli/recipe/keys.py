@@ -43,7 +43,7 @@ class RecipeKey:
     takes_list: bool = False
     """A text, or a list of texts."""
     items: tuple[RecipeKey, ...] = ()
-    """The keys of each mapping, where it is a list of them."""
+    """The keys of each mapping, where it is a list of them, or names them."""
     choices: tuple[str, ...] = ()
     number: str | None = None
     """One that it takes; None where it takes none."""
@@ -135,7 +135,7 @@ def _key(dotted: str, info: FieldInfo) -> RecipeKey:
 
 
 def _items(base: object) -> tuple[RecipeKey, ...]:
-    item = get_args(base)[0] if get_origin(base) is list else None
+    item = get_args(base)[-1] if get_origin(base) in (list, dict) else None
     if not (isinstance(item, type) and issubclass(item, Section)):
         return ()
     return tuple(key for key in _walk(item, "") if isinstance(key, RecipeKey))
@@ -177,7 +177,8 @@ def _words(base: object, bounds: tuple[object, ...]) -> str:
     if get_origin(base) is Literal:
         return "one of " + ", ".join(str(choice) for choice in get_args(base))
     if items := _items(base):
-        return f"a list of mappings, each of {', '.join(item.name for item in items)}"
+        many = "a list of" if get_origin(base) is list else "a mapping of names to"
+        return f"{many} mappings, each of {', '.join(item.name for item in items)}"
     if get_origin(base) is list:
         return "a list of texts"
     if base == Names:

@@ -82,10 +82,11 @@ def _scalar(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
+    inner = [*value.values()] if isinstance(value, dict) else value
+    if isinstance(inner, list) and any(isinstance(item, Section) for item in inner):
+        return json.dumps(plain(value), ensure_ascii=False)  # which is YAML, without tags
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_scalar(k)}: {_scalar(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list) and any(isinstance(item, Section) for item in value):
-        return json.dumps(plain(value), ensure_ascii=False)  # which is YAML, without tags
     if isinstance(value, str | list):
         style = {
             "default_style": '"',

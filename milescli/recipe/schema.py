@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from milescli.recipe.agents import Role, UserSettings
 from milescli.recipe.data import Data
 from milescli.recipe.evaluation import Evaluation
 from milescli.recipe.layout import EngineSettings, Parallel
@@ -42,12 +43,13 @@ class Rollout(Section):
     """Strings that end a response, beside the end-of-sequence token."""
     agent: str = "single_turn"
     """How a prompt becomes a sample: single_turn (one response); tools (turns of the model and of
-    `tools`, until it calls none); or an import path `mypkg.agents:solve`."""
+    `tools`, until it calls none); multi_agent (turns of `roles`); chat (turns of the model and of
+    `user`); or an import path `mypkg.agents:solve`."""
     tools: list[str] = Field(default=[])
     """What the model may call, and is told of by its chat template: calculator; python (in a
     sandbox, within `code`'s memory); or import paths `mypkg.tools:lookup`."""
     max_turns: Positive = 8
-    """Of the model, in one episode with tools."""
+    """Of the model, in one episode with tools or a user; of all roles together."""
     tool_timeout_s: PositiveFloat = 30.0
     """Of one call."""
     tool_output_characters: Positive = 4096
@@ -57,6 +59,15 @@ class Rollout(Section):
     template; none: it calls nothing."""
     reasoning_parser: str = "auto"
     """How it writes its reasoning, likewise."""
+    roles: dict[str, Role] = Field(default={})
+    """multi_agent: who speaks, in the order of their turns: {solver: {prompt: Solve it.}, verifier:
+    {prompt: Find the mistake.}}."""
+    rounds: Positive = 1
+    """multi_agent: how often that order is gone through."""
+    final_role: str | None = None
+    """multi_agent: whose last turn the reward scores, with which the episode ends; null: that of
+    the last of `roles`."""
+    user: UserSettings = UserSettings()
     generation: str = "once"
     """How a response is made of calls of the engine, whoever asks: once, or an import path."""
     reward: str | dict[str, float] = "math"
@@ -105,6 +116,14 @@ class Rollout(Section):
     remote_reward: RemoteSettings = RemoteSettings()
     reward_model: RewardModelSettings = RewardModelSettings()
     code: CodeSettings = CodeSettings()
+
+    @property
+    def role_turns(self) -> list[str]:
+        """Who speaks in an episode of several roles, turn by turn."""
+        turns = list(self.roles) * self.rounds
+        while self.final_role in turns and turns[-1] != self.final_role:
+            turns.pop()
+        return turns
 
     @property
     def reward_weights(self) -> dict[str, float]:

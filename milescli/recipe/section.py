@@ -25,8 +25,10 @@ class Section(BaseModel):
 
 
 def plain(value: object) -> object:
-    """A value of a recipe as JSON holds it: sections in a list are mappings, without what is
-    null."""
-    if not isinstance(value, list):
-        return value
-    return [one.model_dump(exclude_none=True) if isinstance(one, Section) else one for one in value]
+    """A value of a recipe as JSON holds it: sections in a list or a mapping are mappings, without
+    what is null."""
+    if isinstance(value, Section):
+        return value.model_dump(exclude_none=True)
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list) else value
