@@ -22,7 +22,7 @@ from milescli.recipe.data import Data
 from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape
-from milescli.rollout.agents import require_tools, tool_schemas
+from milescli.rollout.agents import require_agent, tool_schemas
 from milescli.rollout.example_rows import Kind, RowField
 from milescli.rollout.examples import ExampleReport, Examples, load_examples
 from milescli.rollout.mix import MixedPrompts
@@ -117,7 +117,7 @@ def _require_what_rollout_asks(recipe: Recipe) -> None:
     """Of this machine, where episodes are played and scored. Raises MilesError."""
     for rollout in rollouts_of(recipe):
         load_rewards(rollout)
-    require_tools(recipe.rollout)
+    require_agent(recipe.rollout)
 
 
 def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
