@@ -16,6 +16,7 @@ class MultiAgent:
 
     def __init__(self, settings: Rollout) -> None:
         """Raises RecipeError where the environment has not the key of an endpoint."""
+        assert settings.roles, "recipe.check lets no agent without roles pass"
         self._roles = settings.roles
         self._order = settings.role_turns
         self._speakers = {

@@ -31,8 +31,9 @@ def test_tab_offers_what_ships() -> None:
     assert offered == ["train.surrogate=dppo_kl", "train.surrogate=dppo_tv"]
 
 
-OF_ITS_OWN = ("math", "judge", "remote", "reward_model", "reasoning_gym")
-"""Takes labels that parse; have nobody to ask; needs an extra. They have tests of their own."""
+OF_ITS_OWN = ("math", "judge", "remote", "reward_model", "reasoning_gym", "multi_agent")
+"""Takes labels that parse; have nobody to ask, or no roles; needs an extra. They have tests of
+their own."""
 
 
 @pytest.mark.parametrize("point", POINTS, ids=KINDS)
