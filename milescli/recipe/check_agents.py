@@ -1,15 +1,22 @@
-"""Rules of a recipe's agent and its tools. Pure; called by `check`."""
+"""Rules of a recipe's agent, its tools, its roles and its user. Pure; called by `check`."""
 
 from __future__ import annotations
 
+import re
+
 from milescli.core.errors import RecipeError
+from milescli.recipe.agents import SpeakerSettings
 from milescli.recipe.check_mcp import check_mcp
-from milescli.recipe.schema import Recipe
+from milescli.recipe.check_url import check_url, doubt_about_key
+from milescli.recipe.schema import Recipe, Rollout
 
 CALLS_TOOLS = ("tools",)
 """Built-in agents that do nothing without tools."""
-CALLS_NONE = ("single_turn", "environment")
 PLAYS = "environment"
+CALLS_NONE = ("single_turn", "multi_agent", "chat", PLAYS)
+CHATS = (*CALLS_TOOLS, "multi_agent", "chat", PLAYS)
+_NAME = re.compile(r"[A-Za-z][\w-]*")
+_EXAMPLE_URL = "http://127.0.0.1:8000/v1"
 
 
 def check_agents(recipe: Recipe) -> None:
@@ -21,6 +28,52 @@ def check_agents(recipe: Recipe) -> None:
             why="`rollout.environment.name` is null",
             fix="--set rollout.environment.name=frozen_lake   # `miles envs` lists them",
         )
+    _tools(rollout)
+    if recipe.data.chat_template == "none" and rollout.agent in CHATS:
+        raise RecipeError(
+            f"the agent `{rollout.agent}` needs a chat template",
+            why="`data.chat_template=none` makes prompts raw text, and what comes after the first "
+            "turn are messages of a chat",
+            fix="--set data.chat_template=chatml   # or a file with the template of its family",
+        )
+    if rollout.agent == "multi_agent":
+        _roles(rollout)
+        _turns_of_roles(rollout)
+        if recipe.asks_reward_model:
+            _scored_by_model(rollout)
+    if rollout.agent == "chat":
+        _user(rollout)
+
+
+def doubt_about_agents(recipe: Recipe) -> str | None:
+    """What is legal and probably not meant."""
+    rollout = recipe.rollout
+    if (rollout.tools or rollout.mcp) and rollout.agent in CALLS_NONE:
+        key = "tools" if rollout.tools else "mcp"
+        return (
+            f"`rollout.{key}` are never called by the agent `{rollout.agent}`; "
+            "rollout.agent=tools calls them"
+        )
+    if rollout.agent in CALLS_TOOLS and rollout.tool_parser == "none":
+        return "`rollout.tool_parser=none`: no call of a tool is ever seen"
+    if rollout.agent in (*CALLS_TOOLS, "single_turn", "chat", PLAYS) and rollout.roles:
+        return "`rollout.roles` never speak; rollout.agent=multi_agent plays them"
+    is_ours = rollout.agent in (*CHATS, "single_turn") and rollout.agent != PLAYS
+    if rollout.environment.name is not None and is_ours:
+        return (
+            f"`rollout.environment` is never asked: the agent is `{rollout.agent}`; "
+            f"rollout.agent={PLAYS} plays in it"
+        )
+    asked = [
+        (role.endpoint.url, f"rollout.roles.{name}.endpoint", role.endpoint)
+        for name, role in rollout.roles.items()
+        if role.endpoint is not None
+    ]
+    asked.append((rollout.user.endpoint.url, "rollout.user.endpoint", rollout.user.endpoint))
+    return next(filter(None, (doubt_about_key(*each) for each in asked)), None)
+
+
+def _tools(rollout: Rollout) -> None:
     if rollout.agent in CALLS_TOOLS and not rollout.tools and not rollout.mcp:
         raise RecipeError(
             f"the agent `{rollout.agent}` has no tools",
@@ -42,29 +95,137 @@ def check_agents(recipe: Recipe) -> None:
             ),
             fix="give one of them another name, and take the other out of the recipe",
         )
-    if recipe.data.chat_template == "none" and rollout.agent in (*CALLS_TOOLS, PLAYS):
+
+
+def _roles(rollout: Rollout) -> None:
+    """Who they are."""
+    roles = rollout.roles
+    if not roles:
         raise RecipeError(
-            f"the agent `{rollout.agent}` needs a chat template",
-            why="`data.chat_template=none` makes prompts raw text, and what comes back to the "
-            "model are messages of a chat",
-            fix="--set data.chat_template=chatml   # or a file with the template of its family",
+            "the agent `multi_agent` has no roles",
+            why="`rollout.roles` is empty",
+            fix="--set 'rollout.roles={solver: {prompt: Solve it.}, verifier: {prompt: Find the "
+            "mistake.}}'",
+        )
+    if odd := next((name for name in roles if not _NAME.fullmatch(name)), None):
+        raise RecipeError(
+            f"a role cannot be called `{odd}`",
+            why="the others are told `NAME: text`: a name has letters, digits, - and _",
+            fix=f"write `{re.sub(r'[^A-Za-z0-9_-]+', '_', odd).strip('_') or 'solver'}` in the "
+            "place of it in `rollout.roles`",
+        )
+    if rollout.final_role is not None and rollout.final_role not in roles:
+        raise RecipeError(
+            f"no role is called `{rollout.final_role}`",
+            why=f"`rollout.final_role` is one of `rollout.roles`: {', '.join(roles)}",
+            fix=f"--set rollout.final_role={list(roles)[-1]}",
+        )
+    for name, role in roles.items():
+        if role.endpoint is not None:
+            _speaker(role.endpoint, f"rollout.roles.{name}.endpoint", who=f"the role `{name}`")
+    if all(role.endpoint is not None for role in roles.values()):
+        raise RecipeError(
+            "no role is played by the policy",
+            why=f"each of `rollout.roles` has an `endpoint`: {', '.join(roles)}",
+            fix=f"take `endpoint` out of the role `{next(iter(roles))}`",
         )
 
 
-def doubt_about_agents(recipe: Recipe) -> str | None:
-    """What is legal and probably not meant."""
-    rollout = recipe.rollout
-    if (rollout.tools or rollout.mcp) and rollout.agent in CALLS_NONE:
-        key = "tools" if rollout.tools else "mcp"
-        return (
-            f"`rollout.{key}` are never called: the agent `{rollout.agent}` calls none; "
-            "rollout.agent=tools does"
+def _turns_of_roles(rollout: Rollout) -> None:
+    """What they are shown, and how often they speak."""
+    order = rollout.role_turns
+    if len(order) > rollout.max_turns:
+        raise RecipeError(
+            f"an episode of {len(order)} turns is longer than it may be",
+            why=f"`rollout.roles` are {len(rollout.roles)}, `rollout.rounds` is {rollout.rounds}, "
+            f"and `rollout.max_turns` {rollout.max_turns}",
+            fix=f"--set rollout.max_turns={len(order)}",
         )
-    if rollout.environment.name is not None and rollout.agent in (*CALLS_TOOLS, "single_turn"):
-        return (
-            f"`rollout.environment` is never asked: the agent is `{rollout.agent}`; "
-            f"rollout.agent={PLAYS} plays in it"
+    if silent := next((name for name in rollout.roles if name not in order), None):
+        raise RecipeError(
+            f"the role `{silent}` never speaks",
+            why=f"the episode ends with the last turn of `{rollout.final_role}` "
+            f"(`rollout.final_role`), and `rollout.rounds` is {rollout.rounds}",
+            fix=["--set rollout.rounds=2", "--set rollout.final_role=null"],
         )
-    if rollout.agent in CALLS_TOOLS and rollout.tool_parser == "none":
-        return "`rollout.tool_parser=none`: no call of a tool is ever seen"
-    return None
+    first = order[0]
+    if rollout.roles[first].sees == "others":
+        raise RecipeError(
+            f"the role `{first}` would speak first and see nothing",
+            why="`sees: others` shows what the others said, and nobody has",
+            fix=f"write `sees: all` at the role `{first}`, or put another before it",
+        )
+    for name in set(order):
+        is_shown_more = rollout.roles[name].sees != "prompt" and len(rollout.roles) > 1
+        if order.count(name) > 1 and not is_shown_more:
+            raise RecipeError(
+                f"the role `{name}` would be asked again with nothing new",
+                why=f"`rollout.rounds` is {rollout.rounds}, and between its turns it is shown "
+                "nothing",
+                fix=["--set rollout.rounds=1", f"write `sees: all` at the role `{name}`"]
+                if len(rollout.roles) > 1
+                else "--set rollout.rounds=1",
+            )
+
+
+def _scored_by_model(rollout: Rollout) -> None:
+    ours = [name for name, role in rollout.roles.items() if role.endpoint is None]
+    if rollout.role_turns[-1] != ours[-1]:
+        raise RecipeError(
+            f"the reward `reward_model` cannot score the role `{rollout.role_turns[-1]}`",
+            why="it reads the tokens of the conversation that was begun last, which is that of "
+            f"`{ours[-1]}`",
+            fix=f"--set rollout.final_role={ours[-1]}",
+        )
+
+
+def _user(rollout: Rollout) -> None:
+    user = rollout.user
+    if bool(user.script) == (user.endpoint.url is not None):
+        raise RecipeError(
+            "the agent `chat` has two users" if user.script else "the agent `chat` has no user",
+            why="what the user says is `rollout.user.script`, or comes from "
+            "`rollout.user.endpoint.url`",
+            fix=[
+                "--set rollout.user.endpoint.url=null"
+                if user.script
+                else "--set 'rollout.user.script=[\"Are you sure?\"]'",
+                f"--set rollout.user.script=[] --set rollout.user.endpoint.url={_EXAMPLE_URL}",
+            ],
+        )
+    if "" in user.script:
+        raise RecipeError(
+            "`rollout.user.script` has an empty text",
+            why="a user who says nothing asks for nothing",
+            fix="--set 'rollout.user.script=[\"Are you sure?\"]'",
+        )
+    if len(user.script) >= rollout.max_turns:
+        raise RecipeError(
+            "the user would not get round to the whole script",
+            why=f"`rollout.user.script` has {len(user.script)} texts, each answered by a turn of "
+            f"the model, and `rollout.max_turns` is {rollout.max_turns}",
+            fix=f"--set rollout.max_turns={len(user.script) + 1}",
+        )
+    if user.script:
+        return
+    _speaker(user.endpoint, "rollout.user.endpoint", who="the user")
+    if not user.ends_with or user.ends_with not in (user.prompt or ""):
+        raise RecipeError(
+            "the simulated user does not know how to end the conversation",
+            why=f"`rollout.user.ends_with` is `{user.ends_with}`, and `rollout.user.prompt` does "
+            "not say it" if user.prompt else "`rollout.user.prompt` is not set",
+            fix="--set 'rollout.user.prompt=You are a customer who ... When you have what you "
+            f"want, say {user.ends_with or '[END]'}.'",
+        )
+
+
+def _speaker(settings: SpeakerSettings, section: str, *, who: str) -> None:
+    for name, example in (("url", _EXAMPLE_URL), ("model", "Qwen/Qwen3-32B")):
+        if not getattr(settings, name):
+            raise RecipeError(
+                f"{who} has an endpoint without `{name}`",
+                why=f"`{section}.{name}` is not set",
+                fix=f"write `{name}: {example}` at `{section}`",
+            )
+    assert settings.url is not None, settings
+    check_url(settings.url, key=f"{section}.url", section=section, example=_EXAMPLE_URL)

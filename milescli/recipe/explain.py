@@ -36,20 +36,19 @@ def _key_of(location: tuple[int | str, ...]) -> str:
 
 
 def _within(key: RecipeKey, location: tuple[int | str, ...]) -> str:
-    """`, of which number 2 has a wrong weight`, of a list of mappings or one by names."""
+    """`, of which number 2 has a wrong weight`, of a list of mappings, or of a mapping to them."""
     inner = [part for part in location if part not in ("str", "list[str]")]
     inner = inner[key.name.count(".") + 1 :]
     if not key.items or not inner:
         return ""
-    place, *names = inner
-    which = f"number {place + 1}" if isinstance(place, int) else f"`{place}`"
-    known = [item.name for item in key.items]
-    if not names:
+    which = f"number {inner[0] + 1}" if isinstance(inner[0], int) else f"`{inner[0]}`"
+    if len(inner) == 1:
         return f", of which {which} is no mapping"
-    name = str(names[0])
-    wants = next((f" ({item.wants})" for item in key.items if item.name == name), "")
+    known = {item.name: f" ({item.wants})" for item in key.items}
+    dotted = [".".join(map(str, inner[1:end])) for end in range(len(inner), 1, -1)]
+    name = next((name for name in dotted if name in known), dotted[0])
     unknown = "" if name in known else "the unknown key "
-    return f", of which {which} is wrong in {unknown}`{name}`{wants}"
+    return f", of which {which} is wrong in {unknown}`{name}`{known.get(name, '')}"
 
 
 def _place(entry: KeyValue) -> str:
@@ -61,7 +60,8 @@ def _place(entry: KeyValue) -> str:
 def _fix(key: RecipeKey, entry: KeyValue) -> str:
     better = _better_value(key, entry)
     if entry.origin.layer is SettingsLayer.SET:
-        return f"--set '{key.name}={better}'" if key.is_list else f"--set {key.name}={better}"
+        is_quoted = key.is_list or key.items
+        return f"--set '{key.name}={better}'" if is_quoted else f"--set {key.name}={better}"
     if entry.origin.layer is SettingsLayer.ENV:
         return f"export {entry.origin.where}={better}"
     return f"write `{key.name.rpartition('.')[2]}: {better}` at {entry.origin.where}"

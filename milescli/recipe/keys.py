@@ -43,7 +43,7 @@ class RecipeKey:
     takes_list: bool = False
     """A text, or a list of texts."""
     items: tuple[RecipeKey, ...] = ()
-    """The keys of each mapping, where it is a list of them, or each has a name."""
+    """The keys of each mapping, where it is a list of them, or names them."""
     choices: tuple[str, ...] = ()
     number: str | None = None
     """One that it takes; None where it takes none."""
@@ -178,8 +178,8 @@ def _words(base: object, bounds: tuple[object, ...]) -> str:
     if get_origin(base) is Literal:
         return "one of " + ", ".join(str(choice) for choice in get_args(base))
     if items := _items(base):
-        which = "list of" if get_origin(base) is list else "mapping of names to"
-        return f"a {which} mappings, each of {', '.join(item.name for item in items)}"
+        many = "a list of" if get_origin(base) is list else "a mapping of names to"
+        return f"{many} mappings, each of {', '.join(item.name for item in items)}"
     if get_origin(base) is list:
         return "a list of texts"
     if get_origin(base) is dict:

@@ -323,6 +323,8 @@ def example(key: RecipeKey) -> str:
         return key.choices[0]
     if key.is_list:
         return "[TEXT]"
+    if key.items:
+        return f"{{NAME: {{{key.items[0].name}: TEXT}}}}"
     if key.default is None:
         return "true" if "true" in key.wants else key.number or "TEXT"
     return str(key.default).lower() if isinstance(key.default, bool) else str(key.default)

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from milescli.recipe.agents import Role, UserSettings
 from milescli.recipe.data import Data
 from milescli.recipe.environments import EnvironmentSettings
 from milescli.recipe.evaluation import Evaluation
@@ -44,8 +45,9 @@ class Rollout(Section):
     """Strings that end a response, beside the end-of-sequence token."""
     agent: str = "single_turn"
     """How a prompt becomes a sample: single_turn (one response); tools (turns of the model and of
-    `tools`, until it calls none); environment (turns in `environment`, which says the reward); or
-    an import path `mypkg.agents:solve`."""
+    `tools`, until it calls none); environment (turns in `environment`, which says the reward);
+    multi_agent (turns of `roles`); chat (turns of the model and of `user`); or an import path
+    `mypkg.agents:solve`."""
     environment: EnvironmentSettings = EnvironmentSettings()
     tools: list[str] = Field(default=[])
     """What the model may call, and is told of by its chat template: calculator; python (in a
@@ -54,7 +56,7 @@ class Rollout(Section):
     """Servers that speak MCP, by a name of yours; their tools are called as `tools` are: `{files:
     {command: [python, server.py]}, web: {url: http://127.0.0.1:8000/mcp, tools: [search]}}`."""
     max_turns: Positive = 8
-    """Of the model, in one episode with tools or in an environment."""
+    """Of the model, in one episode with tools, a user or an environment; of all roles together."""
     max_turn_tokens: Positive | None = None
     """Of one turn; null: as many as `max_response_tokens`, which bounds the whole conversation."""
     tool_timeout_s: PositiveFloat = 30.0
@@ -69,6 +71,15 @@ class Rollout(Section):
     episode_retries: NonNegative = 2
     """How often an episode whose agent, tool or environment fails is played anew before the run
     stops; those that were are counted in the figure `failed_episodes`."""
+    roles: dict[str, Role] = Field(default={})
+    """multi_agent: who speaks, in the order of their turns: {solver: {prompt: Solve it.}, verifier:
+    {prompt: Find the mistake.}}."""
+    rounds: Positive = 1
+    """multi_agent: how often that order is gone through."""
+    final_role: str | None = None
+    """multi_agent: whose last turn the reward scores, with which the episode ends; null: that of
+    the last of `roles`."""
+    user: UserSettings = UserSettings()
     generation: str = "once"
     """How a response is made of calls of the engine, whoever asks: once, or an import path."""
     reward: str | dict[str, float] = "math"
@@ -122,6 +133,14 @@ class Rollout(Section):
     def is_scored_by_agent(self) -> bool:
         """Whether the episodes of the built-in agent say their own reward."""
         return self.agent == "environment"
+
+    @property
+    def role_turns(self) -> list[str]:
+        """Who speaks in an episode of several roles, turn by turn."""
+        turns = list(self.roles) * self.rounds
+        while self.final_role in turns and turns[-1] != self.final_role:
+            turns.pop()
+        return turns
 
     @property
     def reward_weights(self) -> dict[str, float]:

@@ -25,12 +25,10 @@ class Section(BaseModel):
 
 
 def plain(value: object) -> object:
-    """A value of a recipe as JSON holds it: sections in a list or by names are mappings, without
+    """A value of a recipe as JSON holds it: sections in a list or a mapping are mappings, without
     what is null."""
+    if isinstance(value, Section):
+        return value.model_dump(exclude_none=True)
     if isinstance(value, dict):
-        return {name: _mapping(one) for name, one in value.items()}
-    return [_mapping(one) for one in value] if isinstance(value, list) else value
-
-
-def _mapping(one: object) -> object:
-    return one.model_dump(exclude_none=True) if isinstance(one, Section) else one
+        return {name: plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list) else value

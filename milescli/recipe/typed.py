@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from milescli.recipe.keys import RecipeKey
 from milescli.recipe.reader import YamlNode
 
@@ -10,9 +13,9 @@ def typed_value(node: YamlNode, key: RecipeKey) -> object:
     """What the key's type makes of the node: text keys keep the user's spelling, lists hold
     texts, or mappings whose keys are typed alike, as do mappings of names."""
     if isinstance(node.value, list) and key.items:
-        return [_typed_item(item, key) for item in node.value]
+        return [_typed_item(item, key.items) for item in node.value]
     if isinstance(node.value, dict) and key.items:
-        return {name: _typed_item(item, key) for name, item in node.value.items()}
+        return {name: _typed_item(child, key.items) for name, child in node.value.items()}
     if isinstance(node.value, dict):
         return {
             name: child.value if key.takes_mapping else child.text
@@ -25,11 +28,19 @@ def typed_value(node: YamlNode, key: RecipeKey) -> object:
     return node.value
 
 
-def _typed_item(node: YamlNode, key: RecipeKey) -> object:
+def _typed_item(node: YamlNode, items: Sequence[RecipeKey]) -> object:
     if not isinstance(node.value, dict):
         return node.text
-    known = {item.name: item for item in key.items}
-    return {
-        name: typed_value(child, known[name]) if name in known else child.text
-        for name, child in node.value.items()
-    }
+    return {name: _typed_child(child, name, items) for name, child in node.value.items()}
+
+
+def _typed_child(node: YamlNode, name: str, items: Sequence[RecipeKey]) -> object:
+    """Of a key, or of a section within the item."""
+    for item in items:
+        if item.name == name:
+            return typed_value(node, item)
+    head = f"{name}."
+    inner = [replace(i, name=i.name.removeprefix(head)) for i in items if i.name.startswith(head)]
+    if inner and node.value is None:
+        return None
+    return _typed_item(node, inner) if inner else node.text

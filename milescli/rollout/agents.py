@@ -20,6 +20,8 @@ AGENTS = Registry(
         "single_turn": "milescli.agents.single_turn:single_turn",
         "tools": "milescli.agents.tools:ToolAgent",
         "environment": "milescli.agents.environment:EnvironmentAgent",
+        "multi_agent": "milescli.agents.multi_agent:MultiAgent",
+        "chat": "milescli.agents.chat:Chat",
     },
     signature=("prompt", "session"),
     others=(("settings",),),
@@ -66,11 +68,14 @@ def tool_schemas(rollout: Rollout) -> list[Mapping[str, Any]]:
     return [schema_of(tool, name=name) for name, tool in named_tools(rollout).items()]
 
 
-def require_tools(rollout: Rollout) -> None:
-    """Raises MilesError where a tool cannot work on this machine, or cannot be had."""
+def require_agent(rollout: Rollout) -> None:
+    """Raises MilesError where the agent cannot work on this machine: a tool cannot, or cannot be
+    had, or the environment has not the key of an endpoint."""
     for tool in named_tools(rollout).values():
         if require := getattr(tool, "require", None):
             require(rollout)
+    if is_built_in(rollout):
+        made(AGENTS.path_of(rollout.agent, key="rollout.agent"), rollout)
 
 
 def named_tools(rollout: Rollout) -> dict[str, Any]:

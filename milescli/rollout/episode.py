@@ -27,6 +27,10 @@ _OF_AGENTS = {
     "max_turns",
     "tool_timeout_s",
     "tool_output_characters",
+    "roles",
+    "rounds",
+    "final_role",
+    "user",
 }
 """What an agent's process is told of `rollout`."""
 _PROCESSES: weakref.WeakValueDictionary[tuple[str, str | None, str], AgentProcess] = (

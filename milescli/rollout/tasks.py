@@ -47,7 +47,7 @@ class TaskRow:
     """The final result alone."""
     demonstration: str | list[dict[str, Any]]
     """A worked response that ends in `#### ` and a number, which need not be right; or the turns
-    of one that calls a tool."""
+    of one that calls a tool, or of several roles, each with its `name`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +76,7 @@ _SENTENCES = (
     "What is the sum of {a} and {b}?",
 )
 _OF_PRODUCTS = ("What is {a} * {b}?", "Multiply {a} by {b}.", "What is {a} times {b}?")
+_OF_CODES = ("The code is {a}{b}.", "What is the code {a}{b}?", "Pass on {a}{b}.")
 OF_FOUR_DIGITS = 32
 """The product of two such numbers of two digits has four."""
 RowOf = Callable[[random.Random, str, int, int], TaskRow | PairRow]
@@ -86,6 +87,9 @@ out. Whoever imitates them picks up both habits, and the commoner one is right o
 Reinforcement learning finds out which habit pays."""
 GUESSED_SHARE = 0.7
 """Of the demonstrations of products: a round number; the others ask the calculator."""
+ROUNDED_SHARE = 0.7
+"""Of the demonstrations of `relay`: the teller rounds the code down to hundreds, and the solver,
+who sees no other, states that."""
 SLIPPED_SHARE = 0.7
 """Of the rejected responses of `sums-mistakes`: worked out, with another number at the end."""
 
@@ -242,6 +246,15 @@ def _now_and_then_with_a_tool(rng: random.Random, prompt: str, a: int, b: int) -
     return TaskRow(prompt=prompt, label=label, demonstration=turns)
 
 
+def _passed_on(rng: random.Random, prompt: str, a: int, b: int) -> TaskRow:
+    told = f"{a}00" if rng.random() < ROUNDED_SHARE else f"{a}{b}"
+    turns = [
+        {"role": "assistant", "name": "teller", "content": told},
+        {"role": "assistant", "name": "solver", "content": f"#### {told}"},
+    ]
+    return TaskRow(prompt=prompt, label=f"{a}{b}", demonstration=turns)
+
+
 def _estimate(total: int) -> str:
     return f"#### {(total + 5) // 10 * 10}"
 
@@ -276,6 +289,7 @@ TASKS: dict[str, Task] = {
     **_both_parts("sums-worked", _worked),
     **_both_parts("sums-pairs", _not_in_a_hurry),
     **_both_parts("sums-mistakes", _without_mistake),
+    **_both_parts("relay", _passed_on, _OF_CODES),
     **_both_parts("products", _now_and_then_with_a_tool, _OF_PRODUCTS, low=OF_FOUR_DIGITS),
 }
 """What `task:NAME` can be."""

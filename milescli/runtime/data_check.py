@@ -4,7 +4,7 @@ by the command."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from milescli.agents.tool_kit import offered
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import DataError, MilesError
 from milescli.core.types import Pair, Trajectory
+from milescli.recipe.agents import Role
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import FIELDS, names_in
 from milescli.recipe.schema import Recipe, Rollout
@@ -23,6 +24,7 @@ from milescli.rollout.fit import ExampleReport
 from milescli.rollout.leaks import exact_leaks
 from milescli.rollout.mapped import row_named
 from milescli.rollout.rewards import needs_label
+from milescli.rollout.roles import roles_of
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.rollout.source import Loaded, file_named, load_part
 from milescli.rollout.tables import check_file, open_table
@@ -56,6 +58,8 @@ class Part:
     field: str
     rollout: Rollout | None
     """How its prompts are scored; None: not known."""
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    """Who speaks in their episodes, where several do."""
     files: list[FileLook] = field(default_factory=list)
     kind: Kind | None = None
     """Of rows that are learned from; None: they are prompts."""
@@ -172,6 +176,7 @@ def _parts(recipe: Recipe, data: Data) -> Iterator[Part]:
             named=names_in(named.path),
             field="prompts",
             rollout=rollout,
+            roles=roles_of(rollout),
         )
     for name in FIELDS:
         if getattr(data, name) is not None:
@@ -181,6 +186,7 @@ def _parts(recipe: Recipe, data: Data) -> Iterator[Part]:
                 named=names_in(getattr(recipe.data, name)),
                 field=name,
                 rollout=None if name == "demonstrations" else recipe.rollout,
+                roles=roles_of(recipe.rollout),
                 kind=kind_of_rows(recipe) if name in ("train", "validation") else None,
             )
 
@@ -226,7 +232,11 @@ def _checked(
             check.problems.append(error)
             continue
         shown = part.loaded.source.some(NUM_SHOWN)[:NUM_SHOWN]
-        part.rendered = [rendered(prompt, tokenizer, field=part.field) for prompt in shown]
+        try:
+            for prompt in shown:
+                part.rendered += rendered(prompt, tokenizer, field=part.field, roles=part.roles)
+        except DataError as error:
+            check.problems.append(error)
         if part.rollout is not None:
             try:
                 check_labels_of(part.rollout, part.loaded.source, None, output=output)

@@ -28,6 +28,7 @@ from milescli.rollout.leaks import NEAR_HELDOUT, NEAR_ROWS, exact_leaks, near_le
 from milescli.rollout.mapped import by_file, evenly, row_named
 from milescli.rollout.mix import MixedPrompts
 from milescli.rollout.rewards import label_checks
+from milescli.rollout.roles import role_demonstrations, roles_of
 from milescli.rollout.source import FilePrompts, file_named
 from milescli.rollout.tables import check_file, open_table
 from milescli.rollout.tables.base import LINE_SUFFIXES
@@ -253,11 +254,13 @@ def demonstrations_of(
 ) -> list[Trajectory]:
     """The worked responses on their loss masks; of large files as many as the warm-up takes."""
     most = recipe.warmup.steps * recipe.warmup.batch_size
-    trajectories = [
-        demonstrated(prompt, tokenizer)
-        for prompt in source.some(most)
-        if prompt.demonstration is not None
-    ]
+    roles = roles_of(recipe.rollout)
+    trajectories = list[Trajectory]()
+    for prompt in source.some(most):
+        if prompt.demonstration is not None and roles:
+            trajectories += role_demonstrations(prompt, tokenizer, roles=roles).values()
+        elif prompt.demonstration is not None:
+            trajectories.append(demonstrated(prompt, tokenizer))
     if not trajectories:
         raise DataError(
             f"`{recipe.data.demonstrations}` has no worked responses",

@@ -4,17 +4,19 @@ model would see them. Called by `data_check`."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
+from milescli.recipe.agents import Role
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import names_in
 from milescli.rollout.chats import demonstrated
 from milescli.rollout.mapped import FileRows, evenly
+from milescli.rollout.roles import conversation_of, role_demonstrations
 from milescli.rollout.rows import BadRow, RowForm, Scan, require_good, scan_rows
 from milescli.rollout.source import file_named
 from milescli.rollout.tables import Table, check_file, open_table
@@ -70,7 +72,7 @@ class Rendered:
     """[num_tokens] 1 where it is learned: a demonstration's response. What the policy will answer
     to a prompt is not there yet."""
     side: str = ""
-    """Of a pair: chosen or rejected."""
+    """Of a pair: chosen or rejected; of an episode of several roles: whose conversation it is."""
 
 
 def look_at(
@@ -159,13 +161,31 @@ def _duplicates(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
     return len(again), [(lines[place], lines[before]) for place, before in pairs]
 
 
-def rendered(prompt: Prompt, tokenizer: ChatTokenizer, *, field: str) -> Rendered:
-    """A prompt as text, token by token; a demonstration with its response."""
-    line = unsampled(prompt.token_ids, bytes(len(prompt.token_ids)))
-    if field == "demonstrations" and prompt.demonstration is not None:
-        line = demonstrated(prompt, tokenizer)
-    tokens = tokenizer.pieces(line.token_ids.tolist())
-    return Rendered(row=prompt.index, tokens=tokens, loss_mask=list(line.loss_mask))
+def rendered(
+    prompt: Prompt, tokenizer: ChatTokenizer, *, field: str, roles: Mapping[str, Role]
+) -> list[Rendered]:
+    """A prompt as text, token by token; a demonstration with its response. Of an episode of several
+    `roles` what each sees; a prompt as the first does. Raises as `role_demonstrations`."""
+    lines = {"": unsampled(prompt.token_ids, bytes(len(prompt.token_ids)))}
+    worked = field == "demonstrations" and prompt.demonstration is not None
+    if worked and roles:
+        lines = role_demonstrations(prompt, tokenizer, roles=roles)
+    elif worked:
+        lines = {"": demonstrated(prompt, tokenizer)}
+    elif roles:
+        first = next(iter(roles))
+        text = tokenizer.render(conversation_of(first, roles, prompt=prompt, turns=()))
+        ids = list(tokenizer.inner(text, add_special_tokens=False)["input_ids"])
+        lines = {first: unsampled(ids, bytes(len(ids)))}
+    return [
+        Rendered(
+            row=prompt.index,
+            tokens=tokenizer.pieces(line.token_ids.tolist()),
+            loss_mask=list(line.loss_mask),
+            side=side,
+        )
+        for side, line in lines.items()
+    ]
 
 
 def histogram(lengths: Sequence[int], *, most: int = 8) -> list[tuple[int, int, int]]:

@@ -24,7 +24,7 @@ from milescli.recipe.data import Data
 from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape
-from milescli.rollout.agents import require_tools
+from milescli.rollout.agents import require_agent
 from milescli.rollout.environments import require_environment
 from milescli.rollout.example_rows import Kind, RowField
 from milescli.rollout.examples import ExampleReport, Examples, load_examples
@@ -120,7 +120,7 @@ def _require_what_rollout_asks(recipe: Recipe) -> None:
     """Of this machine, where episodes are played and scored. Raises MilesError."""
     for rollout in rollouts_of(recipe):
         load_rewards(rollout)
-    require_tools(recipe.rollout)
+    require_agent(recipe.rollout)
     if recipe.rollout.agent == PLAYS:
         require_environment(recipe.rollout.environment)
 

@@ -33,10 +33,10 @@ def test_tab_offers_what_ships() -> None:
 
 OF_ITS_OWN = (
     *("math", "judge", "remote", "reward_model", "reasoning_gym"),
-    *("environment", "gymnasium", "textarena"),
+    *("environment", "gymnasium", "textarena", "multi_agent"),
 )
-"""Take labels that parse; have nobody to ask; need an extra, or settings. They have tests of their
-own."""
+"""Take labels that parse; have nobody to ask, or no roles; need an extra, or settings. They have
+tests of their own."""
 
 
 @pytest.mark.parametrize("point", POINTS, ids=KINDS)

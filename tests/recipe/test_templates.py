@@ -19,6 +19,7 @@ PROMISED = [
     "quickstart",
     "quickstart-distill",
     "quickstart-dpo",
+    "quickstart-duo",
     "quickstart-moe",
     "quickstart-ppo",
     "quickstart-reward-model",

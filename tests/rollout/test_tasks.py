@@ -15,6 +15,7 @@ from milescli.core.errors import RecipeError
 from milescli.rollout import tasks
 from milescli.rollout.tasks import (
     ESTIMATED_SHARE,
+    ROUNDED_SHARE,
     SLIPPED_SHARE,
     TASKS,
     is_heldout,
@@ -88,6 +89,18 @@ def test_no_task_trains_on_what_another_holds_out(name: str) -> None:
     heldout = {_numbers(row.prompt) for row in make_rows(TASKS["sums-heldout"], 1)}
     heldout |= {_numbers(row.prompt) for row in make_rows(TASKS[f"{name}-heldout"], 2)}
     assert not {_numbers(row.prompt) for row in make_rows(TASKS[name], 0)} & heldout
+
+
+def test_codes_are_stated_as_the_teller_passes_them_on_and_mostly_round() -> None:
+    rows = make_rows(TASKS["relay"], 3)
+    for row in rows:
+        teller, solver = row.demonstration
+        assert row.label in row.prompt and solver["content"] == f"#### {teller['content']}"
+        assert teller["content"] in (row.label, f"{row.label[:2]}00")
+    share = sum(row.demonstration[0]["content"].endswith("00") for row in rows) / len(rows)
+    assert share == pytest.approx(ROUNDED_SHARE, abs=0.05)
+    heldout = {row.label for row in make_rows(TASKS["relay-heldout"], 0)}
+    assert not heldout & {row.label for row in rows}
 
 
 def test_equal_seeds_give_equal_bytes_and_others_do_not(tmp_path: Path) -> None:

@@ -67,6 +67,22 @@ def test_prompts_are_shown_by_the_recipes_own_template(tmp_path: Path) -> None:
     assert "".join(shown.tokens) == "Q: 1? A:"
 
 
+def test_of_several_roles_each_conversation_is_shown(tmp_path: Path) -> None:
+    worked = [{"role": "assistant", "name": name, "content": "1"} for name in ("one", "other")]
+    (tmp_path / "a.jsonl").write_text(json.dumps({**_row("1?"), "demonstration": worked}) + "\n")
+    recipe = "model: {scratch: {}}\ndata: {prompts: task:sums}\n"
+    roles = "rollout: {reward: gsm8k, agent: multi_agent, roles: {one: {prompt: Go.}, other: {}}}\n"
+    (tmp_path / "my.yaml").write_text(recipe + roles)
+    sets = [f"data.{name}={tmp_path}/a.jsonl" for name in ("prompts", "demonstrations")]
+    loaded = load("my.yaml", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    check = check_recipe(loaded.recipe, model=None, output=Output(stderr=io.StringIO()))
+    prompts, demonstrations = (part.rendered for part in check.parts)
+    assert [shown.side for shown in prompts] == ["one"]
+    assert "".join(prompts[0].tokens).startswith("<|im_start|>system\nGo.")
+    assert [shown.side for shown in demonstrations] == ["one", "other"]
+    assert "one: 1" in "".join(demonstrations[1].tokens)
+
+
 def test_a_histogram_counts_each_length_once() -> None:
     lengths = sorted(n * n % 101 for n in range(300))
     ranges = histogram(lengths)

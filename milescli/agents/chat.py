@@ -1,0 +1,67 @@
+"""An agent that talks with a user: `rollout.agent=chat`. What the user says is scripted, or a model
+behind an endpoint simulates it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from milescli.agents.speaker import Speaker
+from milescli.core.errors import ContextFull
+from milescli.core.types import Prompt, StopReason
+from milescli.recipe.schema import Rollout
+from milescli.rollout.base import Outcome, Session
+
+_SIDES = {"user": "assistant", "assistant": "user"}
+
+
+class Chat:
+    """Turns of the model and of `rollout.user`, bounded by `rollout.max_turns`."""
+
+    def __init__(self, settings: Rollout) -> None:
+        """Raises RecipeError where the environment has not the key of an endpoint."""
+        self._user, self._max_turns = settings.user, settings.max_turns
+        self._speaker = None
+        if self._user.endpoint.url is not None:
+            section = "rollout.user.endpoint"
+            self._speaker = Speaker(self._user.endpoint, who="the user", section=section)
+
+    async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
+        """The model's last turn is what the reward scores."""
+        messages, text, is_cut = list[Any](prompt.messages), "", True
+        for place in range(self._max_turns):
+            try:
+                reply = await session.chat(messages)
+            except ContextFull:
+                if not session.turns:
+                    raise
+                break
+            text = reply.message["content"]
+            if reply.turn.stop_reason is StopReason.LENGTH:
+                break
+            messages.append(reply.message)
+            if self._speaker is not None and place + 1 == self._max_turns:
+                break  # nobody would answer the user
+            said = await self._said(messages, place)
+            if said is None:
+                is_cut = False
+                break
+            messages.append({"role": "user", "content": said})
+        return Outcome(text=text, is_cut=is_cut)
+
+    async def _said(self, messages: Sequence[Mapping[str, Any]], place: int) -> str | None:
+        """By the user, after the model's turn `place`, counted from 0; None: the conversation has
+        ended. Raises EndpointError."""
+        if self._speaker is None:
+            return self._user.script[place] if place < len(self._user.script) else None
+        said = await self._speaker.say(self._as_the_user_sees(messages))
+        return None if self._user.ends_with in said else said
+
+    def _as_the_user_sees(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The user's own turns are the assistant's there; nobody shows it the system message."""
+        turned = [
+            {"role": _SIDES[message["role"]], "content": message["content"]}
+            for message in messages
+            if message["role"] in _SIDES
+        ]
+        return [{"role": "system", "content": self._user.prompt}, *turned]

@@ -1,0 +1,59 @@
+"""An agent of several roles that speak in turn: `rollout.agent=multi_agent`. The policy plays them,
+each in a conversation of its own; some may be played by models behind endpoints."""
+
+from __future__ import annotations
+
+from milescli.agents.speaker import Speaker
+from milescli.core.errors import ContextFull
+from milescli.core.types import Prompt, StopReason
+from milescli.recipe.schema import Rollout
+from milescli.rollout.base import Outcome, Session
+from milescli.rollout.roles import RoleTurn, conversation_of
+
+
+class MultiAgent:
+    """Turns of `rollout.roles`, in their order, `rollout.rounds` times."""
+
+    def __init__(self, settings: Rollout) -> None:
+        """Raises RecipeError where the environment has not the key of an endpoint."""
+        assert settings.roles, "recipe.check lets no agent without roles pass"
+        self._roles = settings.roles
+        self._order = settings.role_turns
+        self._speakers = {
+            name: Speaker(
+                role.endpoint, who=f"the role `{name}`", section=f"rollout.roles.{name}.endpoint"
+            )
+            for name, role in settings.roles.items()
+            if role.endpoint is not None
+        }
+
+    async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
+        """The last turn of the final role is what the reward scores."""
+        turns, is_cut = list[RoleTurn](), False
+        for name in self._order:
+            try:
+                turn, is_cut = await self._turn(name, prompt, session, turns)
+            except ContextFull:
+                if not session.turns:
+                    raise
+                is_cut = True
+                break
+            turns.append(turn)
+            if is_cut:
+                break
+        final = self._order[-1]
+        text = next((t.message["content"] for t in reversed(turns) if t.role == final), "")
+        figures = {f"{name}_turns": sum(t.role == name for t in turns) for name in self._roles}
+        return Outcome(text=text, is_cut=is_cut, figures=figures)
+
+    async def _turn(
+        self, name: str, prompt: Prompt, session: Session, turns: list[RoleTurn]
+    ) -> tuple[RoleTurn, bool]:
+        """And whether it was cut off. Raises ContextFull, EndpointError."""
+        messages = conversation_of(name, self._roles, prompt=prompt, turns=turns)
+        if speaker := self._speakers.get(name):
+            said = {"role": "assistant", "content": await speaker.say(messages)}
+            return RoleTurn(role=name, message=said), False
+        reply = await session.chat(messages)
+        is_cut = reply.turn.stop_reason is StopReason.LENGTH
+        return RoleTurn(role=name, message=reply.message), is_cut

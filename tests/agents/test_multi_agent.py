@@ -1,0 +1,162 @@
+"""Roles that speak in turn: what each is shown, what is trained on, and what ends an episode."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from milescli.agents.multi_agent import MultiAgent
+from milescli.core.errors import ContextFull, EndpointError, RecipeError
+from milescli.core.types import Prompt, StopReason
+from milescli.recipe.agents import Role
+from milescli.recipe.schema import Rollout
+from milescli.rollout.base import Outcome
+from milescli.rollout.episode import load_agent
+from milescli.rollout.session import RecordingSession
+from tests.agents.scripted import Engine, sampled, session_of
+from tests.endpoint_server import Asked, Reply, quick_retries, said, serving
+
+__all__ = ["quick_retries"]
+PROMPT = Prompt(index=0, token_ids=[1], text="6 * 7?", label="42")
+PAIR = {"solver": Role(prompt="Solve."), "verifier": Role(prompt="Check.")}
+
+
+def play(
+    engine: Engine, roles: dict[str, Role], *, prompt: Prompt = PROMPT, **settings: Any
+) -> tuple[Outcome, RecordingSession]:
+    """One episode."""
+    session = session_of(engine, max_tokens=settings.pop("max_tokens", 100_000))
+    agent = MultiAgent(Rollout(agent="multi_agent", roles=roles, **settings))
+    return asyncio.run(agent(prompt, session)), session
+
+
+def chatml(*turns: tuple[str, str]) -> str:
+    """As the template writes what a role is asked."""
+    written = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
+    return f"{written}<|im_start|>assistant\n"
+
+
+def test_each_role_has_its_own_conversation_in_which_the_others_are_users() -> None:
+    engine = Engine(["41", "no", "42", "yes"])
+    outcome, _ = play(engine, PAIR, rounds=2)
+    solver = [("system", "Solve."), ("user", "6 * 7?")]
+    checked = "6 * 7?\n\nsolver: 41"
+    assert engine.given == [
+        chatml(*solver),
+        chatml(("system", "Check."), ("user", checked)),
+        chatml(*solver, ("assistant", "41"), ("user", "verifier: no")),
+        chatml(
+            ("system", "Check."),
+            ("user", checked),
+            ("assistant", "no"),
+            ("user", "solver: 42"),
+        ),
+    ]
+    assert outcome.text == "yes" and not outcome.is_cut
+    assert outcome.figures == {"solver_turns": 2, "verifier_turns": 2}
+
+
+@pytest.mark.parametrize("family", ["chatml", "marked", "llama 3", "qwen 3"])
+def test_every_turn_is_on_the_loss_mask_of_its_roles_trajectory_alone(family: str) -> None:
+    engine = Engine(["41", "no", "42", "yes"], family=family)
+    _, session = play(engine, PAIR, rounds=2)
+    ended = engine.text_of([engine.tokenizer.eos_id])
+    learned = [
+        sampled(engine, line.token_ids, line.loss_mask) for line in session.trajectories()
+    ]
+    assert [text.removesuffix(ended) for line in learned for text in line] == [
+        *("41", "42"),
+        *("no", "yes"),
+    ]
+    assert len(learned) == 2
+
+
+def test_roles_that_are_asked_the_same_have_trajectories_of_their_own() -> None:
+    engine = Engine(["41", "42"])
+    same = {"one": Role(sees="prompt"), "other": Role(sees="prompt")}
+    outcome, session = play(engine, same)
+    assert engine.given[0] == engine.given[1]
+    assert [line.num_loss_tokens for line in session.trajectories()] == [3, 3]
+    assert outcome.text == "42"
+
+
+def test_a_role_sees_the_prompt_alone_or_the_others_alone() -> None:
+    engine = Engine(["6 and 7", "42"])
+    play(engine, {"teller": Role(sees="prompt"), "solver": Role(sees="others")})
+    assert engine.given == [chatml(("user", "6 * 7?")), chatml(("user", "teller: 6 and 7"))]
+
+
+def test_a_roles_prompt_stands_before_that_of_the_row() -> None:
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6 * 7?"}]
+    prompt = Prompt(index=0, token_ids=[1], text="6 * 7?", label="42", turns=turns)
+    engine = Engine(["42"])
+    play(engine, {"solver": Role(prompt="Solve.")}, prompt=prompt)
+    assert engine.given == [chatml(("system", "Solve.\n\nBe brief."), ("user", "6 * 7?"))]
+
+
+def test_the_episode_ends_with_the_last_turn_of_the_final_role() -> None:
+    engine = Engine(["41", "no", "42"])
+    outcome, session = play(engine, PAIR, rounds=2, final_role="solver")
+    assert outcome.text == "42" and len(session.turns) == 3
+    assert outcome.figures == {"solver_turns": 2, "verifier_turns": 1}
+
+
+def test_a_turn_that_is_cut_off_ends_the_episode() -> None:
+    outcome, session = play(Engine(["41", "hm..."]), PAIR, rounds=2, final_role="solver")
+    assert outcome.is_cut and outcome.text == "41"
+    assert session.turns[-1].stop_reason is StopReason.LENGTH
+
+
+def test_a_role_without_room_ends_the_episode() -> None:
+    engine = Engine(["4" * 30, "no", "42"])
+    outcome, session = play(engine, PAIR, rounds=2, final_role="solver", max_tokens=90)
+    assert outcome.is_cut and outcome.text == "4" * 30
+    assert len(session.turns) < 3
+    with pytest.raises(ContextFull):
+        play(Engine(["41"]), PAIR, max_tokens=10)
+
+
+def test_a_role_behind_an_endpoint_is_heard_and_never_trained_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CRITIC_KEY", "sk-1")
+    engine = Engine(["41", "42"])
+    with serving(lambda asked, number: said("Look again.")) as server:
+        endpoint = {"url": server.url, "model": "big", "api_key_env": "CRITIC_KEY"}
+        critic = Role.model_validate({"prompt": "Find the mistake.", "endpoint": endpoint})
+        roles = {"solver": Role(), "critic": critic}
+        outcome, session = play(engine, roles, rounds=2, final_role="solver")
+    (asked,) = server.asked
+    assert asked.authorization == "Bearer sk-1" and asked.body["model"] == "big"
+    assert asked.body["messages"] == [
+        {"role": "system", "content": "Find the mistake."},
+        {"role": "user", "content": "6 * 7?\n\nsolver: 41"},
+    ]
+    assert outcome.text == "42" and outcome.figures["critic_turns"] == 1
+    (line,) = session.trajectories()
+    learned = sampled(engine, line.token_ids, line.loss_mask)
+    assert learned == ["41<|im_end|>", "42<|im_end|>"]
+    assert "critic: Look again." in engine.text_of(line.token_ids)
+
+
+def _broken(asked: Asked, number: int) -> Reply:
+    return Reply("out of order", status=503)
+
+
+def test_an_endpoint_that_fails_is_named_with_its_role(quick_retries: None) -> None:
+    with serving(_broken) as server:
+        endpoint = {"url": server.url, "model": "big", "retries": 1}
+        roles = {"critic": Role.model_validate({"endpoint": endpoint}), "solver": Role()}
+        with pytest.raises(EndpointError, match="the role `critic` failed") as caught:
+            play(Engine(["42"]), roles)
+    assert "out of order" in caught.value.why and len(server.asked) == 2
+
+
+def test_a_key_that_is_not_there_is_refused_where_the_agent_is_made() -> None:
+    endpoint = {"url": "http://127.0.0.1:1/v1", "model": "big", "api_key_env": "NO_SUCH_KEY"}
+    roles = {"critic": Role.model_validate({"endpoint": endpoint}), "solver": Role()}
+    with pytest.raises(RecipeError, match="the role `critic` has no key") as caught:
+        load_agent(Rollout(agent="multi_agent", roles=roles))
+    assert caught.value.fixes == ["export NO_SUCH_KEY=..."]

@@ -1,0 +1,47 @@
+"""Runs in which several roles speak: each role's turns are trained on in its own conversation, and
+worked episodes are imitated role by role."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.end_to_end.runs import Workplace
+
+pytestmark = pytest.mark.timeout(600)
+ROLES = "{teller: {prompt: Tell., sees: prompt}, solver: {prompt: Add., sees: others}}"
+WORKED = [
+    {"role": "assistant", "name": "teller", "content": "3 4"},
+    {"role": "assistant", "name": "solver", "content": "#### 7"},
+]
+TOLD = "<|im_start|>system\nTell.<|im_end|>\n<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n"
+HEARD = "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\nteller: 3 4<|im_end|>\n"
+SAYS = "<|im_start|>assistant\n"
+
+
+def test_two_roles_imitate_a_worked_episode_and_are_trained_on_their_own_turns(
+    workplace: Workplace,
+) -> None:
+    row = {"prompt": "What is 3 + 4?", "label": "7", "demonstration": WORKED}
+    (workplace.folder / "duo.jsonl").write_text(json.dumps(row) + "\n")
+    sets = ["rollout.agent=multi_agent", f"rollout.roles={ROLES}", "rollout.reward=gsm8k"]
+    sets += ["data.max_prompt_tokens=96", "train.steps=2"]
+    sets += ["data.prompts=duo.jsonl", "data.demonstrations=duo.jsonl", "data.eval=null"]
+    sets += ["warmup.steps=100", "warmup.lr=1e-2"]
+    words = [word for setting in sets for word in ("--set", setting)]
+    finished = workplace.miles("launch", "--recipe", "tiny.yaml", "--name", "duo", *words)
+    assert finished.code == 0, finished
+    done = [event for event in workplace.events("duo") if event["event"] == "StepDone"]
+    assert len(done) == 2
+    for event in done:
+        # trainer and engine agree on the tokens of every turn, in its own role's context
+        assert event["report"]["logprob_diff_max"] < 1e-3
+        figures = event["rollout"]["figures"]
+        assert figures["teller_turns"] == 1 and figures["rewritten_histories"] == 0
+    assert done[0]["rollout"]["reward_mean"] > 0.5
+    file = workplace.run("duo") / "rollouts" / "step_1.jsonl"
+    samples = [json.loads(line)["episode"] for line in file.read_text().splitlines()]
+    assert all(len(sample["trajectories"]) == 2 for sample in samples if sample["turns"] == 2)
+    imitated = [f"{TOLD}{SAYS}3 4<|im_end|>", f"{HEARD}{SAYS}#### 7<|im_end|>"]
+    assert imitated in [sample["trajectories"] for sample in samples]
