@@ -20,6 +20,7 @@ PROMISED = [
     "quickstart-distill",
     "quickstart-dpo",
     "quickstart-duo",
+    "quickstart-game",
     "quickstart-moe",
     "quickstart-ppo",
     "quickstart-reward-model",
