@@ -63,8 +63,7 @@ POINTS = (
         "class, of which each episode has one of its own; plain or async",
         contract=f"{_ROLLOUT}:check_tool",
         parameters="text: str",
-        body='"""Count the words of a text.\n\nArgs:\n    text: any\n"""\n'
-        "return len(text.split())",
+        body='"""Count the words of a text.\n\nArgs:\n    text: any\n"""\nreturn len(text.split())',
     ),
     PlugPoint(
         key="rollout.environment.name",

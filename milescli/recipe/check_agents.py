@@ -81,6 +81,7 @@ def _tools(rollout: Rollout) -> None:
             fix="--set 'rollout.tools=[calculator]'   # or an import path, mypkg.tools:lookup",
         )
     check_mcp(rollout)
+    _search(rollout)
     called = [name.rpartition(":")[2] for name in rollout.tools]
     called += [tool for server in rollout.mcp.values() for tool in server.tools or ()]
     if twice := next((name for name in called if called.count(name) > 1), None):
@@ -94,6 +95,27 @@ def _tools(rollout: Rollout) -> None:
                 if server.tools
             ),
             fix="give one of them another name, and take the other out of the recipe",
+        )
+
+
+def _search(rollout: Rollout) -> None:
+    search = rollout.search
+    if "search" in rollout.tools and (search.corpus is None) == (search.url is None):
+        has = "neither a `corpus` nor a `url`" if search.url is None else "a `corpus` and a `url`"
+        raise RecipeError(
+            "the tool `search` does not know where",
+            why=f"`rollout.search` has {has}",
+            fix=[
+                "--set rollout.search.url=null --set rollout.search.corpus=FILE.jsonl",
+                "--set rollout.search.corpus=null --set rollout.search.url=http://HOST:PORT/retrieve",
+            ],
+        )
+    if search.url is not None:
+        check_url(
+            search.url,
+            key="rollout.search.url",
+            section="rollout.search",
+            example="http://127.0.0.1:8000/retrieve",
         )
 
 
@@ -213,7 +235,9 @@ def _user(rollout: Rollout) -> None:
         raise RecipeError(
             "the simulated user does not know how to end the conversation",
             why=f"`rollout.user.ends_with` is `{user.ends_with}`, and `rollout.user.prompt` does "
-            "not say it" if user.prompt else "`rollout.user.prompt` is not set",
+            "not say it"
+            if user.prompt
+            else "`rollout.user.prompt` is not set",
             fix="--set 'rollout.user.prompt=You are a customer who ... When you have what you "
             f"want, say {user.ends_with or '[END]'}.'",
         )

@@ -27,6 +27,7 @@ from milescli.recipe.rewards import (
     RemoteSettings,
     RewardModelSettings,
 )
+from milescli.recipe.search import SearchSettings
 from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 from milescli.recipe.train import OF_PAIRS, OF_SCORES, REFERENCE_FREE, Teacher, Train
 
@@ -51,7 +52,8 @@ class Rollout(Section):
     environment: EnvironmentSettings = EnvironmentSettings()
     tools: list[str] = Field(default=[])
     """What the model may call, and is told of by its chat template: calculator; python (in a
-    sandbox, within `code`'s memory); or import paths `mypkg.tools:lookup`."""
+    sandbox, within `code`'s memory); search (in `search`); or import paths `mypkg.tools:lookup`."""
+    search: SearchSettings = SearchSettings()
     mcp: dict[str, McpServer] = Field(default={})
     """Servers that speak MCP, by a name of yours; their tools are called as `tools` are: `{files:
     {command: [python, server.py]}, web: {url: http://127.0.0.1:8000/mcp, tools: [search]}}`."""

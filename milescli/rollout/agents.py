@@ -31,6 +31,7 @@ TOOLS = Registry(
     {
         "calculator": "milescli.agents.calculator:calculator",
         "python": "milescli.agents.python:Python",
+        "search": "milescli.agents.search:Search",
     },
     in_list=True,
 )

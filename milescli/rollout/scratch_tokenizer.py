@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}"
     "{% for call in message['tool_calls'] or [] %}"
-    "{{ '<tool_call>\\n{\"name\": \"' + call.function.name + '\", \"arguments\": ' +"
+    '{{ \'<tool_call>\\n{"name": "\' + call.function.name + \'", "arguments": \' +'
     " call.function.arguments | tojson + '}\\n</tool_call>' }}"
     "{% endfor %}"
     "{{ '<|im_end|>' + '\\n' }}"

@@ -274,9 +274,7 @@ def _both_parts(
     """Numbers of two digits from `low` on to train on, and held-out ones."""
 
     def rows(heldout: bool) -> Callable[[random.Random], Iterator[TaskRow | PairRow]]:
-        return lambda rng: _pairs(
-            rng, low=low, heldout=heldout, row_of=row_of, sentences=sentences
-        )
+        return lambda rng: _pairs(rng, low=low, heldout=heldout, row_of=row_of, sentences=sentences)
 
     return {
         name: Task(rows=rows(False), num_rows=8192),

@@ -17,9 +17,7 @@ OF_OUR_TEMPLATE = "qwen25"
 """How calls are written by our own template, of which SGLang knows nothing."""
 POLICY = "policy"
 """How the model is called by HTTP."""
-_PARSERS: weakref.WeakValueDictionary[ReplyForm, SglangReplies] = (
-    weakref.WeakValueDictionary()
-)
+_PARSERS: weakref.WeakValueDictionary[ReplyForm, SglangReplies] = weakref.WeakValueDictionary()
 """Training and evaluation share one."""
 
 

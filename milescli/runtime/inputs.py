@@ -255,9 +255,7 @@ def load_heldout(
     asked = source.first(recipe.eval.num_prompts)
     refuse_leak(source, trained, num_heldout=recipe.eval.num_prompts)
     for part in trained if output else []:
-        if told := near_leaks_told(
-            source, asked, part, named=recipe.data.eval, output=output
-        ):
+        if told := near_leaks_told(source, asked, part, named=recipe.data.eval, output=output):
             output.warn(told)
     check_labels_of(recipe.rollout, source, asked, output=output)
     return source, report

@@ -63,9 +63,7 @@ def test_every_turn_is_on_the_loss_mask_of_its_roles_trajectory_alone(family: st
     engine = Engine(["41", "no", "42", "yes"], family=family)
     _, session = play(engine, PAIR, rounds=2)
     ended = engine.text_of([engine.tokenizer.eos_id])
-    learned = [
-        sampled(engine, line.token_ids, line.loss_mask) for line in session.trajectories()
-    ]
+    learned = [sampled(engine, line.token_ids, line.loss_mask) for line in session.trajectories()]
     assert [text.removesuffix(ended) for line in learned for text in line] == [
         *("41", "42"),
         *("no", "yes"),

@@ -1,0 +1,171 @@
+"""A tool that finds texts: in a corpus on this machine, by BM25 (the package `bm25s`), or by asking
+a server. `rollout.tools=[search]`, with `rollout.search`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from milescli.agents.extras import require_package
+from milescli.core.concurrency import in_thread
+from milescli.core.errors import AgentError, DataError
+from milescli.recipe.schema import Rollout
+from milescli.recipe.search import SearchSettings
+from milescli.rollout.endpoint import Endpoint
+from milescli.rollout.tables import check_file, open_table
+
+TEXT_KEYS = ("text", "contents", "content", "passage", "body")
+NUM_BAD_ROWS_SHOWN = 3
+RETRIES = 2
+_NOTHING = "nothing was found"
+
+
+class Search:
+    """Search a collection of texts and read the best matches."""
+
+    def __init__(self, settings: Rollout) -> None:
+        """Reads nothing yet."""
+        self._settings = settings
+
+    @staticmethod
+    def require(settings: Rollout) -> None:
+        """Raises MachineError where the package lacks, DataError where the corpus cannot be opened,
+        RecipeError where the environment has no key."""
+        search = settings.search
+        if search.url is not None:
+            _endpoint(settings)
+            return
+        require_package("bm25s", asked_by="the tool `search`")
+        check_file(_path(search), field="prompts")
+
+    async def open(self) -> None:
+        """The first call reads the corpus, however long that takes."""
+        if self._settings.search.url is None:
+            await in_thread(lambda: _corpus(self._settings.search.model_dump_json()).load())
+
+    async def __call__(self, query: str) -> str:
+        """Search a collection of texts and read the best matches.
+
+        Args:
+            query: words that the text should have
+
+        Raises DataError for a corpus without texts, AgentError where a server fails.
+        """
+        search = self._settings.search
+        if not query.strip():
+            raise ValueError("the query is empty")
+        if search.url is not None:
+            return shown(await self._asked(query))
+        corpus = _corpus(search.model_dump_json())
+        return shown(await in_thread(lambda: corpus.find(query)))
+
+    async def _asked(self, query: str) -> list[str]:
+        endpoint = _endpoint(self._settings)
+        body = {"queries": [query], "topk": self._settings.search.top_k, "return_scores": False}
+        reply = await endpoint.post(body)
+        try:
+            (found,) = reply["result"]
+            return [_text_of(one.get("document", one)) for one in found]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise endpoint.failure(f"its reply holds no texts: {reply!r:.200}") from None
+
+
+@dataclass(slots=True)
+class Corpus:
+    """The texts of one file, and their index. Read once in a process."""
+
+    settings: SearchSettings
+    texts: list[str] = field(default_factory=list)
+    _index: Any = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def load(self) -> None:
+        """Raises DataError where a row has no text."""
+        import bm25s
+
+        with self._lock:
+            if self._index is not None:
+                return
+            self.texts = _read(_path(self.settings), self.settings.text_key)
+            index = bm25s.BM25()
+            tokens = bm25s.tokenize(self.texts, stopwords="en", show_progress=False)
+            index.index(tokens, show_progress=False)
+            self._index = index
+
+    def find(self, query: str) -> list[str]:
+        """The best first; none that shares no word with the query."""
+        import bm25s
+
+        self.load()
+        tokens = bm25s.tokenize(query, stopwords="en", show_progress=False, return_ids=False)
+        count = min(self.settings.top_k, len(self.texts))
+        places, scores = self._index.retrieve(tokens, k=count, show_progress=False)
+        return [
+            self.texts[place]
+            for place, score in zip(places[0], scores[0], strict=True)
+            if score > 0
+        ]
+
+
+@cache
+def _corpus(settings: str) -> Corpus:
+    return Corpus(SearchSettings.model_validate_json(settings))
+
+
+def shown(texts: Sequence[str]) -> str:
+    """What the model is told."""
+    numbered = [f"[{number}] {text}" for number, text in enumerate(texts, start=1)]
+    return "\n".join(numbered) or _NOTHING
+
+
+def _read(path: Path, text_key: str | None) -> list[str]:
+    texts, bad = list[str](), list[str]()
+    for line, row in open_table(path).records():
+        if isinstance(row, str):
+            bad.append(f"row {line}: {row}")
+            continue
+        key = text_key or next((name for name in TEXT_KEYS if name in row), None)
+        if key is None or not isinstance(row.get(key), str):
+            bad.append(f"row {line}: it has {', '.join(row)}")
+            continue
+        texts.append(_text_of({**row, "text": row[key]}))
+    if bad or not texts:
+        raise DataError(
+            f"{path} is no corpus to search",
+            why=f"{len(bad)} rows have no text ({'; '.join(bad[:NUM_BAD_ROWS_SHOWN])})"
+            if bad
+            else "it has no rows",
+            fix="--set rollout.search.text_key=COLUMN",
+        )
+    return texts
+
+
+def _text_of(row: Any) -> str:
+    if isinstance(row, str):
+        return row
+    text = next(str(row[key]) for key in TEXT_KEYS if key in row)
+    title = row.get("title")
+    return f"{title}: {text}" if title else text
+
+
+def _path(search: SearchSettings) -> Path:
+    assert search.corpus is not None, "recipe.check lets no search without a corpus pass"
+    return Path(search.corpus).expanduser().absolute()
+
+
+def _endpoint(settings: Rollout) -> Endpoint:
+    search = settings.search
+    assert search.url is not None, search
+    return Endpoint(
+        asker="the tool `search`",
+        section="rollout.search",
+        error=AgentError,
+        url=search.url,
+        timeout_s=settings.tool_timeout_s / (RETRIES + 1),
+        retries=RETRIES,
+        api_key_env=search.api_key_env,
+    )
