@@ -83,6 +83,12 @@ class EnvironmentFleet:
             place.num_episodes -= 1
             episode.end()
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that run."""
+        pids = [place.process.pid for place in self._places]
+        return [pid for pid in pids if pid is not None]
+
     def close(self) -> None:
         """End all processes."""
         for place in self._places:
@@ -98,12 +104,14 @@ class EnvironmentFleet:
             async with asyncio.timeout(limit_s):
                 answered = await process.call(episode.number, what, answer=_nothing_is_asked)
         except TimeoutError:
-            where = await self._where(process, episode)
-            self.num_hung += 1
+            where = await self._where(place, process, episode)
             place.give_up(process)
+            if where is None:  # it answers nobody, or is gone: whose fault that is cannot be told
+                raise CallFailed(f"its process did not answer within {bound_s:g} s") from None
+            self.num_hung += 1
             raise self._failed(
                 f"the environment `{self.name}` did not answer within {bound_s:g} s",
-                why=f"{_told(what)}{where or '; where it was cannot be told'}",
+                why=f"{_told(what)}{where}",
             ) from None
         except CallFailed as error:
             if process is place.process and process.lives:
@@ -119,12 +127,15 @@ class EnvironmentFleet:
         fix = f"miles env check {self.name}   # holds it to what an environment has to do"
         return AgentError(what, why=why, fix=fix)
 
-    async def _where(self, process: AsyncIsolated, episode: Episode) -> str:
+    async def _where(self, place: _Place, process: AsyncIsolated, episode: Episode) -> str | None:
+        """None: its process does not say, or was ended for another's sake."""
+        if process is not place.process:
+            return None
         with contextlib.suppress(TimeoutError, CallFailed):
             async with asyncio.timeout(_WHERE_TIMEOUT_S):
                 told = await process.call(episode.number, Where(), answer=_nothing_is_asked)
                 return f"; it was at{told}" if told else ""
-        return ""
+        return None
 
 
 @dataclass(eq=False, slots=True)

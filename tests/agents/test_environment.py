@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -181,3 +182,22 @@ def test_many_play_at_once_and_nothing_is_left(tmp_path: Path) -> None:
     for seed, steps in enumerate(asyncio.run(play())):
         assert steps[-1].ended and steps[-1].observation == " ".join([str(seed)] * 4)
     assert len(os.listdir("/proc/self/fd")) <= before + 4
+
+
+def test_a_process_that_is_stopped_is_replaced_and_nobody_fails() -> None:
+    async def play() -> tuple[list[list[Step]], int]:
+        fleet = EnvironmentFleet(_settings("Count", length=40, step_timeout_s=3.0), num_processes=1)
+        await _episode(fleet, 9, ["warm"])
+        calls = [asyncio.ensure_future(_episode(fleet, seed, ["x"] * 40)) for seed in range(20)]
+        await asyncio.sleep(1.0)
+        (stopped,) = fleet.pids
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            done = await asyncio.gather(*calls)
+            assert fleet.pids != [stopped] and not Path(f"/proc/{stopped}").exists()
+            return done, fleet.num_hung
+        finally:
+            fleet.close()
+
+    done, num_hung = asyncio.run(play())
+    assert num_hung == 0 and all(steps[-1].ended and len(steps) == 40 for steps in done)
