@@ -3,14 +3,16 @@ action, each observation a message of the user; the environment says the reward.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from milescli.agents.environment_fleet import EnvironmentFleet
-from milescli.core.errors import ContextFull
+from milescli.core.errors import AgentError, ContextFull, RecipeError
 from milescli.core.types import Prompt
+from milescli.recipe.environments import EnvironmentSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
 from milescli.rollout.environments import Step, seed_of
@@ -54,6 +56,24 @@ class EnvironmentAgent:
             is_cut=not last.ended,
             figures={**last.figures, "environment_s": seconds},
         )
+
+
+def try_environment(settings: EnvironmentSettings, prompt: Prompt) -> None:
+    """Begin one episode of a row, in a process of its own, before a run takes devices. Raises
+    RecipeError where the environment cannot be made, or cannot be reset."""
+
+    async def begin() -> None:
+        fleet = EnvironmentFleet(settings, num_processes=1)
+        try:
+            async with fleet.episode(prompt.text, prompt.label, seed_of(prompt)) as episode:
+                await episode.reset()
+        finally:
+            fleet.close()
+
+    try:
+        asyncio.run(begin())
+    except AgentError as error:
+        raise RecipeError(error.what, why=error.why, fix=error.fixes) from None
 
 
 def begun_with(prompt: Prompt, observation: str | None) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from milescli.core.errors import MilesError
+from milescli.core.errors import MilesError, RecipeError
 from milescli.core.imports import imported
 from milescli.core.isolated import Isolated
 from milescli.core.registry import Registry
@@ -114,5 +114,12 @@ def checked(name: str, settings: Mapping[str, Any], data: str | None) -> Checked
         plugin=plugin,
         bound_s=CHECK_TIMEOUT_S,
     )
-    found: Checked = there(name, dict(settings), rows)
+    try:
+        found: Checked = there(name, dict(settings), rows)
+    except RecipeError as error:
+        if name not in ENVIRONMENTS.builtin or not error.fixes[0].startswith("mend `"):
+            raise
+        # nothing of the user's is to be mended: it was made with what its package does not take
+        fix = f"miles env check {name} --settings '{{...}}'   # with other settings"
+        raise RecipeError(error.what, why=error.why, fix=fix) from None
     return found

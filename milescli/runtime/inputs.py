@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from milescli.agents.environment import try_environment
 from milescli.agents.tool_kit import offered
 from milescli.backends.hub.models import fetch_config, fetch_model
 from milescli.checkpoint.base import CARRIED, CHECKPOINT, is_converted
@@ -176,6 +177,8 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         demonstrations_of(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
     )
     trained = sources_of(recipe, prompts) if prompts is not None else []
+    if recipe.rollout.agent == PLAYS and trained:
+        try_environment(recipe.rollout.environment, trained[0][0].first(1)[0])
     for part, rollout in trained:
         check_labels_of(rollout, part, None, output=output)
     heldout = list[Prompt]()

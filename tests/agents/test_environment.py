@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from milescli.agents.environment import EnvironmentAgent
+from milescli.agents.environment import EnvironmentAgent, try_environment
 from milescli.agents.environment_fleet import EnvironmentFleet
 from milescli.core.errors import AgentError, ContextFull, RecipeError
 from milescli.core.types import Prompt, StopReason
@@ -119,6 +119,19 @@ def test_settings_that_it_does_not_take_are_told() -> None:
     with pytest.raises(RecipeError) as caught:
         _played(Session(["a"]), _settings("Count", size=3))
     assert "size" in caught.value.why and "(length)" in caught.value.why
+
+
+def test_one_that_cannot_begin_is_refused_before_a_run_does() -> None:
+    prompt = Prompt(index=0, token_ids=[1], text="", label="4")
+    try_environment(_settings("Count"), prompt)
+    with pytest.raises(RecipeError, match="does not take its settings"):
+        try_environment(_settings("Count", size=3), prompt)
+    broken = EnvironmentSettings(
+        name="milescli.agents.frozen_lake:FrozenLake", settings={"size": 1}, processes=1
+    )
+    with pytest.raises(RecipeError, match="the environment `.*FrozenLake` failed") as caught:
+        try_environment(broken, prompt)
+    assert "has no room for 2 holes" in caught.value.why
 
 
 async def _episode(fleet: EnvironmentFleet, seed: int, says: Sequence[str]) -> list[Step]:
