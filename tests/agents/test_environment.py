@@ -129,7 +129,7 @@ def test_one_that_cannot_begin_is_refused_before_a_run_does() -> None:
     broken = EnvironmentSettings(
         name="milescli.agents.frozen_lake:FrozenLake", settings={"size": 1}, processes=1
     )
-    with pytest.raises(RecipeError, match="the environment `.*FrozenLake` failed") as caught:
+    with pytest.raises(RecipeError, match=r"the environment `.*FrozenLake` failed") as caught:
         try_environment(broken, prompt)
     assert "has no room for 2 holes" in caught.value.why
 
