@@ -40,7 +40,8 @@ class Search:
             _endpoint(settings)
             return
         require_package("bm25s", asked_by="the tool `search`")
-        check_file(_path(search), field="prompts")
+        if search.corpus is not None:
+            check_file(_path(search), field="prompts")
 
     async def open(self) -> None:
         """The first call reads the corpus, however long that takes."""
