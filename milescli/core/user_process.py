@@ -29,7 +29,7 @@ MAX_PRINTED_BYTES = 8 * 1024**2
 MEMORY_BYTES = 8 * 1024**3
 """Of a process, where nothing else is said."""
 _TAIL_BYTES = 4096
-_LAST_WORDS_S = 0.5
+_LAST_WORDS_S = 3.0
 """For what a process says where it hangs."""
 _DRAIN_S = 2.0
 """For what an ended process has printed: its pipe has no other end, unless it began a daemon."""
