@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from milescli.agents.replying import next_reply
 from milescli.agents.speaker import Speaker
-from milescli.core.errors import ContextFull
 from milescli.core.types import Prompt, StopReason
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
@@ -30,11 +30,7 @@ class Chat:
         """The model's last turn is what the reward scores."""
         messages, text, is_cut = list[Any](prompt.messages), "", True
         for place in range(self._max_turns):
-            try:
-                reply = await session.chat(messages)
-            except ContextFull:
-                if not session.turns:
-                    raise
+            if (reply := await next_reply(session, messages)) is None:
                 break
             text = reply.message["content"]
             if reply.turn.stop_reason is StopReason.LENGTH:

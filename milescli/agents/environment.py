@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from milescli.agents.environment_fleet import EnvironmentFleet
-from milescli.core.errors import AgentError, ContextFull, RecipeError
+from milescli.agents.replying import next_reply
+from milescli.core.errors import AgentError, RecipeError
 from milescli.core.types import Prompt
 from milescli.recipe.environments import EnvironmentSettings
 from milescli.recipe.schema import Rollout
@@ -23,7 +24,7 @@ class EnvironmentAgent:
 
     def __init__(self, settings: Rollout) -> None:
         self._max_turns = settings.max_turns
-        half = max((os.cpu_count() or 2) // 2, 1)
+        half = max(len(os.sched_getaffinity(0)) // 2, 1)
         self.fleet = EnvironmentFleet(
             settings.environment, num_processes=settings.environment.processes or half
         )
@@ -34,19 +35,16 @@ class EnvironmentAgent:
         async with self.fleet.episode(prompt.text, prompt.label, seed_of(prompt)) as episode:
             messages = begun_with(prompt, await episode.reset())
             seconds, last = time.monotonic() - began, Step()
-            rewards, texts = list[float](), list[str]()
+            rewards, texts, figures = list[float](), list[str](), dict[str, float]()
             for _ in range(self._max_turns):
-                try:
-                    reply = await session.chat(messages)
-                except ContextFull:
-                    if not texts:
-                        raise
+                if (reply := await next_reply(session, messages)) is None:
                     break
                 texts.append(reply.message["content"])
                 asked = time.monotonic()
                 last = await episode.step(texts[-1])
                 seconds += time.monotonic() - asked
                 rewards.append(last.reward)
+                figures |= last.figures
                 if last.ended:
                     break
                 messages += [reply.message, {"role": "user", "content": last.observation}]
@@ -54,7 +52,7 @@ class EnvironmentAgent:
             text="\n".join(texts),
             turn_rewards=rewards,
             is_cut=not last.ended,
-            figures={**last.figures, "environment_s": seconds},
+            figures={**figures, "environment_s": seconds},
         )
 
 

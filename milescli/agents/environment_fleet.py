@@ -92,14 +92,13 @@ class EnvironmentFleet:
     def close(self) -> None:
         """End all processes."""
         for place in self._places:
-            place.process.close()
+            place.give_up(place.process)  # an episode that ends later finds its own gone
 
     async def asked(self, episode: Episode, what: Asked) -> Any:
         """Of one process, once. Raises AgentError where the environment raises or hangs,
         CallFailed where its process has ended."""
-        place, bound_s = episode.place, self._settings.step_timeout_s
-        process = place.process
-        limit_s = bound_s if place.has_begun else bound_s + _FIRST_TIMEOUT_S
+        place, process = episode.place, episode.place.process
+        limit_s = self._settings.step_timeout_s + (0 if place.has_begun else _FIRST_TIMEOUT_S)
         try:
             async with asyncio.timeout(limit_s):
                 answered = await process.call(episode.number, what, answer=_nothing_is_asked)
@@ -107,10 +106,10 @@ class EnvironmentFleet:
             where = await self._where(place, process, episode)
             place.give_up(process)
             if where is None:  # it answers nobody, or is gone: whose fault that is cannot be told
-                raise CallFailed(f"its process did not answer within {bound_s:g} s") from None
+                raise CallFailed(f"its process did not answer within {limit_s:g} s") from None
             self.num_hung += 1
             raise self._failed(
-                f"the environment `{self.name}` did not answer within {bound_s:g} s",
+                f"the environment `{self.name}` did not answer within {limit_s:g} s",
                 why=f"{_told(what)}{where}",
             ) from None
         except CallFailed as error:

@@ -19,6 +19,8 @@ MAX_THREADS = 4096
 """Calls that may be slow at once; further ones wait."""
 STACK_BYTES = 1024**2
 """Of each: all of them count against the memory of the process."""
+NUM_LINES_TOLD = 6
+"""Of where a call is, the innermost."""
 MAX_IDLE = 256
 """Environments that are kept for later episodes."""
 
@@ -88,14 +90,17 @@ def _done(episode: int, what: Asked) -> str | Step | None:
         _end(episode)
         return None
     if isinstance(what, Act):
-        return checked(_PLAYING[episode].step(what.text))
+        environment = _PLAYING.pop(episode)  # one that raises is not used again
+        step = checked(environment.step(what.text))
+        _PLAYING[episode] = environment
+        return step
     assert isinstance(what, Begin)
     environment = _IDLE.pop() if _IDLE else made(what.name, what.settings)
-    _PLAYING[episode] = environment
-    start = environment.reset(prompt=what.prompt, label=what.label, seed=what.seed)
+    start = checked_start(environment.reset(prompt=what.prompt, label=what.label, seed=what.seed))
     for action in what.actions:
         environment.step(action)
-    return checked_start(start)
+    _PLAYING[episode] = environment
+    return start
 
 
 def _end(episode: int) -> None:
@@ -111,10 +116,9 @@ def _end(episode: int) -> None:
 def _where(episode: int) -> str:
     """The lines that its call is at, innermost last; empty where it is in none."""
     frame = sys._current_frames().get(_THREADS.get(episode, 0))
-    ours = ("/threading.py", "/concurrent/futures/thread.py")
-    told = [
-        f"\n  {line.filename}, line {line.lineno}, in {line.name}"
-        for line in traceback.extract_stack(frame)
-        if "/milescli/" not in line.filename and not line.filename.endswith(ours)
-    ]
-    return "".join(told[-6:]) if frame is not None else ""
+    told = list[str]()
+    for line in traceback.extract_stack(frame) if frame is not None else ():
+        told.append(f"\n  {line.filename}, line {line.lineno}, in {line.name}")
+        if line.filename == __file__:  # the environment's own come after ours
+            told.clear()
+    return "".join(told[-NUM_LINES_TOLD:])

@@ -29,8 +29,9 @@ Board = Sequence[str]
 
 
 class FrozenLake:
-    """Implements milescli.rollout.environments.Environment. The policy says up, down, left, right
-    or stop; anything else is a turn in which nothing moves. 1.0 for the step onto the goal."""
+    """A frozen lake: walk over the ice to the goal, around the holes. Implements
+    milescli.rollout.environments.Environment. The policy says up, down, left, right or stop;
+    anything else is a turn in which nothing moves. 1.0 for the step onto the goal."""
 
     reward_range = (0.0, 1.0)
 

@@ -17,7 +17,8 @@ MAX_ACTIONS = 64
 
 
 class GymnasiumText:
-    """Implements milescli.rollout.environments.Environment."""
+    """An environment of `gymnasium` whose states can be said in text. Implements
+    milescli.rollout.environments.Environment."""
 
     reward_range = None
 
@@ -43,7 +44,7 @@ class GymnasiumText:
         spec = gymnasium.spec(id)
         can_draw = "ansi" in _render_modes(spec)
         self._environment = gymnasium.make(id, render_mode="ansi" if can_draw else None, **options)
-        self._draws = can_draw
+        self._draws, self._num_unclear = can_draw, 0
         space = self._environment.action_space
         if not isinstance(space, gymnasium.spaces.Discrete) or space.n > MAX_ACTIONS:
             raise ValueError(f"the actions of {id} are {space}: not a few that can be named")
@@ -57,6 +58,7 @@ class GymnasiumText:
     def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
         """The same start for the same seed."""
         observation, _ = self._environment.reset(seed=seed)
+        self._num_unclear = 0
         return f"{self._instructions}\n{self._shown(observation)}"
 
     def step(self, action: str) -> Step:
@@ -65,8 +67,9 @@ class GymnasiumText:
         words = re.findall(r"[\w-]+", action.lower())
         named = next((word for word in reversed(words) if word in self._numbers), None)
         if named is None:
+            self._num_unclear += 1
             told = f"Say one of: {', '.join(self._numbers)}."
-            return Step(observation=told, figures={"not_understood": 1.0})
+            return Step(observation=told, figures={"not_understood": self._num_unclear})
         observation, reward, ended, is_cut, _ = self._environment.step(self._numbers[named])
         return Step(
             observation=self._shown(observation),

@@ -3,8 +3,8 @@ each in a conversation of its own; some may be played by models behind endpoints
 
 from __future__ import annotations
 
+from milescli.agents.replying import next_reply
 from milescli.agents.speaker import Speaker
-from milescli.core.errors import ContextFull
 from milescli.core.types import Prompt, StopReason
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
@@ -31,14 +31,8 @@ class MultiAgent:
         """The last turn of the final role is what the reward scores."""
         turns, is_cut = list[RoleTurn](), False
         for name in self._order:
-            try:
-                turn, is_cut = await self._turn(name, prompt, session, turns)
-            except ContextFull:
-                if not session.turns:
-                    raise
-                is_cut = True
-                break
-            turns.append(turn)
+            turn, is_cut = await self._turn(name, prompt, session, turns)
+            turns += [] if turn is None else [turn]
             if is_cut:
                 break
         final = self._order[-1]
@@ -48,12 +42,14 @@ class MultiAgent:
 
     async def _turn(
         self, name: str, prompt: Prompt, session: Session, turns: list[RoleTurn]
-    ) -> tuple[RoleTurn, bool]:
-        """And whether it was cut off. Raises ContextFull, EndpointError."""
+    ) -> tuple[RoleTurn | None, bool]:
+        """None: there is no room for it; and whether that, or its end, was cut off. Raises
+        ContextFull where there is none for the first, EndpointError."""
         messages = conversation_of(name, self._roles, prompt=prompt, turns=turns)
         if speaker := self._speakers.get(name):
             said = {"role": "assistant", "content": await speaker.say(messages)}
             return RoleTurn(role=name, message=said), False
-        reply = await session.chat(messages)
+        if (reply := await next_reply(session, messages)) is None:
+            return None, True
         is_cut = reply.turn.stop_reason is StopReason.LENGTH
         return RoleTurn(role=name, message=reply.message), is_cut

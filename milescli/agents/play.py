@@ -9,10 +9,8 @@ from typing import Any
 
 from milescli.agents.environment import begun_with
 from milescli.agents.environment_fleet import EnvironmentFleet
-from milescli.core.errors import EndpointError
 from milescli.core.types import Prompt
 from milescli.recipe.environments import EnvironmentSettings
-from milescli.rollout.endpoint import CHAT_PATH, Endpoint
 from milescli.rollout.environments import Step, seed_of
 
 Player = Callable[[Sequence[dict[str, Any]]], Awaitable[str]]
@@ -20,8 +18,8 @@ Player = Callable[[Sequence[dict[str, Any]]], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One move; the first thing that is seen is none."""
+class Move:
+    """One action; the first thing that is seen is none."""
 
     shown: str
     said: str | None
@@ -30,18 +28,18 @@ class Turn:
 
 async def played(
     settings: EnvironmentSettings, prompt: Prompt, player: Player, *, max_turns: int
-) -> AsyncIterator[Turn]:
-    """What is shown first, then each turn as it is done. Raises AgentError where the environment
+) -> AsyncIterator[Move]:
+    """What is shown first, then each move as it is done. Raises AgentError where the environment
     fails, and what the player raises."""
     fleet = EnvironmentFleet(settings, num_processes=1)
     try:
         async with fleet.episode(prompt.text, prompt.label, seed_of(prompt)) as episode:
             messages = begun_with(prompt, await episode.reset())
-            yield Turn(shown=messages[-1]["content"], said=None, step=None)
+            yield Move(shown=messages[-1]["content"], said=None, step=None)
             for _ in range(max_turns):
                 said = await player(messages)
                 step = await episode.step(said)
-                yield Turn(shown=step.observation, said=said, step=step)
+                yield Move(shown=step.observation, said=said, step=step)
                 if step.ended:
                     return
                 messages += [
@@ -50,20 +48,3 @@ async def played(
                 ]
     finally:
         fleet.close()
-
-
-def endpoint_player(endpoint: Endpoint, model: str) -> Player:
-    """A model that is asked by chat completions. Raises EndpointError when it is asked in vain."""
-
-    async def say(messages: Sequence[dict[str, Any]]) -> str:
-        reply = await endpoint.post({"model": model, "messages": list(messages)}, CHAT_PATH)
-        try:
-            return str(reply["choices"][0]["message"].get("content") or "")
-        except (KeyError, IndexError, TypeError, AttributeError):
-            raise EndpointError(
-                f"{endpoint.asker} failed at {endpoint.url}",
-                why=f"its reply is none of a chat completion: {reply!r:.200}",
-                fix=f"curl -i {endpoint.url}/models   # what is served there?",
-            ) from None
-
-    return say

@@ -10,7 +10,7 @@ from typing import Any
 
 from milescli.core.errors import EndpointError, RecipeError
 from milescli.recipe.agents import SpeakerSettings
-from milescli.rollout.endpoint import CHAT_PATH, Endpoint, base_url
+from milescli.rollout.endpoint import Endpoint, base_url
 
 
 class Speaker:
@@ -48,12 +48,4 @@ class Speaker:
         }
         loop = asyncio.get_running_loop()
         async with self._free.setdefault(loop, asyncio.Semaphore(settings.concurrency)):
-            reply = await self._endpoint.post(body, CHAT_PATH)
-        try:
-            said = reply["choices"][0]["message"].get("content") or ""
-            assert isinstance(said, str), "its content is no text"
-        except (KeyError, IndexError, TypeError, AttributeError, AssertionError):
-            raise self._endpoint.failure(
-                f"its reply is none of a chat completion: {reply!r:.200}"
-            ) from None
-        return said
+            return await self._endpoint.said(body)

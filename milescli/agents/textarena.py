@@ -11,7 +11,8 @@ from milescli.rollout.environments import Step
 
 
 class TextArenaGame:
-    """Implements milescli.rollout.environments.Environment."""
+    """A game of `textarena` for one player. Implements
+    milescli.rollout.environments.Environment."""
 
     reward_range = (-1.0, 1.0)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from milescli.agents.replying import next_reply
 from milescli.agents.tool_box import ToolBox
 from milescli.agents.tool_kit import ToolKit
-from milescli.core.errors import ContextFull
 from milescli.core.types import Prompt, StopReason
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Reply, Session
@@ -33,11 +33,8 @@ class ToolAgent:
     async def _played(self, prompt: Prompt, session: Session, box: ToolBox) -> Outcome:
         messages, text, is_cut = list[Any](prompt.messages), "", True
         for _ in range(self._max_turns):
-            try:
-                reply = await session.chat(messages, tools=self._kit.schemas)
-            except ContextFull:
-                if not session.turns:
-                    raise
+            reply = await next_reply(session, messages, tools=self._kit.schemas)
+            if reply is None:
                 break
             text = reply.message["content"]
             if reply.turn.stop_reason is StopReason.LENGTH:

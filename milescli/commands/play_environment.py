@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from milescli.agents.play import Player, endpoint_player, played
+from milescli.agents.play import Player, played
 from milescli.commands.show_environments import settings_of
 from milescli.console.output import Output
 from milescli.core.concurrency import in_thread
@@ -47,10 +47,8 @@ def play_one(wish: Wish, *, output: Output) -> None:
             why=f"{wish.data or 'the list of seeds'} is read up to row {len(rows)}",
             fix=f"--row {len(rows)}",
         )
-    row = rows[wish.row - 1]
-    prompt = Prompt(index=row.seed, token_ids=[], text=row.prompt, label=row.label)
     try:
-        asyncio.run(_play(settings, prompt, wish, output=output))
+        asyncio.run(_play(settings, rows[wish.row - 1], wish, output=output))
     except (EOFError, KeyboardInterrupt):
         output.note("\nthe game was left")
 
@@ -93,7 +91,11 @@ async def _player(wish: Wish) -> tuple[Player, str]:
         retries=2,
     )
     model = await served_model(endpoint, None)
-    return endpoint_player(endpoint, model), model
+
+    async def say(messages: Sequence[dict[str, Any]]) -> str:
+        return await endpoint.said({"model": model, "messages": list(messages)})
+
+    return say, model
 
 
 async def _person(messages: Sequence[dict[str, Any]]) -> str:

@@ -6,21 +6,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-
-import orjson
 
 from milescli.core.errors import MilesError, RecipeError
 from milescli.core.imports import imported
 from milescli.core.isolated import Isolated
 from milescli.core.registry import Registry
+from milescli.core.types import Prompt
+from milescli.recipe.data import Data
 from milescli.recipe.schema import Rollout
 from milescli.rollout.agents import TOOLS
-from milescli.rollout.environment_contract import NUM_EPISODES, Checked, Row
-from milescli.rollout.environments import ENVIRONMENTS, KEY, require
-from milescli.rollout.tasks import TASK_PREFIX, write_task
+from milescli.rollout.environment_contract import NUM_EPISODES, Checked
+from milescli.rollout.environments import ENVIRONMENTS, KEY, numbered, require
+from milescli.rollout.prompt_encoder import NoTokens
+from milescli.rollout.source import load_source
 
 CHECK_TIMEOUT_S = 120.0
 
@@ -82,24 +82,23 @@ def _parameters(plugin: Any, registry: Registry) -> list[str]:
 
 
 def _first_sentence(plugin: Any) -> str:
-    module = inspect.getmodule(plugin)
-    of_class = inspect.isclass(plugin) and (plugin.__doc__ or "").startswith("Implements ")
-    told = (module.__doc__ if of_class and module else plugin.__doc__) or ""
-    return " ".join(told.split()).partition(". ")[0].partition(": `")[0].rstrip(".")
+    return " ".join((inspect.getdoc(plugin) or "").split()).partition(". ")[0].rstrip(".")
 
 
-def rows_of(data: str | None) -> list[Row]:
-    """The first rows of `task:NAME`; None: numbers. Raises MilesError."""
+def rows_of(data: str | None) -> list[Prompt]:
+    """The first rows of a data file or a `task:NAME`; None: numbers. Raises DataError."""
     if data is None:
-        return [Row(prompt="", label=str(seed), seed=seed) for seed in range(NUM_EPISODES)]
+        return numbered(NUM_EPISODES)
     with TemporaryDirectory() as folder:
-        file = write_task(data, folder, 0) if data.startswith(TASK_PREFIX) else Path(data)
-        lines = file.read_text(encoding="utf-8").splitlines()[:NUM_EPISODES]
-    rows = [orjson.loads(line) for line in lines if line.strip()]
-    return [
-        Row(prompt=str(row.get("prompt", "")), label=row.get("label"), seed=number)
-        for number, row in enumerate(rows)
-    ]
+        source, _ = load_source(
+            Data(prompts=data),
+            "prompts",
+            tokenizer=NoTokens(),
+            seed=0,
+            base_dir=folder,
+            needs_label=False,
+        )
+        return source.first(NUM_EPISODES)
 
 
 def checked(name: str, settings: Mapping[str, Any], data: str | None) -> Checked:
@@ -109,13 +108,13 @@ def checked(name: str, settings: Mapping[str, Any], data: str | None) -> Checked
     require(plugin, settings)
     rows = rows_of(data)
     there = Isolated(
-        "milescli.rollout.environment_contract:checked_there",
+        "milescli.rollout.environment_contract:check_environment",
         what=f"the environment `{name}`",
         plugin=plugin,
         bound_s=CHECK_TIMEOUT_S,
     )
     try:
-        found: Checked = there(name, dict(settings), rows)
+        found: Checked = there(name, settings=dict(settings), rows=rows)
     except RecipeError as error:
         if name not in ENVIRONMENTS.builtin or not error.fixes[0].startswith("mend `"):
             raise

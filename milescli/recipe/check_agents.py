@@ -7,7 +7,7 @@ import re
 from milescli.core.errors import RecipeError
 from milescli.recipe.agents import SpeakerSettings
 from milescli.recipe.check_mcp import check_mcp
-from milescli.recipe.check_url import check_url, doubt_about_key
+from milescli.recipe.check_url import HasKey, check_url, doubt_about_key
 from milescli.recipe.schema import Recipe, Rollout
 
 CALLS_TOOLS = ("tools",)
@@ -64,12 +64,16 @@ def doubt_about_agents(recipe: Recipe) -> str | None:
             f"`rollout.environment` is never asked: the agent is `{rollout.agent}`; "
             f"rollout.agent={PLAYS} plays in it"
         )
-    asked = [
+    asked: list[tuple[str | None, str, HasKey]] = [
         (role.endpoint.url, f"rollout.roles.{name}.endpoint", role.endpoint)
         for name, role in rollout.roles.items()
         if role.endpoint is not None
     ]
-    asked.append((rollout.user.endpoint.url, "rollout.user.endpoint", rollout.user.endpoint))
+    asked += [
+        (rollout.user.endpoint.url, "rollout.user.endpoint", rollout.user.endpoint),
+        (rollout.search.url, "rollout.search", rollout.search),
+        *((one.url, f"rollout.mcp.{name}", one) for name, one in rollout.mcp.items()),
+    ]
     return next(filter(None, (doubt_about_key(*each) for each in asked)), None)
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from milescli.core.errors import RecipeError
-from milescli.recipe.rewards import Requests
 
 _HERE = ("localhost", "127.0.0.1", "::1")
 
 
-def doubt_about_key(url: str | None, section: str, settings: Requests) -> str | None:
+class HasKey(Protocol):
+    """Settings of who is asked with a key."""
+
+    api_key_env: str | None
+
+
+def doubt_about_key(url: str | None, section: str, settings: HasKey) -> str | None:
     """A warning where the key of `section` would go over the network for all to read."""
     parts = urlsplit(url or "")
     if settings.api_key_env is None or parts.scheme != "http" or parts.hostname in _HERE:

@@ -92,6 +92,19 @@ class Endpoint:
                 await asyncio.sleep(_pause_s(attempt, failed.after_s))
         raise AssertionError(f"no attempt was made: retries {self.retries}")
 
+    async def said(self, body: dict[str, Any], *fixes: str) -> str:
+        """What the model says to the messages of `body`, a chat completion; empty where that is
+        nothing. Raises as `post`, and where the reply is none, with `fixes`."""
+        reply = await self.post(body, CHAT_PATH)
+        try:
+            said = reply["choices"][0]["message"].get("content") or ""
+            assert isinstance(said, str), "its content is no text"
+        except (KeyError, IndexError, TypeError, AttributeError, AssertionError):
+            raise self.failure(
+                f"its reply is none of a chat completion: {reply!r:.200}", *fixes
+            ) from None
+        return said
+
     def failure(self, why: str, *fixes: str) -> MilesError:
         """For the user; whatever the server said, the key is not in it."""
         if self._key:

@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from milescli.core.errors import RecipeError
-from milescli.rollout.environments import Environment, Step, checked, checked_start, made
+from milescli.core.types import Prompt
+from milescli.rollout.environments import (
+    Environment,
+    Step,
+    checked,
+    checked_start,
+    made,
+    numbered,
+    seed_of,
+)
 
 ACTIONS = ("up", "down", "left", "right", "stop", "0", "1", "2", "3", "[5]", "A", "yes", "é ☃", "")
 """Said where nothing else is known: some of them mean something in most environments."""
 NUM_EPISODES, MAX_STEPS = 32, 64
 MAX_KEPT_FILES, MAX_KEPT_THREADS = 8, 8
 """That an environment may hold open after all its episodes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Of the data: what an episode is begun with."""
-
-    prompt: str
-    label: str | None
-    seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,19 +50,14 @@ def check_environment(
     factory_or_name: Any,
     *,
     settings: Mapping[str, Any] | None = None,
-    rows: Sequence[Row] = (),
+    rows: Sequence[Prompt] = (),
     actions: Sequence[str] = ACTIONS,
 ) -> Checked:
-    """Play random episodes, each twice. `rows`: none: of seeds alone. Raises RecipeError where
-    an episode is not the same for the same seed and actions, leaves its range of rewards, gives
-    what is no step, or keeps files or threads; and what the environment raises."""
-    rows = rows or [Row(prompt="", label=None, seed=seed) for seed in range(NUM_EPISODES)]
-    make = (
-        (lambda: made(factory_or_name, settings or {}))
-        if isinstance(factory_or_name, str)
-        else (lambda: factory_or_name(**(settings or {})))
-    )
-    one, other = make(), make()
+    """Play random episodes, each twice. `rows`: of the data; none: numbers. Raises RecipeError
+    where an episode is not the same for the same seed and actions, leaves its range of rewards,
+    gives what is no step, or keeps files or threads; and what the environment raises."""
+    rows = rows or numbered(NUM_EPISODES)
+    one, other = (made(factory_or_name, settings or {}) for _ in range(2))
     before: tuple[int, int] | None = None
     rewards, num_steps, num_ended, first, seconds = list[float](), 0, 0, "", 0.0
     for number, row in enumerate(rows):
@@ -75,7 +70,7 @@ def check_environment(
         _require_same((start, steps), again, row)
         rewards.append(sum(step.reward for step in steps))
         num_steps, num_ended = num_steps + len(steps), num_ended + steps[-1].ended
-        first = first or (row.prompt if start is None else start)
+        first = first or (row.text if start is None else start)
         if number == len(rows) // 2:
             before = _held()
     _require_range(rewards, getattr(one, "reward_range", (0.0, 1.0)))
@@ -94,9 +89,9 @@ def check_environment(
 
 
 def _played(
-    environment: Environment, row: Row, said: Sequence[str]
+    environment: Environment, row: Prompt, said: Sequence[str]
 ) -> tuple[str | None, list[Step]]:
-    start = environment.reset(prompt=row.prompt, label=row.label, seed=row.seed)
+    start = environment.reset(prompt=row.text, label=row.label, seed=seed_of(row))
     try:
         checked_start(start)
         steps = list[Step]()
@@ -105,11 +100,11 @@ def _played(
             if steps[-1].ended:
                 break
     except ValueError as error:
-        raise _broken(f"{error} (episode of seed {row.seed})") from error
+        raise _broken(f"{error} (episode of seed {seed_of(row)})") from error
     return start, steps
 
 
-def _require_same(one: Any, other: Any, row: Row) -> None:
+def _require_same(one: Any, other: Any, row: Prompt) -> None:
     if one == other:
         return
     if one[0] != other[0]:
@@ -118,7 +113,7 @@ def _require_same(one: Any, other: Any, row: Row) -> None:
         pairs = enumerate(zip(one[1], other[1], strict=False), start=1)
         place, (step, again) = next((n, p) for n, p in pairs if p[0] != p[1])
         told = f"step {place} is {step!r:.200}, and the second time {again!r:.200}"
-    raise _broken(f"the same seed ({row.seed}) and actions do not give the same: {told}")
+    raise _broken(f"the same seed ({seed_of(row)}) and actions do not give the same: {told}")
 
 
 def _require_range(rewards: Sequence[float], bounds: tuple[float, float] | None) -> None:
@@ -154,8 +149,3 @@ def _broken(why: str) -> RecipeError:
         why=why,
         fix="mend it; docs/agents.md says what an environment has to do",
     )
-
-
-def checked_there(name: str, settings: Mapping[str, Any], rows: Sequence[Row]) -> Checked:
-    """The same, by name, as another process is asked for it."""
-    return check_environment(name, settings=settings, rows=rows)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.core.types import Prompt
+from milescli.core.user_code import name_of
 from milescli.recipe.environments import EnvironmentSettings
 
 KEY = "rollout.environment.name"
@@ -70,22 +71,31 @@ def seed_of(prompt: Prompt) -> int:
     return int(label) if label.isdecimal() and len(label) < 10 else prompt.index
 
 
-def made(path_or_name: str, settings: Mapping[str, Any]) -> Environment:
-    """A new one. Raises RecipeError where it cannot be had, or does not take the settings."""
-    factory: Any = ENVIRONMENTS.resolve(path_or_name, key=KEY)
+def numbered(count: int) -> list[Prompt]:
+    """Rows that are nothing but a number, as those of `task:seeds`."""
+    return [
+        Prompt(index=number, token_ids=[], text="", label=str(number)) for number in range(count)
+    ]
+
+
+def made(what: Any, settings: Mapping[str, Any]) -> Environment:
+    """A new one, of a name, an import path or what makes it. Raises RecipeError where it cannot be
+    had, or does not take the settings."""
+    factory: Any = ENVIRONMENTS.resolve(what, key=KEY) if isinstance(what, str) else what
+    called = what if isinstance(what, str) else name_of(what)
     try:
         inspect.signature(factory).bind(**settings)
     except TypeError as error:
         takes = ", ".join(inspect.signature(factory).parameters)
         raise RecipeError(
-            f"the environment `{path_or_name}` does not take its settings",
+            f"the environment `{called}` does not take its settings",
             why=f"{error}; it takes ({takes})",
             fix="--set 'rollout.environment.settings={}'   # and what it needs",
         ) from None
     environment: Environment = factory(**settings)
     if lacking := [name for name in ("reset", "step") if not hasattr(environment, name)]:
         raise RecipeError(
-            f"`{path_or_name}` makes no environment",
+            f"`{called}` makes no environment",
             why=f"what it makes, {type(environment).__name__}, has no {' and no '.join(lacking)}",
             fix="miles plugins new environment my_game   # writes one to begin with",
         )

@@ -24,6 +24,8 @@ _OF_AGENTS = {
     "reward_memory_gib",
     "tools",
     "mcp",
+    "search",
+    "environment",
     "max_turns",
     "tool_timeout_s",
     "tool_output_characters",
@@ -273,7 +275,7 @@ def training_episodes(
     rollout = recipe.rollout
     settings = GenerateRequest(
         prompt_ids=(),
-        max_new_tokens=_of_a_turn(rollout, rollout.max_response_tokens),
+        max_new_tokens=rollout.max_response_tokens,
         temperature=rollout.temperature,
         top_p=rollout.top_p,
         top_k=rollout.top_k,
@@ -283,9 +285,7 @@ def training_episodes(
     episodes = _episodes(
         recipe, settings, engine=engine, scorer=scorer, decode=decode, vocab_size=vocab_size
     )
-    longest = recipe.data.max_prompt_tokens + rollout.max_response_tokens
-    told = {"teachers": teachers, "chat_form": chat_form, "tell": tell}
-    return replace(episodes, max_tokens=longest, **told)
+    return replace(episodes, teachers=teachers, chat_form=chat_form, tell=tell)
 
 
 def evaluation_episodes(
@@ -296,12 +296,12 @@ def evaluation_episodes(
     decode: Decode,
     vocab_size: int,
     chat_form: ChatForm | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Episodes:
     """The same agent, sampled as the recipe's `eval` says."""
-    longest = recipe.eval.max_response_tokens or recipe.rollout.max_response_tokens
     settings = GenerateRequest(
         prompt_ids=(),
-        max_new_tokens=_of_a_turn(recipe.rollout, longest),
+        max_new_tokens=recipe.eval.max_response_tokens or recipe.rollout.max_response_tokens,
         temperature=recipe.eval.temperature,
         top_p=recipe.eval.top_p,
         stop=recipe.rollout.stop,
@@ -309,8 +309,7 @@ def evaluation_episodes(
     episodes = _episodes(
         recipe, settings, engine=engine, scorer=scorer, decode=decode, vocab_size=vocab_size
     )
-    longest += recipe.data.max_prompt_tokens
-    return replace(episodes, max_tokens=longest, chat_form=chat_form)
+    return replace(episodes, chat_form=chat_form, tell=tell)
 
 
 def _episodes(
@@ -322,18 +321,17 @@ def _episodes(
     decode: Decode,
     vocab_size: int,
 ) -> Episodes:
+    """`settings.max_new_tokens`: of a whole conversation, where a turn may be shorter."""
+    longest = settings.max_new_tokens
+    of_a_turn = min(recipe.rollout.max_turn_tokens or longest, longest)
     return Episodes(
         agent=load_agent(recipe.rollout),
         agent_name=recipe.rollout.agent,
         engine=engine,
         scorer=scorer,
         decode=decode,
-        settings=settings,
-        max_tokens=settings.max_new_tokens,
+        settings=replace(settings, max_new_tokens=of_a_turn),
+        max_tokens=recipe.data.max_prompt_tokens + longest,
         vocab_size=vocab_size,
         retries=recipe.rollout.episode_retries,
     )
-
-
-def _of_a_turn(rollout: Rollout, longest: int) -> int:
-    return min(rollout.max_turn_tokens or longest, longest)

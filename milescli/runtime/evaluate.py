@@ -32,6 +32,7 @@ from milescli.runtime.eval_sets import (
     load_set,
     sets_of,
 )
+from milescli.runtime.failures import FirstFew
 from milescli.runtime.reward_model import reward_facts
 from milescli.runtime.scorers import scorer_of
 from milescli.runtime.spec import RunSpec
@@ -232,6 +233,7 @@ async def _all_sets(
             decode=spec.inputs.tokenizer.decode,
             vocab_size=spec.inputs.facts.vocab_size,
             chat_form=chat_form_of(recipe, spec.inputs.tokenizer),
+            tell=FirstFew(output.warn),
         )
         results.append(await measured(one, episodes, run=spec.run, model=name, step=step))
     return results

@@ -20,7 +20,6 @@ from milescli.core.types import Prompt, Trajectory
 from milescli.models import ModelFacts, load_facts, parse_facts, scratch
 from milescli.models.base import CONFIG_NAME
 from milescli.models.score_head import with_score_head
-from milescli.recipe.check_agents import PLAYS
 from milescli.recipe.data import Data
 from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
@@ -122,7 +121,7 @@ def _require_what_rollout_asks(recipe: Recipe) -> None:
     for rollout in rollouts_of(recipe):
         load_rewards(rollout)
     require_agent(recipe.rollout)
-    if recipe.rollout.agent == PLAYS:
+    if recipe.rollout.is_scored_by_agent:
         require_environment(recipe.rollout.environment)
 
 
@@ -177,7 +176,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         demonstrations_of(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
     )
     trained = sources_of(recipe, prompts) if prompts is not None else []
-    if recipe.rollout.agent == PLAYS and trained:
+    if recipe.rollout.is_scored_by_agent and trained:
         try_environment(recipe.rollout.environment, trained[0][0].first(1)[0])
     for part, rollout in trained:
         check_labels_of(rollout, part, None, output=output)

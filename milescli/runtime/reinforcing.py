@@ -17,14 +17,13 @@ from milescli.runtime.chat_forms import chat_form_of
 from milescli.runtime.devices import Devices
 from milescli.runtime.eval_beside import EvaluationsBeside
 from milescli.runtime.evaluator import Evaluator
+from milescli.runtime.failures import FirstFew
 from milescli.runtime.saving import Progress, version_of
 from milescli.runtime.scorers import scorer_of
 from milescli.runtime.teachers import served_teachers
 from milescli.train.base import Trainer, adapts
 from milescli.train.objectives import load_in_driver
 
-NUM_FAILURES_TOLD = 3
-"""Of episodes that are played anew, with what went wrong."""
 KEPT_GROUPS = 4
 """Groups of each step that are written to rollouts/, to read."""
 
@@ -35,8 +34,6 @@ class ReinforceAttempt(Attempt):
     run: loop.Run | None
     beside: EvaluationsBeside | None = None
     """None: evaluations are answered by the engines of rollout."""
-    _num_failures: int = 0
-    """Episodes that were played anew."""
 
     async def work(self, trainer: Trainer, fleet: RolloutEngine | None) -> None:
         """See Attempt."""
@@ -63,6 +60,7 @@ class ReinforceAttempt(Attempt):
             "decode": inputs.tokenizer.decode,
             "vocab_size": inputs.facts.vocab_size,
             "chat_form": chat_form_of(recipe, inputs.tokenizer),
+            "tell": FirstFew(lambda text: self.bus.emit(Notice(text=text, level="warning"))),
         }
         assert inputs.prompts is not None, "a run that samples has prompts"
         if spec.checkpoint is not None:
@@ -78,9 +76,7 @@ class ReinforceAttempt(Attempt):
         objective = load_in_driver(recipe.train.objective, recipe)
         groups = open_collector(
             inputs.prompts,
-            training_episodes(
-                recipe, **parts, teachers=served_teachers(recipe), tell=self._tell_of_failure
-            ),
+            training_episodes(recipe, **parts, teachers=served_teachers(recipe)),
             recipe=recipe,
             with_greedy=getattr(objective, "needs_greedy", False),
         )
@@ -171,13 +167,6 @@ class ReinforceAttempt(Attempt):
             self.bus.emit(PhaseStarted(phase="eval", detail=f"{len(heldout)} held-out prompts"))
             self.bus.emit(done := await self.evaluator.run(step))
             await self.user.tell("tracker", event=done)
-
-    def _tell_of_failure(self, text: str) -> None:
-        """The first few; the figure `failed_episodes` counts all."""
-        self._num_failures += 1
-        if self._num_failures <= NUM_FAILURES_TOLD:
-            more = "; further ones are counted" * (self._num_failures == NUM_FAILURES_TOLD)
-            self.bus.emit(Notice(text=f"{text}{more}", level="warning"))
 
     def _episode(self, sample: Sample) -> dict[str, object]:
         """What the agent tells of it, and the whole text of each trajectory, special tokens

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.rollout.environment_contract import Row, check_environment
+from milescli.core.types import Prompt
+from milescli.rollout.environment_contract import check_environment
 
 HERE = "tests.agents.user_environments"
 
@@ -27,7 +28,7 @@ def test_what_an_environment_must_not_do_is_named(name: str, told: str) -> None:
 
 
 def test_a_good_one_is_told_in_numbers() -> None:
-    rows = [Row(prompt="p", label=None, seed=seed) for seed in range(5)]
+    rows = [Prompt(index=seed, token_ids=[], text="p") for seed in range(5)]
     seen = check_environment(f"{HERE}:Count", settings={"length": 4}, rows=rows, actions=["ab"])
     assert (seen.num_episodes, seen.num_steps, seen.num_ended) == (5, 20, 5)
     assert seen.rewards == (8.0, 8.0) and seen.first == "begin 0"

@@ -9,7 +9,7 @@ from pathlib import Path
 from milescli.core.errors import RecipeError
 from milescli.recipe.rewards import JudgeSettings
 from milescli.recipe.schema import Rollout
-from milescli.rollout.endpoint import CHAT_PATH, Endpoint, base_url
+from milescli.rollout.endpoint import Endpoint, base_url
 from milescli.rollout.rewards.text_parts import ENDS_THINKING
 
 SECTION = "rollout.judge"
@@ -90,15 +90,8 @@ class Judge:
             "max_tokens": settings.max_tokens,
             "temperature": settings.temperature,
         }
-        reply = await self._endpoint.post(body, CHAT_PATH)
-        try:
-            said = reply["choices"][0]["message"]["content"]
-        except (KeyError, IndexError, TypeError):
-            raise self._endpoint.failure(
-                f"its reply is none of a chat completion: {reply!r:.200}",
-                f"--set {SECTION}.url=http://HOST:PORT/v1",
-            ) from None
-        score = self._score_in(said if isinstance(said, str) else "")
+        said = await self._endpoint.said(body, f"--set {SECTION}.url=http://HOST:PORT/v1")
+        score = self._score_in(said)
         if score is None:
             return self._without_score(said)
         self.num_scored += 1

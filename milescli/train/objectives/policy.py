@@ -73,13 +73,11 @@ class Policy:
         self.needs = frozenset(needs - {Stream.UNIFORM})
         self.credits_samples = train.credit == "sample" and credit is None
         """Each token has what the driver gave its sample."""
-        self.has_turn_rewards = False
-        """In the step whose sequences were made last."""
 
     def sequences(self, items: Sequence[Group]) -> list[TrainSequence]:
         """One for each trajectory; a group's are never parted by updates."""
         rows = estimate(self.advantage, items, settings=self.settings)
-        self.has_turn_rewards = not self.credits_samples and any(
+        has_turn_rewards = not self.credits_samples and any(
             trajectory.rewards is not None
             for group in items
             for sample in group.samples
@@ -90,12 +88,22 @@ class Policy:
             for index, (group, row) in enumerate(zip(items, rows, strict=True))
             for sample, advantage in zip(group.samples, row, strict=True)
             for sequence in self._of_sample(
-                sample, advantage=advantage, group=index, source=group.prompt.source
+                sample,
+                advantage=advantage,
+                group=index,
+                source=group.prompt.source,
+                has_turn_rewards=has_turn_rewards,
             )
         ]
 
     def _of_sample(
-        self, sample: Sample, *, advantage: Advantage, group: int, source: str | None
+        self,
+        sample: Sample,
+        *,
+        advantage: Advantage,
+        group: int,
+        source: str | None,
+        has_turn_rewards: bool,
     ) -> Iterator[TrainSequence]:
         num_tokens = sample.num_loss_tokens if sample.is_learned else 0
         share = share_of(self.aggregation, num_tokens=max(num_tokens, 1), settings=self.settings)
@@ -106,7 +114,7 @@ class Policy:
                 Stream.ADVANTAGE: np.full(trajectory.num_tokens, values, np.float32),
                 Stream.ENGINE: np.frombuffer(trajectory.logprobs, np.float32),
             }
-            if self.has_turn_rewards:
+            if has_turn_rewards:
                 streams[Stream.TURN_REWARD] = np.asarray(
                     trajectory.rewards or np.zeros(trajectory.num_tokens), np.float32
                 )

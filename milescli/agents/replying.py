@@ -1,0 +1,26 @@
+"""What every agent of several turns asks in the same way: the policy's next reply, where there is
+room for one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from milescli.core.errors import ContextFull
+from milescli.rollout.base import Reply, Session
+
+
+async def next_reply(
+    session: Session,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> Reply | None:
+    """None: the conversation is full, and the episode ends with what was said. Raises ContextFull
+    where not even the first reply has room, and as `Session.chat`."""
+    try:
+        return await session.chat(messages, tools=tools)
+    except ContextFull:
+        if not session.turns:
+            raise
+        return None
