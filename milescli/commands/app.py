@@ -21,6 +21,7 @@ from milescli.commands import (
     convert,
     data,
     doctor,
+    env,
     environments,
     evaluate,
     export,
@@ -80,7 +81,7 @@ app = typer.Typer(
 )
 for module in (
     *(launch, resume, evaluate, export, convert),
-    *(data, models, recipes, algorithms, environments, plugins, runs, doctor, help),
+    *(data, models, recipes, algorithms, environments, env, plugins, runs, doctor, help),
 ):
     module.register(app)
 

@@ -1,57 +1,16 @@
-"""`miles envs`, `miles tools`, and `miles env`: what a policy can act in and call."""
+"""`miles envs` and `miles tools`: what a policy can act in, and call."""
 
 from __future__ import annotations
-
-from typing import Annotated
 
 import typer
 
 from milescli.commands.options import verb
-from milescli.console.output import Output
-
-CHECK_EXAMPLES = [
-    "miles env check frozen_lake --data task:frozen_lake",
-    "miles env check gymnasium --settings '{id: FrozenLake-v1}'",
-    "miles env check mypkg.games:Chess",
-]
-PLAY_EXAMPLES = [
-    "miles env play frozen_lake --data task:frozen_lake --row 3",
-    "miles env play frozen_lake --model http://127.0.0.1:30000/v1",
-]
-PAGE = """\
-miles env: try an environment before a model does
-
-  miles envs                  what there is
-  miles env check NAME        does it do what an environment must?
-  miles env play NAME         be the player, or watch a model behind an endpoint
-"""
-NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="Of `miles envs`, or mypkg.module:name.")
-]
-SettingsOption = Annotated[
-    str, typer.Option("--settings", help="What it is made with, as a YAML mapping.")
-]
-DataOption = Annotated[
-    str | None,
-    typer.Option("--data", help="Rows to begin episodes with: task:NAME or a .jsonl file."),
-]
 
 
 def register(app: typer.Typer) -> None:
-    """Add two verbs and a group."""
+    """Add both verbs."""
     verb(app, "envs", examples=["miles envs", "miles envs --json"])(envs)
     verb(app, "tools", examples=["miles tools"])(tools)
-    group = typer.Typer(help="Try an environment before a model does.")
-    group.callback(invoke_without_command=True)(page)
-    verb(group, "check", examples=CHECK_EXAMPLES)(check)
-    verb(group, "play", examples=PLAY_EXAMPLES)(play)
-    app.add_typer(group, name="env")
-
-
-def page(context: typer.Context) -> None:
-    """Try an environment before a model does."""
-    if context.invoked_subcommand is None:
-        context.obj.text(PAGE)
 
 
 def envs(context: typer.Context) -> None:
@@ -68,37 +27,3 @@ def tools(context: typer.Context) -> None:
     from milescli.listings.environments import tools as listed
 
     show_listed("tools", listed(), output=context.obj)
-
-
-def check(
-    context: typer.Context,
-    name: NameArgument,
-    settings: SettingsOption = "{}",
-    data: DataOption = None,
-) -> None:
-    """Play random episodes, each twice. Ends with 3 where the environment is not the same for the
-    same seed, gives what is no step, leaves its range of rewards, or keeps what it opens."""
-    from milescli.commands.show_environments import settings_of, show_checked
-    from milescli.listings.environments import checked
-
-    show_checked(name, checked(name, settings_of(settings), data), output=context.obj)
-
-
-def play(
-    context: typer.Context,
-    name: NameArgument,
-    settings: SettingsOption = "{}",
-    data: DataOption = None,
-    row: Annotated[int, typer.Option("--row", min=1, help="Which row, or which number.")] = 1,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", help="An endpoint, http://HOST:PORT/v1; else you play."),
-    ] = None,
-    max_turns: Annotated[int, typer.Option("--max-turns", min=1, help="Bound on turns.")] = 32,
-) -> None:
-    """Play one episode yourself, or watch a model that an OpenAI-compatible endpoint serves."""
-    from milescli.commands.play_environment import Wish, play_one
-
-    output: Output = context.obj
-    wish = Wish(name, settings, data, row, model, max_turns)
-    play_one(wish, output=output)
