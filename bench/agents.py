@@ -154,7 +154,9 @@ async def serve_plainly() -> None:
         return JSONResponse(REPLY)
 
     routes = [Route("/v1/chat/completions", reply, methods=["POST"])]
-    config = uvicorn.Config(Starlette(routes=routes), log_config=None, access_log=False)
+    config = uvicorn.Config(
+        Starlette(routes=routes), log_config=None, access_log=False, lifespan="off"
+    )
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     serving = asyncio.create_task(uvicorn.Server(config).serve(sockets=[listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
