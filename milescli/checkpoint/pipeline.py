@@ -4,7 +4,6 @@ queue. Called by convert and export."""
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,11 +14,10 @@ import torch
 
 from milescli.checkpoint.files import StreamFile, as_bytes, crc32_of, crc32_of_file
 from milescli.checkpoint.journal import FinishedFile, PartFolder
-from milescli.core.errors import CheckpointError
+from milescli.core.errors import DISK_FULL, CheckpointError
 
 QUEUE_BYTES = 128 * 2**20
 """Tensors that wait to be written, beside the one that is being made."""
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ from milescli.commands import (
 from milescli.commands.crash import write_crash_report
 from milescli.commands.options import JsonOption, QuietOption, fill_bare_options
 from milescli.console.output import Mode, Output
-from milescli.core.errors import ExitCode, MilesError
+from milescli.core.errors import DISK_FULL, ExitCode, MachineError, MilesError
 
 FIRST_PAGE = """\
 miles {version}: post-train language models with reinforcement learning
@@ -138,6 +138,10 @@ def main(argv: list[str] | None = None) -> int:
         # try at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
+    except OSError as error:
+        told = _disk_full(error) if error.errno in DISK_FULL else _fault(error, argv)
+        output.error(told)
+        return told.exit_code
     except Exception as error:  # a fault of ours: keep the traceback for the report, spare the user
         output.error(_fault(error, argv))
         return ExitCode.INTERNAL
@@ -160,6 +164,14 @@ def _usage_error(error: typer.TyperException) -> MilesError:
         message[:1].lower() + message[1:],
         why=f"`{command}` was not understood",
         fix=f"{command} --help",
+    )
+
+
+def _disk_full(error: OSError) -> MilesError:
+    return MachineError(
+        "there is no room on the disk",
+        why=f"{error.strerror}" + (f": {error.filename}" if error.filename else ""),
+        fix=["df -h .   # what is full?", "--set run.dir=FOLDER   # of another disk"],
     )
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from milescli.checkpoint import files as disk
 from milescli.checkpoint.journal import PartFolder
-from milescli.checkpoint.pipeline import DISK_FULL, DiskFull, Pipeline, PlannedFile
-from milescli.core.errors import CheckpointError, MilesError, Stopped
+from milescli.checkpoint.pipeline import DiskFull, Pipeline, PlannedFile
+from milescli.core.errors import DISK_FULL, CheckpointError, MilesError, Stopped
 from milescli.core.units import format_bytes
 
 _SPARE_BYTES = 16 * 2**20

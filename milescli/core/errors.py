@@ -3,7 +3,11 @@ printed at one door."""
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Numbers of an OSError that are nobody's fault but the disk's."""
 
 
 class ExitCode(IntEnum):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -21,6 +22,7 @@ from milescli.rollout.environment_contract import NUM_EPISODES, Checked
 from milescli.rollout.environments import ENVIRONMENTS, KEY, numbered, require
 from milescli.rollout.prompt_encoder import NoTokens
 from milescli.rollout.source import load_source
+from milescli.rollout.tasks import is_task
 
 CHECK_TIMEOUT_S = 120.0
 
@@ -91,7 +93,7 @@ def rows_of(data: str | None) -> list[Prompt]:
         return numbered(NUM_EPISODES)
     with TemporaryDirectory() as folder:
         source, _ = load_source(
-            Data(prompts=data),
+            Data(prompts=data if is_task(data) else str(Path(data).expanduser().absolute())),
             "prompts",
             tokenizer=NoTokens(),
             seed=0,

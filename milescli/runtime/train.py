@@ -11,10 +11,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from milescli.checkpoint.files import free_bytes
-from milescli.checkpoint.pipeline import DISK_FULL
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.live import LiveRun
-from milescli.core.errors import MachineError, MilesError, Stopped, WaitTimeout, WorkerDied
+from milescli.core.errors import (
+    DISK_FULL,
+    MachineError,
+    MilesError,
+    Stopped,
+    WaitTimeout,
+    WorkerDied,
+)
 from milescli.core.events import EvalDone, Event, EventBus, RunEnded, StepDone, ValidationDone
 from milescli.core.units import format_bytes
 from milescli.runtime import observe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -96,6 +97,14 @@ def test_a_fault_of_ours_leaves_its_traceback_in_a_file(
     assert str(file) in said.err
     text = file.read_text()
     assert "ZeroDivisionError: by zero" in text and "--set train.steps=3" in text
+
+
+def test_a_full_disk_is_no_fault_of_ours(miles: Miles, replace: Replace, tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "runs/a/data.jsonl")
+    replace("milescli.runtime.launch", launch=fails_with(full))
+    said = miles("launch", "--recipe", "quickstart")
+    assert said.code == 4 and "there is no room on the disk" in said.err
+    assert "runs/a/data.jsonl" in said.err and not list((tmp_path / "state").rglob("crash-*"))
 
 
 def test_where_the_home_is_read_only_the_traceback_goes_elsewhere(
