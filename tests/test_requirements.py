@@ -11,7 +11,7 @@ from itertools import chain
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from milescli.backends.sglang.server import CPU_PATH
+from milescli.backends.sglang.command import CPU_PATH
 from tests.test_layers import PACKAGE, imports_of, module_of
 
 

@@ -18,7 +18,8 @@ from checks import Visit
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.process import ManagedProcess
-from milescli.backends.sglang.server import EngineServer, EngineSpec
+from milescli.backends.sglang.server import EngineServer
+from milescli.backends.sglang.spec import EngineSpec
 from milescli.core.types import EngineAddress
 from milescli.plan.types import EngineLayout
 from milescli.rollout.base import Completion, GenerateRequest

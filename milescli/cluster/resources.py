@@ -15,7 +15,7 @@ from milescli.backends.ray.group import run_all, start_all
 from milescli.backends.sglang.ports import free_ports
 from milescli.cluster.agent import NODE_AGENT
 from milescli.cluster.nodes import RunNodes
-from milescli.cluster.watchdog import TOKEN_VARIABLE
+from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.plan.types import Plan, Slot
 from milescli.platform import visibility
 

@@ -16,12 +16,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-TOKEN_VARIABLE = "MILES_RUN_TOKEN"
-"""Every process of a run inherits it; no other process has its value."""
+from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
+
 LOOK_EVERY_S = 2.0
 """How often it notes which processes the run has: one that is killed can no longer be asked what
 it left behind."""
@@ -90,21 +89,6 @@ def start_watchdog(*, token: str, scratch_dirs: list[Path]) -> Watchdog:
     os.close(reading)
     os.close(ended)
     return Watchdog(pipe=writing, done=done)
-
-
-def processes_of(token: str) -> Iterator[int]:
-    """Ids of living processes that carry the token. Needs /proc; zombies do not count."""
-    mark = f"{TOKEN_VARIABLE}={token}".encode()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            carries = mark in (entry / "environ").read_bytes().split(b"\0")
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:  # it ended while we looked, or is not ours to read
-            continue
-        if carries and state != "Z":
-            yield int(entry.name)
 
 
 def stop_all(token: str, *, seen: set[int]) -> None:

@@ -19,6 +19,8 @@ from milescli.core.events import (
     StepDone,
     ValidationDone,
     WarmupStepDone,
+    WorkerLost,
+    WorkerReplaced,
 )
 from milescli.core.units import format_bytes, format_duration
 
@@ -120,6 +122,11 @@ def milestone(event: Event) -> Text | None:
             ("warning", theme.WARN) if event.level == "warning" else ("note", theme.QUIET)
         )
         return _line(label, event.text, style)
+    if isinstance(event, WorkerLost):
+        return _line("lost", f"{event.what}; another is started in its place", theme.WARN)
+    if isinstance(event, WorkerReplaced):
+        text = f"{event.worker} is there again, after {format_duration(event.seconds)}"
+        return _line("replaced", text, theme.GOOD)
     if isinstance(event, RunEnded):
         style = {"done": theme.GOOD, "stopped": theme.WARN}.get(event.outcome, theme.BAD)
         return _line(

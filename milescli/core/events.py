@@ -164,6 +164,32 @@ class EngineTrainerChecked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost:
+    """A process of the run died, and another is being started in its place."""
+
+    worker: str
+    """As errors call it: engine 1."""
+    what: str
+    why: str
+    """With the last lines of its log."""
+    step: int
+    """Steps done."""
+    restart: int
+    """Counted from 1, over the run's attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReplaced:
+    """The new process does what the dead one did."""
+
+    worker: str
+    step: int
+    """Steps done."""
+    seconds: float
+    """Since the loss was noticed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
     """The last event of every attempt."""
 
@@ -184,6 +210,8 @@ Event = (
     | EvalDone
     | CheckpointSaved
     | EngineTrainerChecked
+    | WorkerLost
+    | WorkerReplaced
     | RunEnded
 )
 

@@ -230,9 +230,9 @@ class Pair:
         return max(side.num_tokens for side in self.sides)
 
 
-ROLLOUT, EVALUATION = "rollout", "evaluation"
-"""Fleets of engines that a trainer sends weights to: those that sample what is learned from, and,
-where evaluations have their own, these."""
+ROLLOUT, EVALUATION, JOINING = "rollout", "evaluation", "joining"
+"""Fleets of engines that a trainer sends weights to: those that sample what is learned from; where
+evaluations have their own, these; and one that is started in the place of a dead one, alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

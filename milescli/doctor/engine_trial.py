@@ -22,7 +22,7 @@ from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.worker import TrainerRank
-    from milescli.backends.sglang.server import EngineSpec
+    from milescli.backends.sglang.spec import EngineSpec
 
 RESPONSE_TOKENS = 8
 MODEL = ScratchModel(num_layers=1, hidden_size=64, num_heads=2, num_kv_heads=1, ffn_hidden_size=64)
@@ -34,9 +34,11 @@ def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Findi
     """Findings `engine`, `trainer`, `agreement` and `weights`; those that could not be reached are
     left out. On a CPU the trainer starts while the engine's imports run; elsewhere after the
     engine, which measures the free memory of the device first."""
+    from milescli.backends.sglang.command import own_environment
     from milescli.backends.sglang.ports import free_ports
     from milescli.backends.sglang.servable import CPU_FAMILIES
-    from milescli.backends.sglang.server import EngineServer, EngineSpec, own_environment
+    from milescli.backends.sglang.server import EngineServer
+    from milescli.backends.sglang.spec import EngineSpec
     from milescli.backends.sglang.warm import WarmProcess
     from milescli.models.scratch import make_model
 

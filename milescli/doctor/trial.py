@@ -12,7 +12,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from milescli.cluster.watchdog import TOKEN_VARIABLE, start_watchdog
+from milescli.cluster.watchdog import start_watchdog
+from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.doctor.finding import Finding, Status, fail, skip
 
 NO_SETTINGS: Mapping[str, str] = {}

@@ -14,6 +14,7 @@ from milescli.recipe.agents import Role, UserSettings
 from milescli.recipe.data import Data
 from milescli.recipe.environments import EnvironmentSettings
 from milescli.recipe.evaluation import Evaluation
+from milescli.recipe.fault import Fault
 from milescli.recipe.layout import EngineSettings, Parallel
 from milescli.recipe.mcp import McpServer
 from milescli.recipe.model import Model
@@ -277,6 +278,7 @@ class Recipe(Section):
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     machine: MachineSettings = MachineSettings()
+    fault: Fault = Fault()
     run: RunSettings = RunSettings()
 
     @property

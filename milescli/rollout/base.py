@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from milescli.core.types import Prompt, RoutedExperts, StopReason, VersionSpan, WeightVersion
+from milescli.core.types import (
+    EngineAddress,
+    Prompt,
+    RoutedExperts,
+    StopReason,
+    VersionSpan,
+    WeightVersion,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +218,21 @@ class Doors(Protocol):
 
 class RolloutEngine(Protocol):
     """A fleet of engines behind one door. All methods are bounded in time and raise WaitTimeout or
-    WorkerDied with names."""
+    WorkerDied with names. An engine that dies is removed, where somebody replaces it: what it was
+    asked is asked of the others, or of the new one."""
+
+    @property
+    def engines(self) -> Sequence[EngineAddress]:
+        """Those that can be asked now."""
+        ...
+
+    async def remove_dead(self) -> bool:
+        """Look whether each engine lives; whether one did not, and was removed. Raises WorkerDied
+        where nobody replaces it."""
+        ...
+
+    async def admit(self, engine: EngineAddress, version: WeightVersion) -> None:
+        """A new engine that holds `version` already is asked from now on."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one response. Many calls run at once; the fleet batches them. One that is cut by

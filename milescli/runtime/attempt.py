@@ -7,13 +7,15 @@ import asyncio
 from typing import Protocol
 
 from milescli.agents.mcp_tools import close_servers
+from milescli.backends.sglang.client import SglangFleet
 from milescli.checkpoint.store import CheckpointStore
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import Stopped
 from milescli.core.events import EventBus, PhaseStarted
 from milescli.core.isolated import close_lanes
-from milescli.rollout.base import RolloutEngine
-from milescli.runtime.build import Engines, rank_probe
+from milescli.runtime.devices import Devices
+from milescli.runtime.engines import Engines, rank_probe
+from milescli.runtime.healing import EngineKeeper, Restarts
 from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.session import RunSession
 from milescli.runtime.spec import RunSpec
@@ -37,6 +39,7 @@ class Attempt:
     def __init__(self, spec: RunSpec, *, session: RunSession, bus: EventBus) -> None:
         self.spec, self.session, self.bus = spec, session, bus
         self.engines = Engines()
+        self.restarts = Restarts(limits=spec.recipe.fault)
         self.probes: list[Probe] = []
         self.run: InMemory | None = None
         recipe = spec.recipe
@@ -111,7 +114,7 @@ class Attempt:
             trainer = await self._start_trainer()
             fleet = await engines
             if fleet is not None:
-                self.probes.extend(self.engines.probes)
+                self.probes.append(self.engines.probe)
             await self.work(trainer, fleet)
         except Stopped:
             await self.settle()
@@ -119,15 +122,31 @@ class Attempt:
         finally:
             engines.cancel()
             await asyncio.gather(engines, return_exceptions=True)
+            await self.engines.leave()
             await self.settle()
         await self.saver.settle()
 
-    async def work(self, trainer: Trainer, fleet: RolloutEngine | None) -> None:
+    async def work(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
         """Learn to the last step. `fleet`: None where the plan has no engines."""
         raise NotImplementedError
 
     async def settle(self) -> None:
         """End what runs beside the steps. May be called more than once."""
+
+    def keep_engines(self, fleet: SglangFleet, devices: Devices) -> EngineKeeper:
+        """From now on a dead engine of this fleet is replaced."""
+        keeper = EngineKeeper(
+            fleet,
+            indices=self.session.builder.indices_of(devices.fleet),
+            engines=self.engines,
+            builder=self.session.builder,
+            bus=self.bus,
+            restarts=self.restarts,
+            step=lambda: self.step,
+            join=devices.replace,
+        )
+        self.engines.keepers.append(keeper)
+        return keeper
 
     def progress(self) -> Progress:
         """What a checkpoint keeps of the run beside the weights."""
@@ -151,7 +170,7 @@ class Attempt:
     async def recall(self, trainer: Trainer) -> None:
         """What a run that is resumed does with its trainer before the checkpoint is loaded."""
 
-    async def _start_engines(self) -> RolloutEngine | None:
+    async def _start_engines(self) -> SglangFleet | None:
         if not self.spec.plan.engines.num:
             return None
         return await self.session.builder.start_engines(self.engines)
@@ -207,12 +226,12 @@ class Attempt:
         )
 
 
-def _there(fleet: RolloutEngine | None) -> RolloutEngine:
+def _there(fleet: SglangFleet | None) -> SglangFleet:
     assert fleet is not None, "engines that take turns with a trainer"
     return fleet
 
 
-def _failure_of(starting: asyncio.Future[RolloutEngine | None]) -> Probe:
+def _failure_of(starting: asyncio.Future[SglangFleet | None]) -> Probe:
     """Engines that fail to start end the run at once, and not after the warm-up."""
 
     async def probe() -> None:

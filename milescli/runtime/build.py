@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from milescli.backends.ray.cluster import ActorHandle, Cluster
@@ -13,18 +13,16 @@ from milescli.backends.sglang.arguments import check_extra
 from milescli.backends.sglang.client import ORDER_TIMEOUT_S, SglangFleet
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.router import RouterServer, RouterSpec
-from milescli.backends.sglang.server import EngineSpec, check_servable
+from milescli.backends.sglang.spec import EngineSpec, check_servable
 from milescli.cluster.resources import NodeResources
-from milescli.core.errors import WaitTimeout, WorkerDied
-from milescli.core.log_tail import last_log_lines
 from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.recipe.schema import Recipe
 from milescli.runtime.engine_spec import engine_spec
+from milescli.runtime.engines import EngineActors, Engines
 from milescli.runtime.score_client import ScoreClient
 from milescli.runtime.spec import RunSpec
-from milescli.runtime.supervise import Probe
 from milescli.runtime.trainer import RankGroup
 from milescli.weights.channels import CHANNELS
 from milescli.weights.sharing import sharing_ranks
@@ -35,44 +33,6 @@ SCORER_NAME = "reward model"
 ENGINE_TARGET = "milescli.backends.sglang.server:EngineServer"
 PLACE_TIMEOUT_S = 60.0
 """For a session of our own on this computer to reserve what the plan needs."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Engines:
-    """The rollout side: actors that hold engine processes, the router before them, and the
-    client."""
-
-    handles: list[ActorHandle] = field(default_factory=list)
-    specs: list[EngineSpec] = field(default_factory=list)
-    router: RouterServer | None = None
-    fleet: SglangFleet | None = None
-    evaluation: SglangFleet | None = None
-    """Of the engines that are kept for evaluations; None: the plan keeps none."""
-    scorer: ActorHandle | None = None
-    """Holds the reward model, where the recipe asks one."""
-    scores: ScoreClient | None = None
-
-    @property
-    def heads(self) -> list[EngineSpec]:
-        """Of each engine the part that answers requests."""
-        return [spec for spec in self.specs if spec.node_rank == 0]
-
-    async def stop(self) -> None:
-        """End client, router and engines; what does not end in time is left to the watchdog."""
-        for fleet in filter(None, (self.fleet, self.evaluation)):
-            await fleet.close()
-        if self.router is not None:
-            await asyncio.to_thread(self.router.stop)
-        with contextlib.suppress(
-            Exception
-        ):  # a dead engine cannot be stopped; the watchdog looks after the rest
-            await run_all(self.handles, "stop", timeout_s=20.0)
-
-    @property
-    def probes(self) -> list[Probe]:
-        """What looks whether they live."""
-        engines = [engine_probe(h, s) for h, s in zip(self.handles, self.specs, strict=True)]
-        return [*engines, *([rank_probe(self.scorer)] if self.scorer else [])]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -152,16 +112,28 @@ class Builder:
         as processes start, so that a failure half-way can still stop them."""
         timeout_s = self.recipe.machine.start_timeout_s
         for index in range(self.plan.engines.num):
-            await self._spawn_engine(index, engines)
-        await start_all(engines.handles, timeout_s=timeout_s)
-        await run_all(engines.handles, "start", timeout_s=timeout_s)
+            engines.actors[index] = await self._spawn_engine(index)
+        all_actors = engines.actors.values()
+        await asyncio.gather(*(actors.start(timeout_s=timeout_s) for actors in all_actors))
         await self._start_scorer(engines)
-        await run_all(engines.handles, "wait_ready", timeout_s, timeout_s=timeout_s + 10)
+        await asyncio.gather(*(actors.wait_ready(timeout_s=timeout_s) for actors in all_actors))
         of_rollout = self.engine_addresses(engines)
         engines.fleet = self._fleet(of_rollout, await self._start_router(of_rollout, engines))
         if of_evaluation := self.engine_addresses(engines, EVALUATION):
             engines.evaluation = self._fleet(of_evaluation, None)
         return engines.fleet
+
+    async def restart_engine(self, dead: EngineActors, engines: Engines) -> EngineAddress:
+        """A new one in the place of `dead`, of which nothing is left afterwards. Raises WorkerDied
+        or WaitTimeout where it does not start."""
+        timeout_s = self.recipe.machine.start_timeout_s
+        await dead.stop(grace_s=0.0)
+        await self.cluster.kill(dead.handles)
+        new = await self._spawn_engine(dead.index, ends_groups=dead.groups)
+        engines.actors[dead.index] = new
+        await new.start(timeout_s=timeout_s)
+        await new.wait_ready(timeout_s=timeout_s)
+        return self._address(new.specs[0], dead.index)
 
     def _fleet(self, engines: list[EngineAddress], router_url: str | None) -> SglangFleet:
         facts, bound_s = self.spec.inputs.facts, self.recipe.machine.request_timeout_s
@@ -229,10 +201,11 @@ class Builder:
         await asyncio.to_thread(engines.router.wait_ready, 60.0)
         return engines.router.spec.url
 
-    async def _spawn_engine(self, index: int, engines: Engines) -> None:
-        """One actor on each node that the engine lies on; the first has its HTTP server."""
+    async def _spawn_engine(self, index: int, *, ends_groups: Sequence[int] = ()) -> EngineActors:
+        """One actor on each node that the engine lies on; the first has its HTTP server.
+        `ends_groups`: [nodes] process groups that are ended there first."""
         nodes = sorted({slot.node for slot in self.plan.slots if slot.engine == index})
-        head = nodes[0]
+        head, specs, handles = nodes[0], list[EngineSpec](), list[ActorHandle]()
         ports = await self.resources.free_ports(2 if len(nodes) > 1 else 1, node=head)
         meeting = f"{self.resources.host(head)}:{ports[1]}" if len(nodes) > 1 else None
         for rank, node in enumerate(nodes):
@@ -249,9 +222,10 @@ class Builder:
                 init_address=meeting,
                 visible_devices=self.resources.devices(self._engine_slots(index, node)),
                 warm=self.warm,
+                ends_group=ends_groups[rank] if ends_groups else 0,
             )
-            engines.specs.append(spec)
-            engines.handles.append(
+            specs.append(spec)
+            handles.append(
                 await self.cluster.spawn(
                     spec.name,
                     ENGINE_TARGET,
@@ -263,6 +237,7 @@ class Builder:
                     ),
                 )
             )
+        return EngineActors(index=index, specs=specs, handles=handles)
 
     def _engine_slots(self, engine: int, node: int) -> list[Slot]:
         slots = [slot for slot in self.plan.slots if slot.engine == engine and slot.node == node]
@@ -277,20 +252,25 @@ class Builder:
 
     def engine_addresses(self, engines: Engines, fleet: str = ROLLOUT) -> list[EngineAddress]:
         """How a fleet's client and the trainer ranks reach its engines."""
+        indices = self.indices_of(fleet)
+        return [self._address(engines.actors[index].specs[0], index) for index in indices]
+
+    def indices_of(self, fleet: str) -> range:
+        """A fleet's engines, by their places in the plan: those apart come last."""
+        num = self.plan.engines.num
+        num_rollout = num - self.plan.engines_apart
+        return range(num_rollout) if fleet == ROLLOUT else range(num_rollout, num)
+
+    def _address(self, spec: EngineSpec, index: int) -> EngineAddress:
         on_cpu = self.plan.device_kind == "cpu"
-        num_rollout = len(engines.heads) - self.plan.engines_apart
-        addresses = [
-            EngineAddress(
-                url=spec.url,
-                name=spec.name,
-                tp=spec.tp,
-                sharing_ranks=sharing_ranks(self.plan.slots, index, on_cpu=on_cpu),
-                api_key=spec.api_key,
-                log_path=spec.log_path,
-            )
-            for index, spec in enumerate(engines.heads)
-        ]
-        return addresses[:num_rollout] if fleet == ROLLOUT else addresses[num_rollout:]
+        return EngineAddress(
+            url=spec.url,
+            name=spec.name,
+            tp=spec.tp,
+            sharing_ranks=sharing_ranks(self.plan.slots, index, on_cpu=on_cpu),
+            api_key=spec.api_key,
+            log_path=spec.log_path,
+        )
 
 
 def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> EngineSpec:
@@ -324,39 +304,3 @@ def spawn_ranks_ahead(cluster: Cluster, plan: Plan) -> None:
 def rank_name(rank: int) -> str:
     """As people read it."""
     return f"trainer rank {rank}"
-
-
-def engine_probe(handle: ActorHandle, spec: EngineSpec):
-    """Looks at one engine process through the actor that holds it."""
-
-    async def probe() -> None:
-        code = None
-        with contextlib.suppress(WaitTimeout):
-            code = await handle.peek("poll", timeout_s=60.0)
-        if code is not None:
-            raise WorkerDied(
-                f"{spec.name} died",
-                why=f"its process ended {_manner(code)}; last lines of its "
-                f"log:\n{last_log_lines(spec.log_path)}",
-                fix=f"less {spec.log_path}",
-            )
-
-    return probe
-
-
-def rank_probe(handle: ActorHandle):
-    """Looks at one trainer rank; a dead actor answers with its WorkerDied."""
-
-    async def probe() -> None:
-        with contextlib.suppress(
-            WaitTimeout
-        ):  # busy is not dead; a hang is found by the bound of the call that hangs
-            await handle.check(timeout_s=60.0)
-
-    return probe
-
-
-def _manner(code: int) -> str:
-    import signal
-
-    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from milescli.core.types import ROLLOUT, WeightVersion
+from milescli.core.errors import WorkerDied
+from milescli.core.types import EVALUATION, JOINING, ROLLOUT, EngineAddress, WeightVersion
 from milescli.rollout.base import RolloutEngine
 from milescli.train.base import Trainer
 
@@ -27,36 +29,110 @@ class Devices:
     """They gave their memory back, and wait for a publish."""
     fleet: str = ROLLOUT
     """As the trainer knows the engines."""
+    _connected: Sequence[EngineAddress] = ()
+    """The engines that the trainer's channel is open to."""
+    _joining: list[EngineAddress] = field(default_factory=list)
+    """Engines that answer from the next publish on."""
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by who changes what the engines hold, or which engines there are."""
+    _is_level: asyncio.Event = field(default_factory=asyncio.Event)
+    """The trainer's weights are those of `version`."""
 
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
-        """The trainer may use its devices; engines that take turns with it have given their memory
-        back and stay asleep until `publish`."""
-        if self.taking_turns and not self.engines_asleep:
-            await self.engines.sleep()
-            self.engines_asleep = True
-            await self.trainer.wake()
+        """The trainer may use its devices and change its weights; engines that take turns with it
+        have given their memory back and stay asleep until `publish`."""
+        async with self.scoring():
+            self._is_level.clear()
+            yield
+
+    @asynccontextmanager
+    async def scoring(self) -> AsyncIterator[None]:
+        """As `training`; the trainer's weights stay as they are."""
+        async with self._changing:
+            if self.taking_turns and not self.engines_asleep:
+                self._is_level.clear()
+                await self._wake_trainer()
         yield
+
+    async def _wake_trainer(self) -> None:
+        await self.engines.sleep()
+        self.engines_asleep = True
+        await self.trainer.wake()
 
     async def publish(self, version: WeightVersion, *, verify: bool = False) -> None:
         """The engines hold the trainer's weights as `version`, and answer again, also those that
         were in the middle. The trainer is awake, as after `training`; where they take turns, it
         sleeps afterwards. The engines' caches are flushed once and the version is said once, by
-        `resume`.
+        `resume`. An engine that dies meanwhile is left out, where somebody replaces it.
 
         `verify`: raises MismatchError where they then hold anything else; nobody may ask the
         engines meanwhile.
         """
+        async with self._changing:
+            await self._publish(version, verify=verify)
+            self._is_level.set()
+
+    async def replace(self, start: Callable[[], Awaitable[EngineAddress]]) -> None:
+        """`start` a new engine in the place of a dead one. It is given what the others hold, which
+        is compared bit for bit, and answers from then on. Raises what `start` raises, WorkerDied
+        where it dies meanwhile, MismatchError."""
+        if self.fleet == EVALUATION:  # what the others hold, the trainer has no more
+            self._joining.append(await start())
+        elif self.taking_turns:
+            # it takes its memory while the trainer sleeps, who must wake to send it anything
+            async with self._level():
+                engine = await start()
+                await self.engines.pause()
+                await self.engines.admit(engine, self.version)
+                await self._wake_trainer()
+                await self._publish(self.version, verify=True)
+        else:
+            engine = await start()
+            async with self._level():
+                await self.trainer.connect_engines([engine], JOINING)
+                await self.trainer.publish(self.version, JOINING)
+                await self.trainer.verify(JOINING)
+                await self.trainer.connect_engines([], JOINING)
+                await self.engines.admit(engine, self.version)
+
+    @asynccontextmanager
+    async def _level(self) -> AsyncIterator[None]:
+        """Trainer and engines hold the same weights, and keep them."""
+        while True:
+            await self._is_level.wait()
+            async with self._changing:
+                if self._is_level.is_set():
+                    yield
+                    return
+
+    async def _publish(self, version: WeightVersion, *, verify: bool) -> None:
         await self.engines.pause()
+        while self._joining:
+            await self.engines.admit(self._joining.pop(), version)
         if self.engines_asleep:
             await self.trainer.shed()
             await self.engines.wake_weights()
-        await self.trainer.publish(version, self.fleet)
-        if verify:
-            await self.trainer.verify(self.fleet)
+        await self._send(version, verify=verify)
         if self.engines_asleep:
             await self.trainer.sleep()
             await self.engines.wake_cache()
             self.engines_asleep = False
         self.version = version
         await self.engines.resume(version)
+
+    async def _send(self, version: WeightVersion, *, verify: bool) -> None:
+        """To all engines; once more to those that are left where one dies of it."""
+        while engines := list(self.engines.engines):
+            try:
+                if engines != self._connected:
+                    await self.trainer.connect_engines(engines, self.fleet)
+                    self._connected = engines
+                await self.trainer.publish(version, self.fleet)
+                if verify:
+                    await self.trainer.verify(self.fleet)
+            except WorkerDied:
+                if not await self.engines.remove_dead():
+                    raise
+            else:
+                return

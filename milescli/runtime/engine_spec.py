@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from milescli.backends.sglang.server import EngineSpec
+from milescli.backends.sglang.spec import EngineSpec
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 

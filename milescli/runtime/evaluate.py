@@ -175,7 +175,8 @@ def serve_and_evaluate(
 ) -> list[SetResult]:
     """Start engines on the spec's model folder, ask all sets, then the same with the weights of
     each further model, and stop them."""
-    from milescli.runtime.build import Engines
+    from milescli.runtime.engines import Engines
+    from milescli.runtime.healing import keep_frozen
     from milescli.runtime.session import open_session
     from milescli.runtime.supervise import StopSignals, run_watched
 
@@ -188,7 +189,8 @@ def serve_and_evaluate(
             await session.resources.take(timeout_s=spec.recipe.machine.start_timeout_s)
             probes.append(session.cluster.check_nodes)
             fleet = await session.builder.start_engines(engines)
-            probes.extend(engines.probes)
+            keep_frozen(fleet, engines, session.builder, tell=output.warn)
+            probes.append(engines.probe)
             ask = partial(
                 _all_sets, spec, asked, fleet, engines.scores, name=subject.name, output=output
             )

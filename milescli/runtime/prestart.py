@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from milescli.backends.sglang.command import own_environment
 from milescli.backends.sglang.servable import cpu_family
-from milescli.backends.sglang.server import own_environment
 from milescli.backends.sglang.warm import WarmProcess
 from milescli.cluster.nodes import RunNodes
 from milescli.models import ModelFacts

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from milescli.backends.ray.cluster import Cluster
 from milescli.cluster.nodes import RunNodes
-from milescli.cluster.watchdog import TOKEN_VARIABLE, Watchdog, start_watchdog
+from milescli.cluster.watchdog import Watchdog, start_watchdog
+from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.plan.types import Plan
 from milescli.platform.environment import trainer_environment
 

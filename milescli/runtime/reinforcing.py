@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import json
 
+from milescli.backends.sglang.client import SglangFleet
 from milescli.core.events import Notice, PhaseStarted
 from milescli.core.types import EVALUATION, Group, Sample
 from milescli.rollout.ahead import open_collector
-from milescli.rollout.base import RolloutEngine
 from milescli.rollout.curriculum import as_state, from_state
 from milescli.rollout.episode import evaluation_episodes, training_episodes
 from milescli.runtime import loop, truth
@@ -35,10 +35,11 @@ class ReinforceAttempt(Attempt):
     beside: EvaluationsBeside | None = None
     """None: evaluations are answered by the engines of rollout."""
 
-    async def work(self, trainer: Trainer, fleet: RolloutEngine | None) -> None:
+    async def work(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
         """See Attempt."""
         assert fleet is not None, "nothing is sampled without engines"
         run = self.run = self._assemble(trainer, fleet)
+        self.keep_engines(fleet, run.devices)
         await self._join(run)
         await loop.reinforce(run)
         if self.beside is not None:
@@ -51,7 +52,7 @@ class ReinforceAttempt(Attempt):
         if self.run is not None:
             await self.run.groups.stop()
 
-    def _assemble(self, trainer: Trainer, fleet: RolloutEngine) -> loop.Run:
+    def _assemble(self, trainer: Trainer, fleet: SglangFleet) -> loop.Run:
         """The run in memory."""
         spec, recipe, inputs = self.spec, self.spec.recipe, self.spec.inputs
         parts = {
@@ -60,7 +61,7 @@ class ReinforceAttempt(Attempt):
             "decode": inputs.tokenizer.decode,
             "vocab_size": inputs.facts.vocab_size,
             "chat_form": chat_form_of(recipe, inputs.tokenizer),
-            "tell": FirstFew(lambda text: self.bus.emit(Notice(text=text, level="warning"))),
+            "tell": FirstFew(self._warn),
         }
         assert inputs.prompts is not None, "a run that samples has prompts"
         if spec.checkpoint is not None:
@@ -112,15 +113,13 @@ class ReinforceAttempt(Attempt):
         """Give the engines the trainer's weights, and make sure that both compute the same, before
         the first step."""
         spec, recipe = self.spec, self.spec.recipe
-        addresses_of = self.session.builder.engine_addresses
-        await run.trainer.connect_engines(addresses_of(self.engines))
         if (own := self.engines.evaluation) is not None:
-            await run.trainer.connect_engines(addresses_of(self.engines, EVALUATION), EVALUATION)
             devices = Devices(
                 taking_turns=False, trainer=run.trainer, engines=own, fleet=EVALUATION
             )
-            self.beside = EvaluationsBeside(devices, self._measure)
+            self.beside = EvaluationsBeside(devices, self._measure, tell=self._warn)
             self.probes.append(self.beside.probe)
+            self.keep_engines(own, devices).on_empty = self.beside.give_up
         if spec.checkpoint is None:
             await self.save(0)
         await run.devices.publish(version_of(run.step), verify=recipe.weights.verify)
@@ -154,6 +153,9 @@ class ReinforceAttempt(Attempt):
             objective=dict(run.objective.state) if adapts(run.objective) else {},
             curriculum=as_state(run.groups.history),
         )
+
+    def _warn(self, text: str) -> None:
+        self.bus.emit(Notice(text=text, level="warning"))
 
     async def _evaluate(self, step: int) -> None:
         if self.beside is None:

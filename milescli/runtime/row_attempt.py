@@ -7,10 +7,10 @@ import time
 from functools import cached_property
 from typing import Any
 
+from milescli.backends.sglang.client import SglangFleet
 from milescli.conversion.base import fingerprint
 from milescli.core.concurrency import in_thread
 from milescli.core.events import PhaseStarted, ValidationDone
-from milescli.rollout.base import RolloutEngine
 from milescli.rollout.episode import evaluation_episodes
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.chat_forms import chat_form_of
@@ -74,17 +74,17 @@ class RowAttempt(Attempt):
             await trainer.load(start.path, weights_only=True)
             await self._know_reference(trainer)
 
-    async def work(self, trainer: Trainer, fleet: RolloutEngine | None) -> None:
+    async def work(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
         """See Attempt."""
         run = self.run = self._assemble(trainer, fleet)
-        if fleet is not None:
-            await trainer.connect_engines(self.session.builder.engine_addresses(self.engines))
+        if fleet is not None and run.devices is not None:
+            self.keep_engines(fleet, run.devices)
         if self.spec.checkpoint is None:
             await self.save(0)
             await self.stop.unless_set(self._measure(0))
         await learn(run)
 
-    def _assemble(self, trainer: Trainer, fleet: RolloutEngine | None) -> RowRun:
+    def _assemble(self, trainer: Trainer, fleet: SglangFleet | None) -> RowRun:
         """The run in memory."""
         spec, recipe, inputs = self.spec, self.spec.recipe, self.spec.inputs
         assert inputs.rows is not None, "a run that learns from rows has them"

@@ -105,7 +105,7 @@ class TruthCheck:
             max_tokens_per_microbatch=plan.batch.max_row_tokens(plan.trainer.cp),
             temperature=recipe.rollout.temperature,
         )
-        async with self.devices.training():
+        async with self.devices.scoring():
             return await self.devices.trainer.score(batch)
 
     def _is_fine(self, difference: Difference) -> bool:

@@ -184,7 +184,8 @@ class Trainer(Protocol):
     named errors."""
 
     async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
-        """Open the weight channel to these engines, the fleet's; again after one was replaced."""
+        """Open the weight channel to these engines, the fleet's; again after one was replaced.
+        Without any it is closed."""
 
     async def step(
         self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None

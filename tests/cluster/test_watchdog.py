@@ -14,13 +14,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from milescli.cluster.watchdog import TOKEN_VARIABLE, processes_of, start_watchdog
+from milescli.cluster.watchdog import start_watchdog
+from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 
 DRIVER = textwrap.dedent(
     """
     import os, subprocess, sys, time
     from pathlib import Path
-    from milescli.cluster.watchdog import TOKEN_VARIABLE, start_watchdog
+    from milescli.cluster.watchdog import start_watchdog
+    from milescli.core.run_processes import TOKEN_VARIABLE
     token, scratch, verdict = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     os.environ[TOKEN_VARIABLE] = token
     start_watchdog(token=token, scratch_dirs=[scratch]).write_verdict_to(verdict)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from milescli.cluster.watchdog import TOKEN_VARIABLE, processes_of
+from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 
 MILES = Path(sys.executable).with_name("miles")
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from milescli.backends.sglang.ports import free_ports
-from milescli.backends.sglang.server import EngineServer, EngineSpec
+from milescli.backends.sglang.server import EngineServer
+from milescli.backends.sglang.spec import EngineSpec
 from tests.end_to_end.runs import Workplace
 
 pytestmark = pytest.mark.timeout(900)

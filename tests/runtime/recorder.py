@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from milescli.core.types import EngineAddress
+
 
 class Recorder:
     """Stands for a trainer or a fleet: notes what it is told."""
 
     def __init__(self, name: str, told: list[str]) -> None:
         self.name, self.told = name, told
+        self.engines: list[EngineAddress] = [EngineAddress(url="http://127.0.0.1:1")]
 
     def __getattr__(self, order: str):
         async def obey(*arguments: object) -> None:

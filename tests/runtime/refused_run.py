@@ -7,8 +7,8 @@ import json
 import os
 
 from milescli.cluster.nodes import RunNodes
-from milescli.cluster.watchdog import processes_of
 from milescli.core.errors import DataError
+from milescli.core.run_processes import processes_of
 from milescli.platform.probe import probe
 from milescli.runtime.prestart import prestart_engines, prestart_ray
 from tests.plans import PLAN

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from milescli.core.types import WeightVersion
+import pytest
+
+from milescli.core.errors import WorkerDied
+from milescli.core.types import JOINING, EngineAddress, WeightVersion
 from milescli.runtime.devices import Devices
 from tests.runtime.recorder import Recorder
 
@@ -32,6 +35,7 @@ def test_on_shared_devices_the_trainer_keeps_only_weights_while_it_publishes() -
         "engines.pause",
         "trainer.shed",
         "engines.wake_weights",
+        "trainer.connect_engines",
         "trainer.publish",
         "trainer.sleep",
         "engines.wake_cache",
@@ -60,6 +64,130 @@ def test_on_devices_of_their_own_nobody_sleeps() -> None:
     assert _step(colocated=False) == [
         "step",
         "engines.pause",
+        "trainer.connect_engines",
         "trainer.publish",
         "engines.resume",
     ]
+
+
+NEW = EngineAddress(url="http://127.0.0.1:2", name="engine 1")
+
+
+class Dying(Recorder):
+    """A fleet whose engine 0 dies at the first publish."""
+
+    async def remove_dead(self) -> bool:
+        self.told.append(f"{self.name}.remove_dead")
+        died, self.engines = self.engines, []
+        return bool(died)
+
+
+class Refused(Recorder):
+    """A trainer whose publishes fail until they go to nobody else than `NEW`."""
+
+    async def publish(self, version: int, fleet: str) -> None:
+        self.told.append(f"{self.name}.publish to {fleet}")
+        if fleet != JOINING:
+            raise WorkerDied("engine 0 is dead", why="planted", fix="none")
+
+
+def _replaced(told: list[str], *, colocated: bool) -> list[str]:
+    """What is done, in order, from the moment when a new engine is there."""
+    devices = Devices(
+        taking_turns=colocated, trainer=Recorder("trainer", told), engines=Recorder("engines", told)
+    )
+
+    async def start() -> EngineAddress:
+        told.append("started")
+        return NEW
+
+    async def work() -> None:
+        await devices.publish(WeightVersion(3))
+        async with devices.training():
+            replacing = asyncio.ensure_future(devices.replace(start))
+            await asyncio.sleep(0.01)
+            told.append("trained")
+        await asyncio.sleep(0.01)
+        await devices.publish(WeightVersion(4))
+        told.append("published 4")
+        await replacing
+
+    asyncio.run(work())
+    return told[told.index("trained") :]
+
+
+def test_a_new_engine_joins_when_trainer_and_engines_hold_the_same_weights_again() -> None:
+    """It starts beside the training step, and holds nothing until the step is published."""
+    assert _replaced([], colocated=False) == [
+        "trained",
+        "engines.pause",
+        "trainer.publish",
+        "engines.resume",
+        "published 4",
+        "trainer.connect_engines",
+        "trainer.publish",
+        "trainer.verify",
+        "trainer.connect_engines",
+        "engines.admit",
+    ]
+
+
+def test_on_shared_devices_a_new_engine_takes_its_memory_while_the_trainer_sleeps() -> None:
+    done = _replaced([], colocated=True)
+    assert done[done.index("published 4") + 1 :] == [
+        "started",
+        "engines.pause",
+        "engines.admit",
+        "engines.sleep",
+        "trainer.wake",
+        "engines.pause",
+        "trainer.shed",
+        "engines.wake_weights",
+        "trainer.publish",
+        "trainer.verify",
+        "trainer.sleep",
+        "engines.wake_cache",
+        "engines.resume",
+    ]
+
+
+def test_an_engine_that_dies_of_a_publish_is_left_out_and_the_next_one_is_given_the_weights() -> (
+    None
+):
+    told: list[str] = []
+    engines = Dying("engines", told)
+    devices = Devices(taking_turns=False, trainer=Refused("trainer", told), engines=engines)
+
+    async def start() -> EngineAddress:
+        return NEW
+
+    async def work() -> None:
+        await devices.publish(WeightVersion(1))
+        await devices.replace(start)
+
+    asyncio.run(work())
+    assert told == [
+        "engines.pause",
+        "trainer.connect_engines",
+        "trainer.publish to rollout",
+        "engines.remove_dead",
+        "engines.resume",
+        "trainer.connect_engines",
+        "trainer.publish to joining",
+        "trainer.verify",
+        "trainer.connect_engines",
+        "engines.admit",
+    ]
+
+
+def test_a_publish_that_fails_for_another_reason_is_an_error() -> None:
+    told: list[str] = []
+    engines = Dying("engines", told)
+    devices = Devices(taking_turns=False, trainer=Refused("trainer", told), engines=engines)
+
+    async def nobody() -> bool:
+        return False
+
+    engines.remove_dead = nobody  # type: ignore[method-assign]
+    with pytest.raises(WorkerDied, match="engine 0"):
+        asyncio.run(devices.publish(WeightVersion(1)))

@@ -28,7 +28,7 @@ def _beside(told: list[str], *, fails_at: int | None = None) -> EvaluationsBesid
         engines=Recorder("engines", told),
         fleet=EVALUATION,
     )
-    return EvaluationsBeside(devices, measure)
+    return EvaluationsBeside(devices, measure, tell=told.append)
 
 
 async def _begin(beside: EvaluationsBeside, step: int) -> None:
@@ -36,6 +36,7 @@ async def _begin(beside: EvaluationsBeside, step: int) -> None:
 
 
 PUBLISH = ["engines.pause", "trainer.publish", "engines.resume"]
+FIRST = ["engines.pause", "trainer.connect_engines", "trainer.publish", "engines.resume"]
 
 
 def test_weights_change_only_between_two_evaluations() -> None:
@@ -51,7 +52,7 @@ def test_weights_change_only_between_two_evaluations() -> None:
 
     asyncio.run(work())
     assert told == [
-        *(*PUBLISH, "asked 0", "trained 1", "done 0"),
+        *(*FIRST, "asked 0", "trained 1", "done 0"),
         *(*PUBLISH, "asked 2", "trained 3", "done 2"),
     ]
 
@@ -83,4 +84,26 @@ def test_what_is_dropped_says_nothing_more() -> None:
         await beside.finish()
 
     asyncio.run(work())
-    assert told == [*PUBLISH, "asked 1"]
+    assert told == [*FIRST, "asked 1"]
+
+
+def test_one_whose_engines_died_is_given_up_and_the_next_goes_on() -> None:
+    told: list[str] = []
+
+    async def work() -> None:
+        beside = _beside(told)
+        await _begin(beside, 1)
+        await asyncio.sleep(0)
+        finishing = asyncio.ensure_future(beside.finish())
+        await asyncio.sleep(0)
+        beside.give_up()
+        await finishing
+        await _begin(beside, 2)
+        await beside.finish()
+
+    asyncio.run(work())
+    assert told[len(FIRST) :] == [
+        "asked 1",
+        "the evaluation of step 1 was given up: its engines died",
+        *(*PUBLISH, "asked 2", "done 2"),
+    ]

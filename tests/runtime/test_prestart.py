@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from milescli.cluster.nodes import RunNodes
-from milescli.cluster.watchdog import processes_of
+from milescli.core.run_processes import processes_of
 from milescli.platform.probe import probe
 from milescli.recipe.load import load
 from milescli.recipe.model import Model

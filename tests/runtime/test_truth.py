@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from milescli.core.errors import MismatchError
-from milescli.core.types import Prompt, StopReason, VersionSpan, WeightVersion
+from milescli.core.types import EngineAddress, Prompt, StopReason, VersionSpan, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import Completion, GenerateRequest
 from milescli.runtime import truth
@@ -35,6 +35,7 @@ class Pair:
     silenced: list[int] = field(default_factory=list)
     holder: str = "trainer"
     """Whose weights are on the shared device."""
+    engines: tuple[EngineAddress, ...] = (EngineAddress(url="http://127.0.0.1:1"),)
 
     def _engine_logprob(self) -> float:
         off = self.error if self.faulty is not None and self.faulty < self.published else 0.0
@@ -85,7 +86,7 @@ class Pair:
     async def nothing(self, *_: object) -> None:
         """An order that changes no memory."""
 
-    shed = pause = resume = wake_cache = nothing
+    shed = pause = resume = wake_cache = connect_engines = nothing
 
 
 async def _run(pair: Pair, *, colocated: bool):

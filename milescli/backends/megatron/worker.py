@@ -243,11 +243,15 @@ class TrainerRank:
             self.policy.sleeper.wake()
 
     def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
-        """Open the weight channel to these engines, the fleet's; again after one was replaced."""
-        channel = self.channels.get(fleet) or self._make_channel()
-        self.channels[fleet] = channel
+        """Open the weight channel to these engines, the fleet's; again after one was replaced.
+        Without any it is closed."""
+        channel = self.channels.pop(fleet, None) or self._make_channel()
         with self._named("opening the weight channel"):
-            channel.open(engines)
+            if engines:
+                self.channels[fleet] = channel
+                channel.open(engines)
+            else:
+                channel.close()
 
     def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
         """Send the current weights to a fleet."""

@@ -325,11 +325,12 @@ class Cluster:
         return ray.put(value)
 
     async def kill(self, handles: Sequence[ActorHandle]) -> None:
-        """End processes of ours without ceremony."""
+        """End processes of ours without ceremony. Idempotent."""
         import ray
 
         for handle in handles:
-            self._spawned.remove(handle)
+            if handle in self._spawned:
+                self._spawned.remove(handle)
             ray.kill(handle.actor, no_restart=True)
 
     async def kill_all(self, *, but: Sequence[ActorHandle]) -> None:

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from milescli.backends.sglang.server import CPU_PATH, EngineSpec, engine_command
+from milescli.backends.sglang.command import CPU_PATH, engine_command
+from milescli.backends.sglang.spec import EngineSpec
 from milescli.core.errors import MachineError, RecipeError
 
 TIMEOUT_S = 180.0

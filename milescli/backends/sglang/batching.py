@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from milescli.backends.sglang.http import RETRY_WAITS_S, Hiccup
@@ -36,16 +36,37 @@ class _Request:
     reply: asyncio.Future[dict[str, Any]]
 
 
+@dataclass(eq=False, slots=True)
+class _Engine:
+    """One that can be asked."""
+
+    stream: Stream
+    num_open: int = 0
+    """Requests that wait for their replies."""
+    calls: dict[asyncio.Task[None], list[_Request]] = field(default_factory=dict)
+
+
 class RequestBatcher:
     """Collects what is asked within one turn of the event loop. Belongs to that loop."""
 
-    def __init__(self, streams: Sequence[Stream]) -> None:
-        """`streams`: one for each engine."""
-        self._streams = streams
-        self._open = [0] * len(streams)
-        """[engines] requests that wait for their replies."""
+    def __init__(self, streams: Mapping[str, Stream]) -> None:
+        """`streams`: one for each engine, by its URL."""
+        self._engines = {url: _Engine(stream) for url, stream in streams.items()}
         self._waiting: list[_Request] = []
-        self._calls: set[asyncio.Task[None]] = set()
+        self._no_engine: Exception = AssertionError("a request without an engine")
+
+    def add(self, url: str, stream: Stream) -> None:
+        """Another engine, which takes its share from now on."""
+        self._engines[url] = _Engine(stream)
+
+    def remove(self, url: str, error: Exception) -> None:
+        """Ask this engine no more. What it has not replied to raises `error`, as do requests that
+        find no other engine."""
+        self._no_engine = error
+        engine = self._engines.pop(url)
+        for call, requests in list(engine.calls.items()):
+            _fail(requests, error)
+            call.cancel()
 
     async def ask(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """The whole reply to one /generate with `input_ids` and `sampling_params`. Raises what
@@ -60,24 +81,28 @@ class RequestBatcher:
 
     async def close(self) -> None:
         """Give up what is under way."""
-        for call in self._calls:
+        calls = [call for engine in self._engines.values() for call in engine.calls]
+        for call in calls:
             call.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        await asyncio.gather(*calls, return_exceptions=True)
 
     def _send_all(self) -> None:
         waiting, self._waiting = self._waiting, []
-        size = min(MAX_BATCH, -(-len(waiting) // len(self._streams)))
+        if not self._engines:
+            return _fail(waiting, self._no_engine)
+        size = min(MAX_BATCH, -(-len(waiting) // len(self._engines)))
         for start in range(0, len(waiting), size):
             requests = waiting[start : start + size]
-            engine = self._open.index(min(self._open))
-            self._open[engine] += len(requests)
+            engine = min(self._engines.values(), key=lambda engine: engine.num_open)
+            engine.num_open += len(requests)
             call = asyncio.ensure_future(self._call(requests, engine))
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
+            engine.calls[call] = requests
+            call.add_done_callback(engine.calls.pop)
             for request in requests:
                 request.reply.add_done_callback(lambda _, c=call, r=requests: _end_unwanted(c, r))
+        return None
 
-    async def _call(self, requests: list[_Request], engine: int) -> None:
+    async def _call(self, requests: list[_Request], engine: _Engine) -> None:
         """Until each has its reply or its error. What a broken connection left is asked again:
         nothing is lost by that, for equal seeds give equal tokens."""
         try:
@@ -90,17 +115,15 @@ class RequestBatcher:
                         raise
                     await asyncio.sleep(wait_s)
         except Exception as error:  # whatever it was, those who wait must learn of it
-            for request in requests:
-                if not request.reply.done():
-                    request.reply.set_exception(error)
+            _fail(requests, error)
         finally:
-            self._open[engine] -= len(requests)
+            engine.num_open -= len(requests)
             for request in requests:
                 request.reply.cancel()
 
-    async def _exchange(self, requests: list[_Request], engine: int) -> None:
+    async def _exchange(self, requests: list[_Request], engine: _Engine) -> None:
         timeout_s = max(request.deadline for request in requests) - time.monotonic()
-        stream = self._streams[engine](_joined(requests), max(timeout_s, 0.001))
+        stream = engine.stream(_joined(requests), max(timeout_s, 0.001))
         async with aclosing(stream) as parts:
             async for part in parts:
                 reply = requests[part["index"]].reply
@@ -112,6 +135,12 @@ class RequestBatcher:
                 why="the stream ended in good order without them",
                 fix="read the engine's log",
             )
+
+
+def _fail(requests: list[_Request], error: Exception) -> None:
+    for request in requests:
+        if not request.reply.done():
+            request.reply.set_exception(error)
 
 
 def _end_unwanted(call: asyncio.Task[None], requests: list[_Request]) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from milescli.backends.sglang.batching import RequestBatcher, Stream
-from milescli.backends.sglang.http import EngineHttp
+from milescli.backends.sglang.http import EngineDied, EngineHttp
 from milescli.backends.sglang.reply import PartialResponse, prompt_logprobs, read_reply
 from milescli.core.errors import WaitTimeout
 from milescli.core.types import EngineAddress, StopReason, WeightVersion
@@ -46,10 +46,20 @@ class SglangFleet:
         `response_timeout_s` bounds one response, `order_timeout_s` one order to the engines.
         `routing_shape`: (layers, topk) of the model, where routed experts will be asked for."""
         self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
-        self._batcher = RequestBatcher([self._stream_of(engine) for engine in engines])
+        self.on_death: Callable[[EngineDied], None] | None = None
+        """Told of an engine that was removed, to put another in its place; None: an engine's death
+        is an error of whoever asks."""
+        self._batcher = RequestBatcher({engine.url: self._stream_of(engine) for engine in engines})
         self._response_timeout_s = response_timeout_s
         self._order_timeout_s = order_timeout_s
         self._routing_shape = routing_shape
+        self.version = WeightVersion(0)
+        """That the engines hold."""
+        self._loaded: Path | None = None
+        """The folder of their weights, where they were told to load one."""
+        self._changing = asyncio.Lock()
+        """Held by who changes the weights by a folder, or adds an engine."""
+        self._is_paused = False
         self._open = asyncio.Event()
         self._open.set()
         self._idle = asyncio.Event()
@@ -62,21 +72,30 @@ class SglangFleet:
             engine, "/generate", body, timeout_s=timeout_s
         )
 
+    @property
+    def engines(self) -> Sequence[EngineAddress]:
+        """See RolloutEngine."""
+        return self.http.engines
+
     async def close(self) -> None:
         """Give the sockets back; the engines live on."""
         await self._batcher.close()
         await self.http.close()
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """One response. Raises WaitTimeout after `response_timeout_s` (pauses count), WorkerDied
-        where an engine is dead."""
+        """One response. Raises WaitTimeout after `response_timeout_s` (pauses count), EngineDied
+        where an engine is dead and nobody replaces it."""
         response = PartialResponse(request=request)
         deadline = time.monotonic() + self._response_timeout_s
         while True:
             async with self._slot(deadline):
                 pauses_before = self._num_pauses
                 timeout_s = max(deadline - time.monotonic(), 0.001)
-                reply = read_reply(await self._ask(response.body, timeout_s=timeout_s))
+                try:
+                    reply = read_reply(await self._ask(response.body, timeout_s=timeout_s))
+                except EngineDied as error:
+                    self._remove_dead(error)
+                    continue
             response.extend(reply)
             if reply.stop_reason is not StopReason.ABORT:
                 return response.completion(reply.stop_reason, routing_shape=self._routing_shape)
@@ -103,11 +122,56 @@ class SglangFleet:
         deadline = time.monotonic() + self._response_timeout_s
         while True:
             async with self._slot(deadline):
-                reply = await self.http.ask_any(
-                    "/generate", body, timeout_s=max(deadline - time.monotonic(), 0.001)
-                )
+                try:
+                    reply = await self.http.ask_any(
+                        "/generate", body, timeout_s=max(deadline - time.monotonic(), 0.001)
+                    )
+                except EngineDied as error:
+                    self._remove_dead(error)
+                    continue
             if reply["meta_info"]["finish_reason"]["type"] != StopReason.ABORT:
                 return prompt_logprobs(reply)
+
+    def _remove_dead(self, error: EngineDied) -> None:
+        """Its requests are made to the others from now on, or wait for a new one. Raises the error
+        where nobody replaces it."""
+        if self.on_death is None:
+            raise error
+        self.remove(error)
+        self.on_death(error)
+
+    def remove(self, error: EngineDied) -> None:
+        """Ask this engine no more. What it was asked is asked of the others. Idempotent."""
+        assert error.url is not None, error
+        left = [engine for engine in self.http.engines if engine.url != error.url]
+        if len(left) < len(self.http.engines):
+            self.http.engines = left
+            self._batcher.remove(error.url, error)
+            self._set_open()
+
+    async def remove_dead(self) -> bool:
+        """See RolloutEngine."""
+        error = await self.http.find_dead(self.http.engines)
+        if error is not None:
+            self._remove_dead(error)
+        return error is not None
+
+    async def admit(self, engine: EngineAddress, version: WeightVersion) -> None:
+        """See RolloutEngine."""
+        async with self._changing:
+            if self._loaded is not None:
+                await self._load_into(engine, self._loaded)
+            await self._ready_one(engine, version)
+            self.http.engines = [*self.http.engines, engine]
+            self._batcher.add(engine.url, self._stream_of(engine))
+            self._set_open()
+
+    def _set_open(self) -> None:
+        """Requests may be made where there is anyone to ask, and no pause."""
+        if self._is_paused or not self.http.engines:
+            self._open.clear()
+        else:
+            self._open.set()
 
     @asynccontextmanager
     async def _slot(self, deadline: float) -> AsyncIterator[None]:
@@ -116,12 +180,7 @@ class SglangFleet:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0.001)):
                 await self._open.wait()
         except TimeoutError:
-            raise WaitTimeout(
-                "a request waited for the end of a pause in vain",
-                why="the fleet was paused for its weights and not resumed within "
-                f"{format_duration(self._response_timeout_s)}",
-                fix="read the trainer's log: the publish did not end",
-            ) from None
+            raise self._not_open() from None
         self._in_flight += 1
         self._idle.clear()
         try:
@@ -131,9 +190,24 @@ class SglangFleet:
             if self._in_flight == 0:
                 self._idle.set()
 
+    def _not_open(self) -> WaitTimeout:
+        bound = format_duration(self._response_timeout_s)
+        if self._is_paused:
+            return WaitTimeout(
+                "a request waited for the end of a pause in vain",
+                why=f"the fleet was paused for its weights and not resumed within {bound}",
+                fix="read the trainer's log: the publish did not end",
+            )
+        return WaitTimeout(
+            "a request waited for an engine in vain",
+            why=f"every engine died, and none was started in its place within {bound}",
+            fix="read the engines' logs",
+        )
+
     async def pause(self) -> None:
         """Returns when no request is in flight."""
-        self._open.clear()
+        self._is_paused = True
+        self._set_open()
         self._num_pauses += 1
         deadline = time.monotonic() + self._order_timeout_s
         while self._in_flight:
@@ -153,34 +227,39 @@ class SglangFleet:
     async def resume(self, version: WeightVersion) -> None:
         """Empty the prefix caches, which are of older weights; say the version; let requests go
         on."""
-        if self._open.is_set():
-            return
-        await self._flush()
-        await self._order_all(
-            "/update_weight_version", {"new_version": str(version), "abort_all_requests": False}
-        )
-        self._open.set()
+        if self._is_paused:
+            await self._for_all(lambda engine: self._ready_one(engine, version))
+            self.version, self._is_paused = version, False
+            self._set_open()
+
+    async def _ready_one(self, engine: EngineAddress, version: WeightVersion) -> None:
+        await self._flush(engine)
+        said = {"new_version": str(version), "abort_all_requests": False}
+        await self._order(engine, "/update_weight_version", said)
 
     async def load(self, folder: Path, version: WeightVersion) -> None:
         """Take the weights of another Hugging Face folder of the same model, which every engine can
         read. Raises EngineRefused where one cannot, WaitTimeout after `response_timeout_s`."""
-        await self.pause()
-        await self.http.order_all(
-            "/update_weights_from_disk",
-            {"model_path": str(folder), "flush_cache": False},
-            timeout_s=self._response_timeout_s,
-        )
-        await self.resume(version)
+        async with self._changing:
+            await self.pause()
+            self._loaded = folder
+            await self._for_all(lambda engine: self._load_into(engine, folder))
+            await self.resume(version)
 
-    async def _flush(self) -> None:
-        """Empty the prefix caches. An engine replies when the last request is cleared away, so this
-        proves it idle."""
-        await self._order_all(f"/flush_cache?timeout={self._order_timeout_s / 2:.0f}", {})
+    async def _load_into(self, engine: EngineAddress, folder: Path) -> None:
+        body = {"model_path": str(folder), "flush_cache": False}
+        bound_s = self._response_timeout_s
+        await self.http.order(engine, "/update_weights_from_disk", body, timeout_s=bound_s)
+
+    async def _flush(self, engine: EngineAddress) -> None:
+        """Empty its prefix cache. It replies when the last request is cleared away, so this proves
+        it idle."""
+        await self._order(engine, f"/flush_cache?timeout={self._order_timeout_s / 2:.0f}", {})
 
     async def sleep(self) -> None:
         """Release weights and KV cache. On a CPU SGLang has no memory saver: the order is answered
         and changes nothing."""
-        await self._flush()  # SGLang dies of this order while it is not idle
+        await self._for_all(self._flush)  # SGLang dies of this order while it is not idle
         await self._order_all("/release_memory_occupation", {})
 
     async def wake_weights(self) -> None:
@@ -191,5 +270,18 @@ class SglangFleet:
         """Memory of the KV cache (and of captured graphs) back."""
         await self._order_all("/resume_memory_occupation", {"tags": ["kv_cache", "cuda_graph"]})
 
+    async def _order(self, engine: EngineAddress, path: str, body: dict[str, object]) -> None:
+        await self.http.order(engine, path, body, timeout_s=self._order_timeout_s)
+
     async def _order_all(self, path: str, body: dict[str, object]) -> None:
-        await self.http.order_all(path, body, timeout_s=self._order_timeout_s)
+        await self._for_all(lambda engine: self._order(engine, path, body))
+
+    async def _for_all(self, order: Callable[[EngineAddress], Awaitable[None]]) -> None:
+        """Every engine at once. One that dies of it, or has died before, is removed."""
+        orders = [order(engine) for engine in self.http.engines]
+        results = await asyncio.gather(*orders, return_exceptions=True)
+        for error in results:
+            if isinstance(error, EngineDied):
+                self._remove_dead(error)
+            elif error is not None:
+                raise error

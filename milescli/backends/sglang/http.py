@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -36,8 +37,27 @@ class EngineRefused(MilesError):
     """An engine answered that it could not (4xx)."""
 
 
+class EngineDied(WorkerDied):
+    """An engine does not answer any more; says which."""
+
+    url: str | None = None
+    """Of the engine; None after the error has crossed to another process."""
+
+
 class Hiccup(WorkerDied):
     """A connection broke or a server failed, and every engine still answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """One request."""
+
+    url: str
+    who: str
+    """Who is asked, for errors."""
+    engines: Sequence[EngineAddress]
+    """That may be the cause where it fails."""
+    timeout_s: float
 
 
 class EngineHttp:
@@ -50,10 +70,12 @@ class EngineHttp:
         keys = {engine.api_key for engine in engines}
         assert len(keys) == 1, f"{len(keys)} keys for one router"
         self.engines = list(engines)
+        """Those in service; may change."""
         self.router_url = router_url
         self._caller = caller
         self._headers = bearer(keys.pop())
         self._last_reply_s = {engine.name: time.monotonic() for engine in engines}
+        """By name, of those that were ever in service."""
         self._session: aiohttp.ClientSession | None = None
 
     def session(self) -> aiohttp.ClientSession:
@@ -77,7 +99,7 @@ class EngineHttp:
 
     async def ask_any(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """POST to whichever engine the router picks, or to the first where there is no router.
-        Raises WorkerDied where that finds an engine dead.
+        Raises EngineDied where one of them does not answer any more.
 
         A connection that breaks although every engine answers (a kept-alive socket that closed at
         the same moment, a full backlog) is tried again: nothing is lost by that, for equal seeds
@@ -85,84 +107,75 @@ class EngineHttp:
         """
         first = self.engines[0]
         base, who = (self.router_url, "the router") if self.router_url else (first.url, first.name)
+        call = _Call(url=f"{base}{path}", who=who, engines=[*self.engines], timeout_s=timeout_s)
         for wait_s in RETRY_WAITS_S:
             try:
-                return await self._post(f"{base}{path}", body, who=who, timeout_s=timeout_s)
+                return await self._post(call, body)
             except Hiccup:
                 await asyncio.sleep(wait_s)
-        return await self._post(f"{base}{path}", body, who=who, timeout_s=timeout_s)
+        return await self._post(call, body)
 
     async def stream(
         self, engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: float
     ) -> AsyncGenerator[dict[str, Any]]:
         """POST to one engine, which streams objects (server-sent events); each as it comes.
-        Raises as `order`, and Hiccup where the connection broke and the engine still answers."""
-        url = f"{engine.url}{path}"
-        async with self._open(url, body, who=engine.name, timeout_s=timeout_s) as response:
+        Raises as `order`."""
+        call = _call_of(engine, path, timeout_s)
+        async with self._open(call, body) as response:
             if response.status != 200:
-                await self._check(response, url, who=engine.name)
+                await self._check(call, response)
             async for line in response.content:
                 if line.startswith(_EVENT) and not line.startswith(_LAST_EVENT):
                     part = json.loads(line[len(_EVENT) :])
                     if error := part.get("error"):
-                        raise _refused(engine.name, url, str(error))
+                        raise _refused(call, str(error))
                     yield part
         self._last_reply_s[engine.name] = time.monotonic()
 
     async def order(
         self, engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: float
     ) -> dict[str, Any]:
-        """POST to one engine. Raises EngineRefused, WorkerDied or WaitTimeout with its name."""
-        url = f"{engine.url}{path}"
-        reply = await self._post(url, body, who=engine.name, timeout_s=timeout_s)
+        """POST to one engine. Raises EngineRefused, EngineDied, WaitTimeout, and Hiccup where the
+        connection broke and the engine still answers."""
+        reply = await self._post(_call_of(engine, path, timeout_s), body)
         self._last_reply_s[engine.name] = time.monotonic()
         return reply
 
-    async def order_all(
-        self, path: str, body: dict[str, Any], *, timeout_s: float
-    ) -> list[dict[str, Any]]:
-        """POST to every engine at once; the replies in the order of `engines`."""
-        orders = [self.order(engine, path, body, timeout_s=timeout_s) for engine in self.engines]
-        return list(await asyncio.gather(*orders))
-
-    async def _post(
-        self, url: str, body: dict[str, Any], *, who: str, timeout_s: float
-    ) -> dict[str, Any]:
-        async with self._open(url, body, who=who, timeout_s=timeout_s) as response:
-            return _as_object(await self._check(response, url, who=who))
+    async def _post(self, call: _Call, body: dict[str, Any]) -> dict[str, Any]:
+        async with self._open(call, body) as response:
+            return _as_object(await self._check(call, response))
 
     @asynccontextmanager
     async def _open(
-        self, url: str, body: dict[str, Any], *, who: str, timeout_s: float
+        self, call: _Call, body: dict[str, Any]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The response to a POST, of which nothing is read; what goes wrong while it is read is
         named, too."""
         try:
             async with (
-                asyncio.timeout(timeout_s) as bound,
-                self.session().post(url, json=body, headers=self._headers) as response,
+                asyncio.timeout(call.timeout_s) as bound,
+                self.session().post(call.url, json=body, headers=self._headers) as response,
             ):
                 yield response
         except TimeoutError:
             if not bound.expired():
                 raise
-            raise await self._timed_out(url, who=who, timeout_s=timeout_s) from None
+            raise await self._timed_out(call) from None
         except aiohttp.ClientError as error:
             detail = f"{type(error).__name__}: {error}"
-            raise await self._broken(url, who=who, detail=detail) from error
+            raise await self._broken(call, detail) from error
 
-    async def _check(self, response: aiohttp.ClientResponse, url: str, *, who: str) -> str:
+    async def _check(self, call: _Call, response: aiohttp.ClientResponse) -> str:
         """The text of a response that is well."""
         text = await response.text()
         if response.status >= 500:
-            detail = f"HTTP {response.status}: {text[:2000]}"
-            raise await self._broken(url, who=who, detail=detail)
+            raise await self._broken(call, f"HTTP {response.status}: {text[:2000]}")
         if response.status != 200:
-            raise _refused(who, url, f"HTTP {response.status}: {text[:2000]}")
+            raise _refused(call, f"HTTP {response.status}: {text[:2000]}")
         return text
 
-    async def _timed_out(self, url: str, *, who: str, timeout_s: float) -> MilesError:
-        dead = await self.find_dead()
+    async def _timed_out(self, call: _Call) -> MilesError:
+        dead = await self.find_dead(call.engines)
         if dead is not None:
             return dead
         silence = "; ".join(
@@ -170,24 +183,26 @@ class EngineHttp:
             for name, at in self._last_reply_s.items()
         )
         return WaitTimeout(
-            f"{who} did not answer {url}",
-            why=f"{self._caller} waited {format_duration(timeout_s)}; {silence}",
-            fix=f"--set machine.step_timeout_s={2 * timeout_s:.0f}   # if the work is that long; "
-            "else read the engine's log",
+            f"{call.who} did not answer {call.url}",
+            why=f"{self._caller} waited {format_duration(call.timeout_s)}; {silence}",
+            fix=f"--set machine.step_timeout_s={2 * call.timeout_s:.0f}   # if the work is that "
+            "long; else read the engine's log",
         )
 
-    async def _broken(self, url: str, *, who: str, detail: str) -> MilesError:
-        return await self.find_dead(detail) or Hiccup(
-            f"{who} failed at {url}",
+    async def _broken(self, call: _Call, detail: str) -> MilesError:
+        return await self.find_dead(call.engines, detail) or Hiccup(
+            f"{call.who} failed at {call.url}",
             why=f"{detail}; every engine still answers",
             fix="read the log of the router and of the engines",
         )
 
-    async def find_dead(self, detail: str = "") -> WorkerDied | None:
-        """The error for the first engine that does not answer /health, or None. Each is asked, for
+    async def find_dead(
+        self, engines: Sequence[EngineAddress], detail: str = ""
+    ) -> EngineDied | None:
+        """The error for the first of them that does not answer /health, or None. Each is asked, for
         HEALTH_TIMEOUT_S at most. `detail`: what made the caller ask."""
-        replies = await asyncio.gather(*(self.is_alive(engine) for engine in self.engines))
-        for engine, alive in zip(self.engines, replies, strict=True):
+        replies = await asyncio.gather(*(self.is_alive(engine) for engine in engines))
+        for engine, alive in zip(engines, replies, strict=True):
             if not alive:
                 return engine_died(engine, detail)
         return None
@@ -207,18 +222,26 @@ class EngineHttp:
         return alive
 
 
-def _refused(who: str, url: str, why: str) -> EngineRefused:
-    return EngineRefused(f"{who} refused {url}", why=why, fix="read the engine's log for the cause")
+def _call_of(engine: EngineAddress, path: str, timeout_s: float) -> _Call:
+    return _Call(url=f"{engine.url}{path}", who=engine.name, engines=[engine], timeout_s=timeout_s)
 
 
-def engine_died(engine: EngineAddress, detail: str) -> WorkerDied:
+def _refused(call: _Call, why: str) -> EngineRefused:
+    return EngineRefused(
+        f"{call.who} refused {call.url}", why=why, fix="read the engine's log for the cause"
+    )
+
+
+def engine_died(engine: EngineAddress, detail: str) -> EngineDied:
     """The error that says so, with its last words."""
     words = f"its log ends:\n{last_log_lines(engine.log_path)}"
-    return WorkerDied(
+    error = EngineDied(
         f"{engine.name} is dead: {engine.url} does not answer",
         why=f"{detail}; {words}" if detail else words,
         fix=f"less {engine.log_path}" if engine.log_path else "read the log of this engine",
     )
+    error.url = engine.url
+    return error
 
 
 def _as_object(text: str) -> dict[str, Any]:

@@ -18,10 +18,13 @@ from typing import Protocol
 
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.log_tail import last_log_lines
+from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 from milescli.core.units import format_duration
 
 POLL_S = 0.1
 """Between two looks at whether a process is ready."""
+END_TIMEOUT_S = 10.0
+"""For processes to be gone after SIGKILL; a device driver may hold one longer."""
 TEMP_PREFIX = "miles-process-"
 """Of each process's own folder for temporary files (sockets, maps); short, for socket paths have at
 most 107 bytes."""
@@ -85,10 +88,22 @@ class ManagedProcess:
         """Also the id of its process group; None before `start`."""
         return self._process.pid if self._process else None
 
+    def group(self) -> int | None:
+        """Id of its process group; None before `start`."""
+        return self.pid
+
     def poll(self) -> int | None:
         """Exit code, or None while it runs."""
         assert self._process is not None, f"{self.name} was not started"
         return self._process.poll()
+
+    def ended(self) -> str | None:
+        """How it ended, for people; None while it runs."""
+        code = self.poll()
+        if code is None:
+            return None
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return f"its process ended {how}"
 
     def start(self) -> None:
         """Spawn it, in a session of its own so that a Ctrl-C in the terminal reaches only us.
@@ -191,6 +206,27 @@ class ManagedProcess:
         except ProcessLookupError:
             return False
         return True
+
+
+def end_group_of_run(group: int) -> None:
+    """SIGKILL to a process group of this run, whose leader may be gone. Returns when nothing is
+    left of it, or after `END_TIMEOUT_S`. A group of anybody else's is left alone: numbers are given
+    again."""
+    token = os.environ.get(TOKEN_VARIABLE)
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while token and time.monotonic() < deadline:
+        left = [pid for pid in processes_of(token) if _group_of(pid) == group]
+        if not left:
+            return
+        _signal_group(group, signal.SIGKILL)
+        time.sleep(POLL_S)
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

@@ -3,153 +3,27 @@ actor, a test or a bench holds an EngineServer."""
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from ipaddress import ip_address
-from pathlib import Path
-from typing import Literal
 
-from milescli.backends.sglang.kernels import has_flash_attention, kernel_environment
-from milescli.backends.sglang.key import KEY_VARIABLE, bearer
-from milescli.backends.sglang.plugin import ENGINE_VARIABLE, PIECES_VARIABLE
-from milescli.backends.sglang.process import Child, ManagedProcess, status
-from milescli.backends.sglang.routing import ROUTING_VARIABLE
-from milescli.backends.sglang.servable import (
-    CPU_FAMILIES,
-    CpuFamily,
-    fault_of_sglang,
-    missing_fields,
-    model_zoo,
+import psutil
+
+from milescli.backends.sglang.command import (
+    engine_arguments,
+    engine_command,
+    engine_environment,
+    own_environment,
 )
+from milescli.backends.sglang.key import bearer
+from milescli.backends.sglang.process import Child, ManagedProcess, end_group_of_run, status
+from milescli.backends.sglang.spec import EngineSpec, check_servable
 from milescli.backends.sglang.warm import NotForked, fork_engine
-from milescli.core.errors import MachineError, RecipeError
-from milescli.models import parse_facts
-from milescli.models.base import CONFIG_NAME
-from milescli.platform.environment import SPIN_COUNT
 
-CPU_PATH = Path(__file__).parent / "cpu_path"
-"""Import stubs, for the engine's processes alone."""
-_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-PREFILL_TOKENS = 2048
-"""New tokens that an engine on a CPU computes at once; more would leave its caches."""
-CPU_TOKENS_LIMIT = 262_144
-"""Cache slots that an engine on a CPU takes at most when nobody says how many: 256 requests of 1024
-tokens. The cache is taken from main memory at the start."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSpec:
-    """One engine: what it serves, where it lives."""
-
-    model_dir: Path
-    tokenizer_dir: Path | None
-    """None: the engine has no tokenizer, starts sooner, and refuses stop strings."""
-    device_kind: Literal["cpu", "cuda", "rocm"]
-    precision: Literal["bf16", "fp32"]
-    port: int
-    log_path: Path
-    name: str = "engine 0"
-    """As errors call it."""
-    tp: int = 1
-    ep: int = 1
-    """Groups of the tp devices that share out the experts."""
-    attention_dp: int = 1
-    """Groups of the tp devices that share out the requests."""
-    host: str = "127.0.0.1"
-    """Address of its node, the only one that it listens on. Beyond loopback it needs a key."""
-    api_key: str | None = field(default=None, repr=False)
-    """What every request must bear; see `key.py`. Engines behind one router share theirs with
-    it."""
-    num_nodes: int = 1
-    """Machines that share out its tp ranks; each has an EngineServer, and the one of node 0
-    answers."""
-    node_rank: int = 0
-    init_address: str | None = None
-    """`host:port` on node 0 where the ranks meet, where there are several nodes; with
-    `attention_dp`, also the six ports after it."""
-    max_running_requests: int = 256
-    max_total_tokens: int | None = None
-    """KV-cache slots; None: SGLang sizes it from `memory_fraction` (on a CPU: enough for all
-    running requests, bounded)."""
-    memory_fraction: float = 0.7
-    context_length: int = 4096
-    cpu_threads: int = 1
-    seed: int = 0
-    deterministic: bool = True
-    """A request's seed counts, and a token does not depend on the batch it was sampled in."""
-    prefix_cache: bool | None = None
-    """Keep what was computed of a prompt; None: SGLang keeps it on accelerators, and none is kept
-    on a CPU."""
-    return_routed_experts: bool = False
-    visible_devices: tuple[str, ...] = ()
-    """Devices of this engine, as the vendor's variable names them; empty: inherited."""
-    extra_env: dict[str, str] = field(default_factory=dict)
-    warm: Path | None = None
-    """Socket of a process that has imported SGLang (see `warm.py`), on a CPU; None: the engine
-    imports it itself."""
-    attention_backend: str | None = None
-    """Of an accelerator; None: see `_attention_backend`."""
-    cuda_graphs: bool = True
-    """Of an accelerator."""
-    extra_args: tuple[str, ...] = ()
-    """Further arguments of `sglang.launch_server`, last, so that they win; `arguments` says which
-    are refused."""
-
-    @property
-    def url(self) -> str:
-        """http://host:port"""
-        return f"http://{self.host}:{self.port}"
-
-
-def check_servable(spec: EngineSpec) -> str:
-    """The model's `model_type`. Raises where the folder is no model, or the model is not served
-    rightly on this device."""
-    config = _read_config(spec.model_dir)
-    model_type = str(config["model_type"])
-    if model_type not in CPU_FAMILIES:
-        if spec.device_kind != "cpu":
-            return model_type
-        raise MachineError(
-            f"a `{model_type}` model cannot be served on a CPU yet",
-            why=f"only {', '.join(CPU_FAMILIES)} were compared with transformers there",
-            fix="run it on a GPU, or choose a model of one of these families: --set "
-            "model.path=FOLDER",
-        )
-    if spec.device_kind == "cpu" and config.get("quantization_config"):
-        raise MachineError(
-            f"the quantised `{model_type}` model cannot be served on a CPU",
-            why=f"{spec.model_dir / CONFIG_NAME} has `quantization_config`, and SGLang's kernels "
-            "for such weights are for GPUs",
-            fix="dequantise it through a checkpoint: miles convert hf-to-megatron, then miles "
-            "convert megatron-to-hf",
-        )
-    if fault := fault_of_sglang(parse_facts(config)):
-        raise RecipeError(
-            f"SGLang cannot serve this `{model_type}` model",
-            why=f"{spec.model_dir / CONFIG_NAME}: {fault}",
-            fix="choose another model: --set model.path=FOLDER",
-        )
-    return model_type
-
-
-def _read_config(folder: Path) -> dict[str, object]:
-    path = folder / CONFIG_NAME
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        _ = config["model_type"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecipeError(
-            f"`{folder}` is not a Hugging Face model folder",
-            why=f"{path}: {type(error).__name__}: {error}",
-            fix="--set model.path=FOLDER   # a folder with config.json, weights and a tokenizer",
-        ) from error
-    return config
+PART_PREFIX = "sglang::"
+"""SGLang calls its schedulers and its detokenizer so."""
 
 
 class EngineServer(ManagedProcess):
@@ -169,6 +43,8 @@ class EngineServer(ManagedProcess):
         if spec.node_rank > 0:
             # no requests to drain; on INT SGLang ends its ranks there and then spins
             self.stop_signal = signal.SIGTERM
+        self._parts = dict[str, psutil.Process]()
+        """Schedulers and detokenizer, by name, once it is ready."""
         super().__init__(
             name=spec.name,
             command=engine_command(spec),
@@ -176,6 +52,12 @@ class EngineServer(ManagedProcess):
             log_path=spec.log_path,
             url=spec.url,
         )
+
+    def start(self) -> None:
+        """As ManagedProcess, with nothing left of its predecessor."""
+        if self.spec.ends_group:
+            end_group_of_run(self.spec.ends_group)
+        super().start()
 
     def _spawn(self, env: dict[str, str]) -> Child:
         """From the warm process, where there is one that fits."""
@@ -209,178 +91,25 @@ class EngineServer(ManagedProcess):
                 f"{self.url}/freeze_gc", timeout_s=timeout_s, headers=bearer(self.spec.api_key)
             )
             assert code == HTTPStatus.OK, f"{self.name} answers {code} to /freeze_gc"
+        assert self.pid is not None, f"{self.name} is ready and was not started"
+        self._parts = {
+            part.name(): part
+            for part in psutil.Process(self.pid).children(recursive=True)
+            if part.name().startswith(PART_PREFIX)
+        }
         return seconds
 
-
-def engine_command(spec: EngineSpec) -> list[str]:
-    """The whole command line. Pure."""
-    return [sys.executable, "-m", "sglang.launch_server", *engine_arguments(spec)]
-
-
-def engine_arguments(spec: EngineSpec) -> list[str]:
-    """Those of `sglang.launch_server`. Pure."""
-    arguments: dict[str, object] = {
-        "model-path": spec.model_dir,
-        "host": spec.host,
-        "port": spec.port,
-        "tp-size": spec.tp,
-        "dtype": _DTYPES[spec.precision],
-        "context-length": spec.context_length,
-        "max-running-requests": spec.max_running_requests,
-        "random-seed": spec.seed,
-        "mem-fraction-static": spec.memory_fraction,
-        "weight-version": 0,
-        "log-level": "info",
-        "log-level-http": "warning",
-        "decode-log-interval": 1000,
-    }
-    if silent := missing_fields(_read_config(spec.model_dir)):
-        arguments["json-model-override-args"] = json.dumps(silent)
-    if spec.num_nodes > 1:
-        assert spec.init_address is not None, (
-            f"{spec.name}: {spec.num_nodes} nodes without an address to meet at"
-        )
-        arguments |= {
-            "nnodes": spec.num_nodes,
-            "node-rank": spec.node_rank,
-            "dist-init-addr": spec.init_address,
-        }
-    switches = ["skip-server-warmup", "sleep-on-idle"]
-    if spec.tokenizer_dir is None:
-        switches.append("skip-tokenizer-init")
-    else:
-        arguments["tokenizer-path"] = spec.tokenizer_dir
-    if spec.deterministic:
-        switches.append("enable-deterministic-inference")
-    if spec.return_routed_experts:
-        switches.append("enable-return-routed-experts")
-    if spec.ep > 1:
-        arguments["ep-size"] = spec.ep
-    if spec.attention_dp > 1:
-        arguments["dp-size"] = spec.attention_dp
-        switches.append("enable-dp-attention")
-    total_tokens, extra = spec.max_total_tokens, ()
-    if spec.device_kind == "cpu":
-        arguments |= {
-            "device": "cpu",
-            "attention-backend": "torch_native",
-            "sampling-backend": "pytorch",
-        }
-        switches += ["disable-cuda-graph", "disable-overlap-schedule"]
-        if spec.context_length <= PREFILL_TOKENS:
-            # no prompt is longer, so none need be cut in chunks, and none is before the first of
-            # these bounds: SGLang counts a request that it cuts twice, and lets another wait
-            arguments |= {
-                "max-prefill-tokens": PREFILL_TOKENS,
-                "chunked-prefill-size": 4 * PREFILL_TOKENS,
-            }
-        family = CPU_FAMILIES[check_servable(spec)]
-        extra = family.arguments
-        # of other attention than the plain one nobody has compared what a kept prefix gives
-        if spec.deterministic and (family.pieces or not spec.prefix_cache):
-            switches.append("disable-radix-cache")
-        total_tokens = total_tokens or min(
-            spec.max_running_requests * spec.context_length, CPU_TOKENS_LIMIT
-        )
-    else:
-        # prefills are bound by products, which graphs do not speed up; SGLang would capture 58 of
-        # them, and their memory stays while an engine sleeps
-        graphs = "disable-prefill-cuda-graph" if spec.cuda_graphs else "disable-cuda-graph"
-        switches += ["enable-memory-saver", graphs]
-        if backend := _attention_backend(spec):
-            arguments["attention-backend"] = backend
-        if spec.prefix_cache is False:
-            switches.append("disable-radix-cache")
-    if total_tokens is not None:
-        arguments["max-total-tokens"] = total_tokens
-    flags = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
-    return [*flags, *(f"--{switch}" for switch in switches), *extra, *spec.extra_args]
+    def ended(self) -> str | None:
+        """How it ended, or a process of it without which it is none; None while all of it runs.
+        SGLang itself may not notice: without its detokenizer requests wait forever."""
+        if (how := super().ended()) is not None:
+            return how
+        gone = [name for name, part in self._parts.items() if not _lives(part)]
+        return f"its process {gone[0]} is gone" if gone else None
 
 
-def _attention_backend(spec: EngineSpec) -> str | None:
-    """None: SGLang chooses by the device's architecture. Not on ROCm, where it would take CUDA's
-    `fa3` for deterministic inference, and refuses AITER there; nor where `fa3` is left out of the
-    kernels."""
-    if spec.attention_backend is not None:
-        return spec.attention_backend
-    needs_triton = spec.device_kind == "rocm" or not has_flash_attention()
-    return "triton" if needs_triton else None
-
-
-def engine_environment(spec: EngineSpec) -> dict[str, str]:
-    """The whole environment of the engine: ours, inherited (MILES_RUN_TOKEN with it), and what the
-    device needs."""
-    return dict(os.environ) | own_environment(spec)
-
-
-def own_environment(spec: EngineSpec, family: CpuFamily | None = None) -> dict[str, str]:
-    """What an engine needs beyond what it inherits. `family`: of its model on a CPU, where the
-    folder is not there yet; None: as the folder says."""
-    env = {ENGINE_VARIABLE: spec.device_kind, "TOKENIZERS_PARALLELISM": "false"}
-    # else SGLang's process titles overwrite /proc/PID/environ, by which a run finds its processes
-    env["SPT_NOENV"] = "1"
-    # else SGLang asks the first interface, or the route to a public address
-    env["SGLANG_HOST_IP"] = spec.host
-    if spec.api_key is not None:
-        env[KEY_VARIABLE] = spec.api_key
-    if spec.return_routed_experts:
-        env[ROUTING_VARIABLE] = "1"
-    if spec.device_kind == "cpu":
-        env |= _cpu_environment(spec, family or CPU_FAMILIES[check_servable(spec)])
-    elif spec.visible_devices:
-        env |= _visible_devices(spec)
-    if spec.device_kind == "cuda":
-        env |= kernel_environment()
-    return env | spec.extra_env
-
-
-def _cpu_environment(spec: EngineSpec, family: CpuFamily) -> dict[str, str]:
-    """Threads that soon sleep while they wait: the HTTP server, the scheduler and the trainer share
-    the cores; but they wait for the next product awake. No torch.compile: its first calls would
-    build C++ in the middle of a rollout."""
-    threads = str(spec.cpu_threads)
-    python_path = [str(CPU_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": os.pathsep.join(python_path),
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "GOMP_SPINCOUNT": SPIN_COUNT,
-        "TORCH_COMPILE_DISABLE": "1",
-        "SGLANG_MAMBA_CONV_DTYPE": _DTYPES[spec.precision],  # else bfloat16, also beside float32
-        "SGLANG_MAMBA_SSM_DTYPE": "float32",  # as the trainer's, whatever config.json says
-    }
-    env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_model_modules(family.module))
-    env[PIECES_VARIABLE] = ",".join(family.pieces)
-    if spec.tp > 1:
-        env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_core_shares(spec.tp // spec.num_nodes))
-    return env
-
-
-def _other_model_modules(module: str) -> list[str]:
-    """Modules of SGLang's model zoo that this engine does not need; it imports all 200 otherwise,
-    which takes seconds."""
-    return sorted(
-        path.stem for path in model_zoo().glob("*.py") if path.stem not in (module, "__init__")
-    )
-
-
-def _core_shares(tp: int) -> list[str]:
-    """[tp] comma-separated cores for each engine rank, dealt in turn; SGLang asks for them where
-    ranks outnumber NUMA nodes."""
-    cores = sorted(os.sched_getaffinity(0))
-    return [
-        ",".join(str(core) for core in cores[rank % len(cores) :: tp] or cores[:1])
-        for rank in range(tp)
-    ]
-
-
-def _visible_devices(spec: EngineSpec) -> dict[str, str]:
-    """Not tried on a device. On ROCm torch reads HIP_ and CUDA_VISIBLE_DEVICES; both are set, so
-    that they cannot differ."""
-    devices = ",".join(spec.visible_devices)
-    if spec.device_kind == "rocm":
-        return {"HIP_VISIBLE_DEVICES": devices, "CUDA_VISIBLE_DEVICES": devices}
-    return {"CUDA_VISIBLE_DEVICES": devices}
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

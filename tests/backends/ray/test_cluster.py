@@ -16,8 +16,9 @@ import pytest
 
 from milescli.backends.ray.cluster import ActorHandle, Cluster
 from milescli.backends.ray.group import run_all, start_all
-from milescli.cluster.watchdog import TOKEN_VARIABLE, processes_of, start_watchdog
+from milescli.cluster.watchdog import start_watchdog
 from milescli.core.errors import DataError, FitError, WaitTimeout, WorkerDied
+from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 from milescli.plan.types import Slot
 from tests.plans import PLAN
 

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from milescli.backends.sglang.arguments import check_extra
-from milescli.backends.sglang.server import EngineSpec
+from milescli.backends.sglang.spec import EngineSpec
 from milescli.core.errors import RecipeError
 from tests.backends.sglang.conftest import make_qwen3
 

@@ -45,9 +45,13 @@ class Engine:
             raise
 
 
+def batcher(*streams) -> RequestBatcher:
+    return RequestBatcher({f"engine {place}": stream for place, stream in enumerate(streams)})
+
+
 def ask_all(count: int, *engines: Engine) -> list[dict]:
     async def main():
-        asked = RequestBatcher([engine.stream for engine in engines])
+        asked = batcher(*(engine.stream for engine in engines))
         try:
             return await asyncio.gather(
                 *(asked.ask(body(number), timeout_s=TIMEOUT_S) for number in range(count))
@@ -88,7 +92,7 @@ def test_the_engine_with_the_fewest_is_asked_next():
             await never.wait()
             yield part(0, [0])
 
-        asked = RequestBatcher([stuck, idle.stream])
+        asked = batcher(stuck, idle.stream)
         waits = asyncio.create_task(asked.ask(body(0), timeout_s=TIMEOUT_S))
         await asyncio.sleep(0.01)
         replies = [await asked.ask(body(number), timeout_s=TIMEOUT_S) for number in (1, 2)]
@@ -112,7 +116,7 @@ def test_an_error_reaches_everyone_who_still_waits(monkeypatch):
     monkeypatch.setattr(batching, "RETRY_WAITS_S", ())
 
     async def main():
-        asked = RequestBatcher([Engine(breaks=[Hiccup("broke", why="", fix="")]).stream])
+        asked = batcher(Engine(breaks=[Hiccup("broke", why="", fix="")]).stream)
         return await asyncio.gather(
             *(asked.ask(body(number), timeout_s=TIMEOUT_S) for number in range(3)),
             return_exceptions=True,
@@ -130,7 +134,7 @@ def test_a_stream_that_ends_too_early_is_no_reply(monkeypatch):
         yield part(0, [0])
 
     async def main():
-        asked = RequestBatcher([silent])
+        asked = batcher(silent)
         return await asyncio.gather(
             *(asked.ask(body(number), timeout_s=TIMEOUT_S) for number in range(2)),
             return_exceptions=True,
@@ -157,7 +161,7 @@ def test_a_call_that_nobody_waits_for_any_more_is_given_up(num_replies):
                 engine.was_left = True
                 raise
 
-        asked = RequestBatcher([stuck])
+        asked = batcher(stuck)
         tasks = [
             asyncio.create_task(asked.ask(body(n), timeout_s=TIMEOUT_S))
             for n in range(num_replies + 2)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from milescli.backends.sglang.server import CPU_PATH
+from milescli.backends.sglang.command import CPU_PATH
 
 
 def _run(code: str) -> subprocess.CompletedProcess[str]:

@@ -25,7 +25,8 @@ from milescli.backends.sglang.channels import TensorChannel
 from milescli.backends.sglang.http import EngineHttp
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.servable import servable_on_cpu
-from milescli.backends.sglang.server import EngineServer, EngineSpec
+from milescli.backends.sglang.server import EngineServer
+from milescli.backends.sglang.spec import EngineSpec
 from milescli.core.types import EngineAddress
 from milescli.models import load_facts, parse_facts
 from tests.buckets import into_buckets

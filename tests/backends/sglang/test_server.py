@@ -12,15 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from milescli.backends.sglang.command import PREFILL_TOKENS, engine_command, engine_environment
+from milescli.backends.sglang.http import EngineDied
 from milescli.backends.sglang.router import RouterServer, RouterSpec
-from milescli.backends.sglang.server import (
-    PREFILL_TOKENS,
-    EngineServer,
-    EngineSpec,
-    check_servable,
-    engine_command,
-    engine_environment,
-)
+from milescli.backends.sglang.server import EngineServer
+from milescli.backends.sglang.spec import EngineSpec, check_servable
 from milescli.core.errors import MachineError, RecipeError, WorkerDied
 from milescli.rollout.base import Completion, GenerateRequest
 from tests.backends.sglang.conftest import make_qwen3, start_service
@@ -267,7 +263,7 @@ def test_an_engine_that_dies_is_named_and_nothing_of_it_is_left(tmp_path, monkey
         outcomes = running.run(die_in_the_middle)
         unanswered = [outcome for outcome in outcomes if not isinstance(outcome, Completion)]
         assert unanswered, "the engine had answered everything before it was killed"
-        assert {type(outcome) for outcome in unanswered} == {WorkerDied}, unanswered
+        assert {type(outcome) for outcome in unanswered} == {EngineDied}, unanswered
         assert "engine 7" in unanswered[0].what
         assert "Prefill batch" in unanswered[0].why
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from milescli.cluster.watchdog import TOKEN_VARIABLE
+from milescli.core.run_processes import TOKEN_VARIABLE
 from tests.end_to_end.cluster.small_cluster import SmallCluster, SmallNode, wait_until_gone
 from tests.end_to_end.runs import MILES, TINY, Finished
 

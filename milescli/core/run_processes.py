@@ -1,0 +1,25 @@
+"""Which processes of this computer belong to a run: by a variable that all of them inherit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+TOKEN_VARIABLE = "MILES_RUN_TOKEN"
+"""Every process of a run inherits it; no other process has its value."""
+
+
+def processes_of(token: str) -> Iterator[int]:
+    """Ids of living processes that carry the token. Needs /proc; zombies do not count."""
+    mark = f"{TOKEN_VARIABLE}={token}".encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            carries = mark in (entry / "environ").read_bytes().split(b"\0")
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:  # it ended while we looked, or is not ours to read
+            continue
+        if carries and state != "Z":
+            yield int(entry.name)

@@ -1,0 +1,14 @@
+"""What a run does where one of its processes dies. Part of the schema."""
+
+from __future__ import annotations
+
+from milescli.recipe.section import NonNegative, PositiveFloat, Section
+
+
+class Fault(Section):
+    """Bounds on starting again what has died. A run that meets one ends with the cause."""
+
+    max_restarts: NonNegative = 8
+    """Engines that are started in the place of dead ones within `window_s`; 0: the first death
+    ends the run."""
+    window_s: PositiveFloat = 3600.0

@@ -1,0 +1,150 @@
+"""The rollout side of a run: actors that hold engine processes, the router before them, and the
+clients that ask them. Started by `build`, watched by `healing`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from milescli.backends.ray.cluster import ActorHandle
+from milescli.backends.ray.group import run_all, start_all
+from milescli.backends.sglang.client import SglangFleet
+from milescli.backends.sglang.router import RouterServer
+from milescli.backends.sglang.spec import EngineSpec
+from milescli.core.errors import WaitTimeout, WorkerDied
+from milescli.core.log_tail import last_log_lines
+from milescli.runtime.score_client import ScoreClient
+from milescli.runtime.supervise import Probe
+
+STOP_TIMEOUT_S = 20.0
+"""For an engine to end in good order, or by SIGKILL."""
+PEEK_TIMEOUT_S = 60.0
+"""For an actor to say whether its process lives; a busy machine may take a while."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineActors:
+    """One engine: an actor on each node that it lies on; the first has its HTTP server."""
+
+    index: int
+    """Its place in the plan."""
+    specs: Sequence[EngineSpec]
+    handles: Sequence[ActorHandle]
+    groups: Sequence[int] = ()
+    """[nodes] its process groups, once it was started."""
+
+    @property
+    def name(self) -> str:
+        """As errors call it."""
+        return self.specs[0].name
+
+    @property
+    def url(self) -> str:
+        """Of its HTTP server."""
+        return self.specs[0].url
+
+    async def start(self, *, timeout_s: float) -> None:
+        """Begin its processes; does not wait until they answer."""
+        await start_all(self.handles, timeout_s=timeout_s)
+        await run_all(self.handles, "start", timeout_s=timeout_s)
+        self.groups = await run_all(self.handles, "group", timeout_s=timeout_s)
+
+    async def wait_ready(self, *, timeout_s: float) -> None:
+        """Until it answers. Raises WorkerDied or WaitTimeout."""
+        await run_all(self.handles, "wait_ready", timeout_s, timeout_s=timeout_s + 10)
+
+    async def check(self) -> None:
+        """Raises WorkerDied where a process of it, or an actor, has ended."""
+        pairs = zip(self.handles, self.specs, strict=True)
+        await asyncio.gather(*(_check(handle, spec) for handle, spec in pairs))
+
+    async def stop(self, *, grace_s: float = 10.0) -> None:
+        """End its processes, after `grace_s` by SIGKILL. What has no actor any more is left to the
+        watchdog, or to its successor."""
+        with contextlib.suppress(Exception):  # a dead one cannot be stopped
+            await run_all(self.handles, "stop", grace_s, timeout_s=STOP_TIMEOUT_S)
+
+
+class Keeper(Protocol):
+    """Starts an engine in the place of one that died; see `healing`."""
+
+    async def probe(self) -> None:
+        """Look at the engines. Raises WorkerDied where one is not replaced any more."""
+        ...
+
+    async def close(self) -> None:
+        """Start nothing more."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Engines:
+    """All of a run."""
+
+    actors: dict[int, EngineActors] = field(default_factory=dict)
+    """By their place in the plan."""
+    router: RouterServer | None = None
+    fleet: SglangFleet | None = None
+    evaluation: SglangFleet | None = None
+    """Of the engines that are kept for evaluations; None: the plan keeps none."""
+    scorer: ActorHandle | None = None
+    """Holds the reward model, where the recipe asks one."""
+    scores: ScoreClient | None = None
+    keepers: list[Keeper] = field(default_factory=list)
+    """Of each fleet that is kept alive; none: the death of an engine is an error."""
+
+    @property
+    def heads(self) -> list[EngineSpec]:
+        """Of each engine the part that answers requests, in the plan's order."""
+        return [self.actors[index].specs[0] for index in sorted(self.actors)]
+
+    async def probe(self) -> None:
+        """Look whether they live, and the reward model. Raises WorkerDied where one does not, and
+        nobody replaces it."""
+        if self.keepers:
+            await asyncio.gather(*(keeper.probe() for keeper in self.keepers))
+        else:
+            await asyncio.gather(*(engine.check() for engine in self.actors.values()))
+        if self.scorer is not None:
+            await rank_probe(self.scorer)()
+
+    async def leave(self) -> None:
+        """Start no engine any more."""
+        await asyncio.gather(*(keeper.close() for keeper in self.keepers))
+
+    async def stop(self) -> None:
+        """End clients, router and engines."""
+        await self.leave()
+        for fleet in filter(None, (self.fleet, self.evaluation)):
+            await fleet.close()
+        if self.router is not None:
+            await asyncio.to_thread(self.router.stop)
+        await asyncio.gather(*(engine.stop() for engine in self.actors.values()))
+
+
+def rank_probe(handle: ActorHandle) -> Probe:
+    """Looks at one trainer rank; a dead actor answers with its WorkerDied."""
+
+    async def probe() -> None:
+        with contextlib.suppress(
+            WaitTimeout
+        ):  # busy is not dead; a hang is found by the bound of the call that hangs
+            await handle.check(timeout_s=PEEK_TIMEOUT_S)
+
+    return probe
+
+
+async def _check(handle: ActorHandle, spec: EngineSpec) -> None:
+    """Looks at one engine process through the actor that holds it."""
+    how = None
+    with contextlib.suppress(WaitTimeout):
+        how = await handle.peek("ended", timeout_s=PEEK_TIMEOUT_S)
+    if how is not None:
+        raise WorkerDied(
+            f"{spec.name} died",
+            why=f"{how}; last lines of its log:\n{last_log_lines(spec.log_path)}",
+            fix=f"less {spec.log_path}",
+        )

@@ -1,0 +1,188 @@
+"""Watches the engines of a run, and starts another in the place of one that dies, while the rest go
+on. Nothing that was sampled is lost, and nothing is sampled twice into a batch: what the dead one
+was asked is asked again, with the same seeds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from milescli.backends.sglang.client import SglangFleet
+from milescli.backends.sglang.http import EngineDied
+from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
+from milescli.core.events import Event, EventBus, WorkerLost, WorkerReplaced
+from milescli.core.types import ROLLOUT, EngineAddress
+from milescli.recipe.fault import Fault
+from milescli.runtime.build import Builder
+from milescli.runtime.engines import EngineActors, Engines
+
+SAME_STEP_LIMIT = 3
+"""Deaths of one engine at one step: it is what is asked of it that kills it."""
+
+Start = Callable[[], Awaitable[EngineAddress]]
+"""Starts an engine."""
+Join = Callable[[Start], Awaitable[None]]
+"""Starts an engine, gives it the weights of the others, and lets it answer: `Devices.replace`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Restarts:
+    """How often something was started again, and whether it may be once more."""
+
+    limits: Fault
+    total: int = 0
+    _times: deque[float] = field(default_factory=deque)
+    _at_step: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def refusal(self, worker: str, step: int) -> str | None:
+        """Counts one more; or why there must be none."""
+        now = time.monotonic()
+        while self._times and self._times[0] < now - self.limits.window_s:
+            self._times.popleft()
+        self._at_step[worker, step] += 1
+        if self._at_step[worker, step] >= SAME_STEP_LIMIT:
+            return f"it died {SAME_STEP_LIMIT} times at step {step + 1}"
+        if len(self._times) >= self.limits.max_restarts:
+            return (
+                f"{len(self._times)} were started again within {self.limits.window_s:g} s: "
+                "fault.max_restarts"
+            )
+        self._times.append(now)
+        self.total += 1
+        return None
+
+
+class EngineKeeper:
+    """Keeps the engines of one fleet alive. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        fleet: SglangFleet,
+        *,
+        indices: range,
+        engines: Engines,
+        builder: Builder,
+        bus: EventBus,
+        restarts: Restarts,
+        step: Callable[[], int],
+        join: Join,
+    ) -> None:
+        """`indices`: of the fleet's engines in the plan; `step`: steps done; `join`: see Join."""
+        self._fleet, self._indices, self._engines = fleet, indices, engines
+        self._builder, self._bus, self._restarts = builder, bus, restarts
+        self._step, self._join = step, join
+        self._healing: dict[int, asyncio.Task[None]] = {}
+        self._failure: Exception | None = None
+        self.on_empty: Callable[[], None] | None = None
+        """Called where no engine is left for the moment."""
+        fleet.on_death = self._hear
+
+    async def probe(self) -> None:
+        """Look at the engines; a dead one is replaced from here on. Raises WorkerDied where it is
+        not, as bounds are met."""
+        there = [self._engines.actors[i] for i in self._indices if i not in self._healing]
+        await asyncio.gather(*(self._look(engine) for engine in there))
+        if self._failure is not None:
+            raise self._failure
+
+    async def close(self) -> None:
+        """Start nothing more."""
+        self._fleet.on_death = None
+        tasks = list(self._healing.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self, engine: EngineActors) -> None:
+        try:
+            await engine.check()
+        except WorkerDied as error:
+            self._lost(engine, error)
+
+    def _hear(self, error: EngineDied) -> None:
+        """Of the fleet: an engine does not answer."""
+        for index in self._indices:
+            engine = self._engines.actors[index]
+            if engine.url == error.url:
+                self._lost(engine, error)
+
+    def _lost(self, engine: EngineActors, error: WorkerDied) -> None:
+        if engine.index in self._healing:
+            return
+        dead = EngineDied(error.what, why=error.why, fix=error.fixes)
+        dead.url = engine.url
+        self._fleet.remove(dead)
+        if self._may_start(engine, error):
+            healing = asyncio.ensure_future(self._heal(engine))
+            self._healing[engine.index] = healing
+        if self.on_empty is not None and not self._fleet.engines:
+            self.on_empty()
+
+    def _may_start(self, engine: EngineActors, error: MilesError) -> bool:
+        """Whether another is started; else the run ends with this error."""
+        step = self._step()
+        if (refusal := self._restarts.refusal(engine.name, step)) is not None:
+            self._failure = type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
+            return False
+        self._bus.emit(
+            WorkerLost(
+                worker=engine.name,
+                what=error.what,
+                why=error.why,
+                step=step,
+                restart=self._restarts.total,
+            )
+        )
+        return True
+
+    async def _heal(self, engine: EngineActors) -> None:
+        """Until another is there, or bounds are met."""
+        began = time.monotonic()
+        try:
+            while True:
+                dead = self._engines.actors[engine.index]
+                try:
+                    await self._join(lambda d=dead: self._builder.restart_engine(d, self._engines))
+                except (WorkerDied, WaitTimeout) as error:
+                    if not self._may_start(engine, error):
+                        return
+                else:
+                    break
+        except Exception as error:  # other weights than it was sent, or a fault of ours: told by
+            self._failure = error  # `probe`
+            return
+        finally:
+            del self._healing[engine.index]
+        self._bus.emit(
+            WorkerReplaced(worker=engine.name, step=self._step(), seconds=time.monotonic() - began)
+        )
+
+
+def keep_frozen(
+    fleet: SglangFleet, engines: Engines, builder: Builder, *, tell: Callable[[str], None]
+) -> None:
+    """Of engines without a trainer: a new one loads the weights that the others hold. `tell` warns
+    the user."""
+
+    def warn(event: Event) -> None:
+        if isinstance(event, WorkerLost):
+            tell(f"{event.what}; another is started in its place")
+
+    async def join(start: Start) -> None:
+        await fleet.admit(await start(), fleet.version)
+
+    engines.keepers.append(
+        EngineKeeper(
+            fleet,
+            indices=builder.indices_of(ROLLOUT),
+            engines=engines,
+            builder=builder,
+            bus=EventBus([warn]),
+            restarts=Restarts(limits=builder.recipe.fault),
+            step=lambda: 0,
+            join=join,
+        )
+    )
