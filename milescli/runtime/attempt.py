@@ -15,7 +15,7 @@ from milescli.core.events import EventBus, PhaseStarted
 from milescli.core.isolated import close_lanes
 from milescli.runtime.devices import Devices
 from milescli.runtime.engines import Engines, rank_probe
-from milescli.runtime.healing import EngineKeeper, Restarts
+from milescli.runtime.healing import EngineKeeper, Restarts, RouterKeeper
 from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.session import RunSession
 from milescli.runtime.spec import RunSpec
@@ -146,6 +146,16 @@ class Attempt:
             join=devices.replace,
         )
         self.engines.keepers.append(keeper)
+        if fleet is self.engines.fleet and self.engines.router is not None:
+            self.engines.keepers.append(
+                RouterKeeper(
+                    fleet,
+                    engines=self.engines,
+                    bus=self.bus,
+                    restarts=self.restarts,
+                    step=lambda: self.step,
+                )
+            )
         return keeper
 
     def progress(self) -> Progress:

@@ -8,10 +8,11 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.http import EngineDied
+from milescli.backends.sglang.router import RouterServer
 from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
 from milescli.core.events import Event, EventBus, WorkerLost, WorkerReplaced
 from milescli.core.types import ROLLOUT, EngineAddress
@@ -22,6 +23,8 @@ from milescli.runtime.engines import EngineActors, Engines
 SAME_STEP_LIMIT = 3
 """Deaths of one engine at one step: it is what is asked of it that kills it."""
 
+ROUTER_START_TIMEOUT_S = 60.0
+"""For a router to answer; it takes a second."""
 Start = Callable[[], Awaitable[EngineAddress]]
 """Starts an engine."""
 Join = Callable[[Start], Awaitable[None]]
@@ -84,7 +87,8 @@ class EngineKeeper:
         """Look at the engines; a dead one is replaced from here on. Raises WorkerDied where it is
         not, as bounds are met."""
         there = [self._engines.actors[i] for i in self._indices if i not in self._healing]
-        await asyncio.gather(*(self._look(engine) for engine in there))
+        if self._failure is None:
+            await asyncio.gather(*(self._look(engine) for engine in there))
         if self._failure is not None:
             raise self._failure
 
@@ -110,7 +114,8 @@ class EngineKeeper:
                 self._lost(engine, error)
 
     def _lost(self, engine: EngineActors, error: WorkerDied) -> None:
-        if engine.index in self._healing:
+        is_replaced = self._engines.actors[engine.index] is not engine
+        if engine.index in self._healing or is_replaced or self._failure is not None:
             return
         dead = EngineDied(error.what, why=error.why, fix=error.fixes)
         dead.url = engine.url
@@ -127,15 +132,7 @@ class EngineKeeper:
         if (refusal := self._restarts.refusal(engine.name, step)) is not None:
             self._failure = type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
             return False
-        self._bus.emit(
-            WorkerLost(
-                worker=engine.name,
-                what=error.what,
-                why=error.why,
-                step=step,
-                restart=self._restarts.total,
-            )
-        )
+        self._bus.emit(lost(engine.name, error, step, self._restarts))
         return True
 
     async def _heal(self, engine: EngineActors) -> None:
@@ -159,6 +156,54 @@ class EngineKeeper:
         self._bus.emit(
             WorkerReplaced(worker=engine.name, step=self._step(), seconds=time.monotonic() - began)
         )
+
+
+class RouterKeeper:
+    """Starts another router in the place of one that died, at the same address. What it was asked
+    is asked again by the fleet."""
+
+    def __init__(
+        self,
+        fleet: SglangFleet,
+        *,
+        engines: Engines,
+        bus: EventBus,
+        restarts: Restarts,
+        step: Callable[[], int],
+    ) -> None:
+        """`fleet`: whose engines it sends requests to; `step`: steps done."""
+        self._fleet, self._engines, self._bus = fleet, engines, bus
+        self._restarts, self._step = restarts, step
+
+    async def probe(self) -> None:
+        """Look at the router; returns when it is there again. Raises WorkerDied where bounds are
+        met."""
+        router = self._engines.router
+        assert router is not None, "a keeper without a router"
+        if (how := router.ended()) is None:
+            return
+        began, error = time.monotonic(), router.death(f"on its own: {how}")
+        if refusal := self._restarts.refusal(router.name, self._step()):
+            raise WorkerDied(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
+        self._bus.emit(lost(router.name, error, self._step(), self._restarts))
+        urls = tuple(engine.url for engine in self._fleet.engines)
+        new = RouterServer(replace(router.spec, worker_urls=urls))
+        await asyncio.to_thread(router.stop)
+        self._engines.router = new
+        await asyncio.to_thread(new.start)
+        await asyncio.to_thread(new.wait_ready, ROUTER_START_TIMEOUT_S)
+        seconds = time.monotonic() - began
+        self._bus.emit(WorkerReplaced(worker=router.name, step=self._step(), seconds=seconds))
+
+    async def close(self) -> None:
+        """Nothing runs between two probes."""
+
+
+def lost(worker: str, error: MilesError, step: int, restarts: Restarts) -> WorkerLost:
+    """The event of it."""
+    return WorkerLost(
+        worker=worker, what=error.what, why=error.why, step=step, restart=restarts.total
+    )
 
 
 def keep_frozen(

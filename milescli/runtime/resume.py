@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MAY_CHANGE = (
     "machine",
+    "fault",
     "run.hooks",
     "run.tensorboard",
     "run.wandb_project",

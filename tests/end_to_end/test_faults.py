@@ -7,7 +7,8 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,17 +64,47 @@ def _newest(workplace: Workplace, name: str) -> int:
     )
 
 
+def _of(workplace: Workplace, name: str, kind: str) -> list[dict]:
+    """Events of one kind."""
+    return [event for event in workplace.events(name) if event["event"] == kind]
+
+
+def _learned(workplace: Workplace, name: str) -> dict[int, dict]:
+    """Step -> what was sampled and learned, without seconds, and without what the engines'
+    log-probs say: which requests an engine computes together changes their last bit, and no
+    token."""
+    apart = ("forward_backward_s", "optimizer_s", "logprob_diff_mean", "logprob_diff_max")
+    return {
+        event["step"]: {
+            "report": {key: value for key, value in event["report"].items() if key not in apart},
+            "rollout": event["rollout"],
+        }
+        for event in _of(workplace, name, "StepDone")
+    }
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {seconds} s"
+        time.sleep(0.05)
+
+
 def _writer(
     workplace: Workplace, name: str, attempt: Attempt, *, log: str, mark: str = ""
 ) -> psutil.Process:
     """The process of the run, with `mark` in its command line, that writes this log."""
     file = (workplace.run(name) / "logs" / "latest" / log).resolve()
-    return next(
-        process
-        for process in attempt.processes
-        if mark in " ".join(process.cmdline())
-        and any(Path(opened.path) == file for opened in process.open_files())
-    )
+    return next(process for process in attempt.processes if _writes(process, file, mark))
+
+
+def _writes(process: psutil.Process, file: Path, mark: str) -> bool:
+    try:
+        return mark in " ".join(process.cmdline()) and any(
+            Path(opened.path) == file for opened in process.open_files()
+        )
+    except psutil.Error:  # it has just ended
+        return False
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +123,10 @@ def resumed(workplace: Workplace, shared_memory: set[str], terminated: Attempt, 
     name = request.node.name
 
     @contextmanager
-    def resume() -> Iterator[Attempt]:
+    def resume(*options: str) -> Iterator[Attempt]:
         workplace.copy_run("long", name)
-        reaches = step_done(_newest(workplace, name) + 1)
-        with _attempt(workplace, shared_memory, "resume", name, reaches=reaches) as attempt:
+        reaches, command = step_done(_newest(workplace, name) + 1), ("resume", *options, name)
+        with _attempt(workplace, shared_memory, *command, reaches=reaches) as attempt:
             yield attempt
 
     return resume
@@ -122,17 +153,51 @@ def test_ctrl_c_saves_what_was_reached_since_too(
     assert attempt.left == []
 
 
-def test_a_killed_engine_is_named_as_the_cause(
+def test_a_killed_engine_is_replaced_and_the_run_is_the_one_that_was_not_hurt(
+    workplace: Workplace, resumed, request: pytest.FixtureRequest
+) -> None:
+    """First one of two, then what is left of both, so that requests wait for new ones."""
+    name = request.node.name
+    with resumed() as attempt:
+        for victims in ([1], [0, 1]):
+            attempt.processes = processes_of_run(attempt.driver)
+            for index in victims:
+                log, mark = f"engine-{index}-server.log", "sglang::scheduler"
+                _writer(workplace, name, attempt, log=log, mark=mark).send_signal(signal.SIGKILL)
+            healed = len(_of(workplace, name, "WorkerReplaced")) + len(victims)
+            _wait_until(lambda healed=healed: len(_of(workplace, name, "WorkerReplaced")) >= healed)
+            reached = len(_of(workplace, name, "StepDone"))
+            _wait_until(lambda n=reached: len(_of(workplace, name, "StepDone")) >= n + 2)
+        attempt.processes = processes_of_run(attempt.driver)
+        os.kill(attempt.driver, signal.SIGTERM)
+    assert attempt.finished.code == 75, attempt.finished
+    lost = _of(workplace, name, "WorkerLost")
+    assert lost[0]["worker"] == "engine 1" and len(lost) == 3
+    assert "lost      engine 1" in attempt.finished.err
+    assert attempt.left == []
+
+    calm = f"{name}-calm"
+    workplace.copy_run("long", calm)
+    until = step_done(max(event["step"] for event in _of(workplace, name, "StepDone")))
+    with _attempt(workplace, set(), "resume", calm, reaches=until) as attempt:
+        os.kill(attempt.driver, signal.SIGTERM)
+    hurt, unhurt = _learned(workplace, name), _learned(workplace, calm)
+    assert len(hurt) >= 4
+    assert {step: unhurt[step] for step in hurt} == hurt
+
+
+def test_a_killed_engine_that_may_not_be_replaced_is_named_as_the_cause(
     workplace: Workplace, resumed, request: pytest.FixtureRequest
 ) -> None:
     name = request.node.name
-    with resumed() as attempt:
+    with resumed("--set", "fault.max_restarts=0") as attempt:
         assert listening_beyond_loopback(attempt.processes) == []
         log, mark = "engine-1-server.log", "sglang::scheduler"
         _writer(workplace, name, attempt, log=log, mark=mark).send_signal(signal.SIGKILL)
     finished = attempt.finished
     assert finished.code == 1, finished
     assert "engine 1" in finished.err and "Traceback (most recent call last)" not in finished.err
+    assert "fault.max_restarts" in finished.err
     assert re.search(rf"or: miles resume runs/{name}   # goes on from step \d+\n", finished.err), (
         finished
     )

@@ -18,6 +18,7 @@ from typing import Any
 from milescli.backends.sglang.batching import RequestBatcher, Stream
 from milescli.backends.sglang.http import EngineDied, EngineHttp
 from milescli.backends.sglang.reply import PartialResponse, prompt_logprobs, read_reply
+from milescli.backends.sglang.router_workers import RouterWorkers
 from milescli.core.errors import WaitTimeout
 from milescli.core.types import EngineAddress, StopReason, WeightVersion
 from milescli.core.units import format_duration
@@ -49,6 +50,9 @@ class SglangFleet:
         self.on_death: Callable[[EngineDied], None] | None = None
         """Told of an engine that was removed, to put another in its place; None: an engine's death
         is an error of whoever asks."""
+        self._router = RouterWorkers(self.http) if router_url is not None else None
+        self._removals = list[asyncio.Task[None]]()
+        """What the router is or was told of engines that died."""
         self._batcher = RequestBatcher({engine.url: self._stream_of(engine) for engine in engines})
         self._response_timeout_s = response_timeout_s
         self._order_timeout_s = order_timeout_s
@@ -79,6 +83,9 @@ class SglangFleet:
 
     async def close(self) -> None:
         """Give the sockets back; the engines live on."""
+        for removal in self._removals:
+            removal.cancel()
+        await asyncio.gather(*self._removals, return_exceptions=True)
         await self._batcher.close()
         await self.http.close()
 
@@ -109,6 +116,8 @@ class SglangFleet:
         together."""
         if self.http.router_url is None:
             return await self._batcher.ask(body, timeout_s=timeout_s)
+        for removal in self._removals:  # else the router may pick one that is gone
+            await asyncio.shield(removal)
         return await self.http.ask_any("/generate", body, timeout_s=timeout_s)
 
     async def score(self, token_ids: list[int]) -> array[float]:
@@ -148,6 +157,8 @@ class SglangFleet:
             self.http.engines = left
             self._batcher.remove(error.url, error)
             self._set_open()
+            if self._router is not None:
+                self._removals.append(asyncio.ensure_future(self._router.remove(error.url)))
 
     async def remove_dead(self) -> bool:
         """See RolloutEngine."""
@@ -162,6 +173,8 @@ class SglangFleet:
             if self._loaded is not None:
                 await self._load_into(engine, self._loaded)
             await self._ready_one(engine, version)
+            if self._router is not None:
+                await self._router.add(engine)
             self.http.engines = [*self.http.engines, engine]
             self._batcher.add(engine.url, self._stream_of(engine))
             self._set_open()

@@ -21,6 +21,8 @@ from milescli.core.units import format_duration
 
 RETRY_WAITS_S = (0.1, 0.5, 2.0)
 """Before each further try of a request whose connection broke."""
+ROUTER_RETRY_WAITS_S = (*RETRY_WAITS_S, 5.0, 10.0, 15.0)
+"""The same where a router is asked: one that died is replaced within seconds."""
 HEALTH_TIMEOUT_S = 10.0
 """An engine that is alive answers /health while it works; a busy machine may take seconds."""
 _EVENT, _LAST_EVENT = b"data: ", b"data: [DONE]"
@@ -73,7 +75,8 @@ class EngineHttp:
         """Those in service; may change."""
         self.router_url = router_url
         self._caller = caller
-        self._headers = bearer(keys.pop())
+        self.headers = bearer(keys.pop())
+        """That every request bears."""
         self._last_reply_s = {engine.name: time.monotonic() for engine in engines}
         """By name, of those that were ever in service."""
         self._session: aiohttp.ClientSession | None = None
@@ -108,7 +111,7 @@ class EngineHttp:
         first = self.engines[0]
         base, who = (self.router_url, "the router") if self.router_url else (first.url, first.name)
         call = _Call(url=f"{base}{path}", who=who, engines=[*self.engines], timeout_s=timeout_s)
-        for wait_s in RETRY_WAITS_S:
+        for wait_s in ROUTER_RETRY_WAITS_S if self.router_url else RETRY_WAITS_S:
             try:
                 return await self._post(call, body)
             except Hiccup:
@@ -154,7 +157,7 @@ class EngineHttp:
         try:
             async with (
                 asyncio.timeout(call.timeout_s) as bound,
-                self.session().post(call.url, json=body, headers=self._headers) as response,
+                self.session().post(call.url, json=body, headers=self.headers) as response,
             ):
                 yield response
         except TimeoutError:

@@ -111,7 +111,12 @@ def test_a_run_over_two_nodes_survives_its_driver_and_leaves_nothing(
     assert max(report["logprob_diff_max"] for report in reports) <= 1e-4
 
 
-def test_a_node_that_dies_is_named_and_nothing_is_left_on_the_others(
+def _the(node: SmallNode, part: str) -> psutil.Process:
+    """The process of the run with this in its command line."""
+    return next(each for each in _ours(node) if part in " ".join(each.cmdline()))
+
+
+def test_router_and_engine_are_replaced_and_a_node_that_dies_is_named_and_nothing_is_left(
     own_cluster: SmallCluster,
 ) -> None:
     (own_cluster.shared / "tiny.yaml").write_text(TINY)
@@ -128,7 +133,13 @@ def test_a_node_that_dies_is_named_and_nothing_is_left_on_the_others(
         "train.steps=9999",
     ]
     driver = own_cluster.start(command, cwd=own_cluster.shared, env=_environment(own_cluster))
-    _wait_for(own_cluster.shared / "runs" / "long", "StepDone", driver)
+    run = own_cluster.shared / "runs" / "long"
+    _wait_for(run, "StepDone", driver)
+    for node, part, worker in ((0, "router_process", "router"), (1, "::scheduler", "engine 1")):
+        _the(own_cluster.nodes[node], part).kill()
+        _wait_for(run, "WorkerReplaced", driver, worker=worker)
+        reached = max(event["step"] for event in _events(run) if event["event"] == "StepDone")
+        _wait_for(run, "StepDone", driver, step=reached + 2)
     own_cluster.end(1)
     out, err = driver.communicate(timeout=120)
     finished = Finished(driver.returncode, out, err)
@@ -168,11 +179,21 @@ def _events(run: Path) -> list[dict]:
     )
 
 
-def _wait_for(run: Path, name: str, driver) -> None:
+def _wait_for(run: Path, name: str, driver, **fields: object) -> None:
+    """For the first event of that name with these fields."""
+    wanted = {"event": name, **fields}.items()
     assert not wait_until_gone(
-        lambda: not any(event["event"] == name for event in _events(run)) and driver.poll() is None,
+        lambda: (
+            not any(wanted <= _plain(event).items() for event in _events(run))
+            and driver.poll() is None
+        ),
         seconds=600,
     )
     if driver.poll() is not None:
         out, err = driver.communicate()
         raise AssertionError(str(Finished(driver.returncode, out, err)))
+
+
+def _plain(event: dict) -> dict:
+    """Without what no field is compared with."""
+    return {name: value for name, value in event.items() if not isinstance(value, dict | list)}
