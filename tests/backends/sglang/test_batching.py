@@ -8,7 +8,7 @@ import pytest
 
 from milescli.backends.sglang import batching
 from milescli.backends.sglang.batching import MAX_BATCH, RequestBatcher
-from milescli.backends.sglang.http import Hiccup
+from milescli.backends.sglang.http import EngineDied, Hiccup
 
 TIMEOUT_S = 30.0
 
@@ -175,3 +175,43 @@ def test_a_call_that_nobody_waits_for_any_more_is_given_up(num_replies):
         return left_early, engine.was_left
 
     assert asyncio.run(main()) == (False, True)
+
+
+def test_what_a_removed_engine_had_not_replied_to_fails_at_once_and_the_others_go_on():
+    async def main():
+        other, never = Engine(), asyncio.Event()
+
+        async def stuck(sent, timeout_s):
+            yield part(0, sent["input_ids"][0])
+            await never.wait()
+
+        asked = batcher(stuck, other.stream)
+        tasks = [asyncio.create_task(asked.ask(body(n), timeout_s=TIMEOUT_S)) for n in range(4)]
+        await asyncio.sleep(0.01)
+        asked.remove("engine 0", EngineDied("engine 0 is dead", why="", fix=""))
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        again = await asked.ask(body(9), timeout_s=TIMEOUT_S)
+        await asked.close()
+        return outcomes, again
+
+    (first, second, *rest), again = asyncio.run(main())
+    assert first["said"] == [0] and isinstance(second, EngineDied)
+    assert [reply["said"] for reply in rest] == [[2], [3]]
+    assert again["said"] == [9]
+
+
+def test_without_any_engine_requests_fail_and_with_a_new_one_they_do_not():
+    async def main():
+        asked, new = batcher(Engine().stream), Engine()
+        asked.remove("engine 0", EngineDied("engine 0 is dead", why="", fix=""))
+        outcomes = await asyncio.gather(
+            *(asked.ask(body(n), timeout_s=TIMEOUT_S) for n in range(2)), return_exceptions=True
+        )
+        asked.add("engine 1", new.stream)
+        reply = await asked.ask(body(7), timeout_s=TIMEOUT_S)
+        await asked.close()
+        return outcomes, reply
+
+    outcomes, reply = asyncio.run(main())
+    assert [type(outcome) for outcome in outcomes] == [EngineDied, EngineDied]
+    assert reply["said"] == [7]
