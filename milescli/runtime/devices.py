@@ -132,7 +132,8 @@ class Devices:
                 if verify:
                     await self.trainer.verify(self.fleet)
             except WorkerDied:
-                if not await self.engines.remove_dead():
+                is_removed = engines != list(self.engines.engines)  # somebody else saw it first
+                if not is_removed and not await self.engines.remove_dead():
                     raise
             else:
                 return

@@ -79,6 +79,7 @@ class EngineKeeper:
         self._step, self._join = step, join
         self._healing: dict[int, asyncio.Task[None]] = {}
         self._failure: Exception | None = None
+        self._is_closed = False
         self.on_empty: Callable[[], None] | None = None
         """Called where no engine is left for the moment."""
         fleet.on_death = self._hear
@@ -87,14 +88,14 @@ class EngineKeeper:
         """Look at the engines; a dead one is replaced from here on. Raises WorkerDied where it is
         not, as bounds are met."""
         there = [self._engines.actors[i] for i in self._indices if i not in self._healing]
-        if self._failure is None:
+        if self._failure is None and not self._is_closed:
             await asyncio.gather(*(self._look(engine) for engine in there))
         if self._failure is not None:
             raise self._failure
 
     async def close(self) -> None:
         """Start nothing more."""
-        self._fleet.on_death = None
+        self._fleet.on_death, self._is_closed = None, True
         tasks = list(self._healing.values())
         for task in tasks:
             task.cancel()

@@ -180,6 +180,20 @@ def test_an_engine_that_dies_of_a_publish_is_left_out_and_the_next_one_is_given_
     ]
 
 
+def test_an_engine_that_somebody_else_removed_meanwhile_is_no_error() -> None:
+    told: list[str] = []
+    engines = Dying("engines", told)
+
+    class Slow(Refused):
+        async def publish(self, version: int, fleet: str) -> None:
+            engines.engines = []
+            await super().publish(version, fleet)
+
+    devices = Devices(taking_turns=False, trainer=Slow("trainer", told), engines=engines)
+    asyncio.run(devices.publish(WeightVersion(1)))
+    assert told[-2:] == ["trainer.publish to rollout", "engines.resume"]
+
+
 def test_a_publish_that_fails_for_another_reason_is_an_error() -> None:
     told: list[str] = []
     engines = Dying("engines", told)

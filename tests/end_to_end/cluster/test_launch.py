@@ -111,9 +111,9 @@ def test_a_run_over_two_nodes_survives_its_driver_and_leaves_nothing(
     assert max(report["logprob_diff_max"] for report in reports) <= 1e-4
 
 
-def _the(node: SmallNode, part: str) -> psutil.Process:
-    """The process of the run with this in its command line."""
-    return next(each for each in _ours(node) if part in " ".join(each.cmdline()))
+def _the(processes: list[psutil.Process], part: str) -> psutil.Process:
+    """The one with this in its command line."""
+    return next(process for process in processes if part in " ".join(process.cmdline()))
 
 
 def test_router_and_engine_are_replaced_and_a_node_that_dies_is_named_and_nothing_is_left(
@@ -135,8 +135,11 @@ def test_router_and_engine_are_replaced_and_a_node_that_dies_is_named_and_nothin
     driver = own_cluster.start(command, cwd=own_cluster.shared, env=_environment(own_cluster))
     run = own_cluster.shared / "runs" / "long"
     _wait_for(run, "StepDone", driver)
-    for node, part, worker in ((0, "router_process", "router"), (1, "::scheduler", "engine 1")):
-        _the(own_cluster.nodes[node], part).kill()
+    for victim, worker in (
+        (_the(psutil.Process(driver.pid).children(recursive=True), "router_process"), "router"),
+        (_the(_ours(own_cluster.nodes[1]), "sglang::scheduler"), "engine 1"),
+    ):
+        victim.kill()
         _wait_for(run, "WorkerReplaced", driver, worker=worker)
         reached = max(event["step"] for event in _events(run) if event["event"] == "StepDone")
         _wait_for(run, "StepDone", driver, step=reached + 2)
