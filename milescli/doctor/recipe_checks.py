@@ -74,7 +74,7 @@ def check_reward_of(recipe: Recipe) -> list[Finding]:
     from milescli.rollout.rewards import load_rewards
 
     load_rewards(recipe.rollout)
-    if recipe.rollout.is_scored_by_agent:
+    if recipe.rollout.plays_environment:
         from milescli.rollout.environments import require_environment
 
         require_environment(recipe.rollout.environment)

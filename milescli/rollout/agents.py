@@ -22,6 +22,7 @@ AGENTS = Registry(
         "environment": "milescli.agents.environment:EnvironmentAgent",
         "multi_agent": "milescli.agents.multi_agent:MultiAgent",
         "chat": "milescli.agents.chat:Chat",
+        "verifiers": "milescli.agents.verifiers:VerifiersAgent",
     },
     signature=("prompt", "session"),
     others=(("settings",),),

@@ -33,6 +33,7 @@ _OF_AGENTS = {
     "rounds",
     "final_role",
     "user",
+    "verifiers",
 }
 """What an agent's process is told of `rollout`."""
 _PROCESSES: weakref.WeakValueDictionary[tuple[str, str | None, str], AgentProcess] = (

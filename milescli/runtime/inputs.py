@@ -121,7 +121,7 @@ def _require_what_rollout_asks(recipe: Recipe) -> None:
     for rollout in rollouts_of(recipe):
         load_rewards(rollout)
     require_agent(recipe.rollout)
-    if recipe.rollout.is_scored_by_agent:
+    if recipe.rollout.plays_environment:
         require_environment(recipe.rollout.environment)
 
 
@@ -176,7 +176,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         demonstrations_of(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
     )
     trained = sources_of(recipe, prompts) if prompts is not None else []
-    if recipe.rollout.is_scored_by_agent and trained:
+    if recipe.rollout.plays_environment and trained:
         try_environment(recipe.rollout.environment, trained[0][0].first(1)[0])
     for part, rollout in trained:
         check_labels_of(rollout, part, None, output=output)
