@@ -14,7 +14,7 @@ from milescli.recipe.agents import Role, UserSettings
 from milescli.recipe.data import Data
 from milescli.recipe.environments import EnvironmentSettings
 from milescli.recipe.evaluation import Evaluation
-from milescli.recipe.foreign import FOREIGN, VerifiersSettings
+from milescli.recipe.foreign import FOREIGN, HarborSettings, VerifiersSettings
 from milescli.recipe.layout import EngineSettings, Parallel
 from milescli.recipe.mcp import McpServer
 from milescli.recipe.model import Model
@@ -48,10 +48,11 @@ class Rollout(Section):
     agent: str = "single_turn"
     """How a prompt becomes a sample: single_turn (one response); tools (turns of the model and of
     `tools`, until it calls none); environment (turns in `environment`, which says the reward);
-    multi_agent (turns of `roles`); chat (turns of the model and of `user`); verifiers (episodes of
-    that package, which says the reward); or an import path `mypkg.agents:solve`."""
+    multi_agent (turns of `roles`); chat (turns of the model and of `user`); verifiers, harbor
+    (episodes of these packages, which say the reward); or an import path `mypkg.agents:solve`."""
     environment: EnvironmentSettings = EnvironmentSettings()
     verifiers: VerifiersSettings = VerifiersSettings()
+    harbor: HarborSettings = HarborSettings()
     tools: list[str] = Field(default=[])
     """What the model may call, and is told of by its chat template: calculator; python (in a
     sandbox, within `code`'s memory); search (in `search`); or import paths `mypkg.tools:lookup`."""

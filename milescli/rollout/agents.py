@@ -23,6 +23,7 @@ AGENTS = Registry(
         "multi_agent": "milescli.agents.multi_agent:MultiAgent",
         "chat": "milescli.agents.chat:Chat",
         "verifiers": "milescli.agents.verifiers:VerifiersAgent",
+        "harbor": "milescli.agents.harbor:HarborAgent",
     },
     signature=("prompt", "session"),
     others=(("settings",),),

@@ -34,6 +34,7 @@ _OF_AGENTS = {
     "final_role",
     "user",
     "verifiers",
+    "harbor",
 }
 """What an agent's process is told of `rollout`."""
 _PROCESSES: weakref.WeakValueDictionary[tuple[str, str | None, str], AgentProcess] = (

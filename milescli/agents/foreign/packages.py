@@ -106,6 +106,13 @@ PACKAGES = (
         python=(3, 11),
         python_below=(3, 15),
     ),
+    Package(
+        name="harbor",
+        about="Tasks of harbor: a program works at one in a container, its tests say the reward",
+        use="rollout.agent=harbor",
+        python=(3, 12),
+        python_below=(3, 15),
+    ),
 )
 
 

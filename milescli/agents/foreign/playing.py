@@ -3,6 +3,7 @@ package's process, and what it says becomes an Outcome."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,10 @@ from milescli.agents.foreign.host import ForeignHost
 from milescli.core.errors import AgentError, RecipeError
 from milescli.core.types import Prompt
 from milescli.core.user_process import CallFailed
+from milescli.recipe.foreign import FOREIGN
+from milescli.recipe.schema import Rollout
+from milescli.recipe.section import plain
+from milescli.rollout.agents import AGENTS, is_built_in, made
 from milescli.rollout.base import Outcome, Session
 
 MODEL = "policy"
@@ -57,6 +62,28 @@ def outcome_of(said: Mapping[str, Any], *, package: str) -> Outcome:
         is_cut=said["is_cut"],
         figures={name: float(value) for name, value in said["figures"].items()},
     )
+
+
+def require_environment_there(rollout: Rollout) -> None:
+    """Begins the process of the package that plays the recipe's episodes, where one does; it is the
+    run's. Raises RecipeError where its environment cannot be loaded, MachineError where the package
+    is not installed."""
+    if rollout.agent not in FOREIGN or not is_built_in(rollout):
+        return
+    agent: Any = made(AGENTS.path_of(rollout.agent, key="rollout.agent"), rollout)
+    host: ForeignHost = agent.host
+    try:
+        host.ask_now("ping", {}, timeout_s=ASK_TIMEOUT_S)
+    except (CallFailed, AgentError) as error:
+        settings = plain(getattr(rollout, rollout.agent))
+        raise RecipeError(
+            f"the environment of `rollout.{rollout.agent}` cannot be loaded",
+            why=error.why if isinstance(error, AgentError) else str(error),
+            fix=[
+                f"{host.package.interpreter} -m pip install ...   # what it lacks",
+                f"--set 'rollout.{rollout.agent}={json.dumps(settings)}'   # with what is right",
+            ],
+        ) from None
 
 
 def rows_of(host: ForeignHost, method: str, **params: Any) -> list[dict[str, Any]]:
