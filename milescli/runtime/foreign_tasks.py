@@ -1,5 +1,5 @@
-"""Tasks of an environment of another package as rows of a run: `task:verifiers`, `task:harbor`. Which they are is
-said by the recipe's `rollout`, so that they are written before other tasks are."""
+"""Tasks of an environment of another package as rows of a run: `task:verifiers`, `task:harbor`.
+The recipe's `rollout` says which they are, so that they are written before other tasks are."""
 
 from __future__ import annotations
 

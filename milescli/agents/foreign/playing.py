@@ -34,15 +34,24 @@ def host_of(host: ForeignHost) -> ForeignHost:
 async def played(
     host: ForeignHost, prompt: Prompt, session: Session, *, timeout_s: float
 ) -> Outcome:
-    """One episode of the row whose label names a task of the package. Raises CallFailed with what
-    the package raised, which may come of the session."""
+    """One episode of the row whose label names a task of the package. Raises AgentError with what
+    the package raised; CallFailed where that may come of the session."""
     asked = {
         "task": prompt.label,
         "base_url": session.base_url,
         "api_key": session.api_key,
         "model": MODEL,
     }
-    said = await host.ask("play", asked, timeout_s=timeout_s)
+    try:
+        said = await host.ask("play", asked, timeout_s=timeout_s)
+    except CallFailed as error:
+        if getattr(session, "engine_failure", error) is not None:
+            raise  # whose fault it is is known to who plays the episode
+        raise AgentError(
+            f"an episode of {host.package.name} failed",
+            why=str(error),
+            fix=f"mend what it plays in, which `rollout.{host.package.name}` names",
+        ) from None
     return outcome_of(said, package=host.package.name)
 
 

@@ -16,6 +16,8 @@ import traceback
 CLOSE_TIMEOUT_S = 20.0
 """For what the tasks that are given up, and the handler, have to clean up."""
 LINE_BYTES = 1 << 28
+NUM_FRAMES = 3
+"""Of a traceback that are told, the innermost."""
 
 
 def serve(handler):
@@ -57,7 +59,8 @@ async def _serve(handler, requests, replies):
             return
         except BaseException as error:
             told = {"message": f"{type(error).__name__}: {error}"}
-            told["traceback"] = "".join(traceback.format_exception(error))[-4000:]
+            lines = traceback.format_exception(error, limit=-NUM_FRAMES, chain=False)
+            told["traceback"] = "".join(lines)[-4000:]
             reply = {"id": request["id"], "error": told}
         send(reply)
 

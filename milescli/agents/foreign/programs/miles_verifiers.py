@@ -6,8 +6,11 @@ import itertools
 import json
 import os
 
+import httpx
 import miles_serving
 import verifiers.v1 as vf
+from verifiers.v1.clients import eval as eval_client
+from verifiers.v1.clients.base import DEFAULT_LIMITS
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.utils.loaders import (
@@ -17,6 +20,11 @@ from verifiers.v1.utils.loaders import (
     resolve_env_config,
 )
 
+CERTIFICATES = httpx.create_ssl_context()
+eval_client.build_async_httpx = lambda config: httpx.AsyncClient(
+    timeout=httpx.Timeout(**config.timeout.model_dump()), limits=DEFAULT_LIMITS, verify=CERTIFICATES
+)
+"""verifiers makes a client for each episode, which reads all certificates each time: 40 ms."""
 CHAT = "miles_chat"
 DEFAULT_HARNESS = "bash"
 """What verifiers takes where a taskset brings none: a program, in a container."""
@@ -59,7 +67,7 @@ class Playing:
             episode = await self.environment.run_slot(slot, context)
         finally:
             os.environ.pop(variable, None)
-        return _outcome(episode)
+        return _outcome(episode, base_url)
 
     async def close(self):
         self._end.set()
@@ -120,11 +128,19 @@ def _row(task):
     return {"prompt": messages, "label": label}
 
 
-def _outcome(episode):
+def _outcome(episode, base_url):
     if not episode.ok:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         told = [f"{error.type}: {error.message}\n{error.traceback or ''}" for error in errors]
         raise RuntimeError("the episode failed\n" + "\n".join(told)[-3000:])
+    for trace in episode.traces:
+        client = trace.agent.config.client
+        if not trace.agent.trainable and client is not None and client.base_url == base_url:
+            raise RuntimeError(
+                f"the seat `{trace.agent.name}` is not to be trained, and was played by the "
+                "policy, which is; give it `client` and `model` of another in "
+                "`rollout.verifiers.options`"
+            )
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     if not traces:
         raise RuntimeError("no seat of the environment is trained")
