@@ -112,6 +112,8 @@ class ForeignHost:
 
     def _begun(self) -> tuple[ForeignProcess, concurrent.futures.Future[Any]]:
         with self._lock:
+            if self._process is not None and not self._process.lives:
+                self._process, self._num_lost = None, self._num_lost + 1
             if self._process is None:
                 self.package.require(asked_by=f"`{self.package.use}`")
                 self._process = ForeignProcess(
