@@ -164,7 +164,7 @@ class Rollout(Section):
         """`reward` in words: `math`, or `math + 0.1 x format`."""
         if self.is_scored_by_agent:
             if self.agent in FOREIGN:
-                return f"of {self.agent}"
+                return f"of an environment of {self.agent}"
             return f"of the environment {self.environment.name}"
         return " + ".join(
             name if weight == 1.0 else f"{weight:g} x {name}"
