@@ -3,6 +3,7 @@ that it runs on. The package of these tests is a wheel that they write; nothing 
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import json
 import subprocess
@@ -15,9 +16,16 @@ import pytest
 
 from milescli.agents.foreign import install as installing
 from milescli.agents.foreign.install import chosen, install
-from milescli.agents.foreign.packages import PACKAGES, Package, environments_dir, package_named
+from milescli.agents.foreign.packages import (
+    PACKAGES,
+    PROGRAMS,
+    Package,
+    environments_dir,
+    package_named,
+)
 from milescli.core.errors import MachineError, RecipeError
 from milescli.core.pins import pin
+from tests.test_layers import imports_of
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -137,6 +145,9 @@ def test_each_is_pinned_and_has_a_program() -> None:
     for package in PACKAGES:
         assert package.requirements == [f"{package.name}=={pin(package.name)}"]
         assert package.program.is_file()
+    for program in PROGRAMS.glob("*.py"):  # nothing of miles is there
+        imports = imports_of(ast.parse(program.read_text()), program.stem, is_package=False)
+        assert not [one for one in imports if one.module.split(".")[0] == "milescli"]
     with pytest.raises(RecipeError, match="no environments are called `openev`") as caught:
         package_named("openev")
     assert caught.value.fixes == ["miles env install openenv"]
