@@ -13,6 +13,7 @@ from milescli.core.errors import AgentError, RecipeError
 from milescli.core.user_process import CallFailed
 from milescli.rollout.environments import Step
 
+FULL = "CAPACITY_REACHED"
 CALL_TIMEOUT_S = 3600.0
 """`rollout.environment.step_timeout_s` is shorter, and ends the process."""
 
@@ -86,8 +87,14 @@ class OpenEnvEnvironment:
             return self._host.ask_now(method, params, timeout_s=CALL_TIMEOUT_S)
         except CallFailed as error:
             server = self._host.start["url"] or self._host.start["server"]
+            fix = "miles env check openenv --settings '{...}'   # with those of the recipe"
+            if FULL in str(error):
+                fix = (
+                    "let the server take more sessions at once: `max_concurrent_envs`, of an "
+                    "environment whose SUPPORTS_CONCURRENT_SESSIONS is true"
+                )
             raise AgentError(
                 "the environment `openenv` failed",
                 why=f"{server}: {error}",
-                fix="miles env check openenv --settings '{...}'   # with those of the recipe",
+                fix=fix,
             ) from None

@@ -9,13 +9,17 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 
 import miles_serving
 from openenv.core.generic_client import GenericEnvClient
 
-READY_TIMEOUT_S = 90.0
+READY_TIMEOUT_S = 110.0
 """For a server that is started here."""
+TAIL_BYTES = 1000
+"""Of what it prints, told where it ends too early."""
+LAST_WORDS_S = 1.0
 MESSAGE_TIMEOUT_S = 3600.0
 """Who asks has a bound of its own."""
 TOLD_APART = ("done", "reward", "metadata")
@@ -29,7 +33,7 @@ class Sessions:
 
     def __init__(self):
         self._url = self._server = self._action = self._observation = None
-        self._numbers, self._open = itertools.count(), {}
+        self._numbers, self._open, self._tail = itertools.count(), {}, b""
 
     async def start(self, url, server, action, observation):
         """`url` of a server that is there, or `server`, `module:app`, of one that is begun here;
@@ -74,20 +78,32 @@ class Sessions:
         number = listener.fileno()
         command = [sys.executable, "-m", "uvicorn", server, "--fd", str(number)]
         self._server = subprocess.Popen(
-            [*command, "--log-level", "warning"], pass_fds=[number], stdin=subprocess.DEVNULL
+            [*command, "--log-level", "warning"],
+            pass_fds=[number],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )
+        printed = threading.Thread(target=self._keep_tail, args=(self._server.stderr,), daemon=True)
+        printed.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         listener.close()
         async with asyncio.timeout(READY_TIMEOUT_S):
             while True:
                 if self._server.poll() is not None:
+                    await asyncio.to_thread(printed.join, LAST_WORDS_S)
+                    told = self._tail.decode("utf-8", "replace").strip()
                     code = self._server.returncode
-                    raise RuntimeError(f"the server {server} ended with exit code {code}")
+                    raise RuntimeError(f"{server} ended with exit code {code}: {told}")
                 try:
                     await asyncio.to_thread(_fetched, f"{url}/health")
                     return url
                 except (OSError, ValueError):
                     await asyncio.sleep(0.1)
+
+    def _keep_tail(self, pipe):
+        while piece := pipe.read1():
+            self._tail = (self._tail + piece)[-TAIL_BYTES:]
+            os.write(2, piece)
 
     def _action_of(self, text):
         """A JSON object is the action; other text its only field of text."""
