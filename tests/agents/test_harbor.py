@@ -59,6 +59,24 @@ def test_what_cannot_be_worked_at_is_told() -> None:
     assert "holds no task of harbor" in refused.value.why
 
 
+@needs("harbor")
+def test_containers_that_cannot_be_had_are_refused_before_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(RecipeError) as caught:
+        require_environment_there(rollout_of(environment="docker"))
+    assert "Docker is not installed" in caught.value.why
+
+
+@needs("harbor")
+def test_an_agent_that_runs_out_of_time_is_scored_and_cut() -> None:
+    rollout = rollout_of(agent_options={"override_timeout_sec": 3.0})
+    said = "printf hello > greeting; exec sleep 60"
+    outcome, _ = played(HarborAgent(rollout), [said], "hello")
+    assert outcome.is_cut and outcome.reward == 1.0
+
+
 def test_a_recipe_says_which_tasks() -> None:
     with pytest.raises(RecipeError, match="the agent `harbor` has no tasks"):
         check_agents(Recipe.model_validate({"rollout": {"agent": "harbor"}}))

@@ -12,6 +12,7 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it is fetc
 
 import miles_serving
 from harbor.agents.factory import AgentFactory
+from harbor.environments.factory import EnvironmentFactory
 from harbor.models.environment_type import EnvironmentType
 from harbor.models.task.task import Task
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TrialConfig
@@ -50,6 +51,10 @@ class Trials:
         kind = {"import_path": environment} if is_path else {"type": EnvironmentType(environment)}
         self._environment = {**kind, **environment_options}
         EnvironmentConfig(**self._environment)
+        # is there a container engine, or a key of who has one?
+        await asyncio.to_thread(
+            EnvironmentFactory.run_preflight, kind.get("type"), kind.get("import_path")
+        )
         self._reward = reward
         return {"tasks": len(self._tasks)}
 
