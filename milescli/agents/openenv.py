@@ -52,7 +52,7 @@ class OpenEnvEnvironment:
         """`url`: of a server that is there; `server`: the import path of one's app, started on
         loopback by each process of environments; `action`: the field that a model's text is, where
         it is no JSON object, by default the only one that is text; `observation`: the field that
-        the model is told, by default the only one, else all of them as JSON; `reset`: what the
+        the model is shown, by default the only one, else all of them as JSON; `reset`: what the
         environment's reset takes beside the seed."""
         self.require({"url": url, "server": server})
         start = {"url": url, "server": server, "action": action, "observation": observation}
@@ -63,18 +63,18 @@ class OpenEnvEnvironment:
 
     def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
         """What the server tells first. It is given `seed`."""
-        told = self._ask("reset", session=self._session, seed=seed, options=self._options)
-        self._session, self._num_unclear = told["session"], 0
-        return told["observation"]
+        start = self._ask("reset", session=self._session, seed=seed, options=self._options)
+        self._session, self._num_unclear = start["session"], 0
+        return start["observation"]
 
     def step(self, action: str) -> Step:
         """A JSON object is the action itself, other text the field `action` of one."""
-        told = self._ask("step", session=self._session, text=action)
-        if "unclear" in told:
+        step = self._ask("step", session=self._session, text=action)
+        if "unclear" in step:
             self._num_unclear += 1
             figures = {"not_understood": float(self._num_unclear)}
-            return Step(observation=told["unclear"], figures=figures)
-        return Step(**told)
+            return Step(observation=step["unclear"], figures=figures)
+        return Step(**step)
 
     def close(self) -> None:
         """Of its session."""

@@ -37,10 +37,10 @@ def show_listed(
 ) -> None:
     """One line each. `packages`: with virtual environments of their own, and why one cannot be
     used here."""
-    told: dict[str, Any] = {kind: [asdict(row) for row in rows]}
+    listed: dict[str, Any] = {kind: [asdict(row) for row in rows]}
     if packages:
-        told["packages"] = [_told(package, lack) for package, lack in packages]
-    output.json(kind, told)
+        listed["packages"] = [_as_json(package, lack) for package, lack in packages]
+    output.json(kind, listed)
     columns = ["name", "what it is", "takes", "here"]
     table = [(row.name, row.about, row.takes, "no" if row.lacks else "yes") for row in rows]
     output.table(columns, table)
@@ -68,7 +68,7 @@ def show_listed(
 def show_installed(done: Installed, *, output: Output) -> None:
     """Where it is, and how it is used."""
     package = done.package
-    output.json("package", {**_told(package, None), "python": done.python})
+    output.json("package", {**_as_json(package, None), "python": done.python})
     if done.was_there:
         output.text(f"{package.name} was installed already")
     output.kv(
@@ -87,7 +87,7 @@ def show_installed(done: Installed, *, output: Output) -> None:
     )
 
 
-def _told(package: Package, lack: str | None) -> dict[str, Any]:
+def _as_json(package: Package, lack: str | None) -> dict[str, Any]:
     return {
         "name": package.name,
         "about": package.about,

@@ -3,7 +3,6 @@ package's process, and what it says becomes an Outcome."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +13,6 @@ from milescli.core.types import Prompt
 from milescli.core.user_process import CallFailed
 from milescli.recipe.foreign import FOREIGN
 from milescli.recipe.schema import Rollout
-from milescli.recipe.section import plain
 from milescli.rollout.agents import AGENTS, is_built_in, made
 from milescli.rollout.base import Outcome, Session
 
@@ -84,13 +82,12 @@ def require_environment_there(rollout: Rollout) -> None:
     try:
         host.ask_now("ping", {}, timeout_s=ASK_TIMEOUT_S)
     except (CallFailed, AgentError) as error:
-        settings = plain(getattr(rollout, rollout.agent))
         raise RecipeError(
             f"the environment of `rollout.{rollout.agent}` cannot be loaded",
             why=error.why if isinstance(error, AgentError) else str(error),
             fix=[
-                f"{host.package.interpreter} -m pip install ...   # what it lacks",
-                f"--set 'rollout.{rollout.agent}={json.dumps(settings)}'   # with what is right",
+                f"mend `rollout.{rollout.agent}` in the recipe",
+                f"{host.package.interpreter} -m pip install ...   # a module that is not found",
             ],
         ) from None
 

@@ -90,8 +90,8 @@ class Trials:
         failure = result.exception_info
         is_cut = failure is not None and failure.exception_type in TOO_LONG
         if failure is not None and not is_cut:
-            told = failure.exception_traceback[-3000:]
-            raise RuntimeError(f"the trial failed: {failure.exception_message}\n{told}")
+            trace = failure.exception_traceback[-3000:]
+            raise RuntimeError(f"the trial failed: {failure.exception_message}\n{trace}")
         verified = result.verifier_result
         rewards = dict((verified.rewards if verified is not None else None) or {})
         name = self._reward or (REWARD if REWARD in rewards else next(iter(rewards), None))

@@ -18,7 +18,7 @@ from openenv.core.generic_client import GenericEnvClient
 READY_TIMEOUT_S = 110.0
 """For a server that is started here."""
 TAIL_BYTES = 1000
-"""Of what it prints, told where it ends too early."""
+"""Of what it prints, for the error where it ends too early."""
 LAST_WORDS_S = 1.0
 MESSAGE_TIMEOUT_S = 3600.0
 """Who asks has a bound of its own."""
@@ -51,8 +51,8 @@ class Sessions:
             session = f"{os.getpid()}-{next(self._numbers)}"
             client = GenericEnvClient(base_url=self._url, message_timeout_s=MESSAGE_TIMEOUT_S)
             self._open[session] = await client.__aenter__()
-        told = self._told(await self._open[session].reset(seed=seed, **options))
-        return {"session": session, "observation": told["observation"]}
+        step = self._step_of(await self._open[session].reset(seed=seed, **options))
+        return {"session": session, "observation": step["observation"]}
 
     async def step(self, session, text):
         if session not in self._open:
@@ -61,7 +61,7 @@ class Sessions:
             action = self._action_of(text)
         except ValueError as error:
             return {"unclear": str(error)}
-        return self._told(await self._open[session].step(action))
+        return self._step_of(await self._open[session].step(action))
 
     async def end(self, session):
         client = self._open.pop(session, None)
@@ -91,9 +91,9 @@ class Sessions:
             while True:
                 if self._server.poll() is not None:
                     await asyncio.to_thread(printed.join, LAST_WORDS_S)
-                    told = self._tail.decode("utf-8", "replace").strip()
+                    printed_last = self._tail.decode("utf-8", "replace").strip()
                     code = self._server.returncode
-                    raise RuntimeError(f"{server} ended with exit code {code}: {told}")
+                    raise RuntimeError(f"{server} ended with exit code {code}: {printed_last}")
                 try:
                     await asyncio.to_thread(_fetched, f"{url}/health")
                     return url
@@ -120,7 +120,7 @@ class Sessions:
             raise ValueError("an action of this environment is a JSON object")
         return {self._action: text.strip()}
 
-    def _told(self, result):
+    def _step_of(self, result):
         observation = {k: v for k, v in result.observation.items() if k not in TOLD_APART}
         if self._observation is not None:
             observation = observation[self._observation]

@@ -17,7 +17,7 @@ CLOSE_TIMEOUT_S = 20.0
 """For what the tasks that are given up, and the handler, have to clean up."""
 LINE_BYTES = 1 << 28
 NUM_FRAMES = 3
-"""Of a traceback that are told, the innermost."""
+"""Of a traceback in an error, the innermost."""
 
 
 def serve(handler):
@@ -48,8 +48,8 @@ async def _serve(handler, requests, replies):
         replies.flush()
 
     async def handled(request):
+        method = request["method"]
         try:
-            method = request["method"]
             if method.startswith("_") or method == "close":
                 raise ValueError(f"no request is called {method}")
             result = await getattr(handler, method)(**request.get("params") or {})
@@ -58,10 +58,7 @@ async def _serve(handler, requests, replies):
         except asyncio.CancelledError:
             return
         except BaseException as error:
-            told = {"message": f"{type(error).__name__}: {error}"}
-            lines = traceback.format_exception(error, limit=-NUM_FRAMES, chain=False)
-            told["traceback"] = "".join(lines)[-4000:]
-            reply = {"id": request["id"], "error": told}
+            reply = {"id": request["id"], "error": _error_of(error, is_start=method == "start")}
         send(reply)
 
     threading.Thread(target=read, daemon=True).start()
@@ -77,6 +74,16 @@ async def _serve(handler, requests, replies):
             tasks[number] = loop.create_task(handled(request))
             tasks[number].add_done_callback(lambda _, number=number: tasks.pop(number, None))
     await _end(handler, list(tasks.values()))
+
+
+def _error_of(error, *, is_start):
+    """What cannot be begun is a line, with its place; all else has its last frames."""
+    message = f"{type(error).__name__}: {error}"
+    if is_start:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return {"message": f"{message} ({place.filename}:{place.lineno})"}
+    lines = traceback.format_exception(error, limit=-NUM_FRAMES, chain=False)
+    return {"message": message, "traceback": "".join(lines)[-4000:]}
 
 
 async def _end(handler, tasks):

@@ -85,16 +85,16 @@ class Playing:
                 raise
             self._ready.set_exception(error)
 
-    async def _task(self, told):
+    async def _task(self, label):
         taskset = self.environment.taskset
-        data = json.loads(told)
+        data = json.loads(label)
         if isinstance(data, int):
-            found = await asyncio.to_thread(
+            numbered = await asyncio.to_thread(
                 lambda: next(itertools.islice(iter(taskset), data, None), None)
             )
-            if found is None:
+            if numbered is None:
                 raise ValueError(f"the environment has no task {data}")
-            return found
+            return numbered
         kind = type(taskset).task_type()
         return kind(kind.data_type().model_validate(data), taskset.config.task)
 
@@ -131,8 +131,8 @@ def _row(task):
 def _outcome(episode, base_url):
     if not episode.ok:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-        told = [f"{error.type}: {error.message}\n{error.traceback or ''}" for error in errors]
-        raise RuntimeError("the episode failed\n" + "\n".join(told)[-3000:])
+        lines = [f"{error.type}: {error.message}\n{error.traceback or ''}" for error in errors]
+        raise RuntimeError("the episode failed\n" + "\n".join(lines)[-3000:])
     for trace in episode.traces:
         client = trace.agent.config.client
         if not trace.agent.trainable and client is not None and client.base_url == base_url:
