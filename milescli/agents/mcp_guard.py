@@ -1,8 +1,10 @@
-"""The process around an MCP server that a run has started: it ends the server, with all that the
-server began, when the run's process is gone. Starts with the standard library alone.
+"""The process around an MCP server that a run has started, or around the process of a foreign
+package: it ends the server, with all that the server began, when the run's process is gone. Starts
+with the standard library alone.
 
 `python -I -S mcp_guard.py PID COMMAND...`: PID is the process that must live; standard input and
-output are the server's. `mcp_server` starts it, at the head of a process group of its own.
+output are the server's. `mcp_server` and `foreign.process` start it, at the head of a process group
+of its own.
 """
 
 import ctypes
@@ -12,6 +14,9 @@ import subprocess
 import sys
 
 PDEATHSIG = 1
+CHILD_SUBREAPER = 36
+MAX_ROUNDS = 64
+"""Of looking for what is left: each ends those whose parents the one before ended."""
 
 
 def main() -> None:
@@ -20,6 +25,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, end_group)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run
     libc.prctl(PDEATHSIG, signal.SIGTERM)
+    # what the server began in groups of their own is our child once its parent is gone
+    libc.prctl(CHILD_SUBREAPER, 1)
     if os.getppid() != parent:  # it was gone before it could tell
         end_group()
 
@@ -36,13 +43,35 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
-    server.wait()
+    while os.wait()[0] != server.pid:  # the others were left by their parents
+        pass
     end_group()
 
 
 def end_group(*_: object) -> None:
-    """All that is left of the server, and this process."""
+    """All that is left of the server, in whatever group, and this process."""
+    for _ in range(MAX_ROUNDS):
+        if not (left := children()):
+            break
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)  # ours to reap, so the number is no other's
+        for pid in left:
+            os.waitpid(pid, 0)
     os.killpg(0, signal.SIGKILL)
+
+
+def children() -> list[int]:
+    """Numbers of the processes whose parent this is."""
+    here = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                parent = file.read().rpartition(b")")[2].split()[1]
+        except OSError:
+            continue
+        if int(parent) == os.getpid():
+            here.append(int(name))
+    return here
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from milescli.commands import install_environment
 from milescli.commands.options import verb
 from milescli.console.output import Output
 
@@ -24,6 +25,7 @@ miles env: try an environment before a model does
   miles envs                  what there is
   miles env check NAME        does it do what an environment must?
   miles env play NAME         be the player, or watch a model behind an endpoint
+  miles env install NAME      environments of another package, in a place of their own
 """
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="Of `miles envs`, or mypkg.module:name.")
@@ -43,6 +45,7 @@ def register(app: typer.Typer) -> None:
     group.callback(invoke_without_command=True)(page)
     verb(group, "check", examples=CHECK_EXAMPLES)(check)
     verb(group, "play", examples=PLAY_EXAMPLES)(play)
+    install_environment.register(group)
     app.add_typer(group, name="env")
 
 

@@ -15,10 +15,11 @@ def register(app: typer.Typer) -> None:
 
 def envs(context: typer.Context) -> None:
     """List the environments that a policy can act in."""
+    from milescli.agents.foreign.packages import listed
     from milescli.commands.show_environments import show_listed
     from milescli.listings.environments import environments
 
-    show_listed("environments", environments(), output=context.obj)
+    show_listed("environments", environments(), packages=listed(), output=context.obj)
 
 
 def tools(context: typer.Context) -> None:

@@ -13,6 +13,7 @@ from milescli.doctor.disk import check_checkpoints, check_download
 from milescli.doctor.finding import Check, Finding, fail, ok, skip, warn
 from milescli.doctor.roles import check_roles
 from milescli.platform.machine import Machine
+from milescli.recipe.foreign import FOREIGN
 from milescli.recipe.hub_name import is_hub, parse_hub
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.policy_alone import policy_alone
@@ -74,7 +75,11 @@ def check_reward_of(recipe: Recipe) -> list[Finding]:
     from milescli.rollout.rewards import load_rewards
 
     load_rewards(recipe.rollout)
-    if recipe.rollout.is_scored_by_agent:
+    if recipe.rollout.agent in FOREIGN:
+        from milescli.rollout.agents import require_agent
+
+        require_agent(recipe.rollout)
+    if recipe.rollout.plays_environment:
         from milescli.rollout.environments import require_environment
 
         require_environment(recipe.rollout.environment)

@@ -8,13 +8,14 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.agents import SpeakerSettings
 from milescli.recipe.check_mcp import check_mcp
 from milescli.recipe.check_url import HasKey, check_url, doubt_about_key
+from milescli.recipe.foreign import FOREIGN
 from milescli.recipe.schema import Recipe, Rollout
 
 CALLS_TOOLS = ("tools",)
 """Built-in agents that do nothing without tools."""
 PLAYS = "environment"
-CALLS_NONE = ("single_turn", "multi_agent", "chat", PLAYS)
-CHATS = (*CALLS_TOOLS, "multi_agent", "chat", PLAYS)
+CALLS_NONE = ("single_turn", "multi_agent", "chat", PLAYS, *FOREIGN)
+CHATS = (*CALLS_TOOLS, "multi_agent", "chat", PLAYS, *FOREIGN)
 _NAME = re.compile(r"[A-Za-z][\w-]*")
 _EXAMPLE_URL = "http://127.0.0.1:8000/v1"
 
@@ -27,6 +28,18 @@ def check_agents(recipe: Recipe) -> None:
             f"the agent `{PLAYS}` has no environment",
             why="`rollout.environment.name` is null",
             fix="--set rollout.environment.name=frozen_lake   # `miles envs` lists them",
+        )
+    if rollout.agent == "verifiers" and rollout.verifiers.environment is None:
+        raise RecipeError(
+            "the agent `verifiers` has no environment",
+            why="`rollout.verifiers.environment` is null",
+            fix="--set rollout.verifiers.environment=my_tasks   # the package of a taskset",
+        )
+    if rollout.agent == "harbor" and rollout.harbor.tasks is None:
+        raise RecipeError(
+            "the agent `harbor` has no tasks",
+            why="`rollout.harbor.tasks` is null",
+            fix="--set rollout.harbor.tasks=FOLDER   # of folders with a task.toml each",
         )
     _tools(rollout)
     if recipe.data.chat_template == "none" and rollout.agent in CHATS:
@@ -56,7 +69,8 @@ def doubt_about_agents(recipe: Recipe) -> str | None:
         )
     if rollout.agent in CALLS_TOOLS and rollout.tool_parser == "none":
         return "`rollout.tool_parser=none`: no call of a tool is ever seen"
-    if rollout.agent in (*CALLS_TOOLS, "single_turn", "chat", PLAYS) and rollout.roles:
+    has_no_roles = (*CALLS_TOOLS, "single_turn", "chat", PLAYS, *FOREIGN)
+    if rollout.agent in has_no_roles and rollout.roles:
         return "`rollout.roles` never speak; rollout.agent=multi_agent plays them"
     is_ours = rollout.agent in (*CHATS, "single_turn") and rollout.agent != PLAYS
     if rollout.environment.name is not None and is_ours:

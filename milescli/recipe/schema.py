@@ -15,6 +15,7 @@ from milescli.recipe.data import Data
 from milescli.recipe.environments import EnvironmentSettings
 from milescli.recipe.evaluation import Evaluation
 from milescli.recipe.fault import Fault
+from milescli.recipe.foreign import FOREIGN, HarborSettings, VerifiersSettings
 from milescli.recipe.layout import EngineSettings, Parallel
 from milescli.recipe.mcp import McpServer
 from milescli.recipe.model import Model
@@ -48,9 +49,11 @@ class Rollout(Section):
     agent: str = "single_turn"
     """How a prompt becomes a sample: single_turn (one response); tools (turns of the model and of
     `tools`, until it calls none); environment (turns in `environment`, which says the reward);
-    multi_agent (turns of `roles`); chat (turns of the model and of `user`); or an import path
-    `mypkg.agents:solve`."""
+    multi_agent (turns of `roles`); chat (turns of the model and of `user`); verifiers, harbor
+    (episodes of these packages, which say the reward); or an import path `mypkg.agents:solve`."""
     environment: EnvironmentSettings = EnvironmentSettings()
+    verifiers: VerifiersSettings = VerifiersSettings()
+    harbor: HarborSettings = HarborSettings()
     tools: list[str] = Field(default=[])
     """What the model may call, and is told of by its chat template: calculator; python (in a
     sandbox, within `code`'s memory); search (in `search`); or import paths `mypkg.tools:lookup`."""
@@ -135,6 +138,11 @@ class Rollout(Section):
     @property
     def is_scored_by_agent(self) -> bool:
         """Whether the episodes of the built-in agent say their own reward."""
+        return self.plays_environment or self.agent in FOREIGN
+
+    @property
+    def plays_environment(self) -> bool:
+        """Whether the agent plays in `environment`."""
         return self.agent == "environment"
 
     @property
@@ -156,6 +164,8 @@ class Rollout(Section):
     def reward_name(self) -> str:
         """`reward` in words: `math`, or `math + 0.1 x format`."""
         if self.is_scored_by_agent:
+            if self.agent in FOREIGN:
+                return f"of an environment of {self.agent}"
             return f"of the environment {self.environment.name}"
         return " + ".join(
             name if weight == 1.0 else f"{weight:g} x {name}"

@@ -22,6 +22,8 @@ AGENTS = Registry(
         "environment": "milescli.agents.environment:EnvironmentAgent",
         "multi_agent": "milescli.agents.multi_agent:MultiAgent",
         "chat": "milescli.agents.chat:Chat",
+        "verifiers": "milescli.agents.verifiers:VerifiersAgent",
+        "harbor": "milescli.agents.harbor:HarborAgent",
     },
     signature=("prompt", "session"),
     others=(("settings",),),

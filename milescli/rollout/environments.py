@@ -60,6 +60,7 @@ ENVIRONMENTS = Registry(
         "gymnasium": "milescli.agents.gymnasium:GymnasiumText",
         "textarena": "milescli.agents.textarena:TextArenaGame",
         "reasoning_gym": "milescli.agents.reasoning_gym:ReasoningGymTask",
+        "openenv": "milescli.agents.openenv:OpenEnvEnvironment",
     },
 )
 """Classes, or functions that make an Environment."""

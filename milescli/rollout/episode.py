@@ -33,6 +33,8 @@ _OF_AGENTS = {
     "rounds",
     "final_role",
     "user",
+    "verifiers",
+    "harbor",
 }
 """What an agent's process is told of `rollout`."""
 _PROCESSES: weakref.WeakValueDictionary[tuple[str, str | None, str], AgentProcess] = (

@@ -24,6 +24,10 @@ ROWS = Registry(
     {
         "frozen_lake": "milescli.agents.frozen_lake:rows",
         "frozen_lake-heldout": "milescli.agents.frozen_lake:heldout_rows",
+        "verifiers": "milescli.agents.verifiers:rows",
+        "verifiers-heldout": "milescli.agents.verifiers:rows",
+        "harbor": "milescli.agents.harbor:rows",
+        "harbor-heldout": "milescli.agents.harbor:rows",
         "seeds": "milescli.rollout.seeds:rows",
         "seeds-heldout": "milescli.rollout.seeds:heldout_rows",
     },

@@ -7,6 +7,7 @@ import weakref
 from milescli.agents.proxy import SessionProxy
 from milescli.backends.sglang.replies import SglangReplies
 from milescli.backends.sglang.reply_process import ReplyForm
+from milescli.recipe.foreign import FOREIGN
 from milescli.recipe.schema import Recipe
 from milescli.rollout.agents import AGENTS
 from milescli.rollout.scratch_tokenizer import CHAT_TEMPLATE
@@ -37,7 +38,7 @@ def chat_form_of(recipe: Recipe, tokenizer: ChatTokenizer) -> ChatForm | None:
     )
     parser = _PARSERS[form] = _PARSERS.get(form) or SglangReplies(form)
     doors = None
-    if rollout.agent not in AGENTS.builtin:
+    if rollout.agent not in AGENTS.builtin or rollout.agent in FOREIGN:
         longest = recipe.data.max_prompt_tokens + rollout.max_response_tokens
         doors = SessionProxy(tokenizer=tokenizer, model=POLICY, max_model_len=longest)
     return ChatForm(tokenizer=tokenizer, parser=parser, doors=doors)

@@ -40,6 +40,7 @@ from milescli.runtime.data_inputs import (
     with_local_files,
 )
 from milescli.runtime.data_look import NUM_SHOWN, FileLook, Rendered, look_at, rendered
+from milescli.runtime.foreign_tasks import with_foreign_tasks
 from milescli.runtime.rows_look import look_at_rows, rendered_rows
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
     """All data of a recipe, with its reward and its model's tokenizer, or that in `model`."""
     require_files(recipe.data)
     with _made_here() as run:
-        data = with_local_files(recipe.data, run, recipe.run.seed, output=output)
+        data = with_foreign_tasks(recipe.data, recipe.rollout, run)
+        data = with_local_files(data, run, recipe.run.seed, output=output)
         folder = model or _tokenizer_folder(recipe, data, run)
         tokenizer = load_tokenizer(
             folder,

@@ -31,6 +31,7 @@ from milescli.runtime.eval_records import (
     settings_of,
     sha256_of_prompts,
 )
+from milescli.runtime.foreign_tasks import with_foreign_tasks
 from milescli.runtime.inputs import load_heldout
 
 if TYPE_CHECKING:
@@ -227,6 +228,7 @@ def load_set(one: EvalSet, run: RunDir, inputs: Readers, *, output: Output) -> L
     if one.name in BENCHMARKS:
         path = write_benchmark(one.name, one.copy, run, output=output)
         asked = asked.model_copy(update={"eval": str(path)})
+    asked = with_foreign_tasks(asked, recipe.rollout, run)
     data = with_local_files(
         asked,
         run,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milescli.agents.environment import try_environment
+from milescli.agents.foreign.playing import require_environment_there
 from milescli.agents.tool_kit import offered
 from milescli.backends.hub.models import fetch_config, fetch_model
 from milescli.checkpoint.base import CARRIED, CHECKPOINT, is_converted
@@ -47,6 +48,7 @@ from milescli.runtime.data_inputs import (
     texts_for_vocabulary,
     with_local_files,
 )
+from milescli.runtime.foreign_tasks import with_foreign_tasks
 from milescli.runtime.reward_model import reward_model_folder
 from milescli.runtime.scorers import rollout_of_source
 from milescli.runtime.teachers import met_teachers, teacher_folders
@@ -121,7 +123,8 @@ def _require_what_rollout_asks(recipe: Recipe) -> None:
     for rollout in rollouts_of(recipe):
         load_rewards(rollout)
     require_agent(recipe.rollout)
-    if recipe.rollout.is_scored_by_agent:
+    require_environment_there(recipe.rollout)
+    if recipe.rollout.plays_environment:
         require_environment(recipe.rollout.environment)
 
 
@@ -133,7 +136,8 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
     """
     _require_what_rollout_asks(recipe)
     tools = offered(recipe.rollout)
-    data = with_local_files(recipe.data, run, recipe.run.seed, output=output)
+    data = with_foreign_tasks(recipe.data, recipe.rollout, run)
+    data = with_local_files(data, run, recipe.run.seed, output=output)
     model_dir = _model_folder(recipe, run, data, output=output)
     tokenizer = load_tokenizer(model_dir, chat_template=data.chat_template, tools=tools)
     if recipe.trains_scores:
@@ -176,7 +180,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         demonstrations_of(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
     )
     trained = sources_of(recipe, prompts) if prompts is not None else []
-    if recipe.rollout.is_scored_by_agent and trained:
+    if recipe.rollout.plays_environment and trained:
         try_environment(recipe.rollout.environment, trained[0][0].first(1)[0])
     for part, rollout in trained:
         check_labels_of(rollout, part, None, output=output)

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,21 @@ def test_what_there_is_is_listed(miles: Miles, verb: str, names: str) -> None:
     rows = json.loads(miles(verb, "--json").out)["environments" if verb == "envs" else verb]
     (row,) = [row for row in rows if row["name"] == names]
     assert row["about"] and row["takes"] and row["lacks"] is None
+
+
+def test_packages_with_an_environment_of_their_own_are_listed(
+    miles: Miles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MILES_ENVIRONMENTS", str(tmp_path))
+    rows = {row["name"]: row for row in json.loads(miles("envs", "--json").out)["packages"]}
+    assert list(rows) == ["verifiers", "openenv", "harbor"]
+    assert rows["harbor"]["mend"] == "miles env install harbor"
+    said = miles("envs")
+    assert f"verifiers is not installed in {tmp_path}/verifiers" in said.out + said.err
+    said = miles("env", "install", "verifier")
+    assert said.code == 3 and "miles env install verifiers" in said.err + said.out
+    said = miles("env", "install", "harbor", "--python", str(tmp_path / "none"))
+    assert said.code == 4 and "there is no Python for harbor" in said.err + said.out
 
 
 def test_a_good_environment_is_told_in_numbers(miles: Miles) -> None:

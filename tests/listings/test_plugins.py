@@ -33,9 +33,11 @@ def test_tab_offers_what_ships() -> None:
 
 OF_ITS_OWN = (
     *("math", "judge", "remote", "reward_model", "reasoning_gym"),
-    *("environment", "gymnasium", "textarena", "multi_agent"),
+    *("environment", "gymnasium", "textarena", "multi_agent", "openenv"),
+    *("verifiers", "harbor", "verifiers-heldout", "harbor-heldout"),
 )
-"""Take labels that parse; have nobody to ask, or no roles; need an extra, or settings. They have
+"""Take labels that parse; have nobody to ask, or no roles; need an extra, settings, or a virtual
+environment of their own. They have
 tests of their own."""
 
 

@@ -1,0 +1,168 @@
+"""Installs a package of environments in a virtual environment of its own. What is not installed to
+the end does not count; a second call finds it done. Called by `miles env install`."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from milescli.agents.foreign.packages import RECORD, Package
+from milescli.core.errors import MachineError
+
+PIP_TIMEOUT_S = 1800.0
+"""For all that pip fetches and installs."""
+VENV_TIMEOUT_S = 120.0
+LOAD_TIMEOUT_S = 180.0
+"""For the imports of what runs there, the first time."""
+ASK_TIMEOUT_S = 30.0
+_TAIL_CHARACTERS = 2000
+_END_TIMEOUT_S = 5.0
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """What `install` leaves behind."""
+
+    package: Package
+    python: str
+    """Its version."""
+    was_there: bool
+    """Nothing had to be done."""
+
+
+def install(package: Package, *, python: str | None, say: Say) -> Installed:
+    """`python`: an interpreter by its path or name; None: one that fits is looked for. `say` is
+    told of each step. Raises MachineError."""
+    package.folder.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(package):
+        record = package.record
+        if package.lack is None and record is not None:
+            return Installed(package=package, python=record["python"], was_there=True)
+        interpreter, version = chosen(package, python)
+        if package.folder.exists():
+            shutil.rmtree(package.folder)
+        say(f"Python {version} ({interpreter}) in {package.folder}")
+        made = [interpreter, "-m", "venv", str(package.folder)]
+        _run(made, what="make its virtual environment", package=package, timeout_s=VENV_TIMEOUT_S)
+        say(f"pip install {' '.join(package.requirements)}: minutes, where it is not cached")
+        fetched = ["-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+        _run(
+            [str(package.interpreter), *fetched, *package.requirements],
+            what=f"install {' '.join(package.requirements)}",
+            package=package,
+            timeout_s=PIP_TIMEOUT_S,
+        )
+        say("trying it")
+        _run(
+            [str(package.interpreter), str(package.program)],
+            what="start what runs there",
+            package=package,
+            timeout_s=LOAD_TIMEOUT_S,
+        )
+        record = {"requirements": package.requirements, "python": version}
+        path = package.folder / RECORD
+        path.with_suffix(".new").write_text(json.dumps(record), encoding="utf-8")
+        path.with_suffix(".new").replace(path)
+        return Installed(package=package, python=version, was_there=False)
+
+
+def chosen(package: Package, python: str | None) -> tuple[str, str]:
+    """An interpreter that the package runs on, and its version. Raises MachineError where there is
+    none, or the one that is named is none."""
+    candidates = [python] if python is not None else interpreters(package)
+    seen = []
+    for candidate in candidates:
+        version = version_of(candidate)
+        if version is None:
+            continue
+        if package.python <= version[:2] < package.python_below:
+            return candidate, ".".join(map(str, version))
+        seen.append(f"{candidate} is {'.'.join(map(str, version))}")
+    oldest, below = (".".join(map(str, v)) for v in (package.python, package.python_below))
+    why = f"{package.name} runs on Python from {oldest} and below {below}; "
+    why += "; ".join(seen) or f"{' and '.join(candidates[:3])} cannot be started"
+    raise MachineError(
+        f"there is no Python for {package.name}",
+        why=why,
+        fix=f"miles env install {package.name} --python PATH   # of one that fits",
+    )
+
+
+def interpreters(package: Package) -> list[str]:
+    """Where one may be: our own, those on PATH, those of pyenv; each is still to be asked."""
+    (major, first), (_, below) = package.python, package.python_below
+    names = [f"python{major}.{minor}" for minor in range(first, below)]
+    on_path = [path for name in names if (path := shutil.which(name))]
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    of_pyenv = sorted(str(path) for path in root.glob("versions/*/bin/python3"))
+    return [sys.executable, *on_path, *of_pyenv]
+
+
+def version_of(interpreter: str) -> tuple[int, ...] | None:
+    """(3, 12, 1); None: it cannot be started, or is no Python."""
+    asked = [interpreter, "-c", "import sys; print(*sys.version_info[:3])"]
+    try:
+        done = subprocess.run(
+            asked, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True
+        )
+        return tuple(map(int, done.stdout.split()))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+@contextlib.contextmanager
+def _alone(package: Package) -> Iterator[None]:
+    """Raises MachineError where another installs the same."""
+    with package.folder.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise MachineError(
+                f"{package.name} is being installed already",
+                why=f"another process holds {lock.name}",
+                fix=f"{package.command}   # once that is done",
+            ) from None
+        yield
+
+
+def _run(command: Sequence[str], *, what: str, package: Package, timeout_s: float) -> None:
+    """Raises MachineError with the last that it printed. Standard input is empty."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        printed, _ = process.communicate(timeout=timeout_s)
+    except BaseException as error:  # Ctrl-C too: nothing may go on writing there
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        printed, _ = process.communicate(timeout=_END_TIMEOUT_S)
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        raise _failed(what, f"it took longer than {timeout_s:g} s", printed, package) from None
+    if process.returncode:
+        raise _failed(what, f"exit code {process.returncode}", printed, package)
+
+
+def _failed(what: str, why: str, printed: bytes, package: Package) -> MachineError:
+    tail = printed.decode("utf-8", "replace").strip()[-_TAIL_CHARACTERS:]
+    return MachineError(
+        f"could not {what}",
+        why=why + (f"; it printed last:\n{tail}" if tail else ""),
+        fix=f"{package.command}   # begins anew",
+    )

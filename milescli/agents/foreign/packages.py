@@ -1,0 +1,141 @@
+"""Which packages of environments live in a virtual environment of their own, and where that is.
+Installs nothing (`install` does), starts nothing (`host` does)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from milescli.core.errors import MachineError, RecipeError
+from milescli.core.nearest import nearest
+from milescli.core.pins import pin
+
+PLACE = "MILES_ENVIRONMENTS"
+"""Variable that names the folder of all of them."""
+PROGRAMS = Path(__file__).with_name("programs")
+"""What runs in them: the standard library and the package, nothing of ours."""
+RECORD = "installed.json"
+"""Written last: a folder without it is no installation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """One that `miles env install` knows."""
+
+    name: str
+    """As the registry of packages calls it, and the user."""
+    about: str
+    use: str
+    """The setting that uses it."""
+    python: tuple[int, int]
+    """The oldest that it runs on."""
+    python_below: tuple[int, int]
+    """The first that it does not run on, or was not tried on."""
+
+    @property
+    def requirements(self) -> list[str]:
+        """What is installed, each pinned in docker/pins.env."""
+        return [f"{self.name}=={pin(self.name)}"]
+
+    @property
+    def folder(self) -> Path:
+        """Its virtual environment, whether it is there or not."""
+        return environments_dir() / self.name
+
+    @property
+    def interpreter(self) -> Path:
+        """Its Python."""
+        return self.folder / "bin" / "python"
+
+    @property
+    def program(self) -> Path:
+        """What runs there."""
+        return PROGRAMS / f"miles_{self.name}.py"
+
+    @property
+    def command(self) -> str:
+        """That installs it."""
+        return f"miles env install {self.name}"
+
+    @property
+    def record(self) -> dict[str, Any] | None:
+        """What was installed; None: nothing, or not to the end."""
+        try:
+            record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return record if isinstance(record, dict) and self.interpreter.exists() else None
+
+    @property
+    def lack(self) -> str | None:
+        """Why it cannot be used here; None: it can."""
+        record = self.record
+        if record is None:
+            return f"{self.name} is not installed in {self.folder}"
+        if record.get("requirements") != self.requirements:
+            there = ", ".join(record.get("requirements") or [])
+            return f"{self.folder} has {there}, and this miles works with {self.requirements[0]}"
+        return None
+
+    def require(self, *, asked_by: str) -> None:
+        """Raises MachineError where it is not installed, with the command that installs it."""
+        if (lack := self.lack) is not None:
+            raise MachineError(
+                f"{asked_by} needs the package `{self.name}` in a virtual environment of its own",
+                why=lack,
+                fix=self.command,
+            )
+
+
+PACKAGES = (
+    Package(
+        name="verifiers",
+        about="Environments of verifiers: tasks, tools and rewards; the agent `verifiers` plays",
+        use="rollout.agent=verifiers",
+        python=(3, 11),
+        python_below=(3, 15),
+    ),
+    Package(
+        name="openenv",
+        about="Environments behind OpenEnv's reset and step over a WebSocket",
+        use="rollout.environment.name=openenv",
+        python=(3, 11),
+        python_below=(3, 15),
+    ),
+    Package(
+        name="harbor",
+        about="Tasks of harbor: a program works at one in a container, its tests say the reward",
+        use="rollout.agent=harbor",
+        python=(3, 12),
+        python_below=(3, 15),
+    ),
+)
+
+
+def package_named(name: str) -> Package:
+    """Raises RecipeError where none is called so."""
+    names = [package.name for package in PACKAGES]
+    if name in names:
+        return PACKAGES[names.index(name)]
+    raise RecipeError(
+        f"no environments are called `{name}`",
+        why=f"`miles env install` knows {', '.join(names)}",
+        fix=f"miles env install {nearest(name, names) or names[0]}",
+    )
+
+
+def environments_dir() -> Path:
+    """Where all of them live: what MILES_ENVIRONMENTS says, else the user's folder for data."""
+    if said := os.environ.get(PLACE):
+        return Path(said).expanduser().absolute()
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data) / "miles" / "environments"
+
+
+def listed(packages: Sequence[Package] = PACKAGES) -> list[tuple[Package, str | None]]:
+    """Each, and why it cannot be used here."""
+    return [(package, package.lack) for package in packages]

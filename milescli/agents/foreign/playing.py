@@ -1,0 +1,113 @@
+"""What agents whose episodes another package plays have in common: the episode is asked of the
+package's process, and what it says becomes an Outcome."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from milescli.agents.foreign.host import ForeignHost
+from milescli.core.errors import AgentError, RecipeError
+from milescli.core.types import Prompt
+from milescli.core.user_process import CallFailed
+from milescli.recipe.foreign import FOREIGN
+from milescli.recipe.schema import Rollout
+from milescli.rollout.agents import AGENTS, is_built_in, made
+from milescli.rollout.base import Outcome, Session
+
+MODEL = "policy"
+"""As the package calls the model; the session serves one alone."""
+_HOSTS: dict[str, ForeignHost] = {}
+"""By package and what it was started with: training, evaluation and the rows share one."""
+ASK_TIMEOUT_S = 300.0
+"""For the rows of a package."""
+
+
+def host_of(host: ForeignHost) -> ForeignHost:
+    """The one of this process that was made for the same."""
+    return _HOSTS.setdefault(f"{host.package.name} {host.start!r}", host)
+
+
+async def played(
+    host: ForeignHost, prompt: Prompt, session: Session, *, timeout_s: float
+) -> Outcome:
+    """One episode of the row whose label names a task of the package. Raises AgentError with what
+    the package raised; CallFailed where that may come of the session."""
+    asked = {
+        "task": prompt.label,
+        "base_url": session.base_url,
+        "api_key": session.api_key,
+        "model": MODEL,
+    }
+    try:
+        said = await host.ask("play", asked, timeout_s=timeout_s)
+    except CallFailed as error:
+        if getattr(session, "engine_failure", error) is not None:
+            raise  # whose fault it is is known to who plays the episode
+        raise AgentError(
+            f"an episode of {host.package.name} failed",
+            why=str(error),
+            fix=f"mend what it plays in, which `rollout.{host.package.name}` names",
+        ) from None
+    return outcome_of(said, package=host.package.name)
+
+
+def outcome_of(said: Mapping[str, Any], *, package: str) -> Outcome:
+    """Raises AgentError for what is no number."""
+    numbers = {"reward": said["reward"], **said["figures"]}
+    for name, value in numbers.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise AgentError(
+                f"an episode of {package} has no `{name}`",
+                why=f"it is {value!r}, and not a finite number",
+                fix="mend the rewards and metrics of its environment",
+            )
+    return Outcome(
+        text=said["text"],
+        reward=float(said["reward"]),
+        is_cut=said["is_cut"],
+        figures={name: float(value) for name, value in said["figures"].items()},
+    )
+
+
+def require_environment_there(rollout: Rollout) -> None:
+    """Begins the process of the package that plays the recipe's episodes, where one does; it is the
+    run's. Raises RecipeError where its environment cannot be loaded, MachineError where the package
+    is not installed."""
+    if rollout.agent not in FOREIGN or not is_built_in(rollout):
+        return
+    agent: Any = made(AGENTS.path_of(rollout.agent, key="rollout.agent"), rollout)
+    host: ForeignHost = agent.host
+    try:
+        host.ask_now("ping", {}, timeout_s=ASK_TIMEOUT_S)
+    except (CallFailed, AgentError) as error:
+        raise RecipeError(
+            f"the environment of `rollout.{rollout.agent}` cannot be loaded",
+            why=error.why if isinstance(error, AgentError) else str(error),
+            fix=[
+                f"mend `rollout.{rollout.agent}` in the recipe",
+                f"{host.package.interpreter} -m pip install ...   # a module that is not found",
+            ],
+        ) from None
+
+
+def rows_of(host: ForeignHost, method: str, **params: Any) -> list[dict[str, Any]]:
+    """Its tasks as rows of a data file. Raises RecipeError where they cannot be had."""
+    try:
+        return host.ask_now(method, params, timeout_s=ASK_TIMEOUT_S)
+    except CallFailed as error:
+        raise RecipeError(
+            f"{host.package.name} does not give its tasks",
+            why=str(error),
+            fix=f"{host.package.interpreter} -m pip list   # is it all there?",
+        ) from None
+
+
+def without_rows(package: str) -> RecipeError:
+    """Of a task of a package that is asked for without a recipe that says which."""
+    return RecipeError(
+        f"`task:{package}` needs a recipe",
+        why=f"which tasks they are is said by its `rollout.{package}`",
+        fix=f"miles data check RECIPE --set data.prompts=task:{package}",
+    )

@@ -1,0 +1,99 @@
+"""The far end of the pipes: reads requests as lines of JSON, has each handled in a task of its own,
+and writes what came of it. The standard library alone: it runs in the virtual environments of
+other packages, where nothing of miles is installed. `host.py` of miles speaks to it.
+
+Requests:  {"id": 3, "method": "play", "params": {...}}, {"id": 3, "cancel": true}
+Replies:   {"id": 3, "result": ...} or {"id": 3, "error": {"message": ..., "traceback": ...}}
+"""
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import traceback
+
+CLOSE_TIMEOUT_S = 20.0
+"""For what the tasks that are given up, and the handler, have to clean up."""
+LINE_BYTES = 1 << 28
+NUM_FRAMES = 3
+"""Of a traceback in an error, the innermost."""
+
+
+def serve(handler):
+    """Until standard input ends. `handler`: its public async methods are the requests, called with
+    their parameters by name; an async `close`, where it has one, is called at the end."""
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what is printed must not look like a reply
+    requests = os.fdopen(os.dup(0), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # and what is begun there must not read requests
+    asyncio.run(_serve(handler, requests, replies))
+    # threads that the package left behind must not keep the process
+    sys.stderr.flush()
+    os._exit(0)
+
+
+async def _serve(handler, requests, replies):
+    loop, lines, tasks = asyncio.get_running_loop(), asyncio.Queue(), {}
+
+    def read():
+        line = True
+        while line:
+            line = requests.readline(LINE_BYTES)
+            loop.call_soon_threadsafe(lines.put_nowait, line)
+
+    def send(reply):
+        replies.write(json.dumps(reply).encode() + b"\n")
+        replies.flush()
+
+    async def handled(request):
+        method = request["method"]
+        try:
+            if method.startswith("_") or method == "close":
+                raise ValueError(f"no request is called {method}")
+            result = await getattr(handler, method)(**request.get("params") or {})
+            reply = {"id": request["id"], "result": result}
+            json.dumps(reply, allow_nan=False)
+        except asyncio.CancelledError:
+            return
+        except BaseException as error:
+            reply = {"id": request["id"], "error": _error_of(error, is_start=method == "start")}
+        send(reply)
+
+    threading.Thread(target=read, daemon=True).start()
+    while line := await lines.get():
+        request = json.loads(line)
+        number = request["id"]
+        if request.get("cancel"):
+            if number in tasks:
+                tasks[number].cancel()
+        elif request["method"] == "ping":
+            send({"id": number, "result": None})
+        else:
+            tasks[number] = loop.create_task(handled(request))
+            tasks[number].add_done_callback(lambda _, number=number: tasks.pop(number, None))
+    await _end(handler, list(tasks.values()))
+
+
+def _error_of(error, *, is_start):
+    """What cannot be begun is a line, with its place; all else has its last frames."""
+    message = f"{type(error).__name__}: {error}"
+    if is_start:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return {"message": f"{message} ({place.filename}:{place.lineno})"}
+    lines = traceback.format_exception(error, limit=-NUM_FRAMES, chain=False)
+    return {"message": message, "traceback": "".join(lines)[-4000:]}
+
+
+async def _end(handler, tasks):
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
+    if hasattr(handler, "close"):
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await handler.close()
+        except BaseException:
+            traceback.print_exc()

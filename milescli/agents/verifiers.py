@@ -1,0 +1,53 @@
+"""An agent whose episodes the package verifiers plays: `rollout.agent=verifiers`. Its environment
+asks the policy over HTTP, and says the reward; it lives in a virtual environment of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from milescli.agents.foreign.host import ForeignHost
+from milescli.agents.foreign.packages import package_named
+from milescli.agents.foreign.playing import host_of, played, rows_of, without_rows
+from milescli.core.types import Prompt
+from milescli.recipe.schema import Rollout
+from milescli.rollout.base import Outcome, Session
+
+
+class VerifiersAgent:
+    """Implements milescli.rollout.base.Agent: an episode of `rollout.verifiers`. A row's label is
+    the task, as `task:verifiers` writes it, or its number in the taskset."""
+
+    def __init__(self, settings: Rollout) -> None:
+        """Raises MachineError where verifiers is not installed."""
+        self.host = host_for(settings)
+        self.host.package.require(asked_by="the agent `verifiers`")
+        self._timeout_s = settings.verifiers.episode_timeout_s
+
+    async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
+        """The reward is that of the environment, its rewards and metrics are figures."""
+        return await played(self.host, prompt, session, timeout_s=self._timeout_s)
+
+
+def host_for(settings: Rollout) -> ForeignHost:
+    """The process that plays the recipe's environment; it is not begun yet."""
+    said = settings.verifiers
+    start = {
+        "environment": said.environment,
+        "arguments": said.arguments,
+        "options": said.options,
+        "max_turns": settings.max_turns,
+    }
+    return host_of(ForeignHost(package_named("verifiers"), start))
+
+
+def tasks(settings: Rollout) -> list[dict[str, Any]]:
+    """The first `rollout.verifiers.num_tasks` of its taskset, as rows. Raises RecipeError."""
+    host = host_for(settings)
+    host.package.require(asked_by="`task:verifiers`")
+    return rows_of(host, "tasks", count=settings.verifiers.num_tasks)
+
+
+def rows(*, seed: int) -> Iterator[Mapping[str, Any]]:
+    """Tasks of the recipe's taskset; which that is, no seed says. Raises RecipeError."""
+    raise without_rows("verifiers")
