@@ -8,7 +8,7 @@ from milescli.agents.speaker import Speaker
 from milescli.core.types import Prompt, StopReason
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
-from milescli.rollout.roles import RoleTurn, conversation_of
+from milescli.rollout.roles import RoleTurn, conversation_of, told_whole
 
 
 class MultiAgent:
@@ -35,10 +35,18 @@ class MultiAgent:
             turns += [] if turn is None else [turn]
             if is_cut:
                 break
-        final = self._order[-1]
-        text = next((t.message["content"] for t in reversed(turns) if t.role == final), "")
-        figures = {f"{name}_turns": sum(t.role == name for t in turns) for name in self._roles}
-        return Outcome(text=text, is_cut=is_cut, figures=figures)
+        last = {turn.role: turn.message["content"] for turn in turns}
+        return Outcome(
+            text=last.get(self._order[-1], ""),
+            turn_roles=[turn.role for turn in turns if turn.role not in self._speakers],
+            role_texts={
+                name: last[name] if role.scores == "turn" else told_whole(turns)
+                for name, role in self._roles.items()
+                if role.reward is not None and name in last
+            },
+            is_cut=is_cut,
+            figures={f"{n}_turns": sum(turn.role == n for turn in turns) for n in self._roles},
+        )
 
     async def _turn(
         self, name: str, prompt: Prompt, session: Session, turns: list[RoleTurn]

@@ -34,7 +34,26 @@ class Role(Section):
     """What it is shown beside its own turns. all: the prompt, and what the others say; prompt: the
     prompt alone; others: what they say alone."""
     endpoint: SpeakerSettings | None = None
-    """Who plays it; null: the policy, which is trained on it."""
+    """Who plays it; null: the policy."""
+    trained: bool = True
+    """false: the policy plays it, and nothing that it says there is trained on."""
+    reward: str | dict[str, float] | None = None
+    """Its own, written as `rollout.reward` is; its advantages are among the same role of the
+    group's samples. null: it shares the episode's reward."""
+    scores: Literal["turn", "episode"] = "turn"
+    """What its own reward is given as the response. turn: its last turn; episode: every turn of
+    every role, as JSON: `[{"role": "solver", "content": "42"}, ...]`."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether anything that it says is trained on."""
+        return self.trained and self.endpoint is None
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """Its own rewards by name; none where it shares the episode's."""
+        own = self.reward
+        return {own: 1.0} if isinstance(own, str) else own or {}
 
 
 class UserSettings(Section):

@@ -152,6 +152,12 @@ class Rollout(Section):
         return {self.reward: 1.0} if isinstance(self.reward, str) else self.reward
 
     @property
+    def reward_names(self) -> list[str]:
+        """All that are asked, roles' own included."""
+        own = [name for role in self.roles.values() for name in role.reward_weights]
+        return [*self.reward_weights, *own]
+
+    @property
     def reward_name(self) -> str:
         """`reward` in words: `math`, or `math + 0.1 x format`."""
         if self.is_scored_by_agent:
@@ -325,13 +331,13 @@ class Recipe(Section):
     @property
     def asks_reward_model(self) -> bool:
         """Whether the reward `reward_model` scores what is sampled."""
-        rewards = [*self.rollout.reward_weights, *(each.reward for each in self.data.mix or [])]
+        rewards = [*self.rollout.reward_names, *(each.reward for each in self.data.mix or [])]
         return "reward_model" in rewards
 
     @property
     def runs_code(self) -> bool:
         """Whether code of the model is run on this machine."""
-        rewards = [*self.rollout.reward_weights, *(each.reward for each in self.data.mix or [])]
+        rewards = [*self.rollout.reward_names, *(each.reward for each in self.data.mix or [])]
         asked = "code" in rewards or "python" in self.rollout.tools
         return asked and not self.rollout.code.url
 

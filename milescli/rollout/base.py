@@ -171,6 +171,13 @@ class Outcome:
     turn_rewards: Sequence[float] = ()
     """[len(session.turns)] where each turn has one of its own; their sum is the reward, where
     `reward` is None."""
+    turn_roles: Sequence[str] = ()
+    """[len(session.turns)] whom the policy played in each turn, where it plays several: the turns
+    of a role are trajectories of its own."""
+    role_texts: Mapping[str, str] = field(default_factory=dict)
+    """By role that spoke: what its own reward scores, where `rollout.roles` gives it one."""
+    role_rewards: Mapping[str, float] = field(default_factory=dict)
+    """By role: its own reward, where the agent knows it itself."""
     is_cut: bool = False
     """The episode was ended by a bound: it counts as truncated."""
     figures: Mapping[str, float] = field(default_factory=dict)

@@ -17,6 +17,11 @@ from milescli.rollout.agent_process import AgentProcess
 from milescli.rollout.agents import AGENTS, is_built_in, made
 from milescli.rollout.base import Agent, GenerateRequest, Outcome, RolloutEngine
 from milescli.rollout.generations import GENERATIONS
+from milescli.rollout.role_rewards import (
+    score_roles_alone,
+    score_roles_together,
+    with_role_rewards,
+)
 from milescli.rollout.scoring import Response, Score, Scoring, finite_reward
 from milescli.rollout.session import ChatForm, Decode, RecordingSession, turn_seed
 
@@ -104,6 +109,8 @@ class Episodes:
     """None: nobody is taught, or the trainer's ranks hold them."""
     chat_form: ChatForm | None = None
     """None: no agent chats."""
+    untrained_roles: frozenset[str] = frozenset()
+    """What the policy says there is not learned."""
     retries: int = 0
     """How often an episode whose agent fails is played anew, by another seed."""
     tell: Callable[[str], None] | None = None
@@ -150,7 +157,9 @@ class Episodes:
         finally:
             if doors is not None and session.door is not None:
                 doors.close(session.door)
-        trajectories = session.trajectories(outcome.turn_rewards)
+        trajectories = session.trajectories(
+            outcome.turn_rewards, outcome.turn_roles, untrained=self.untrained_roles
+        )
         if self.teachers is not None and not greedy:  # nothing is learned of the greedy one
             trajectories = await self.teachers.taught(prompt, trajectories)
         sample = Sample(
@@ -160,13 +169,17 @@ class Episodes:
             text=outcome.text,
             stop_reason=StopReason.LENGTH if outcome.is_cut else session.turns[-1].stop_reason,
             reward=reward_of(outcome),
+            role_texts=outcome.role_texts,
             figures={**session.figures, **outcome.figures},
         )
+        sample = with_role_rewards(sample, outcome.role_rewards)
+        sample = await score_roles_alone(self.scorer, prompt, sample)
         return await score_alone(self.scorer, prompt, sample)
 
     async def scored(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
         """All samples of one prompt, in order, with the rewards that could not be had of one alone.
         Raises RewardError."""
+        samples = await score_roles_together(self.scorer, prompt, samples)
         return await score_together(self.scorer, prompt, samples)
 
     async def _outcome(self, prompt: Prompt, session: RecordingSession) -> Outcome:
@@ -191,8 +204,12 @@ class Episodes:
         if num_rewards not in (0, num_turns):
             why = f"it gave rewards of {num_rewards} turns, and there were {num_turns}"
             raise self._refusal(prompt, why)
+        if len(outcome.turn_roles) not in (0, num_turns):
+            why = f"it gave roles of {len(outcome.turn_roles)} turns, and there were {num_turns}"
+            raise self._refusal(prompt, why)
+        own = outcome.role_rewards.values()
         try:
-            for reward in (*outcome.turn_rewards, reward_of(outcome)):
+            for reward in (*outcome.turn_rewards, *own, reward_of(outcome)):
                 if reward is not None:
                     finite_reward(reward)
         except (TypeError, ValueError) as error:
@@ -333,5 +350,8 @@ def _episodes(
         settings=replace(settings, max_new_tokens=of_a_turn),
         max_tokens=recipe.data.max_prompt_tokens + longest,
         vocab_size=vocab_size,
+        untrained_roles=frozenset(
+            name for name, role in recipe.rollout.roles.items() if not role.is_trained
+        ),
         retries=recipe.rollout.episode_retries,
     )

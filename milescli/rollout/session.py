@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,6 +51,8 @@ class _Line:
     routed_experts: RoutedExperts | None = None
     rewards: dict[int, float] = field(default_factory=dict)
     """Of turns, by the place of their last token."""
+    role: str | None = None
+    """See Trajectory."""
 
     def append_given(self, token_ids: Sequence[int]) -> None:
         """Tokens that the policy did not make."""
@@ -71,15 +73,17 @@ class _Line:
         if completion.routed_experts is not None:
             self.routed_experts = _extended(self.routed_experts, completion.routed_experts)
 
-    def finished(self) -> Trajectory:
-        """As it will be trained on."""
+    def finished(self, *, is_trained: bool) -> Trajectory:
+        """As it will be trained on; else nothing of it is on the loss mask."""
+        size = len(self.token_ids)
         return Trajectory(
             token_ids=self.token_ids,
-            loss_mask=bytes(self.loss_mask),
-            logprobs=self.logprobs,
+            loss_mask=bytes(self.loss_mask) if is_trained else bytes(size),
+            logprobs=self.logprobs if is_trained else array("f", bytes(4 * size)),
             version_spans=self.version_spans,
             routed_experts=self.routed_experts,
-            rewards=self._reward_row() if self.rewards else None,
+            rewards=self._reward_row() if self.rewards and is_trained else None,
+            role=self.role,
         )
 
     def _reward_row(self) -> array[float]:
@@ -279,25 +283,34 @@ class RecordingSession(Served):
             )
         return copy
 
-    def trajectories(self, turn_rewards: Sequence[float] = ()) -> list[Trajectory]:
+    def trajectories(
+        self,
+        turn_rewards: Sequence[float] = (),
+        turn_roles: Sequence[str] = (),
+        *,
+        untrained: Collection[str] = (),
+    ) -> list[Trajectory]:
         """What the policy made, each sampled token once. Calls go on with lines in the order in
-        which they were made, whichever was answered first. `turn_rewards`: of `turns`, or none."""
+        which they were made, whichever was answered first. `turn_rewards`, `turn_roles`: of
+        `turns`, or none; `untrained`: roles of which nothing is on the loss mask."""
         lines: list[_Line] = []
         for call in self._calls:
             if call.completion is not None:
-                line = _line_of(lines, array("i", call.prompt_ids))
+                role = turn_roles[call.turn] if turn_roles else None
+                line = _line_of(lines, array("i", call.prompt_ids), role)
                 line.append_given(call.prompt_ids[len(line.token_ids) :])
                 line.append_sampled(call.completion)
                 if turn_rewards:
                     line.rewards[len(line.token_ids) - 1] = turn_rewards[call.turn]
-        return [line.finished() for line in lines]
+        return [line.finished(is_trained=line.role not in untrained) for line in lines]
 
 
-def _line_of(lines: list[_Line], tokens: array[int]) -> _Line:
-    """The longest line that `tokens` begin with; a new one where there is none."""
-    begun = [line for line in lines if tokens[: len(line.token_ids)] == line.token_ids]
+def _line_of(lines: list[_Line], tokens: array[int], role: str | None) -> _Line:
+    """The role's longest line that `tokens` begin with; a new one where there is none."""
+    own = [line for line in lines if line.role == role]
+    begun = [line for line in own if tokens[: len(line.token_ids)] == line.token_ids]
     if not begun:
-        lines.append(_Line())
+        lines.append(_Line(role=role))
         return lines[-1]
     return max(begun, key=lambda line: len(line.token_ids))
 

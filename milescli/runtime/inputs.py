@@ -31,7 +31,7 @@ from milescli.rollout.examples import ExampleReport, Examples, load_examples
 from milescli.rollout.mix import MixedPrompts
 from milescli.rollout.mix_source import load_mix
 from milescli.rollout.prompt_encoder import PromptEncoder
-from milescli.rollout.rewards import load_rewards, needs_label
+from milescli.rollout.rewards import load_all_rewards, needs_label
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.rollout.source import FilePrompts, SourceReport, load_source
 from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
@@ -119,7 +119,7 @@ def planned_facts(recipe: Recipe) -> ModelFacts:
 def _require_what_rollout_asks(recipe: Recipe) -> None:
     """Of this machine, where episodes are played and scored. Raises MilesError."""
     for rollout in rollouts_of(recipe):
-        load_rewards(rollout)
+        load_all_rewards(rollout)
     require_agent(recipe.rollout)
     if recipe.rollout.is_scored_by_agent:
         require_environment(recipe.rollout.environment)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -105,6 +106,38 @@ def test_a_turn_that_is_cut_off_ends_the_episode() -> None:
     outcome, session = play(Engine(["41", "hm..."]), PAIR, rounds=2, final_role="solver")
     assert outcome.is_cut and outcome.text == "41"
     assert session.turns[-1].stop_reason is StopReason.LENGTH
+
+
+def test_roles_with_rewards_of_their_own_say_what_is_scored() -> None:
+    roles = {
+        "solver": Role(reward="math"),
+        "verifier": Role(reward="judge", scores="episode"),
+        "host": Role(),
+    }
+    outcome, _ = play(Engine(["41", "no", "so?", "42", "yes", "so."]), roles, rounds=2)
+    assert outcome.text == "so."
+    assert outcome.turn_roles == ["solver", "verifier", "host"] * 2
+    assert list(outcome.role_texts) == ["solver", "verifier"]
+    assert outcome.role_texts["solver"] == "42"
+    told = json.loads(outcome.role_texts["verifier"])
+    assert [turn["role"] for turn in told] == outcome.turn_roles
+    assert [turn["content"] for turn in told] == ["41", "no", "so?", "42", "yes", "so."]
+
+
+def test_a_role_that_did_not_get_round_to_speak_has_nothing_to_be_scored() -> None:
+    roles = {"solver": Role(reward="math"), "verifier": Role(reward="math")}
+    outcome, _ = play(Engine(["hm..."]), roles)
+    assert outcome.is_cut and outcome.role_texts == {"solver": "hm..."}
+
+
+def test_nothing_of_a_role_that_is_not_trained_is_on_a_loss_mask() -> None:
+    engine = Engine(["41", "no", "42", "yes"])
+    _, session = play(engine, PAIR, rounds=2)
+    roles = ["solver", "verifier"] * 2
+    solver, verifier = session.trajectories((), roles, untrained={"verifier"})
+    assert (solver.role, verifier.role) == ("solver", "verifier")
+    assert solver.num_loss_tokens and not verifier.num_loss_tokens
+    assert not any(verifier.logprobs) and "no" in engine.text_of(verifier.token_ids)
 
 
 def test_a_role_without_room_ends_the_episode() -> None:

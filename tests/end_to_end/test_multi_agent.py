@@ -10,7 +10,9 @@ import pytest
 from tests.end_to_end.runs import Workplace
 
 pytestmark = pytest.mark.timeout(600)
-ROLES = "{teller: {prompt: Tell., sees: prompt}, solver: {prompt: Add., sees: others}}"
+ROLES = (
+    "{teller: {prompt: Tell., sees: prompt}, solver: {prompt: Add., sees: others, reward: gsm8k}}"
+)
 WORKED = [
     {"role": "assistant", "name": "teller", "content": "3 4"},
     {"role": "assistant", "name": "solver", "content": "#### 7"},
@@ -39,6 +41,8 @@ def test_two_roles_imitate_a_worked_episode_and_are_trained_on_their_own_turns(
         assert event["report"]["logprob_diff_max"] < 1e-3
         figures = event["rollout"]["figures"]
         assert figures["teller_turns"] == 1 and figures["rewritten_histories"] == 0
+        # its own reward says of the solver's last turn what the episode's does
+        assert figures["solver_reward"] == pytest.approx(event["rollout"]["reward_mean"], abs=0.2)
     assert done[0]["rollout"]["reward_mean"] > 0.5
     file = workplace.run("duo") / "rollouts" / "step_1.jsonl"
     samples = [json.loads(line)["episode"] for line in file.read_text().splitlines()]

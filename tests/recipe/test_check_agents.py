@@ -75,6 +75,23 @@ def test_roles_on_the_command_line_take_the_place_of_the_recipes(place: Place) -
             ],
             "`reward_model` cannot score the role `a`",
         ),
+        (["rollout.roles={a: {trained: false}}"], "no role is trained"),
+        (
+            ["rollout.roles={a: {trained: false}, b: {endpoint: {url: http://h/v1, model: m}}}"],
+            "no role is trained",
+        ),
+        (
+            ["rollout.roles={a: {trained: false, reward: math}, b: {}}"],
+            "`a` has a reward that teaches nobody",
+        ),
+        (["rollout.roles={a: {scores: episode}}"], "`a` has no reward of its own"),
+        (["rollout.roles={a: {reward: {}}}"], "the reward of the role `a` weighs nothing"),
+        (["rollout.roles={a: {reward: {math: 0.0}}}"], "role `a` weighs nothing"),
+        (["rollout.roles={a: {reward: judge}}"], "the reward `judge` has no address"),
+        (
+            ["rollout.roles={a: {reward: math}}", "train.advantage=remax"],
+            "`remax` knows no rewards of roles",
+        ),
         (["rollout.roles={a: {see: all}}"], "cannot be `{a: {see: all}}`"),
         (["rollout.roles={a: 3}"], "cannot be `{a: 3}`"),
         (["rollout.roles=[a]"], r"cannot be `\[a\]`"),
