@@ -12,10 +12,10 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.check_agents import check_agents, doubt_about_agents
 from milescli.recipe.check_algorithm import check_algorithm, doubts_about_algorithm
 from milescli.recipe.check_distill import check_distill
+from milescli.recipe.check_keys import doubts_about_keys
 from milescli.recipe.check_mix import check_mix
 from milescli.recipe.check_rewards import check_rewards
 from milescli.recipe.check_rows import check_rows
-from milescli.recipe.check_url import doubt_about_key
 from milescli.recipe.data_files import FIELDS, check_names
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
@@ -37,7 +37,7 @@ def check(recipe: Recipe, origins: Origins) -> list[str]:
     check_distill(recipe)
     check_algorithm(recipe)
     doubts = [text for doubt in _DOUBTS if (text := doubt(recipe))]
-    return [*doubts, *doubts_about_algorithm(recipe)]
+    return [*doubts, *doubts_about_keys(recipe), *doubts_about_algorithm(recipe)]
 
 
 def _one_model(recipe: Recipe, origins: Origins) -> None:
@@ -353,20 +353,8 @@ def _doubt_min_lr(recipe: Recipe) -> str | None:
     return "`train.optimizer.min_lr` has no effect: the schedule is constant" if unused else None
 
 
-def _doubt_key_in_the_open(recipe: Recipe) -> str | None:
-    judge, remote, distill = (
-        recipe.rollout.judge,
-        recipe.rollout.remote_reward,
-        recipe.train.distill,
-    )
-    asked = [(judge.url, "rollout.judge", judge), (remote.url, "rollout.remote_reward", remote)]
-    asked += [(each.url, "train.distill.server", distill.server) for each in recipe.teachers]
-    return next(filter(None, (doubt_about_key(*each) for each in asked)), None)
-
-
 _DOUBTS: tuple[Callable[[Recipe], str | None], ...] = (
     _doubt_eval_on_training_prompts,
     _doubt_min_lr,
-    _doubt_key_in_the_open,
     doubt_about_agents,
 )

@@ -7,7 +7,7 @@ import re
 from milescli.core.errors import RecipeError
 from milescli.recipe.agents import Role, SpeakerSettings
 from milescli.recipe.check_mcp import check_mcp
-from milescli.recipe.check_url import HasKey, check_url, doubt_about_key
+from milescli.recipe.check_url import check_url
 from milescli.recipe.schema import Recipe, Rollout
 
 CALLS_TOOLS = ("tools",)
@@ -67,17 +67,7 @@ def doubt_about_agents(recipe: Recipe) -> str | None:
         )
     if rollout.shaping != "none" and any(role.reward for role in rollout.roles.values()):
         return f"`rollout.shaping={rollout.shaping}` leaves rewards that roles have as they are"
-    asked: list[tuple[str | None, str, HasKey]] = [
-        (role.endpoint.url, f"rollout.roles.{name}.endpoint", role.endpoint)
-        for name, role in rollout.roles.items()
-        if role.endpoint is not None
-    ]
-    asked += [
-        (rollout.user.endpoint.url, "rollout.user.endpoint", rollout.user.endpoint),
-        (rollout.search.url, "rollout.search", rollout.search),
-        *((one.url, f"rollout.mcp.{name}", one) for name, one in rollout.mcp.items()),
-    ]
-    return next(filter(None, (doubt_about_key(*each) for each in asked)), None)
+    return None
 
 
 def _tools(rollout: Rollout) -> None:

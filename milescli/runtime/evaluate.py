@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from milescli.plan.types import Plan
 from milescli.recipe.policy_alone import unscored, untaught
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import RolloutEngine
-from milescli.rollout.episode import evaluation_episodes
+from milescli.rollout.episode import Episodes, evaluation_episodes
 from milescli.runtime.chat_forms import chat_form_of
 from milescli.runtime.eval_records import SetResult
 from milescli.runtime.eval_result import measured
@@ -48,6 +48,8 @@ CHANGEABLE = ("machine", "eval", "data", "rollout", "run.seed")
 """What --set may change of a run's recipe."""
 Models = Iterator[tuple[int, Path]]
 """(step, Hugging Face folder) of each model of one shape, made when it is asked for."""
+Ask = Callable[..., Awaitable[Sequence[SetResult]]]
+"""What is done with engines that serve: as `_all_sets`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +71,13 @@ def evaluate_run(
     wish: EvalWish,
     environ: Mapping[str, str],
     output: Output,
+    ask: Ask | None = None,
 ) -> list[SetResult]:
     """Evaluate checkpoints of a run that is not running: engines alone, no trainer. Samples and
     results go to `eval/` of the run.
 
-    `steps`: 20, or 0,20,40, or all; None: the newest. One result for each step and set, in this
-    order. Raises MilesError.
+    `steps`: 20, or 0,20,40, or all; None: the newest. `ask`: what else than to
+    measure the sets. One result for each step and set, in this order. Raises MilesError.
     """
     from milescli.checkpoint.run_dir import lock, open_run
     from milescli.checkpoint.store import CheckpointStore
@@ -123,7 +126,7 @@ def evaluate_run(
             inputs=replace(inputs, model_dir=folder),
         )
         subject = Subject(name=run.shown, first_step=step, others=models)
-        return serve_and_evaluate(spec, asked, subject, prestarted, output=output)
+        return serve_and_evaluate(spec, asked, subject, prestarted, output=output, ask=ask)
 
 
 def _trained_on(recipe: Recipe) -> Recipe:
@@ -172,9 +175,10 @@ def serve_and_evaluate(
     prestarted: Prestarted,
     *,
     output: Output,
+    ask: Ask | None = None,
 ) -> list[SetResult]:
     """Start engines on the spec's model folder, ask all sets, then the same with the weights of
-    each further model, and stop them."""
+    each further model, and stop them. `ask`: what is done instead."""
     from milescli.runtime.build import Engines
     from milescli.runtime.session import open_session
     from milescli.runtime.supervise import StopSignals, run_watched
@@ -189,14 +193,14 @@ def serve_and_evaluate(
             probes.append(session.cluster.check_nodes)
             fleet = await session.builder.start_engines(engines)
             probes.extend(engines.probes)
-            ask = partial(
-                _all_sets, spec, asked, fleet, engines.scores, name=subject.name, output=output
+            asking = partial(
+                ask or _all_sets, spec, asked, fleet, engines.scores, name=subject.name
             )
-            results.extend(await ask(step=subject.first_step))
+            results.extend(await asking(step=subject.first_step, output=output))
             while (model := await in_thread(lambda: next(subject.others, None))) is not None:
                 step, folder = model
                 await fleet.load(folder, WeightVersion(len(results)))
-                results.extend(await ask(step=step))
+                results.extend(await asking(step=step, output=output))
 
         async def main() -> None:
             try:
@@ -226,17 +230,29 @@ async def _all_sets(
     for one in asked:
         recipe = one.set.recipe
         output.note(f"step {step}: {one.set.name}, {len(one.prompts)} prompts")
-        episodes = evaluation_episodes(
-            recipe,
-            engine=fleet,
-            scorer=scorer_of(recipe, scores),
-            decode=spec.inputs.tokenizer.decode,
-            vocab_size=spec.inputs.facts.vocab_size,
-            chat_form=chat_form_of(recipe, spec.inputs.tokenizer),
-            tell=FirstFew(output.warn),
-        )
+        episodes = episodes_of(spec, recipe, fleet, scores, output=output)
         results.append(await measured(one, episodes, run=spec.run, model=name, step=step))
     return results
+
+
+def episodes_of(
+    spec: RunSpec,
+    recipe: Recipe,
+    fleet: RolloutEngine,
+    scores: ScoreServer | None,
+    *,
+    output: Output,
+) -> Episodes:
+    """Of the recipe's agent, sampled as its `eval` says."""
+    return evaluation_episodes(
+        recipe,
+        engine=fleet,
+        scorer=scorer_of(recipe, scores),
+        decode=spec.inputs.tokenizer.decode,
+        vocab_size=spec.inputs.facts.vocab_size,
+        chat_form=chat_form_of(recipe, spec.inputs.tokenizer),
+        tell=FirstFew(output.warn),
+    )
 
 
 def engines_only(plan: Plan) -> Plan:
