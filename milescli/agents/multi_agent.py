@@ -1,5 +1,6 @@
 """An agent of several roles that speak in turn: `rollout.agent=multi_agent`. The policy plays them,
-each in a conversation of its own; some may be played by models behind endpoints."""
+each in a conversation of its own; some may be played by an older version of it, or by models behind
+endpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class MultiAgent:
         last = {turn.role: turn.message["content"] for turn in turns}
         return Outcome(
             text=last.get(self._order[-1], ""),
-            turn_roles=[turn.role for turn in turns if turn.role not in self._speakers],
+            turn_roles=[turn.role for turn in turns if self._roles[turn.role].is_policy],
             role_texts={
                 name: last[name] if role.scores == "turn" else told_whole(turns)
                 for name, role in self._roles.items()
@@ -57,7 +58,9 @@ class MultiAgent:
         if speaker := self._speakers.get(name):
             said = {"role": "assistant", "content": await speaker.say(messages)}
             return RoleTurn(role=name, message=said), False
-        if (reply := await next_reply(session, messages)) is None:
+        is_policy = self._roles[name].is_policy
+        asked = session if is_policy else session.played_by(name)
+        if (reply := await next_reply(asked, messages)) is None:
             return None, True
-        is_cut = reply.turn.stop_reason is StopReason.LENGTH
+        is_cut = is_policy and reply.turn.stop_reason is StopReason.LENGTH
         return RoleTurn(role=name, message=reply.message), is_cut

@@ -207,20 +207,26 @@ def _sampling(recipe: Recipe, origins: Origins) -> None:
 
 
 def _evaluation(recipe: Recipe, origins: Origins) -> None:
-    if recipe.eval.engines == "shared":
+    if not recipe.engines_apart:
         return
+    is_own = recipe.eval.engines == "own"
+    fix = ["--set eval.engines=shared"] if is_own else []
     if recipe.learns_from_rows:
         raise RecipeError(
-            "evaluations cannot have engines of their own here",
-            why="a run that learns from rows has engines for nothing else",
-            fix="--set eval.engines=shared",
+            "evaluations cannot have engines of their own here"
+            if is_own
+            else "no role can be played by a model of its own here",
+            why="a run that learns from rows has engines for nothing else than evaluations",
+            fix=fix or "take `policy` out of `rollout.roles`",
         )
     if recipe.engines.num is not None and recipe.engines.num <= recipe.engines_apart:
+        kept = ["`eval.engines` own keeps one for evaluations"] if is_own else []
+        kept += [f"{name} plays roles on one of its own" for name in recipe.rollout.policies]
         raise RecipeError(
             "no engine would be left to sample",
             why=f"`engines.num` is {recipe.engines.num} ({origins['engines.num']}), and "
-            "`eval.engines` own keeps one for evaluations",
-            fix=[f"--set engines.num={recipe.engines_apart + 1}", "--set eval.engines=shared"],
+            + ", ".join(kept),
+            fix=[f"--set engines.num={recipe.engines_apart + 1}", *fix],
         )
 
 

@@ -143,19 +143,35 @@ def _roles(rollout: Rollout) -> None:
         if role.endpoint is not None:
             _speaker(role.endpoint, f"rollout.roles.{name}.endpoint", who=f"the role `{name}`")
         _own_reward(name, role)
-    if all(role.endpoint is not None for role in roles.values()):
+        _own_model(name, role)
+    if not any(role.is_policy for role in roles.values()):
         raise RecipeError(
             "no role is played by the policy",
-            why=f"each of `rollout.roles` has an `endpoint`: {', '.join(roles)}",
-            fix=f"take `endpoint` out of the role `{next(iter(roles))}`",
+            why=f"each of `rollout.roles` has an `endpoint` or a `policy`: {', '.join(roles)}",
+            fix=f"take it out of the role `{next(iter(roles))}`",
         )
     if not any(role.is_trained for role in roles.values()):
-        ours = next(name for name, role in roles.items() if role.endpoint is None)
+        ours = next(name for name, role in roles.items() if role.is_policy)
         raise RecipeError(
             "no role is trained",
-            why="each of `rollout.roles` has an `endpoint` or `trained: false`: "
+            why="each of `rollout.roles` has an `endpoint`, a `policy` or `trained: false`: "
             + ", ".join(roles),
             fix=f"take `trained: false` out of the role `{ours}`",
+        )
+
+
+def _own_model(name: str, role: Role) -> None:
+    if role.policy is not None and not role.policy.strip("@ "):
+        raise RecipeError(
+            f"the role `{name}` has a `policy` without a name",
+            why="it names a folder, a model on the hub, a run, or RUN@STEP",
+            fix=f"write `policy: runs/NAME@20` at the role `{name}`",
+        )
+    if role.policy is not None and role.endpoint is not None:
+        raise RecipeError(
+            f"the role `{name}` would be played by two models",
+            why=f"it has an `endpoint` and a `policy`, {role.policy}",
+            fix=f"take one of them out of the role `{name}`",
         )
 
 
@@ -173,7 +189,7 @@ def _own_reward(name: str, role: Role) -> None:
             fix=f"write `reward: {next(iter(role.reward_weights), 'math')}` at the role `{name}`",
         )
     if role.reward is not None and not role.is_trained:
-        said = "is played by an `endpoint`" if role.endpoint is not None else "is not trained"
+        said = "is not trained" if role.is_policy else "is played by another model"
         raise RecipeError(
             f"the role `{name}` has a reward that teaches nobody",
             why=f"the role {said}: nothing that it says is trained on",
@@ -230,7 +246,7 @@ def _turns_of_roles(rollout: Rollout) -> None:
 
 
 def _scored_by_model(rollout: Rollout) -> None:
-    ours = [name for name, role in rollout.roles.items() if role.endpoint is None]
+    ours = [name for name, role in rollout.roles.items() if role.is_policy]
     if rollout.role_turns[-1] != ours[-1]:
         raise RecipeError(
             f"the reward `reward_model` cannot score the role `{rollout.role_turns[-1]}`",

@@ -152,6 +152,12 @@ class Rollout(Section):
         return {self.reward: 1.0} if isinstance(self.reward, str) else self.reward
 
     @property
+    def policies(self) -> list[str]:
+        """Models that play roles, each on an engine of its own."""
+        played = [role.policy for role in self.roles.values() if role.policy is not None]
+        return list(dict.fromkeys(played)) if self.agent == "multi_agent" else []
+
+    @property
     def reward_names(self) -> list[str]:
         """All that are asked, roles' own included."""
         own = [name for role in self.roles.values() for name in role.reward_weights]
@@ -343,8 +349,8 @@ class Recipe(Section):
 
     @property
     def engines_apart(self) -> int:
-        """Of the plan's engines, so many are kept for evaluations."""
-        return int(self.eval.engines == "own")
+        """Of the plan's engines, so many sample nothing to learn from: see `plan.apart`."""
+        return int(self.eval.engines == "own") + len(self.rollout.policies)
 
     @property
     def sequences_per_row(self) -> int:

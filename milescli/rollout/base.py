@@ -142,6 +142,12 @@ class Session(Protocol):
         """
         ...
 
+    def played_by(self, role: str) -> Session:
+        """What the model is asked by that plays `role` and is not trained
+        (`rollout.roles.NAME.policy`); nothing of it becomes training data. Raises AgentError where
+        there is none."""
+        ...
+
     @property
     def turns(self) -> Sequence[Turn]:
         """So far, in order."""

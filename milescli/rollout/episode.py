@@ -4,8 +4,8 @@ Used by the collector and by the evaluation."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from milescli.core.errors import AgentError, MilesError
@@ -109,6 +109,8 @@ class Episodes:
     """None: nobody is taught, or the trainer's ranks hold them."""
     chat_form: ChatForm | None = None
     """None: no agent chats."""
+    policies: Mapping[str, RolloutEngine] = field(default_factory=dict)
+    """By role, engines of a model of its own that plays it."""
     untrained_roles: frozenset[str] = frozenset()
     """What the policy says there is not learned."""
     retries: int = 0
@@ -148,6 +150,7 @@ class Episodes:
             decode=self.decode,
             vocab_size=self.vocab_size,
             chat_form=self.chat_form,
+            others=self.policies,
         )
         doors = self.chat_form.doors if self.chat_form is not None else None
         if doors is not None:
@@ -286,6 +289,7 @@ def training_episodes(
     vocab_size: int,
     chat_form: ChatForm | None = None,
     teachers: Teaching | None = None,
+    policies: Mapping[str, RolloutEngine] | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Episodes:
     """Sampled as the recipe's `rollout` says. `tell`: of episodes that are played anew."""
@@ -302,7 +306,9 @@ def training_episodes(
     episodes = _episodes(
         recipe, settings, engine=engine, scorer=scorer, decode=decode, vocab_size=vocab_size
     )
-    return replace(episodes, teachers=teachers, chat_form=chat_form, tell=tell)
+    return replace(
+        episodes, teachers=teachers, chat_form=chat_form, policies=policies or {}, tell=tell
+    )
 
 
 def evaluation_episodes(
@@ -313,6 +319,7 @@ def evaluation_episodes(
     decode: Decode,
     vocab_size: int,
     chat_form: ChatForm | None = None,
+    policies: Mapping[str, RolloutEngine] | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Episodes:
     """The same agent, sampled as the recipe's `eval` says."""
@@ -326,7 +333,7 @@ def evaluation_episodes(
     episodes = _episodes(
         recipe, settings, engine=engine, scorer=scorer, decode=decode, vocab_size=vocab_size
     )
-    return replace(episodes, chat_form=chat_form, tell=tell)
+    return replace(episodes, chat_form=chat_form, policies=policies or {}, tell=tell)
 
 
 def _episodes(

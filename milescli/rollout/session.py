@@ -19,6 +19,7 @@ from milescli.rollout.base import (
     Reply,
     ReplyParser,
     RolloutEngine,
+    Session,
     Turn,
 )
 from milescli.rollout.conversations import Conversations, told_as
@@ -127,11 +128,15 @@ class RecordingSession(Served):
         decode: Decode,
         vocab_size: int | None = None,
         chat_form: ChatForm | None = None,
+        others: Mapping[str, RolloutEngine] | None = None,
     ) -> None:
         """`settings`: how to sample, its prompt and seed aside. `max_tokens`: the longest line that
         the run was planned for. `vocab_size`: of the model, whose engines a token id beyond would
-        bring down; None: the caller makes none. `chat_form`: None where no chat is asked for."""
+        bring down; None: the caller makes none. `chat_form`: None where no chat is asked for.
+        `others`: who plays roles and is not trained, by role."""
         self._engine = engine
+        self._others = others or {}
+        self._played_by: dict[str, RecordingSession] = {}
         self._prompt_index = prompt_index
         self._seed = seed
         self._settings = settings
@@ -141,8 +146,7 @@ class RecordingSession(Served):
         self._chat_form = chat_form
         self._conversations = Conversations(tokenizer=chat_form.tokenizer) if chat_form else None
         self._num_tool_calls = self._num_malformed = self._num_rewritten = 0
-        self.engine_failure: Exception | None = None
-        """What the engine raised last: not the agent's fault."""
+        self._engine_failure: Exception | None = None
         self._turns: list[Turn] = []
         self._calls: list[_Call] = []
 
@@ -150,6 +154,29 @@ class RecordingSession(Served):
     def turns(self) -> Sequence[Turn]:
         """See Session."""
         return self._turns
+
+    @property
+    def engine_failure(self) -> Exception | None:
+        """What an engine raised last: not the agent's fault."""
+        failures = (other.engine_failure for other in self._played_by.values())
+        return self._engine_failure or next(filter(None, failures), None)
+
+    def played_by(self, role: str) -> Session:
+        """See Session."""
+        if role not in self._others:
+            return super().played_by(role)
+        if role not in self._played_by:
+            self._played_by[role] = RecordingSession(
+                self._others[role],
+                prompt_index=self._prompt_index,
+                seed=turn_seed(self._seed, role),
+                settings=replace(self._settings, want_routed_experts=False),
+                max_tokens=self._max_tokens,
+                decode=self._decode,
+                vocab_size=self._vocab_size,
+                chat_form=self._chat_form,
+            )
+        return self._played_by[role]
 
     async def generate(
         self,
@@ -175,7 +202,7 @@ class RecordingSession(Served):
         try:
             completion = await self._engine.generate(request)
         except Exception as error:
-            self.engine_failure = error
+            self._engine_failure = error
             raise
         if completion.stop_reason is StopReason.ABORT:
             raise WorkerDied(
@@ -315,8 +342,8 @@ def _line_of(lines: list[_Line], tokens: array[int], role: str | None) -> _Line:
     return max(begun, key=lambda line: len(line.token_ids))
 
 
-def turn_seed(seed: int, turn: int) -> int:
-    """31 bits; the first turn's is the sample's own."""
+def turn_seed(seed: int, turn: int | str) -> int:
+    """31 bits; the first turn's is the sample's own. `turn`: or a role, of a model of its own."""
     if turn == 0:
         return seed
     digest = hashlib.blake2b(f"{seed}/{turn}".encode(), digest_size=4).digest()

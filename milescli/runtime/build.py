@@ -48,6 +48,8 @@ class Engines:
     fleet: SglangFleet | None = None
     evaluation: SglangFleet | None = None
     """Of the engines that are kept for evaluations; None: the plan keeps none."""
+    policies: dict[str, SglangFleet] = field(default_factory=dict)
+    """Of the engines that serve `rollout.policies`, by their name there."""
     scorer: ActorHandle | None = None
     """Holds the reward model, where the recipe asks one."""
     scores: ScoreClient | None = None
@@ -59,7 +61,7 @@ class Engines:
 
     async def stop(self) -> None:
         """End client, router and engines; what does not end in time is left to the watchdog."""
-        for fleet in filter(None, (self.fleet, self.evaluation)):
+        for fleet in filter(None, (self.fleet, self.evaluation, *self.policies.values())):
             await fleet.close()
         if self.router is not None:
             await asyncio.to_thread(self.router.stop)
@@ -161,6 +163,8 @@ class Builder:
         engines.fleet = self._fleet(of_rollout, await self._start_router(of_rollout, engines))
         if of_evaluation := self.engine_addresses(engines, EVALUATION):
             engines.evaluation = self._fleet(of_evaluation, None)
+        for name in self.recipe.rollout.policies:
+            engines.policies[name] = self._fleet(self.engine_addresses(engines, name), None)
         return engines.fleet
 
     def _fleet(self, engines: list[EngineAddress], router_url: str | None) -> SglangFleet:
@@ -276,9 +280,13 @@ class Builder:
         return 0.5 if self.plan.colocated else 1.0
 
     def engine_addresses(self, engines: Engines, fleet: str = ROLLOUT) -> list[EngineAddress]:
-        """How a fleet's client and the trainer ranks reach its engines."""
+        """How a fleet's client and the trainer ranks reach its engines. `fleet`: may be one of
+        `rollout.policies`, whose engines are the last."""
         on_cpu = self.plan.device_kind == "cpu"
         num_rollout = len(engines.heads) - self.plan.engines_apart
+        policies = self.recipe.rollout.policies
+        num_policies = min(len(policies), self.plan.engines_apart)
+        of_policies = len(engines.heads) - num_policies
         addresses = [
             EngineAddress(
                 url=spec.url,
@@ -290,7 +298,9 @@ class Builder:
             )
             for index, spec in enumerate(engines.heads)
         ]
-        return addresses[:num_rollout] if fleet == ROLLOUT else addresses[num_rollout:]
+        if fleet in policies:
+            return [addresses[of_policies + policies.index(fleet)]]
+        return addresses[:num_rollout] if fleet == ROLLOUT else addresses[num_rollout:of_policies]
 
 
 def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> EngineSpec:
@@ -300,7 +310,7 @@ def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> Engi
         spec.plan,
         index=index,
         port=port,
-        model_dir=spec.inputs.model_dir,
+        model_dir=spec.inputs.model_dir_of(index, num_engines=spec.plan.engines.num),
         log_dir=log_dir,
     )
 

@@ -19,7 +19,6 @@ from milescli.plan.on_cpu import context_length, longest_tokens
 from milescli.plan.types import Plan
 from milescli.recipe.policy_alone import unscored, untaught
 from milescli.recipe.schema import Recipe
-from milescli.rollout.base import RolloutEngine
 from milescli.rollout.episode import Episodes, evaluation_episodes
 from milescli.runtime.chat_forms import chat_form_of
 from milescli.runtime.eval_records import SetResult
@@ -34,13 +33,14 @@ from milescli.runtime.eval_sets import (
 )
 from milescli.runtime.failures import FirstFew
 from milescli.runtime.reward_model import reward_facts
+from milescli.runtime.role_policies import by_role, without_policies
 from milescli.runtime.scorers import scorer_of
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
     from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
     from milescli.console.output import Output
-    from milescli.rollout.rewards.reward_model import ScoreServer
+    from milescli.runtime.build import Engines
     from milescli.runtime.prestart import Prestarted
 
 ALL = "all"
@@ -86,7 +86,12 @@ def evaluate_run(
     from milescli.recipe.check_rows import check_rows
     from milescli.recipe.load import override
     from milescli.recipe.resolved import load_resolved
-    from milescli.runtime.inputs import planned_facts, prepare, with_reward_model
+    from milescli.runtime.inputs import (
+        planned_facts,
+        prepare,
+        with_policies,
+        with_reward_model,
+    )
     from milescli.runtime.planning import plan_without_plugins
     from milescli.runtime.prestart import prestart_engines, prestart_ray
 
@@ -103,7 +108,7 @@ def evaluate_run(
     if not plan.engines.num:  # nothing was sampled in the run
         check_rows(recipe)
         plan = plan_without_plugins(replace(loaded, recipe=recipe), nodes.machine, facts=facts)
-    plan = with_room(engines_only(plan), sets, facts)
+    plan = with_room(engines_only(plan, num_policies=_roles_served(plan, recipe)), sets, facts)
     require_wheel(plan.device_kind)
     with (
         lock(run),
@@ -114,6 +119,7 @@ def evaluate_run(
         # torch is imported from here on, beside the warm process
         inputs = prepare(_trained_on(kept.recipe), run, output=output)
         inputs = with_reward_model(inputs, recipe, run, output=output)
+        inputs = with_policies(inputs, recipe, run, output=output)
         asked = [load_set(one, run, inputs, output=output) for one in sets]
         nodes.require_shared(run.path)
         models = unpacked(checkpoints, Path(temporary), inputs.model_dir, output=output)
@@ -129,10 +135,23 @@ def evaluate_run(
         return serve_and_evaluate(spec, asked, subject, prestarted, output=output, ask=ask)
 
 
+def _roles_served(plan: Plan, recipe: Recipe) -> int:
+    """Engines for roles that other models play. Raises FitError where the run's plan has too
+    few."""
+    count = len(recipe.rollout.policies)
+    if count >= plan.engines.num:
+        raise FitError(
+            f"{count} model{'s'[: count > 1]} for roles and the checkpoint need more engines",
+            why=f"the run's plan has {plan.engines.num}",
+            fix="write `endpoint` in the place of `policy` in `rollout.roles`",
+        )
+    return count
+
+
 def _trained_on(recipe: Recipe) -> Recipe:
     """What is read of the run beside the sets; nobody is taught or scored by it here, and who did
     may be gone."""
-    recipe = unscored(untaught(recipe))
+    recipe = without_policies(unscored(untaught(recipe)))
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval": None})})
 
 
@@ -193,9 +212,7 @@ def serve_and_evaluate(
             probes.append(session.cluster.check_nodes)
             fleet = await session.builder.start_engines(engines)
             probes.extend(engines.probes)
-            asking = partial(
-                ask or _all_sets, spec, asked, fleet, engines.scores, name=subject.name
-            )
+            asking = partial(ask or _all_sets, spec, asked, engines, name=subject.name)
             results.extend(await asking(step=subject.first_step, output=output))
             while (model := await in_thread(lambda: next(subject.others, None))) is not None:
                 step, folder = model
@@ -218,8 +235,7 @@ def serve_and_evaluate(
 async def _all_sets(
     spec: RunSpec,
     asked: Sequence[LoadedSet],
-    fleet: RolloutEngine,
-    scores: ScoreServer | None,
+    engines: Engines,
     *,
     name: str,
     step: int,
@@ -230,34 +246,29 @@ async def _all_sets(
     for one in asked:
         recipe = one.set.recipe
         output.note(f"step {step}: {one.set.name}, {len(one.prompts)} prompts")
-        episodes = episodes_of(spec, recipe, fleet, scores, output=output)
+        episodes = episodes_of(spec, recipe, engines, output=output)
         results.append(await measured(one, episodes, run=spec.run, model=name, step=step))
     return results
 
 
-def episodes_of(
-    spec: RunSpec,
-    recipe: Recipe,
-    fleet: RolloutEngine,
-    scores: ScoreServer | None,
-    *,
-    output: Output,
-) -> Episodes:
+def episodes_of(spec: RunSpec, recipe: Recipe, engines: Engines, *, output: Output) -> Episodes:
     """Of the recipe's agent, sampled as its `eval` says."""
+    assert engines.fleet is not None, "engines serve"
     return evaluation_episodes(
         recipe,
-        engine=fleet,
-        scorer=scorer_of(recipe, scores),
+        engine=engines.fleet,
+        scorer=scorer_of(recipe, engines.scores),
         decode=spec.inputs.tokenizer.decode,
         vocab_size=spec.inputs.facts.vocab_size,
         chat_form=chat_form_of(recipe, spec.inputs.tokenizer),
+        policies=by_role(recipe, engines.policies),
         tell=FirstFew(output.warn),
     )
 
 
-def engines_only(plan: Plan) -> Plan:
-    """The same engines, with the trainer's slots left out; nodes and devices are counted from 0
-    again."""
+def engines_only(plan: Plan, *, num_policies: int = 0) -> Plan:
+    """The same engines, the last `num_policies` for roles that other models play, with the
+    trainer's slots left out; nodes and devices are counted from 0 again."""
     kept = [replace(slot, trainer_rank=None) for slot in plan.slots if slot.engine is not None]
     nodes = sorted({slot.node for slot in kept})
     first = {node: min(slot.device for slot in kept if slot.node == node) for node in nodes}
@@ -265,7 +276,7 @@ def engines_only(plan: Plan) -> Plan:
         replace(slot, node=nodes.index(slot.node), device=slot.device - first[slot.node])
         for slot in kept
     ]
-    return replace(plan, slots=slots, engines_apart=0)
+    return replace(plan, slots=slots, engines_apart=num_policies)
 
 
 def with_room(plan: Plan, sets: Sequence[EvalSet], facts: ModelFacts) -> Plan:

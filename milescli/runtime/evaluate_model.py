@@ -32,7 +32,12 @@ def evaluate_model(
     from milescli.cluster.nodes import find_nodes
     from milescli.plan.engines_alone import plan_engines
     from milescli.platform.torch_wheel import require_wheel
-    from milescli.runtime.inputs import facts_of_recipe, inputs_of_model, with_reward_model
+    from milescli.runtime.inputs import (
+        facts_of_recipe,
+        inputs_of_model,
+        with_policies,
+        with_reward_model,
+    )
     from milescli.runtime.prestart import prestart_engines, prestart_ray
     from milescli.runtime.reward_model import reward_facts
     from milescli.runtime.spec import RunSpec
@@ -55,6 +60,7 @@ def evaluate_model(
         # torch is imported from here on, beside the warm process
         inputs = inputs_of_model(recipe, run, output=output)
         inputs = with_reward_model(inputs, asking_reward_model(sets), run, output=output)
+        inputs = with_policies(inputs, recipe, run, output=output)
         asked = [load_set(one, run, inputs, output=output) for one in sets]
         nodes.require_shared(run.path, inputs.model_dir)
         spec = RunSpec(run=run, recipe=recipe, plan=plan, nodes=nodes, inputs=inputs)

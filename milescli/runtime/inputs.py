@@ -48,6 +48,7 @@ from milescli.runtime.data_inputs import (
     with_local_files,
 )
 from milescli.runtime.reward_model import reward_model_folder
+from milescli.runtime.role_policies import policy_folders
 from milescli.runtime.scorers import rollout_of_source
 from milescli.runtime.teachers import met_teachers, teacher_folders
 
@@ -79,10 +80,18 @@ class RunInputs:
     """A Hugging Face folder that gives scores; None: no reward model is asked."""
     teacher_dirs: tuple[Path, ...] = ()
     """Hugging Face folders of `train.distill.teachers` that the ranks hold, in order."""
+    policy_dirs: tuple[Path, ...] = ()
+    """Hugging Face folders of `rollout.policies`, which play roles, in order: engines of their own,
+    the last ones of the plan, are started on them."""
     served: tuple[str, ...] = ()
     """Of its served teachers: address, and what is served there."""
     validation: list[Any] = dataclasses.field(default_factory=list)
     """Held-out ones; empty without `data.validation`."""
+
+    def model_dir_of(self, engine: int, *, num_engines: int) -> Path:
+        """What an engine is started on, one of `num_engines`."""
+        place = engine - (num_engines - len(self.policy_dirs))
+        return self.policy_dirs[place] if place >= 0 else self.model_dir
 
     @property
     def data_sha256(self) -> str:
@@ -203,6 +212,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         served=tuple(served),
         critic_dir=_critic_folder(recipe, run, model_dir, facts, tokenizer, output=output),
         reward_model_dir=reward_model_folder(recipe, run, tokenizer, output=output),
+        policy_dirs=policy_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output),
     )
 
 
@@ -231,6 +241,16 @@ def with_reward_model(
     `prepare`."""
     folder = reward_model_folder(recipe, run, inputs.tokenizer, output=output)
     return dataclasses.replace(inputs, reward_model_dir=folder)
+
+
+def with_policies(
+    inputs: RunInputs, recipe: Recipe, run: RunDir, *, output: Output | None
+) -> RunInputs:
+    """The same with the models that play roles of `recipe`. Raises as `prepare`."""
+    folders = policy_folders(
+        recipe, run, tokenizer=inputs.tokenizer, facts=inputs.facts, output=output
+    )
+    return dataclasses.replace(inputs, policy_dirs=folders)
 
 
 def load_heldout(

@@ -18,6 +18,7 @@ from milescli.runtime.devices import Devices
 from milescli.runtime.eval_beside import EvaluationsBeside
 from milescli.runtime.evaluator import Evaluator
 from milescli.runtime.failures import FirstFew
+from milescli.runtime.role_policies import by_role
 from milescli.runtime.saving import Progress, version_of
 from milescli.runtime.scorers import scorer_of
 from milescli.runtime.teachers import served_teachers
@@ -60,6 +61,7 @@ class ReinforceAttempt(Attempt):
             "decode": inputs.tokenizer.decode,
             "vocab_size": inputs.facts.vocab_size,
             "chat_form": chat_form_of(recipe, inputs.tokenizer),
+            "policies": by_role(recipe, self.engines.policies),
             "tell": FirstFew(lambda text: self.bus.emit(Notice(text=text, level="warning"))),
         }
         assert inputs.prompts is not None, "a run that samples has prompts"

@@ -19,8 +19,7 @@ from milescli.runtime.evaluate import episodes_of
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
-    from milescli.rollout.base import RolloutEngine
-    from milescli.rollout.rewards.reward_model import ScoreServer
+    from milescli.runtime.build import Engines
     from milescli.runtime.eval_sets import LoadedSet
     from milescli.runtime.spec import RunSpec
 
@@ -60,8 +59,7 @@ class Watched:
         self,
         spec: RunSpec,
         asked: Sequence[LoadedSet],
-        fleet: RolloutEngine,
-        scores: ScoreServer | None,
+        engines: Engines,
         *,
         name: str,
         step: int,
@@ -69,7 +67,7 @@ class Watched:
     ) -> list[SetResult]:
         """See `evaluate.Ask`: play it once. Raises AgentError, or what the engines raise."""
         recipe = asked[0].set.recipe
-        episodes = episodes_of(spec, recipe, fleet, scores, output=output)
+        episodes = episodes_of(spec, recipe, engines, output=output)
         output.note(f"{name}, step {step}, plays {self.settings.name}")
         episodes = replace(episodes, agent=self, agent_name="environment", retries=0)
         await episodes.play(self.prompt, sample_index=0, seed=recipe.run.seed)

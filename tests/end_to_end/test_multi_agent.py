@@ -49,3 +49,15 @@ def test_two_roles_imitate_a_worked_episode_and_are_trained_on_their_own_turns(
     assert all(len(sample["trajectories"]) == 2 for sample in samples if sample["turns"] == 2)
     imitated = [f"{TOLD}{SAYS}3 4<|im_end|>", f"{HEARD}{SAYS}#### 7<|im_end|>"]
     assert imitated in [sample["trajectories"] for sample in samples]
+    # the run plays on against what it was before the first step
+    old = ROLES.replace("prompt: Tell.", "prompt: Tell., policy: duo@0")
+    again = [*sets, f"rollout.roles={old}", "train.steps=1", "warmup.steps=1"]
+    words = [word for setting in again for word in ("--set", setting)]
+    finished = workplace.miles("launch", "--recipe", "tiny.yaml", "--name", "self", *words)
+    assert finished.code == 0, finished
+    (event,) = [event for event in workplace.events("self") if event["event"] == "StepDone"]
+    assert event["rollout"]["figures"]["turns"] == 1, "the other turn is the older one's"
+    assert event["report"]["logprob_diff_max"] < 1e-3
+    file = workplace.run("self") / "rollouts" / "step_1.jsonl"
+    (told,) = json.loads(file.read_text().splitlines()[0])["episode"]["trajectories"]
+    assert told.startswith("<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\nteller: 3 4")

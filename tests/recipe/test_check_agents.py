@@ -84,6 +84,17 @@ def test_roles_on_the_command_line_take_the_place_of_the_recipes(place: Place) -
             ["rollout.roles={a: {trained: false, reward: math}, b: {}}"],
             "`a` has a reward that teaches nobody",
         ),
+        (["rollout.roles={a: {policy: runs/old}}"], "no role is played by the policy"),
+        (["rollout.roles={a: {policy: ' '}, b: {}}"], "`a` has a `policy` without a name"),
+        (
+            ["rollout.roles={a: {policy: x, endpoint: {url: http://h/v1, model: m}}, b: {}}"],
+            "`a` would be played by two models",
+        ),
+        (["rollout.roles={a: {policy: x, reward: math}, b: {}}"], "teaches nobody"),
+        (
+            ["rollout.roles={a: {policy: x}, b: {policy: y}, c: {}}", "engines.num=2"],
+            "no engine would be left",
+        ),
         (["rollout.roles={a: {scores: episode}}"], "`a` has no reward of its own"),
         (["rollout.roles={a: {reward: {}}}"], "the reward of the role `a` weighs nothing"),
         (["rollout.roles={a: {reward: {math: 0.0}}}"], "role `a` weighs nothing"),
