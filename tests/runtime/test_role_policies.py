@@ -9,8 +9,10 @@ import pytest
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import RecipeError
-from milescli.models import ModelFacts, load_facts
+from milescli.models import ModelFacts, load_facts, scratch
+from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
+from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.rollout.tokenizer import load_tokenizer
 from milescli.runtime.inputs import RunInputs
 from milescli.runtime.role_policies import (
@@ -20,7 +22,14 @@ from milescli.runtime.role_policies import (
     require_policies,
     without_policies,
 )
-from tests.runtime.test_teachers import _model
+
+SHAPE = {"hidden_size": 64, "num_layers": 2, "head_dim": 16, "ffn_hidden_size": 128}
+
+
+def _model(folder: Path, *, text: str = "one and two", **shape: int) -> Path:
+    make_scratch_tokenizer([text] * 3, 300, folder)
+    scratch.make_model(ScratchModel(**{**SHAPE, "vocab_size": 300, **shape}), folder, 0)
+    return folder
 
 
 def _recipe(*policies: str, runs: Path = Path("runs")) -> Recipe:
@@ -83,6 +92,6 @@ def test_what_is_no_version_of_the_policy_is_refused(
 
 def test_one_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     run, _, asked = _inputs(tmp_path)
-    other = _model(tmp_path / "other", texts=["zebras and ibexes"] * 3)
+    other = _model(tmp_path / "other", text="zebras and ibexes")
     with pytest.raises(RecipeError, match="another tokenizer"):
         policy_folders(_recipe(str(other)), run, **asked)  # type: ignore[arg-type]
