@@ -3,8 +3,8 @@ the other in the thread that reads them, slow ones each in a thread of its own. 
 it.
 
 One thread leads: it reads calls and makes them. Where a call takes longer than `STALL_S`, another
-thread leads from there on, and the call goes on in its own; calls of that kind are from then on
-left by the lead before they are made, until `NUM_QUICK` of them were quick again.
+thread leads from there on, and the call goes on in its own. For a while the lead passes on before
+calls of that kind are made; then one is tried again as if it were quick.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from milescli.core.outbox import SIZE
 
 STALL_S = 0.02
 """More than a busy machine takes from a thread now and then."""
-NUM_QUICK = 64
+FIRST_WHILE_S, LONGEST_WHILE_S = 0.05, 1.0
+"""How long a kind of calls is held to be slow: twice as long each time that one is."""
 MAX_THREADS = 4096
 """Calls that may be slow at once; further ones wait."""
 STACK_BYTES = 1024**2
@@ -62,8 +63,8 @@ class LeadingThreads:
         self._replies: list[Message] = []
         self._called: list[Any] | None = None
         """[began, kind] of what the leader is at, where it still leads."""
-        self._slow: dict[type, int] = {}
-        """Kinds of calls that the lead is left for, and how many more must be quick."""
+        self._slow: dict[type, tuple[float, float]] = {}
+        """Kinds of calls that are held to be slow: (until when, for how long)."""
 
     def run(self) -> None:
         """Until the pipe ends."""
@@ -115,21 +116,22 @@ class LeadingThreads:
     def _leads_after(self, number: int, args: Any, options: Any) -> bool:
         """Make one call. False: another leads meanwhile, and the reply is sent."""
         kind = type(args[-1])
-        if kind in self._slow:
+        now = time.monotonic()
+        if kind in self._slow and now < self._slow[kind][0]:
             self._flush()
             with self._lock:
                 self._pass_on()
-            began = time.monotonic()
-            value = self._made(args, options)
-            self._note(kind, time.monotonic() - began)
-            self._send([(number, "value", value)])
+            self._send([(number, "value", self._made(args, options))])
             return False
-        called = self._called = [time.monotonic(), kind]
+        called = self._called = [now, kind]
         if not self._is_watched:
             self._wakes_watch.set()
         value = self._made(args, options)
         with self._lock:
-            still_leads, self._called = self._called is called, None
+            still_leads = self._called is called
+            if still_leads:  # else it is the next leader's
+                self._called = None
+                self._slow.pop(kind, None)
         if still_leads:
             self._replies.append((number, "value", value))
         else:
@@ -142,15 +144,6 @@ class LeadingThreads:
         except BaseException as error:  # SystemExit and the like must not end it in silence
             return self._failed(error)
 
-    def _note(self, kind: type, seconds: float) -> None:
-        """A call of a slow kind took so long."""
-        with self._lock:
-            left = self._slow.get(kind, 0) - 1 if seconds < STALL_S else NUM_QUICK
-            if left > 0:
-                self._slow[kind] = left
-            else:
-                self._slow.pop(kind, None)
-
     def _watch(self) -> None:
         """Lets another lead where the leader's call takes long; sleeps where there is none."""
         quiet = 0
@@ -161,7 +154,10 @@ class LeadingThreads:
                 called = self._called
                 quiet = quiet + 1 if called is None else 0
                 if called is not None and time.monotonic() - called[0] > STALL_S:
-                    self._called, self._slow[called[1]] = None, NUM_QUICK
+                    self._called, kind = None, called[1]
+                    _, held_s = self._slow.get(kind, (0.0, FIRST_WHILE_S / 2))
+                    held_s = min(2 * held_s, LONGEST_WHILE_S)
+                    self._slow[kind] = (time.monotonic() + held_s, held_s)
                     replies, self._replies = self._replies, []
                     self._pass_on()
             self._send(replies)

@@ -25,6 +25,8 @@ def work(what: Any, value: Any) -> Any:
     """In the process: what a test asks."""
     if what == "sleep":
         time.sleep(value)
+    elif what == "nap":
+        time.sleep(value / 1000)
     elif what == "hang":
         threading.Event().wait()
     elif what == "raise":
@@ -77,11 +79,22 @@ def test_quick_calls_share_a_thread_and_slow_ones_hold_nobody_up() -> None:
     assert len(set(quick)) <= 2 and heard == list(range(200))
 
 
+def test_one_that_ends_late_does_not_end_the_lead_of_another() -> None:
+    async def play(calls: QuickCalls) -> list[Any]:
+        made = list[Any]()
+        for _ in range(3):  # a slow kind (of float), and a quick one (of int) meanwhile
+            asked = [_of(calls, "sleep", 0.05), *(_of(calls, "nap", 3) for _ in range(40))]
+            made += await asyncio.gather(*asked)
+            await asyncio.sleep(1.1)
+        return made
+
+    assert _with(play) == [0.05, *[3] * 40] * 3
+
+
 def test_a_slow_kind_is_quick_again_after_a_while() -> None:
     async def play(calls: QuickCalls) -> set[int]:
         await _of(calls, "sleep", 0.2)
-        for number in range(200):
-            await _of(calls, "say", number)
+        await asyncio.sleep(1.2)
         return {await _of(calls, "thread", 0) for _ in range(20)}
 
     assert len(_with(play)) <= 2

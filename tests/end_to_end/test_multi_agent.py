@@ -51,7 +51,8 @@ def test_two_roles_imitate_a_worked_episode_and_are_trained_on_their_own_turns(
     assert imitated in [sample["trajectories"] for sample in samples]
     # the run plays on against what it was before the first step
     old = ROLES.replace("prompt: Tell.", "prompt: Tell., policy: duo@0")
-    again = [*sets, f"rollout.roles={old}", "train.steps=1", "warmup.steps=1"]
+    changed = {"rollout.roles": old, "train.steps": "1", "warmup.steps": "1"}
+    again = [f"{key}={value}" for key, value in {**_pairs(sets), **changed}.items()]
     words = [word for setting in again for word in ("--set", setting)]
     finished = workplace.miles("launch", "--recipe", "tiny.yaml", "--name", "self", *words)
     assert finished.code == 0, finished
@@ -61,3 +62,7 @@ def test_two_roles_imitate_a_worked_episode_and_are_trained_on_their_own_turns(
     file = workplace.run("self") / "rollouts" / "step_1.jsonl"
     (told,) = json.loads(file.read_text().splitlines()[0])["episode"]["trajectories"]
     assert told.startswith("<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\nteller: 3 4")
+
+
+def _pairs(sets: list[str]) -> dict[str, str]:
+    return dict(text.split("=", 1) for text in sets)
