@@ -28,7 +28,8 @@ MAX_THREADS = 4096
 """Calls that may be slow at once; further ones wait."""
 STACK_BYTES = 1024**2
 """Of each: all of them count against the memory of the process."""
-_PIECE = 1 << 20
+_PIECE = 1 << 16
+"""Of what a pipe holds."""
 _QUIET_ROUNDS = 50
 """Of the watch, until it sleeps."""
 _MOST_TOGETHER = 64
