@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from milescli.agents.openai_forms import Answered, Asked, Json, usage
+from milescli.agents.unserved import require_texts
 
 _ENDS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -26,12 +27,16 @@ def messages_asked(body: Mapping[str, Any]) -> Asked:
     most = body.get("max_tokens")
     if type(most) is not int or most < 1:
         raise ValueError("`max_tokens` is a whole number from 1")
+    choice = body.get("tool_choice") or {}
+    wanted = choice.get("type", "auto") if isinstance(choice, dict) else choice
+    if wanted not in ("auto", "none"):
+        raise ValueError("`tool_choice` is auto or none: what is sampled is not constrained")
     stop = body.get("stop_sequences")
     if stop is not None and not all(isinstance(text, str) and text for text in stop):
         raise ValueError("`stop_sequences` are texts")
     return Asked(
         messages=messages,
-        tools=[_tool(tool) for tool in body.get("tools") or []],
+        tools=[_tool(tool) for tool in body.get("tools") or []] if wanted == "auto" else [],
         max_new_tokens=most,
         stop=stop or None,
         streams=bool(body.get("stream")),
@@ -122,7 +127,8 @@ def _messages(message: Json) -> list[Json]:
 
 def _text(content: object) -> str:
     if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        require_texts([{"content": content}])
+        return "".join(part["text"] for part in content)
     return content if isinstance(content, str) else ""
 
 

@@ -11,8 +11,8 @@ from itertools import count
 from typing import Any
 
 from milescli.agents.environment_process import Act, Asked, Begin, End, Where
-from milescli.core.async_isolated import AsyncIsolated
 from milescli.core.errors import AgentError
+from milescli.core.quick_calls import QuickCall, QuickCalls
 from milescli.core.user_process import CallFailed
 from milescli.recipe.environments import EnvironmentSettings
 from milescli.rollout.environments import Step
@@ -30,25 +30,39 @@ class _Place:
     """A process, or the one that took its place."""
 
     memory_bytes: int
-    process: AsyncIsolated = field(init=False)
+    process: QuickCalls = field(init=False)
     num_episodes: int = 0
     has_begun: bool = False
 
     def __post_init__(self) -> None:
         self.process = self._new()
 
-    def give_up(self, process: AsyncIsolated) -> None:
+    def give_up(self, process: QuickCalls) -> None:
         """End it, and begin another with the next call; unless that was done already."""
         if process is self.process:
             process.close()
             self.process, self.has_begun = self._new(), False
 
-    def _new(self) -> AsyncIsolated:
-        return AsyncIsolated(
+    def _new(self) -> QuickCalls:
+        return QuickCalls(
             _TARGET,
             memory_bytes=self.memory_bytes,
             memory_key="rollout.environment.memory_gib",
         )
+
+
+@dataclass(eq=False, slots=True)
+class _Sent:
+    """One call of a process."""
+
+    what: Asked
+    place: _Place
+    process: QuickCalls
+    limit_s: float = 0.0
+    ends: float = 0.0
+    """When it is given up, by the clock of the event loop."""
+    call: QuickCall | None = None
+    """None: the process begins."""
 
 
 class EnvironmentFleet:
@@ -96,21 +110,36 @@ class EnvironmentFleet:
 
     async def asked(self, episode: Episode, what: Asked) -> Any:
         """Of one process, once. Raises AgentError where the environment raises or hangs,
-        CallFailed where its process has ended."""
-        place, process = episode.place, episode.place.process
+        CallFailed where its process has ended. Where nobody waits any more, `episode.left` is what
+        it is still at."""
+        place = episode.place
+        sent = _Sent(what=what, place=place, process=place.process)
         limit_s = self._settings.step_timeout_s + (0 if place.has_begun else _FIRST_TIMEOUT_S)
+        sent.limit_s, sent.ends = limit_s, asyncio.get_running_loop().time() + limit_s
         try:
-            async with asyncio.timeout(limit_s):
-                answered = await process.call(episode.number, what, answer=_nothing_is_asked)
+            return await self.reply_to(sent, episode)
+        except asyncio.CancelledError:
+            episode.left = sent if sent.call is not None else None
+            raise
+
+    async def reply_to(self, sent: _Sent, episode: Episode) -> Any:
+        """Of what was sent, now or before. Raises as `asked`."""
+        place, process = sent.place, sent.process
+        try:
+            async with asyncio.timeout_at(sent.ends):
+                if sent.call is None:
+                    sent.call = await process.begin(episode.number, sent.what)
+                answered = await sent.call.again()
         except TimeoutError:
             where = await self._where(place, process, episode)
             place.give_up(process)
             if where is None:  # it answers nobody, or is gone: whose fault that is cannot be told
-                raise CallFailed(f"its process did not answer within {limit_s:g} s") from None
+                why = f"its process did not answer within {sent.limit_s:g} s"
+                raise CallFailed(why) from None
             self.num_hung += 1
             raise self._failed(
-                f"the environment `{self.name}` did not answer within {limit_s:g} s",
-                why=f"{_told(what)}{where}",
+                f"the environment `{self.name}` did not answer within {sent.limit_s:g} s",
+                why=f"{_told(sent.what)}{where}",
             ) from None
         except CallFailed as error:
             if process is place.process and process.lives:
@@ -126,13 +155,14 @@ class EnvironmentFleet:
         fix = f"miles env check {self.name}   # holds it to what an environment has to do"
         return AgentError(what, why=why, fix=fix)
 
-    async def _where(self, place: _Place, process: AsyncIsolated, episode: Episode) -> str | None:
+    async def _where(self, place: _Place, process: QuickCalls, episode: Episode) -> str | None:
         """None: its process does not say, or was ended for another's sake."""
         if process is not place.process:
             return None
         with contextlib.suppress(TimeoutError, CallFailed):
             async with asyncio.timeout(_WHERE_TIMEOUT_S):
-                told = await process.call(episode.number, Where(), answer=_nothing_is_asked)
+                call = await process.begin(episode.number, Where())
+                told = await call.future
                 return f"; it was at{told}" if told else ""
         return None
 
@@ -145,19 +175,22 @@ class Episode:
     place: _Place
     number: int
     begun: Begin
-    _process: AsyncIsolated | None = None
+    _process: QuickCalls | None = None
     """In which it was begun."""
     _num_returns: int = 0
-    _call: asyncio.Task[Any] | None = None
+    _actions: list[str] = field(default_factory=list)
+    """What was done so far."""
+    left: _Sent | None = None
+    """What nobody waits for any more."""
 
     async def reset(self) -> str | None:
         """What the policy is shown first; None: the prompt itself. Raises AgentError."""
-        return await self._bounded(None)
+        return await self._asked(None)
 
     async def step(self, action: str) -> Step:
         """Raises AgentError."""
-        step = await self._bounded(Act(action))
-        self.begun = replace(self.begun, actions=[*self.begun.actions, action])
+        step = await self._asked(Act(action))
+        self._actions.append(action)
         return step
 
     def end(self) -> None:
@@ -166,10 +199,6 @@ class Episode:
         _ENDING.add(ending)
         ending.add_done_callback(_ENDING.discard)
 
-    async def _bounded(self, what: Act | None) -> Any:
-        self._call = asyncio.ensure_future(self._asked(what))
-        return await asyncio.shield(self._call)  # goes on to its own bound where it is given up
-
     async def _asked(self, what: Act | None) -> Any:
         """`what`; None: its first observation. Where its process has ended meanwhile, what was done
         before is done again."""
@@ -177,7 +206,8 @@ class Episode:
             try:
                 if self._process is not self.place.process:
                     process = self.place.process
-                    start = await self.fleet.asked(self, self.begun)
+                    begun = replace(self.begun, actions=tuple(self._actions))
+                    start = await self.fleet.asked(self, begun)
                     self._process = process
                     if what is None:
                         return start
@@ -193,18 +223,15 @@ class Episode:
                     ) from None
 
     async def _end(self) -> None:
-        if self._call is not None:
-            await asyncio.gather(self._call, return_exceptions=True)
+        if self.left is not None:
+            with contextlib.suppress(AgentError, CallFailed):
+                await self.fleet.reply_to(self.left, self)
         if self._process is self.place.process:
             with contextlib.suppress(AgentError, CallFailed):
                 await self.fleet.asked(self, End())
 
 
 _ENDING: set[asyncio.Future[None]] = set()
-
-
-async def _nothing_is_asked(*asked: Any) -> None:
-    raise AssertionError(f"an environment asks for nothing: {asked!r:.80}")
 
 
 def _told(what: Asked) -> str:

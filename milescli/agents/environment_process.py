@@ -1,24 +1,17 @@
-"""The environments of one process: made, reset, stepped and closed here, each in threads. The
+"""The environments of one process: made, reset, stepped and closed here, in several threads. The
 process is begun by `environment_fleet`, which alone speaks to it."""
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from milescli.rollout.environments import Environment, Step, checked, checked_start, made
 
-MAX_THREADS = 4096
-"""Calls that may be slow at once; further ones wait."""
-STACK_BYTES = 1024**2
-"""Of each: all of them count against the memory of the process."""
 NUM_LINES_TOLD = 6
 """Of where a call is, the innermost."""
 MAX_IDLE = 256
@@ -61,20 +54,13 @@ _THREADS: dict[int, int] = {}
 """By episode, of what is called now."""
 
 
-async def act(episode: int, what: Asked) -> str | Step | None:
+def act(episode: int, what: Asked) -> str | Step | None:
     """Begin gives the first observation, Act a Step, Where text, End nothing. Raises ValueError
     where the environment gives something else, and what it raises."""
-    if isinstance(what, Where):
-        return _where(episode)
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_pool(), _acted, episode, what)
+    return _where(episode) if isinstance(what, Where) else _acted(episode, what)
 
 
-@cache
-def _pool() -> ThreadPoolExecutor:
-    """Threads are kept: to begin one costs more than most steps."""
-    threading.stack_size(STACK_BYTES)
-    return ThreadPoolExecutor(max_workers=MAX_THREADS, thread_name_prefix="environment")
+act.in_threads = True  # type: ignore[attr-defined]  # many at once: see core.worker_threads
 
 
 def _acted(episode: int, what: Asked) -> str | Step | None:

@@ -1,5 +1,6 @@
 """An agent of several roles that speak in turn: `rollout.agent=multi_agent`. The policy plays them,
-each in a conversation of its own; some may be played by models behind endpoints."""
+each in a conversation of its own; some may be played by an older version of it, or by models behind
+endpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from milescli.agents.speaker import Speaker
 from milescli.core.types import Prompt, StopReason
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
-from milescli.rollout.roles import RoleTurn, conversation_of
+from milescli.rollout.roles import RoleTurn, conversation_of, told_whole
 
 
 class MultiAgent:
@@ -35,10 +36,18 @@ class MultiAgent:
             turns += [] if turn is None else [turn]
             if is_cut:
                 break
-        final = self._order[-1]
-        text = next((t.message["content"] for t in reversed(turns) if t.role == final), "")
-        figures = {f"{name}_turns": sum(t.role == name for t in turns) for name in self._roles}
-        return Outcome(text=text, is_cut=is_cut, figures=figures)
+        last = {turn.role: turn.message["content"] for turn in turns}
+        return Outcome(
+            text=last.get(self._order[-1], ""),
+            turn_roles=[turn.role for turn in turns if self._roles[turn.role].is_policy],
+            role_texts={
+                name: last[name] if role.scores == "turn" else told_whole(turns)
+                for name, role in self._roles.items()
+                if role.reward is not None and name in last
+            },
+            is_cut=is_cut,
+            figures={f"{n}_turns": sum(turn.role == n for turn in turns) for n in self._roles},
+        )
 
     async def _turn(
         self, name: str, prompt: Prompt, session: Session, turns: list[RoleTurn]
@@ -49,7 +58,9 @@ class MultiAgent:
         if speaker := self._speakers.get(name):
             said = {"role": "assistant", "content": await speaker.say(messages)}
             return RoleTurn(role=name, message=said), False
-        if (reply := await next_reply(session, messages)) is None:
+        is_policy = self._roles[name].is_policy
+        asked = session if is_policy else session.played_by(name)
+        if (reply := await next_reply(asked, messages)) is None:
             return None, True
-        is_cut = reply.turn.stop_reason is StopReason.LENGTH
+        is_cut = is_policy and reply.turn.stop_reason is StopReason.LENGTH
         return RoleTurn(role=name, message=reply.message), is_cut

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from milescli.agents.unserved import require_served, require_texts
 from milescli.core.types import StopReason
 from milescli.rollout.base import Reply, Turn
 
@@ -59,7 +60,8 @@ def chat_asked(body: Body) -> Asked:
     messages = _list(body, "messages")
     if not messages or not all(isinstance(message, dict) for message in messages):
         raise ValueError("`messages` is a list of messages, and not empty")
-    choice, tools = body.get("tool_choice", "auto"), _list(body, "tools")
+    require_texts(messages)
+    choice, tools = body.get("tool_choice") or "auto", _list(body, "tools")
     if choice == "none":
         tools = []
     elif choice != "auto":
@@ -75,8 +77,8 @@ def text_asked(body: Body) -> Asked:
         prompt = prompt[0]
     if not isinstance(prompt, str) and not _is_ids(prompt):
         raise ValueError("`prompt` is one text, or token ids")
-    if body.get("echo") or body.get("suffix"):
-        raise ValueError("`echo` and `suffix` are not served")
+    if body.get("stream"):
+        raise ValueError("`stream` is not served here: ask /v1/chat/completions")
     most = _count(body, "max_tokens")
     return Asked(prompt=prompt or [], max_new_tokens=most, **_common(body))
 
@@ -94,6 +96,7 @@ def ids_asked(body: Body) -> Asked:
 
 
 def _common(body: Body) -> dict[str, Any]:
+    require_served(body)
     stop, options = body.get("stop"), body.get("stream_options") or {}
     if isinstance(stop, str):
         stop = [stop]

@@ -126,6 +126,12 @@ class RunDir:
         mark = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
         return self.path / f"reward-model-{mark}"
 
+    def role_model_dir(self, source: str) -> Path:
+        """An older policy that plays a role, where it is the checkpoint of another run: `source`,
+        as the recipe names it."""
+        mark = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
+        return self.path / f"role-model-{mark}"
+
     @property
     def own_model_dir(self) -> Path:
         """The model that miles made for this run: from a seed, or from a converted checkpoint."""

@@ -24,7 +24,7 @@ from milescli.platform.environment import INTERFACE_VARIABLES
 from milescli.platform.machine import Device, Machine, Node
 from milescli.platform.probe import probe
 from milescli.recipe.load import LoadedRecipe
-from milescli.recipe.schema import MachineSettings
+from milescli.recipe.machine import MachineSettings
 
 if TYPE_CHECKING:
     from milescli.console.output import Output

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from milescli.commands import install_environment
-from milescli.commands.options import verb
-from milescli.console.output import Output
+from milescli.commands.options import SetOption, verb
 
 CHECK_EXAMPLES = [
     "miles env check frozen_lake --data task:frozen_lake",
@@ -17,6 +16,7 @@ CHECK_EXAMPLES = [
 ]
 PLAY_EXAMPLES = [
     "miles env play frozen_lake --data task:frozen_lake --row 3",
+    "miles env play frozen_lake --model quickstart-game-1",
     "miles env play frozen_lake --model http://127.0.0.1:30000/v1",
 ]
 PAGE = """\
@@ -24,7 +24,7 @@ miles env: try an environment before a model does
 
   miles envs                  what there is
   miles env check NAME        does it do what an environment must?
-  miles env play NAME         be the player, or watch a model behind an endpoint
+  miles env play NAME         be the player, or watch a model
   miles env install NAME      environments of another package, in a place of their own
 """
 NameArgument = Annotated[
@@ -77,13 +77,16 @@ def play(
     row: Annotated[int, typer.Option("--row", min=1, help="Which row, or which number.")] = 1,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="An endpoint, http://HOST:PORT/v1; else you play."),
+        typer.Option(
+            "--model",
+            help="RUN, RUN@STEP, a folder, a hub name or an endpoint's URL; else you play.",
+        ),
     ] = None,
     max_turns: Annotated[int, typer.Option("--max-turns", min=1, help="Bound on turns.")] = 32,
+    sets: SetOption = None,
 ) -> None:
-    """Play one episode yourself, or watch a model that an OpenAI-compatible endpoint serves."""
+    """Play one episode yourself, or watch a model, for which engines are started."""
     from milescli.commands.play_environment import Wish, play_one
 
-    output: Output = context.obj
-    wish = Wish(name, settings, data, row, model, max_turns)
-    play_one(wish, output=output)
+    wish = Wish(name, settings, data, row, model, max_turns, sets or ())
+    play_one(wish, output=context.obj)

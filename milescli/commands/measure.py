@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -15,6 +16,9 @@ from milescli.core.errors import DataError
 from milescli.runtime.eval_compare import kept_result
 from milescli.runtime.eval_records import SetResult, folder_of_endpoint, read_result
 from milescli.runtime.eval_sets import EvalWish, set_names
+
+if TYPE_CHECKING:
+    from milescli.runtime.evaluate import Ask
 
 FOLDER = "evaluations"
 """Below the folder of runs: where results of what is no run go."""
@@ -28,6 +32,8 @@ class Options:
     """Of a run's checkpoints."""
     out: Path | None = None
     """Where `eval/` goes, of what is no run."""
+    ask: Ask | None = None
+    """What else is done with the engines than to measure; None: nothing. Of no endpoint."""
 
 
 def measured(
@@ -42,7 +48,14 @@ def measured(
         steps = options.steps if found.step is None else str(found.step)
         from milescli.runtime.evaluate import evaluate_run
 
-        results = evaluate_run(found.run, steps=steps, wish=wish, environ=os.environ, output=output)
+        results = evaluate_run(
+            found.run,
+            steps=steps,
+            wish=wish,
+            environ=os.environ,
+            output=output,
+            ask=options.ask,
+        )
         return found.run, results
     if options.steps is not None:
         raise typer.BadParameter(f"--step and --steps are of a run, and `{subject}` is none")
@@ -62,7 +75,12 @@ def measured(
     assert found.model is not None, found
     folder = options.out or _evaluations() / Path(found.model).name
     return folder, evaluate_model(
-        found.model, folder=folder, wish=wish, environ=os.environ, output=output
+        found.model,
+        folder=folder,
+        wish=wish,
+        environ=os.environ,
+        output=output,
+        ask=options.ask,
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -13,6 +15,7 @@ from milescli.agents.play import Game
 from milescli.commands.show_environments import settings_of
 from milescli.console.output import Output
 from milescli.core.errors import DataError, EndpointError
+from milescli.core.types import Prompt
 from milescli.listings.environments import rows_of
 from milescli.recipe.environments import EnvironmentSettings
 from milescli.rollout.endpoint import Endpoint, base_url
@@ -20,6 +23,10 @@ from milescli.rollout.endpoint_episodes import served_model
 from milescli.rollout.environments import Step, require_environment
 
 TIMEOUT_S = 120.0
+CONVERSATION, TURN = 2048, 256
+"""Most tokens of a model that no run made, where --set says nothing else."""
+_NOBODY_ELSE = {"rollout.roles": "{}", "rollout.tools": "[]", "rollout.mcp": "{}"}
+"""What a run had beside its environment is not needed to play another."""
 Player = Callable[[Sequence[dict[str, Any]]], str]
 """The messages so far -> what is done."""
 
@@ -34,6 +41,35 @@ class Wish:
     row: int
     model: str | None
     max_turns: int
+    sets: Sequence[str] = ()
+
+
+@dataclass(slots=True)
+class _Screen:
+    """What is shown of an episode, turn by turn."""
+
+    output: Output
+    player: str = ""
+    """Empty: the person's own words are on the screen already."""
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    has_ended: bool = False
+
+    def acted(self, said: str, step: Step) -> None:
+        """One turn is done."""
+        self.turns.append({"said": said, "shown": step.observation, "reward": step.reward})
+        self.has_ended = step.ended
+        if self.player:
+            self.output.text(f"{self.player}: {said}")
+        if step.observation:
+            self.output.text(step.observation)
+
+    def end(self, wish: Wish) -> None:
+        """Sum it up."""
+        total, count = sum(turn["reward"] for turn in self.turns), len(self.turns)
+        told = {"name": wish.name, "turns": self.turns, "reward": total, "ended": self.has_ended}
+        self.output.json("episode", told)
+        how = "ended" if self.has_ended else f"was left after {count} turns"
+        self.output.text(f"the episode {how}: {count} turns, reward {total:g}")
 
 
 def play_one(wish: Wish, *, output: Output) -> None:
@@ -47,8 +83,14 @@ def play_one(wish: Wish, *, output: Output) -> None:
             why=f"{wish.data or 'the list of seeds'} is read up to row {len(rows)}",
             fix=f"--row {len(rows)}",
         )
+    prompt, is_served = rows[wish.row - 1], wish.model is not None and not _is_url(wish.model)
+    if wish.sets and not is_served:
+        raise typer.BadParameter("--set is of a model that engines are started for: --model RUN")
+    if is_served:
+        _watch(wish, settings, prompt, output=output)
+        return
     with asyncio.Runner() as runner:
-        game = Game(settings, rows[wish.row - 1])
+        game = Game(settings, prompt)
         try:
             runner.run(game.begin())
             _play(game, wish, runner, output=output)
@@ -61,32 +103,57 @@ def play_one(wish: Wish, *, output: Output) -> None:
 def _play(game: Game, wish: Wish, runner: asyncio.Runner, *, output: Output) -> None:
     say, told = _player(wish, runner)
     output.text(game.messages[-1]["content"])
-    turns, step = list[dict[str, Any]](), Step()
-    while not step.ended and len(turns) < wish.max_turns:
+    screen = _Screen(output, told)
+    while not screen.has_ended and len(screen.turns) < wish.max_turns:
         said = say(game.messages)
-        step = runner.run(game.act(said))
-        turns.append({"said": said, "shown": step.observation, "reward": step.reward})
-        if told:
-            output.text(f"{told}: {said}")
-        if step.observation:
-            output.text(step.observation)
-    total = sum(turn["reward"] for turn in turns)
-    how = "ended" if step.ended else f"was left after {wish.max_turns} turns"
-    output.json(
-        "episode", {"name": wish.name, "turns": turns, "reward": total, "ended": step.ended}
+        screen.acted(said, runner.run(game.act(said)))
+    screen.end(wish)
+
+
+def _watch(wish: Wish, settings: EnvironmentSettings, prompt: Prompt, *, output: Output) -> None:
+    """Start engines for a run's checkpoint, a folder or a name on the hub, which then plays."""
+    from milescli.commands import measure
+    from milescli.commands.find_run import find_measured
+    from milescli.runtime.eval_sets import EvalWish
+    from milescli.runtime.watch import Watched
+
+    assert wish.model is not None, wish
+    name, at, step = wish.model.partition("@")
+    model, steps = (name, step) if at and step.isdecimal() else (wish.model, None)
+    screen = _Screen(output, Path(model).name)
+    watched = Watched(
+        settings=settings,
+        prompt=prompt,
+        max_turns=wish.max_turns,
+        begun=output.text,
+        acted=screen.acted,
     )
-    output.text(f"the episode {how}: {len(turns)} turns, reward {total:g}")
+    sets = {
+        "rollout.agent": "environment",
+        "rollout.environment.name": wish.name,
+        "rollout.environment.settings": json.dumps(settings.settings),
+        "rollout.max_turns": str(wish.max_turns),
+        "eval.num_prompts": "1",
+        **_NOBODY_ELSE,
+    }
+    if find_measured(model).run is None:
+        sets |= {"rollout.max_response_tokens": str(CONVERSATION)}
+        sets |= {"rollout.max_turn_tokens": str(TURN)}
+    sets |= {key: value for key, _, value in (text.partition("=") for text in wish.sets)}
+    asked = EvalWish(data=["task:seeds"], sets=[f"{key}={value}" for key, value in sets.items()])
+    options = measure.Options(steps=steps, ask=watched.ask)
+    measure.measured(model, asked, options, output=output)
+    screen.end(wish)
+
+
+def _is_url(model: str) -> bool:
+    return model.startswith(("http://", "https://"))
 
 
 def _player(wish: Wish, runner: asyncio.Runner) -> tuple[Player, str]:
-    """Who plays, and how it is called; the person's own words are on the screen already."""
+    """A person, or a model behind an endpoint; and how it is called."""
     if wish.model is None:
         return lambda messages: input("> "), ""
-    if not wish.model.startswith(("http://", "https://")):
-        raise typer.BadParameter(
-            f"--model is an endpoint, http://HOST:PORT/v1, not {wish.model}; `miles eval` measures "
-            "a folder or a run"
-        )
     endpoint = Endpoint(
         asker="the player",
         section="--model",

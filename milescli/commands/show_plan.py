@@ -94,7 +94,7 @@ def _layout(plan: Plan) -> dict[str, object]:
     where = (
         "on the trainer's devices, taking turns" if plan.colocated else "on devices of their own"
     )
-    apart = f"{plan.engines_apart} of them for evaluations; " * bool(plan.engines_apart)
+    apart = f"{plan.engines_apart} of them apart from rollout; " * bool(plan.engines_apart)
     threads = ""
     if plan.device_kind == "cpu":
         count = engines.cpu_threads or plan.cpu_threads

@@ -113,6 +113,9 @@ class Trajectory:
     rewards: array[float] | None = None
     """[num_tokens] typecode f; at the last token of a turn what that turn was worth, else 0.0. None
     where the sample's reward is all that is known."""
+    role: str | None = None
+    """Whom the policy played, where it plays several; one that is not trained has an empty
+    mask."""
 
     @property
     def num_tokens(self) -> int:
@@ -144,6 +147,10 @@ class Sample:
     """None until it is scored."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Where `rollout.reward` names several: what each gave, before its weight."""
+    role_texts: Mapping[str, str] = field(default_factory=dict)
+    """Of roles that have a reward of their own, and spoke: what it scores."""
+    role_rewards: Mapping[str, float] = field(default_factory=dict)
+    """What it gave; trajectories of other roles share `reward`."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """What the agent tells of its episode, by name; turns, and what chat templates did to them."""
     num_failed: int = 0

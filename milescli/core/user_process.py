@@ -8,19 +8,19 @@ import contextlib
 import itertools
 import os
 import pickle
-import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
+from milescli.core.outbox import Outbox
 from milescli.core.units import format_bytes
-from milescli.core.user_worker import Failed, read_frame, write_frame
+from milescli.core.user_worker import Failed, read_frame
 
 START_TIMEOUT_S = 120.0
 """Bound on the start of a process: Python, and the user's imports."""
@@ -66,11 +66,24 @@ class _Output:
         return f"; it printed last:\n{text}" if text else ""
 
 
+class Reply(Protocol):
+    """Who is told what came of a call, by the thread that reads: a future of threads is one."""
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """Whether anybody still waits."""
+
+    def set_result(self, value: Any) -> None:
+        """It returned."""
+
+    def set_exception(self, error: BaseException) -> None:
+        """It raised, or its process has ended."""
+
+
 @dataclass(slots=True)
 class _Pending:
     """A call that has no reply yet."""
 
-    reply: concurrent.futures.Future[Any]
+    reply: Reply
     on_ask: OnAsk | None
 
 
@@ -93,7 +106,7 @@ class UserProcess:
         self._waiting: dict[int, _Pending] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._frames: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._frames = Outbox()
         self._has_ended = False
         self._has_said_all = threading.Event()
         self._output, self._cause, self._kind = _Output(), "", CallFailed
@@ -142,6 +155,21 @@ class UserProcess:
         self._frames.put((number, "call", (args, options)))
         return number, reply
 
+    def call_many(self, asked: Sequence[tuple[Reply, tuple[Any, ...]]]) -> None:
+        """Of a function that is marked `in_threads`: [(who is told, arguments)], in one frame."""
+        with self._lock:
+            has_ended = self._has_ended
+            numbers = [next(self._numbers) for _ in asked]
+            if not has_ended:
+                pending = (_Pending(reply, None) for reply, _ in asked)
+                self._waiting.update(zip(numbers, pending, strict=True))
+        if has_ended:
+            for reply, _ in asked:
+                reply.set_exception(self._failure)
+            return
+        calls = zip(numbers, asked, strict=True)
+        self._frames.put([(number, "call", (args, {})) for number, (_, args) in calls])
+
     def answer(self, number: int, question: int, value: Any) -> None:
         """What call `number` has asked for; an exception is raised there."""
         self._frames.put((number, "answer", (question, value)))
@@ -173,7 +201,7 @@ class UserProcess:
     def close(self, grace_s: float = 0.0) -> None:
         """End it; `grace_s`: to end by itself, with what the user's code does at exit."""
         if grace_s and self.lives:
-            self._frames.put(None)
+            self._frames.end()
             deadline = time.monotonic() + grace_s
             while not self._has_ended and time.monotonic() < deadline:
                 time.sleep(0.02)
@@ -224,12 +252,9 @@ class UserProcess:
 
     def _write(self) -> None:
         assert self._process.stdin is not None
-        pipe: BinaryIO = self._process.stdin  # type: ignore[assignment]
-        with contextlib.suppress(OSError):  # it has ended: its reader says so
-            while (frame := self._frames.get()) is not None:
-                write_frame(pipe, pickle.dumps(frame))
-        with contextlib.suppress(OSError):
-            pipe.close()
+        pipe = os.dup(self._process.stdin.fileno())
+        self._process.stdin.close()
+        self._frames.run(pipe)
 
     def _read_replies(self) -> None:
         assert self._process.stdout is not None
@@ -239,21 +264,28 @@ class UserProcess:
                 raw = read_frame(pipe)
                 if raw is None:
                     break
-                number, kind, value = pickle.loads(raw)
+                told = pickle.loads(raw)
+                replies = told if isinstance(told, list) else [told]
+                assert all(len(reply) == 3 for reply in replies), "it says something else"
             except Exception as error:  # the user's code has found our pipe, or made what no other
                 # process can: whatever it is, no reply can be had from here on
                 self.end(f"it wrote what is no reply: {error}")
                 break
             self._output.since_reply = 0
-            if kind == "ready":
-                self.ready.set_result(None)
-            elif kind == "ask":
-                pending = self._waiting.get(number)
-                if pending is not None and pending.on_ask is not None:
-                    pending.on_ask(*value)
-            else:
-                self._settle(number, value)
+            for reply in replies:
+                self._take(*reply)
         self._fail_all()
+
+    def _take(self, number: int, kind: str, value: Any) -> None:
+        """What the process says."""
+        if kind == "ready":
+            self.ready.set_result(None)
+        elif kind == "ask":
+            pending = self._waiting.get(number)
+            if pending is not None and pending.on_ask is not None:
+                pending.on_ask(*value)
+        else:
+            self._settle(number, value)
 
     def _settle(self, number: int, value: Any) -> None:
         with self._lock:
@@ -276,7 +308,7 @@ class UserProcess:
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
             self._kill_group()  # what it began, too
         status = self._process.wait()
-        self._frames.put(None)
+        self._frames.end()
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
         cause = self._cause or f"its process ended with {how}"
         self._has_said_all.wait(_DRAIN_S)

@@ -1,6 +1,6 @@
 """The child behind a UserProcess: `python -m milescli.core.user_worker BYTES` reads frames, calls
 one function of ours for each, which calls the user's, and writes what came of it. A plain function
-runs one call at a time, an async one all at once."""
+runs one call at a time, an async one all at once; a plain one that is marked `in_threads`, too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import os
 import pickle
 import resource
 import signal
-import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -24,10 +23,11 @@ from typing import Any, BinaryIO
 
 from milescli.core import user_code
 from milescli.core.errors import MilesError
+from milescli.core.outbox import SIZE
 from milescli.core.user_code import user_traceback
+from milescli.core.worker_threads import LeadingThreads
 
 _PR_SET_PDEATHSIG = 1
-_SIZE = struct.Struct("<Q")
 _MAX_FRAME_BYTES = 1 << 34
 """More is no frame, but something that was printed into the pipe."""
 
@@ -44,17 +44,17 @@ class Failed:
 
 def write_frame(pipe: BinaryIO, frame: bytes) -> None:
     """Its length, and itself."""
-    pipe.write(_SIZE.pack(len(frame)))
+    pipe.write(SIZE.pack(len(frame)))
     pipe.write(frame)
     pipe.flush()
 
 
 def read_frame(pipe: BinaryIO) -> bytes | None:
     """None where the pipe has ended. Raises ValueError where it holds something else."""
-    head = pipe.read(_SIZE.size)
+    head = pipe.read(SIZE.size)
     if not head:
         return None
-    size = _SIZE.unpack(head)[0] if len(head) == _SIZE.size else _MAX_FRAME_BYTES + 1
+    size = SIZE.unpack(head)[0] if len(head) == SIZE.size else _MAX_FRAME_BYTES + 1
     if size > _MAX_FRAME_BYTES:
         raise ValueError(repr(head))
     frame = pipe.read(size)
@@ -75,6 +75,16 @@ class _Replies:
             told = f"it returned {value!r:.200}, which no other process can be given: {error}"
             frame = pickle.dumps((number, kind, Failed(told)))
         write_frame(self.pipe, frame)
+
+    def send_many(self, told: list[tuple[int, str, Any]]) -> None:
+        """In one frame; where one cannot be sent, each by itself."""
+        try:
+            frame = pickle.dumps(told)
+        except Exception:
+            for one in told:
+                self.send(*one)
+        else:
+            write_frame(self.pipe, frame)
 
 
 @dataclass(slots=True)
@@ -128,6 +138,10 @@ def main(memory_bytes: int) -> None:
     module, _, name = target.partition(":")
     function = getattr(import_module(module), name)
     replies.send(-1, "ready", None)
+    if getattr(function, "in_threads", False):
+        # nothing else was sent before "ready": all of it is still in the pipe
+        LeadingThreads(function, source.fileno(), reply=replies.send_many, failed=_failed).run()
+        return
     if iscoroutinefunction(function):
         asyncio.run(_serve_all_at_once(function, source, replies))
         return

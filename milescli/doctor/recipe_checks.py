@@ -72,9 +72,9 @@ def recipe_checks(loaded: LoadedRecipe, *, machine: Callable[[], Machine]) -> li
 
 def check_reward_of(recipe: Recipe) -> list[Finding]:
     """It can be imported, and takes what a reward takes. It is not called: it may cost money."""
-    from milescli.rollout.rewards import load_rewards
+    from milescli.rollout.rewards import load_all_rewards
 
-    load_rewards(recipe.rollout)
+    load_all_rewards(recipe.rollout)
     if recipe.rollout.agent in FOREIGN:
         from milescli.rollout.agents import require_agent
 

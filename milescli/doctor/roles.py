@@ -17,6 +17,7 @@ from milescli.recipe.schema import Recipe
 def check_roles(recipe: Recipe) -> list[Finding]:
     """Raises what a launch would raise."""
     from milescli.runtime.reward_model import reward_facts
+    from milescli.runtime.role_policies import policy_paths
     from milescli.runtime.teachers import served_teachers, teacher_facts
 
     told = []
@@ -31,6 +32,8 @@ def check_roles(recipe: Recipe) -> list[Finding]:
         told += [f"teacher: {name}, served" for name in names]
     if (reward := reward_facts(recipe)) is not None:
         told.append(f"reward model: {recipe.rollout.reward_model.path}, {_shape(reward)}")
+    for path in policy_paths(recipe):
+        told.append(f"plays a role: {path.path}, {_shape(path.facts(recipe.longest_sequence))}")
     return ok("roles", "; ".join(told) or "no model beside the policy")
 
 
@@ -47,9 +50,10 @@ def critic_facts(recipe: Recipe) -> ModelFacts | None:
 def repos_of_roles(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """(name on the hub, key) of those that are not on this disk."""
     from milescli.runtime.reward_model import reward_path
+    from milescli.runtime.role_policies import policy_paths
     from milescli.runtime.teachers import teacher_paths
 
-    held = [*teacher_paths(recipe), *filter(None, [reward_path(recipe)])]
+    held = [*teacher_paths(recipe), *filter(None, [reward_path(recipe)]), *policy_paths(recipe)]
     yield from ((model.path, model.key) for model in held if model.is_on_hub)
     critic = recipe.train.critic.path if recipe.has_critic else None
     if critic is not None and not Path(critic).expanduser().is_dir():

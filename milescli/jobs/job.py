@@ -16,7 +16,7 @@ from milescli.platform.machine import Machine
 from milescli.platform.probe import probe
 from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import LoadedRecipe, value_at
-from milescli.recipe.schema import MachineSettings
+from milescli.recipe.machine import MachineSettings
 from milescli.recipe.section import plain
 
 SET_BY_SCRIPT = ("run.name", "machine.nodes", "machine.gpus", "machine.address")

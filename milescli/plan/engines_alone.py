@@ -59,6 +59,7 @@ def plan_engines(
         max_staleness=0,
         steps=0,
         warmup_steps=0,
+        engines_apart=recipe.engines_apart,
         roles=[],
         decisions=log.decisions,
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from milescli.core.units import GIB, format_bytes
 from milescli.models import table
 from milescli.models.facts import ModelFacts
+from milescli.plan.apart import apart_for
 from milescli.plan.decisions import Log
 from milescli.plan.legal import engine_faults, faults, training_faults
 from milescli.plan.types import EngineLayout, TrainerLayout
@@ -117,7 +118,7 @@ def engines_on_cpu(
     apart = recipe.engines_apart
     num = pins.num or (max(1, recipe.machine.nodes // tp) if why_one else 2) + apart
     why = why_one or "a small model: two sample faster than one"
-    log.note("engines.num", num, why + f"; {apart} for evaluations" * apart)
+    log.note("engines.num", num, why + f"; {apart} for {apart_for(recipe)}" * bool(apart))
     running, longest = max_running(recipe, num - apart, log), longest_tokens(recipe)
     return EngineLayout(
         num=num,

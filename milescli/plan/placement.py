@@ -4,6 +4,7 @@ their own, rank by rank, and how weights get from one to the other. Pure; called
 from __future__ import annotations
 
 from milescli.core.errors import FitError
+from milescli.plan.apart import apart_for, keys_of_apart
 from milescli.plan.decisions import Log
 from milescli.plan.types import EngineLayout, Slot, TrainerLayout
 from milescli.platform.machine import Machine
@@ -40,22 +41,23 @@ def choose_placement(recipe: Recipe, num_devices: int | None) -> tuple[bool, str
     if not recipe.has_engines:
         return True, "it learns from the rows of `data.train`: nothing is sampled"
     wanted, staleness = recipe.engines.placement, recipe.rollout.max_staleness
+    shared = ["--set eval.engines=shared"] if recipe.eval.engines == "own" else []
     if recipe.engines_apart and num_devices is not None:
         if wanted == "colocated":
             raise FitError(
                 "an engine that shares devices with the trainer cannot answer while that works",
-                why="`eval.engines` is own, and `engines.placement` is colocated",
-                fix=["--set engines.placement=split", "--set eval.engines=shared"],
+                why=f"{keys_of_apart(recipe)}, and `engines.placement` is colocated",
+                fix=["--set engines.placement=split", *shared],
             )
-        if num_devices < 3:
+        if num_devices < 2 + recipe.engines_apart:
             raise FitError(
-                f"an engine for evaluations alone needs more than {num_devices} "
+                f"engines for {apart_for(recipe)} need more than {num_devices} "
                 f"device{'s'[: num_devices > 1]}",
-                why="`eval.engines` is own: the trainer, an engine that samples and one for "
-                "evaluations have each its own",
-                fix="--set eval.engines=shared",
+                why=f"{keys_of_apart(recipe)}: the trainer, an engine that samples and "
+                f"{recipe.engines_apart} for {apart_for(recipe)} have each its own",
+                fix=shared or "take `policy` out of `rollout.roles`",
             )
-        return False, "`eval.engines` is own: one engine answers while the trainer works"
+        return False, f"{keys_of_apart(recipe)}: these engines answer while the trainer works"
     if wanted != "auto":
         return wanted == "colocated", "pinned by `engines.placement`"
     if staleness > 0 and (num_devices is None or num_devices > 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from milescli.core.errors import FitError
 from milescli.core.units import GIB, format_bytes, format_duration
+from milescli.plan.apart import apart_for
 from milescli.plan.decisions import Log
 from milescli.plan.memory import FRAGMENTS
 from milescli.plan.search_engines import EngineChoice
@@ -245,7 +246,8 @@ def refusal(
             f"{format_bytes(space.memory_bytes)} a device"
         )
         if space.work.engines_apart:
-            why += "; and two are needed, of which one is kept for evaluations"
+            apart = space.work.engines_apart
+            why += f"; and {1 + apart} are needed, of which {apart} for {apart_for(recipe)}"
         return FitError(f"no engine holds recipe `{recipe.name}` on {where}", why=why, fix=[])
     host = searched.fitting[0].needs.host * min(space.devices_per_node, num_ranks)
     why = (

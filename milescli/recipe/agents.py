@@ -34,7 +34,35 @@ class Role(Section):
     """What it is shown beside its own turns. all: the prompt, and what the others say; prompt: the
     prompt alone; others: what they say alone."""
     endpoint: SpeakerSettings | None = None
-    """Who plays it; null: the policy, which is trained on it."""
+    """Who plays it, where that is a model behind an endpoint."""
+    policy: str | None = None
+    """Who plays it, where that is an older version of the policy: a Hugging Face folder, a name on
+    the hub, a run, or RUN@STEP. The run serves it on an engine of its own, as it is; null, and no
+    `endpoint`: the policy itself."""
+    trained: bool = True
+    """false: the policy itself plays it, and nothing that it says there is trained on."""
+    reward: str | dict[str, float] | None = None
+    """Its own, written as `rollout.reward` is; its advantages are among the same role of the
+    group's samples. null: it shares the episode's reward."""
+    scores: Literal["turn", "episode"] = "turn"
+    """What its own reward is given as the response. turn: its last turn; episode: every turn of
+    every role, as JSON: `[{"role": "solver", "content": "42"}, ...]`."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether anything that it says is trained on."""
+        return self.trained and self.is_policy
+
+    @property
+    def is_policy(self) -> bool:
+        """Whether the policy that is trained plays it."""
+        return self.endpoint is None and self.policy is None
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """Its own rewards by name; none where it shares the episode's."""
+        own = self.reward
+        return {own: 1.0} if isinstance(own, str) else own or {}
 
 
 class UserSettings(Section):

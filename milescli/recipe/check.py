@@ -12,10 +12,10 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.check_agents import check_agents, doubt_about_agents
 from milescli.recipe.check_algorithm import check_algorithm, doubts_about_algorithm
 from milescli.recipe.check_distill import check_distill
+from milescli.recipe.check_keys import doubts_about_keys
 from milescli.recipe.check_mix import check_mix
 from milescli.recipe.check_rewards import check_rewards
 from milescli.recipe.check_rows import check_rows
-from milescli.recipe.check_url import doubt_about_key
 from milescli.recipe.data_files import FIELDS, check_names
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
@@ -37,7 +37,7 @@ def check(recipe: Recipe, origins: Origins) -> list[str]:
     check_distill(recipe)
     check_algorithm(recipe)
     doubts = [text for doubt in _DOUBTS if (text := doubt(recipe))]
-    return [*doubts, *doubts_about_algorithm(recipe)]
+    return [*doubts, *doubts_about_keys(recipe), *doubts_about_algorithm(recipe)]
 
 
 def _one_model(recipe: Recipe, origins: Origins) -> None:
@@ -207,20 +207,26 @@ def _sampling(recipe: Recipe, origins: Origins) -> None:
 
 
 def _evaluation(recipe: Recipe, origins: Origins) -> None:
-    if recipe.eval.engines == "shared":
+    if not recipe.engines_apart:
         return
+    is_own = recipe.eval.engines == "own"
+    fix = ["--set eval.engines=shared"] if is_own else []
     if recipe.learns_from_rows:
         raise RecipeError(
-            "evaluations cannot have engines of their own here",
-            why="a run that learns from rows has engines for nothing else",
-            fix="--set eval.engines=shared",
+            "evaluations cannot have engines of their own here"
+            if is_own
+            else "no role can be played by a model of its own here",
+            why="a run that learns from rows has engines for nothing else than evaluations",
+            fix=fix or "take `policy` out of `rollout.roles`",
         )
     if recipe.engines.num is not None and recipe.engines.num <= recipe.engines_apart:
+        kept = ["`eval.engines` own keeps one for evaluations"] if is_own else []
+        kept += [f"{name} plays roles on one of its own" for name in recipe.rollout.policies]
         raise RecipeError(
             "no engine would be left to sample",
             why=f"`engines.num` is {recipe.engines.num} ({origins['engines.num']}), and "
-            "`eval.engines` own keeps one for evaluations",
-            fix=[f"--set engines.num={recipe.engines_apart + 1}", "--set eval.engines=shared"],
+            + ", ".join(kept),
+            fix=[f"--set engines.num={recipe.engines_apart + 1}", *fix],
         )
 
 
@@ -353,20 +359,8 @@ def _doubt_min_lr(recipe: Recipe) -> str | None:
     return "`train.optimizer.min_lr` has no effect: the schedule is constant" if unused else None
 
 
-def _doubt_key_in_the_open(recipe: Recipe) -> str | None:
-    judge, remote, distill = (
-        recipe.rollout.judge,
-        recipe.rollout.remote_reward,
-        recipe.train.distill,
-    )
-    asked = [(judge.url, "rollout.judge", judge), (remote.url, "rollout.remote_reward", remote)]
-    asked += [(each.url, "train.distill.server", distill.server) for each in recipe.teachers]
-    return next(filter(None, (doubt_about_key(*each) for each in asked)), None)
-
-
 _DOUBTS: tuple[Callable[[Recipe], str | None], ...] = (
     _doubt_eval_on_training_prompts,
     _doubt_min_lr,
-    _doubt_key_in_the_open,
     doubt_about_agents,
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from milescli.core.errors import RecipeError
-from milescli.recipe.agents import SpeakerSettings
+from milescli.recipe.agents import Role, SpeakerSettings
 from milescli.recipe.check_mcp import check_mcp
-from milescli.recipe.check_url import HasKey, check_url, doubt_about_key
+from milescli.recipe.check_url import check_url
 from milescli.recipe.foreign import FOREIGN
 from milescli.recipe.schema import Recipe, Rollout
 
@@ -52,6 +52,7 @@ def check_agents(recipe: Recipe) -> None:
     if rollout.agent == "multi_agent":
         _roles(rollout)
         _turns_of_roles(rollout)
+        _own_rewards_and_greedy(recipe)
         if recipe.asks_reward_model:
             _scored_by_model(rollout)
     if rollout.agent == "chat":
@@ -78,17 +79,9 @@ def doubt_about_agents(recipe: Recipe) -> str | None:
             f"`rollout.environment` is never asked: the agent is `{rollout.agent}`; "
             f"rollout.agent={PLAYS} plays in it"
         )
-    asked: list[tuple[str | None, str, HasKey]] = [
-        (role.endpoint.url, f"rollout.roles.{name}.endpoint", role.endpoint)
-        for name, role in rollout.roles.items()
-        if role.endpoint is not None
-    ]
-    asked += [
-        (rollout.user.endpoint.url, "rollout.user.endpoint", rollout.user.endpoint),
-        (rollout.search.url, "rollout.search", rollout.search),
-        *((one.url, f"rollout.mcp.{name}", one) for name, one in rollout.mcp.items()),
-    ]
-    return next(filter(None, (doubt_about_key(*each) for each in asked)), None)
+    if rollout.shaping != "none" and any(role.reward for role in rollout.roles.values()):
+        return f"`rollout.shaping={rollout.shaping}` leaves rewards that roles have as they are"
+    return None
 
 
 def _tools(rollout: Rollout) -> None:
@@ -163,11 +156,69 @@ def _roles(rollout: Rollout) -> None:
     for name, role in roles.items():
         if role.endpoint is not None:
             _speaker(role.endpoint, f"rollout.roles.{name}.endpoint", who=f"the role `{name}`")
-    if all(role.endpoint is not None for role in roles.values()):
+        _own_reward(name, role)
+        _own_model(name, role)
+    if not any(role.is_policy for role in roles.values()):
         raise RecipeError(
             "no role is played by the policy",
-            why=f"each of `rollout.roles` has an `endpoint`: {', '.join(roles)}",
-            fix=f"take `endpoint` out of the role `{next(iter(roles))}`",
+            why=f"each of `rollout.roles` has an `endpoint` or a `policy`: {', '.join(roles)}",
+            fix=f"take it out of the role `{next(iter(roles))}`",
+        )
+    if not any(role.is_trained for role in roles.values()):
+        ours = next(name for name, role in roles.items() if role.is_policy)
+        raise RecipeError(
+            "no role is trained",
+            why="each of `rollout.roles` has an `endpoint`, a `policy` or `trained: false`: "
+            + ", ".join(roles),
+            fix=f"take `trained: false` out of the role `{ours}`",
+        )
+
+
+def _own_model(name: str, role: Role) -> None:
+    if role.policy is not None and not role.policy.strip("@ "):
+        raise RecipeError(
+            f"the role `{name}` has a `policy` without a name",
+            why="it names a folder, a model on the hub, a run, or RUN@STEP",
+            fix=f"write `policy: runs/NAME@20` at the role `{name}`",
+        )
+    if role.policy is not None and role.endpoint is not None:
+        raise RecipeError(
+            f"the role `{name}` would be played by two models",
+            why=f"it has an `endpoint` and a `policy`, {role.policy}",
+            fix=f"take one of them out of the role `{name}`",
+        )
+
+
+def _own_reward(name: str, role: Role) -> None:
+    if role.reward is None and role.scores != "turn":
+        raise RecipeError(
+            f"the role `{name}` has no reward of its own to score with",
+            why=f"`scores: {role.scores}` says what its `reward` is given, and that is null",
+            fix=f"write `reward: judge` at the role `{name}`, or take `scores` out",
+        )
+    if role.reward is not None and not any(role.reward_weights.values()):
+        raise RecipeError(
+            f"the reward of the role `{name}` weighs nothing",
+            why=f"it is {role.reward!r}: all samples would have the reward 0",
+            fix=f"write `reward: {next(iter(role.reward_weights), 'math')}` at the role `{name}`",
+        )
+    if role.reward is not None and not role.is_trained:
+        said = "is not trained" if role.is_policy else "is played by another model"
+        raise RecipeError(
+            f"the role `{name}` has a reward that teaches nobody",
+            why=f"the role {said}: nothing that it says is trained on",
+            fix=f"take `reward` out of the role `{name}`",
+        )
+
+
+def _own_rewards_and_greedy(recipe: Recipe) -> None:
+    own = next((name for name, role in recipe.rollout.roles.items() if role.reward), None)
+    if own is not None and recipe.train.advantage == "remax":
+        raise RecipeError(
+            "`remax` knows no rewards of roles",
+            why=f"the role `{own}` has a reward of its own, and the greedy response that "
+            "`train.advantage=remax` compares with has the episode's alone",
+            fix="--set train.advantage=rloo",
         )
 
 
@@ -209,7 +260,7 @@ def _turns_of_roles(rollout: Rollout) -> None:
 
 
 def _scored_by_model(rollout: Rollout) -> None:
-    ours = [name for name, role in rollout.roles.items() if role.endpoint is None]
+    ours = [name for name, role in rollout.roles.items() if role.is_policy]
     if rollout.role_turns[-1] != ours[-1]:
         raise RecipeError(
             f"the reward `reward_model` cannot score the role `{rollout.role_turns[-1]}`",

@@ -16,9 +16,9 @@ def check_rewards(recipe: Recipe) -> None:
     """Raises RecipeError where the recipe's rewards cannot be what is meant."""
     rollout = recipe.rollout
     _weights(rollout)
-    if "length" in rollout.reward_weights:
+    if "length" in rollout.reward_names:
         _length(rollout)
-    if "judge" in rollout.reward_weights:
+    if "judge" in rollout.reward_names:
         _judge(rollout)
     if recipe.asks_reward_model and not rollout.reward_model.path:
         raise RecipeError(
@@ -29,7 +29,7 @@ def check_rewards(recipe: Recipe) -> None:
                 "miles launch --recipe quickstart-reward-model   # to train one",
             ],
         )
-    if "remote" in rollout.reward_weights:
+    if "remote" in rollout.reward_names:
         _url(rollout.remote_reward.url, "rollout.remote_reward", reward="remote")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from milescli.core.errors import RecipeError
 
-_HERE = ("localhost", "127.0.0.1", "::1")
+_HERE = ("localhost", "::1")
+"""And 127.0.0.0/8."""
 
 
 class HasKey(Protocol):
@@ -19,9 +21,11 @@ class HasKey(Protocol):
 def doubt_about_key(url: str | None, section: str, settings: HasKey) -> str | None:
     """A warning where the key of `section` would go over the network for all to read."""
     parts = urlsplit(url or "")
-    if settings.api_key_env is None or parts.scheme != "http" or parts.hostname in _HERE:
+    host = parts.hostname or ""
+    is_here = host in _HERE or re.fullmatch(r"127(\.\d+){3}", host)
+    if settings.api_key_env is None or parts.scheme != "http" or is_here:
         return None
-    return f"`{section}.api_key_env` goes to {parts.hostname} by http, which others can read"
+    return f"`{section}.api_key_env` goes to {host} by http, which others can read"
 
 
 def check_url(url: str, *, key: str, section: str, example: str) -> None:

@@ -44,9 +44,14 @@ def _with_rewards(recipe: Recipe, changed: Callable[[object], object]) -> Recipe
         source.model_copy(update={"reward": source.reward and changed(source.reward)})
         for source in data.mix or []
     ]
+    roles = {
+        name: role.model_copy(update={"reward": role.reward and changed(role.reward)})
+        for name, role in rollout.roles.items()
+    }
+    changes = {"reward": changed(rollout.reward), "roles": roles}
     return recipe.model_copy(
         update={
-            "rollout": rollout.model_copy(update={"reward": changed(rollout.reward)}),
+            "rollout": rollout.model_copy(update=changes),
             "data": data.model_copy(update={"mix": mix or None}),
         }
     )

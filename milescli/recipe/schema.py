@@ -17,6 +17,7 @@ from milescli.recipe.evaluation import Evaluation
 from milescli.recipe.fault import Fault
 from milescli.recipe.foreign import FOREIGN, HarborSettings, VerifiersSettings
 from milescli.recipe.layout import EngineSettings, Parallel
+from milescli.recipe.machine import MachineSettings, RunSettings
 from milescli.recipe.mcp import McpServer
 from milescli.recipe.model import Model
 from milescli.recipe.rewards import (
@@ -161,6 +162,18 @@ class Rollout(Section):
         return {self.reward: 1.0} if isinstance(self.reward, str) else self.reward
 
     @property
+    def policies(self) -> list[str]:
+        """Models that play roles, each on an engine of its own."""
+        played = [role.policy for role in self.roles.values() if role.policy is not None]
+        return list(dict.fromkeys(played)) if self.agent == "multi_agent" else []
+
+    @property
+    def reward_names(self) -> list[str]:
+        """All that are asked, roles' own included."""
+        own = [name for role in self.roles.values() for name in role.reward_weights]
+        return [*self.reward_weights, *own]
+
+    @property
     def reward_name(self) -> str:
         """`reward` in words: `math`, or `math + 0.1 x format`."""
         if self.is_scored_by_agent:
@@ -214,62 +227,6 @@ class Checkpoint(Section):
     """How many of the newest are kept."""
     async_save: bool = True
     """Write in the background while training goes on."""
-
-
-class MachineSettings(Section):
-    """What the run may use. May also come from the environment and from files."""
-
-    gpus: NonNegative | None = None
-    """GPUs per node; null: all that are visible; 0: the CPU."""
-    nodes: Positive = 1
-    address: str | None = None
-    """HOST:PORT of a running Ray cluster, or auto; null: start Ray on this machine alone."""
-    cpu_threads: Positive | None = None
-    """Threads of each trainer rank and engine on a CPU; null: chosen by the plan."""
-    start_timeout_s: PositiveFloat = 600.0
-    """Bound on the start of Ray, engines and trainer ranks."""
-    step_timeout_s: PositiveFloat = 3600.0
-    """Bound on one rollout, one optimizer step, one publish or one save."""
-
-    @property
-    def request_timeout_s(self) -> float:
-        """Bound on one request to an engine within a step. It ends, and the engine is asked whether
-        it lives, before the wait for the step ends: so the error names who hangs."""
-        return max(self.step_timeout_s - 30.0, 0.5 * self.step_timeout_s)
-
-
-class HookSettings(Section):
-    """Functions of yours that are told what a run does, by import path; null: none. They run in a
-    process of their own, one at a time; what one raises ends the run with its name."""
-
-    all_samples: str | None = None
-    """(*, step, groups, refused): all that was sampled for a step, refused by the filter or not."""
-    before_step: str | None = None
-    """(*, step, groups): the groups of a step, before they are trained on."""
-    after_step: str | None = None
-    """(*, step, report, groups): when the engines have the step's weights."""
-    after_save: str | None = None
-    """(*, step, folder): a checkpoint is complete; to upload it."""
-    tracker: str | None = None
-    """(*, step, scalars): name -> number, of a step, a warm-up step or an evaluation."""
-    timeout_s: PositiveFloat = 300.0
-    """Bound on one call."""
-
-
-class RunSettings(Section):
-    """Where the run lives and what watches it. May also come from the environment and from
-    files."""
-
-    name: str | None = None
-    """null: the recipe's name and a number that is free."""
-    dir: str = "runs"
-    """Folder that run directories are made in."""
-    seed: NonNegative = 0
-    tensorboard: bool = True
-    """Log to TensorBoard, in the run directory."""
-    wandb_project: str | None = None
-    """Log to this project of Weights & Biases too; the key comes from WANDB_API_KEY alone."""
-    hooks: HookSettings = HookSettings()
 
 
 class Recipe(Section):
@@ -337,20 +294,20 @@ class Recipe(Section):
     @property
     def asks_reward_model(self) -> bool:
         """Whether the reward `reward_model` scores what is sampled."""
-        rewards = [*self.rollout.reward_weights, *(each.reward for each in self.data.mix or [])]
+        rewards = [*self.rollout.reward_names, *(each.reward for each in self.data.mix or [])]
         return "reward_model" in rewards
 
     @property
     def runs_code(self) -> bool:
         """Whether code of the model is run on this machine."""
-        rewards = [*self.rollout.reward_weights, *(each.reward for each in self.data.mix or [])]
+        rewards = [*self.rollout.reward_names, *(each.reward for each in self.data.mix or [])]
         asked = "code" in rewards or "python" in self.rollout.tools
         return asked and not self.rollout.code.url
 
     @property
     def engines_apart(self) -> int:
-        """Of the plan's engines, so many are kept for evaluations."""
-        return int(self.eval.engines == "own")
+        """Of the plan's engines, so many sample nothing to learn from: see `plan.apart`."""
+        return int(self.eval.engines == "own") + len(self.rollout.policies)
 
     @property
     def sequences_per_row(self) -> int:

@@ -149,6 +149,12 @@ class Session(Protocol):
         """
         ...
 
+    def played_by(self, role: str) -> Session:
+        """What the model is asked by that plays `role` and is not trained
+        (`rollout.roles.NAME.policy`); nothing of it becomes training data. Raises AgentError where
+        there is none."""
+        ...
+
     @property
     def turns(self) -> Sequence[Turn]:
         """So far, in order."""
@@ -178,6 +184,13 @@ class Outcome:
     turn_rewards: Sequence[float] = ()
     """[len(session.turns)] where each turn has one of its own; their sum is the reward, where
     `reward` is None."""
+    turn_roles: Sequence[str] = ()
+    """[len(session.turns)] whom the policy played in each turn, where it plays several: the turns
+    of a role are trajectories of its own."""
+    role_texts: Mapping[str, str] = field(default_factory=dict)
+    """By role that spoke: what its own reward scores, where `rollout.roles` gives it one."""
+    role_rewards: Mapping[str, float] = field(default_factory=dict)
+    """By role: its own reward, where the agent knows it itself."""
     is_cut: bool = False
     """The episode was ended by a bound: it counts as truncated."""
     figures: Mapping[str, float] = field(default_factory=dict)

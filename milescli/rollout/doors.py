@@ -1,9 +1,10 @@
-"""Where a session is had by HTTP, as every kind of session tells it. Serves nothing itself."""
+"""What every kind of session tells alike: where it is had by HTTP, and that it has no models but
+the policy, unless it says otherwise. Serves nothing itself."""
 
 from __future__ import annotations
 
 from milescli.core.errors import AgentError
-from milescli.rollout.base import Door
+from milescli.rollout.base import Door, Session
 
 
 class Served:
@@ -21,6 +22,14 @@ class Served:
     def api_key(self) -> str:
         """See Session."""
         return self._open_door.api_key
+
+    def played_by(self, role: str) -> Session:
+        """See Session."""
+        raise AgentError(
+            f"no model of its own plays the role `{role}` here",
+            why="`rollout.roles.NAME.policy` is served to the agent `multi_agent`, in a run",
+            fix="--set rollout.agent=multi_agent",
+        )
 
     @property
     def _open_door(self) -> Door:

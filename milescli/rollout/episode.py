@@ -4,8 +4,8 @@ Used by the collector and by the evaluation."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from milescli.core.errors import AgentError, MilesError
@@ -17,6 +17,11 @@ from milescli.rollout.agent_process import AgentProcess
 from milescli.rollout.agents import AGENTS, is_built_in, made
 from milescli.rollout.base import Agent, GenerateRequest, Outcome, RolloutEngine
 from milescli.rollout.generations import GENERATIONS
+from milescli.rollout.role_rewards import (
+    score_roles_alone,
+    score_roles_together,
+    with_role_rewards,
+)
 from milescli.rollout.scoring import Response, Score, Scoring, finite_reward
 from milescli.rollout.session import ChatForm, Decode, RecordingSession, turn_seed
 
@@ -106,6 +111,10 @@ class Episodes:
     """None: nobody is taught, or the trainer's ranks hold them."""
     chat_form: ChatForm | None = None
     """None: no agent chats."""
+    policies: Mapping[str, RolloutEngine] = field(default_factory=dict)
+    """By role, engines of a model of its own that plays it."""
+    untrained_roles: frozenset[str] = frozenset()
+    """What the policy says there is not learned."""
     retries: int = 0
     """How often an episode whose agent fails is played anew, by another seed."""
     tell: Callable[[str], None] | None = None
@@ -143,6 +152,7 @@ class Episodes:
             decode=self.decode,
             vocab_size=self.vocab_size,
             chat_form=self.chat_form,
+            others=self.policies,
         )
         doors = self.chat_form.doors if self.chat_form is not None else None
         if doors is not None:
@@ -152,7 +162,9 @@ class Episodes:
         finally:
             if doors is not None and session.door is not None:
                 doors.close(session.door)
-        trajectories = session.trajectories(outcome.turn_rewards)
+        trajectories = session.trajectories(
+            outcome.turn_rewards, outcome.turn_roles, untrained=self.untrained_roles
+        )
         if self.teachers is not None and not greedy:  # nothing is learned of the greedy one
             trajectories = await self.teachers.taught(prompt, trajectories)
         sample = Sample(
@@ -162,13 +174,17 @@ class Episodes:
             text=outcome.text,
             stop_reason=StopReason.LENGTH if outcome.is_cut else session.turns[-1].stop_reason,
             reward=reward_of(outcome),
+            role_texts=outcome.role_texts,
             figures={**session.figures, **outcome.figures},
         )
+        sample = with_role_rewards(sample, outcome.role_rewards)
+        sample = await score_roles_alone(self.scorer, prompt, sample)
         return await score_alone(self.scorer, prompt, sample)
 
     async def scored(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
         """All samples of one prompt, in order, with the rewards that could not be had of one alone.
         Raises RewardError."""
+        samples = await score_roles_together(self.scorer, prompt, samples)
         return await score_together(self.scorer, prompt, samples)
 
     async def _outcome(self, prompt: Prompt, session: RecordingSession) -> Outcome:
@@ -193,8 +209,12 @@ class Episodes:
         if num_rewards not in (0, num_turns):
             why = f"it gave rewards of {num_rewards} turns, and there were {num_turns}"
             raise self._refusal(prompt, why)
+        if len(outcome.turn_roles) not in (0, num_turns):
+            why = f"it gave roles of {len(outcome.turn_roles)} turns, and there were {num_turns}"
+            raise self._refusal(prompt, why)
+        own = outcome.role_rewards.values()
         try:
-            for reward in (*outcome.turn_rewards, reward_of(outcome)):
+            for reward in (*outcome.turn_rewards, *own, reward_of(outcome)):
                 if reward is not None:
                     finite_reward(reward)
         except (TypeError, ValueError) as error:
@@ -271,6 +291,7 @@ def training_episodes(
     vocab_size: int,
     chat_form: ChatForm | None = None,
     teachers: Teaching | None = None,
+    policies: Mapping[str, RolloutEngine] | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Episodes:
     """Sampled as the recipe's `rollout` says. `tell`: of episodes that are played anew."""
@@ -287,7 +308,9 @@ def training_episodes(
     episodes = _episodes(
         recipe, settings, engine=engine, scorer=scorer, decode=decode, vocab_size=vocab_size
     )
-    return replace(episodes, teachers=teachers, chat_form=chat_form, tell=tell)
+    return replace(
+        episodes, teachers=teachers, chat_form=chat_form, policies=policies or {}, tell=tell
+    )
 
 
 def evaluation_episodes(
@@ -298,6 +321,7 @@ def evaluation_episodes(
     decode: Decode,
     vocab_size: int,
     chat_form: ChatForm | None = None,
+    policies: Mapping[str, RolloutEngine] | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Episodes:
     """The same agent, sampled as the recipe's `eval` says."""
@@ -311,7 +335,7 @@ def evaluation_episodes(
     episodes = _episodes(
         recipe, settings, engine=engine, scorer=scorer, decode=decode, vocab_size=vocab_size
     )
-    return replace(episodes, chat_form=chat_form, tell=tell)
+    return replace(episodes, chat_form=chat_form, policies=policies or {}, tell=tell)
 
 
 def _episodes(
@@ -335,5 +359,8 @@ def _episodes(
         settings=replace(settings, max_new_tokens=of_a_turn),
         max_tokens=recipe.data.max_prompt_tokens + longest,
         vocab_size=vocab_size,
+        untrained_roles=frozenset(
+            name for name, role in recipe.rollout.roles.items() if not role.is_trained
+        ),
         retries=recipe.rollout.episode_retries,
     )

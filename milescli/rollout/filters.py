@@ -8,6 +8,7 @@ from typing import Protocol, cast
 
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
+from milescli.core.role_views import has_role_rewards, views_of
 from milescli.core.types import Group
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Rollout
@@ -72,5 +73,6 @@ def pass_rate(*, group: Group, settings: Rollout) -> bool:
 
 
 def has_zero_variance(group: Group) -> bool:
-    """Whether all rewards of the group are equal."""
-    return len(set(group.rewards)) <= 1
+    """Whether all rewards of the group are equal, and those of each role."""
+    views = views_of(group).values() if has_role_rewards([group]) else ()
+    return all(len(set(each.rewards)) <= 1 for each in (group, *(view.group for view in views)))

@@ -3,6 +3,7 @@ its roles had. Knows no engine; the agent `multi_agent` and the warm-up call it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,17 +48,24 @@ def conversation_of(
     return messages
 
 
+def told_whole(turns: Sequence[RoleTurn]) -> str:
+    """An episode as JSON, for a reward that reads all of it: `[{"role": name, "content": text},
+    ...]`."""
+    said = [{"role": turn.role, "content": turn.message["content"]} for turn in turns]
+    return json.dumps(said, ensure_ascii=False)
+
+
 def role_demonstrations(
     prompt: Prompt, tokenizer: ChatTokenizer, *, roles: Mapping[str, Role]
 ) -> dict[str, Trajectory]:
     """Role -> its conversation in a worked episode, its own turns on the loss mask; of roles that
-    the policy plays and that speak there. Raises DataError where a turn says no role's name,
-    ValueError as `marked_chat`."""
+    are trained and speak there. Raises DataError where a turn says no role's name, ValueError as
+    `marked_chat`."""
     turns = _worked_turns(prompt, roles)
     shown = {}
     for name, role in roles.items():
         places = [place for place, turn in enumerate(turns) if turn.role == name]
-        if role.endpoint is not None or not places:
+        if not role.is_trained or not places:
             continue
         before = conversation_of(name, roles, prompt=prompt, turns=turns[: places[0]])
         whole = conversation_of(name, roles, prompt=prompt, turns=turns[: places[-1] + 1])

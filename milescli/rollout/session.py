@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from milescli.rollout.base import (
     Reply,
     ReplyParser,
     RolloutEngine,
+    Session,
     Turn,
 )
 from milescli.rollout.conversations import Conversations, told_as
@@ -51,6 +52,8 @@ class _Line:
     routed_experts: RoutedExperts | None = None
     rewards: dict[int, float] = field(default_factory=dict)
     """Of turns, by the place of their last token."""
+    role: str | None = None
+    """See Trajectory."""
 
     def append_given(self, token_ids: Sequence[int]) -> None:
         """Tokens that the policy did not make."""
@@ -71,15 +74,17 @@ class _Line:
         if completion.routed_experts is not None:
             self.routed_experts = _extended(self.routed_experts, completion.routed_experts)
 
-    def finished(self) -> Trajectory:
-        """As it will be trained on."""
+    def finished(self, *, is_trained: bool) -> Trajectory:
+        """As it will be trained on; else nothing of it is on the loss mask."""
+        size = len(self.token_ids)
         return Trajectory(
             token_ids=self.token_ids,
-            loss_mask=bytes(self.loss_mask),
-            logprobs=self.logprobs,
+            loss_mask=bytes(self.loss_mask) if is_trained else bytes(size),
+            logprobs=self.logprobs if is_trained else array("f", bytes(4 * size)),
             version_spans=self.version_spans,
             routed_experts=self.routed_experts,
-            rewards=self._reward_row() if self.rewards else None,
+            rewards=self._reward_row() if self.rewards and is_trained else None,
+            role=self.role,
         )
 
     def _reward_row(self) -> array[float]:
@@ -123,11 +128,15 @@ class RecordingSession(Served):
         decode: Decode,
         vocab_size: int | None = None,
         chat_form: ChatForm | None = None,
+        others: Mapping[str, RolloutEngine] | None = None,
     ) -> None:
         """`settings`: how to sample, its prompt and seed aside. `max_tokens`: the longest line that
         the run was planned for. `vocab_size`: of the model, whose engines a token id beyond would
-        bring down; None: the caller makes none. `chat_form`: None where no chat is asked for."""
+        bring down; None: the caller makes none. `chat_form`: None where no chat is asked for.
+        `others`: who plays roles and is not trained, by role."""
         self._engine = engine
+        self._others = others or {}
+        self._played_by: dict[str, RecordingSession] = {}
         self._prompt_index = prompt_index
         self._seed = seed
         self._settings = settings
@@ -137,8 +146,7 @@ class RecordingSession(Served):
         self._chat_form = chat_form
         self._conversations = Conversations(tokenizer=chat_form.tokenizer) if chat_form else None
         self._num_tool_calls = self._num_malformed = self._num_rewritten = 0
-        self.engine_failure: Exception | None = None
-        """What the engine raised last: not the agent's fault."""
+        self._engine_failure: Exception | None = None
         self._turns: list[Turn] = []
         self._calls: list[_Call] = []
 
@@ -146,6 +154,29 @@ class RecordingSession(Served):
     def turns(self) -> Sequence[Turn]:
         """See Session."""
         return self._turns
+
+    @property
+    def engine_failure(self) -> Exception | None:
+        """What an engine raised last: not the agent's fault."""
+        failures = (other.engine_failure for other in self._played_by.values())
+        return self._engine_failure or next(filter(None, failures), None)
+
+    def played_by(self, role: str) -> Session:
+        """See Session."""
+        if role not in self._others:
+            return super().played_by(role)
+        if role not in self._played_by:
+            self._played_by[role] = RecordingSession(
+                self._others[role],
+                prompt_index=self._prompt_index,
+                seed=turn_seed(self._seed, role),
+                settings=replace(self._settings, want_routed_experts=False),
+                max_tokens=self._max_tokens,
+                decode=self._decode,
+                vocab_size=self._vocab_size,
+                chat_form=self._chat_form,
+            )
+        return self._played_by[role]
 
     async def generate(
         self,
@@ -171,7 +202,7 @@ class RecordingSession(Served):
         try:
             completion = await self._engine.generate(request)
         except Exception as error:
-            self.engine_failure = error
+            self._engine_failure = error
             raise
         if completion.stop_reason is StopReason.ABORT:
             raise WorkerDied(
@@ -279,31 +310,40 @@ class RecordingSession(Served):
             )
         return copy
 
-    def trajectories(self, turn_rewards: Sequence[float] = ()) -> list[Trajectory]:
+    def trajectories(
+        self,
+        turn_rewards: Sequence[float] = (),
+        turn_roles: Sequence[str] = (),
+        *,
+        untrained: Collection[str] = (),
+    ) -> list[Trajectory]:
         """What the policy made, each sampled token once. Calls go on with lines in the order in
-        which they were made, whichever was answered first. `turn_rewards`: of `turns`, or none."""
+        which they were made, whichever was answered first. `turn_rewards`, `turn_roles`: of
+        `turns`, or none; `untrained`: roles of which nothing is on the loss mask."""
         lines: list[_Line] = []
         for call in self._calls:
             if call.completion is not None:
-                line = _line_of(lines, array("i", call.prompt_ids))
+                role = turn_roles[call.turn] if turn_roles else None
+                line = _line_of(lines, array("i", call.prompt_ids), role)
                 line.append_given(call.prompt_ids[len(line.token_ids) :])
                 line.append_sampled(call.completion)
                 if turn_rewards:
                     line.rewards[len(line.token_ids) - 1] = turn_rewards[call.turn]
-        return [line.finished() for line in lines]
+        return [line.finished(is_trained=line.role not in untrained) for line in lines]
 
 
-def _line_of(lines: list[_Line], tokens: array[int]) -> _Line:
-    """The longest line that `tokens` begin with; a new one where there is none."""
-    begun = [line for line in lines if tokens[: len(line.token_ids)] == line.token_ids]
+def _line_of(lines: list[_Line], tokens: array[int], role: str | None) -> _Line:
+    """The role's longest line that `tokens` begin with; a new one where there is none."""
+    own = [line for line in lines if line.role == role]
+    begun = [line for line in own if tokens[: len(line.token_ids)] == line.token_ids]
     if not begun:
-        lines.append(_Line())
+        lines.append(_Line(role=role))
         return lines[-1]
     return max(begun, key=lambda line: len(line.token_ids))
 
 
-def turn_seed(seed: int, turn: int) -> int:
-    """31 bits; the first turn's is the sample's own."""
+def turn_seed(seed: int, turn: int | str) -> int:
+    """31 bits; the first turn's is the sample's own. `turn`: or a role, of a model of its own."""
     if turn == 0:
         return seed
     digest = hashlib.blake2b(f"{seed}/{turn}".encode(), digest_size=4).digest()

@@ -121,6 +121,8 @@ class Builder:
         engines.fleet = self._fleet(of_rollout, await self._start_router(of_rollout, engines))
         if of_evaluation := self.engine_addresses(engines, EVALUATION):
             engines.evaluation = self._fleet(of_evaluation, None)
+        for name in self.recipe.rollout.policies:
+            engines.policies[name] = self._fleet(self.engine_addresses(engines, name), None)
         return engines.fleet
 
     async def restart_engine(self, dead: EngineActors, engines: Engines) -> EngineAddress:
@@ -251,15 +253,21 @@ class Builder:
         return 0.5 if self.plan.colocated else 1.0
 
     def engine_addresses(self, engines: Engines, fleet: str = ROLLOUT) -> list[EngineAddress]:
-        """How a fleet's client and the trainer ranks reach its engines."""
+        """How a fleet's client and the trainer ranks reach its engines. `fleet`: may be one of
+        `rollout.policies`."""
         indices = self.indices_of(fleet)
         return [self._address(engines.actors[index].specs[0], index) for index in indices]
 
     def indices_of(self, fleet: str) -> range:
-        """A fleet's engines, by their places in the plan: those apart come last."""
-        num = self.plan.engines.num
+        """A fleet's engines, by their places in the plan: those of rollout, those for evaluations,
+        one for each of `rollout.policies`."""
+        num, policies = self.plan.engines.num, self.recipe.rollout.policies
         num_rollout = num - self.plan.engines_apart
-        return range(num_rollout) if fleet == ROLLOUT else range(num_rollout, num)
+        of_policies = num - min(len(policies), self.plan.engines_apart)
+        if fleet in policies:
+            first = of_policies + policies.index(fleet)
+            return range(first, first + 1)
+        return range(num_rollout) if fleet == ROLLOUT else range(num_rollout, of_policies)
 
     def _address(self, spec: EngineSpec, index: int) -> EngineAddress:
         on_cpu = self.plan.device_kind == "cpu"
@@ -280,7 +288,7 @@ def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> Engi
         spec.plan,
         index=index,
         port=port,
-        model_dir=spec.inputs.model_dir,
+        model_dir=spec.inputs.model_dir_of(index, num_engines=spec.plan.engines.num),
         log_dir=log_dir,
     )
 

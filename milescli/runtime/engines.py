@@ -90,6 +90,8 @@ class Engines:
     fleet: SglangFleet | None = None
     evaluation: SglangFleet | None = None
     """Of the engines that are kept for evaluations; None: the plan keeps none."""
+    policies: dict[str, SglangFleet] = field(default_factory=dict)
+    """Of the engines that serve `rollout.policies`, by their name there."""
     scorer: ActorHandle | None = None
     """Holds the reward model, where the recipe asks one."""
     scores: ScoreClient | None = None
@@ -118,7 +120,7 @@ class Engines:
     async def stop(self) -> None:
         """End clients, router and engines."""
         await self.leave()
-        for fleet in filter(None, (self.fleet, self.evaluation)):
+        for fleet in filter(None, (self.fleet, self.evaluation, *self.policies.values())):
             await fleet.close()
         if self.router is not None:
             await asyncio.to_thread(self.router.stop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import CheckpointError, FitError
-from milescli.core.types import WeightVersion
+from milescli.core.types import ROLLOUT, WeightVersion
 from milescli.models import ModelFacts
 from milescli.plan.on_cpu import context_length, longest_tokens
 from milescli.plan.types import Plan
 from milescli.recipe.policy_alone import unscored, untaught
 from milescli.recipe.schema import Recipe
-from milescli.rollout.base import RolloutEngine
-from milescli.rollout.episode import evaluation_episodes
+from milescli.rollout.episode import Episodes, evaluation_episodes
 from milescli.runtime.chat_forms import chat_form_of
 from milescli.runtime.eval_records import SetResult
 from milescli.runtime.eval_result import measured
@@ -34,13 +33,14 @@ from milescli.runtime.eval_sets import (
 )
 from milescli.runtime.failures import FirstFew
 from milescli.runtime.reward_model import reward_facts
+from milescli.runtime.role_policies import by_role, without_policies
 from milescli.runtime.scorers import scorer_of
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
     from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
     from milescli.console.output import Output
-    from milescli.rollout.rewards.reward_model import ScoreServer
+    from milescli.runtime.build import Engines
     from milescli.runtime.prestart import Prestarted
 
 ALL = "all"
@@ -48,6 +48,8 @@ CHANGEABLE = ("machine", "eval", "data", "rollout", "run.seed")
 """What --set may change of a run's recipe."""
 Models = Iterator[tuple[int, Path]]
 """(step, Hugging Face folder) of each model of one shape, made when it is asked for."""
+Ask = Callable[..., Awaitable[Sequence[SetResult]]]
+"""What is done with engines that serve: as `_all_sets`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +71,13 @@ def evaluate_run(
     wish: EvalWish,
     environ: Mapping[str, str],
     output: Output,
+    ask: Ask | None = None,
 ) -> list[SetResult]:
     """Evaluate checkpoints of a run that is not running: engines alone, no trainer. Samples and
     results go to `eval/` of the run.
 
-    `steps`: 20, or 0,20,40, or all; None: the newest. One result for each step and set, in this
-    order. Raises MilesError.
+    `steps`: 20, or 0,20,40, or all; None: the newest. `ask`: what else than to
+    measure the sets. One result for each step and set, in this order. Raises MilesError.
     """
     from milescli.checkpoint.run_dir import lock, open_run
     from milescli.checkpoint.store import CheckpointStore
@@ -83,7 +86,12 @@ def evaluate_run(
     from milescli.recipe.check_rows import check_rows
     from milescli.recipe.load import override
     from milescli.recipe.resolved import load_resolved
-    from milescli.runtime.inputs import planned_facts, prepare, with_reward_model
+    from milescli.runtime.inputs import (
+        planned_facts,
+        prepare,
+        with_policies,
+        with_reward_model,
+    )
     from milescli.runtime.planning import plan_without_plugins
     from milescli.runtime.prestart import prestart_engines, prestart_ray
 
@@ -100,7 +108,7 @@ def evaluate_run(
     if not plan.engines.num:  # nothing was sampled in the run
         check_rows(recipe)
         plan = plan_without_plugins(replace(loaded, recipe=recipe), nodes.machine, facts=facts)
-    plan = with_room(engines_only(plan), sets, facts)
+    plan = with_room(engines_only(plan, num_policies=_roles_served(plan, recipe)), sets, facts)
     require_wheel(plan.device_kind)
     with (
         lock(run),
@@ -111,6 +119,7 @@ def evaluate_run(
         # torch is imported from here on, beside the warm process
         inputs = prepare(_trained_on(kept.recipe), run, output=output)
         inputs = with_reward_model(inputs, recipe, run, output=output)
+        inputs = with_policies(inputs, recipe, run, output=output)
         asked = [load_set(one, run, inputs, output=output) for one in sets]
         nodes.require_shared(run.path)
         models = unpacked(checkpoints, Path(temporary), inputs.model_dir, output=output)
@@ -123,13 +132,26 @@ def evaluate_run(
             inputs=replace(inputs, model_dir=folder),
         )
         subject = Subject(name=run.shown, first_step=step, others=models)
-        return serve_and_evaluate(spec, asked, subject, prestarted, output=output)
+        return serve_and_evaluate(spec, asked, subject, prestarted, output=output, ask=ask)
+
+
+def _roles_served(plan: Plan, recipe: Recipe) -> int:
+    """Engines for roles that other models play. Raises FitError where the run's plan has too
+    few."""
+    count = len(recipe.rollout.policies)
+    if count >= plan.engines.num:
+        raise FitError(
+            f"{count} model{'s'[: count > 1]} for roles and the checkpoint need more engines",
+            why=f"the run's plan has {plan.engines.num}",
+            fix="write `endpoint` in the place of `policy` in `rollout.roles`",
+        )
+    return count
 
 
 def _trained_on(recipe: Recipe) -> Recipe:
     """What is read of the run beside the sets; nobody is taught or scored by it here, and who did
     may be gone."""
-    recipe = unscored(untaught(recipe))
+    recipe = without_policies(unscored(untaught(recipe)))
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval": None})})
 
 
@@ -172,11 +194,13 @@ def serve_and_evaluate(
     prestarted: Prestarted,
     *,
     output: Output,
+    ask: Ask | None = None,
 ) -> list[SetResult]:
     """Start engines on the spec's model folder, ask all sets, then the same with the weights of
-    each further model, and stop them."""
+    each further model, and stop them. `ask`: what is done instead."""
+    from milescli.core.events import EventBus
     from milescli.runtime.engines import Engines
-    from milescli.runtime.healing import keep_frozen
+    from milescli.runtime.healing import keep_frozen, lost_told
     from milescli.runtime.session import open_session
     from milescli.runtime.supervise import StopSignals, run_watched
 
@@ -189,16 +213,16 @@ def serve_and_evaluate(
             await session.resources.take(timeout_s=spec.recipe.machine.start_timeout_s)
             probes.append(session.cluster.check_nodes)
             fleet = await session.builder.start_engines(engines)
-            keep_frozen(fleet, engines, session.builder, tell=output.warn)
+            bus = EventBus([lost_told(output.warn)])
+            for name, served in {ROLLOUT: fleet, **engines.policies}.items():
+                keep_frozen(served, name, engines, session.builder, bus=bus)
             probes.append(engines.probe)
-            ask = partial(
-                _all_sets, spec, asked, fleet, engines.scores, name=subject.name, output=output
-            )
-            results.extend(await ask(step=subject.first_step))
+            asking = partial(ask or _all_sets, spec, asked, engines, name=subject.name)
+            results.extend(await asking(step=subject.first_step, output=output))
             while (model := await in_thread(lambda: next(subject.others, None))) is not None:
                 step, folder = model
                 await fleet.load(folder, WeightVersion(len(results)))
-                results.extend(await ask(step=step))
+                results.extend(await asking(step=step, output=output))
 
         async def main() -> None:
             try:
@@ -216,8 +240,7 @@ def serve_and_evaluate(
 async def _all_sets(
     spec: RunSpec,
     asked: Sequence[LoadedSet],
-    fleet: RolloutEngine,
-    scores: ScoreServer | None,
+    engines: Engines,
     *,
     name: str,
     step: int,
@@ -228,22 +251,29 @@ async def _all_sets(
     for one in asked:
         recipe = one.set.recipe
         output.note(f"step {step}: {one.set.name}, {len(one.prompts)} prompts")
-        episodes = evaluation_episodes(
-            recipe,
-            engine=fleet,
-            scorer=scorer_of(recipe, scores),
-            decode=spec.inputs.tokenizer.decode,
-            vocab_size=spec.inputs.facts.vocab_size,
-            chat_form=chat_form_of(recipe, spec.inputs.tokenizer),
-            tell=FirstFew(output.warn),
-        )
+        episodes = episodes_of(spec, recipe, engines, output=output)
         results.append(await measured(one, episodes, run=spec.run, model=name, step=step))
     return results
 
 
-def engines_only(plan: Plan) -> Plan:
-    """The same engines, with the trainer's slots left out; nodes and devices are counted from 0
-    again."""
+def episodes_of(spec: RunSpec, recipe: Recipe, engines: Engines, *, output: Output) -> Episodes:
+    """Of the recipe's agent, sampled as its `eval` says."""
+    assert engines.fleet is not None, "engines serve"
+    return evaluation_episodes(
+        recipe,
+        engine=engines.fleet,
+        scorer=scorer_of(recipe, engines.scores),
+        decode=spec.inputs.tokenizer.decode,
+        vocab_size=spec.inputs.facts.vocab_size,
+        chat_form=chat_form_of(recipe, spec.inputs.tokenizer),
+        policies=by_role(recipe, engines.policies),
+        tell=FirstFew(output.warn),
+    )
+
+
+def engines_only(plan: Plan, *, num_policies: int = 0) -> Plan:
+    """The same engines, the last `num_policies` for roles that other models play, with the
+    trainer's slots left out; nodes and devices are counted from 0 again."""
     kept = [replace(slot, trainer_rank=None) for slot in plan.slots if slot.engine is not None]
     nodes = sorted({slot.node for slot in kept})
     first = {node: min(slot.device for slot in kept if slot.node == node) for node in nodes}
@@ -251,7 +281,7 @@ def engines_only(plan: Plan) -> Plan:
         replace(slot, node=nodes.index(slot.node), device=slot.device - first[slot.node])
         for slot in kept
     ]
-    return replace(plan, slots=slots, engines_apart=0)
+    return replace(plan, slots=slots, engines_apart=num_policies)
 
 
 def with_room(plan: Plan, sets: Sequence[EvalSet], facts: ModelFacts) -> Plan:

@@ -15,7 +15,7 @@ from milescli.backends.sglang.http import EngineDied
 from milescli.backends.sglang.router import RouterServer
 from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
 from milescli.core.events import Event, EventBus, WorkerLost, WorkerReplaced
-from milescli.core.types import ROLLOUT, EngineAddress
+from milescli.core.types import EngineAddress
 from milescli.recipe.fault import Fault
 from milescli.runtime.build import Builder
 from milescli.runtime.engines import EngineActors, Engines
@@ -207,15 +207,21 @@ def lost(worker: str, error: MilesError, step: int, restarts: Restarts) -> Worke
     )
 
 
-def keep_frozen(
-    fleet: SglangFleet, engines: Engines, builder: Builder, *, tell: Callable[[str], None]
-) -> None:
-    """Of engines without a trainer: a new one loads the weights that the others hold. `tell` warns
-    the user."""
+def lost_told(tell: Callable[[str], None]) -> Callable[[Event], None]:
+    """A listener that warns the user of what is lost."""
 
-    def warn(event: Event) -> None:
+    def listen(event: Event) -> None:
         if isinstance(event, WorkerLost):
             tell(f"{event.what}; another is started in its place")
+
+    return listen
+
+
+def keep_frozen(
+    fleet: SglangFleet, name: str, engines: Engines, builder: Builder, *, bus: EventBus
+) -> None:
+    """Of engines that no trainer sends weights to: a new one loads those that the others hold.
+    `name`: of the fleet."""
 
     async def join(start: Start) -> None:
         await fleet.admit(await start(), fleet.version)
@@ -223,10 +229,10 @@ def keep_frozen(
     engines.keepers.append(
         EngineKeeper(
             fleet,
-            indices=builder.indices_of(ROLLOUT),
+            indices=builder.indices_of(name),
             engines=engines,
             builder=builder,
-            bus=EventBus([warn]),
+            bus=bus,
             restarts=Restarts(limits=builder.recipe.fault),
             step=lambda: 0,
             join=join,

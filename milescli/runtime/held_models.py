@@ -14,7 +14,7 @@ from milescli.checkpoint.run_dir import RECIPE_FILE
 from milescli.core.errors import RecipeError
 from milescli.models import ModelFacts, load_facts, parse_facts
 from milescli.models.base import CONFIG_NAME
-from milescli.recipe.schema import RunSettings
+from milescli.recipe.machine import RunSettings
 from milescli.recipe.templates import shipped_shape
 from milescli.rollout.tokenizer import RAW, ChatTokenizer, load_tokenizer
 
@@ -35,6 +35,8 @@ class HeldModelPath:
     """Of the recipe."""
     path: str
     revision: str | None = None
+    step: int | None = None
+    """Of a run; None: its newest checkpoint."""
 
     def facts(self, longest: int) -> ModelFacts:
         """Without making or loading it. `longest`: tokens of a sequence that it will read. Raises
@@ -53,7 +55,7 @@ class HeldModelPath:
     def _facts(self) -> ModelFacts:
         folder = self._require()
         if _is_checkpoint(folder):
-            return load_facts(_checkpoint_of(folder).model_dir)
+            return load_facts(_checkpoint_of(folder, self.step).model_dir)
         if folder.is_dir():
             return load_facts(folder)
         if self.revision in (None, "main") and (shape := shipped_shape(self.path)):
@@ -61,14 +63,14 @@ class HeldModelPath:
         return load_facts(fetch_config(self.path, revision=self.revision, instead=self._copy))
 
     def folder(self, target: Path, *, output: Output | None) -> Path:
-        """The Hugging Face folder; a run's newest checkpoint is written to `target`, once: a run
+        """The Hugging Face folder; a run's checkpoint is written to `target`, once: a run
         keeps what it asks, whatever the other one learns later."""
         folder = self._require()
         if _is_checkpoint(folder):
             if not (target / CONFIG_NAME).exists():
                 from milescli.conversion.unpack import unpack
 
-                checkpoint = _checkpoint_of(folder)
+                checkpoint = _checkpoint_of(folder, self.step)
                 unpack(checkpoint.tensors, target, model_dir=checkpoint.model_dir)
             return target.absolute()
         if folder.is_dir():
@@ -131,10 +133,10 @@ def _is_checkpoint(folder: Path) -> bool:
     return (folder / RECIPE_FILE).is_file() or is_converted(folder)
 
 
-def _checkpoint_of(folder: Path) -> CheckpointSource:
+def _checkpoint_of(folder: Path, step: int | None) -> CheckpointSource:
     from milescli.conversion.source import find_checkpoint  # imports torch
 
-    return find_checkpoint(folder, model=None, step=None, model_option="--base")
+    return find_checkpoint(folder, model=None, step=step, model_option="--base")
 
 
 def _difference(own: ChatTokenizer, theirs: ChatTokenizer) -> str | None:

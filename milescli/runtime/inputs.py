@@ -32,7 +32,7 @@ from milescli.rollout.examples import ExampleReport, Examples, load_examples
 from milescli.rollout.mix import MixedPrompts
 from milescli.rollout.mix_source import load_mix
 from milescli.rollout.prompt_encoder import PromptEncoder
-from milescli.rollout.rewards import load_rewards, needs_label
+from milescli.rollout.rewards import load_all_rewards, needs_label
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.rollout.source import FilePrompts, SourceReport, load_source
 from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
@@ -50,6 +50,7 @@ from milescli.runtime.data_inputs import (
 )
 from milescli.runtime.foreign_tasks import with_foreign_tasks
 from milescli.runtime.reward_model import reward_model_folder
+from milescli.runtime.role_policies import policy_folders
 from milescli.runtime.scorers import rollout_of_source
 from milescli.runtime.teachers import met_teachers, teacher_folders
 
@@ -81,10 +82,18 @@ class RunInputs:
     """A Hugging Face folder that gives scores; None: no reward model is asked."""
     teacher_dirs: tuple[Path, ...] = ()
     """Hugging Face folders of `train.distill.teachers` that the ranks hold, in order."""
+    policy_dirs: tuple[Path, ...] = ()
+    """Hugging Face folders of `rollout.policies`, which play roles, in order: engines of their own,
+    the last ones of the plan, are started on them."""
     served: tuple[str, ...] = ()
     """Of its served teachers: address, and what is served there."""
     validation: list[Any] = dataclasses.field(default_factory=list)
     """Held-out ones; empty without `data.validation`."""
+
+    def model_dir_of(self, engine: int, *, num_engines: int) -> Path:
+        """What an engine is started on, one of `num_engines`."""
+        place = engine - (num_engines - len(self.policy_dirs))
+        return self.policy_dirs[place] if place >= 0 else self.model_dir
 
     @property
     def data_sha256(self) -> str:
@@ -121,7 +130,7 @@ def planned_facts(recipe: Recipe) -> ModelFacts:
 def _require_what_rollout_asks(recipe: Recipe) -> None:
     """Of this machine, where episodes are played and scored. Raises MilesError."""
     for rollout in rollouts_of(recipe):
-        load_rewards(rollout)
+        load_all_rewards(rollout)
     require_agent(recipe.rollout)
     require_environment_there(recipe.rollout)
     if recipe.rollout.plays_environment:
@@ -207,6 +216,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         served=tuple(served),
         critic_dir=_critic_folder(recipe, run, model_dir, facts, tokenizer, output=output),
         reward_model_dir=reward_model_folder(recipe, run, tokenizer, output=output),
+        policy_dirs=policy_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output),
     )
 
 
@@ -235,6 +245,16 @@ def with_reward_model(
     `prepare`."""
     folder = reward_model_folder(recipe, run, inputs.tokenizer, output=output)
     return dataclasses.replace(inputs, reward_model_dir=folder)
+
+
+def with_policies(
+    inputs: RunInputs, recipe: Recipe, run: RunDir, *, output: Output | None
+) -> RunInputs:
+    """The same with the models that play roles of `recipe`. Raises as `prepare`."""
+    folders = policy_folders(
+        recipe, run, tokenizer=inputs.tokenizer, facts=inputs.facts, output=output
+    )
+    return dataclasses.replace(inputs, policy_dirs=folders)
 
 
 def load_heldout(

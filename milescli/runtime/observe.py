@@ -21,7 +21,7 @@ from milescli.core.events import (
     WarmupStepDone,
     to_record,
 )
-from milescli.recipe.schema import RunSettings
+from milescli.recipe.machine import RunSettings
 
 _ROW_SECONDS = ("pack_s", "train_s", "save_s", "step_s")
 

@@ -19,6 +19,7 @@ from milescli.recipe.schema import Recipe
 from milescli.runtime.inputs import planned_facts
 from milescli.runtime.plugins import load_plugins
 from milescli.runtime.reward_model import reward_facts
+from milescli.runtime.role_policies import require_policies
 from milescli.runtime.teachers import teacher_facts
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: Model
 
 def _made(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
     """With all models of the run."""
+    require_policies(recipe, facts)
     asked = AskedModels(teachers=teacher_facts(recipe), reward=reward_facts(recipe))
     return make_plan(recipe, machine, facts, asked)
 

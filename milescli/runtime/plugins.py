@@ -13,7 +13,7 @@ from milescli.rollout.episode import load_agent
 from milescli.rollout.evaluations import load_evaluation
 from milescli.rollout.filters import load_filter
 from milescli.rollout.metrics import load_metrics
-from milescli.rollout.rewards import load_rewards
+from milescli.rollout.rewards import load_all_rewards
 from milescli.rollout.sample_filters import load_sample_filter
 from milescli.rollout.selection import load_selection
 from milescli.rollout.shaping import load_shaping
@@ -42,7 +42,7 @@ def load_plugins(recipe: Recipe) -> None:
 def check_at_once(recipe: Recipe) -> None:
     """What takes no time: those of the driver, and whether those of the trainer's ranks have a name
     that is known. Raises as `load_plugins`."""
-    load_rewards(recipe.rollout)
+    load_all_rewards(recipe.rollout)
     load_agent(recipe.rollout)
     tool_schemas(recipe.rollout)
     require_package(recipe.rollout)

@@ -18,6 +18,8 @@ from milescli.runtime.devices import Devices
 from milescli.runtime.eval_beside import EvaluationsBeside
 from milescli.runtime.evaluator import Evaluator
 from milescli.runtime.failures import FirstFew
+from milescli.runtime.healing import keep_frozen
+from milescli.runtime.role_policies import by_role
 from milescli.runtime.saving import Progress, version_of
 from milescli.runtime.scorers import scorer_of
 from milescli.runtime.teachers import served_teachers
@@ -40,6 +42,8 @@ class ReinforceAttempt(Attempt):
         assert fleet is not None, "nothing is sampled without engines"
         run = self.run = self._assemble(trainer, fleet)
         self.keep_engines(fleet, run.devices)
+        for name, served in self.engines.policies.items():
+            keep_frozen(served, name, self.engines, self.session.builder, bus=self.bus)
         await self._join(run)
         await loop.reinforce(run)
         if self.beside is not None:
@@ -61,6 +65,7 @@ class ReinforceAttempt(Attempt):
             "decode": inputs.tokenizer.decode,
             "vocab_size": inputs.facts.vocab_size,
             "chat_form": chat_form_of(recipe, inputs.tokenizer),
+            "policies": by_role(recipe, self.engines.policies),
             "tell": FirstFew(self._warn),
         }
         assert inputs.prompts is not None, "a run that samples has prompts"

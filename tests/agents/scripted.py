@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from milescli.core.types import StopReason, VersionSpan, WeightVersion
 from milescli.rollout.base import Completion, GenerateRequest
@@ -20,10 +20,12 @@ class Engine:
         self.texts = list(texts)
         self.given: list[str] = []
         """What it was asked, as text."""
+        self.seeds: list[int | None] = []
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """See RolloutEngine."""
         text = self.texts[len(self.given)]
+        self.seeds.append(request.seed)
         self.given.append(self.text_of(request.prompt_ids))
         ids = self.tokenizer.inner(text, add_special_tokens=False)["input_ids"]
         is_cut = text.endswith("...")
@@ -40,8 +42,10 @@ class Engine:
         return self.tokenizer.inner.decode(list(token_ids), skip_special_tokens=False)
 
 
-def session_of(engine: Engine, *, max_tokens: int = 100_000) -> RecordingSession:
-    """One sample's."""
+def session_of(
+    engine: Engine, *, max_tokens: int = 100_000, others: Mapping[str, Engine] | None = None
+) -> RecordingSession:
+    """One sample's. `others`: who plays roles beside the policy."""
     return RecordingSession(
         engine,  # type: ignore[arg-type]
         prompt_index=0,
@@ -50,6 +54,7 @@ def session_of(engine: Engine, *, max_tokens: int = 100_000) -> RecordingSession
         max_tokens=max_tokens,
         decode=engine.tokenizer.decode,
         chat_form=ChatForm(tokenizer=engine.tokenizer),
+        others=others,  # type: ignore[arg-type]
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from milescli.agents.multi_agent import MultiAgent
-from milescli.core.errors import ContextFull, EndpointError, RecipeError
+from milescli.core.errors import AgentError, ContextFull, EndpointError, RecipeError
 from milescli.core.types import Prompt, StopReason
 from milescli.recipe.agents import Role
 from milescli.recipe.schema import Rollout
@@ -107,6 +108,38 @@ def test_a_turn_that_is_cut_off_ends_the_episode() -> None:
     assert session.turns[-1].stop_reason is StopReason.LENGTH
 
 
+def test_roles_with_rewards_of_their_own_say_what_is_scored() -> None:
+    roles = {
+        "solver": Role(reward="math"),
+        "verifier": Role(reward="judge", scores="episode"),
+        "host": Role(),
+    }
+    outcome, _ = play(Engine(["41", "no", "so?", "42", "yes", "so."]), roles, rounds=2)
+    assert outcome.text == "so."
+    assert outcome.turn_roles == ["solver", "verifier", "host"] * 2
+    assert list(outcome.role_texts) == ["solver", "verifier"]
+    assert outcome.role_texts["solver"] == "42"
+    told = json.loads(outcome.role_texts["verifier"])
+    assert [turn["role"] for turn in told] == outcome.turn_roles
+    assert [turn["content"] for turn in told] == ["41", "no", "so?", "42", "yes", "so."]
+
+
+def test_a_role_that_did_not_get_round_to_speak_has_nothing_to_be_scored() -> None:
+    roles = {"solver": Role(reward="math"), "verifier": Role(reward="math")}
+    outcome, _ = play(Engine(["hm..."]), roles)
+    assert outcome.is_cut and outcome.role_texts == {"solver": "hm..."}
+
+
+def test_nothing_of_a_role_that_is_not_trained_is_on_a_loss_mask() -> None:
+    engine = Engine(["41", "no", "42", "yes"])
+    _, session = play(engine, PAIR, rounds=2)
+    roles = ["solver", "verifier"] * 2
+    solver, verifier = session.trajectories((), roles, untrained={"verifier"})
+    assert (solver.role, verifier.role) == ("solver", "verifier")
+    assert solver.num_loss_tokens and not verifier.num_loss_tokens
+    assert not any(verifier.logprobs) and "no" in engine.text_of(verifier.token_ids)
+
+
 def test_a_role_without_room_ends_the_episode() -> None:
     engine = Engine(["4" * 30, "no", "42"])
     outcome, session = play(engine, PAIR, rounds=2, final_role="solver", max_tokens=90)
@@ -114,6 +147,43 @@ def test_a_role_without_room_ends_the_episode() -> None:
     assert len(session.turns) < 3
     with pytest.raises(ContextFull):
         play(Engine(["41"]), PAIR, max_tokens=10)
+
+
+def test_a_role_of_an_older_policy_is_heard_and_never_trained_on() -> None:
+    engine, older = Engine(["41", "42"]), Engine(["Look again.", "Good..."])
+    session = session_of(engine, others={"critic": older})
+    roles = {"solver": Role(), "critic": Role(prompt="Find the mistake.", policy="runs/old@20")}
+    agent = MultiAgent(Rollout(agent="multi_agent", roles=roles, rounds=2))
+    outcome = asyncio.run(agent(PROMPT, session))
+    assert older.given[0] == chatml(
+        ("system", "Find the mistake."), ("user", "6 * 7?\n\nsolver: 41")
+    )
+    assert "critic: Look again." in engine.given[1] and not outcome.is_cut
+    assert outcome.turn_roles == ["solver"] * 2 and outcome.text == "Good..."
+    (line,) = session.trajectories((), outcome.turn_roles)
+    assert sampled(engine, line.token_ids, line.loss_mask) == ["41<|im_end|>", "42<|im_end|>"]
+
+
+def test_what_an_older_policy_says_is_fixed_by_the_samples_seed() -> None:
+    async def seeds(role: str) -> list[int | None]:
+        engine, older = Engine(["41"]), Engine(["no", "yes"])
+        session = session_of(engine, others={role: older})
+        for _ in range(2):
+            await session.played_by(role).chat(PROMPT.messages)
+        await session.chat(PROMPT.messages)
+        return [*older.seeds, *engine.seeds]
+
+    ones, others = asyncio.run(seeds("one")), asyncio.run(seeds("other"))
+    assert ones == asyncio.run(seeds("one")) and len({*ones, *others}) == 5
+    with pytest.raises(AgentError, match="no model of its own plays the role `critic`"):
+        session_of(Engine([])).played_by("critic")
+
+
+def test_an_older_policys_engine_that_fails_is_no_fault_of_the_agent() -> None:
+    session = session_of(Engine(["41"]), others={"critic": Engine([])})
+    with pytest.raises(IndexError):
+        asyncio.run(session.played_by("critic").chat(PROMPT.messages))
+    assert isinstance(session.engine_failure, IndexError)
 
 
 def test_a_role_behind_an_endpoint_is_heard_and_never_trained_on(

@@ -191,6 +191,24 @@ CHAT, TEXT, MESSAGES, IDS = (
         (CHAT, {"messages": [USER], "stop": [""]}, "`stop`"),
         (CHAT, {"messages": [USER], "tool_choice": "required"}, "not constrained"),
         (CHAT, {"messages": [USER], "tools": {"a": 1}}, "`tools` is a list"),
+        (CHAT, {"messages": [USER], "tool_choice": {"type": "function"}}, "not constrained"),
+        (CHAT, {"messages": [USER], "response_format": {"type": "json_object"}}, "is text"),
+        (CHAT, {"messages": [USER], "guided_regex": "a+"}, "`guided_regex` is not served"),
+        (CHAT, {"messages": [USER], "logit_bias": {"5": 100}}, "`logit_bias` is not served"),
+        (CHAT, {"messages": [USER], "functions": [{"name": "f"}]}, "`functions` is not served"),
+        (CHAT, {"messages": [USER], "logprobs": True, "top_logprobs": 2}, "`top_logprobs`"),
+        (CHAT, {"messages": [USER], "modalities": ["audio"]}, "`modalities`"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        (TEXT, {"prompt": "a", "best_of": 4}, "`best_of` is not served"),
+        (TEXT, {"prompt": "a", "suffix": "z"}, "`suffix` is not served"),
+        (TEXT, {"prompt": "a", "stream": True}, "`stream` is not served here"),
+        (TEXT, {"prompt": "a", "logprobs": 5}, "`top_logprobs` are not served"),
+        (IDS, {"token_ids": [5], "sampling_params": {"logit_bias": {"5": 1}}}, "`logit_bias`"),
+        (
+            MESSAGES,
+            {"messages": [USER], "max_tokens": 9, "tool_choice": {"type": "any"}},
+            "`tool_choice` is auto or none",
+        ),
         (TEXT, {"prompt": 3}, "`prompt`"),
         (TEXT, {"prompt": "a", "echo": True}, "`echo`"),
         (MESSAGES, {"messages": [USER]}, "`max_tokens`"),
@@ -212,6 +230,24 @@ def test_what_cannot_be_served_is_said(
         assert not session.trajectories()
 
     served(tokenizer, ["one"], play)
+
+
+def test_what_says_nothing_of_its_own_is_served(tokenizer: ChatTokenizer) -> None:
+    async def play(door: Door, session: RecordingSession) -> None:
+        body = {
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "begin"}]}],
+            "response_format": {"type": "text"},
+            "modalities": ["text"],
+            "logprobs": True,
+            **dict.fromkeys(("tool_choice", "logit_bias", "top_logprobs", "functions")),
+        }
+        async with httpx.AsyncClient(headers=_bearer(door)) as http:
+            told = await http.post(f"{door.base_url}/chat/completions", json=body)
+            text = {"prompt": "begin", "best_of": 1, "suffix": None, "logit_bias": None}
+            also = await http.post(f"{door.base_url}/completions", json=text)
+        assert told.status_code == also.status_code == 200
+
+    served(tokenizer, ["one", "two"], play)
 
 
 def test_a_conversation_without_room_has_the_code_that_clients_know(

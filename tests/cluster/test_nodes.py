@@ -15,7 +15,7 @@ from milescli.cluster.nodes import RunNodes, choose_nodes
 from milescli.cluster.report import NodeReport, node_report
 from milescli.core.errors import FitError, MachineError, WaitTimeout
 from milescli.platform.machine import parse_machine
-from milescli.recipe.schema import MachineSettings
+from milescli.recipe.machine import MachineSettings
 
 Cluster = Callable[..., None]
 

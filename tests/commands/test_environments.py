@@ -9,9 +9,11 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from milescli.rollout.environments import Step
 from tests.commands.conftest import Miles
 
 HERE = "tests.agents.user_environments"
@@ -114,5 +116,37 @@ def test_a_model_behind_an_endpoint_is_watched(miles: Miles, endpoint: str) -> N
     said = miles("env", "play", f"{HERE}:Count", "--model", endpoint)
     assert said.code == 0 and "counter: xxx" in said.out
     assert "the episode ended: 3 turns, reward 9" in said.out  # 1, 3 and 5 messages
-    refused = miles("env", "play", f"{HERE}:Count", "--model", "runs/mine")
-    assert refused.code == 2 and "--model is an endpoint" in refused.err
+    refused = miles("env", "play", f"{HERE}:Count", "--model", endpoint, "--set", "eval.top_p=0.5")
+    assert refused.code == 2 and "--set is of a model that engines are started for" in refused.err
+
+
+def test_engines_are_started_for_a_run_or_a_model(
+    miles: Miles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = miles("env", "play", f"{HERE}:Count", "--model", "mine")
+    assert refused.code == 6 and "no run is called `mine`" in refused.err
+    asked = list[dict[str, Any]]()
+
+    def of_run(path: Path, **options: Any) -> list[Any]:
+        asked.append({"of": path.name, **options})
+        options["ask"].__self__.acted("a", Step(observation="seen", reward=1.0, ended=True))
+        return []
+
+    def of_model(model: str, **options: Any) -> list[Any]:
+        asked.append({"of": model, **options})
+        return []
+
+    monkeypatch.setattr("milescli.runtime.evaluate.evaluate_run", of_run)
+    monkeypatch.setattr("milescli.runtime.evaluate_model.evaluate_model", of_model)
+    Path("runs/mine").mkdir(parents=True)
+    Path("runs/mine/recipe.yaml").write_text("")
+    said = miles("env", "play", f"{HERE}:Count", "--model", "mine@20", "--settings", "{length: 2}")
+    assert said.code == 0 and "mine: a" in said.out and "1 turns, reward 1" in said.out
+    words = ["--model", "org/small", "--set", "rollout.max_turn_tokens=9", "--max-turns", "3"]
+    assert miles("env", "play", f"{HERE}:Count", *words).code == 0
+    of_a_run, of_a_model = ([*one["wish"].sets] for one in asked)
+    assert asked[0]["of"] == "mine" and asked[0]["steps"] == "20"
+    assert 'rollout.environment.settings={"length": 2}' in of_a_run
+    assert not any(text.startswith("rollout.max_response_tokens") for text in of_a_run)
+    assert asked[1]["of"] == "org/small"
+    assert "rollout.max_turn_tokens=9" in of_a_model and "rollout.max_turns=3" in of_a_model

@@ -10,7 +10,9 @@ import pytest
 from tests.end_to_end.runs import Workplace
 
 pytestmark = pytest.mark.timeout(600)
-ROLES = "{teller: {prompt: Tell., sees: prompt}, solver: {prompt: Add., sees: others}}"
+ROLES = (
+    "{teller: {prompt: Tell., sees: prompt}, solver: {prompt: Add., sees: others, reward: gsm8k}}"
+)
 WORKED = [
     {"role": "assistant", "name": "teller", "content": "3 4"},
     {"role": "assistant", "name": "solver", "content": "#### 7"},
@@ -39,9 +41,28 @@ def test_two_roles_imitate_a_worked_episode_and_are_trained_on_their_own_turns(
         assert event["report"]["logprob_diff_max"] < 1e-3
         figures = event["rollout"]["figures"]
         assert figures["teller_turns"] == 1 and figures["rewritten_histories"] == 0
+        # its own reward says of the solver's last turn what the episode's does
+        assert figures["solver_reward"] == pytest.approx(event["rollout"]["reward_mean"], abs=0.2)
     assert done[0]["rollout"]["reward_mean"] > 0.5
     file = workplace.run("duo") / "rollouts" / "step_1.jsonl"
     samples = [json.loads(line)["episode"] for line in file.read_text().splitlines()]
     assert all(len(sample["trajectories"]) == 2 for sample in samples if sample["turns"] == 2)
     imitated = [f"{TOLD}{SAYS}3 4<|im_end|>", f"{HEARD}{SAYS}#### 7<|im_end|>"]
     assert imitated in [sample["trajectories"] for sample in samples]
+    # the run plays on against what it was before the first step
+    old = ROLES.replace("prompt: Tell.", "prompt: Tell., policy: duo@0")
+    changed = {"rollout.roles": old, "train.steps": "1", "warmup.steps": "1"}
+    again = [f"{key}={value}" for key, value in {**_pairs(sets), **changed}.items()]
+    words = [word for setting in again for word in ("--set", setting)]
+    finished = workplace.miles("launch", "--recipe", "tiny.yaml", "--name", "self", *words)
+    assert finished.code == 0, finished
+    (event,) = [event for event in workplace.events("self") if event["event"] == "StepDone"]
+    assert event["rollout"]["figures"]["turns"] == 1, "the other turn is the older one's"
+    assert event["report"]["logprob_diff_max"] < 1e-3
+    file = workplace.run("self") / "rollouts" / "step_1.jsonl"
+    (told,) = json.loads(file.read_text().splitlines()[0])["episode"]["trajectories"]
+    assert told.startswith("<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\nteller: 3 4")
+
+
+def _pairs(sets: list[str]) -> dict[str, str]:
+    return dict(text.split("=", 1) for text in sets)

@@ -24,7 +24,7 @@ from milescli.jobs.job import Job, machine_like_this
 from milescli.jobs.script import FORMS as TABLE
 from milescli.jobs.script import Form, fill, notes, script
 from milescli.platform.machine import read_machine
-from milescli.recipe.schema import MachineSettings
+from milescli.recipe.machine import MachineSettings
 from milescli.recipe.train import Train
 from tests.jobs import kuberay_fields
 from tests.jobs.planned import job

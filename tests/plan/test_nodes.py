@@ -74,6 +74,17 @@ def test_more_nodes_than_slots_are_refused() -> None:
         _plan(3, parallel={"dp": 2}, engines={"num": 1})
 
 
+def test_models_that_play_roles_have_engines_of_their_own() -> None:
+    roles = {"a": {"policy": "runs/x"}, "b": {"policy": "runs/x"}, "c": {"policy": "runs/y"}}
+    rollout = {"agent": "multi_agent", "roles": {**roles, "d": {}}}
+    plan = _plan(1, rollout=rollout, eval={"engines": "own"}, engines={"num": 5})
+    assert (plan.engines_apart, plan.engines.num) == (3, 5)
+    alone = engines_only(plan, num_policies=2)
+    assert (alone.engines_apart, len(alone.slots)) == (2, 5)
+    told = {one.key: one.reason for one in _plan(1, rollout=rollout).decisions}
+    assert "2 for roles that other models play" in told["engines.num"]
+
+
 def test_engines_alone_are_counted_from_the_first_node_again() -> None:
     alone = engines_only(_plan(2, engines={"num": 2, "placement": "split"}))
     assert [(slot.node, slot.device, slot.trainer_rank, slot.engine) for slot in alone.slots] == [

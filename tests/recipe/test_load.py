@@ -9,7 +9,7 @@ import pytest
 from milescli.core.errors import RecipeError
 from milescli.recipe.keys import keys
 from milescli.recipe.load import LoadedRecipe, load, override, runs_dir
-from milescli.recipe.schema import MachineSettings
+from milescli.recipe.machine import MachineSettings
 from tests.recipe.conftest import SMALL, Place
 
 

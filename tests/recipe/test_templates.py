@@ -30,6 +30,8 @@ PROMISED = [
     "qwen3-0.6b",
     "qwen3-1.7b",
     "qwen3-4b",
+    "qwen3-4b-python",
+    "qwen3-4b-search",
     "qwen3-8b",
     "qwen3-14b",
     "qwen3-32b",

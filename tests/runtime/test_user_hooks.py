@@ -14,7 +14,8 @@ import pytest
 from milescli.core.errors import RecipeError
 from milescli.core.events import EvalDone, PhaseStarted
 from milescli.core.isolated import close_lanes
-from milescli.recipe.schema import HookSettings, Recipe, RunSettings
+from milescli.recipe.machine import HookSettings, RunSettings
+from milescli.recipe.schema import Recipe
 from milescli.runtime.user_hooks import UserHooks
 
 TOLD = "MILES_TEST_TOLD"

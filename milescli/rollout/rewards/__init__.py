@@ -53,6 +53,11 @@ def load_rewards(rollout: Rollout) -> dict[str, RewardFn | BoundedReward]:
     return {name: _loaded(name, rollout) for name in rollout.reward_weights}
 
 
+def load_all_rewards(rollout: Rollout) -> dict[str, RewardFn | BoundedReward]:
+    """Those of roles, too. Raises as `load_rewards`."""
+    return {name: _loaded(name, rollout) for name in dict.fromkeys(rollout.reward_names)}
+
+
 def _loaded(name: str, rollout: Rollout) -> RewardFn | BoundedReward:
     reward: Any = REWARDS.resolve(name, key=KEY)
     if name in REWARDS.builtin and hasattr(reward, "made_for"):
@@ -96,12 +101,21 @@ def scorer_of(rollout: Rollout, server: ScoreServer | None = None) -> Scoring:
     return WeightedScorer({name: (scorer, weights[name]) for name, scorer in scorers.items()})
 
 
+def role_scorers_of(rollout: Rollout, server: ScoreServer | None = None) -> dict[str, Scoring]:
+    """Of each role that has a reward of its own, as `scorer_of`."""
+    return {
+        name: scorer_of(rollout.model_copy(update={"reward": role.reward}), server)
+        for name, role in rollout.roles.items()
+        if role.reward is not None
+    }
+
+
 def label_checks(rollout: Rollout) -> dict[str, RewardFn]:
     """What every label is put before, by the names of the rewards; what a run calls in processes of
     its own is asked in another one."""
     return {
         name: cast(RewardFn, _apart(name) if _runs_apart(name) else reward)
-        for name, reward in load_rewards(rollout).items()
+        for name, reward in load_all_rewards(rollout).items()
     }
 
 
@@ -128,4 +142,6 @@ def answer_of(rollout: Rollout) -> Callable[[str], str | None] | None:
 
 def needs_label(rollout: Rollout) -> bool:
     """Whether some reward compares with a label; one of the user's says so by `needs_label`."""
-    return any(getattr(reward, "needs_label", False) for reward in load_rewards(rollout).values())
+    return any(
+        getattr(reward, "needs_label", False) for reward in load_all_rewards(rollout).values()
+    )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, Union, cast
 
 from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
+from milescli.core.role_views import has_role_rewards, views_of
 from milescli.core.types import Group, Sample
 from milescli.core.user_code import mend, name_of
 from milescli.recipe.train import Train
@@ -59,7 +60,39 @@ def load_advantage(name: str) -> AdvantageEstimator:
 def estimate(
     estimator: AdvantageEstimator, groups: Sequence[Group], *, settings: Train
 ) -> AdvantageRows:
-    """What the estimator says. Raises RecipeError where that is not one finite number a sample."""
+    """What the estimator says, of each role that has a reward of its own by itself. Raises
+    RecipeError where that is not one finite number a sample."""
+    if has_role_rewards(groups):
+        return _by_role(estimator, groups, settings=settings)
+    return _estimated(estimator, groups, settings=settings)
+
+
+def _by_role(
+    estimator: AdvantageEstimator, groups: Sequence[Group], *, settings: Train
+) -> AdvantageRows:
+    """For each sample [num_tokens] of each trajectory."""
+    import numpy as np
+
+    rows = [
+        [[np.zeros(line.num_tokens, np.float32) for line in one.trajectories] for one in each]
+        for each in (group.samples for group in groups)
+    ]
+    views = [views_of(group) for group in groups]
+    for role in dict.fromkeys(role for of_group in views for role in of_group):
+        numbers = [number for number, of_group in enumerate(views) if role in of_group]
+        parts = [views[number][role] for number in numbers]
+        given = _estimated(estimator, [part.group for part in parts], settings=settings)
+        for number, part, values in zip(numbers, parts, given, strict=True):
+            for (place, lines), value in zip(part.places, values, strict=True):
+                for order, line in enumerate(lines):
+                    own = value[order] if isinstance(value, Sequence) else value
+                    rows[number][place][line][:] = own
+    return rows
+
+
+def _estimated(
+    estimator: AdvantageEstimator, groups: Sequence[Group], *, settings: Train
+) -> AdvantageRows:
     rows = estimator(groups=groups, settings=settings)
     sizes, expected = [len(row) for row in rows], [len(group.samples) for group in groups]
     name = name_of(estimator)

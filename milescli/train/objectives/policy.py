@@ -108,6 +108,8 @@ class Policy:
         num_tokens = sample.num_loss_tokens if sample.is_learned else 0
         share = share_of(self.aggregation, num_tokens=max(num_tokens, 1), settings=self.settings)
         for index, trajectory in enumerate(sample.trajectories):
+            if trajectory.role is not None and num_tokens and not trajectory.num_loss_tokens:
+                continue  # of a role that is not trained: nothing of it reaches the loss
             part = trajectory.num_loss_tokens / num_tokens if num_tokens else 0.0
             values = advantage[index] if isinstance(advantage, Sequence) else advantage
             streams = {

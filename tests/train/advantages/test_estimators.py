@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
-from milescli.core.types import Group, Sample
+from milescli.core.types import Group, Sample, Trajectory
 from milescli.recipe.train import Train
 from milescli.train.advantages import estimate, load_advantage
 from tests.samples import make_group, make_sample, make_trajectory
@@ -209,3 +209,40 @@ def test_advantages_of_tokens_that_do_not_fit_are_named(estimator, gave: str) ->
     groups = _groups([[(1.0, 2), (0.0, 2)]])
     with pytest.raises(RecipeError, match=f"the advantage estimator `.*` gave {gave}"):
         estimate(estimator, groups, settings=Train())
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "opo", "gpg", "turns", "gigpo", "best_of_n"])
+def test_roles_with_rewards_of_their_own_are_compared_among_themselves(name: str) -> None:
+    rewards = {"pro": [1.0, 0.0, 0.5], "contra": [-3.0, 3.0, 1.0], None: [0.0, 1.0, 0.0]}
+
+    def line(role: str | None, place: int) -> Trajectory:
+        size = 1 + place + len(role or "")
+        return replace(make_trajectory([1], [2] * size), role=role or "host")
+
+    def group(*roles: str | None) -> Group:
+        return make_group(
+            [
+                replace(
+                    make_sample(*(line(role, place) for role in roles), index=place),
+                    reward=rewards[None][place],
+                    role_rewards={role: rewards[role][place] for role in roles if role},
+                )
+                for place in range(3)
+            ]
+        )
+
+    def last(value: object) -> float:
+        return float(np.ravel(value)[-1])
+
+    settings = Train(advantage=name)
+    (rows,) = estimate(load_advantage(name), [group("pro", None, "contra")], settings=settings)
+    for place, role in enumerate(("pro", None, "contra")):
+        alone = make_group(
+            [
+                make_sample(line(role, index), reward=reward, index=index)
+                for index, reward in enumerate(rewards[role])
+            ]
+        )
+        (wanted,) = estimate(load_advantage(name), [alone], settings=settings)
+        for made, own in zip(rows, wanted, strict=True):
+            assert last(made[place]) == pytest.approx(last(own), abs=1e-6)

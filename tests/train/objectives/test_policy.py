@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from milescli.core.types import Trajectory
 from milescli.recipe.schema import Recipe
 from milescli.train.aggregation import LossShare
 from milescli.train.kl import kl_estimate
@@ -108,6 +111,24 @@ def test_every_token_of_a_sample_has_its_advantage() -> None:
     assert bad.streams[Stream.ADVANTAGE].tolist() == [-0.5, -0.5]
     assert good.streams[Stream.ENGINE].dtype == np.float32
     assert good.loss_mask.tolist() == [False, True]
+
+
+def test_a_role_that_is_not_trained_costs_the_trainer_nothing_and_weighs_nothing() -> None:
+    def line(role: str, *, is_trained: bool) -> Trajectory:
+        mask = [is_trained] * 3
+        return replace(make_trajectory([1, 2], [3, 4, 5], mask=mask), role=role)
+
+    solver, host = line("solver", is_trained=True), line("host", is_trained=False)
+    alone = [make_sample(solver, reward=reward) for reward in (0.0, 1.0)]
+    beside = [replace(sample, trajectories=[host, solver]) for sample in alone]
+    wanted = _policy().sequences([make_group(alone)])
+    made = _policy().sequences([make_group(beside)])
+    assert len(made) == len(wanted) == 2
+    for one, other in zip(made, wanted, strict=True):
+        assert (one.token_weight, one.share) == (other.token_weight, other.share)
+        assert np.array_equal(one.streams[Stream.ADVANTAGE], other.streams[Stream.ADVANTAGE])
+    silent = make_group([make_sample(host, reward=0.0), make_sample(solver, reward=1.0)])
+    assert len(_policy().sequences([silent])) == 2, "a sample is never left without a sequence"
 
 
 def of_the_user(*, recipe: Recipe) -> Policy:

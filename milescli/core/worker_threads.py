@@ -1,0 +1,204 @@
+"""Many calls of a plain function at once, in the child behind a UserProcess: quick ones one after
+the other in the thread that reads them, slow ones each in a thread of its own. `user_worker` runs
+it.
+
+One thread leads: it reads calls and makes them. Where a call takes longer than `STALL_S`, another
+thread leads from there on, and the call goes on in its own. For a while the lead passes on before
+calls of that kind are made; then one is tried again as if it were quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from milescli.core.outbox import SIZE
+
+STALL_S = 0.02
+"""More than a busy machine takes from a thread now and then."""
+FIRST_WHILE_S, LONGEST_WHILE_S = 0.05, 1.0
+"""How long a kind of calls is held to be slow: twice as long each time that one is."""
+MAX_THREADS = 4096
+"""Calls that may be slow at once; further ones wait."""
+STACK_BYTES = 1024**2
+"""Of each: all of them count against the memory of the process."""
+_PIECE = 1 << 16
+"""Of what a pipe holds."""
+_QUIET_ROUNDS = 50
+"""Of the watch, until it sleeps."""
+_MOST_TOGETHER = 64
+"""Replies that wait for each other, while calls are there that are quick."""
+
+Message = tuple[int, str, Any]
+"""(number, kind, what), as `user_process` sends them, alone or in a list."""
+
+
+class LeadingThreads:
+    """The threads, and what they share."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        source: int,
+        *,
+        reply: Callable[[list[Message]], None],
+        failed: Callable[[BaseException], Any],
+    ) -> None:
+        """`function`: of the call's arguments; the type of the last tells kinds of calls apart.
+        `source`: the pipe; `reply`: writes, by one thread at a time; `failed`: what is told of an
+        exception."""
+        self._function, self._source, self._reply, self._failed = function, source, reply, failed
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._baton, self._ended = threading.Semaphore(0), threading.Event()
+        self._is_watched, self._wakes_watch = True, threading.Event()
+        self._num_idle = self._num_threads = 0
+        self._has_no_leader = False
+        self._pending: deque[Message] = deque()
+        self._read = bytearray()
+        self._replies: list[Message] = []
+        self._called: list[Any] | None = None
+        """[began, kind] of what the leader is at, where it still leads."""
+        self._slow: dict[type, tuple[float, float]] = {}
+        """Kinds of calls that are held to be slow: (until when, for how long)."""
+
+    def run(self) -> None:
+        """Until the pipe ends."""
+        threading.stack_size(STACK_BYTES)
+        self._start_thread()
+        threading.Thread(target=self._watch, daemon=True).start()
+        self._ended.wait()
+
+    def _start_thread(self) -> None:
+        self._num_threads += 1
+        threading.Thread(target=self._live, name="miles-call", daemon=True).start()
+
+    def _live(self) -> None:
+        """Of each thread: lead, then be there to lead again."""
+        while True:
+            self._lead()
+            with self._lock:
+                if self._has_no_leader:
+                    self._has_no_leader = False
+                    continue
+                self._num_idle += 1
+            self._baton.acquire()
+
+    def _pass_on(self) -> None:
+        """Another thread leads; with the lock."""
+        if self._num_idle:
+            self._num_idle -= 1
+            self._baton.release()
+        elif self._num_threads < MAX_THREADS:
+            self._start_thread()
+        else:
+            self._has_no_leader = True  # the first that is free does
+
+    def _lead(self) -> None:
+        """Read and call, until another leads."""
+        while True:
+            if not self._pending and not self._filled():
+                self._ended.set()
+                threading.Event().wait()  # the process ends with its main thread
+            number, kind, what = self._pending.popleft()
+            if kind == "call":
+                if not self._leads_after(number, *what):
+                    return
+            elif kind == "ping":
+                self._replies.append((number, "value", None))
+            if not self._pending or len(self._replies) >= _MOST_TOGETHER:
+                self._flush()
+
+    def _leads_after(self, number: int, args: Any, options: Any) -> bool:
+        """Make one call. False: another leads meanwhile, and the reply is sent."""
+        kind = type(args[-1])
+        now = time.monotonic()
+        if kind in self._slow and now < self._slow[kind][0]:
+            self._flush()
+            with self._lock:
+                self._pass_on()
+            self._send([(number, "value", self._made(args, options))])
+            return False
+        called = self._called = [now, kind]
+        if not self._is_watched:
+            self._wakes_watch.set()
+        value = self._made(args, options)
+        with self._lock:
+            still_leads = self._called is called
+            if still_leads:  # else it is the next leader's
+                self._called = None
+                self._slow.pop(kind, None)
+        if still_leads:
+            self._replies.append((number, "value", value))
+        else:
+            self._send([(number, "value", value)])
+        return still_leads
+
+    def _made(self, args: Any, options: Any) -> Any:
+        try:
+            return self._function(*args, **options)
+        except BaseException as error:  # SystemExit and the like must not end it in silence
+            return self._failed(error)
+
+    def _watch(self) -> None:
+        """Lets another lead where the leader's call takes long; sleeps where there is none."""
+        quiet = 0
+        while True:
+            time.sleep(STALL_S)
+            replies = list[Message]()
+            with self._lock:
+                called = self._called
+                quiet = quiet + 1 if called is None else 0
+                if called is not None and time.monotonic() - called[0] > STALL_S:
+                    self._called, kind = None, called[1]
+                    _, held_s = self._slow.get(kind, (0.0, FIRST_WHILE_S / 2))
+                    held_s = min(2 * held_s, LONGEST_WHILE_S)
+                    self._slow[kind] = (time.monotonic() + held_s, held_s)
+                    replies, self._replies = self._replies, []
+                    self._pass_on()
+            self._send(replies)
+            if quiet > _QUIET_ROUNDS:
+                self._wakes_watch.clear()
+                self._is_watched = False
+                self._wakes_watch.wait(timeout=1.0)
+                self._is_watched, quiet = True, 0
+
+    def _flush(self) -> None:
+        """By the leader."""
+        with self._lock:
+            replies, self._replies = self._replies, []
+        self._send(replies)
+
+    def _send(self, replies: list[Message]) -> None:
+        if replies:
+            with self._writing:
+                self._reply(replies)
+
+    def _filled(self) -> bool:
+        """Wait for calls; False where there will be none."""
+        self._flush()
+        while not self._pending:
+            piece = b""
+            with contextlib.suppress(OSError):
+                piece = os.read(self._source, _PIECE)
+            if not piece:
+                return False
+            self._read += piece
+            self._take_frames()
+        return True
+
+    def _take_frames(self) -> None:
+        read, place = self._read, 0
+        while len(read) - place >= SIZE.size:
+            end = place + SIZE.size + SIZE.unpack_from(read, place)[0]
+            if end > len(read):
+                break
+            told = pickle.loads(memoryview(read)[place + SIZE.size : end])
+            self._pending.extend(told if isinstance(told, list) else [told])
+            place = end
+        del read[:place]
