@@ -40,7 +40,7 @@ from milescli.runtime.spec import RunSpec
 if TYPE_CHECKING:
     from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
     from milescli.console.output import Output
-    from milescli.runtime.build import Engines
+    from milescli.runtime.engines import Engines
     from milescli.runtime.prestart import Prestarted
 
 ALL = "all"

@@ -158,7 +158,6 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
     served = met_teachers(recipe, tokenizer, facts)
     reports: dict[str, SourceReport | ExampleReport] = {}
     rows, validation = _rows(recipe, data, tokenizer, reports, output=output)
-
     say = output.note if output else None
 
     def load(field: str) -> FilePrompts:

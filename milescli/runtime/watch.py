@@ -19,7 +19,7 @@ from milescli.runtime.evaluate import episodes_of
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
-    from milescli.runtime.build import Engines
+    from milescli.runtime.engines import Engines
     from milescli.runtime.eval_sets import LoadedSet
     from milescli.runtime.spec import RunSpec
 

@@ -73,7 +73,7 @@ def test_eval_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path
         },
     )
     del seen["output"], seen["environ"]
-    assert seen == {"run": run_dir, "steps": "1,2", "wish": wish}
+    assert seen == {"run": run_dir, "steps": "1,2", "wish": wish, "ask": None}
 
 
 def test_eval_shows_each_figure_with_its_interval(
