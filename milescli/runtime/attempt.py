@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from milescli.agents.foreign.host import close_hosts
 from milescli.agents.mcp_tools import close_servers
 from milescli.backends.sglang.client import SglangFleet
 from milescli.checkpoint.store import CheckpointStore
@@ -84,6 +85,7 @@ class Attempt:
             await self.engines.stop()
             await asyncio.to_thread(close_lanes)
             await asyncio.to_thread(close_servers)
+            await asyncio.to_thread(close_hosts)
             await self.session.resources.release()
 
     def _on_stop(self) -> bool:

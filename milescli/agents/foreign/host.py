@@ -119,6 +119,7 @@ class ForeignHost:
                 self._process = ForeignProcess(
                     self.package.interpreter, self.package.program, folders=[os.getcwd()]
                 )
+                weakref.finalize(self, self._process.end, "nobody can ask it any more")
                 self._started = self._process.request("start", self.start)[1]
             assert self._started is not None
             return self._process, self._started
