@@ -31,6 +31,9 @@ class GenerateRequest:
     stop: list[str] = field(default_factory=list)
     seed: int | None = None
     """Equal seed, prompt and weights give equal tokens."""
+    conversation: int | None = None
+    """Above 0; of requests that go on from one another: they are made to one engine, which has kept
+    their beginning, where it is not busier than the others."""
     want_routed_experts: bool = False
 
 

@@ -4,6 +4,7 @@ the agent's own code lives elsewhere."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -114,6 +115,10 @@ def _extended(old: RoutedExperts | None, new: RoutedExperts) -> RoutedExperts:
     return replace(new, indices=old.indices + new.indices[old.num_tokens * row_bytes :])
 
 
+_NUMBERS = itertools.count(1)
+"""Of the sessions of this process."""
+
+
 class RecordingSession(Served):
     """Implements `milescli.rollout.base.Session`. Belongs to one event loop."""
 
@@ -139,7 +144,7 @@ class RecordingSession(Served):
         self._played_by: dict[str, RecordingSession] = {}
         self._prompt_index = prompt_index
         self._seed = seed
-        self._settings = settings
+        self._settings = replace(settings, conversation=next(_NUMBERS))
         self._max_tokens = max_tokens
         self._decode = decode
         self._vocab_size = vocab_size

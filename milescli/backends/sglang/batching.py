@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,9 @@ ONLY_WHEN_DONE = 2**30
 """Tokens between two chunks of a response, so many that it is sent as a whole; after its first
 token, where `cpu.streams` does not see to it."""
 
+MAX_HOMES = 8192
+"""Conversations whose engine is known; that of an older one is anybody."""
+
 Stream = Callable[[dict[str, Any], float], AsyncGenerator[dict[str, Any]]]
 """(body of /generate, seconds) -> what the engine streams; as `EngineHttp.stream`."""
 
@@ -34,12 +38,14 @@ class _Request:
     body: dict[str, Any]
     deadline: float
     reply: asyncio.Future[dict[str, Any]]
+    conversation: int | None
 
 
 @dataclass(eq=False, slots=True)
 class _Engine:
     """One that can be asked."""
 
+    url: str
     stream: Stream
     num_open: int = 0
     """Requests that wait for their replies."""
@@ -51,13 +57,15 @@ class RequestBatcher:
 
     def __init__(self, streams: Mapping[str, Stream]) -> None:
         """`streams`: one for each engine, by its URL."""
-        self._engines = {url: _Engine(stream) for url, stream in streams.items()}
+        self._engines = {url: _Engine(url, stream) for url, stream in streams.items()}
         self._waiting: list[_Request] = []
+        self._homes: dict[int, str] = {}
+        """Conversation -> URL of the engine that was asked its last turn; the oldest first."""
         self._no_engine: Exception = AssertionError("a request without an engine")
 
     def add(self, url: str, stream: Stream) -> None:
         """Another engine, which takes its share from now on."""
-        self._engines[url] = _Engine(stream)
+        self._engines[url] = _Engine(url, stream)
 
     def remove(self, url: str, error: Exception) -> None:
         """Ask this engine no more. What it has not replied to raises `error`, as do requests that
@@ -68,15 +76,19 @@ class RequestBatcher:
             _fail(requests, error)
             call.cancel()
 
-    async def ask(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """The whole reply to one /generate with `input_ids` and `sampling_params`. Raises what
-        the stream raises."""
+    async def ask(
+        self, body: dict[str, Any], *, timeout_s: float, conversation: int | None = None
+    ) -> dict[str, Any]:
+        """The whole reply to one /generate with `input_ids` and `sampling_params`. `conversation`:
+        whose next turn it is. Raises what the stream raises."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._send_all)
         reply = loop.create_future()
         deadline = time.monotonic() + timeout_s
-        self._waiting.append(_Request(body=body, deadline=deadline, reply=reply))
+        self._waiting.append(
+            _Request(body=body, deadline=deadline, reply=reply, conversation=conversation)
+        )
         return await reply
 
     async def close(self) -> None:
@@ -90,17 +102,43 @@ class RequestBatcher:
         waiting, self._waiting = self._waiting, []
         if not self._engines:
             return _fail(waiting, self._no_engine)
-        size = min(MAX_BATCH, -(-len(waiting) // len(self._engines)))
-        for start in range(0, len(waiting), size):
-            requests = waiting[start : start + size]
-            engine = min(self._engines.values(), key=lambda engine: engine.num_open)
+        for engine, requests in self._shares(waiting):
             engine.num_open += len(requests)
             call = asyncio.ensure_future(self._call(requests, engine))
             engine.calls[call] = requests
             call.add_done_callback(engine.calls.pop)
             for request in requests:
                 request.reply.add_done_callback(lambda _, c=call, r=requests: _end_unwanted(c, r))
+                self._note_home(request, engine)
         return None
+
+    def _shares(self, waiting: list[_Request]) -> Iterator[tuple[_Engine, list[_Request]]]:
+        """Who is asked what. The next turn of a conversation goes where its beginning is kept,
+        unless that engine is busier than another by a whole call; the rest in equal shares to who
+        has the fewest. Each share counts as open before the next is asked for."""
+        least = min(engine.num_open for engine in self._engines.values())
+        at_home, others = defaultdict[str, list[_Request]](list), list[_Request]()
+        for request in waiting:
+            url = self._homes.get(request.conversation or 0)
+            engine = self._engines.get(url) if url else None
+            if engine and engine.num_open + len(at_home[engine.url]) < least + MAX_BATCH:
+                at_home[engine.url].append(request)
+            else:
+                others.append(request)
+        for url, requests in at_home.items():
+            for start in range(0, len(requests), MAX_BATCH):
+                yield self._engines[url], requests[start : start + MAX_BATCH]
+        size = min(MAX_BATCH, -(-len(others) // len(self._engines)))
+        for start in range(0, len(others), size or 1):
+            engine = min(self._engines.values(), key=lambda engine: engine.num_open)
+            yield engine, others[start : start + size]
+
+    def _note_home(self, request: _Request, engine: _Engine) -> None:
+        if request.conversation is not None:
+            self._homes.pop(request.conversation, None)
+            self._homes[request.conversation] = engine.url
+            if len(self._homes) > MAX_HOMES:
+                del self._homes[next(iter(self._homes))]
 
     async def _call(self, requests: list[_Request], engine: _Engine) -> None:
         """Until each has its reply or its error. What a broken connection left is asked again:

@@ -99,7 +99,10 @@ class SglangFleet:
                 pauses_before = self._num_pauses
                 timeout_s = max(deadline - time.monotonic(), 0.001)
                 try:
-                    reply = read_reply(await self._ask(response.body, timeout_s=timeout_s))
+                    raw = await self._ask(
+                        response.body, timeout_s=timeout_s, conversation=request.conversation
+                    )
+                    reply = read_reply(raw)
                 except EngineDied as error:
                     self._remove_dead(error)
                     continue
@@ -111,11 +114,13 @@ class SglangFleet:
             if self._num_pauses == pauses_before:  # nobody paused: the engine gave up by itself
                 return response.completion(StopReason.ABORT, routing_shape=self._routing_shape)
 
-    async def _ask(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """A router takes one request a call; an engine takes what is asked at one moment
-        together."""
+    async def _ask(
+        self, body: dict[str, Any], *, timeout_s: float, conversation: int | None
+    ) -> dict[str, Any]:
+        """A router takes one request a call, and knows by its prefix who has its beginning; an
+        engine takes what is asked at one moment together."""
         if self.http.router_url is None:
-            return await self._batcher.ask(body, timeout_s=timeout_s)
+            return await self._batcher.ask(body, timeout_s=timeout_s, conversation=conversation)
         for removal in self._removals:  # else the router may pick one that is gone
             await asyncio.shield(removal)
         return await self.http.ask_any("/generate", body, timeout_s=timeout_s)

@@ -215,3 +215,64 @@ def test_without_any_engine_requests_fail_and_with_a_new_one_they_do_not():
     outcomes, reply = asyncio.run(main())
     assert [type(outcome) for outcome in outcomes] == [EngineDied, EngineDied]
     assert reply["said"] == [7]
+
+
+def asked_at(engines: list[Engine], prompt: int) -> list[int]:
+    """The engines that were asked this prompt, in their order."""
+    return [
+        place
+        for place, engine in enumerate(engines)
+        for call in engine.calls
+        if [prompt] in call["input_ids"]
+    ]
+
+
+def test_turns_of_a_conversation_are_asked_of_one_engine():
+    async def main():
+        engines = [Engine(), Engine()]
+        asked = batcher(*(engine.stream for engine in engines))
+        for turn in range(3):
+            await asyncio.gather(
+                *(
+                    asked.ask(body(10 * turn + n), timeout_s=TIMEOUT_S, conversation=n + 1)
+                    for n in (range(6) if turn % 2 else reversed(range(6)))
+                )
+            )
+        await asked.close()
+        return engines
+
+    engines = asyncio.run(main())
+    for conversation in range(6):
+        assert len({asked_at(engines, 10 * turn + conversation)[0] for turn in range(3)}) == 1
+    assert {asked_at(engines, n)[0] for n in range(6)} == {0, 1}
+
+
+def test_a_conversation_leaves_an_engine_that_is_busier_or_gone():
+    async def main():
+        never, home, other = asyncio.Event(), Engine(), Engine()
+
+        async def sometimes(sent, timeout_s):
+            if len(sent["input_ids"]) > 1:
+                home.calls.append(sent)
+                await never.wait()
+            async for each in home.stream(sent, timeout_s):
+                yield each
+
+        asked = batcher(sometimes, other.stream)
+        await asked.ask(body(1), timeout_s=TIMEOUT_S, conversation=7)
+        crowd = [
+            asyncio.create_task(asked.ask(body(100 + n), timeout_s=TIMEOUT_S))
+            for n in range(2 * MAX_BATCH)
+        ]
+        await asyncio.sleep(0.01)
+        await asked.ask(body(2), timeout_s=TIMEOUT_S, conversation=7)
+        asked.remove("engine 1", EngineDied("engine 1 is dead", why="", fix=""))
+        third = asyncio.create_task(asked.ask(body(3), timeout_s=TIMEOUT_S, conversation=7))
+        await asyncio.sleep(0.01)
+        places = [asked_at([home, other], number) for number in (1, 2, 3)]
+        never.set()
+        await asyncio.gather(third, *crowd, return_exceptions=True)
+        await asked.close()
+        return places
+
+    assert asyncio.run(main()) == [[0], [1], [0]]
