@@ -9,19 +9,22 @@ from typing import Protocol
 from milescli.agents.foreign.host import close_hosts
 from milescli.agents.mcp_tools import close_servers
 from milescli.backends.sglang.client import SglangFleet
-from milescli.checkpoint.store import CheckpointStore
+from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import Stopped
 from milescli.core.events import EventBus, PhaseStarted
 from milescli.core.isolated import close_lanes
 from milescli.runtime.devices import Devices
 from milescli.runtime.engines import Engines, rank_probe
-from milescli.runtime.healing import EngineKeeper, Restarts, RouterKeeper
+from milescli.runtime.healing import EngineKeeper, RouterKeeper
+from milescli.runtime.healing_trainer import HealingTrainer
+from milescli.runtime.restarts import Restarts
 from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.session import RunSession
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.stop_flag import StopFlag
 from milescli.runtime.supervise import Probe, StopSignals, run_watched
+from milescli.runtime.trainer import RankGroup
 from milescli.runtime.user_hooks import UserHooks
 from milescli.runtime.warm_up import warm_up
 from milescli.train.base import Trainer
@@ -40,6 +43,7 @@ class Attempt:
     def __init__(self, spec: RunSpec, *, session: RunSession, bus: EventBus) -> None:
         self.spec, self.session, self.bus = spec, session, bus
         self.engines = Engines()
+        self.trainer: HealingTrainer | None = None
         self.restarts = Restarts(limits=spec.recipe.fault)
         self.probes: list[Probe] = []
         self.run: InMemory | None = None
@@ -82,6 +86,8 @@ class Attempt:
                 self._begin(), self.probes, signals, cause_grace_s=self.session.cause_grace_s
             )
         finally:
+            if self.trainer is not None:
+                await self.trainer.close()
             await self.engines.stop()
             await asyncio.to_thread(close_lanes)
             await asyncio.to_thread(close_servers)
@@ -191,21 +197,51 @@ class Attempt:
         """The ranks, with the weights to begin from: of the checkpoint, or of the model after its
         warm-up."""
         recipe, checkpoint = self.spec.recipe, self.spec.checkpoint
-        ranks = await self.session.builder.start_trainer(with_teachers=self.asks_teachers)
-        self.probes.extend(rank_probe(handle) for handle in ranks.ranks)
-        trainer: Trainer = ranks
+        trainer = await self._start_ranks()
         if checkpoint is None:
             await self.prepare(trainer)
-        else:
-            await self.recall(trainer)
-        if checkpoint is not None and recipe.keeps_reference:
-            reference = self.saver.store.find(recipe.reference_step(checkpoint.step))
-            await trainer.load(reference.path, weights_only=True)
-        if recipe.keeps_reference:
-            await trainer.freeze_reference()
-        if checkpoint is not None:
-            await trainer.load(checkpoint.path)
+            if recipe.keeps_reference:
+                await trainer.freeze_reference()
+            return trainer
+        await self.recall(trainer)
+        await self._load(trainer, checkpoint)
+        if isinstance(trainer, HealingTrainer):
+            trainer.is_saved()
         return trainer
+
+    async def _start_ranks(self) -> Trainer:
+        """Those that die are replaced where engines do not share their devices."""
+        ranks = await self.session.builder.start_trainer(with_teachers=self.asks_teachers)
+        if self.taking_turns:
+            self.probes.extend(rank_probe(handle) for handle in ranks.ranks)
+            return ranks
+        trainer = self.trainer = HealingTrainer(
+            ranks,
+            restart=self._restart_ranks,
+            bus=self.bus,
+            restarts=self.restarts,
+            step=lambda: self.step,
+        )
+        self.saver.on_complete = trainer.is_saved
+        self.probes.append(trainer.probe)
+        return trainer
+
+    async def _restart_ranks(self) -> RankGroup:
+        """New ranks, with what the newest checkpoint has."""
+        ranks = await self.session.builder.start_trainer(with_teachers=self.asks_teachers)
+        newest = await in_thread(self.saver.store.latest)
+        assert newest is not None, "ranks are replaced where there is a checkpoint"
+        await self._load(ranks, newest)
+        return ranks
+
+    async def _load(self, trainer: Trainer, checkpoint: StoredCheckpoint) -> None:
+        """Weights, optimizer and RNG of a checkpoint, and the reference that it had."""
+        if self.spec.recipe.keeps_reference:
+            step = self.spec.recipe.reference_step(checkpoint.step)
+            reference = await in_thread(lambda: self.saver.store.find(step))
+            await trainer.load(reference.path, weights_only=True)
+            await trainer.freeze_reference()
+        await trainer.load(checkpoint.path)
 
     async def save(self, step: int) -> None:
         """Begin checkpoint `step`; `Saver.settle` completes it."""

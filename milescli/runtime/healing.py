@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.http import EngineDied
@@ -16,12 +15,9 @@ from milescli.backends.sglang.router import RouterServer
 from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
 from milescli.core.events import Event, EventBus, WorkerLost, WorkerReplaced
 from milescli.core.types import EngineAddress
-from milescli.recipe.fault import Fault
 from milescli.runtime.build import Builder
 from milescli.runtime.engines import EngineActors, Engines
-
-SAME_STEP_LIMIT = 3
-"""Deaths of one engine at one step: it is what is asked of it that kills it."""
+from milescli.runtime.restarts import Restarts, lost
 
 ROUTER_START_TIMEOUT_S = 60.0
 """For a router to answer; it takes a second."""
@@ -29,33 +25,6 @@ Start = Callable[[], Awaitable[EngineAddress]]
 """Starts an engine."""
 Join = Callable[[Start], Awaitable[None]]
 """Starts an engine, gives it the weights of the others, and lets it answer: `Devices.replace`."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Restarts:
-    """How often something was started again, and whether it may be once more."""
-
-    limits: Fault
-    total: int = 0
-    _times: deque[float] = field(default_factory=deque)
-    _at_step: Counter[tuple[str, int]] = field(default_factory=Counter)
-
-    def refusal(self, worker: str, step: int) -> str | None:
-        """Counts one more; or why there must be none."""
-        now = time.monotonic()
-        while self._times and self._times[0] < now - self.limits.window_s:
-            self._times.popleft()
-        self._at_step[worker, step] += 1
-        if self._at_step[worker, step] >= SAME_STEP_LIMIT:
-            return f"it died {SAME_STEP_LIMIT} times at step {step + 1}"
-        if len(self._times) >= self.limits.max_restarts:
-            return (
-                f"{len(self._times)} were started again within {self.limits.window_s:g} s: "
-                "fault.max_restarts"
-            )
-        self._times.append(now)
-        self.total += 1
-        return None
 
 
 class EngineKeeper:
@@ -198,13 +167,6 @@ class RouterKeeper:
 
     async def close(self) -> None:
         """Nothing runs between two probes."""
-
-
-def lost(worker: str, error: MilesError, step: int, restarts: Restarts) -> WorkerLost:
-    """The event of it."""
-    return WorkerLost(
-        worker=worker, what=error.what, why=error.why, step=step, restart=restarts.total
-    )
 
 
 def lost_told(tell: Callable[[str], None]) -> Callable[[Event], None]:

@@ -52,6 +52,8 @@ class Saver:
     bus: EventBus
     tell: Callable[..., Awaitable[None]]
     """Calls a hook of the user's."""
+    on_complete: Callable[[], None] | None = None
+    """Called when a checkpoint is complete."""
     newest: Path | None = None
     """Newest checkpoint that this attempt completed."""
     newest_step: int | None = None
@@ -105,6 +107,8 @@ class Saver:
             ),
         )
         self.newest, self.newest_step = stored.path, pending.step
+        if self.on_complete is not None:
+            self.on_complete()
         self.bus.emit(
             CheckpointSaved(
                 step=pending.step,

@@ -3,6 +3,8 @@ driver; the ranks are actors."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,14 @@ import numpy as np
 
 from milescli.backends.ray.cluster import ActorHandle, Cluster
 from milescli.backends.ray.group import run_all, run_each
+from milescli.core.errors import WorkerDied
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.plan.types import TrainerLayout
 from milescli.train.base import TrainBatch
+
+CHECK_TIMEOUT_S = 60.0
+"""For a rank's actor to say that it lives; a busy machine may take a while."""
+CHECK_EVERY_S = 0.2
 
 
 @dataclass(slots=True)
@@ -25,6 +32,24 @@ class RankGroup:
     layout: TrainerLayout
     step_timeout_s: float
     async_save: bool
+
+    async def find_dead(self, *, within_s: float = 0.0) -> WorkerDied | None:
+        """The error for a rank whose process has ended, looked for until one has or the time is
+        over. A busy rank is not dead, and nor is one that hangs: that is found by the bound of the
+        call that hangs."""
+        deadline = time.monotonic() + within_s
+        while True:
+            checks = [rank.check(timeout_s=CHECK_TIMEOUT_S) for rank in self.ranks]
+            for error in await asyncio.gather(*checks, return_exceptions=True):
+                if isinstance(error, WorkerDied):
+                    return error
+            if time.monotonic() >= deadline:
+                return None
+            await asyncio.sleep(CHECK_EVERY_S)
+
+    async def kill(self) -> None:
+        """End all ranks at once."""
+        await self.cluster.kill(self.ranks)
 
     async def _all(self, method: str, *args: Any) -> list[Any]:
         return await run_all(self.ranks, method, *args, timeout_s=self.step_timeout_s)

@@ -14,7 +14,8 @@ from milescli.core.events import EventBus, WorkerLost, WorkerReplaced
 from milescli.core.types import EngineAddress
 from milescli.recipe.fault import Fault
 from milescli.runtime.engines import Engines
-from milescli.runtime.healing import SAME_STEP_LIMIT, EngineKeeper, Restarts
+from milescli.runtime.healing import EngineKeeper
+from milescli.runtime.restarts import SAME_STEP_LIMIT, Restarts
 
 
 @dataclass(eq=False)
@@ -187,7 +188,7 @@ def test_the_death_beyond_the_bound_ends_the_run_with_its_cause() -> None:
 
 def test_deaths_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("milescli.runtime.healing.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("milescli.runtime.restarts.time.monotonic", lambda: clock[0])
     restarts = Restarts(limits=Fault(max_restarts=1, window_s=10.0))
     refusals = []
     for step, at in enumerate((0.0, 5.0, 11.0)):

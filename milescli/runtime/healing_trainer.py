@@ -1,0 +1,255 @@
+"""The trainer of a run, whose ranks may die: others are started on the same slots, take the newest
+checkpoint, and do again what was done since, by the batches that were kept. The engines stay up,
+and nothing is sampled twice."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from milescli.core.errors import WaitTimeout, WorkerDied
+from milescli.core.events import EventBus, WorkerReplaced
+from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
+from milescli.runtime.restarts import Restarts, lost
+from milescli.runtime.trainer import RankGroup
+from milescli.train.base import TrainBatch
+
+NAME = "trainer"
+DEATH_GRACE_S = 5.0
+"""A rank's death is the cause of what others say; so long it is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Something that the ranks were asked, and that changed them."""
+
+    method: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    fleet: str | None = None
+    """Whose channel must be open."""
+
+    async def of(self, ranks: RankGroup) -> Any:
+        """Ask it."""
+        return await getattr(ranks, self.method)(*self.args, **self.kwargs)
+
+
+class HealingTrainer:
+    """Implements milescli.train.base.Trainer. One call at a time; belongs to one event loop."""
+
+    def __init__(
+        self,
+        ranks: RankGroup,
+        *,
+        restart: Callable[[], Awaitable[RankGroup]],
+        bus: EventBus,
+        restarts: Restarts,
+        step: Callable[[], int],
+    ) -> None:
+        """`restart`: new ranks with the weights of the newest checkpoint; `step`: steps done."""
+        self._ranks = ranks
+        self._restart, self._bus, self._restarts, self._step = restart, bus, restarts, step
+        self._turn = asyncio.Lock()
+        self._has_checkpoint = False
+        self._since = list[_Call]()
+        """What changed the ranks since the newest checkpoint."""
+        self._saving: Path | None = None
+        """The folder that is being written, and `_num_saved` of `_since` are in it."""
+        self._num_saved = 0
+        self._lasting = list[_Call]()
+        """What no checkpoint keeps."""
+        self._fleets: dict[str, list[EngineAddress]] = {}
+        self._open = set[str]()
+        """Fleets that these ranks have a channel to."""
+        self._healing: asyncio.Task[None] | None = None
+        self._death: WorkerDied | None = None
+        """Of the first rank that died, where that was seen."""
+
+    def is_saved(self) -> None:
+        """The checkpoint that was written last is complete, or the ranks hold one that is: what was
+        done before it need never be done again."""
+        del self._since[: None if self._saving is None else self._num_saved]
+        self._num_saved, self._saving, self._has_checkpoint = 0, None, True
+
+    async def probe(self) -> None:
+        """Look at the ranks; dead ones are replaced from here on. Raises WorkerDied where they are
+        not, as there is no checkpoint yet, or bounds are met."""
+        if self._healing is not None:
+            if self._healing.done():
+                healed, self._healing = self._healing, None
+                healed.result()
+            return
+        if (error := await self._ranks.find_dead()) is None:
+            return
+        if not self._has_checkpoint:
+            raise error
+        self._death = error
+        await self._ranks.kill()  # whoever waits for them learns it at once
+        self._healing = asyncio.ensure_future(self._heal_idle(error))
+
+    async def close(self) -> None:
+        """Start nothing more."""
+        if self._healing is not None:
+            self._healing.cancel()
+            await asyncio.gather(self._healing, return_exceptions=True)
+
+    async def _heal_idle(self, error: WorkerDied) -> None:
+        """Where nobody asks the ranks just now, who would find it."""
+        dead = self._ranks
+        async with self._turn:
+            if self._ranks is dead:
+                await self._recover(error)
+
+    async def _ask(self, call: _Call, *, changes: bool = False) -> Any:
+        async with self._turn:
+            while True:
+                try:
+                    result = await self._once(call)
+                    break
+                except (WorkerDied, WaitTimeout) as error:
+                    await self._recover(await self._cause(error))
+            if changes:
+                self._since.append(call)
+            return result
+
+    async def _once(self, call: _Call) -> Any:
+        if call.fleet is not None and call.fleet not in self._open:
+            await self._ranks.connect_engines(self._fleets[call.fleet], call.fleet)
+            self._open.add(call.fleet)
+        if call.method == "save":
+            _empty(call.args[0])
+        return await call.of(self._ranks)
+
+    async def _cause(self, error: WorkerDied | WaitTimeout) -> WorkerDied:
+        """The death of a rank that explains it. Raises the error where none has died."""
+        dead = self._death or await self._ranks.find_dead(within_s=DEATH_GRACE_S)
+        if dead is None or not self._has_checkpoint:
+            raise error
+        return dead
+
+    async def _recover(self, error: WorkerDied) -> None:
+        """New ranks, as far as the dead ones were. Raises the error where bounds are met."""
+        began = time.monotonic()
+        while True:
+            if refusal := self._restarts.refusal(NAME, self._step()):
+                raise type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
+            self._bus.emit(lost(NAME, error, self._step(), self._restarts))
+            try:
+                await self._ranks.kill()
+                self._ranks, self._death = await self._restart(), None
+                self._open.clear()
+                await self._do_again()
+            except (WorkerDied, WaitTimeout) as another:
+                if (dead := await self._ranks.find_dead(within_s=DEATH_GRACE_S)) is None:
+                    raise
+                error = dead if isinstance(another, WaitTimeout) else another
+                continue
+            break
+        seconds = time.monotonic() - began
+        self._bus.emit(WorkerReplaced(worker=NAME, step=self._step(), seconds=seconds))
+
+    async def _do_again(self) -> None:
+        """What was done since the newest checkpoint; one that was being written is written where it
+        was."""
+        for call in self._lasting:
+            await call.of(self._ranks)
+        for number, call in enumerate([*self._since, None]):
+            if self._saving is not None and number == self._num_saved:
+                _empty(self._saving)
+                await self._ranks.save(self._saving)
+                await self._ranks.finish_save()
+            if call is not None:
+                await call.of(self._ranks)
+
+    async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
+        """See Trainer."""
+        await self._ask(_Call("connect_engines", (engines, fleet)))
+        self._fleets[fleet] = engines
+        self._open.add(fleet)
+
+    async def step(
+        self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
+    ) -> StepReport:
+        """See Trainer."""
+        call = _Call("step", (batch,), {"lr": lr, "critic_lr": critic_lr})
+        return await self._ask(call, changes=True)
+
+    async def start_critic(self) -> None:
+        """See Trainer."""
+        await self._ask(_Call("start_critic"), changes=True)
+
+    async def measure(self, batch: TrainBatch) -> StepReport:
+        """See Trainer."""
+        return await self._ask(_Call("measure", (batch,)))
+
+    async def score(self, batch: TrainBatch) -> list[np.ndarray]:
+        """See Trainer."""
+        return await self._ask(_Call("score", (batch,)))
+
+    async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
+        """See Trainer."""
+        return await self._ask(_Call("ask_teachers", (batch,)))
+
+    async def dismiss_teachers(self) -> None:
+        """See Trainer."""
+        call = _Call("dismiss_teachers")
+        await self._ask(call)
+        self._lasting.append(call)
+
+    async def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
+        """See Trainer."""
+        await self._ask(_Call("publish", (version, fleet), fleet=fleet))
+
+    async def verify(self, fleet: str = ROLLOUT) -> None:
+        """See Trainer."""
+        await self._ask(_Call("verify", (fleet,), fleet=fleet))
+
+    async def reset_optimizer(self) -> None:
+        """See Trainer."""
+        await self._ask(_Call("reset_optimizer"), changes=True)
+
+    async def freeze_reference(self) -> None:
+        """See Trainer."""
+        await self._ask(_Call("freeze_reference"), changes=True)
+
+    async def silence_layers(self, first: int) -> None:
+        """See Trainer."""
+        await self._ask(_Call("silence_layers", (first,)))
+
+    async def shed(self) -> None:
+        """See Trainer."""
+        await self._ask(_Call("shed"))
+
+    async def sleep(self) -> None:
+        """See Trainer."""
+        await self._ask(_Call("sleep"))
+
+    async def wake(self) -> None:
+        """See Trainer."""
+        await self._ask(_Call("wake"))
+
+    async def save(self, folder: Path) -> None:
+        """See Trainer."""
+        await self._ask(_Call("save", (folder,)))
+        self._saving, self._num_saved = folder, len(self._since)
+
+    async def finish_save(self) -> None:
+        """See Trainer."""
+        await self._ask(_Call("finish_save"))
+
+    async def load(self, folder: Path, *, weights_only: bool = False) -> None:
+        """See Trainer."""
+        await self._ask(_Call("load", (folder,), {"weights_only": weights_only}), changes=True)
+
+
+def _empty(folder: Path) -> None:
+    """What ranks that died have left of a checkpoint is no part of one."""
+    shutil.rmtree(folder)
+    folder.mkdir()

@@ -1,0 +1,48 @@
+"""How often what died is started again, and the event of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from milescli.core.errors import MilesError
+from milescli.core.events import WorkerLost
+from milescli.recipe.fault import Fault
+
+SAME_STEP_LIMIT = 3
+"""Deaths of one engine at one step: it is what is asked of it that kills it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Restarts:
+    """How often something was started again, and whether it may be once more."""
+
+    limits: Fault
+    total: int = 0
+    _times: deque[float] = field(default_factory=deque)
+    _at_step: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def refusal(self, worker: str, step: int) -> str | None:
+        """Counts one more; or why there must be none."""
+        now = time.monotonic()
+        while self._times and self._times[0] < now - self.limits.window_s:
+            self._times.popleft()
+        self._at_step[worker, step] += 1
+        if self._at_step[worker, step] >= SAME_STEP_LIMIT:
+            return f"it died {SAME_STEP_LIMIT} times at step {step + 1}"
+        if len(self._times) >= self.limits.max_restarts:
+            return (
+                f"{len(self._times)} were started again within {self.limits.window_s:g} s: "
+                "fault.max_restarts"
+            )
+        self._times.append(now)
+        self.total += 1
+        return None
+
+
+def lost(worker: str, error: MilesError, step: int, restarts: Restarts) -> WorkerLost:
+    """The event of it."""
+    return WorkerLost(
+        worker=worker, what=error.what, why=error.why, step=step, restart=restarts.total
+    )
