@@ -153,16 +153,24 @@ def test_ctrl_c_saves_what_was_reached_since_too(
     assert attempt.left == []
 
 
-def test_a_killed_engine_is_replaced_and_the_run_is_the_one_that_was_not_hurt(
+ENGINES = [
+    ("engine-0-server.log", "sglang::scheduler"),
+    ("engine-1-server.log", "sglang::scheduler"),
+]
+RANK = ("trainer-rank-0.log", "ray::")
+"""(log, mark of the command line) of whoever is killed."""
+
+
+def test_engines_and_ranks_that_are_killed_are_replaced_and_the_run_is_the_one_that_was_not_hurt(
     workplace: Workplace, resumed, request: pytest.FixtureRequest
 ) -> None:
-    """First one of two, then what is left of both, so that requests wait for new ones."""
+    """One engine of two; both, so that requests wait for new ones; and the trainer, whose steps
+    since the checkpoint are done again."""
     name = request.node.name
     with resumed() as attempt:
-        for victims in ([1], [0, 1]):
+        for victims in (ENGINES[1:], ENGINES, [RANK]):
             attempt.processes = processes_of_run(attempt.driver)
-            for index in victims:
-                log, mark = f"engine-{index}-server.log", "sglang::scheduler"
+            for log, mark in victims:
                 _writer(workplace, name, attempt, log=log, mark=mark).send_signal(signal.SIGKILL)
             healed = len(_of(workplace, name, "WorkerReplaced")) + len(victims)
             _wait_until(lambda healed=healed: len(_of(workplace, name, "WorkerReplaced")) >= healed)
@@ -171,9 +179,10 @@ def test_a_killed_engine_is_replaced_and_the_run_is_the_one_that_was_not_hurt(
         attempt.processes = processes_of_run(attempt.driver)
         os.kill(attempt.driver, signal.SIGTERM)
     assert attempt.finished.code == 75, attempt.finished
-    lost = _of(workplace, name, "WorkerLost")
-    assert lost[0]["worker"] == "engine 1" and len(lost) == 3
+    lost = [event["worker"] for event in _of(workplace, name, "WorkerLost")]
+    assert [lost[0], lost[-1], len(lost)] == ["engine 1", "trainer", 4]
     assert "lost      engine 1" in attempt.finished.err
+    assert "trainer rank 0" in attempt.finished.err
     assert attempt.left == []
 
     calm = f"{name}-calm"
@@ -206,11 +215,12 @@ def test_a_killed_engine_that_may_not_be_replaced_is_named_as_the_cause(
     assert attempt.left == []
 
 
-def test_a_killed_trainer_rank_is_named_as_the_cause(
+def test_a_killed_trainer_rank_that_may_not_be_replaced_is_named_as_the_cause(
     workplace: Workplace, resumed, request: pytest.FixtureRequest
 ) -> None:
-    with resumed() as attempt:
-        rank = _writer(workplace, request.node.name, attempt, log="trainer-rank-0.log")
+    with resumed("--set", "fault.max_restarts=0") as attempt:
+        log, mark = RANK
+        rank = _writer(workplace, request.node.name, attempt, log=log, mark=mark)
         rank.send_signal(signal.SIGKILL)
     assert attempt.finished.code == 1, attempt.finished
     assert "trainer rank 0 died" in attempt.finished.err

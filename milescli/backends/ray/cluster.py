@@ -83,13 +83,6 @@ async def _bounded(handle: ActorHandle, ref: Any, method: str, timeout_s: float)
 
     try:
         return await asyncio.wait_for(_as_future(ref), timeout_s)
-    except TimeoutError:
-        raise WaitTimeout(
-            f"waited {timeout_s:.0f} s for {handle.name} to finish `{method}`",
-            why=f"{handle.name} {await handle.phase()}; its log was last written "
-            f"{log_age(handle.log_path)}",
-            fix=f"tail -50 {handle.log_path}",
-        ) from None
     except ray.exceptions.RayActorError as error:
         unsure = isinstance(error, ray.exceptions.ActorUnavailableError)
         if await asyncio.to_thread(
@@ -106,6 +99,13 @@ async def _bounded(handle: ActorHandle, ref: Any, method: str, timeout_s: float)
         if isinstance(cause, MilesError):
             raise cause from None
         raise
+    except TimeoutError:  # ours: one that was raised there is a RayTaskError
+        raise WaitTimeout(
+            f"waited {timeout_s:.0f} s for {handle.name} to finish `{method}`",
+            why=f"{handle.name} {await handle.phase()}; its log was last written "
+            f"{log_age(handle.log_path)}",
+            fix=f"tail -50 {handle.log_path}",
+        ) from None
 
 
 def _death_cause(error: Exception) -> str:
