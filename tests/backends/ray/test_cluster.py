@@ -145,6 +145,15 @@ def test_a_wait_ends_at_its_bound_and_says_who_does_what(with_toys) -> None:
     with_toys(["sleeper"], use)
 
 
+def test_a_wait_that_ended_in_the_actor_is_not_taken_for_ours(with_toys) -> None:
+    async def use(_, toys):
+        with pytest.raises(WaitTimeout, match="an engine did not answer") as caught:
+            await toys[0].run("wait_in_vain", timeout_s=20)
+        assert caught.value.why == "waited 600 s"
+
+    with_toys(["waiter"], use)
+
+
 def test_a_killed_rank_is_the_cause_and_its_peers_are_symptoms(with_toys) -> None:
     async def use(_, toys):
         pids = await run_all(toys, "pid", timeout_s=20)

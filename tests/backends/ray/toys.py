@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from milescli.core.errors import DataError
+from milescli.core.errors import DataError, WaitTimeout
 
 
 class Toy:
@@ -26,6 +26,10 @@ class Toy:
     def refuse(self) -> None:
         """An explained error."""
         raise DataError("row 7 is broken", why="no JSON", fix="mend it")
+
+    def wait_in_vain(self) -> None:
+        """A wait of its own that reached its bound."""
+        raise WaitTimeout("an engine did not answer", why="waited 600 s", fix="read its log")
 
     def break_down(self) -> None:
         """An error that nobody explained."""
