@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from milescli.agents.environment_fleet import EnvironmentFleet
+from milescli.agents.environment_fleet import EnvironmentFleet, num_processes
 from milescli.agents.replying import next_reply
 from milescli.core.errors import AgentError, RecipeError
 from milescli.core.types import Prompt
@@ -24,10 +24,8 @@ class EnvironmentAgent:
 
     def __init__(self, settings: Rollout) -> None:
         self._max_turns = settings.max_turns
-        half = max(len(os.sched_getaffinity(0)) // 2, 1)
-        self.fleet = EnvironmentFleet(
-            settings.environment, num_processes=settings.environment.processes or half
-        )
+        here = num_processes(settings.environment, num_cores=len(os.sched_getaffinity(0)))
+        self.fleet = EnvironmentFleet(settings.environment, num_processes=here)
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
         """Rewards of its turns are those of the environment's steps."""
