@@ -240,7 +240,11 @@ class NodeCalls:
         """See CallProcess."""
         if self._actor is None:
             self.loop = asyncio.get_running_loop()
-            actor = await self._owner.actor()
+            try:
+                actor = await self._owner.actor()
+            except (CallFailed, MilesError):
+                self.lives = False
+                raise
             if self._actor is None and self.lives:  # no other call was first
                 self._actor = actor
                 actor.order(self._opened)
