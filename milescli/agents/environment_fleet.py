@@ -105,7 +105,7 @@ class EnvironmentFleet:
         """Later episodes are played here alone. Called when none is played."""
         for place in self._places:
             if place.node:
-                place.process.close()
+                place.give_up(place.process)  # an episode that ends later finds its own gone
         self._places = [place for place in self._places if not place.node]
 
     @contextlib.asynccontextmanager

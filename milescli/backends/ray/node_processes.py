@@ -238,14 +238,14 @@ class NodeCalls:
 
     async def begin(self, *args: Any) -> QuickCall:
         """See CallProcess."""
-        if self._actor is None:
-            self.loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
+        if self._actor is None and self.lives:
             try:
                 actor = await self._owner.actor()
             except (CallFailed, MilesError):
                 self.lives = False
                 raise
-            if self._actor is None and self.lives:  # no other call was first
+            if self._actor is None and self.lives:  # no other call was first, nor was it closed
                 self._actor = actor
                 actor.order(self._opened)
         if self._actor is None or not self.lives:
@@ -256,11 +256,11 @@ class NodeCalls:
         return self._actor.call(self, self._opened.process, args)
 
     def close(self) -> None:
-        """See CallProcess."""
-        if self._actor is not None and self._actor.failure is None:
-            self._actor.drop(self)
-            self._actor.order(Closed(self._opened.process))
-        self.lives = False
+        """See CallProcess. Idempotent."""
+        actor, self._actor, self.lives = self._actor, None, False
+        if actor is not None and actor.failure is None:
+            actor.drop(self)
+            actor.order(Closed(self._opened.process))
 
     def settle_soon(self, settled: tuple[QuickCall, Any, BaseException | None]) -> None:
         """See CallOwner. In the event loop already."""
