@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -70,6 +71,13 @@ def try_environment(settings: EnvironmentSettings, prompt: Prompt) -> None:
         asyncio.run(begin())
     except AgentError as error:
         raise RecipeError(error.what, why=error.why, fix=error.fixes) from None
+
+
+def try_there(*, import_from: Sequence[str], settings: EnvironmentSettings, prompt: Prompt) -> None:
+    """`try_environment` on another node than the driver's, which has `import_from` as its
+    `sys.path`."""
+    sys.path += [entry for entry in import_from if entry not in sys.path]
+    try_environment(settings, prompt)
 
 
 def begun_with(prompt: Prompt, observation: str | None) -> list[Any]:
