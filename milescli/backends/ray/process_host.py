@@ -87,8 +87,8 @@ class ProcessHost:
                 )
             elif isinstance(order, Closed):
                 self._processes.pop(order.process).close()
-            elif order.process in self._processes:
-                task = asyncio.ensure_future(self._run(order, self._processes[order.process]))
+            else:
+                task = asyncio.ensure_future(self._run(order))
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
 
@@ -102,7 +102,10 @@ class ProcessHost:
         settled, self._settled = self._settled, []
         return settled
 
-    async def _run(self, order: Called, process: QuickCalls) -> None:
+    async def _run(self, order: Called) -> None:
+        process = self._processes.get(order.process)
+        if process is None:
+            return  # closed meanwhile: to ask it would begin another
         value, error = None, None
         try:
             call = await process.begin(*order.args)

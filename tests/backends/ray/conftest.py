@@ -1,4 +1,5 @@
-"""A Ray session of this computer, for the tests of one file."""
+"""A Ray session of this computer, one for all tests of this folder: Ray keeps its token for as long
+as a process lives."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 from tests.plans import PLAN
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def session(tmp_path_factory):
-    """(cluster, token, log folder) of one Ray session for all tests of this file."""
+    """(cluster, token, log folder) of one Ray session for all tests of this folder."""
     token, log_dir = secrets.token_hex(8), tmp_path_factory.mktemp("logs")
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-test-", dir="/tmp"))
     before = dict(os.environ)
