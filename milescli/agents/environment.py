@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from milescli.agents.environment_fleet import EnvironmentFleet
+from milescli.agents.environment_fleet import EnvironmentFleet, num_processes
 from milescli.agents.replying import next_reply
 from milescli.core.errors import AgentError, RecipeError
 from milescli.core.types import Prompt
@@ -24,10 +25,8 @@ class EnvironmentAgent:
 
     def __init__(self, settings: Rollout) -> None:
         self._max_turns = settings.max_turns
-        half = max(len(os.sched_getaffinity(0)) // 2, 1)
-        self.fleet = EnvironmentFleet(
-            settings.environment, num_processes=settings.environment.processes or half
-        )
+        here = num_processes(settings.environment, num_cores=len(os.sched_getaffinity(0)))
+        self.fleet = EnvironmentFleet(settings.environment, num_processes=here)
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
         """Rewards of its turns are those of the environment's steps."""
@@ -72,6 +71,13 @@ def try_environment(settings: EnvironmentSettings, prompt: Prompt) -> None:
         asyncio.run(begin())
     except AgentError as error:
         raise RecipeError(error.what, why=error.why, fix=error.fixes) from None
+
+
+def try_there(*, import_from: Sequence[str], settings: EnvironmentSettings, prompt: Prompt) -> None:
+    """`try_environment` on another node than the driver's, which has `import_from` as its
+    `sys.path`."""
+    sys.path += [entry for entry in import_from if entry not in sys.path]
+    try_environment(settings, prompt)
 
 
 def begun_with(prompt: Prompt, observation: str | None) -> list[Any]:

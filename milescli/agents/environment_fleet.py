@@ -1,18 +1,19 @@
-"""Environments of many episodes at once, in processes of their own: one that hangs is named and
-costs its own episode, and those that lived beside it are played again up to where they were."""
+"""Environments of many episodes at once, in processes of their own, here and on other nodes of the
+run: one that hangs is named and costs its own episode, and those that lived beside it are played
+again up to where they were. How a process on another node is had is the runtime's business."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
 from milescli.agents.environment_process import Act, Asked, Begin, End, Where
-from milescli.core.errors import AgentError
-from milescli.core.quick_calls import QuickCall, QuickCalls
+from milescli.core.errors import AgentError, MachineError, RecipeError
+from milescli.core.quick_calls import CallProcess, NewCallProcess, QuickCall, QuickCalls
 from milescli.core.user_process import CallFailed
 from milescli.recipe.environments import EnvironmentSettings
 from milescli.rollout.environments import Step
@@ -25,26 +26,39 @@ _FIRST_TIMEOUT_S = 120.0
 _WHERE_TIMEOUT_S = 2.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherNode:
+    """A node of the run beside the driver's, where environments can live."""
+
+    name: str
+    """For errors: `node 10.0.0.2 (gpu-2)`."""
+    num_cores: int
+    process: NewCallProcess
+
+
 @dataclass(eq=False, slots=True)
 class _Place:
     """A process, or the one that took its place."""
 
     memory_bytes: int
-    process: QuickCalls = field(init=False)
+    new_process: NewCallProcess = QuickCalls
+    node: str = ""
+    """Where it is; empty: here."""
+    process: CallProcess = field(init=False)
     num_episodes: int = 0
     has_begun: bool = False
 
     def __post_init__(self) -> None:
         self.process = self._new()
 
-    def give_up(self, process: QuickCalls) -> None:
+    def give_up(self, process: CallProcess) -> None:
         """End it, and begin another with the next call; unless that was done already."""
         if process is self.process:
             process.close()
             self.process, self.has_begun = self._new(), False
 
-    def _new(self) -> QuickCalls:
-        return QuickCalls(
+    def _new(self) -> CallProcess:
+        return self.new_process(
             _TARGET,
             memory_bytes=self.memory_bytes,
             memory_key="rollout.environment.memory_gib",
@@ -57,7 +71,7 @@ class _Sent:
 
     what: Asked
     place: _Place
-    process: QuickCalls
+    process: CallProcess
     limit_s: float = 0.0
     ends: float = 0.0
     """When it is given up, by the clock of the event loop."""
@@ -69,20 +83,34 @@ class EnvironmentFleet:
     """All environments of this driver. Belongs to one event loop."""
 
     def __init__(self, settings: EnvironmentSettings, *, num_processes: int) -> None:
+        """`num_processes`: on this computer."""
         assert settings.name is not None, "the recipe's check asks for a name"
         self.name = settings.name
         self._settings = settings
-        memory_bytes = int(settings.memory_gib * 1024**3)
-        self._places = [_Place(memory_bytes) for _ in range(num_processes)]
+        self._memory_bytes = int(settings.memory_gib * 1024**3)
+        self._places = [_Place(self._memory_bytes) for _ in range(num_processes)]
         self._numbers = count()
         self.num_hung = 0
         """Environments that were given up, as they did not answer."""
 
+    def spread(self, nodes: Sequence[OtherNode]) -> None:
+        """Later episodes are dealt to these nodes too, as many processes on each as here."""
+        for node in nodes:
+            self._places += [
+                _Place(self._memory_bytes, node.process, node.name)
+                for _ in range(num_processes(self._settings, num_cores=node.num_cores))
+            ]
+
+    def leave_nodes(self) -> None:
+        """Later episodes are played here alone. Called when none is played."""
+        for place in self._places:
+            if place.node:
+                place.give_up(place.process)  # an episode that ends later finds its own gone
+        self._places = [place for place in self._places if not place.node]
+
     @contextlib.asynccontextmanager
     async def episode(self, prompt: str, label: str | None, seed: int) -> AsyncIterator[Episode]:
         """One, which ends with the context."""
-        place = min(self._places, key=lambda each: each.num_episodes)
-        place.num_episodes += 1
         begin = Begin(
             name=self.name,
             settings=dict(self._settings.settings),
@@ -90,16 +118,28 @@ class EnvironmentFleet:
             label=label,
             seed=seed,
         )
+        place = self._least_busy()
         episode = Episode(self, place, next(self._numbers), begin)
+        place.num_episodes += 1
         try:
             yield episode
         finally:
-            place.num_episodes -= 1
+            episode.place.num_episodes -= 1
             episode.end()
+
+    def move(self, episode: Episode) -> None:
+        """From a place on another node, whose process has ended, to the least busy one."""
+        if episode.place.node:
+            episode.place.num_episodes -= 1
+            episode.place = self._least_busy()
+            episode.place.num_episodes += 1
+
+    def _least_busy(self) -> _Place:
+        return min(self._places, key=lambda place: place.num_episodes)
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that run."""
+        """Of the processes that run on this computer."""
         pids = [place.process.pid for place in self._places]
         return [pid for pid in pids if pid is not None]
 
@@ -140,22 +180,29 @@ class EnvironmentFleet:
             raise self._failed(
                 f"the environment `{self.name}` did not answer within {sent.limit_s:g} s",
                 why=f"{_told(sent.what)}{where}",
+                node=place.node,
             ) from None
         except CallFailed as error:
             if process is place.process and process.lives:
                 raise self._failed(
-                    f"the environment `{self.name}` failed", why=str(error)
+                    f"the environment `{self.name}` failed", why=str(error), node=place.node
                 ) from None
             place.give_up(process)
             raise
+        except (RecipeError, MachineError, AgentError) as error:
+            if not place.node:
+                raise
+            what = f"{error.what} on {place.node}"  # it may work elsewhere
+            raise type(error)(what, why=error.why, fix=error.fixes) from None
         place.has_begun = True
         return answered
 
-    def _failed(self, what: str, *, why: str) -> AgentError:
+    def _failed(self, what: str, *, why: str, node: str) -> AgentError:
+        what = f"{what} on {node}" if node else what
         fix = f"miles env check {self.name}   # holds it to what an environment has to do"
         return AgentError(what, why=why, fix=fix)
 
-    async def _where(self, place: _Place, process: QuickCalls, episode: Episode) -> str | None:
+    async def _where(self, place: _Place, process: CallProcess, episode: Episode) -> str | None:
         """None: its process does not say, or was ended for another's sake."""
         if process is not place.process:
             return None
@@ -175,7 +222,7 @@ class Episode:
     place: _Place
     number: int
     begun: Begin
-    _process: QuickCalls | None = None
+    _process: CallProcess | None = None
     """In which it was begun."""
     _num_returns: int = 0
     _actions: list[str] = field(default_factory=list)
@@ -221,6 +268,7 @@ class Episode:
                         why=str(error),
                         fix=f"miles env check {self.fleet.name}",
                     ) from None
+                self.fleet.move(self)
 
     async def _end(self) -> None:
         if self.left is not None:
@@ -229,6 +277,11 @@ class Episode:
         if self._process is self.place.process:
             with contextlib.suppress(AgentError, CallFailed):
                 await self.fleet.asked(self, End())
+
+
+def num_processes(settings: EnvironmentSettings, *, num_cores: int) -> int:
+    """Of a node with that many cores."""
+    return settings.processes or max(num_cores // 2, 1)
 
 
 _ENDING: set[asyncio.Future[None]] = set()

@@ -6,10 +6,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 from milescli.core.async_isolated import AsyncIsolated
 from milescli.core.user_process import UserProcess
+
+
+class CallOwner(Protocol):
+    """Whose calls they are."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def settle_soon(self, settled: tuple[QuickCall, Any, BaseException | None]) -> None:
+        """(the call, what it returned, what it raised), one of the latter two None."""
 
 
 class QuickCall:
@@ -17,7 +26,7 @@ class QuickCall:
 
     __slots__ = ("_owner", "future")
 
-    def __init__(self, owner: QuickCalls) -> None:
+    def __init__(self, owner: CallOwner) -> None:
         self._owner = owner
         self.future: asyncio.Future[Any] = owner.loop.create_future()
 
@@ -40,6 +49,39 @@ class QuickCall:
         self._owner.settle_soon((self, None, error))
 
 
+class CallProcess(Protocol):
+    """A process that is asked so, here or on another computer; begun with the first call."""
+
+    @property
+    def lives(self) -> bool:
+        """Whether it can be asked; one that was not begun can."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process on this computer; None where there is none here now."""
+        ...
+
+    async def begin(self, *args: Any) -> QuickCall:
+        """Send a call, and do not wait for its reply. The future raises CallFailed where the
+        function raises or the process ends, or what MilesError the function raised. Raises
+        CallFailed where the process has ended."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+class NewCallProcess(Protocol):
+    """How one is had: the class QuickCalls, or a node's `NodeProcesses.process`."""
+
+    def __call__(self, target: str, *, memory_bytes: int, memory_key: str) -> CallProcess:
+        """`target`: `module:function` of ours, plain and marked `in_threads`; `memory_bytes`: what
+        the process may take, as `memory_key` of the recipe says."""
+        ...
+
+
 class QuickCalls(AsyncIsolated):
     """One process, begun with the first call. Belongs to one event loop."""
 
@@ -55,8 +97,7 @@ class QuickCalls(AsyncIsolated):
         self._is_ready = False
 
     async def begin(self, *args: Any) -> QuickCall:
-        """Send it, and do not wait for its reply. The future raises CallFailed with the function's
-        traceback, or what MilesError it raised. Raises CallFailed where the process has ended."""
+        """See CallProcess. CallFailed has the function's traceback."""
         if self._process is None or not self._is_ready:
             self.loop = asyncio.get_running_loop()
             await self._begun()

@@ -22,6 +22,7 @@ class EnvironmentSettings(Section):
     """Of its making, of a reset and of a step. The process of one that takes longer is ended, and
     the others of that process go on in a new one."""
     processes: Positive | None = None
-    """In which environments live, side by side; null: half of the machine's cores."""
+    """In which environments live, side by side, on each node of a run; null: half of the node's
+    cores."""
     memory_gib: PositiveFloat = 8.0
     """Of each process."""

@@ -14,6 +14,7 @@ from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.epochs import refuse_two_lengths, with_steps
 from milescli.recipe.load import LoadedRecipe
 from milescli.runtime.data_inputs import require_files
+from milescli.runtime.environment_nodes import require_environments
 from milescli.runtime.inputs import planned_facts, prepare
 from milescli.runtime.planning import as_fetched, plan_without_plugins, refuse_unproven
 from milescli.runtime.plugins import check_at_once, load_train_plugins
@@ -48,6 +49,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
                 plan = replace(plan, steps=loaded.recipe.train.steps)
             plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
             nodes.require_shared(run.path, inputs.model_dir, *inputs.teacher_dirs)
+            require_environments(loaded.recipe, inputs, nodes)
             spec = RunSpec(run=run, recipe=loaded.recipe, plan=plan, nodes=nodes, inputs=inputs)
             write_records(spec, loaded)
         except BaseException:

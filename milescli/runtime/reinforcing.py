@@ -15,6 +15,7 @@ from milescli.runtime import loop, truth
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.chat_forms import chat_form_of
 from milescli.runtime.devices import Devices
+from milescli.runtime.environment_nodes import SpreadEnvironments, spread_environments
 from milescli.runtime.eval_beside import EvaluationsBeside
 from milescli.runtime.evaluator import Evaluator
 from milescli.runtime.failures import FirstFew
@@ -36,6 +37,8 @@ class ReinforceAttempt(Attempt):
     run: loop.Run | None
     beside: EvaluationsBeside | None = None
     """None: evaluations are answered by the engines of rollout."""
+    environments: SpreadEnvironments | None = None
+    """None: those of the run, if it has any, live beside the driver."""
 
     async def work(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
         """See Attempt."""
@@ -44,6 +47,9 @@ class ReinforceAttempt(Attempt):
         self.keep_engines(fleet, run.devices)
         for name, served in self.engines.policies.items():
             keep_frozen(served, name, self.engines, self.session.builder, bus=self.bus)
+        self.environments = await spread_environments(
+            self.spec.recipe, self.session.resources, tell=self._warn
+        )
         await self._join(run)
         await loop.reinforce(run)
         if self.beside is not None:
@@ -55,6 +61,8 @@ class ReinforceAttempt(Attempt):
             await self.beside.drop()
         if self.run is not None:
             await self.run.groups.stop()
+        if self.environments is not None:
+            self.environments.end()
 
     def _assemble(self, trainer: Trainer, fleet: SglangFleet) -> loop.Run:
         """The run in memory."""

@@ -14,6 +14,7 @@ from milescli.core.errors import CheckpointError, RecipeError
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
+from milescli.runtime.environment_nodes import require_environments
 from milescli.runtime.inputs import RunInputs, planned_facts, prepare
 from milescli.runtime.planning import as_fetched, plan_without_plugins
 from milescli.runtime.plugins import load_plugins
@@ -83,6 +84,7 @@ def resume(
             inputs = prepare(loaded.recipe, run, output=output)
             plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
             nodes.require_shared(run.path, inputs.model_dir, *inputs.teacher_dirs)
+            require_environments(loaded.recipe, inputs, nodes)
             spec = RunSpec(
                 run=run,
                 recipe=loaded.recipe,

@@ -4,6 +4,7 @@ shown, what turns are worth, and that one which hangs or dies costs its own epis
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 
 from milescli.agents.environment import EnvironmentAgent, try_environment
-from milescli.agents.environment_fleet import EnvironmentFleet
+from milescli.agents.environment_fleet import EnvironmentFleet, OtherNode
 from milescli.core.errors import AgentError, ContextFull, RecipeError
+from milescli.core.quick_calls import QuickCalls
 from milescli.core.types import Prompt, StopReason
 from milescli.recipe.environments import EnvironmentSettings
 from milescli.recipe.schema import Rollout
@@ -214,3 +216,18 @@ def test_a_process_that_is_stopped_is_replaced_and_nobody_fails() -> None:
 
     done, num_hung = asyncio.run(play())
     assert num_hung == 0 and all(steps[-1].ended and len(steps) == 40 for steps in done)
+
+
+def test_episodes_are_dealt_to_the_least_busy_process_of_all_nodes() -> None:
+    async def nodes() -> list[str]:
+        settings = EnvironmentSettings(name=f"{HERE}:Count")
+        fleet = EnvironmentFleet(settings, num_processes=1)
+        fleet.spread([OtherNode(name="node X", num_cores=4, process=QuickCalls)])
+        async with contextlib.AsyncExitStack() as playing:
+            begun = [await playing.enter_async_context(fleet.episode("", "1", 1)) for _ in range(6)]
+            dealt = [episode.place.node for episode in begun]
+        fleet.leave_nodes()
+        async with fleet.episode("", "1", 1), fleet.episode("", "1", 1) as last:
+            return [*dealt, last.place.node]
+
+    assert asyncio.run(nodes()) == ["", "node X", "node X"] * 2 + [""]

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import signal
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,38 +14,12 @@ import pytest
 
 from milescli.backends.ray.cluster import ActorHandle, Cluster
 from milescli.backends.ray.group import run_all, start_all
-from milescli.cluster.watchdog import start_watchdog
 from milescli.core.errors import DataError, FitError, WaitTimeout, WorkerDied
-from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
+from milescli.core.run_processes import processes_of
 from milescli.plan.types import Slot
 from tests.plans import PLAN
 
 TOY = "tests.backends.ray.toys:Toy"
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    """(cluster, token, log folder) of one Ray session for all tests of this file."""
-    token, log_dir = secrets.token_hex(8), tmp_path_factory.mktemp("logs")
-    temp_dir = Path(tempfile.mkdtemp(prefix="miles-test-", dir="/tmp"))
-    before = dict(os.environ)
-    os.environ[TOKEN_VARIABLE] = token
-    watchdog = start_watchdog(token=token, scratch_dirs=[temp_dir])
-    cluster = Cluster(
-        address=None,
-        temp_dir=temp_dir,
-        environment={"PYTHONPATH": os.getcwd(), TOKEN_VARIABLE: token},
-    )
-    cluster.start(PLAN)
-    cluster.log_dir = log_dir
-    asyncio.run(cluster.place(PLAN, timeout_s=60))
-    yield cluster, token, log_dir
-    cluster.stop()
-    watchdog.release()
-    os.environ.clear()
-    os.environ.update(before)
-    assert not list(processes_of(token)), "processes of the session outlived it"
-    assert not temp_dir.exists()
 
 
 async def _toys(cluster: Cluster, *names: str) -> list[ActorHandle]:

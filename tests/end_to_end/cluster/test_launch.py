@@ -18,6 +18,17 @@ from tests.end_to_end.runs import MILES, TINY, Finished
 pytestmark = pytest.mark.timeout(900)
 SHORT = ["--set", "train.steps=2", "--set", "eval.num_prompts=2", "--set", "weights.verify=true"]
 
+IN_ENVIRONMENTS = [
+    "--set",
+    "rollout.agent=environment",
+    "--set",
+    "rollout.environment={name: 'tests.agents.user_environments:Count', processes: 1}",
+    "--set",
+    "rollout.max_turn_tokens=4",
+    "--set",
+    "rollout.max_response_tokens=48",
+]
+
 
 @pytest.fixture
 def folder(cluster: SmallCluster) -> Path:
@@ -111,12 +122,17 @@ def test_a_run_over_two_nodes_survives_its_driver_and_leaves_nothing(
     assert max(report["logprob_diff_max"] for report in reports) <= 1e-4
 
 
+def _environments(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those in which they live."""
+    return [process for process in processes if "user_worker" in " ".join(process.cmdline())]
+
+
 def _the(processes: list[psutil.Process], part: str) -> psutil.Process:
     """The one with this in its command line."""
     return next(process for process in processes if part in " ".join(process.cmdline()))
 
 
-def test_router_and_engine_are_replaced_and_a_node_that_dies_is_named_and_nothing_is_left(
+def test_what_dies_of_a_run_is_replaced_and_a_node_that_dies_is_named_and_nothing_is_left(
     own_cluster: SmallCluster,
 ) -> None:
     (own_cluster.shared / "tiny.yaml").write_text(TINY)
@@ -131,6 +147,7 @@ def test_router_and_engine_are_replaced_and_a_node_that_dies_is_named_and_nothin
         "2",
         "--set",
         "train.steps=9999",
+        *IN_ENVIRONMENTS,
     ]
     driver = own_cluster.start(command, cwd=own_cluster.shared, env=_environment(own_cluster))
     run = own_cluster.shared / "runs" / "long"
@@ -143,6 +160,14 @@ def test_router_and_engine_are_replaced_and_a_node_that_dies_is_named_and_nothin
         _wait_for(run, "WorkerReplaced", driver, worker=worker)
         reached = max(event["step"] for event in _events(run) if event["event"] == "StepDone")
         _wait_for(run, "StepDone", driver, step=reached + 2)
+    assert _environments(psutil.Process(driver.pid).children(recursive=True))
+    [there] = _environments(_ours(own_cluster.nodes[1]))
+    there.parent().kill()  # the actor, and its process with it
+    _wait_for(run, "Notice", driver, part="the environments on node 1 ended, and begin again")
+    reached = max(event["step"] for event in _events(run) if event["event"] == "StepDone")
+    _wait_for(run, "StepDone", driver, step=reached + 2)
+    assert not wait_until_gone(lambda: len(_environments(_ours(own_cluster.nodes[1]))) != 1)
+    assert not there.is_running()
     own_cluster.end(1)
     out, err = driver.communicate(timeout=120)
     finished = Finished(driver.returncode, out, err)
@@ -182,12 +207,15 @@ def _events(run: Path) -> list[dict]:
     )
 
 
-def _wait_for(run: Path, name: str, driver, **fields: object) -> None:
-    """For the first event of that name with these fields."""
+def _wait_for(run: Path, name: str, driver, *, part: str = "", **fields: object) -> None:
+    """For the first event of that name with these fields; `part`: of its text."""
     wanted = {"event": name, **fields}.items()
     assert not wait_until_gone(
         lambda: (
-            not any(wanted <= _plain(event).items() for event in _events(run))
+            not any(
+                wanted <= _plain(event).items() and part in str(event.get("text"))
+                for event in _events(run)
+            )
             and driver.poll() is None
         ),
         seconds=600,

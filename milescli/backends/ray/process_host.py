@@ -1,0 +1,118 @@
+"""Processes for quick calls on a node of the run where the driver is not: what the actor holds that
+`node_processes` spawns there. It knows nothing of what is called."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from milescli.core.errors import MilesError
+from milescli.core.quick_calls import QuickCalls
+from milescli.core.user_process import CallFailed
+
+PROCESS_HOST = "milescli.backends.ray.process_host:ProcessHost"
+POLL_S = 10.0
+"""How long a question for replies waits for one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A further process; it is begun with its first call. The rest is as of QuickCalls."""
+
+    process: int
+    target: str
+    memory_bytes: int
+    memory_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """One call of a process."""
+
+    process: int
+    call: int
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A process is ended; its calls have no reply."""
+
+    process: int
+
+
+Order = Opened | Called | Closed
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What came of a call."""
+
+    call: int
+    value: Any
+    error: Exception | None
+    """MilesError or CallFailed; None: it returned `value`."""
+    process_lives: bool
+
+
+class ProcessHost:
+    """All methods but the first two run in the actor's event loop; none waits for a call."""
+
+    def __init__(self, *, import_from: Sequence[str], folder: str) -> None:
+        """`import_from`: the driver's `sys.path`; `folder`: where it runs, which may not be
+        here."""
+        sys.path += [entry for entry in import_from if entry not in sys.path]
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+        self._processes: dict[int, QuickCalls] = {}
+        self._settled: list[Settled] = []
+        self._has_settled = asyncio.Event()
+        self._running: set[asyncio.Task[None]] = set()
+
+    def num_cores(self) -> int:
+        """That this process may use."""
+        return len(os.sched_getaffinity(0))
+
+    async def take(self, orders: Sequence[Order]) -> None:
+        """In their order."""
+        for order in orders:
+            if isinstance(order, Opened):
+                self._processes[order.process] = QuickCalls(
+                    order.target, memory_bytes=order.memory_bytes, memory_key=order.memory_key
+                )
+            elif isinstance(order, Closed):
+                self._processes.pop(order.process).close()
+            else:
+                task = asyncio.ensure_future(self._run(order))
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+
+    async def replies(self) -> list[Settled]:
+        """What was settled since the last time; empty where nothing is within `POLL_S`."""
+        if not self._settled:
+            self._has_settled.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._has_settled.wait()
+        settled, self._settled = self._settled, []
+        return settled
+
+    async def _run(self, order: Called) -> None:
+        process = self._processes.get(order.process)
+        if process is None:
+            return  # closed meanwhile: to ask it would begin another
+        value, error = None, None
+        try:
+            call = await process.begin(*order.args)
+            value = await call.future
+        except (MilesError, CallFailed) as raised:
+            error = raised
+        except OSError as raised:  # this node begins no process now
+            error = CallFailed(f"{type(raised).__name__}: {raised}")
+        self._settled.append(Settled(order.call, value, error, process.lives))
+        self._has_settled.set()
