@@ -9,6 +9,9 @@ class Fault(Section):
     """Bounds on starting again what has died. A run that meets one ends with the cause."""
 
     max_restarts: NonNegative = 8
-    """Engines that are started in the place of dead ones within `window_s`; 0: the first death
-    ends the run."""
+    """Engines, routers and trainers that are started in the place of dead ones within `window_s`;
+    0: the first death ends the run."""
     window_s: PositiveFloat = 3600.0
+    kept_gib: PositiveFloat = 4.0
+    """Batches of the steps since a checkpoint that the driver keeps, for new trainer ranks to do
+    again; beyond, a rank's death ends the run until the next checkpoint (`checkpoint.every`)."""

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from milescli.core.errors import WaitTimeout, WorkerDied
-from milescli.core.events import EventBus, WorkerReplaced
+from milescli.core.events import EventBus, Notice, WorkerReplaced
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
+from milescli.core.units import format_bytes
 from milescli.runtime.restarts import Restarts, lost
 from milescli.runtime.trainer import RankGroup
 from milescli.train.base import TrainBatch
@@ -35,6 +36,12 @@ class _Call:
     kwargs: dict[str, Any] = field(default_factory=dict)
     fleet: str | None = None
     """Whose channel must be open."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its batch, where it has one."""
+        batches = [value for value in self.args if isinstance(value, TrainBatch)]
+        return sum(shard.size_bytes for batch in batches for shard in batch.shards)
 
     async def of(self, ranks: RankGroup) -> Any:
         """Ask it."""
@@ -60,9 +67,15 @@ class HealingTrainer:
         self._has_checkpoint = False
         self._since = list[_Call]()
         """What changed the ranks since the newest checkpoint."""
+        self._kept_bytes = 0
+        """Of the batches there."""
+        self._is_whole = True
+        """Nothing is missing there, as it would have been too much."""
         self._saving: Path | None = None
         """The folder that is being written, and `_num_saved` of `_since` are in it."""
         self._num_saved = 0
+        self._is_whole_after = True
+        """As `_is_whole`, once that folder is complete."""
         self._lasting = list[_Call]()
         """What no checkpoint keeps."""
         self._fleets: dict[str, list[EngineAddress]] = {}
@@ -76,6 +89,8 @@ class HealingTrainer:
         """The checkpoint that was written last is complete, or the ranks hold one that is: what was
         done before it need never be done again."""
         del self._since[: None if self._saving is None else self._num_saved]
+        self._is_whole = self._saving is None or self._is_whole_after
+        self._kept_bytes = sum(call.size_bytes for call in self._since)
         self._num_saved, self._saving, self._has_checkpoint = 0, None, True
 
     async def probe(self) -> None:
@@ -88,7 +103,7 @@ class HealingTrainer:
             return
         if (error := await self._ranks.find_dead()) is None:
             return
-        if not self._has_checkpoint:
+        if not self._can_heal:
             raise error
         self._death = error
         await self._ranks.kill()  # whoever waits for them learns it at once
@@ -116,7 +131,7 @@ class HealingTrainer:
                 except (WorkerDied, WaitTimeout) as error:
                     await self._recover(await self._cause(error))
             if changes:
-                self._since.append(call)
+                self._keep(call)
             return result
 
     async def _once(self, call: _Call) -> Any:
@@ -130,9 +145,33 @@ class HealingTrainer:
     async def _cause(self, error: WorkerDied | WaitTimeout) -> WorkerDied:
         """The death of a rank that explains it. Raises the error where none has died."""
         dead = self._death or await self._ranks.find_dead(within_s=DEATH_GRACE_S)
-        if dead is None or not self._has_checkpoint:
+        if dead is None or not self._can_heal:
             raise error
         return dead
+
+    @property
+    def _can_heal(self) -> bool:
+        return self._has_checkpoint and self._is_whole
+
+    def _keep(self, call: _Call) -> None:
+        """It changed the ranks. Where too much is kept, all of it is let go: until the next
+        checkpoint a rank's death ends the run."""
+        self._since.append(call)
+        self._kept_bytes += call.size_bytes
+        if self._kept_bytes <= self._restarts.limits.kept_gib * 1024**3:
+            return
+        if self._is_whole and self._has_checkpoint:
+            told = format_bytes(self._kept_bytes)
+            self._bus.emit(
+                Notice(
+                    text=f"until the next checkpoint a trainer rank's death ends the run: {told} "
+                    "of batches since the last one are more than fault.kept_gib",
+                    level="warning",
+                )
+            )
+        self._since.clear()
+        self._kept_bytes = self._num_saved = 0
+        self._is_whole = self._is_whole_after = False
 
     async def _recover(self, error: WorkerDied) -> None:
         """New ranks, as far as the dead ones were. Raises the error where bounds are met."""
@@ -239,6 +278,7 @@ class HealingTrainer:
         """See Trainer."""
         await self._ask(_Call("save", (folder,)))
         self._saving, self._num_saved = folder, len(self._since)
+        self._is_whole_after = True
 
     async def finish_save(self) -> None:
         """See Trainer."""

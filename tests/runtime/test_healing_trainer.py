@@ -7,14 +7,16 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from milescli.core.errors import WaitTimeout, WorkerDied
-from milescli.core.events import EventBus, WorkerLost, WorkerReplaced
+from milescli.core.events import EventBus, Notice, WorkerLost, WorkerReplaced
 from milescli.recipe.fault import Fault
 from milescli.runtime.healing_trainer import HealingTrainer
 from milescli.runtime.restarts import Restarts
+from milescli.train.base import TrainBatch
 
 
 @dataclass(eq=False)
@@ -226,6 +228,35 @@ def test_before_the_first_checkpoint_and_beyond_the_bound_it_is_an_error(tmp_pat
         assert "fault.max_restarts" in caught.value.why
 
     run(rig, work)
+
+
+def batch_of(size_bytes: int) -> TrainBatch:
+    """As far as a trainer that keeps batches looks at one."""
+    return TrainBatch(shards=[SimpleNamespace(size_bytes=size_bytes)])  # type: ignore[list-item]
+
+
+def test_where_too_much_would_be_kept_the_next_checkpoint_is_waited_for(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, limits=Fault(kept_gib=1.0))
+    large = batch_of(3 * 2**28)
+
+    async def work() -> None:
+        await rig.end_save(await rig.begin_save(0))
+        await rig.step(large, large)  # type: ignore[arg-type]
+        rig.first.is_dead = True
+        with pytest.raises(WorkerDied, match="rank 1 died"):
+            await rig.trainer.probe()
+        rig.first.is_dead = False
+        rig.first.weights = [1, 2]
+        pending = await rig.begin_save(2)
+        await rig.step(3)
+        await rig.end_save(pending)
+        rig.first.dies_in = {"step": 1}
+        await rig.step(4)
+
+    run(rig, work)
+    assert rig.kinds == [Notice, WorkerLost, WorkerReplaced]
+    assert "fault.kept_gib" in rig.events[0].text  # type: ignore[attr-defined]
+    assert rig.ranks.weights == [1, 2, 3, 4]
 
 
 def test_what_is_no_death_of_a_rank_is_raised_as_it_is(tmp_path: Path) -> None:
