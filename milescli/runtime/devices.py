@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -109,7 +110,8 @@ class Devices:
     async def _publish(self, version: WeightVersion, *, verify: bool) -> None:
         await self.engines.pause()
         while self._joining:
-            await self.engines.admit(self._joining.pop(), version)
+            with contextlib.suppress(WorkerDied):  # meanwhile: who watches it starts another
+                await self.engines.admit(self._joining.pop(), version)
         if self.engines_asleep:
             await self.trainer.shed()
             await self.engines.wake_weights()

@@ -201,6 +201,7 @@ def serve_and_evaluate(
     from milescli.core.events import EventBus
     from milescli.runtime.engines import Engines
     from milescli.runtime.healing import keep_frozen, lost_told
+    from milescli.runtime.restarts import Restarts
     from milescli.runtime.session import open_session
     from milescli.runtime.supervise import StopSignals, run_watched
 
@@ -213,9 +214,9 @@ def serve_and_evaluate(
             await session.resources.take(timeout_s=spec.recipe.machine.start_timeout_s)
             probes.append(session.cluster.check_nodes)
             fleet = await session.builder.start_engines(engines)
-            bus = EventBus([lost_told(output.warn)])
+            bus, restarts = EventBus([lost_told(output.warn)]), Restarts(limits=spec.recipe.fault)
             for name, served in {ROLLOUT: fleet, **engines.policies}.items():
-                keep_frozen(served, name, engines, session.builder, bus=bus)
+                keep_frozen(served, name, engines, session.builder, bus=bus, restarts=restarts)
             probes.append(engines.probe)
             asking = partial(ask or _all_sets, spec, asked, engines, name=subject.name)
             results.extend(await asking(step=subject.first_step, output=output))

@@ -180,10 +180,17 @@ def lost_told(tell: Callable[[str], None]) -> Callable[[Event], None]:
 
 
 def keep_frozen(
-    fleet: SglangFleet, name: str, engines: Engines, builder: Builder, *, bus: EventBus
+    fleet: SglangFleet,
+    name: str,
+    engines: Engines,
+    builder: Builder,
+    *,
+    bus: EventBus,
+    restarts: Restarts,
+    step: Callable[[], int] = lambda: 0,
 ) -> None:
     """Of engines that no trainer sends weights to: a new one loads those that the others hold.
-    `name`: of the fleet."""
+    `name`: of the fleet; `step`: steps done, where there are any."""
 
     async def join(start: Start) -> None:
         await fleet.admit(await start(), fleet.version)
@@ -195,8 +202,8 @@ def keep_frozen(
             engines=engines,
             builder=builder,
             bus=bus,
-            restarts=Restarts(limits=builder.recipe.fault),
-            step=lambda: 0,
+            restarts=restarts,
+            step=step,
             join=join,
         )
     )

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from milescli.core.errors import WorkerDied
-from milescli.core.types import JOINING, EngineAddress, WeightVersion
+from milescli.core.types import EVALUATION, JOINING, EngineAddress, WeightVersion
 from milescli.runtime.devices import Devices
 from tests.runtime.recorder import Recorder
 
@@ -192,6 +192,36 @@ def test_an_engine_that_somebody_else_removed_meanwhile_is_no_error() -> None:
     devices = Devices(taking_turns=False, trainer=Slow("trainer", told), engines=engines)
     asyncio.run(devices.publish(WeightVersion(1)))
     assert told[-2:] == ["trainer.publish to rollout", "engines.resume"]
+
+
+def test_a_new_engine_for_evaluations_joins_with_the_next_weights_unless_it_has_died() -> None:
+    """What its fleet held, the trainer has no more."""
+    told: list[str] = []
+    fleet = Recorder("engines", told)
+
+    async def admit(engine: EngineAddress, version: int) -> None:
+        told.append(f"admit {engine.name}")
+        if engine is not NEW:
+            raise WorkerDied("engine 9 is dead", why="planted", fix="none")
+
+    fleet.admit = admit  # type: ignore[attr-defined]
+    devices = Devices(
+        taking_turns=False, trainer=Recorder("trainer", told), engines=fleet, fleet=EVALUATION
+    )
+    dead = EngineAddress(url="http://127.0.0.1:9", name="engine 9")
+
+    async def work() -> None:
+        for engine in (dead, NEW):
+
+            async def start(engine: EngineAddress = engine) -> EngineAddress:
+                return engine
+
+            await devices.replace(start)
+        await devices.publish(WeightVersion(2))
+
+    asyncio.run(work())
+    assert told[:3] == ["engines.pause", "admit engine 1", "admit engine 9"]
+    assert told[-1] == "engines.resume"
 
 
 def test_a_publish_that_fails_for_another_reason_is_an_error() -> None:

@@ -65,5 +65,5 @@ class RouterWorkers:
                 ) as response,
             ):
                 return await response.json(content_type=None) or {}
-        except (aiohttp.ClientError, ValueError):
+        except (aiohttp.ClientError, TimeoutError, ValueError):
             return {}
