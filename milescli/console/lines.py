@@ -21,6 +21,7 @@ from milescli.core.events import (
     WarmupStepDone,
     WorkerLost,
     WorkerReplaced,
+    WorkerSilent,
 )
 from milescli.core.units import format_bytes, format_duration
 
@@ -122,6 +123,10 @@ def milestone(event: Event) -> Text | None:
             ("warning", theme.WARN) if event.level == "warning" else ("note", theme.QUIET)
         )
         return _line(label, event.text, style)
+    if isinstance(event, WorkerSilent):
+        since, limit = format_duration(event.seconds), format_duration(event.limit_s)
+        text = f"{event.worker} has not spoken for {since}: {event.why}; ended after {limit}"
+        return _line("silent", text, theme.WARN)
     if isinstance(event, WorkerLost):
         return _line("lost", f"{event.what}; another is started in its place", theme.WARN)
     if isinstance(event, WorkerReplaced):

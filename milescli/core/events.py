@@ -164,8 +164,23 @@ class EngineTrainerChecked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSilent:
+    """A process of the run has not spoken for a while; when `limit_s` are over, it counts as
+    dead."""
+
+    worker: str
+    """As errors call it: engine 1."""
+    why: str
+    """What was seen of it."""
+    step: int
+    """Steps done."""
+    seconds: float
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """A process of the run died, and another is being started in its place."""
+    """A process of the run died or hung, and another is being started in its place."""
 
     worker: str
     """As errors call it: engine 1."""
@@ -210,6 +225,7 @@ Event = (
     | EvalDone
     | CheckpointSaved
     | EngineTrainerChecked
+    | WorkerSilent
     | WorkerLost
     | WorkerReplaced
     | RunEnded

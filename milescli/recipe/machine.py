@@ -19,6 +19,9 @@ class MachineSettings(Section):
     """Bound on the start of Ray, engines and trainer ranks."""
     step_timeout_s: PositiveFloat = 3600.0
     """Bound on one rollout, one optimizer step, one publish or one save."""
+    silence_s: PositiveFloat = 30.0
+    """A process of the run that says nothing for so long beyond what is usual in this run counts as
+    hung: it is ended, and replaced as a dead one is."""
 
     @property
     def request_timeout_s(self) -> float:

@@ -21,6 +21,7 @@ from milescli.runtime.healing_trainer import HealingTrainer
 from milescli.runtime.restarts import Restarts
 from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.session import RunSession
+from milescli.runtime.silence import Silence
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.stop_flag import StopFlag
 from milescli.runtime.supervise import Probe, StopSignals, run_watched
@@ -162,6 +163,7 @@ class Attempt:
                     bus=self.bus,
                     restarts=self.restarts,
                     step=lambda: self.step,
+                    silence=Silence(worker="router", bound_s=self.spec.recipe.machine.silence_s),
                 )
             )
         return keeper
@@ -211,9 +213,11 @@ class Attempt:
 
     async def _start_ranks(self) -> Trainer:
         """Those that die are replaced where engines do not share their devices."""
+        recipe = self.spec.recipe
         ranks = await self.session.builder.start_trainer(with_teachers=self.asks_teachers)
         if self.taking_turns:
-            self.probes.extend(rank_probe(handle) for handle in ranks.ranks)
+            silence_s = recipe.machine.silence_s
+            self.probes.extend(rank_probe(rank, silence_s=silence_s) for rank in ranks.ranks)
             return ranks
         trainer = self.trainer = HealingTrainer(
             ranks,
@@ -221,17 +225,18 @@ class Attempt:
             bus=self.bus,
             restarts=self.restarts,
             step=lambda: self.step,
+            silence_s=recipe.machine.silence_s,
         )
         self.saver.on_complete = trainer.is_saved
         self.probes.append(trainer.probe)
         return trainer
 
     async def _restart_ranks(self) -> RankGroup:
-        """New ranks, with what the newest checkpoint has."""
+        """New ranks, with what the newest checkpoint has, or the model where there is none yet."""
         ranks = await self.session.builder.start_trainer(with_teachers=self.asks_teachers)
         newest = await in_thread(self.saver.store.latest)
-        assert newest is not None, "ranks are replaced where there is a checkpoint"
-        await self._load(ranks, newest)
+        if newest is not None:
+            await self._load(ranks, newest)
         return ranks
 
     async def _load(self, trainer: Trainer, checkpoint: StoredCheckpoint) -> None:

@@ -20,7 +20,7 @@ from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.recipe.schema import Recipe
 from milescli.runtime.engine_spec import engine_spec
-from milescli.runtime.engines import EngineActors, Engines
+from milescli.runtime.engines import EngineActors, Engines, rank_probe
 from milescli.runtime.score_client import ScoreClient
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.trainer import RankGroup
@@ -97,11 +97,12 @@ class Builder:
                     ),
                 )
             )
-        await start_all(ranks, timeout_s=settings.start_timeout_s)
+        pids = await start_all(ranks, timeout_s=settings.start_timeout_s)
         await run_all(ranks, "setup", timeout_s=settings.start_timeout_s)
         return RankGroup(
             cluster=self.cluster,
             ranks=ranks,
+            pids=pids,
             layout=self.plan.trainer,
             step_timeout_s=settings.step_timeout_s,
             async_save=self.recipe.checkpoint.async_save,
@@ -125,12 +126,16 @@ class Builder:
             engines.policies[name] = self._fleet(self.engine_addresses(engines, name), None)
         return engines.fleet
 
-    async def restart_engine(self, dead: EngineActors, engines: Engines) -> EngineAddress:
-        """A new one in the place of `dead`, of which nothing is left afterwards. Raises WorkerDied
-        or WaitTimeout where it does not start."""
-        timeout_s = self.recipe.machine.start_timeout_s
+    async def end_engine(self, dead: EngineActors) -> None:
+        """Whatever it is doing, and whether or not it hears. What is left of it, its successor
+        ends."""
         await dead.stop(grace_s=0.0)
         await self.cluster.kill(dead.handles)
+
+    async def restart_engine(self, dead: EngineActors, engines: Engines) -> EngineAddress:
+        """A new one in the place of `dead`, which `end_engine` was called for, and of which nothing
+        is left afterwards. Raises WorkerDied or WaitTimeout where it does not start."""
+        timeout_s = self.recipe.machine.start_timeout_s
         new = await self._spawn_engine(dead.index, ends_groups=dead.groups)
         engines.actors[dead.index] = new
         await new.start(timeout_s=timeout_s)
@@ -172,16 +177,18 @@ class Builder:
                 self.plan, self.resources.devices(first), self.resources.interfaces(0)
             ),
         )
-        await start_all([engines.scorer], timeout_s=settings.start_timeout_s)
+        pids = await start_all([engines.scorer], timeout_s=settings.start_timeout_s)
         await run_all([engines.scorer], "setup", timeout_s=settings.start_timeout_s)
         ranks = RankGroup(
             cluster=self.cluster,
             ranks=[engines.scorer],
+            pids=pids,
             layout=TrainerLayout(),
             step_timeout_s=settings.request_timeout_s,
             async_save=False,
         )
         engines.scores = ScoreClient(ranks)
+        engines.scorer_probe = rank_probe(engines.scorer, silence_s=settings.silence_s)
 
     async def _start_router(self, asked: list[EngineAddress], engines: Engines) -> str | None:
         """Its URL. None: a single engine needs none, nor do those that share the cores of one

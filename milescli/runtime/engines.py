@@ -14,15 +14,18 @@ from milescli.backends.ray.group import run_all, start_all
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.router import RouterServer
 from milescli.backends.sglang.spec import EngineSpec
-from milescli.core.errors import WaitTimeout, WorkerDied
+from milescli.core.errors import WorkerDied
 from milescli.core.log_tail import last_log_lines
 from milescli.runtime.score_client import ScoreClient
+from milescli.runtime.silence import Silence
 from milescli.runtime.supervise import Probe
 
 STOP_TIMEOUT_S = 20.0
 """For an engine to end in good order, or by SIGKILL."""
-PEEK_TIMEOUT_S = 60.0
-"""For an actor to say whether its process lives; a busy machine may take a while."""
+KILL_TIMEOUT_S = 8.0
+"""The same, by SIGKILL at once."""
+DUMP_TIMEOUT_S = 40.0
+"""For an actor to write down where its processes hang."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,16 +59,31 @@ class EngineActors:
         """Until it answers. Raises WorkerDied or WaitTimeout."""
         await run_all(self.handles, "wait_ready", timeout_s, timeout_s=timeout_s + 10)
 
-    async def check(self) -> None:
-        """Raises WorkerDied where a process of it, or an actor, has ended."""
+    async def look(self) -> str | None:
+        """Why it seems to hang, where it does. Raises WorkerDied where a process of it, or an
+        actor, has ended."""
         pairs = zip(self.handles, self.specs, strict=True)
-        await asyncio.gather(*(_check(handle, spec) for handle, spec in pairs))
+        looks = await asyncio.gather(*(_look(handle, spec) for handle, spec in pairs))
+        return next(filter(None, looks), None)
+
+    async def dump_stacks(self) -> list[str]:
+        """Write where its processes are beside their logs; the files. Not of those whose actor does
+        not speak."""
+        speaks = await asyncio.gather(*(handle.look() for handle in self.handles))
+        dumps = [
+            handle.run("dump_stacks", timeout_s=DUMP_TIMEOUT_S)
+            for handle, state in zip(self.handles, speaks, strict=True)
+            if state is not None
+        ]
+        files = await asyncio.gather(*dumps, return_exceptions=True)
+        return [file for file in files if isinstance(file, str)]
 
     async def stop(self, *, grace_s: float = 10.0) -> None:
         """End its processes, after `grace_s` by SIGKILL. What has no actor any more is left to the
         watchdog, or to its successor."""
         with contextlib.suppress(Exception):  # a dead one cannot be stopped
-            await run_all(self.handles, "stop", grace_s, timeout_s=STOP_TIMEOUT_S)
+            timeout_s = STOP_TIMEOUT_S if grace_s else KILL_TIMEOUT_S
+            await run_all(self.handles, "stop", grace_s, timeout_s=timeout_s)
 
 
 class Keeper(Protocol):
@@ -95,6 +113,7 @@ class Engines:
     scorer: ActorHandle | None = None
     """Holds the reward model, where the recipe asks one."""
     scores: ScoreClient | None = None
+    scorer_probe: Probe | None = None
     keepers: list[Keeper] = field(default_factory=list)
     """Of each fleet that is kept alive; none: the death of an engine is an error."""
 
@@ -109,9 +128,9 @@ class Engines:
         if self.keepers:
             await asyncio.gather(*(keeper.probe() for keeper in self.keepers))
         else:
-            await asyncio.gather(*(engine.check() for engine in self.actors.values()))
-        if self.scorer is not None:
-            await rank_probe(self.scorer)()
+            await asyncio.gather(*(engine.look() for engine in self.actors.values()))
+        if self.scorer_probe is not None:
+            await self.scorer_probe()
 
     async def leave(self) -> None:
         """Start no engine any more."""
@@ -127,26 +146,33 @@ class Engines:
         await asyncio.gather(*(engine.stop() for engine in self.actors.values()))
 
 
-def rank_probe(handle: ActorHandle) -> Probe:
-    """Looks at one trainer rank; a dead actor answers with its WorkerDied."""
+def rank_probe(handle: ActorHandle, *, silence_s: float) -> Probe:
+    """Looks at one actor that nobody replaces: raises WorkerDied where it has ended, or has not
+    spoken for so long."""
+    silence = Silence(worker=handle.name, bound_s=silence_s)
 
     async def probe() -> None:
-        with contextlib.suppress(
-            WaitTimeout
-        ):  # busy is not dead; a hang is found by the bound of the call that hangs
-            await handle.check(timeout_s=PEEK_TIMEOUT_S)
+        speaks = await handle.look() is not None
+        silence.look(None if speaks else "it does not answer")
+        if silence.is_too_long:
+            raise WorkerDied(
+                f"{handle.name} has not spoken for {silence.seconds:.0f} s",
+                why=f"last lines of its log:\n{last_log_lines(handle.log_path)}",
+                fix=f"less {handle.log_path}",
+            )
 
     return probe
 
 
-async def _check(handle: ActorHandle, spec: EngineSpec) -> None:
-    """Looks at one engine process through the actor that holds it."""
-    how = None
-    with contextlib.suppress(WaitTimeout):
-        how = await handle.peek("ended", timeout_s=PEEK_TIMEOUT_S)
-    if how is not None:
+async def _look(handle: ActorHandle, spec: EngineSpec) -> str | None:
+    """At one engine process through the actor that holds it."""
+    look = await handle.look("look")
+    if look is None:
+        return f"the actor that holds {spec.name} does not answer"
+    if look.ended is not None:
         raise WorkerDied(
             f"{spec.name} died",
-            why=f"{how}; last lines of its log:\n{last_log_lines(spec.log_path)}",
+            why=f"{look.ended}; last lines of its log:\n{last_log_lines(spec.log_path)}",
             fix=f"less {spec.log_path}",
         )
+    return look.stopped

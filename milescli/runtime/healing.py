@@ -12,12 +12,15 @@ from dataclasses import replace
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.http import EngineDied
 from milescli.backends.sglang.router import RouterServer
+from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
 from milescli.core.events import Event, EventBus, WorkerLost, WorkerReplaced
 from milescli.core.types import EngineAddress
 from milescli.runtime.build import Builder
+from milescli.runtime.engine_watch import EngineWatch
 from milescli.runtime.engines import EngineActors, Engines
 from milescli.runtime.restarts import Restarts, lost
+from milescli.runtime.silence import Silence
 
 ROUTER_START_TIMEOUT_S = 60.0
 """For a router to answer; it takes a second."""
@@ -47,6 +50,7 @@ class EngineKeeper:
         self._builder, self._bus, self._restarts = builder, bus, restarts
         self._step, self._join = step, join
         self._healing: dict[int, asyncio.Task[None]] = {}
+        self._watches: dict[int, EngineWatch] = {}
         self._failure: Exception | None = None
         self._is_closed = False
         self.on_empty: Callable[[], None] | None = None
@@ -54,8 +58,8 @@ class EngineKeeper:
         fleet.on_death = self._hear
 
     async def probe(self) -> None:
-        """Look at the engines; a dead one is replaced from here on. Raises WorkerDied where it is
-        not, as bounds are met."""
+        """Look at the engines; one that is dead or hangs is replaced from here on. Raises
+        WorkerDied where it is not, as bounds are met."""
         there = [self._engines.actors[i] for i in self._indices if i not in self._healing]
         if self._failure is None and not self._is_closed:
             await asyncio.gather(*(self._look(engine) for engine in there))
@@ -65,16 +69,28 @@ class EngineKeeper:
     async def close(self) -> None:
         """Start nothing more."""
         self._fleet.on_death, self._is_closed = None, True
+        for watch in self._watches.values():
+            watch.close()
         tasks = list(self._healing.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _look(self, engine: EngineActors) -> None:
+        watch = self._watches.get(engine.index)
+        if watch is None or watch.engine is not engine:
+            settings = self._builder.recipe.machine
+            watch = EngineWatch(engine, fleet=self._fleet, settings=settings)
+            self._watches[engine.index] = watch
         try:
-            await engine.check()
+            await watch.look()
         except WorkerDied as error:
             self._lost(engine, error)
+            return
+        if news := watch.silence.news(self._step()):
+            self._bus.emit(news)
+        if watch.silence.is_too_long:
+            self._lost(engine, await watch.death())
 
     def _hear(self, error: EngineDied) -> None:
         """Of the fleet: an engine does not answer."""
@@ -111,6 +127,7 @@ class EngineKeeper:
         try:
             while True:
                 dead = self._engines.actors[engine.index]
+                await self._builder.end_engine(dead)
                 try:
                     await self._join(lambda d=dead: self._builder.restart_engine(d, self._engines))
                 except (WorkerDied, WaitTimeout) as error:
@@ -140,30 +157,49 @@ class RouterKeeper:
         bus: EventBus,
         restarts: Restarts,
         step: Callable[[], int],
+        silence: Silence,
     ) -> None:
         """`fleet`: whose engines it sends requests to; `step`: steps done."""
         self._fleet, self._engines, self._bus = fleet, engines, bus
-        self._restarts, self._step = restarts, step
+        self._restarts, self._step, self._silence = restarts, step, silence
 
     async def probe(self) -> None:
         """Look at the router; returns when it is there again. Raises WorkerDied where bounds are
         met."""
         router = self._engines.router
         assert router is not None, "a keeper without a router"
-        if (how := router.ended()) is None:
+        if (error := await self._loss(router)) is None:
             return
-        began, error = time.monotonic(), router.death(f"on its own: {how}")
+        began = time.monotonic()
         if refusal := self._restarts.refusal(router.name, self._step()):
             raise WorkerDied(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
         self._bus.emit(lost(router.name, error, self._step(), self._restarts))
         urls = tuple(engine.url for engine in self._fleet.engines)
         new = RouterServer(replace(router.spec, worker_urls=urls))
-        await asyncio.to_thread(router.stop)
+        await in_thread(lambda: router.stop(0.0))
         self._engines.router = new
-        await asyncio.to_thread(new.start)
-        await asyncio.to_thread(new.wait_ready, ROUTER_START_TIMEOUT_S)
+        await in_thread(new.start)
+        await in_thread(lambda: new.wait_ready(ROUTER_START_TIMEOUT_S))
+        self._silence.look(None)
         seconds = time.monotonic() - began
         self._bus.emit(WorkerReplaced(worker=router.name, step=self._step(), seconds=seconds))
+
+    async def _loss(self, router: RouterServer) -> WorkerDied | None:
+        """Why another is needed; None: it lives, and speaks."""
+        look = router.look()
+        if look.ended is not None:
+            return router.death(f"on its own: {look.ended}")
+        is_well = look.stopped is None and await in_thread(router.speaks)
+        self._silence.look(None if is_well else look.stopped or "it does not answer")
+        if news := self._silence.news(self._step()):
+            self._bus.emit(news)
+        if not self._silence.is_too_long:
+            return None
+        return WorkerDied(
+            f"the router has not spoken for {self._silence.seconds:.0f} s",
+            why=f"{self._silence.reason}; its log ends:\n{router.last_words()}",
+            fix=f"less {router.log_path}",
+        )
 
     async def close(self) -> None:
         """Nothing runs between two probes."""

@@ -18,6 +18,7 @@ from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.events import EventBus, Notice, WorkerReplaced
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.core.units import format_bytes
+from milescli.runtime.rank_watch import RankWatch
 from milescli.runtime.restarts import Restarts, lost
 from milescli.runtime.trainer import RankGroup
 from milescli.train.base import TrainBatch
@@ -59,14 +60,16 @@ class HealingTrainer:
         bus: EventBus,
         restarts: Restarts,
         step: Callable[[], int],
+        silence_s: float,
     ) -> None:
-        """`restart`: new ranks with the weights of the newest checkpoint; `step`: steps done."""
+        """`restart`: new ranks with the weights of the newest checkpoint, or those to begin from
+        where there is none; `step`: steps done; `silence_s`: see MachineSettings."""
         self._ranks = ranks
+        self._watch = RankWatch(silence_s, bus=bus, step=step)
         self._restart, self._bus, self._restarts, self._step = restart, bus, restarts, step
         self._turn = asyncio.Lock()
-        self._has_checkpoint = False
         self._since = list[_Call]()
-        """What changed the ranks since the newest checkpoint."""
+        """What changed the ranks since the newest checkpoint, or since they began."""
         self._kept_bytes = 0
         """Of the batches there."""
         self._is_whole = True
@@ -91,23 +94,26 @@ class HealingTrainer:
         del self._since[: None if self._saving is None else self._num_saved]
         self._is_whole = self._saving is None or self._is_whole_after
         self._kept_bytes = sum(call.size_bytes for call in self._since)
-        self._num_saved, self._saving, self._has_checkpoint = 0, None, True
+        self._num_saved, self._saving = 0, None
 
     async def probe(self) -> None:
-        """Look at the ranks; dead ones are replaced from here on. Raises WorkerDied where they are
-        not, as there is no checkpoint yet, or bounds are met."""
-        if self._healing is not None:
-            if self._healing.done():
-                healed, self._healing = self._healing, None
-                healed.result()
+        """Look at the ranks; dead ones, and those that hang, are replaced from here on. Raises
+        WorkerDied where they are not, as too much was done to be done again, or bounds are met."""
+        if self._healing is not None and self._healing.done():
+            healed, self._healing = self._healing, None
+            healed.result()
+        if self._death is not None and (self._healing is not None or self._turn.locked()):
+            return  # they are being replaced
+        ranks = self._ranks
+        error = await self._watch.loss(ranks)
+        if error is None or ranks is not self._ranks:
             return
-        if (error := await self._ranks.find_dead()) is None:
-            return
-        if not self._can_heal:
+        if not self._is_whole:
             raise error
         self._death = error
-        await self._ranks.kill()  # whoever waits for them learns it at once
-        self._healing = asyncio.ensure_future(self._heal_idle(error))
+        await ranks.kill()  # whoever waits for them learns it at once, and heals
+        if self._healing is None and not self._turn.locked():
+            self._healing = asyncio.ensure_future(self._heal_idle(error))
 
     async def close(self) -> None:
         """Start nothing more."""
@@ -140,18 +146,15 @@ class HealingTrainer:
             self._open.add(call.fleet)
         if call.method == "save":
             _empty(call.args[0])
-        return await call.of(self._ranks)
+        with self._watch.during(call.method, call.size_bytes):
+            return await call.of(self._ranks)
 
     async def _cause(self, error: WorkerDied | WaitTimeout) -> WorkerDied:
         """The death of a rank that explains it. Raises the error where none has died."""
         dead = self._death or await self._ranks.find_dead(within_s=DEATH_GRACE_S)
-        if dead is None or not self._can_heal:
+        if dead is None or not self._is_whole:
             raise error
         return dead
-
-    @property
-    def _can_heal(self) -> bool:
-        return self._has_checkpoint and self._is_whole
 
     def _keep(self, call: _Call) -> None:
         """It changed the ranks. Where too much is kept, all of it is let go: until the next
@@ -160,7 +163,7 @@ class HealingTrainer:
         self._kept_bytes += call.size_bytes
         if self._kept_bytes <= self._restarts.limits.kept_gib * 1024**3:
             return
-        if self._is_whole and self._has_checkpoint:
+        if self._is_whole:
             told = format_bytes(self._kept_bytes)
             self._bus.emit(
                 Notice(

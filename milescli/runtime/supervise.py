@@ -63,10 +63,20 @@ Probe = Callable[[], Awaitable[None]]
 
 async def watch(probes: list[Probe]) -> None:
     """Look at all processes once a second, until one has died: raises its WorkerDied. Never returns
-    otherwise."""
-    while True:
-        await asyncio.gather(*(probe() for probe in probes))
-        await asyncio.sleep(WATCH_EVERY_S)
+    otherwise. A look that hangs keeps no other from being taken."""
+    looks = dict[Probe, asyncio.Task[None]]()
+    try:
+        while True:
+            for probe in probes:
+                if probe not in looks:
+                    looks[probe] = asyncio.ensure_future(probe())
+            await asyncio.sleep(WATCH_EVERY_S)
+            for probe in [probe for probe, look in looks.items() if look.done()]:
+                looks.pop(probe).result()
+    finally:
+        for look in looks.values():
+            look.cancel()
+        await asyncio.gather(*looks.values(), return_exceptions=True)
 
 
 async def run_watched(

@@ -14,12 +14,11 @@ import numpy as np
 from milescli.backends.ray.cluster import ActorHandle, Cluster
 from milescli.backends.ray.group import run_all, run_each
 from milescli.core.errors import WorkerDied
+from milescli.core.stacks import dump_stacks, is_stopped_process
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.plan.types import TrainerLayout
 from milescli.train.base import TrainBatch
 
-CHECK_TIMEOUT_S = 60.0
-"""For a rank's actor to say that it lives; a busy machine may take a while."""
 CHECK_EVERY_S = 0.2
 
 
@@ -29,23 +28,42 @@ class RankGroup:
 
     cluster: Cluster
     ranks: list[ActorHandle]
+    pids: list[int]
+    """[ranks] on the node of each."""
     layout: TrainerLayout
     step_timeout_s: float
     async_save: bool
 
+    async def look(self) -> list[str | None]:
+        """[ranks] why it seems to hang; None: it speaks. Raises WorkerDied where one has ended."""
+        looks = await asyncio.gather(*(rank.look() for rank in self.ranks), return_exceptions=True)
+        for died in looks:
+            if isinstance(died, BaseException):
+                raise died
+        pairs = zip(self.ranks, self.pids, looks, strict=True)
+        return [None if look is not None else _why_silent(rank, pid) for rank, pid, look in pairs]
+
     async def find_dead(self, *, within_s: float = 0.0) -> WorkerDied | None:
         """The error for a rank whose process has ended, looked for until one has or the time is
-        over. A busy rank is not dead, and nor is one that hangs: that is found by the bound of the
-        call that hangs."""
+        over. A busy rank is not dead, and nor is one that hangs."""
         deadline = time.monotonic() + within_s
         while True:
-            checks = [rank.check(timeout_s=CHECK_TIMEOUT_S) for rank in self.ranks]
-            for error in await asyncio.gather(*checks, return_exceptions=True):
-                if isinstance(error, WorkerDied):
-                    return error
+            try:
+                await self.look()
+            except WorkerDied as error:
+                return error
             if time.monotonic() >= deadline:
                 return None
             await asyncio.sleep(CHECK_EVERY_S)
+
+    def dump_stacks(self) -> str | None:
+        """Write where the ranks of this computer are, beside their logs; the file. Blocks."""
+        here = {
+            rank.name: pid
+            for rank, pid in zip(self.ranks, self.pids, strict=True)
+            if rank.node.is_driver
+        }
+        return dump_stacks(here, self.ranks[0].log_path.with_name("trainer.stacks.txt"))
 
     async def kill(self) -> None:
         """End all ranks at once."""
@@ -98,7 +116,7 @@ class RankGroup:
     async def _sharded(self, method: str, batch: TrainBatch, *args: Any) -> list[Any]:
         """Every rank gets the shard of its data-parallel rank, which is put into shared memory
         once."""
-        shards = [self.cluster.put(shard) for shard in batch.shards]
+        shards = [await self.cluster.put(shard) for shard in batch.shards]
         arguments = [(shards[self.layout.dp_rank(rank)], *args) for rank in range(len(self.ranks))]
         return await run_each(self.ranks, method, arguments, timeout_s=self.step_timeout_s)
 
@@ -145,3 +163,9 @@ class RankGroup:
     async def silence_layers(self, first: int) -> None:
         """See Trainer."""
         await self._all("silence_layers", first)
+
+
+def _why_silent(rank: ActorHandle, pid: int) -> str:
+    if rank.node.is_driver and is_stopped_process(pid):
+        return f"its process {pid} is stopped (SIGSTOP)"
+    return "it does not answer"

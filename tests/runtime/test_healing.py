@@ -4,15 +4,19 @@ Engines, their builder and the fleet are stand-ins; real ones die in tests/end_t
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
 from milescli.backends.sglang.http import EngineDied
 from milescli.core.errors import MismatchError, WorkerDied
-from milescli.core.events import EventBus, WorkerLost, WorkerReplaced
+from milescli.core.events import EventBus, WorkerLost, WorkerReplaced, WorkerSilent
 from milescli.core.types import EngineAddress
 from milescli.recipe.fault import Fault
+from milescli.recipe.machine import MachineSettings
+from milescli.runtime import engine_watch
 from milescli.runtime.engines import Engines
 from milescli.runtime.healing import EngineKeeper
 from milescli.runtime.restarts import SAME_STEP_LIMIT, Restarts
@@ -34,9 +38,16 @@ class Actors:
     def url(self) -> str:
         return f"http://127.0.0.1:{100 * self.generation + self.index}"
 
-    async def check(self) -> None:
+    hangs: str | None = None
+    specs: tuple[object, ...] = (SimpleNamespace(log_path=None),)
+
+    async def look(self) -> str | None:
         if self.is_dead:
             raise WorkerDied(f"{self.name} died", why="planted", fix="none")
+        return self.hangs
+
+    async def dump_stacks(self) -> list[str]:
+        return ["engine.stacks.txt"]
 
 
 @dataclass
@@ -49,6 +60,20 @@ class Fleet:
     @property
     def engines(self) -> list[str]:
         return self.urls
+
+    waiting: int = 0
+    is_well: bool = True
+    said_s: float = 1e9
+    """Seconds since an engine said anything."""
+
+    def num_waiting(self, url: str) -> int:
+        return self.waiting
+
+    def silent_s(self, url: str) -> float:
+        return self.said_s
+
+    async def answers(self, url: str) -> bool:
+        return self.is_well
 
     def remove(self, error: EngineDied) -> None:
         self.urls = [url for url in self.urls if url != error.url]
@@ -65,9 +90,11 @@ class Rig:
     """New engines hold other weights than they were sent."""
     step: int = 4
     events: list[object] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
     emptied: int = 0
 
     def __post_init__(self) -> None:
+        self.recipe = SimpleNamespace(machine=MachineSettings(silence_s=0.2))
         self.may_start = asyncio.Event()
         self.engines = Engines(actors={0: Actors(0), 1: Actors(1)})  # type: ignore[dict-item]
         self.fleet = Fleet([engine.url for engine in self.engines.actors.values()])
@@ -85,6 +112,9 @@ class Rig:
 
     def _emptied(self) -> None:
         self.emptied += 1
+
+    async def end_engine(self, dead: Actors) -> None:
+        self.ended.append(dead.name)
 
     async def restart_engine(self, dead: Actors, engines: Engines) -> EngineAddress:
         new = Actors(dead.index, dead.generation + 1)
@@ -228,3 +258,62 @@ def test_at_the_end_nothing_is_started_any_more() -> None:
     asyncio.run(work())
     assert rig.told == [("lost", "engine 0")]
     assert rig.fleet.on_death is None
+
+
+def watched(rig: Rig, *, until: type) -> None:
+    """Look at the engines until an event of this kind."""
+
+    async def work() -> None:
+        deadline = time.monotonic() + 20
+        while not any(isinstance(event, until) for event in rig.events):
+            assert time.monotonic() < deadline, rig.events
+            await rig.keeper.probe()
+            await asyncio.sleep(0.01)
+        await rig.settle()
+
+    asyncio.run(work())
+
+
+def test_an_engine_that_hangs_is_shown_then_ended_and_replaced() -> None:
+    rig = Rig()
+    rig.engines.actors[1].hangs = "its scheduler is stopped"  # type: ignore[union-attr]
+    watched(rig, until=WorkerLost)
+    silent, lost, replaced = rig.events
+    assert isinstance(silent, WorkerSilent) and isinstance(replaced, WorkerReplaced)
+    assert (silent.worker, silent.why) == ("engine 1", "its scheduler is stopped")
+    assert "engine 1 has not spoken" in lost.what  # type: ignore[attr-defined]
+    assert "engine.stacks.txt" in lost.why  # type: ignore[attr-defined]
+    assert rig.ended == ["engine 1"]
+
+
+def test_an_engine_that_speaks_again_is_left_alone_and_may_be_silent_for_so_long_again() -> None:
+    rig = Rig()
+    rig.engines.actors[1].hangs = "its scheduler is stopped"  # type: ignore[union-attr]
+    watched(rig, until=WorkerSilent)
+    rig.engines.actors[1].hangs = None  # type: ignore[union-attr]
+    asyncio.run(rig.keeper.probe())
+    assert len(rig.events) == 1
+    silence = rig.keeper._watches[1].silence
+    assert silence.seconds == 0.0 and silence.limit_s > silence.bound_s
+
+
+def test_an_engine_that_does_not_answer_while_requests_wait_for_it_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_watch, "ASKED_AFTER_S", 0.01)
+    rig = Rig()
+    rig.fleet.said_s = 0.0
+    rig.fleet.waiting = 31
+
+    async def work() -> None:
+        for _ in range(3):  # both have replied before
+            await rig.keeper.probe()
+            await asyncio.sleep(0.02)
+        rig.fleet.said_s, rig.fleet.is_well = 1e9, False
+        while not rig.events:
+            await rig.keeper.probe()
+            await asyncio.sleep(0.01)
+        await rig.keeper.close()
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+    assert "31 requests wait for it" in rig.events[0].why  # type: ignore[attr-defined]

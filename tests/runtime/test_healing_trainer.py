@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from milescli.core.errors import WaitTimeout, WorkerDied
-from milescli.core.events import EventBus, Notice, WorkerLost, WorkerReplaced
+from milescli.core.events import EventBus, Notice, WorkerLost, WorkerReplaced, WorkerSilent
 from milescli.recipe.fault import Fault
 from milescli.runtime.healing_trainer import HealingTrainer
 from milescli.runtime.restarts import Restarts
@@ -30,6 +30,8 @@ class Ranks:
     """A folder, and what is being written there."""
     fleets: set[str] = field(default_factory=set)
     is_dead: bool = False
+    hangs: str | None = None
+    """Why the second rank seems to hang."""
     published: list[list[int]] = field(default_factory=list)
 
     def _called(self, method: str) -> None:
@@ -43,6 +45,18 @@ class Ranks:
     async def find_dead(self, *, within_s: float = 0.0) -> WorkerDied | None:
         died = WorkerDied("trainer rank 1 died", why="planted", fix="none")
         return died if self.is_dead else None
+
+    async def look(self) -> list[str | None]:
+        if (died := await self.find_dead()) is not None:
+            raise died
+        return [None, self.hangs]
+
+    @property
+    def ranks(self) -> list[object]:
+        return [SimpleNamespace(name=f"trainer rank {n}", log_path=None) for n in (0, 1)]
+
+    def dump_stacks(self) -> str:
+        return "trainer.stacks.txt"
 
     async def kill(self) -> None:
         self.is_dead = True
@@ -104,12 +118,13 @@ class Rig:
             bus=EventBus([self.events.append]),
             restarts=Restarts(limits=self.limits),
             step=lambda: len(self.ranks.weights),
+            silence_s=0.2,
         )
 
     async def restart(self) -> Ranks:
-        assert self.newest is not None
         self.ranks = self.then.pop(0) if self.then else Ranks()
-        await self.ranks.load(self.newest)
+        if self.newest is not None:
+            await self.ranks.load(self.newest)
         return self.ranks
 
     async def begin_save(self, step: int) -> Path:
@@ -215,10 +230,15 @@ def test_ranks_that_die_while_they_catch_up_are_replaced_once_more(tmp_path: Pat
     assert rig.kinds == [WorkerLost, WorkerLost, WorkerReplaced]
 
 
-def test_before_the_first_checkpoint_and_beyond_the_bound_it_is_an_error(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, first=Ranks(dies_in={"step": 1}))
-    with pytest.raises(WaitTimeout, match="lost the others"):
-        run(rig, lambda: rig.step(1))
+def test_before_the_first_checkpoint_all_is_done_again_from_the_beginning(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, first=Ranks(dies_in={"step": 3}))
+    run(rig, lambda: rig.step(1, 2, 3, 4))
+    assert rig.ranks.weights == [1, 2, 3, 4]
+    assert rig.ranks is not rig.first
+    assert rig.kinds == [WorkerLost, WorkerReplaced]
+
+
+def test_beyond_the_bound_it_is_an_error(tmp_path: Path) -> None:
     rig = Rig(tmp_path, first=Ranks(dies_in={"step": 1}), limits=Fault(max_restarts=0))
 
     async def work() -> None:
@@ -228,6 +248,55 @@ def test_before_the_first_checkpoint_and_beyond_the_bound_it_is_an_error(tmp_pat
         assert "fault.max_restarts" in caught.value.why
 
     run(rig, work)
+
+
+def test_a_rank_that_hangs_is_shown_then_replaced_and_its_step_is_done(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, first=Ranks(hangs="it is stopped"))
+    hung = asyncio.Event()
+
+    async def waits(batch: int, **rates: float) -> str:
+        await hung.wait()
+        raise WaitTimeout("a rank lost the others", why="planted", fix="none")
+
+    async def kill() -> None:
+        rig.first.is_dead = True
+        hung.set()
+
+    rig.first.step, rig.first.kill = waits, kill  # type: ignore[method-assign]
+
+    async def work() -> None:
+        stepping = asyncio.ensure_future(rig.trainer.step(1, lr=0.1))  # type: ignore[arg-type]
+        while not stepping.done():
+            await rig.trainer.probe()
+            await asyncio.sleep(0.01)
+
+    run(rig, work)
+    assert rig.kinds == [WorkerSilent, WorkerLost, WorkerReplaced]
+    assert rig.events[0].worker == "trainer rank 1"  # type: ignore[attr-defined]
+    assert "trainer rank 1 has not spoken" in rig.events[1].what  # type: ignore[attr-defined]
+    assert rig.ranks.weights == [1]
+
+
+def test_a_step_that_takes_much_longer_than_any_before_counts_as_hung(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    hung = asyncio.Event()
+
+    async def work() -> None:
+        await rig.step(1)
+        rig.first.step = lambda *_, **__: hung.wait()  # type: ignore[method-assign,assignment]
+        stepping = asyncio.ensure_future(rig.trainer.step(2, lr=0.1))  # type: ignore[arg-type]
+        while not any(isinstance(event, WorkerLost) for event in rig.events):
+            await rig.trainer.probe()
+            if rig.first.is_dead:
+                rig.first.step = Ranks.step.__get__(rig.first)  # type: ignore[method-assign]
+                stepping.cancel()
+                break
+            await asyncio.sleep(0.01)
+        await asyncio.gather(stepping, return_exceptions=True)
+
+    run(rig, work)
+    assert "`step`" in rig.events[0].why  # type: ignore[attr-defined]
+    assert rig.first.is_dead
 
 
 def batch_of(size_bytes: int) -> TrainBatch:

@@ -20,6 +20,7 @@ from milescli.backends.ray.nodes import (
     living_nodes,
     node_died,
 )
+from milescli.core.concurrency import in_thread
 from milescli.core.errors import FitError, MilesError, WaitTimeout, WorkerDied
 from milescli.core.log_tail import last_log_lines, log_age
 from milescli.plan.types import Plan
@@ -28,6 +29,9 @@ OBJECT_STORE_BYTES = 512 * 1024**2
 """Of a cluster that we start on a CPU: batches are small, and /dev/shm may be too."""
 ACTORS_PER_SLOT = 2
 """A trainer rank and an engine, one of Ray's CPUs each, whatever they use."""
+LOOK_TIMEOUT_S = 3.0
+"""For a process to say that it is there. A busy machine may take longer: one look proves
+nothing."""
 CALLS_AT_ONCE = 8
 """Of one actor: `run` on its work thread, `status` and `peek` beside it."""
 
@@ -55,15 +59,14 @@ class ActorHandle:
         ref = self.actor.start.remote(self.kwargs, str(self.log_path))
         return await _bounded(self, ref, "start", timeout_s)
 
-    async def peek(self, method: str, *, timeout_s: float) -> Any:
-        """Call a quick method beside the one that runs."""
-        return await _bounded(self, self.actor.peek.remote(method), method, timeout_s)
+    async def look(self, method: str | None = None, *, timeout_s: float = LOOK_TIMEOUT_S) -> Any:
+        """At the process: what a quick method says, or (phase, seconds) of what it does; None where
+        it does not speak within the time. Raises WorkerDied where it has ended."""
+        asked = self.actor.peek.remote(method) if method else self.actor.status.remote()
+        is_done = await _is_done(asked, timeout_s)
+        return await _result(self, asked, method or "status") if is_done else None
 
-    async def check(self, *, timeout_s: float) -> None:
-        """Raises WorkerDied where the process has ended."""
-        await _bounded(self, self.actor.status.remote(), "status", timeout_s)
-
-    async def phase(self, *, timeout_s: float = 5.0) -> str:
+    async def phase(self, *, timeout_s: float = LOOK_TIMEOUT_S) -> str:
         """What it does now, for messages; never raises."""
         try:
             name, seconds = await asyncio.wait_for(
@@ -79,15 +82,37 @@ async def _as_future(ref: Any) -> Any:
 
 
 async def _bounded(handle: ActorHandle, ref: Any, method: str, timeout_s: float) -> Any:
+    """What the call returns. Raises as `ActorHandle.run`."""
+    if await _is_done(ref, timeout_s):
+        return await _result(handle, ref, method)
+    raise WaitTimeout(
+        f"waited {timeout_s:.0f} s for {handle.name} to finish `{method}`",
+        why=f"{handle.name} {await handle.phase()}; its log was last written "
+        f"{log_age(handle.log_path)}",
+        fix=f"tail -50 {handle.log_path}",
+    )
+
+
+async def _is_done(ref: Any, timeout_s: float) -> bool:
+    """Whether the call ends within the time, well or not."""
+    waiting = asyncio.ensure_future(_as_future(ref))
+    try:
+        return bool((await asyncio.wait({waiting}, timeout=timeout_s))[0])
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def _result(handle: ActorHandle, ref: Any, method: str) -> Any:
+    """Of a call that has ended."""
     import ray
 
     try:
-        return await asyncio.wait_for(_as_future(ref), timeout_s)
+        return await _as_future(ref)
     except ray.exceptions.RayActorError as error:
         unsure = isinstance(error, ray.exceptions.ActorUnavailableError)
-        if await asyncio.to_thread(
-            find_dead, [handle.node], within_s=DEATH_NOTICE_S if unsure else 0.0
-        ):
+        within_s = DEATH_NOTICE_S if unsure else 0.0
+        if await in_thread(lambda: find_dead([handle.node], within_s=within_s)):
             raise node_died(handle.node, f"{handle.name} was in `{method}` there") from None
         raise WorkerDied(
             f"{handle.name} died during `{method}`",
@@ -99,13 +124,6 @@ async def _bounded(handle: ActorHandle, ref: Any, method: str, timeout_s: float)
         if isinstance(cause, MilesError):
             raise cause from None
         raise
-    except TimeoutError:  # ours: one that was raised there is a RayTaskError
-        raise WaitTimeout(
-            f"waited {timeout_s:.0f} s for {handle.name} to finish `{method}`",
-            why=f"{handle.name} {await handle.phase()}; its log was last written "
-            f"{log_age(handle.log_path)}",
-            fix=f"tail -50 {handle.log_path}",
-        ) from None
 
 
 def _death_cause(error: Exception) -> str:
@@ -314,15 +332,15 @@ class Cluster:
 
     async def check_nodes(self) -> None:
         """Raises WorkerDied where a node of the run is gone."""
-        dead = await asyncio.to_thread(find_dead, self.nodes)
+        dead = await in_thread(lambda: find_dead(self.nodes))
         if dead is not None:
             raise node_died(dead, "whatever of this run was there is gone with it")
 
-    def put(self, value: object) -> Any:
-        """Share a value with many actors, once."""
+    async def put(self, value: object) -> Any:
+        """Share a value with many actors, once. In a thread: where Ray hangs, signals are heard."""
         import ray
 
-        return ray.put(value)
+        return await in_thread(lambda: ray.put(value))
 
     async def kill(self, handles: Sequence[ActorHandle]) -> None:
         """End processes of ours without ceremony. Idempotent."""

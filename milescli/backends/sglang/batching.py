@@ -76,6 +76,10 @@ class RequestBatcher:
             _fail(requests, error)
             call.cancel()
 
+    def num_open(self, url: str) -> int:
+        """Requests that wait for replies of this engine."""
+        return self._engines[url].num_open if url in self._engines else 0
+
     async def ask(
         self, body: dict[str, Any], *, timeout_s: float, conversation: int | None = None
     ) -> dict[str, Any]:

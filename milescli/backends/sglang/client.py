@@ -81,6 +81,21 @@ class SglangFleet:
         """See RolloutEngine."""
         return self.http.engines
 
+    def num_waiting(self, url: str) -> int:
+        """Requests that the engine at this URL has not replied to; where a router picks, those that
+        any has not."""
+        on_router = self.http.router_url is not None
+        return self._in_flight if on_router else self._batcher.num_open(url)
+
+    def silent_s(self, url: str) -> float:
+        """Seconds since the engine at this URL said anything."""
+        return self.http.silent_s(url)
+
+    async def answers(self, url: str) -> bool:
+        """Whether the engine at this URL speaks, to be asked while it has something to do."""
+        asked = [engine for engine in self.http.engines if engine.url == url]
+        return not asked or await self.http.is_alive(asked[0])
+
     async def close(self) -> None:
         """Give the sockets back; the engines live on."""
         for removal in self._removals:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -94,6 +95,13 @@ class EngineHttp:
             )
         return self._session
 
+    def silent_s(self, url: str) -> float:
+        """Seconds since the engine at this URL replied; where a router picks, since it was asked
+        itself. Infinity: never."""
+        names = [engine.name for engine in self.engines if engine.url == url]
+        last = max((self._last_reply_s.get(name, -math.inf) for name in names), default=-math.inf)
+        return time.monotonic() - last
+
     async def close(self) -> None:
         """Give the sockets back."""
         if self._session is not None:
@@ -132,8 +140,8 @@ class EngineHttp:
                     part = json.loads(line[len(_EVENT) :])
                     if error := part.get("error"):
                         raise _refused(call, str(error))
+                    self._last_reply_s[engine.name] = time.monotonic()
                     yield part
-        self._last_reply_s[engine.name] = time.monotonic()
 
     async def order(
         self, engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: float

@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +20,7 @@ from typing import Protocol
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.log_tail import last_log_lines
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
+from milescli.core.stacks import is_stopped_process
 from milescli.core.units import format_duration
 
 POLL_S = 0.1
@@ -59,6 +61,16 @@ class Child(Protocol):
 
     def send_signal(self, number: int) -> None:
         """To the process alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLook:
+    """At a process and at those without which it is none."""
+
+    ended: str | None = None
+    """How one of them ended; None: all run."""
+    stopped: str | None = None
+    """Which of them the system does not let run, and why."""
 
 
 class ManagedProcess:
@@ -104,6 +116,15 @@ class ManagedProcess:
             return None
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return f"its process ended {how}"
+
+    def look(self) -> ProcessLook:
+        """What the system says of it now."""
+        return ProcessLook(ended=self.ended(), stopped=self._stopped())
+
+    def _stopped(self) -> str | None:
+        assert self._process is not None, f"{self.name} was not started"
+        is_stopped = is_stopped_process(self._process.pid)
+        return f"its process {self._process.pid} is stopped (SIGSTOP)" if is_stopped else None
 
     def start(self) -> None:
         """Spawn it, in a session of its own so that a Ctrl-C in the terminal reaches only us.
@@ -152,6 +173,13 @@ class ManagedProcess:
                     ],
                 )
             sleep(POLL_S)
+
+    def speaks(self) -> bool:
+        """Whether it says anything, ready or not; waits 2 s at most."""
+        try:
+            return bool(status(f"{self.url}/health", timeout_s=2))
+        except OSError:
+            return False
 
     def _answers(self) -> bool:
         try:

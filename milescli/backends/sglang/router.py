@@ -36,13 +36,12 @@ class RouterSpec:
 class RouterServer(ManagedProcess):
     """One sglang-router."""
 
-    ready_path = "/readiness"
-    """200 once a worker is registered; its /health answers before."""
-
     def __init__(self, spec: RouterSpec) -> None:
         """Starts nothing. Its workers should be ready before it starts: it is then ready at
         once."""
         self.spec = spec
+        if spec.worker_urls:  # 200 once one is registered; without any, it never is
+            self.ready_path = "/readiness"
         command = [
             sys.executable,
             "-m",

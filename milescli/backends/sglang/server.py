@@ -18,9 +18,15 @@ from milescli.backends.sglang.command import (
     own_environment,
 )
 from milescli.backends.sglang.key import bearer
-from milescli.backends.sglang.process import Child, ManagedProcess, end_group_of_run, status
+from milescli.backends.sglang.process import (
+    Child,
+    ManagedProcess,
+    end_group_of_run,
+    status,
+)
 from milescli.backends.sglang.spec import EngineSpec, check_servable
 from milescli.backends.sglang.warm import NotForked, fork_engine
+from milescli.core.stacks import dump_stacks, is_stopped_process
 
 PART_PREFIX = "sglang::"
 """SGLang calls its schedulers and its detokenizer so."""
@@ -106,6 +112,19 @@ class EngineServer(ManagedProcess):
             return how
         gone = [name for name, part in self._parts.items() if not _lives(part)]
         return f"its process {gone[0]} is gone" if gone else None
+
+    def _stopped(self) -> str | None:
+        for name, part in self._parts.items():
+            if is_stopped_process(part.pid):
+                return f"its process {name} ({part.pid}) is stopped (SIGSTOP)"
+        return super()._stopped()
+
+    def dump_stacks(self) -> str | None:
+        """Write where each of its processes is, beside its log; the path, or None where that
+        cannot be seen."""
+        assert self.pid is not None, f"{self.name} was not started"
+        pids = {self.name: self.pid} | {name: part.pid for name, part in self._parts.items()}
+        return dump_stacks(pids, self.log_path.with_suffix(".stacks.txt"))
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -54,7 +54,7 @@ def with_toys(session):
 def test_calls_return_values_and_write_to_a_log_of_their_own(with_toys) -> None:
     async def use(cluster, toys):
         assert await run_all(toys, "add", 10, timeout_s=20) == [10, 11]
-        assert await run_all(toys, "total", cluster.put([1, 2, 3]), timeout_s=20) == [6, 6]
+        assert await run_all(toys, "total", await cluster.put([1, 2, 3]), timeout_s=20) == [6, 6]
         assert await toys[1].run("environment", "MILES_TEST", timeout_s=20) == "rank 1"
         assert toys[0].log_path.name == "rank-0.log"
         assert "adding" in toys[0].log_path.read_text()

@@ -1,0 +1,90 @@
+"""Whether one engine lives, and speaks: what the system says of its processes, and whether it
+answers while requests wait for it. Asked each second by `healing`, which acts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from milescli.backends.sglang.client import SglangFleet
+from milescli.core.errors import WorkerDied
+from milescli.core.log_tail import last_log_lines
+from milescli.recipe.machine import MachineSettings
+from milescli.runtime.engines import EngineActors
+from milescli.runtime.silence import Silence
+
+ASKED_AFTER_S = 5.0
+"""Without a reply, while requests wait: then it is asked whether it is well. So long it may take to
+say so, too, before it counts as silent."""
+
+
+class EngineWatch:
+    """Of one engine, from its start to its death. Belongs to one event loop."""
+
+    def __init__(
+        self, engine: EngineActors, *, fleet: SglangFleet, settings: MachineSettings
+    ) -> None:
+        """`fleet`: that asks it."""
+        self.engine, self._fleet = engine, fleet
+        self.silence = Silence(worker=engine.name, bound_s=settings.silence_s)
+        self._patience_s = settings.start_timeout_s
+        """Until it has replied once: it may compile what it needs first."""
+        self._waited_since: float | None = None
+        self._has_replied = False
+        self._question: asyncio.Task[bool] | None = None
+        self._asked_at = 0.0
+        self._is_unwell = False
+        """By the last reply to a question, or by none."""
+
+    async def look(self) -> None:
+        """Raises WorkerDied where it has ended."""
+        stopped = await self.engine.look()
+        unheard = self._unheard()
+        self.silence.look(stopped or unheard)
+
+    def close(self) -> None:
+        """Ask nothing more."""
+        if self._question is not None:
+            self._question.cancel()
+
+    def _unheard(self) -> str | None:
+        """That requests wait for it in vain."""
+        url, now = self.engine.url, time.monotonic()
+        waiting = self._fleet.num_waiting(url)
+        if not waiting:
+            self._waited_since, self._is_unwell = None, False
+            return None
+        if self._waited_since is None:
+            self._waited_since = now
+        if self._fleet.silent_s(url) < min(ASKED_AFTER_S, now - self._waited_since):
+            self._has_replied, self._is_unwell = True, False
+            return None
+        self._ask(url, now)
+        if not self._is_unwell:
+            return None
+        if not self._has_replied and now - self._waited_since < self._patience_s:
+            return None
+        return f"it does not answer, and {waiting} requests wait for it"
+
+    def _ask(self, url: str, now: float) -> None:
+        question = self._question
+        if question is None:
+            self._asked_at = now
+            self._question = asyncio.ensure_future(self._fleet.answers(url))
+        elif not question.done():
+            self._is_unwell |= now - self._asked_at > ASKED_AFTER_S
+        else:
+            self._question = None
+            self._is_unwell = bool(question.exception()) or not question.result()
+            self._has_replied |= not self._is_unwell
+
+    async def death(self) -> WorkerDied:
+        """The error of an engine that hangs. Writes down where, first."""
+        spec, silence = self.engine.specs[0], self.silence
+        stacks = await self.engine.dump_stacks()
+        where = "".join(f"\nits stacks: {file}" for file in stacks)
+        return WorkerDied(
+            f"{self.engine.name} has not spoken for {silence.seconds:.0f} s",
+            why=f"{silence.reason}{where}\nlast lines of its log:\n{last_log_lines(spec.log_path)}",
+            fix=[f"less {spec.log_path}", f"--set machine.silence_s={4 * silence.bound_s:.0f}"],
+        )
