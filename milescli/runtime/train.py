@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from milescli.checkpoint.files import free_bytes
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.live import LiveRun
+from milescli.core.driver_pipe import say
 from milescli.core.errors import (
     DISK_FULL,
     MachineError,
@@ -64,6 +65,12 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
     began = time.monotonic()
     run, recipe, bus, record = spec.run, spec.recipe, EventBus(), _Record()
     log_dir = run.new_attempt()
+    say(
+        run=run.path,
+        log_dir=log_dir,
+        max_restarts=recipe.fault.max_restarts,
+        window_s=recipe.fault.window_s,
+    )
     bus.listeners.append(record)
     observe.attach(bus, run, recipe.run)
     with LiveRun(output, name=run.name) as live:
