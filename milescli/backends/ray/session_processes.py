@@ -16,7 +16,7 @@ from milescli.core.driver_pipe import say
 from milescli.core.errors import WorkerDied
 
 LOOK_EVERY_S = 0.1
-END_WITHIN_S = 10.0
+END_WITHIN_S = 5.0
 """For this process to end in order after such a death; then it ends itself by SIGKILL, as calls to
 Ray may wait for a minute or for ever."""
 MEANING = {
