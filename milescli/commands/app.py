@@ -32,6 +32,7 @@ from milescli.commands import (
     recipes,
     resume,
     runs,
+    why,
 )
 from milescli.commands.crash import write_crash_report
 from milescli.commands.options import JsonOption, QuietOption, fill_bare_options
@@ -51,6 +52,7 @@ miles {version}: post-train language models with reinforcement learning
   miles data check train.jsonl        what a run would see of it
   miles launch --recipe quickstart    train
   miles runs                          what was trained
+  miles why RUN                       what ended it
   miles resume RUN --steps 80         go on
   miles eval RUN                      measure
   miles export RUN --to DIR           a Hugging Face folder
@@ -82,7 +84,7 @@ app = typer.Typer(
 )
 for module in (
     *(launch, resume, evaluate, export, convert),
-    *(data, models, recipes, algorithms, environments, env, plugins, runs, doctor, help),
+    *(data, models, recipes, algorithms, environments, env, plugins, runs, why, doctor, help),
 ):
     module.register(app)
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from milescli.autopsy.write import WHAT_IT_TELLS, write_why
 from milescli.checkpoint.run_dir import RunDir, utc_now, verdict_file
 from milescli.cluster.watchdog import KILL_GRACE_S, TERM_GRACE_S
 from milescli.core.driver_pipe import Said
@@ -108,13 +109,14 @@ class Parent:
         run = self._run if self._run is not None and self._run.is_run else None
         go_on = f"miles resume {run.shown}" if run is not None else self.again
         if ended.stopped_by is not None:
-            return ended_now(ended.stopped_by, fix=go_on)
-        error = _cause(ended, run, oom_before=oom_before)
-        step = steps_done(run)
+            error = ended_now(ended.stopped_by, fix=go_on)
+        else:
+            error = _cause(ended, run, oom_before=oom_before)
+            error.fixes.insert(0, go_on if run is None else f"{go_on}   # {_where(run)}")
+            if run is not None:
+                error.fixes.append(f"miles why {run.shown}   # {WHAT_IT_TELLS}")
         if run is not None:
-            go_on += f"   # {_where(run)}"
-        error.fixes.insert(0, go_on)
-        _conclude(said, run, step=step, error=error)
+            _conclude(said, run, error=error)
         return error
 
 
@@ -177,10 +179,11 @@ def _name_of(number: int) -> str:
         return f"signal {number}"
 
 
-def _conclude(said: Said, run: RunDir | None, *, step: int, error: MilesError) -> None:
+def _conclude(said: Said, run: RunDir, *, error: MilesError) -> None:
     """Write down what the driver could not."""
-    if run is None or "log_dir" not in said:
+    if "log_dir" not in said:
         return
+    step = steps_done(run)
     file = verdict_file(Path(said["log_dir"]))
     if file.exists() and '"killed"' not in file.read_text(encoding="utf-8"):
         return
@@ -189,6 +192,7 @@ def _conclude(said: Said, run: RunDir | None, *, step: int, error: MilesError) -
     event = RunEnded(outcome="killed", step=step, seconds=_seconds_since(file.parent), error=cause)
     with run.events_file.open("a", encoding="utf-8") as events:
         events.write(json.dumps({"time": utc_now(), **to_record(event)}) + "\n")
+    write_why(file.parent)
 
 
 def _seconds_since(log_dir: Path) -> float:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from milescli.autopsy.write import WHAT_IT_TELLS, write_why
 from milescli.checkpoint.files import free_bytes
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.live import LiveRun
@@ -86,6 +87,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
                 # what ended the run is said, also where it can no longer be written down
                 with suppress(OSError):
                     _conclude(attempt, time.monotonic() - began, error)
+                    write_why(log_dir)
                 if error is caught:
                     raise
                 raise error from caught
@@ -122,9 +124,11 @@ def explained(error: BaseException, run: RunDir) -> BaseException:
 
 def _offer_resume(error: BaseException, attempt: Attempt) -> None:
     """What was lost with a process is no more than what came after the newest checkpoint."""
-    step = attempt.saver.newest_step
-    if isinstance(error, WorkerDied | WaitTimeout | MachineError) and step is not None:
-        error.fixes.append(f"miles resume {attempt.spec.run.shown}   # goes on from step {step}")
+    step, shown = attempt.saver.newest_step, attempt.spec.run.shown
+    if isinstance(error, WorkerDied | WaitTimeout | MachineError):
+        if step is not None:
+            error.fixes.append(f"miles resume {shown}   # goes on from step {step}")
+        error.fixes.append(f"miles why {shown}   # {WHAT_IT_TELLS}")
 
 
 def _conclude(attempt: Attempt, seconds: float, error: BaseException | None) -> None:

@@ -41,7 +41,7 @@ PROGRAM = textwrap.dedent(
             say(code=0)
             return
         with (path / "events.jsonl").open("a") as events:
-            events.write('{"event": "StepDone", "step": %d}\\n' % number)
+            events.write('{"event": "StepDone", "step": %d, "num_steps": 9}\\n' % number)
         if kind == "killed":
             (log_dir / "verdict.json").write_text('{"outcome": "killed"}')
             os.kill(os.getpid(), signal.SIGKILL)
@@ -129,6 +129,7 @@ def test_a_driver_that_dies_without_a_word_is_named_and_its_verdict_is_written(
     assert verdict["error"]["error"] == what
     last = json.loads((run / "events.jsonl").read_text().splitlines()[-1])
     assert (last["event"], last["outcome"]) == ("RunEnded", "killed")
+    assert what in (run / "logs" / "attempt_1" / "why.txt").read_text()
 
 
 @pytest.mark.parametrize(("kind", "code"), [("died", 1), ("wrong", 3)])

@@ -11,11 +11,15 @@ import subprocess
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from milescli.core.driver_pipe import say
 from milescli.core.errors import WorkerDied
+from milescli.core.log_tail import last_log_lines
 
 LOOK_EVERY_S = 0.1
+NUM_LINES = 4
+"""Of its log, in the error."""
 END_WITHIN_S = 5.0
 """For this process to end in order after such a death; then it ends itself by SIGKILL, as calls to
 Ray may wait for a minute or for ever."""
@@ -33,10 +37,11 @@ class SessionProcesses:
         self._expected, self._over = threading.Event(), threading.Event()
         self._death: WorkerDied | None = None
 
-    def watch(self, processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
-        """From now on. `processes`: children of this process, by Ray's names."""
+    def watch(self, processes: Mapping[str, subprocess.Popen[bytes]], *, log_dir: Path) -> None:
+        """From now on. `processes`: children of this process, by Ray's names; `log_dir`: where they
+        log, which is gone with the session."""
         if processes:
-            arguments = (dict(processes),)
+            arguments = (dict(processes), log_dir)
             threading.Thread(
                 target=self._look, args=arguments, name="ray-session", daemon=True
             ).start()
@@ -56,17 +61,20 @@ class SessionProcesses:
         if self._death is not None:
             raise WorkerDied(self._death.what, why=self._death.why, fix=list(self._death.fixes))
 
-    def _look(self, processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    def _look(self, processes: Mapping[str, subprocess.Popen[bytes]], log_dir: Path) -> None:
         while not self._expected.wait(LOOK_EVERY_S):
             for name, process in processes.items():
                 if (how := _ended(process)) is not None and not self._expected.is_set():
-                    self._died(name, process.pid, how)
+                    self._died(name, f"process {process.pid} ({name}) {how}", log_dir)
                     return
 
-    def _died(self, name: str, pid: int, how: str) -> None:
+    def _died(self, name: str, how: str, log_dir: Path) -> None:
+        logs = [log_dir / f"{name}.err", log_dir / f"{name}.out"]
+        log = next((file for file in logs if file.exists() and file.stat().st_size), logs[-1])
         self._death = WorkerDied(
             f"{MEANING[name]} died",
-            why=f"process {pid} ({name}) {how}; without it Ray ends every process of the run",
+            why=f"{how}; without it Ray ends every process of the run; last lines of its log:\n"
+            f"{last_log_lines(log, NUM_LINES)}",
             fix="sudo dmesg | tail   # did the kernel end it?",
         )
         say(cause=self._death.as_dict())
