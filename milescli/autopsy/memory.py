@@ -22,26 +22,24 @@ class Memory:
 
     curve: list[tuple[str, int]]
     """(time, bytes that all processes hold), evenly chosen, the last one included."""
-    last: dict[str, int]
-    """Process -> bytes it held as it was seen last, the largest first."""
+    peak: dict[str, int]
+    """Process -> bytes it held when all together held most, the largest first."""
     oom_kills: int | None
     """Processes of this control group that the kernel ended for want of memory during the attempt;
     None where the system does not say."""
-    pids: dict[int, str]
-    """Of everyone who was seen."""
 
     def lines(self) -> list[str]:
         """For people."""
         if not self.curve:
             return []
         curve = ", ".join(f"{format_bytes(size)} at {time[11:19]}" for time, size in self.curve)
-        held = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.last.items())
+        held = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.peak.items())
         kills = {None: "the system does not count them", 0: "none"}.get(
             self.oom_kills, f"{self.oom_kills}"
         )
         return [
             f"all processes here: {curve}",
-            f"at the last look: {held}",
+            f"when they held most: {held}",
             f"ended by the kernel for want of memory: {kills}",
         ]
 
@@ -52,23 +50,25 @@ def read_memory(log_dir: Path) -> Memory:
     looks: list[dict[str, Any]] = [record for record in records if record.get("resident_bytes")]
     counts = [record["oom_kills"] for record in records if record.get("oom_kills") is not None]
     chosen = {round(i * (len(looks) - 1) / (NUM_POINTS - 1)) for i in range(NUM_POINTS)}
-    last, names = dict[str, int](), dict[int, str]()
-    for look in looks:
-        names |= {int(pid): name for pid, name in look["names"].items()}
+    peak = dict[str, int]()
     if looks:
-        for pid, size in looks[-1]["resident_bytes"].items():
-            name = names[int(pid)]
-            last[name] = last.get(name, 0) + size
+        most = max(looks, key=_total)
+        for pid, size in most["resident_bytes"].items():
+            name = most["names"][pid]
+            peak[name] = peak.get(name, 0) + size
     return Memory(
         curve=[
-            (_utc(looks[i]["time"]), sum(looks[i]["resident_bytes"].values()))
+            (_utc(looks[i]["time"]), _total(looks[i]))
             for i in sorted(chosen)
             if 0 <= i < len(looks)
         ],
-        last=dict(sorted(last.items(), key=lambda item: -item[1])[:8]),
+        peak=dict(sorted(peak.items(), key=lambda item: -item[1])[:8]),
         oom_kills=counts[-1] - counts[0] if counts else None,
-        pids=names,
     )
+
+
+def _total(look: dict[str, Any]) -> int:
+    return sum(look["resident_bytes"].values())
 
 
 def _utc(seconds: float) -> str:

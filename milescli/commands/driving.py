@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,23 +27,18 @@ SupervisedOption = Annotated[
 ]
 
 
-def drive(
-    work: Callable[[], None], *, output: Output, supervised: bool = False, address: str | None
-) -> None:
-    """Do `work`. `address`: of the Ray cluster, for attempts that follow. Exits with the driver's
-    code; raises MilesError where it died without a word."""
+def drive(work: Callable[[], None], *, output: Output, supervised: bool) -> None:
+    """Do `work`, and with `supervised` go on with its run as often as it may. Exits with the
+    driver's code; raises MilesError where it died without a word."""
     if not command_line.is_program():
         work()
         return
     from milescli.runtime.parent import Parent
 
-    def go_on(path: Path) -> None:
-        go_on_with(path, output=output, address=address)
-
     parent = Parent(
         output=output,
         again=shlex.join(command_line.typed()),
-        resume=go_on if supervised else None,
+        resume=partial(go_on_with, output=output) if supervised else None,
     )
     if code := parent.drive(work):
         raise typer.Exit(code)

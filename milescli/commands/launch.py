@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import typer
 
 from milescli.commands.driving import SupervisedOption, begin, drive
@@ -87,5 +85,4 @@ def launch(
         plan = plan_for(loaded, machine, output=output)
         show_plan(plan, loaded, output=output, with_origins=verbose, price_per_gpu_hour=price)
     else:
-        work = partial(begin, loaded, output=output)
-        drive(work, output=output, supervised=supervised, address=address)
+        drive(lambda: begin(loaded, output=output), output=output, supervised=supervised)

@@ -42,5 +42,4 @@ def resume(
         lambda: go_on_with(folder, output=output, steps=steps, sets=sets, address=address),
         output=output,
         supervised=supervised,
-        address=address,
     )

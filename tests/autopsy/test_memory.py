@@ -25,7 +25,7 @@ def test_the_curve_ends_with_the_last_look_and_kills_are_those_of_the_attempt(
     (tmp_path / "memory.jsonl").write_text(text + "\n")
     memory = read_memory(tmp_path)
     assert [size >> 30 for _, size in memory.curve] == [1, 21, 41, 60, 80, 100]
-    assert memory.last == {"driver": 100 * 2**30, "engine-0-server": 2**21}
+    assert memory.peak == {"driver": 100 * 2**30, "engine-0-server": 2**21}
     assert memory.oom_kills == 1
     assert "100.0 GiB at" in memory.lines()[0]
     assert memory.lines()[-1].endswith("for want of memory: 1")
@@ -33,5 +33,5 @@ def test_the_curve_ends_with_the_last_look_and_kills_are_those_of_the_attempt(
 
 def test_without_a_record_nothing_is_claimed(tmp_path: Path) -> None:
     memory = read_memory(tmp_path)
-    assert (memory.curve, memory.last, memory.oom_kills) == ([], {}, None)
+    assert (memory.curve, memory.peak, memory.oom_kills) == ([], {}, None)
     assert memory.lines() == []

@@ -33,7 +33,7 @@ def test_processes_are_named_by_the_log_that_they_write_and_the_last_look_is_kep
     first, last, end = _records(tmp_path)
     me, rank = str(os.getpid()), str(child.pid)
     assert first["names"] == last["names"] == {me: "driver", rank: "trainer-rank-0"}
-    assert first["resident_bytes"][rank] > 2**20
+    assert first["resident_bytes"][rank] > 0
     assert "resident_bytes" not in end
 
 

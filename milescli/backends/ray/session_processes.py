@@ -69,12 +69,14 @@ class SessionProcesses:
                     return
 
     def _died(self, name: str, how: str, log_dir: Path) -> None:
-        logs = [log_dir / f"{name}.err", log_dir / f"{name}.out"]
-        log = next((file for file in logs if file.exists() and file.stat().st_size), logs[-1])
+        why = f"{how}; without it Ray ends every process of the run"
+        if not how.endswith("SIGKILL"):  # then it had no last words
+            logs = [log_dir / f"{name}.err", log_dir / f"{name}.out"]
+            log = next((file for file in logs if file.exists() and file.stat().st_size), logs[-1])
+            why += f"; last lines of its log:\n{last_log_lines(log, NUM_LINES)}"
         self._death = WorkerDied(
             f"{MEANING[name]} died",
-            why=f"{how}; without it Ray ends every process of the run; last lines of its log:\n"
-            f"{last_log_lines(log, NUM_LINES)}",
+            why=why,
             fix="sudo dmesg | tail   # did the kernel end it?",
         )
         say(cause=self._death.as_dict())

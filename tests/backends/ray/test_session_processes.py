@@ -32,14 +32,14 @@ def test_the_first_that_dies_is_named_with_its_signal_and_its_last_words(tmp_pat
     processes = SessionProcesses()
     processes.watch({"gcs_server": gcs, "raylet": raylet}, log_dir=tmp_path)
     asyncio.run(processes.check())
-    gcs.kill()
+    gcs.send_signal(signal.SIGABRT)
     with pytest.raises(WorkerDied) as died:
         asyncio.run(_until_it_raises(processes))
     processes.close()
     assert "control store (GCS) died" in died.value.what
-    assert f"process {gcs.pid} (gcs_server) was ended by SIGKILL" in died.value.why
+    assert f"process {gcs.pid} (gcs_server) was ended by SIGABRT" in died.value.why
     assert "check failed" in died.value.why and "started" not in died.value.why
-    assert gcs.wait(10) == -signal.SIGKILL, "the zombie was left to whoever waits for it"
+    assert gcs.wait(10) == -signal.SIGABRT, "the zombie was left to whoever waits for it"
     raylet.kill()
     raylet.wait()
 
