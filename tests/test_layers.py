@@ -36,6 +36,7 @@ FLOORS = {
     "backends.transformers": 4,
     "backends.hub": 4,
     "export": 4,
+    "autopsy": 4,
     "agents": 4,
     "conversion": 5,
     "cluster": 5,

@@ -244,6 +244,18 @@ def lock(run: RunDir) -> Iterator[None]:
         yield
 
 
+def is_locked(run: RunDir) -> bool:
+    """Whether a driver works on it now."""
+    try:
+        with open(run.path / ".lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
 def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:
     """A new run directory. Without a name: `<recipe>-<n>` with the first free n. Refuses a
     directory that is in use."""

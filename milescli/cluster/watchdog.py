@@ -16,9 +16,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from milescli.cluster.memory_record import MemoryRecord
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 
 LOOK_EVERY_S = 2.0
@@ -27,6 +29,8 @@ it left behind."""
 TERM_GRACE_S, KILL_GRACE_S = 3.0, 10.0
 """Between TERM and KILL; then until the watchdog gives up on processes that even KILL does not
 end."""
+REPORT_WITHIN_S = 60.0
+"""For the report of `miles why` on a driver that was killed."""
 WATCHED_VARIABLE = "MILES_WATCHED_TOKEN"
 """How the watchdog learns the token: under its own name, the watchdog would end itself."""
 
@@ -69,6 +73,8 @@ def start_watchdog(*, token: str, scratch_dirs: list[Path]) -> Watchdog:
         "milescli.cluster.watchdog",
         "--pipe",
         str(reading),
+        "--driver",
+        str(os.getpid()),
     ]
     for folder in scratch_dirs:
         command += ["--remove", str(folder)]
@@ -133,27 +139,52 @@ def main() -> None:
     """Wait for the pipe to close, then clean up."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--pipe", type=int, required=True)
+    parser.add_argument("--driver", type=int)
     parser.add_argument("--remove", type=Path, action="append", default=[])
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     token, seen, said = os.environ[WATCHED_VARIABLE], set[int](), b""
+    memory = MemoryRecord(driver=options.driver)
     while True:
         if not select.select([options.pipe], [], [], LOOK_EVERY_S)[0]:
-            seen.update(processes_of(token))
+            there = set(processes_of(token))
+            seen.update(there)
+            memory.look(there)
         elif more := os.read(options.pipe, 65536):
             said += more
+            memory.folder = next((v.parent for v in reversed(_verdicts(said))), None)
         else:
             break
     stop_all(token, seen=seen)
+    memory.end()
     for folder in options.remove:
         shutil.rmtree(folder, ignore_errors=True)
-    for verdict in map(Path, map(os.fsdecode, said.split(b"\0")[:-1])):
+    for verdict in _verdicts(said):
         if not verdict.exists() and verdict.parent.is_dir():
             verdict.write_text(
                 '{"outcome": "killed", "why": "the driver process was killed (no chance to '
                 'save)"}\n'
             )
+            _report(verdict.parent)
+
+
+def _verdicts(said: bytes) -> list[Path]:
+    return [Path(os.fsdecode(name)) for name in said.split(b"\0")[:-1]]
+
+
+def _report(log_dir: Path) -> None:
+    """In a process of its own: it imports more than a watchdog may."""
+    command = [sys.executable, "-m", "milescli.autopsy.write", str(log_dir)]
+    with suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=REPORT_WITHIN_S,
+            check=False,
+        )
 
 
 if __name__ == "__main__":

@@ -32,10 +32,12 @@ from milescli.commands import (
     recipes,
     resume,
     runs,
+    why,
 )
 from milescli.commands.crash import write_crash_report
 from milescli.commands.options import JsonOption, QuietOption, fill_bare_options
 from milescli.console.output import Mode, Output
+from milescli.core.driver_pipe import say
 from milescli.core.errors import DISK_FULL, ExitCode, MachineError, MilesError
 
 FIRST_PAGE = """\
@@ -50,6 +52,7 @@ miles {version}: post-train language models with reinforcement learning
   miles data check train.jsonl        what a run would see of it
   miles launch --recipe quickstart    train
   miles runs                          what was trained
+  miles why RUN                       what ended it
   miles resume RUN --steps 80         go on
   miles eval RUN                      measure
   miles export RUN --to DIR           a Hugging Face folder
@@ -81,7 +84,7 @@ app = typer.Typer(
 )
 for module in (
     *(launch, resume, evaluate, export, convert),
-    *(data, models, recipes, algorithms, environments, env, plugins, runs, doctor, help),
+    *(data, models, recipes, algorithms, environments, env, plugins, runs, why, doctor, help),
 ):
     module.register(app)
 
@@ -112,12 +115,23 @@ def _leave_garbage() -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; returns the exit code. The only place that ends the program."""
+    try:
+        code = _run(argv)
+    except SystemExit as ended:
+        say(code=ended.code)
+        raise
+    say(code=int(code))
+    return code
+
+
+def _run(argv: list[str] | None) -> int:
     if argv is None:
         atexit.register(_leave_garbage)
         # else nothing is put in order where no run has begun that would catch it
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
+    is_program = argv is None
     argv = fill_bare_options(sys.argv[1:] if argv is None else argv)
-    command_line.remember(argv)
+    command_line.remember(argv, is_program=is_program)
     output = Output(_mode(argv))
     try:
         result = typer.main.get_command(app).main(
@@ -127,6 +141,7 @@ def main(argv: list[str] | None = None) -> int:
         return result if isinstance(result, int) else ExitCode.DONE
     except MilesError as error:
         output.error(error)
+        say(error=error.as_dict())
         return error.exit_code
     except typer.TyperException as error:
         output.error(_usage_error(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from milescli.commands.driving import SupervisedOption, begin, drive
 from milescli.commands.options import (
     AddressOption,
     DryRunOption,
@@ -27,7 +28,7 @@ from milescli.console.output import Output
 
 EXAMPLES = [
     "miles launch --recipe quickstart",
-    "miles launch --recipe quickstart --steps 80 --set rollout.samples_per_prompt=16",
+    "miles launch --recipe quickstart --supervised --steps 80 --set rollout.samples_per_prompt=16",
     "miles launch --recipe my.yaml --gpus 8 --dry-run -v",
     "miles launch --recipe my.yaml --dry-run --on 16x8xMI355X --price-per-gpu-hour 2.5",
     "miles launch --recipe qwen3.6 --on 4x8xH200 --emit slurm > job.sh",
@@ -55,6 +56,7 @@ def launch(
     emit: EmitOption = None,
     price: PriceOption = None,
     verbose: VerboseOption = False,
+    supervised: SupervisedOption = False,
 ) -> None:
     """Train a model by a recipe."""
     from milescli.recipe.load import load
@@ -83,7 +85,4 @@ def launch(
         plan = plan_for(loaded, machine, output=output)
         show_plan(plan, loaded, output=output, with_origins=verbose, price_per_gpu_hour=price)
     else:
-        from milescli.commands.show_summary import show_run_summary
-        from milescli.runtime.launch import launch as start
-
-        show_run_summary(start(loaded, output=output), output=output)
+        drive(lambda: begin(loaded, output=output), output=output, supervised=supervised)

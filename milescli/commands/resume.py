@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import typer
 
+from milescli.commands.driving import SupervisedOption, drive, go_on_with
 from milescli.commands.find_run import find_run
 from milescli.commands.options import AddressOption, RunArgument, SetOption, StepsOption, verb
 from milescli.console.output import Output
@@ -14,6 +13,7 @@ EXAMPLES = [
     "miles resume quickstart-1",
     "miles resume quickstart-1 --steps 80",
     "miles resume quickstart-1 --set parallel.tp=2",
+    "miles resume quickstart-1 --supervised",
 ]
 
 
@@ -29,6 +29,7 @@ def resume(
     steps: StepsOption = None,
     sets: SetOption = None,
     address: AddressOption = None,
+    supervised: SupervisedOption = False,
 ) -> None:
     """Go on with a run that was stopped, or train it further.
 
@@ -36,11 +37,9 @@ def resume(
     --steps.
     """
     folder = find_run(run)
-    from milescli.commands.show_summary import show_run_summary
-    from milescli.runtime.resume import resume as go_on
-
     output: Output = context.obj
-    done = go_on(
-        folder, steps=steps, sets=sets or [], address=address, environ=os.environ, output=output
+    drive(
+        lambda: go_on_with(folder, output=output, steps=steps, sets=sets, address=address),
+        output=output,
+        supervised=supervised,
     )
-    show_run_summary(done, output=output)

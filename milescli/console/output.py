@@ -160,6 +160,11 @@ class Output:
                 "   or: " if place else "  fix: ", fix, style=theme.LABEL, body=theme.COMMAND
             )
 
+    def give_back_terminal(self) -> None:
+        """The cursor, which a process that died while it drew has hidden."""
+        if self.is_interactive:
+            self.narration.show_cursor(True)
+
     def next_steps(self, commands: Mapping[str, str]) -> None:
         """Commands that can be pasted, each with what it does."""
         if self.mode is not Mode.HUMAN:

@@ -113,6 +113,7 @@ class Attempt:
         plan = self.spec.plan
         detail = f"{plan.trainer.world_size} trainer ranks, {plan.engines.num} engines"
         self.bus.emit(PhaseStarted(phase="start", detail=detail))
+        self.probes.append(self.session.check_ray)
         await self.session.resources.take(timeout_s=self.spec.recipe.machine.start_timeout_s)
         self.probes.append(self.session.cluster.check_nodes)
         engines = asyncio.ensure_future(self._start_engines())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.run_dir import RunDir, create, lock
 from milescli.cluster.nodes import find_nodes
+from milescli.core.driver_pipe import say
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.epochs import refuse_two_lengths, with_steps
 from milescli.recipe.load import LoadedRecipe
@@ -52,6 +53,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
             require_environments(loaded.recipe, inputs, nodes)
             spec = RunSpec(run=run, recipe=loaded.recipe, plan=plan, nodes=nodes, inputs=inputs)
             write_records(spec, loaded)
+            say(run=run.path)
         except BaseException:
             run.discard_if_unused()
             raise

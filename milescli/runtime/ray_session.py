@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from milescli.backends.ray.cluster import Cluster
+from milescli.backends.ray.session_processes import SessionProcesses, of_this_session
 from milescli.cluster.nodes import RunNodes
 from milescli.cluster.watchdog import Watchdog, start_watchdog
+from milescli.core.driver_pipe import say
 from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.plan.types import Plan
 from milescli.platform.environment import trainer_environment
@@ -24,6 +26,8 @@ class RaySession:
 
     cluster: Cluster
     watchdog: Watchdog
+    processes: SessionProcesses
+    """Those of Ray itself."""
     temp_dir: Path
     """Short, ours alone, gone afterwards; TMPDIR lies within."""
 
@@ -32,6 +36,7 @@ class RaySession:
 def open_ray(plan: Plan, nodes: RunNodes, *, token: str) -> Iterator[RaySession]:
     """Ray is up inside; afterwards every process of the run is gone, whatever happened, and so are
     its scratch files. `token`: of the run, by which watchdogs know its processes."""
+    say(token=token)
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
     watchdog = start_watchdog(token=token, scratch_dirs=[temp_dir])
     old_environment, old_temp_dir = dict(os.environ), tempfile.tempdir
@@ -47,14 +52,18 @@ def open_ray(plan: Plan, nodes: RunNodes, *, token: str) -> Iterator[RaySession]
         temp_dir=temp_dir,
         environment=shared | _for_other_computers(nodes, os.environ),
     )
+    processes = SessionProcesses()
     try:
         cluster.start(plan)
-        yield RaySession(cluster=cluster, watchdog=watchdog, temp_dir=temp_dir)
+        processes.watch(of_this_session(), log_dir=temp_dir / "session_latest" / "logs")
+        yield RaySession(cluster=cluster, watchdog=watchdog, processes=processes, temp_dir=temp_dir)
     finally:
+        processes.expect_end()
         try:
             cluster.stop()
         finally:
             watchdog.release()
+            processes.close()
             tempfile.tempdir = old_temp_dir
             os.environ.clear()
             os.environ.update(old_environment)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from milescli.checkpoint.run_dir import lock, open_run
 from milescli.checkpoint.store import CheckpointStore
 from milescli.cluster.nodes import find_nodes
+from milescli.core.driver_pipe import say
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
@@ -61,6 +62,7 @@ def resume(
         flags["machine.address"] = f"--address {address}"
     loaded = override(loaded, sets=sets, flags=flags, only=MAY_CHANGE, environ=environ)
     with lock(run):
+        say(run=run.path)
         checkpoint = CheckpointStore(run.checkpoints).latest()
         if checkpoint is None:
             output.warn(

@@ -16,7 +16,7 @@ from milescli.runtime.build import Builder, check_engines
 from milescli.runtime.prestart import Prestarted
 from milescli.runtime.ray_session import open_ray
 from milescli.runtime.spec import RunSpec
-from milescli.runtime.supervise import CAUSE_GRACE_S
+from milescli.runtime.supervise import CAUSE_GRACE_S, Probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,8 @@ class RunSession:
     cluster: Cluster
     resources: NodeResources
     builder: Builder
+    check_ray: Probe
+    """Raises WorkerDied where a process of Ray's own has ended."""
 
     @property
     def verdict_file(self) -> Path:
@@ -68,4 +70,10 @@ def open_session(spec: RunSpec, *, prestarted: Prestarted, log_dir: Path) -> Ite
             log_dir=log_dir,
             warm=prestarted.warm.listen(ray.temp_dir) if prestarted.warm is not None else None,
         )
-        yield RunSession(log_dir=log_dir, cluster=ray.cluster, resources=resources, builder=builder)
+        yield RunSession(
+            log_dir=log_dir,
+            cluster=ray.cluster,
+            resources=resources,
+            builder=builder,
+            check_ray=ray.processes.check,
+        )

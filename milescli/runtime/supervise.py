@@ -63,16 +63,20 @@ Probe = Callable[[], Awaitable[None]]
 
 async def watch(probes: list[Probe]) -> None:
     """Look at all processes once a second, until one has died: raises its WorkerDied. Never returns
-    otherwise. A look that hangs keeps no other from being taken."""
-    looks = dict[Probe, asyncio.Task[None]]()
+    otherwise. A probe that takes longer holds up no other: Ray answers late where it is broken."""
+    looks: dict[Probe, asyncio.Future[None]] = {}
     try:
         while True:
             for probe in probes:
                 if probe not in looks:
                     looks[probe] = asyncio.ensure_future(probe())
-            await asyncio.sleep(WATCH_EVERY_S)
+            if looks:
+                await asyncio.wait(
+                    looks.values(), timeout=WATCH_EVERY_S, return_when=asyncio.FIRST_EXCEPTION
+                )
             for probe in [probe for probe, look in looks.items() if look.done()]:
                 looks.pop(probe).result()
+            await asyncio.sleep(WATCH_EVERY_S)
     finally:
         for look in looks.values():
             look.cancel()

@@ -10,9 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from milescli.autopsy.write import WHAT_IT_TELLS, write_why
 from milescli.checkpoint.files import free_bytes
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.live import LiveRun
+from milescli.core.driver_pipe import say
 from milescli.core.errors import (
     DISK_FULL,
     MachineError,
@@ -64,6 +66,12 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
     began = time.monotonic()
     run, recipe, bus, record = spec.run, spec.recipe, EventBus(), _Record()
     log_dir = run.new_attempt()
+    say(
+        run=run.path,
+        log_dir=log_dir,
+        max_restarts=recipe.fault.max_restarts,
+        window_s=recipe.fault.window_s,
+    )
     bus.listeners.append(record)
     observe.attach(bus, run, recipe.run)
     with LiveRun(output, name=run.name) as live:
@@ -79,6 +87,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
                 # what ended the run is said, also where it can no longer be written down
                 with suppress(OSError):
                     _conclude(attempt, time.monotonic() - began, error)
+                    write_why(log_dir)
                 if error is caught:
                     raise
                 raise error from caught
@@ -115,9 +124,11 @@ def explained(error: BaseException, run: RunDir) -> BaseException:
 
 def _offer_resume(error: BaseException, attempt: Attempt) -> None:
     """What was lost with a process is no more than what came after the newest checkpoint."""
-    step = attempt.saver.newest_step
-    if isinstance(error, WorkerDied | WaitTimeout | MachineError) and step is not None:
-        error.fixes.append(f"miles resume {attempt.spec.run.shown}   # goes on from step {step}")
+    step, shown = attempt.saver.newest_step, attempt.spec.run.shown
+    if isinstance(error, WorkerDied | WaitTimeout | MachineError):
+        if step is not None:
+            error.fixes.append(f"miles resume {shown}   # goes on from step {step}")
+        error.fixes.append(f"miles why {shown}   # {WHAT_IT_TELLS}")
 
 
 def _conclude(attempt: Attempt, seconds: float, error: BaseException | None) -> None:

@@ -102,7 +102,7 @@ fi
 
 [ ! -f "$run/recipe.yaml" ] || launch=(miles resume "$run")
 echo "Ray runs on ${nodes[*]}: ${launch[*]}"
-"${launch[@]}" --address "$address:$port" {alive}>&- &
+"${launch[@]}" --supervised --address "$address:$port" {alive}>&- &
 driver=$!
 again=no
 trap 'again=yes; kill -TERM "$driver"' USR1

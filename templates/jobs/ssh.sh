@@ -115,7 +115,7 @@ wait_for "$num_hosts"
 
 [ ! -f "$run/recipe.yaml" ] || launch=(miles resume "$run")
 echo "Ray runs on ${hosts[*]}: ${launch[*]}"
-"${launch[@]}" --address "${addresses[0]}:$port" {alive}>&- &
+"${launch[@]}" --supervised --address "${addresses[0]}:$port" {alive}>&- &
 driver=$!
 trap 'kill -TERM "$driver"' TERM INT HUP
 # a signal ends a wait, not the driver

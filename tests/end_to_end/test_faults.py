@@ -161,13 +161,13 @@ RANK = ("trainer-rank-0.log", "ray::")
 """(log, mark of the command line) of whoever is killed."""
 
 
-def test_engines_and_ranks_that_are_killed_are_replaced_and_the_run_is_the_one_that_was_not_hurt(
+def test_what_is_killed_is_replaced_and_the_run_is_the_one_that_was_not_hurt(
     workplace: Workplace, resumed, request: pytest.FixtureRequest
 ) -> None:
-    """One engine of two; both, so that requests wait for new ones; and the trainer, whose steps
-    since the checkpoint are done again."""
+    """One engine of two; both, so that requests wait for new ones; the trainer, whose steps since
+    the checkpoint are done again; and the driver, which is started again."""
     name = request.node.name
-    with resumed() as attempt:
+    with resumed("--supervised") as attempt:
         for victims in (ENGINES[1:], ENGINES, [RANK]):
             attempt.processes = processes_of_run(attempt.driver)
             for log, mark in victims:
@@ -176,9 +176,21 @@ def test_engines_and_ranks_that_are_killed_are_replaced_and_the_run_is_the_one_t
             _wait_until(lambda healed=healed: len(_of(workplace, name, "WorkerReplaced")) >= healed)
             reached = len(_of(workplace, name, "StepDone"))
             _wait_until(lambda n=reached: len(_of(workplace, name, "StepDone")) >= n + 2)
+        num_attempts = len(list(workplace.run(name).glob("logs/attempt_*")))
+        psutil.Process(attempt.driver).children()[0].kill()
+        _wait_until(
+            lambda: len(_of(workplace, name, "StepDone")) >= reached + 4
+            and (workplace.run(name) / "logs" / f"attempt_{num_attempts + 1}").exists()
+        )
         attempt.processes = processes_of_run(attempt.driver)
         os.kill(attempt.driver, signal.SIGTERM)
     assert attempt.finished.code == 75, attempt.finished
+    assert f"the driver of run {name} died" in attempt.finished.err
+    assert f"attempt {num_attempts + 1}, restart 1 of at most 8" in attempt.finished.err
+    report = workplace.run(name) / "logs" / f"attempt_{num_attempts}" / "why.txt"
+    assert "ended by SIGKILL" in report.read_text() and "engine 1 was there" in report.read_text()
+    ended = [event["outcome"] for event in _of(workplace, name, "RunEnded")]
+    assert ended[-2:] == ["killed", "stopped"]
     lost = [event["worker"] for event in _of(workplace, name, "WorkerLost")]
     assert [lost[0], lost[-1], len(lost)] == ["engine 1", "trainer", 4]
     assert "lost      engine 1" in attempt.finished.err

@@ -141,7 +141,8 @@ def test_a_run_that_is_there_already_is_gone_on_with(form: Form, tmp_path: Path)
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     at.start().communicate(timeout=WAIT_S)
-    assert [line.partition(" --address")[0] for line in at.log("miles")] == ["resume runs/mine"]
+    said = [line.partition(" --address")[0] for line in at.log("miles")]
+    assert said == ["resume runs/mine --supervised"]
 
 
 @pytest.mark.parametrize(

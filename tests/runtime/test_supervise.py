@@ -40,6 +40,18 @@ def test_a_dead_process_ends_work_that_would_wait_for_ever() -> None:
         _run(_sleep(), [_dead_engine])
 
 
+def test_a_probe_that_waits_holds_up_no_other() -> None:
+    looks = []
+
+    async def dies_later() -> None:
+        looks.append(1)
+        if len(looks) == 2:
+            await _dead_engine()
+
+    with pytest.raises(WorkerDied, match="engine 0 died"):
+        _run(_sleep(), [_sleep, dies_later])
+
+
 def test_an_error_of_the_users_making_is_told_at_once() -> None:
     async def bad_row() -> None:
         raise DataError("row 3 is broken", why="no JSON", fix="mend it")

@@ -1,0 +1,1 @@
+"""Why a run ended, from the files that it left: see `why`."""

@@ -1,0 +1,123 @@
+"""The two processes of Ray that a session of our own cannot do without: its control store (GCS) and
+its raylet. Their death is known here within a fraction of a second; Ray itself ends this process by
+`_exit`, without a word, at once or after a minute. Started by `runtime.ray_session`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from milescli.core.driver_pipe import say
+from milescli.core.errors import WorkerDied
+from milescli.core.log_tail import last_log_lines
+
+LOOK_EVERY_S = 0.1
+NUM_LINES = 4
+"""Of its log, in the error."""
+END_WITHIN_S = 5.0
+"""For this process to end in order after such a death; then it ends itself by SIGKILL, as calls to
+Ray may wait for a minute or for ever."""
+MEANING = {
+    "gcs_server": "Ray's control store (GCS)",
+    "raylet": "Ray's raylet",
+}
+"""Ray's name of a process -> ours."""
+
+
+class SessionProcesses:
+    """Looks after them until it is closed. One thread."""
+
+    def __init__(self) -> None:
+        self._expected, self._over = threading.Event(), threading.Event()
+        self._death: WorkerDied | None = None
+
+    def watch(self, processes: Mapping[str, subprocess.Popen[bytes]], *, log_dir: Path) -> None:
+        """From now on. `processes`: children of this process, by Ray's names; `log_dir`: where they
+        log, which is gone with the session."""
+        if processes:
+            arguments = (dict(processes), log_dir)
+            threading.Thread(
+                target=self._look, args=arguments, name="ray-session", daemon=True
+            ).start()
+
+    def expect_end(self) -> None:
+        """They may end now."""
+        self._expected.set()
+
+    def close(self) -> None:
+        """They have ended, and Ray was left."""
+        self._expected.set()
+        self._over.set()
+
+    async def check(self) -> None:
+        """A probe: raises WorkerDied where one has died."""
+        await asyncio.sleep(0)
+        if self._death is not None:
+            raise WorkerDied(self._death.what, why=self._death.why, fix=list(self._death.fixes))
+
+    def _look(self, processes: Mapping[str, subprocess.Popen[bytes]], log_dir: Path) -> None:
+        while not self._expected.wait(LOOK_EVERY_S):
+            for name, process in processes.items():
+                if (how := _ended(process)) is not None and not self._expected.is_set():
+                    self._died(name, f"process {process.pid} ({name}) {how}", log_dir)
+                    return
+
+    def _died(self, name: str, how: str, log_dir: Path) -> None:
+        why = f"{how}; without it Ray ends every process of the run"
+        if not how.endswith("SIGKILL"):  # then it had no last words
+            logs = [log_dir / f"{name}.err", log_dir / f"{name}.out"]
+            log = next((file for file in logs if file.exists() and file.stat().st_size), logs[-1])
+            why += f"; last lines of its log:\n{last_log_lines(log, NUM_LINES)}"
+        self._death = WorkerDied(
+            f"{MEANING[name]} died",
+            why=why,
+            fix="sudo dmesg | tail   # did the kernel end it?",
+        )
+        say(cause=self._death.as_dict())
+        if not self._over.wait(END_WITHIN_S):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def of_this_session() -> dict[str, subprocess.Popen[bytes]]:
+    """Ray's processes that this process has started; none where a cluster was joined."""
+    from ray._private import worker
+
+    node = worker._global_node
+    started = getattr(node, "all_processes", {}) if node is not None else {}
+    return {name: started[name][0].process for name in MEANING if started.get(name)}
+
+
+def _ended(process: subprocess.Popen[bytes]) -> str | None:
+    """How it ended, as a verb phrase; None while it lives. Leaves the zombie to whoever reaps."""
+    with suppress(ChildProcessError):  # somebody has reaped it
+        found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if found is None:
+            return None
+        if found.si_code == os.CLD_EXITED:
+            return f"ended by itself with exit code {found.si_status}"
+        return f"was ended by {signal_name(found.si_status)}"
+    return _as_reaped(process.returncode)
+
+
+def _as_reaped(code: int | None) -> str:
+    if code is None:
+        return "ended"
+    return (
+        f"was ended by {signal_name(-code)}"
+        if code < 0
+        else f"ended by itself with exit code {code}"
+    )
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`; a number where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

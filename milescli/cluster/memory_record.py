@@ -1,0 +1,100 @@
+"""memory.jsonl beside the logs of an attempt: what the processes of a run on this computer hold,
+every ten seconds and at the end of the driver, with the kernel's count of processes that it ended
+for want of memory. Written by the watchdog; standard library only. Read by `autopsy`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from milescli.platform.oom import oom_kills
+
+FILE = "memory.jsonl"
+EVERY_S = 10.0
+MAX_LINES = 1000
+"""Then every second line is left out: the older, the coarser."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(slots=True)
+class MemoryRecord:
+    """Of one watchdog."""
+
+    driver: int | None
+    """Process id of whoever the watchdog looks after."""
+    folder: Path | None = None
+    """Log folder of the attempt; None: nothing is written."""
+    _lines: list[str] = field(default_factory=list)
+    _names: dict[int, str] = field(default_factory=dict)
+    _last: str = ""
+    """As of the last look."""
+    _due: float = 0.0
+
+    def look(self, pids: Iterable[int]) -> None:
+        """Note what these processes hold, and the driver; write it when it is due."""
+        if self.folder is None:
+            return
+        everyone = [*pids, *([self.driver] if self.driver is not None else [])]
+        sizes = {str(pid): size for pid in everyone if (size := resident_bytes(pid)) is not None}
+        names = {pid: self._name(int(pid)) for pid in sizes}
+        record = {"time": round(time.time(), 1), "oom_kills": oom_kills(), "resident_bytes": sizes}
+        self._last = json.dumps({**record, "names": names})
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + EVERY_S
+            self._write()
+
+    def end(self) -> None:
+        """The driver has ended: what was seen last is written, and what the kernel counts now."""
+        if self._last:
+            self._write()
+            self._last = json.dumps({"time": round(time.time(), 1), "oom_kills": oom_kills()})
+            self._write()
+
+    def _write(self) -> None:
+        assert self.folder is not None, "nowhere to write to"
+        self._lines.append(self._last)
+        file = self.folder / FILE
+        with suppress(OSError):  # a full disk, or a run that was removed: it is only a record
+            if len(self._lines) > MAX_LINES:
+                self._lines = [self._lines[0], *self._lines[2::2]]
+                file.write_text("\n".join(self._lines) + "\n", encoding="utf-8")
+            else:
+                with file.open("a", encoding="utf-8") as written:
+                    written.write(self._last + "\n")
+
+    def _name(self, pid: int) -> str:
+        """By the log that a process writes; else its command."""
+        if pid == self.driver:
+            return "driver"
+        if pid not in self._names and (log := self._log_of(pid)) is not None:
+            self._names[pid] = log
+        return self._names.get(pid) or _command(pid)
+
+    def _log_of(self, pid: int) -> str | None:
+        assert self.folder is not None, "no log without a folder"
+        with suppress(OSError):
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    target = Path(os.readlink(entry))
+                    if target.suffix == ".log" and target.parent == self.folder:
+                        return target.stem
+        return None
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Of a process; None where it has ended. Pages that it shares count."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _command(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return "?"

@@ -1,0 +1,31 @@
+"""`miles why`: what ended a run, and what to do next."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import typer
+
+from milescli.commands.find_run import find_run
+from milescli.commands.options import RunArgument, verb
+from milescli.console.output import Output
+
+EXAMPLES = ["miles why quickstart-1", "miles why quickstart-1 --json"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    verb(app, "why", examples=EXAMPLES)(why)
+
+
+def why(context: typer.Context, run: RunArgument) -> None:
+    """Say what ended a run: what died first, its log, memory, and what to do next."""
+    folder = find_run(run)
+    from milescli.autopsy.page import page
+    from milescli.autopsy.why import find_why
+    from milescli.checkpoint.run_dir import open_run
+
+    output: Output = context.obj
+    found = find_why(open_run(folder))
+    output.json("why", asdict(found))
+    output.text(page(found))

@@ -1,0 +1,63 @@
+"""What a driver says to the process that started it, line by line through a pipe: which run it
+works on, what it saw die, how it ended. Nobody listens where it has no such parent; see
+`runtime.parent`. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypedDict
+
+
+class Said(TypedDict, total=False):
+    """What a driver has said so far; the last word about each counts."""
+
+    run: str
+    """Its run's directory."""
+    token: str
+    """By which the processes of the run are known."""
+    log_dir: str
+    """Of its attempt."""
+    max_restarts: int
+    """`fault.max_restarts` of the run."""
+    window_s: float
+    """`fault.window_s` of the run."""
+    cause: dict[str, Any]
+    """MilesError.as_dict() of what must end it, said as soon as it was seen."""
+    error: dict[str, Any]
+    """The same of what ended it, which its user was told."""
+    code: int
+    """Exit code of a driver that ended in order."""
+
+
+_LISTENER: list[int] = []
+"""Writing end, in the driver alone."""
+
+
+def speak_into(pipe: int) -> None:
+    """From now on this process is a driver whose parent listens."""
+    _LISTENER[:] = [pipe]
+
+
+def say(**facts: Any) -> None:
+    """Keys as in Said. Never raises and never waits: nobody reads before the end."""
+    text = {key: str(fact) if isinstance(fact, Path) else fact for key, fact in facts.items()}
+    for pipe in _LISTENER:
+        with suppress(OSError):
+            os.write(pipe, json.dumps(text).encode() + b"\n")
+
+
+def heard(pipe: int) -> Said:
+    """All that was said, of a driver that has ended. `pipe`: reading end."""
+    os.set_blocking(pipe, False)
+    text = b""
+    with suppress(BlockingIOError):  # a process that it forked may still hold the other end
+        while more := os.read(pipe, 65536):
+            text += more
+    said = Said()
+    for line in text.splitlines():
+        with suppress(ValueError):  # the last line may be torn
+            said.update(json.loads(line))
+    return said

@@ -1,0 +1,135 @@
+"""Runs the driver of a run as a child of a small process, made by fork before anything heavy is
+imported: that process passes signals on and tells how the child ended. `parent` says what it means.
+
+Where both share the foreground of a terminal, its signals reach both, and only those that somebody
+sends to this process are passed on. Elsewhere the child has a process group of its own, and all
+are. Whoever ends this process by SIGKILL ends the driver, too."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from milescli.core.driver_pipe import Said, heard, speak_into
+
+_SET_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG"""
+_FROM_TERMINAL = 0x80
+"""SI_KERNEL: of a signal that the terminal sent, to all its foreground."""
+_SHARED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+"""Passed on in any case."""
+_OWN_GROUP = (signal.SIGHUP, signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
+"""Passed on to a child with a group of its own."""
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""By which a user ends a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a driver ended."""
+
+    pid: int
+    said: Said
+    """By itself."""
+    code: int
+    """Exit code of the process; -N: ended by signal N."""
+    stopped_by: int | None
+    """The first signal by which the user wanted the end; None: he did not."""
+
+
+def run_in_child(work: Callable[[], None]) -> Ended | None:
+    """Fork; returns how the child ended. In the child: does `work`, raises what that raises, and
+    returns None: it goes the way that a process without a parent would go. Call it on a main thread
+    without others."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    in_foreground = _is_foreground()
+    passed_on = {*_SHARED, *(() if in_foreground else _OWN_GROUP)}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*passed_on, signal.SIGCHLD})
+    reading, writing = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _be_driver(pipe=writing, parent=parent, own_group=not in_foreground, mask=before)
+        work()
+        return None
+    os.close(writing)
+    if not in_foreground:
+        with suppress(OSError):  # it has done so itself, or ended
+            os.setpgid(child, child)
+    try:
+        code, stopped_by = _wait(child, passed_on, in_foreground=in_foreground)
+        return Ended(pid=child, said=heard(reading), code=code, stopped_by=stopped_by)
+    finally:
+        os.close(reading)
+        # what still came for the child is not for this process
+        while signal.sigtimedwait([*passed_on, signal.SIGCHLD], 0) is not None:
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _is_foreground() -> bool:
+    for stream in (0, 1, 2):
+        with suppress(OSError):
+            return os.tcgetpgrp(stream) == os.getpgrp()
+    return False
+
+
+def _be_driver(*, pipe: int, parent: int, own_group: bool, mask: set[signal.Signals]) -> None:
+    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it has just ended, and this process would not be told
+        os._exit(1)
+    if own_group:
+        os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    speak_into(pipe)
+
+
+def _wait(
+    child: int, passed_on: set[signal.Signals], *, in_foreground: bool
+) -> tuple[int, int | None]:
+    """(exit code, first signal that asked for the end)"""
+    stopped_by: int | None = None
+    while True:
+        came = signal.sigwaitinfo({*passed_on, signal.SIGCHLD})
+        number = signal.Signals(came.si_signo)
+        if number == signal.SIGCHLD:
+            if (code := _reaped(child)) is not None:
+                return code, stopped_by
+            continue
+        if number in STOPS and stopped_by is None:
+            stopped_by = number
+        if in_foreground and came.si_code == _FROM_TERMINAL:
+            continue
+        with suppress(ProcessLookupError):
+            if number in (signal.SIGTSTP, signal.SIGCONT):
+                os.killpg(child, number)
+            else:
+                os.kill(child, number)
+        if number == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _reaped(child: int) -> int | None:
+    """Exit code of the child, if it has ended. Orphans are reaped, too: in a container this may be
+    the process that inherits them."""
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == child:
+                return os.waitstatus_to_exitcode(status)
+            if pid == 0:
+                return None
+    return None

@@ -1,0 +1,236 @@
+"""The small process behind `miles launch` and `miles resume`: it starts the driver, speaks where
+that dies without a word, and with `--supervised` starts it again. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milescli.autopsy.write import WHAT_IT_TELLS, write_why
+from milescli.checkpoint.run_dir import RunDir, utc_now, verdict_file
+from milescli.cluster.watchdog import KILL_GRACE_S, TERM_GRACE_S
+from milescli.core.driver_pipe import Said
+from milescli.core.errors import ExitCode, MachineError, MilesError, Stopped, WorkerDied
+from milescli.core.events import RunEnded, to_record
+from milescli.core.run_processes import processes_of
+from milescli.platform.oom import oom_kills
+from milescli.recipe.fault import Fault
+from milescli.runtime.child import Ended, run_in_child
+from milescli.runtime.restarts import Restarts
+from milescli.runtime.supervise import ended_now
+
+if TYPE_CHECKING:
+    from milescli.console.output import Output
+
+CLEAN_UP_S = TERM_GRACE_S + KILL_GRACE_S + 5.0
+"""For the watchdog to end what a dead driver left."""
+MENDABLE = ("WorkerDied", "WaitTimeout", "MachineError")
+"""Kinds of errors that another attempt may not meet: nothing is to be changed by the user."""
+PAUSE_S = 5.0
+"""Before a driver is started again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Parent:
+    """Of the drivers of one run, one after the other."""
+
+    output: Output
+    again: str
+    """The command to begin with, for the error of a driver that died before its run was made."""
+    resume: Callable[[Path], None] | None = None
+    """Goes on with a run; None: a dead driver stays dead."""
+    _run: RunDir | None = None
+    _limits: Fault = field(default_factory=Fault)
+
+    def drive(self, work: Callable[[], None]) -> int:
+        """Start `work` in a driver; returns the exit code of the last one, whose user was told
+        everything. Raises WorkerDied where it died without a word."""
+        restarts: Restarts | None = None
+        while True:
+            oom_before = oom_kills()
+            ended = run_in_child(work)
+            if ended is None:  # this is the driver, at its end
+                return ExitCode.DONE
+            error = self._error_of(ended, oom_before=oom_before)
+            was_told = error is None or "code" in ended.said
+            if restarts is None:
+                restarts = Restarts(limits=self._limits)
+            if error is None or not self._may_mend(ended, error):
+                if not was_told and error is not None:
+                    raise error
+                return _code_of(ended)
+            step = steps_done(self._run)
+            if refusal := restarts.refusal(f"{type(error).__name__}: {error.what}", step):
+                error = type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
+                raise error
+            self._say(error, was_told=was_told, restarts=restarts)
+            run, resume = self._run, self.resume
+            assert run is not None and resume is not None, "nothing to go on with"
+            _pause(PAUSE_S, run)
+            work = partial(resume, run.path)
+
+    def _say(self, error: MilesError, *, was_told: bool, restarts: Restarts) -> None:
+        if not was_told:
+            self.output.error(error)
+        assert self._run is not None, "nothing to go on with"
+        self.output.warn(
+            f"{self._run.name} is started again from its newest checkpoint: attempt "
+            f"{len(self._run.attempts()) + 1}, restart {restarts.total} of at most "
+            f"{self._limits.max_restarts} within {self._limits.window_s:g} s"
+        )
+
+    def _may_mend(self, ended: Ended, error: MilesError) -> bool:
+        return (
+            self.resume is not None
+            and self._run is not None
+            and self._run.is_run
+            and ended.stopped_by is None
+            and type(error).__name__ in MENDABLE
+        )
+
+    def _error_of(self, ended: Ended, *, oom_before: int | None) -> MilesError | None:
+        """What ended it, told to the user or not yet; None where it did what it should, or the user
+        ended it."""
+        said = ended.said
+        if "max_restarts" in said:
+            self._limits = Fault(max_restarts=said["max_restarts"], window_s=said["window_s"])
+        if "run" in said:
+            self._run = RunDir(Path(said["run"]))
+        if "code" in said:
+            return _as_error(said["error"]) if said["code"] and "error" in said else None
+        self.output.give_back_terminal()
+        _wait_for_clean_up(said)
+        run = self._run if self._run is not None and self._run.is_run else None
+        go_on = f"miles resume {run.shown}" if run is not None else self.again
+        if ended.stopped_by is not None:
+            error = ended_now(ended.stopped_by, fix=go_on)
+        else:
+            error = _cause(ended, run, oom_before=oom_before)
+            error.fixes.insert(0, go_on if run is None else f"{go_on}   # {_where(run)}")
+            if run is not None:
+                error.fixes.append(f"miles why {run.shown}   # {WHAT_IT_TELLS}")
+        if run is not None:
+            _conclude(said, run, error=error)
+        return error
+
+
+def steps_done(run: RunDir | None) -> int:
+    """RL steps, or steps over rows, that the run's events tell of."""
+    if run is None:
+        return 0
+    done = (record for record in run.events() if record.get("event") in ("StepDone", "RowStepDone"))
+    return max((int(str(record["step"])) for record in done), default=0)
+
+
+def _where(run: RunDir) -> str:
+    saved = [int(str(r["step"])) for r in run.events() if r.get("event") == "CheckpointSaved"]
+    return f"goes on from step {max(saved)}" if saved else "begins again: it had saved nothing"
+
+
+def _code_of(ended: Ended) -> int:
+    return ended.said.get("code", ExitCode.FAILED)
+
+
+def _as_error(fields: dict[str, Any]) -> MilesError:
+    """Of the same kind, if another attempt may mend it."""
+    kinds = {kind.__name__: kind for kind in (WorkerDied, MachineError)}
+    kind = kinds.get(fields["kind"], _other(fields["kind"]))
+    return kind(fields["error"], why=fields["why"], fix=fields["fix"])
+
+
+def _other(name: str) -> type[MilesError]:
+    return type(name, (MilesError,), {})
+
+
+def _cause(ended: Ended, run: RunDir | None, *, oom_before: int | None) -> MilesError:
+    """Of a death without a word."""
+    if "cause" in ended.said:
+        return _as_error(ended.said["cause"])
+    of_run = f" of run {run.name}" if run is not None else ""
+    if ended.code < 0:
+        how = f"process {ended.pid} was ended by {_name_of(-ended.code)}"
+    else:
+        how = (
+            f"process {ended.pid} ended by itself with exit code {ended.code}, without a word: "
+            "code of yours or of a library called `os._exit`, or Ray did, which ends whoever has "
+            "lost its raylet or its control store"
+        )
+    killed = None if oom_before is None else (oom_kills() or 0) - oom_before
+    if killed:
+        how += (
+            f"; the kernel has ended {killed} process{'es'[: 2 * (killed > 1)]} of this control "
+            "group meanwhile, as there was no memory left"
+        )
+    elif ended.code == -signal.SIGKILL and killed == 0:
+        how += "; the kernel ended nothing of this control group for want of memory"
+    return WorkerDied(f"the driver{of_run} died", why=how, fix=[])
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _conclude(said: Said, run: RunDir, *, error: MilesError) -> None:
+    """Write down what the driver could not."""
+    if "log_dir" not in said:
+        return
+    step = steps_done(run)
+    file = verdict_file(Path(said["log_dir"]))
+    if file.exists() and '"killed"' not in file.read_text(encoding="utf-8"):
+        return
+    cause = error.as_dict()
+    file.write_text(json.dumps({"outcome": "killed", "step": step, "error": cause}) + "\n")
+    event = RunEnded(outcome="killed", step=step, seconds=_seconds_since(file.parent), error=cause)
+    with run.events_file.open("a", encoding="utf-8") as events:
+        events.write(json.dumps({"time": utc_now(), **to_record(event)}) + "\n")
+    write_why(file.parent)
+
+
+def _seconds_since(log_dir: Path) -> float:
+    """Since the attempt began."""
+    times = [entry.stat().st_mtime for entry in log_dir.iterdir()]
+    return max(time.time() - min(times), 0.0) if times else 0.0
+
+
+def _wait_for_clean_up(said: Said) -> None:
+    """Until the watchdog has ended what the driver left. Raises MachineError where it has not."""
+    token = said.get("token")
+    if token is None:
+        return
+    deadline = time.monotonic() + CLEAN_UP_S
+    while left := list(processes_of(token)):
+        if time.monotonic() >= deadline:
+            raise MachineError(
+                "the driver died, and processes of its run are still there",
+                why=f"its watchdog was to end them within {CLEAN_UP_S:.0f} s; left are "
+                f"{', '.join(map(str, left))}",
+                fix=f"kill -9 {' '.join(map(str, left))}",
+            )
+        time.sleep(0.1)
+    verdict = verdict_file(Path(said["log_dir"])) if "log_dir" in said else None
+    while verdict is not None and not verdict.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _pause(seconds: float, run: RunDir) -> None:
+    """Raises Stopped where the user ends it meanwhile."""
+    wanted = (signal.SIGINT, signal.SIGTERM)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    try:
+        if signal.sigtimedwait(wanted, seconds) is not None:
+            raise Stopped(
+                "stopped between two attempts",
+                why="Ctrl-C or SIGTERM while the driver was to be started again",
+                fix=f"miles resume {run.shown}",
+            )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,114 @@
+"""Why a run ended: of the files that it left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from milescli.autopsy.page import page
+from milescli.autopsy.why import find_why
+from milescli.autopsy.write import write_why
+from milescli.checkpoint.run_dir import RunDir, lock
+from milescli.core.errors import Interrupted, WorkerDied
+from milescli.core.events import (
+    CheckpointSaved,
+    PhaseStarted,
+    RunEnded,
+    WorkerLost,
+    WorkerReplaced,
+    to_record,
+)
+from tests.console.fake_run import step_done
+
+LOST = "engine {} died: its scheduler"
+
+
+def _lost(number: int) -> WorkerLost:
+    what = LOST.format(number)
+    return WorkerLost(worker=f"engine {number}", what=what, why="SIGKILL", step=1, restart=1)
+
+
+def _run(tmp_path: Path, *events: object, verdict: dict | None = None, attempts: int = 1) -> RunDir:
+    run = RunDir(tmp_path / "one")
+    for _ in range(attempts):
+        run.new_attempt()
+    run.recipe_file.write_text("")
+    started = [PhaseStarted(phase="start", detail="2 engines"), *events]
+    records = [
+        {"time": f"2026-11-25T10:00:{second:02}Z", **to_record(event)}
+        for second, event in enumerate(started)
+    ]
+    before = {"time": "2026-11-24T10:00:00Z", **to_record(_lost(7))}
+    lines = [json.dumps(record) for record in [before, *records]]
+    run.events_file.write_text("\n".join(lines) + "\n" + '{"event": "Step')
+    if verdict is not None:
+        (run.attempts()[-1] / "verdict.json").write_text(json.dumps(verdict))
+    return run
+
+
+def test_the_first_that_was_not_replaced_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
+    error = WorkerDied("engine 0 died during `generate`", why="no answer", fix="less log")
+    run = _run(
+        tmp_path,
+        _lost(0),
+        WorkerReplaced(worker="engine 0", step=1, seconds=5.0),
+        step_done(1, 40, reward=0.5),
+        step_done(2, 40, reward=0.5),
+        CheckpointSaved(step=2, path="checkpoints/step_2", size_bytes=1, seconds=1.0),
+        _lost(1),
+        RunEnded(outcome="failed", step=2, seconds=9.0, error=error.as_dict()),
+        verdict={"outcome": "failed", "step": 2, "error": error.as_dict()},
+        attempts=2,
+    )
+    (run.attempts()[-1] / "engine-1-server.log").write_text("fine\nCUDA error: last words\n")
+    why = find_why(run)
+    assert (why.attempt, why.outcome, why.step, why.first) == (2, "failed", 2, "engine 1")
+    assert why.first_log == str(run.attempts()[-1] / "engine-1-server.log")
+    assert "last words" in why.last_lines
+    told = [text for _, text in why.timeline]
+    assert "engine 0 was there again, after 5.0 s" in told
+    assert not any("engine 7" in text for text in told), "of another attempt"
+    assert not any("step 1 of 40" in text for text in told) and "step 2 of 40 was done" in told
+    assert why.next == ["less log", f"miles resume {run.shown}   # goes on from step 2"]
+    text = page(why)
+    assert text.index("cause") < text.index("engine 1, ") < text.index("next")
+    assert max(len(line) for line in text.splitlines()) < 200
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        ({"outcome": "done", "step": 40}, "one ended well, at step 40"),
+        ({"outcome": "stopped", "step": 3}, "one was stopped by its user after step 3, and saved"),
+        (
+            {"outcome": "failed", "step": 0, "error": Interrupted("x", why="y", fix="z").as_dict()},
+            "one was stopped by its user after step 0",
+        ),
+    ],
+)
+def test_where_nothing_went_wrong_it_is_one_line(tmp_path: Path, verdict: dict, said: str) -> None:
+    run = _run(tmp_path, verdict=verdict)
+    assert page(find_why(run)) == said
+    assert write_why(run.attempts()[-1]) is None
+
+
+def test_a_run_at_work_is_running_and_one_without_a_verdict_was_killed(tmp_path: Path) -> None:
+    run = _run(tmp_path, step_done(1, 40, reward=0.5))
+    with lock(run):
+        assert page(find_why(run)) == "one is running"
+        assert find_why(run, is_over=True).outcome == "killed"
+    why = find_why(run)
+    assert (why.outcome, why.step) == ("killed", 1)
+    assert "the driver was killed" in page(why)
+
+
+def test_a_damaged_record_hides_no_error(tmp_path: Path) -> None:
+    run = _run(tmp_path, verdict={"outcome": "failed"})
+    with run.events_file.open("a") as events:
+        events.write('\n{"event": "StepDone"}\n')
+    assert write_why(run.attempts()[-1]) is None
+    run.events_file.unlink()
+    file = write_why(run.attempts()[-1])
+    assert file is not None and "failed at step 0" in file.read_text()

@@ -1,0 +1,58 @@
+"""What the watchdog keeps of the memory of a run's processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from milescli.cluster import memory_record
+from milescli.cluster.memory_record import MemoryRecord
+
+
+def _records(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / memory_record.FILE).read_text().splitlines()]
+
+
+def test_processes_are_named_by_the_log_that_they_write_and_the_last_look_is_kept(
+    tmp_path: Path,
+) -> None:
+    with (tmp_path / "trainer-rank-0.log").open("w") as log:
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, stdout=log)
+    memory = MemoryRecord(driver=os.getpid(), folder=tmp_path)
+    memory.look([child.pid])
+    memory.look([child.pid])  # not yet due
+    assert len(_records(tmp_path)) == 1
+    child.kill()
+    child.communicate()
+    memory.end()
+    first, last, end = _records(tmp_path)
+    me, rank = str(os.getpid()), str(child.pid)
+    assert first["names"] == last["names"] == {me: "driver", rank: "trainer-rank-0"}
+    assert first["resident_bytes"][rank] > 0
+    assert "resident_bytes" not in end
+
+
+def test_the_file_is_bounded_and_keeps_its_first_and_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_record, "EVERY_S", 0.0)
+    monkeypatch.setattr(memory_record, "MAX_LINES", 10)
+    memory = MemoryRecord(driver=os.getpid(), folder=tmp_path)
+    for _ in range(95):
+        memory.look([])
+    first = _records(tmp_path)[0]
+    memory.look([])
+    kept = _records(tmp_path)
+    assert len(kept) <= 10 and kept[0] == first
+    assert kept[-1]["time"] >= kept[-2]["time"] >= first["time"]
+
+
+def test_nothing_is_kept_before_there_is_a_folder() -> None:
+    memory = MemoryRecord(driver=None)
+    memory.look([os.getpid()])
+    memory.end()
