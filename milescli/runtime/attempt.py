@@ -14,6 +14,7 @@ from milescli.core.concurrency import in_thread
 from milescli.core.errors import Stopped
 from milescli.core.events import EventBus, PhaseStarted
 from milescli.core.isolated import close_lanes
+from milescli.core.silence import Silence
 from milescli.runtime.devices import Devices
 from milescli.runtime.engines import Engines, rank_probe
 from milescli.runtime.healing import EngineKeeper, RouterKeeper
@@ -21,7 +22,6 @@ from milescli.runtime.healing_trainer import HealingTrainer
 from milescli.runtime.restarts import Restarts
 from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.session import RunSession
-from milescli.runtime.silence import Silence
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.stop_flag import StopFlag
 from milescli.runtime.supervise import Probe, StopSignals, run_watched
@@ -113,7 +113,7 @@ class Attempt:
         plan = self.spec.plan
         detail = f"{plan.trainer.world_size} trainer ranks, {plan.engines.num} engines"
         self.bus.emit(PhaseStarted(phase="start", detail=detail))
-        self.probes.append(self.session.check_ray)
+        self.probes.append(self._check_ray)
         await self.session.resources.take(timeout_s=self.spec.recipe.machine.start_timeout_s)
         self.probes.append(self.session.cluster.check_nodes)
         engines = asyncio.ensure_future(self._start_engines())
@@ -135,6 +135,11 @@ class Attempt:
             await self.engines.leave()
             await self.settle()
         await self.saver.settle()
+
+    async def _check_ray(self) -> None:
+        for news in self.session.ray.news(self.step):
+            self.bus.emit(news)
+        await self.session.ray.check()
 
     async def work(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
         """Learn to the last step. `fleet`: None where the plan has no engines."""

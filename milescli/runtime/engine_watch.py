@@ -9,9 +9,9 @@ import time
 from milescli.backends.sglang.client import SglangFleet
 from milescli.core.errors import WorkerDied
 from milescli.core.log_tail import last_log_lines
+from milescli.core.silence import Silence
 from milescli.recipe.machine import MachineSettings
 from milescli.runtime.engines import EngineActors
-from milescli.runtime.silence import Silence
 
 ASKED_AFTER_S = 5.0
 """Without a reply, while requests wait: then it is asked whether it is well. So long it may take to

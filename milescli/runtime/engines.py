@@ -16,8 +16,8 @@ from milescli.backends.sglang.router import RouterServer
 from milescli.backends.sglang.spec import EngineSpec
 from milescli.core.errors import WorkerDied
 from milescli.core.log_tail import last_log_lines
+from milescli.core.silence import Silence
 from milescli.runtime.score_client import ScoreClient
-from milescli.runtime.silence import Silence
 from milescli.runtime.supervise import Probe
 
 STOP_TIMEOUT_S = 20.0

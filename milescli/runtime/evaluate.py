@@ -208,7 +208,7 @@ def serve_and_evaluate(
     results = list[SetResult]()
     output.note("starting engines")
     with open_session(spec, prestarted=prestarted, log_dir=spec.run.eval_log_dir()) as session:
-        engines, probes = Engines(), [session.check_ray]
+        engines, probes = Engines(), [session.ray.check]
 
         async def work() -> None:
             await session.resources.take(timeout_s=spec.recipe.machine.start_timeout_s)

@@ -15,12 +15,12 @@ from milescli.backends.sglang.router import RouterServer
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
 from milescli.core.events import Event, EventBus, WorkerLost, WorkerReplaced
+from milescli.core.silence import Silence
 from milescli.core.types import EngineAddress
 from milescli.runtime.build import Builder
 from milescli.runtime.engine_watch import EngineWatch
 from milescli.runtime.engines import EngineActors, Engines
 from milescli.runtime.restarts import Restarts, lost
-from milescli.runtime.silence import Silence
 
 ROUTER_START_TIMEOUT_S = 60.0
 """For a router to answer; it takes a second."""

@@ -11,8 +11,8 @@ from milescli.core.concurrency import in_thread
 from milescli.core.errors import WorkerDied
 from milescli.core.events import EventBus
 from milescli.core.log_tail import last_log_lines
+from milescli.core.silence import Silence
 from milescli.core.units import format_duration
-from milescli.runtime.silence import Silence
 from milescli.runtime.trainer import RankGroup
 
 WATCHED = ("step", "score", "measure", "ask_teachers", "publish", "verify")

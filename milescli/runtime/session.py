@@ -10,13 +10,14 @@ from pathlib import Path
 
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.nodes import DEATH_NOTICE_S
+from milescli.backends.ray.session_processes import SessionProcesses
 from milescli.checkpoint.run_dir import verdict_file
 from milescli.cluster.resources import NodeResources
 from milescli.runtime.build import Builder, check_engines
 from milescli.runtime.prestart import Prestarted
 from milescli.runtime.ray_session import open_ray
 from milescli.runtime.spec import RunSpec
-from milescli.runtime.supervise import CAUSE_GRACE_S, Probe
+from milescli.runtime.supervise import CAUSE_GRACE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +28,8 @@ class RunSession:
     cluster: Cluster
     resources: NodeResources
     builder: Builder
-    check_ray: Probe
-    """Raises WorkerDied where a process of Ray's own has ended."""
+    ray: SessionProcesses
+    """Ray's own processes."""
 
     @property
     def verdict_file(self) -> Path:
@@ -70,10 +71,11 @@ def open_session(spec: RunSpec, *, prestarted: Prestarted, log_dir: Path) -> Ite
             log_dir=log_dir,
             warm=prestarted.warm.listen(ray.temp_dir) if prestarted.warm is not None else None,
         )
+        ray.processes.silence_s = spec.recipe.machine.silence_s
         yield RunSession(
             log_dir=log_dir,
             cluster=ray.cluster,
             resources=resources,
             builder=builder,
-            check_ray=ray.processes.check,
+            ray=ray.processes,
         )

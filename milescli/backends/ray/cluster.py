@@ -4,8 +4,10 @@ bounded named waits, and a clean end."""
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import secrets
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,6 +34,8 @@ ACTORS_PER_SLOT = 2
 LOOK_TIMEOUT_S = 3.0
 """For a process to say that it is there. A busy machine may take longer: one look proves
 nothing."""
+LEAVE_TIMEOUT_S = 15.0
+"""For Ray to let this process go; it waits for its own processes."""
 CALLS_AT_ONCE = 8
 """Of one actor: `run` on its work thread, `status` and `peek` beside it."""
 
@@ -356,13 +360,17 @@ class Cluster:
         await self.kill([handle for handle in self._spawned if handle not in but])
 
     def stop(self) -> None:
-        """Leave or end the Ray session. Idempotent."""
+        """Leave or end the Ray session. Idempotent. Where Ray hangs, it is left to its watchdog."""
         if self._started:
             import ray
 
             # ends our job, and with it its placement group: to ask for that by name would wait for
             # a Ray that was ended together with us, until that ends this process
-            ray.shutdown()
+            leaving = threading.Thread(target=ray.shutdown, name="leave-ray", daemon=True)
+            leaving.start()
+            leaving.join(LEAVE_TIMEOUT_S)
+            if leaving.is_alive():
+                atexit.unregister(ray.shutdown)
             self._group = None
             self._started = False
 

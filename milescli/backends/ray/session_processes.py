@@ -5,6 +5,7 @@ its raylet. Their death is known here within a fraction of a second; Ray itself 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -15,7 +16,10 @@ from pathlib import Path
 
 from milescli.core.driver_pipe import say
 from milescli.core.errors import WorkerDied
+from milescli.core.events import WorkerSilent
 from milescli.core.log_tail import last_log_lines
+from milescli.core.silence import Silence
+from milescli.core.stacks import is_stopped_process
 
 LOOK_EVERY_S = 0.1
 NUM_LINES = 4
@@ -23,6 +27,7 @@ NUM_LINES = 4
 END_WITHIN_S = 5.0
 """For this process to end in order after such a death; then it ends itself by SIGKILL, as calls to
 Ray may wait for a minute or for ever."""
+WHO_ENDED_IT = "sudo dmesg | tail   # did the kernel end it?"
 MEANING = {
     "gcs_server": "Ray's control store (GCS)",
     "raylet": "Ray's raylet",
@@ -36,10 +41,16 @@ class SessionProcesses:
     def __init__(self) -> None:
         self._expected, self._over = threading.Event(), threading.Event()
         self._death: WorkerDied | None = None
+        self._silences = dict[str, Silence]()
+        """By Ray's names."""
+        self._processes: Mapping[str, subprocess.Popen[bytes]] = {}
+        self.silence_s = math.inf
+        """One that is stopped for so long is ended."""
 
     def watch(self, processes: Mapping[str, subprocess.Popen[bytes]], *, log_dir: Path) -> None:
         """From now on. `processes`: children of this process, by Ray's names; `log_dir`: where they
         log, which is gone with the session."""
+        self._processes = dict(processes)
         if processes:
             arguments = (dict(processes), log_dir)
             threading.Thread(
@@ -47,8 +58,15 @@ class SessionProcesses:
             ).start()
 
     def expect_end(self) -> None:
-        """They may end now."""
+        """They may end now. One that is stopped would never, and Ray would wait for it."""
         self._expected.set()
+        for process in self._processes.values():
+            if process.returncode is None and is_stopped_process(process.pid):
+                os.kill(process.pid, signal.SIGKILL)
+
+    def news(self, step: int) -> list[WorkerSilent]:
+        """Of those that do not speak; each once. `step`: steps done."""
+        return [news for silence in self._silences.values() if (news := silence.news(step))]
 
     def close(self) -> None:
         """They have ended, and Ray was left."""
@@ -64,24 +82,47 @@ class SessionProcesses:
     def _look(self, processes: Mapping[str, subprocess.Popen[bytes]], log_dir: Path) -> None:
         while not self._expected.wait(LOOK_EVERY_S):
             for name, process in processes.items():
+                told = f"process {process.pid} ({name})"
                 if (how := _ended(process)) is not None and not self._expected.is_set():
-                    self._died(name, f"process {process.pid} ({name}) {how}", log_dir)
+                    words = "" if how.endswith("SIGKILL") else _last_words(name, log_dir)
+                    self._lost(f"{MEANING[name]} died", f"{told} {how}", words, fix=WHO_ENDED_IT)
+                    return
+                silence = self._silence_of(name, process)
+                if silence.is_too_long:
+                    # ended by `expect_end`: Ray ends this process as soon as its raylet is gone
+                    what = f"{MEANING[name]} has not spoken for {silence.seconds:.0f} s"
+                    self._lost(
+                        what,
+                        f"{told} is stopped (SIGSTOP)",
+                        "",
+                        fix="ps -eo pid,stat,cmd | grep ray   # T: stopped, by whom?",
+                    )
                     return
 
-    def _died(self, name: str, how: str, log_dir: Path) -> None:
-        why = f"{how}; without it Ray ends every process of the run"
-        if not how.endswith("SIGKILL"):  # then it had no last words
-            logs = [log_dir / f"{name}.err", log_dir / f"{name}.out"]
-            log = next((file for file in logs if file.exists() and file.stat().st_size), logs[-1])
-            why += f"; last lines of its log:\n{last_log_lines(log, NUM_LINES)}"
+    def _silence_of(self, name: str, process: subprocess.Popen[bytes]) -> Silence:
+        silence = self._silences.setdefault(
+            name, Silence(worker=MEANING[name], bound_s=self.silence_s)
+        )
+        silence.bound_s = self.silence_s
+        is_stopped = is_stopped_process(process.pid)
+        silence.look(f"its process {process.pid} is stopped (SIGSTOP)" if is_stopped else None)
+        return silence
+
+    def _lost(self, what: str, how: str, last_words: str, *, fix: str) -> None:
         self._death = WorkerDied(
-            f"{MEANING[name]} died",
-            why=why,
-            fix="sudo dmesg | tail   # did the kernel end it?",
+            what,
+            why=f"{how}; without it Ray ends every process of the run{last_words}",
+            fix=fix,
         )
         say(cause=self._death.as_dict())
         if not self._over.wait(END_WITHIN_S):
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _last_words(name: str, log_dir: Path) -> str:
+    logs = [log_dir / f"{name}.err", log_dir / f"{name}.out"]
+    log = next((file for file in logs if file.exists() and file.stat().st_size), logs[-1])
+    return f"; last lines of its log:\n{last_log_lines(log, NUM_LINES)}"
 
 
 def of_this_session() -> dict[str, subprocess.Popen[bytes]]:

@@ -44,6 +44,26 @@ def test_the_first_that_dies_is_named_with_its_signal_and_its_last_words(tmp_pat
     raylet.wait()
 
 
+def test_one_that_is_stopped_is_shown_then_named_and_ended_when_ray_is_left(
+    tmp_path: Path,
+) -> None:
+    raylet = _sleeper()
+    processes = SessionProcesses()
+    processes.silence_s = 0.3
+    processes.watch({"raylet": raylet}, log_dir=tmp_path)
+    asyncio.run(processes.check())
+    assert processes.news(0) == []
+    raylet.send_signal(signal.SIGSTOP)
+    with pytest.raises(WorkerDied, match="raylet has not spoken") as died:
+        asyncio.run(_until_it_raises(processes))
+    assert f"process {raylet.pid} (raylet) is stopped" in died.value.why
+    assert [news.worker for news in processes.news(0)] == ["Ray's raylet"]
+    assert raylet.poll() is None, "Ray would end this process at once"
+    processes.expect_end()
+    assert raylet.wait(10) == -signal.SIGKILL
+    processes.close()
+
+
 def test_an_end_that_is_expected_is_none(tmp_path: Path) -> None:
     raylet = _sleeper()
     processes = SessionProcesses()

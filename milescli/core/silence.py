@@ -1,5 +1,5 @@
-"""For how long a worker has not spoken, and when that is too long. A clock, no more: `healing` and
-`healing_trainer` set it at each look at the worker, and act."""
+"""For how long a worker has not spoken, and when that is too long. A clock, no more: whoever
+watches the worker sets it at each look, and acts."""
 
 from __future__ import annotations
 
