@@ -10,7 +10,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from milescli.backends.ray.cluster import ActorHandle, Cluster
+from milescli.backends.ray.actor import ActorHandle
+from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.group import run_all, start_all
 from milescli.backends.sglang.ports import free_ports
 from milescli.cluster.agent import NODE_AGENT

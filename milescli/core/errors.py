@@ -128,6 +128,10 @@ class WorkerDied(MilesError, RuntimeError):
     """A process of the run ended although nobody asked it to."""
 
 
+class NodeDied(WorkerDied):
+    """A computer of the run is gone, with all that was there."""
+
+
 class WaitTimeout(MilesError, TimeoutError):
     """A wait reached its bound. Says who waited for whom, for what, how long, and when the other
     last spoke."""

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from milescli.backends.ray.cluster import ActorHandle, Cluster
+from milescli.backends.ray.actor import ActorHandle
+from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.group import run_all, start_all
 from milescli.backends.sglang.arguments import check_extra
 from milescli.backends.sglang.client import ORDER_TIMEOUT_S, SglangFleet

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from milescli.backends.ray.cluster import ActorHandle
+from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.group import run_all, start_all
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.router import RouterServer

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from milescli.backends.ray.cluster import ActorHandle, Cluster
+from milescli.backends.ray.actor import ActorHandle
+from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.group import run_all, run_each
 from milescli.core.errors import WorkerDied
 from milescli.core.stacks import dump_stacks, is_stopped_process

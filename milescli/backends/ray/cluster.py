@@ -10,136 +10,29 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from milescli.backends.ray.actor import ActorHandle, as_future
 from milescli.backends.ray.joining import join, start_here
 from milescli.backends.ray.nodes import (
-    DEATH_NOTICE_S,
     ClusterNode,
     find_dead,
     living_nodes,
     node_died,
 )
 from milescli.core.concurrency import in_thread
-from milescli.core.errors import FitError, MilesError, WaitTimeout, WorkerDied
-from milescli.core.log_tail import last_log_lines, log_age
+from milescli.core.errors import FitError, WaitTimeout
 from milescli.plan.types import Plan
 
 OBJECT_STORE_BYTES = 512 * 1024**2
 """Of a cluster that we start on a CPU: batches are small, and /dev/shm may be too."""
 ACTORS_PER_SLOT = 2
 """A trainer rank and an engine, one of Ray's CPUs each, whatever they use."""
-LOOK_TIMEOUT_S = 3.0
-"""For a process to say that it is there. A busy machine may take longer: one look proves
-nothing."""
 LEAVE_TIMEOUT_S = 15.0
 """For Ray to let this process go; it waits for its own processes."""
 CALLS_AT_ONCE = 8
 """Of one actor: `run` on its work thread, `status` and `peek` beside it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActorHandle:
-    """One of our processes, wherever it runs."""
-
-    name: str
-    """As people read it: `trainer rank 3`, `engine 0`."""
-    actor: Any
-    log_path: Path
-    node: ClusterNode
-    """Where it runs."""
-    kwargs: dict[str, Any] = field(repr=False)
-    """From which `start` builds the hosted object."""
-
-    async def run(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
-        """Call a method of the hosted object. Raises what it raised, WorkerDied where its process
-        ended, or WaitTimeout."""
-        return await _bounded(self, self.actor.run.remote(method, args, kwargs), method, timeout_s)
-
-    async def start(self, *, timeout_s: float) -> int:
-        """Build the hosted object; returns its pid."""
-        ref = self.actor.start.remote(self.kwargs, str(self.log_path))
-        return await _bounded(self, ref, "start", timeout_s)
-
-    async def look(self, method: str | None = None, *, timeout_s: float = LOOK_TIMEOUT_S) -> Any:
-        """At the process: what a quick method says, or (phase, seconds) of what it does; None where
-        it does not speak within the time. Raises WorkerDied where it has ended."""
-        asked = self.actor.peek.remote(method) if method else self.actor.status.remote()
-        is_done = await _is_done(asked, timeout_s)
-        return await _result(self, asked, method or "status") if is_done else None
-
-    async def phase(self, *, timeout_s: float = LOOK_TIMEOUT_S) -> str:
-        """What it does now, for messages; never raises."""
-        try:
-            name, seconds = await asyncio.wait_for(
-                _as_future(self.actor.status.remote()), timeout_s
-            )
-        except Exception as error:  # any failure to answer says enough
-            return f"does not answer ({type(error).__name__})"
-        return f"is in `{name}` for {seconds:.0f} s"
-
-
-async def _as_future(ref: Any) -> Any:
-    return await ref
-
-
-async def _bounded(handle: ActorHandle, ref: Any, method: str, timeout_s: float) -> Any:
-    """What the call returns. Raises as `ActorHandle.run`."""
-    if await _is_done(ref, timeout_s):
-        return await _result(handle, ref, method)
-    raise WaitTimeout(
-        f"waited {timeout_s:.0f} s for {handle.name} to finish `{method}`",
-        why=f"{handle.name} {await handle.phase()}; its log was last written "
-        f"{log_age(handle.log_path)}",
-        fix=f"tail -50 {handle.log_path}",
-    )
-
-
-async def _is_done(ref: Any, timeout_s: float) -> bool:
-    """Whether the call ends within the time, well or not."""
-    waiting = asyncio.ensure_future(_as_future(ref))
-    try:
-        return bool((await asyncio.wait({waiting}, timeout=timeout_s))[0])
-    finally:
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-
-
-async def _result(handle: ActorHandle, ref: Any, method: str) -> Any:
-    """Of a call that has ended."""
-    import ray
-
-    try:
-        return await _as_future(ref)
-    except ray.exceptions.RayActorError as error:
-        unsure = isinstance(error, ray.exceptions.ActorUnavailableError)
-        within_s = DEATH_NOTICE_S if unsure else 0.0
-        if await in_thread(lambda: find_dead([handle.node], within_s=within_s)):
-            raise node_died(handle.node, f"{handle.name} was in `{method}` there") from None
-        raise WorkerDied(
-            f"{handle.name} died during `{method}`",
-            why=f"{_death_cause(error)}; last lines of its log:\n{last_log_lines(handle.log_path)}",
-            fix=f"less {handle.log_path}",
-        ) from None
-    except ray.exceptions.RayTaskError as error:
-        cause = error.cause if isinstance(error.cause, Exception) else None
-        if isinstance(cause, MilesError):
-            raise cause from None
-        raise
-
-
-def _death_cause(error: Exception) -> str:
-    text = str(error)
-    for line in text.splitlines():
-        if (
-            "exit detail" in line.lower()
-            or "died unexpectedly" in line
-            or "exit type" in line.lower()
-        ):
-            return line.strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 class Cluster:
@@ -222,7 +115,7 @@ class Cluster:
             bundles, strategy="STRICT_SPREAD", bundle_label_selector=pinned
         )
         try:
-            await asyncio.wait_for(_as_future(self._group.ready()), timeout_s)
+            await asyncio.wait_for(as_future(self._group.ready()), timeout_s)
         except TimeoutError:
             have = {
                 name: count
@@ -255,7 +148,7 @@ class Cluster:
             for node, count in enumerate(counts)
         ]
         try:
-            names = await asyncio.wait_for(asyncio.gather(*map(_as_future, asked)), timeout_s)
+            names = await asyncio.wait_for(asyncio.gather(*map(as_future, asked)), timeout_s)
         except TimeoutError:
             raise WaitTimeout(
                 "Ray did not say which devices it gave",

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from milescli.backends.ray.cluster import ActorHandle
+from milescli.backends.ray.actor import ActorHandle
 from milescli.core.errors import WorkerDied
 from milescli.core.lost_peer import sounds_like_lost_peer
 

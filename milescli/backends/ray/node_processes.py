@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from milescli.backends.ray.cluster import ActorHandle, Cluster
+from milescli.backends.ray.actor import ActorHandle
+from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.nodes import ClusterNode, find_dead
 from milescli.backends.ray.process_host import (
     POLL_S,

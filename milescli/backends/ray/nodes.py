@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from milescli.core.errors import WorkerDied
+from milescli.core.errors import NodeDied
 
 DEATH_NOTICE_S = 45.0
 """How long Ray may take to find that a node is gone: it asks every 3 s, and gives up after five
@@ -75,9 +75,9 @@ def find_dead(nodes: Sequence[ClusterNode], *, within_s: float = 0.0) -> Cluster
         time.sleep(0.5)
 
 
-def node_died(node: ClusterNode, why: str) -> WorkerDied:
+def node_died(node: ClusterNode, why: str) -> NodeDied:
     """The error that names it."""
-    return WorkerDied(
+    return NodeDied(
         f"{node} died",
         why=f"Ray has lost it; {why}",
         fix="ray status   # is it back, or has another joined?",
