@@ -58,6 +58,7 @@ class Attempt:
         self.user = UserHooks(recipe)
         self.saver = Saver(store=store, spec=spec, bus=bus, tell=self.user.tell)
         self.saver.newest_step = spec.checkpoint.step if spec.checkpoint else None
+        self.probes.append(self.saver.probe)
         self.stop = StopFlag()
 
     @property
@@ -86,6 +87,7 @@ class Attempt:
                 self._begin(), self.probes, signals, cause_grace_s=self.session.cause_grace_s
             )
         finally:
+            await self.saver.close()
             if self.trainer is not None:
                 await self.trainer.close()
             await self.engines.stop()
@@ -133,6 +135,7 @@ class Attempt:
             await self.engines.leave()
             await self.settle()
         await self.saver.settle()
+        self.saver.require_saved(self.step)
 
     async def work(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
         """Learn to the last step. `fleet`: None where the plan has no engines."""
@@ -222,15 +225,17 @@ class Attempt:
             restarts=self.restarts,
             step=lambda: self.step,
         )
-        self.saver.on_complete = trainer.is_saved
+        self.saver.on_complete, self.saver.on_give_up = trainer.is_saved, trainer.is_given_up
         self.probes.append(trainer.probe)
         return trainer
 
     async def _restart_ranks(self) -> RankGroup:
-        """New ranks, with what the newest checkpoint has."""
+        """New ranks, with what the newest checkpoint of this past has."""
+        await self.saver.completed()
         ranks = await self.session.builder.start_trainer(with_teachers=self.asks_teachers)
-        newest = await in_thread(self.saver.store.latest)
-        assert newest is not None, "ranks are replaced where there is a checkpoint"
+        step = self.saver.newest_step
+        assert step is not None, "ranks are replaced where there is a checkpoint"
+        newest = await in_thread(lambda: self.saver.store.find(step))
         await self._load(ranks, newest)
         return ranks
 
@@ -269,6 +274,7 @@ class Attempt:
         if self.run.step > (self.saver.newest_step or 0):
             await self.save_last()
             await self.saver.settle()
+        self.saver.require_saved(self.run.step)
         raise Stopped(
             f"stopped after step {self.run.step}, and saved", why="Ctrl-C or SIGTERM", fix=command
         )

@@ -121,7 +121,6 @@ class ReinforceAttempt(Attempt):
             ),
             hooks=loop.Hooks(
                 save=self.save,
-                settle=self.saver.settle,
                 evaluate=self._evaluate,
                 keep=self._keep,
                 tell=self.user.tell,

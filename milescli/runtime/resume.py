@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milescli.checkpoint.run_dir import lock, open_run
+from milescli.checkpoint.run_dir import RunDir, lock, open_run
 from milescli.checkpoint.store import CheckpointStore
 from milescli.cluster.nodes import find_nodes
 from milescli.core.errors import CheckpointError, RecipeError
@@ -24,7 +24,9 @@ from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
     from milescli.checkpoint.base import CheckpointManifest
+    from milescli.checkpoint.store import StoredCheckpoint
     from milescli.console.output import Output
+    from milescli.recipe.schema import Recipe
     from milescli.runtime.train import RunSummary
 
 MAY_CHANGE = (
@@ -61,12 +63,8 @@ def resume(
         flags["machine.address"] = f"--address {address}"
     loaded = override(loaded, sets=sets, flags=flags, only=MAY_CHANGE, environ=environ)
     with lock(run):
-        checkpoint = CheckpointStore(run.checkpoints).latest()
-        if checkpoint is None:
-            output.warn(
-                f"run {run.name} has no complete checkpoint: it begins again from the start"
-            )
-        else:
+        checkpoint = _checkpoint_of(run, loaded.recipe, output=output)
+        if checkpoint is not None:
             _refuse_if_done(checkpoint.step, loaded.recipe.train.steps, path)
         nodes = find_nodes(loaded, output=output)
         facts = planned_facts(loaded.recipe)
@@ -98,6 +96,23 @@ def resume(
                 output.note(f"going on from step {checkpoint.step}")
             write_records(spec, loaded)
             return train(spec, prestarted=prestarted, output=output)
+
+
+def _checkpoint_of(run: RunDir, recipe: Recipe, *, output: Output) -> StoredCheckpoint | None:
+    """The newest one that is whole; None where none was ever complete. Raises CheckpointError where
+    none is whole any more."""
+    store = CheckpointStore(run.checkpoints)
+    checkpoint, damages = store.newest_whole()
+    if checkpoint is None:
+        output.warn(f"run {run.name} has no complete checkpoint: it begins again from the start")
+        return None
+    for damage in damages:
+        output.warn(f"{damage.what}: {damage.why}")
+    if damages:
+        output.warn(f"the run goes back to the checkpoint before, step {checkpoint.step}")
+    if recipe.keeps_reference or recipe.caches_reference:
+        store.find(recipe.reference_step(checkpoint.step))  # refused before a device is taken
+    return checkpoint
 
 
 def _refuse_if_done(step: int, num_steps: int, path: Path) -> None:

@@ -70,7 +70,7 @@ class RowAttempt(Attempt):
         if self.spec.recipe.caches_teacher:
             await self._know_teacher(trainer)
         if self.spec.recipe.caches_reference:
-            start = self.saver.store.find(0)
+            start = await in_thread(lambda: self.saver.store.find(0))
             await trainer.load(start.path, weights_only=True)
             await self._know_reference(trainer)
 
@@ -124,7 +124,6 @@ class RowAttempt(Attempt):
             devices=devices,
             hooks=RowHooks(
                 save=self.save,
-                settle=self.saver.settle,
                 measure=self._measure,
                 tell=self.user.tell,
             ),
