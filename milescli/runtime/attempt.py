@@ -21,6 +21,7 @@ from milescli.runtime.healing_trainer import HealingTrainer
 from milescli.runtime.restarts import Restarts
 from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.session import RunSession
+from milescli.runtime.side_files import SideFiles
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.stop_flag import StopFlag
 from milescli.runtime.supervise import Probe, StopSignals, run_watched
@@ -59,6 +60,7 @@ class Attempt:
         self.saver = Saver(store=store, spec=spec, bus=bus, tell=self.user.tell)
         self.saver.newest_step = spec.checkpoint.step if spec.checkpoint else None
         self.probes.append(self.saver.probe)
+        self.side = SideFiles(bus)
         self.stop = StopFlag()
 
     @property

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from milescli.checkpoint.run_dir import RunDir, utc_now
 from milescli.core.errors import RecipeError
@@ -22,6 +23,7 @@ from milescli.core.events import (
     to_record,
 )
 from milescli.recipe.machine import RunSettings
+from milescli.runtime.side_files import LineFile, SideFiles
 
 _ROW_SECONDS = ("pack_s", "train_s", "save_s", "step_s")
 
@@ -30,24 +32,24 @@ class EventLog:
     """events.jsonl: everything that happened, one JSON object a line."""
 
     def __init__(self, file: Path) -> None:
-        self._file: IO[str] = file.open("a", buffering=1)
+        self._file = LineFile(file)
 
     def __call__(self, event: Event) -> None:
         """Write one line."""
-        self._file.write(json.dumps({"time": utc_now(), **to_record(event)}) + "\n")
+        self._file.write(json.dumps({"time": utc_now(), **to_record(event)}))
 
 
 class MetricLog:
     """metrics.jsonl: the scalars of each step under flat names."""
 
     def __init__(self, file: Path) -> None:
-        self._file: IO[str] = file.open("a", buffering=1)
+        self._file = LineFile(file)
 
     def __call__(self, event: Event) -> None:
         """Write one line for an event that carries scalars."""
         if (scalars := scalars_of(event)) is not None:
             step, values = scalars
-            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            self._file.write(json.dumps({"step": step, **values}))
 
 
 class TensorBoard:
@@ -144,11 +146,20 @@ def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
 
 
 def attach(bus: EventBus, run: RunDir, settings: RunSettings) -> None:
-    """Let the recipe's observers listen. Raises RecipeError where one was asked for and cannot be
-    had."""
-    bus.listeners.append(EventLog(run.events_file))
-    bus.listeners.append(MetricLog(run.metrics_file))
+    """Let the recipe's observers listen; what they cannot write is told of once. Raises RecipeError
+    where one was asked for and cannot be had."""
+    side = SideFiles(bus)
+
+    def listen(listener: Callable[[Event], None], path: Path) -> None:
+        def guarded(event: Event) -> None:
+            with side.writing(path):
+                listener(event)
+
+        bus.listeners.append(guarded)
+
+    listen(EventLog(run.events_file), run.events_file)
+    listen(MetricLog(run.metrics_file), run.metrics_file)
     if settings.tensorboard:
-        bus.listeners.append(TensorBoard(run.tensorboard_dir))
+        listen(TensorBoard(run.tensorboard_dir), run.tensorboard_dir / "events")
     if settings.wandb_project:
         bus.listeners.append(WeightsAndBiases(settings.wandb_project, run))

@@ -113,6 +113,7 @@ class RowAttempt(Attempt):
                     chat_form=chat_form_of(recipe, inputs.tokenizer),
                 ),
                 folder=spec.run.eval_dir,
+                side=self.side,
             )
         return RowRun(
             recipe=recipe,

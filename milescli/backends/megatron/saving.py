@@ -156,7 +156,13 @@ class BackgroundSave(AsyncSaveShardedStrategy):
 
 
 def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    """Its first line; torch says of a full disk that a position is unexpected, and the system's own
+    word is the error that this one follows."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    said = cause or error
+    return f"{type(said).__name__}: {str(said).partition(chr(10))[0]}"
 
 
 def _agree(planner: MCoreSavePlanner, writer: FileSystemWriter):
