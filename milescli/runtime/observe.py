@@ -3,6 +3,7 @@ they never steer and never stop a run."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from milescli.checkpoint.files import free_bytes
 from milescli.checkpoint.run_dir import RunDir, utc_now
 from milescli.core.errors import RecipeError
 from milescli.core.events import (
@@ -25,6 +27,8 @@ from milescli.core.events import (
 from milescli.recipe.machine import RunSettings
 from milescli.runtime.side_files import LineFile, SideFiles
 
+_TENSORBOARD_NEEDS = 2**20
+"""Bytes that are free before scalars are handed to it."""
 _ROW_SECONDS = ("pack_s", "train_s", "save_s", "step_s")
 
 
@@ -58,12 +62,16 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        self._folder = folder
         self._writer: Any = SummaryWriter(str(folder), flush_secs=10)
 
     def __call__(self, event: Event) -> None:
         """Add the scalars of an event."""
         if (scalars := scalars_of(event)) is not None:
             step, values = scalars
+            if free_bytes(self._folder) < _TENSORBOARD_NEEDS:
+                # its writer is a thread that a failed write ends for good
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
 

@@ -220,6 +220,4 @@ class ReinforceAttempt(Attempt):
             for sample in group.samples
         ]
         path = self.spec.run.rollouts_dir / f"step_{step}.jsonl"
-        with self.side.writing(path):
-            path.parent.mkdir(exist_ok=True)
-            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        self.side.write(path, "\n".join(lines) + "\n")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from milescli.checkpoint.files import free_bytes
@@ -21,6 +21,17 @@ class SideFiles:
     def __init__(self, bus: EventBus) -> None:
         self._bus = bus
         self._told = set[str]()
+
+    def write(self, path: Path, text: str) -> None:
+        """The file has all of it, or is not there."""
+        with self.writing(path):
+            try:
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            except OSError:
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+                raise
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
@@ -48,12 +59,13 @@ class LineFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        self.os_write = os.write
         self._is_torn = False
 
     def write(self, line: str) -> None:
         """Append it. Raises OSError where the disk does not take all of it."""
         data = (b"\n" if self._is_torn else b"") + line.encode() + b"\n"
-        count = os.write(self._file, data)
+        count = self.os_write(self._file, data)
         if count:
             self._is_torn = count < len(data)
         if count < len(data):
