@@ -133,7 +133,8 @@ class CheckpointStore:
                 why="\n".join([*(f"{error.what}: {error.why}" for error in damages), *lost]),
                 fix=[
                     f"put the files back as they were in {self.folder}",
-                    f"miles launch --recipe {self.folder.parent}/recipe.yaml   # a new run",
+                    f"miles launch --recipe {self.folder.parent}/recipe.yaml --name "
+                    f"{self.folder.parent.name}-new   # a new run",
                 ],
             )
         return None, damages
