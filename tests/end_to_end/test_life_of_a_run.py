@@ -240,8 +240,8 @@ def test_resume_refuses_changed_prompts(workplace: Workplace, whole) -> None:
     assert (run / "model" / "config.json").exists()
 
 
-def test_a_flipped_byte_is_named_by_export_and_resume_goes_on_from_the_step_before(
-    workplace: Workplace, whole, exported: Path
+def test_a_flipped_byte_is_named_and_the_step_before_is_what_can_be_had(
+    workplace: Workplace, whole
 ) -> None:
     file = workplace.copy_run("whole", "flipped") / "checkpoints" / "step_6" / "__0_0.distcp"
     content = bytearray(file.read_bytes())
@@ -251,11 +251,9 @@ def test_a_flipped_byte_is_named_by_export_and_resume_goes_on_from_the_step_befo
     assert refused.code == 6, refused
     assert file.name in refused.err and "--step 3" in refused.err
     assert not (workplace.folder / "flipped-hf").exists()
-    resumed = workplace.miles("resume", "flipped")
-    assert resumed.code == 0, resumed
-    assert file.name in resumed.err and "step 3" in resumed.err
-    ours, theirs = _weights(exported), _weights(_export(workplace, "flipped", step=6))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    back = workplace.miles("resume", "flipped", "--steps", "3")
+    assert back.code == 3 and "has done all its 3 steps" in back.err, back
+    assert file.name in back.err and "goes back to the checkpoint before, step 3" in back.err
 
 
 def _export(workplace: Workplace, name: str, *, step: int) -> Path:
