@@ -3,6 +3,8 @@ is beside it."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,11 +49,22 @@ class CheckpointManifest:
     size_bytes: int
     files: dict[str, int]
     """Relative path -> size in bytes of every file, to find torn ones."""
+    sha256: dict[str, str] = field(default_factory=dict)
+    """Relative path -> SHA-256 of every file, hex, to find flipped bytes; empty in checkpoints of
+    older versions."""
+    checksum: str = ""
+    """SHA-256 of the manifest itself, without this line; empty in those of older versions."""
     objective: dict[str, float] = field(default_factory=dict)
     """What the objective keeps from step to step, by its names for it."""
     curriculum: dict[str, list[float]] = field(default_factory=dict)
     """What came of each prompt that was tried, by its index: mean reward when it was sampled last,
     and how often that was."""
+
+
+def checksum_of(record: dict[str, object]) -> str:
+    """What `checksum` must be in a manifest, whose JSON form is `record`."""
+    rest = {name: value for name, value in record.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def is_converted(folder: Path) -> bool:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from milescli.checkpoint.base import MANIFEST_NAME
 from milescli.checkpoint.formats.schemes import quantization_config
-from milescli.checkpoint.hf_folder import INDEX_NAME, HfReader
+from milescli.checkpoint.hf_folder import HfReader
 from milescli.checkpoint.safetensors_file import dtype_name
 from milescli.checkpoint.source import Source
+from milescli.checkpoint.weight_files import INDEX_NAME
 from milescli.core.errors import CheckpointError
 from milescli.models.base import CONFIG_NAME, read_config
 
@@ -131,22 +132,46 @@ def read_record(folder: Path) -> Record | None:
 def carry_over(source: Path, target: Path) -> list[str]:
     """Copy everything beside weights: config, generation config, tokenizer, chat template, license.
     Returns the names."""
+    paths = carried_files(source)
     target.mkdir(parents=True, exist_ok=True)
-    carried = []
-    for path in sorted(source.iterdir()):
-        if path.is_dir() and path.name in _CARRIED_FOLDERS:
+    for path in paths:
+        if path.is_dir():
             shutil.copytree(path, target / path.name, dirs_exist_ok=True, symlinks=False)
-        elif (
-            not path.is_file()
-            or path.name.startswith(".")
-            or path.name in _OURS
-            or path.name.endswith(_WEIGHT_SUFFIXES)
-        ):
-            continue
         else:
             shutil.copyfile(path, target / path.name)
-        carried.append(path.name)
-    return carried
+    return [path.name for path in paths]
+
+
+def carried_files(source: Path) -> list[Path]:
+    """What `carry_over` copies. Raises CheckpointError where one of them is a link out of the
+    folder: what it points to is not the model's, and would be given away with it."""
+    paths = [
+        path
+        for path in sorted(source.iterdir())
+        if (path.is_dir() and path.name in _CARRIED_FOLDERS)
+        or (
+            path.is_file()
+            and not path.name.startswith(".")
+            and path.name not in _OURS
+            and not path.name.endswith(_WEIGHT_SUFFIXES)
+        )
+    ]
+    homes = [source.resolve()]
+    if homes[0].parent.name == "snapshots":  # the hub's cache: files are links to its blobs
+        homes.append(homes[0].parent.parent / "blobs")
+    for path in paths:
+        for inner in (path, *path.rglob("*")) if path.is_dir() else (path,):
+            target = inner.resolve()
+            if not any(target.is_relative_to(home) for home in homes):
+                raise CheckpointError(
+                    f"`{inner}` leads out of the model's folder",
+                    why=f"it is a link to {target}, whose content would be copied with the model",
+                    fix=[
+                        f"rm {inner}   # where it is no part of the model",
+                        f"cp --remove-destination {target} {inner}   # where it is",
+                    ],
+                )
+    return paths
 
 
 def write_plain_config(folder: Path, *, dtype: str | None) -> None:

@@ -14,11 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
-from milescli.core.errors import CheckpointError, MilesError, RecipeError
+from milescli.core.errors import CheckpointError, MachineError, MilesError, RecipeError
 
 RECIPE_FILE = "recipe.yaml"
 """Its presence makes a directory a run."""
+LONGEST_NAME = 200
+"""Bytes of a run's name: file systems allow 255, and files beside it are named after it."""
 
 LAYOUT = {
     "recipe.yaml": "the whole recipe, each value with its origin; `miles launch --recipe FILE` "
@@ -230,9 +233,9 @@ def lock(run: RunDir) -> Iterator[None]:
     """Only one driver works on a run: taken before anything in its directory changes. Given back at
     the end of the process, too.
 
-    Raises MilesError where another process holds it.
+    Raises MilesError where another process holds it, or it cannot be written.
     """
-    with open(run.path / ".lock", "w") as file:
+    with _opened_lock(run) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -256,20 +259,35 @@ def is_locked(run: RunDir) -> bool:
     return False
 
 
+def _opened_lock(run: RunDir) -> IO[str]:
+    try:
+        return open(run.path / ".lock", "w")
+    except OSError as error:
+        raise MachineError(
+            f"nothing can be written in the run directory {run.shown}",
+            why=f"{type(error).__name__}: {error}",
+            fix=[f"ls -ld {run.shown}   # whose is it?", f"df -h {run.shown}   # read-only, full?"],
+        ) from error
+
+
 def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:
-    """A new run directory. Without a name: `<recipe>-<n>` with the first free n. Refuses a
-    directory that is in use."""
+    """A new run directory, which its owner alone can read; one that is there and empty keeps its
+    rights. Without a name: `<recipe>-<n>` with the first free n. Refuses a directory that is in
+    use. Raises MachineError where none can be made."""
     base = base.absolute()
-    base.mkdir(parents=True, exist_ok=True)
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_made(base, error) from error
     if name is None:
         number = 1
         while (base / f"{recipe_name}-{number}").exists():
             number += 1
         name = f"{recipe_name}-{number}"
-    if "/" in name or name.startswith("."):
+    if "/" in name or name.startswith(".") or len(name.encode()) > LONGEST_NAME:
         raise RecipeError(
-            f"`{name}` cannot be the name of a run",
-            why="it must be one plain folder name",
+            f"`{name[:40]}{'...' * (len(name) > 40)}` cannot be the name of a run",
+            why=f"it must be one plain folder name of at most {LONGEST_NAME} bytes",
             fix="--name my-run",
         )
     path = base / name
@@ -283,8 +301,19 @@ def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:
                 f"mv {path} {path}.old",
             ],
         )
-    path.mkdir(exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)  # samples and data may be private
+    except OSError as error:
+        raise _not_made(path, error) from error
     return RunDir(path)
+
+
+def _not_made(path: Path, error: OSError) -> MachineError:
+    return MachineError(
+        f"the run directory {path} cannot be made",
+        why=f"{type(error).__name__}: {error}",
+        fix=[f"ls -ld {path.parent}   # whose is it?", "--set run.dir=FOLDER   # another place"],
+    )
 
 
 def open_run(path: Path) -> RunDir:

@@ -4,13 +4,15 @@ and forgotten oldest first."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from milescli.checkpoint.base import MANIFEST_NAME, CheckpointManifest
+from milescli.checkpoint.base import MANIFEST_NAME, CheckpointManifest, checksum_of
+from milescli.checkpoint.integrity import changed_file, sha256_of_files, sync, sync_tree
 from milescli.core.errors import CheckpointError
 
 PREFIX = "step_"
@@ -50,33 +52,42 @@ class CheckpointStore:
         path.mkdir(parents=True)
         return path
 
-    def complete(self, step: int, manifest: CheckpointManifest) -> StoredCheckpoint:
+    def discard(self, step: int) -> None:
+        """Remove what a save that failed has left. A complete checkpoint stays."""
+        if step in self.torn():
+            self._remove(step)
+
+    def complete(
+        self, step: int, manifest: CheckpointManifest, *, sha256: Mapping[str, str] | None = None
+    ) -> StoredCheckpoint:
         """All files are there: make them durable, write the manifest, then forget what is beyond
-        `keep`."""
+        `keep`. `sha256`: of files whose writer has hashed them already, by relative path. Raises
+        OSError where the disk takes no more: nothing is forgotten then."""
         path = self.path(step)
         files = {
             str(f.relative_to(path)): f.stat().st_size
             for f in sorted(path.rglob("*"))
             if f.is_file()
         }
-        for name in files:
-            _sync(path / name)
-        manifest = replace(manifest, files=files, size_bytes=sum(files.values()))
+        known = {name: digest for name, digest in (sha256 or {}).items() if name in files}
+        known |= sha256_of_files(path, [name for name in files if name not in known])
+        sync_tree(path)
+        manifest = replace(
+            manifest, files=files, sha256=known, size_bytes=sum(files.values()), checksum=""
+        )
+        manifest = replace(manifest, checksum=checksum_of(asdict(manifest)))
         write_atomically(
             path / MANIFEST_NAME, json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n"
         )
-        _sync(self.folder)
-        self._forget()
+        self._forget(step)
         return StoredCheckpoint(path=path, manifest=manifest)
 
-    def _forget(self) -> None:
-        complete = [step for step in self.steps() if step not in self.protect]
+    def _forget(self, newest: int) -> None:
+        """Steps after `newest` are of a past that the run did not go on from: they keep nothing
+        else from being kept."""
+        complete = [step for step in self.steps() if step not in self.protect and step <= newest]
         doomed = complete[: -self.keep]
-        doomed += [
-            step
-            for step in self.torn()
-            if complete and step < complete[-1] and step not in self.protect
-        ]
+        doomed += [step for step in self.torn() if step < newest and step not in self.protect]
         for step in doomed:
             self._remove(step)
 
@@ -100,13 +111,37 @@ class CheckpointStore:
         return sorted(int(match[1]) for match in matches if match)
 
     def latest(self) -> StoredCheckpoint | None:
-        """The newest complete checkpoint. Raises CheckpointError where its files are not whole."""
+        """The newest complete checkpoint. Raises CheckpointError where its files are not those that
+        were written."""
         steps = self.steps()
         return self.find(steps[-1]) if steps else None
 
+    def newest_whole(self) -> tuple[StoredCheckpoint | None, list[CheckpointError]]:
+        """The newest checkpoint whose files are those that were written, and what is wrong with
+        those after it. (None, []) where no save was ever complete. Raises CheckpointError where
+        there were checkpoints, and none is whole."""
+        damages: list[CheckpointError] = []
+        for step in reversed(self.steps()):
+            try:
+                return self._read(step), damages
+            except CheckpointError as error:
+                damages.append(error)
+        lost = [f"{PREFIX}{step} was cut short while it was written" for step in self.torn()]
+        if damages or any(step > 0 for step in self.torn()):
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} is whole",
+                why="\n".join([*(f"{error.what}: {error.why}" for error in damages), *lost]),
+                fix=[
+                    f"put the files back as they were in {self.folder}",
+                    f"miles launch --recipe {self.folder.parent}/recipe.yaml --name "
+                    f"{self.folder.parent.name}-new   # a new run",
+                ],
+            )
+        return None, damages
+
     def find(self, step: int | None) -> StoredCheckpoint:
         """Checkpoint `step`, or the newest. Raises CheckpointError where there is none, or a file
-        that its manifest lists is missing or has another size."""
+        that its manifest lists is missing, has another size or other bytes; all are read."""
         steps = self.steps()
         if not steps or (step is not None and step not in steps):
             torn = step in self.torn() if step is not None else bool(self.torn())
@@ -123,27 +158,46 @@ class CheckpointStore:
                 fix=f"--step {steps[-1]}" if steps else f"miles resume {self.folder.parent}",
             )
         chosen = steps[-1] if step is None else step
-        manifest = self._read(chosen, others=[other for other in steps if other != chosen])
-        return StoredCheckpoint(path=self.path(chosen), manifest=manifest)
+        try:
+            return self._read(chosen)
+        except CheckpointError as error:
+            if (before := self._whole_before(chosen)) is not None:
+                error.fixes.insert(0, f"--step {before}   # the newest whole one before it")
+            raise
 
-    def _read(self, step: int, *, others: list[int]) -> CheckpointManifest:
+    def _whole_before(self, step: int) -> int | None:
+        for earlier in reversed([other for other in self.steps() if other < step]):
+            with suppress(CheckpointError):
+                return self._read(earlier).step
+        return None
+
+    def _read(self, step: int) -> StoredCheckpoint:
         path = self.path(step)
-        fix = (
-            [f"rm -r {path}   # then go on from {PREFIX}{others[-1]}"]
-            if others
-            else [f"miles launch   # {path} is lost"]
-        )
+        fix = [f"put the file back as it was in {path}"]
         manifest = _parse(path / MANIFEST_NAME, fix=fix)
+        what = f"the checkpoint {path} is damaged"
         for name, size in manifest.files.items():
             actual = (path / name).stat().st_size if (path / name).is_file() else None
             if actual != size:
                 raise CheckpointError(
-                    f"the checkpoint {path} is torn",
+                    what,
                     why=f"`{name}` should have {size} bytes and "
                     f"{'is missing' if actual is None else f'has {actual}'}",
                     fix=fix,
                 )
-        return manifest
+        try:
+            changed = changed_file(path, manifest.sha256)
+        except OSError as error:
+            raise CheckpointError(what, why=f"a file cannot be read: {error}", fix=fix) from error
+        if changed is not None:
+            name, now = changed
+            raise CheckpointError(
+                what,
+                why=f"`{name}` is not what was written: its SHA-256 was "
+                f"{manifest.sha256[name][:12]}... and is {now[:12]}...",
+                fix=fix,
+            )
+        return StoredCheckpoint(path=path, manifest=manifest)
 
     def _remove(self, step: int) -> None:
         path = self.path(step)
@@ -160,33 +214,45 @@ class CheckpointStore:
             shutil.rmtree(path)
 
 
+def not_written(folder: Path, why: str | OSError) -> CheckpointError:
+    """The error of a save that failed."""
+    return CheckpointError(
+        f"the checkpoint {folder} was not written",
+        why=why if isinstance(why, str) else f"{type(why).__name__}: {why}",
+        fix=f"df -h {folder.parent}   # make room on the disk",
+    )
+
+
 def write_atomically(path: Path, text: str) -> None:
     """The file has its old content or all of the new one, also after a power cut."""
     part = path.with_name(f".{path.name}.part")
     part.write_text(text, encoding="utf-8")
-    _sync(part)
+    sync(part)
     part.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)
 
 
 def _parse(path: Path, *, fix: list[str]) -> CheckpointManifest:
     try:
-        manifest = CheckpointManifest(**json.loads(path.read_text(encoding="utf-8")))
+        record = json.loads(path.read_text(encoding="utf-8"))
+        manifest = CheckpointManifest(**record)
         files = {str(name): int(size) for name, size in manifest.files.items()}
+        sha256 = {str(name): str(digest) for name, digest in manifest.sha256.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"cannot read {path}", why=f"{type(error).__name__}: {error}", fix=fix
         ) from error
-    if outside := [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts]:
+    if manifest.checksum and manifest.checksum != checksum_of(record):
+        raise CheckpointError(
+            f"the manifest {path} is not what was written",
+            why=f"its SHA-256 should be {manifest.checksum[:12]}... and is "
+            f"{checksum_of(record)[:12]}...",
+            fix=fix,
+        )
+    if outside := [
+        name for name in {**files, **sha256} if Path(name).is_absolute() or ".." in Path(name).parts
+    ]:
         raise CheckpointError(
             f"cannot read {path}", why=f"`{outside[0]}` lies outside the checkpoint", fix=fix
         )
-    return replace(manifest, files=files)
+    return replace(manifest, files=files, sha256=sha256)

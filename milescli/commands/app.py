@@ -125,6 +125,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str] | None) -> int:
+    _open_standard_streams()
     if argv is None:
         atexit.register(_leave_garbage)
         # else nothing is put in order where no run has begun that would catch it
@@ -160,6 +161,18 @@ def _run(argv: list[str] | None) -> int:
     except Exception as error:  # a fault of ours: keep the traceback for the report, spare the user
         output.error(_fault(error, argv))
         return ExitCode.INTERNAL
+
+
+def _open_standard_streams() -> None:
+    """One that the caller has closed (`miles models >&-`) swallows what it gets: else a file that
+    is opened next has its number, and is written to by mistake."""
+    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
 def _mode(argv: list[str]) -> Mode:

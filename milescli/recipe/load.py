@@ -131,7 +131,8 @@ def override(
                 f"`{name}` cannot change in the middle of a run",
                 why=f"`{entry.origin.where}` would make the second half of the run another "
                 f"experiment than the first; only {', '.join(only)} may change",
-                fix=f"miles launch --recipe {loaded.recipe.name} {entry.origin.where}",
+                fix=f"miles launch --recipe {loaded.source} --name NEW {entry.origin.where}   "
+                "# a new run",
             )
     table = _table_of(loaded)
     if loaded.origins["machine.address"].where in ("", layers.RAY_VARIABLE):

@@ -215,7 +215,7 @@ class Train(Section):
     algorithm: str | None = None
     """A row of `miles algorithms`: sets the pieces below that nobody else sets. null: each piece as
     it stands here."""
-    steps: Positive = 100
+    steps: Annotated[Positive, Field(le=10**9)] = 100
     epochs: PositiveFloat | None = None
     """Passes over the rows of `data.train`, instead of `steps`; null: `steps` says how long."""
     batch_size: Positive = 32

@@ -22,6 +22,7 @@ from milescli.runtime.healing_trainer import HealingTrainer
 from milescli.runtime.restarts import Restarts
 from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.session import RunSession
+from milescli.runtime.side_files import SideFiles
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.stop_flag import StopFlag
 from milescli.runtime.supervise import Probe, StopSignals, run_watched
@@ -59,6 +60,8 @@ class Attempt:
         self.user = UserHooks(recipe)
         self.saver = Saver(store=store, spec=spec, bus=bus, tell=self.user.tell)
         self.saver.newest_step = spec.checkpoint.step if spec.checkpoint else None
+        self.probes.append(self.saver.probe)
+        self.side = SideFiles(bus)
         self.stop = StopFlag()
 
     @property
@@ -87,6 +90,7 @@ class Attempt:
                 self._begin(), self.probes, signals, cause_grace_s=self.session.cause_grace_s
             )
         finally:
+            await self.saver.close()
             if self.trainer is not None:
                 await self.trainer.close()
             await self.engines.stop()
@@ -135,6 +139,7 @@ class Attempt:
             await self.engines.leave()
             await self.settle()
         await self.saver.settle()
+        self.saver.require_saved(self.step)
 
     async def _check_ray(self) -> None:
         for news in self.session.ray.news(self.step):
@@ -233,16 +238,17 @@ class Attempt:
             step=lambda: self.step,
             silence_s=recipe.machine.silence_s,
         )
-        self.saver.on_complete = trainer.is_saved
+        self.saver.on_complete, self.saver.on_give_up = trainer.is_saved, trainer.is_given_up
         self.probes.append(trainer.probe)
         return trainer
 
     async def _restart_ranks(self) -> RankGroup:
-        """New ranks, with what the newest checkpoint has, or the model where there is none yet."""
+        """New ranks, with what the newest checkpoint of this past has, or the model where there is
+        none yet."""
+        await self.saver.completed()
         ranks = await self.session.builder.start_trainer(with_teachers=self.asks_teachers)
-        newest = await in_thread(self.saver.store.latest)
-        if newest is not None:
-            await self._load(ranks, newest)
+        if (step := self.saver.newest_step) is not None:
+            await self._load(ranks, await in_thread(lambda: self.saver.store.find(step)))
         return ranks
 
     async def _load(self, trainer: Trainer, checkpoint: StoredCheckpoint) -> None:
@@ -280,6 +286,7 @@ class Attempt:
         if self.run.step > (self.saver.newest_step or 0):
             await self.save_last()
             await self.saver.settle()
+        self.saver.require_saved(self.run.step)
         raise Stopped(
             f"stopped after step {self.run.step}, and saved", why="Ctrl-C or SIGTERM", fix=command
         )

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from milescli.rollout.evaluations import EvaluationFn, load_evaluation, played
 from milescli.rollout.metrics import load_metrics, measured
 from milescli.rollout.stats import mean_figures, mean_parts
 from milescli.runtime.eval_records import write_lines
+from milescli.runtime.side_files import SideFiles
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +36,8 @@ class Evaluator:
     """Where samples are written; the run's `eval/`."""
     set_name: str = ""
     """Of the prompts: a folder in `folder`; empty: the run's own held-out ones, in `folder`."""
+    side: SideFiles | None = None
+    """Where the samples may be missing if the disk is full; None: that is an error."""
     _evaluate: EvaluationFn = field(init=False)
 
     def __post_init__(self) -> None:
@@ -50,7 +54,8 @@ class Evaluator:
         groups = await self._play()
         samples = [sample for group in groups for sample in group.samples]
         path = self.folder / self.set_name / f"step_{step}.jsonl"
-        write_lines(path, groups)
+        with self.side.writing(path) if self.side else nullcontext():
+            write_lines(path, groups)
         metrics = load_metrics(settings.metrics)
         figures = await in_thread(lambda: measured(metrics, groups, settings=settings))
         parts = {f"reward/{name}": mean for name, mean in mean_parts(samples).items()}

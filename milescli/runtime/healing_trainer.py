@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from milescli.core.errors import WaitTimeout, WorkerDied
+from milescli.checkpoint.store import not_written
+from milescli.core.errors import CheckpointError, WaitTimeout, WorkerDied
 from milescli.core.events import EventBus, Notice, WorkerReplaced
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.core.units import format_bytes
@@ -77,6 +78,8 @@ class HealingTrainer:
         self._saving: Path | None = None
         """The folder that is being written, and `_num_saved` of `_since` are in it."""
         self._num_saved = 0
+        self._failed_save: CheckpointError | None = None
+        """Why new ranks could not write that folder."""
         self._is_whole_after = True
         """As `_is_whole`, once that folder is complete."""
         self._lasting = list[_Call]()
@@ -95,6 +98,11 @@ class HealingTrainer:
         self._is_whole = self._saving is None or self._is_whole_after
         self._kept_bytes = sum(call.size_bytes for call in self._since)
         self._num_saved, self._saving = 0, None
+
+    def is_given_up(self) -> None:
+        """The checkpoint that was written last will never be complete: what was done since the one
+        before it is kept on."""
+        self._num_saved, self._saving, self._failed_save = 0, None, None
 
     async def probe(self) -> None:
         """Look at the ranks; dead ones, and those that hang, are replaced from here on. Raises
@@ -204,9 +212,12 @@ class HealingTrainer:
             await call.of(self._ranks)
         for number, call in enumerate([*self._since, None]):
             if self._saving is not None and number == self._num_saved:
-                _empty(self._saving)
-                await self._ranks.save(self._saving)
-                await self._ranks.finish_save()
+                try:
+                    _empty(self._saving)
+                    await self._ranks.save(self._saving)
+                    await self._ranks.finish_save()
+                except CheckpointError as error:
+                    self._failed_save = error
             if call is not None:
                 await call.of(self._ranks)
 
@@ -283,9 +294,16 @@ class HealingTrainer:
         self._saving, self._num_saved = folder, len(self._since)
         self._is_whole_after = True
 
-    async def finish_save(self) -> None:
+    async def is_written(self) -> bool:
         """See Trainer."""
-        await self._ask(_Call("finish_save"))
+        return await self._ask(_Call("is_written"))
+
+    async def finish_save(self) -> dict[str, str]:
+        """See Trainer."""
+        sha256 = await self._ask(_Call("finish_save"))
+        if self._failed_save is not None:
+            raise self._failed_save
+        return sha256
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """See Trainer."""
@@ -293,6 +311,10 @@ class HealingTrainer:
 
 
 def _empty(folder: Path) -> None:
-    """What ranks that died have left of a checkpoint is no part of one."""
-    shutil.rmtree(folder)
-    folder.mkdir()
+    """What ranks that died have left of a checkpoint is no part of one. Raises CheckpointError
+    where the disk takes no more."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise not_written(folder, error) from error

@@ -16,6 +16,7 @@ from milescli.backends.hub.models import fetch_config, fetch_model
 from milescli.checkpoint.base import CARRIED, CHECKPOINT, is_converted
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.score_model import score_model
+from milescli.checkpoint.weight_files import require_weights
 from milescli.core.errors import RecipeError
 from milescli.core.types import Prompt, Trajectory
 from milescli.models import ModelFacts, load_facts, parse_facts, scratch
@@ -118,6 +119,14 @@ def facts_of_recipe(model: Model) -> ModelFacts:
     if model.revision in (None, "main") and (shape := shipped_shape(model.path)):
         return parse_facts(shape)
     return load_facts(fetch_config(model.path, revision=model.revision))
+
+
+def require_model(model: Model) -> None:
+    """Raises CheckpointError where a folder of this computer has no usable weights; takes no time,
+    as headers alone are read."""
+    folder = Path(model.path or "").expanduser()
+    if model.path is not None and folder.is_dir() and not is_converted(folder):
+        require_weights(folder)
 
 
 def planned_facts(recipe: Recipe) -> ModelFacts:

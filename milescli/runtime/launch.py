@@ -14,9 +14,10 @@ from milescli.core.driver_pipe import say
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.epochs import refuse_two_lengths, with_steps
 from milescli.recipe.load import LoadedRecipe
+from milescli.runtime.anchoring import with_absolute_paths
 from milescli.runtime.data_inputs import require_files
 from milescli.runtime.environment_nodes import require_environments
-from milescli.runtime.inputs import planned_facts, prepare
+from milescli.runtime.inputs import planned_facts, prepare, require_model
 from milescli.runtime.planning import as_fetched, plan_without_plugins, refuse_unproven
 from milescli.runtime.plugins import check_at_once, load_train_plugins
 from milescli.runtime.prestart import prestart_engines, prestart_ray
@@ -32,6 +33,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     """Make the run directory, check everything that can be checked, then train. Raises MilesError;
     Stopped where the user asked for the end and the run was saved."""
     refuse_two_lengths(loaded)
+    loaded = with_absolute_paths(loaded)
     facts = planned_facts(loaded.recipe)
     refuse_unproven(loaded.recipe, facts)
     nodes = find_nodes(loaded, output=output)
@@ -68,6 +70,7 @@ def _new_run(loaded: LoadedRecipe) -> Iterator[RunDir]:
     """Its directory, locked; made when all that can be refused at once has been looked at."""
     check_at_once(loaded.recipe)
     require_files(loaded.recipe.data)
+    require_model(loaded.recipe.model)
     run = create(
         base=Path(loaded.recipe.run.dir).expanduser(),
         recipe_name=loaded.recipe.name,

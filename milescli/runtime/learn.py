@@ -29,8 +29,6 @@ class RowHooks:
 
     save: Callable[[int], Awaitable[None]]
     """Write checkpoint `step`; may go on in the background."""
-    settle: Callable[[], Awaitable[None]]
-    """Complete a checkpoint that was being written in the background."""
     measure: Callable[[int], Coroutine[Any, Any, None]]
     """Measure the weights of `step` on held-out rows and prompts."""
     tell: Callable[..., Awaitable[None]]
@@ -75,7 +73,6 @@ async def learn(run: RowRun) -> None:
             if adapts(run.objective):
                 await in_thread(lambda report=report: run.objective.observe(report))
             trained = time.monotonic()
-            await run.hooks.settle()
             if due(step, recipe.checkpoint.every) or step == num_steps:
                 await run.hooks.save(step)
         done = _step_done(run, report, began=began, packed=packed, trained=trained)

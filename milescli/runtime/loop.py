@@ -74,8 +74,6 @@ class Hooks:
 
     save: Callable[[int], Awaitable[None]]
     """Write checkpoint `step`; may go on in the background."""
-    settle: Callable[[], Awaitable[None]]
-    """Complete a checkpoint that was being written in the background."""
     evaluate: Callable[[int], Coroutine[Any, Any, None]]
     """Evaluate with the engines, which hold the weights of `step`."""
     keep: Callable[[int, list[Group]], None]
@@ -123,7 +121,6 @@ async def reinforce(run: Run) -> None:
             run.step = step
             await in_thread(lambda report=report: _observe(run, report))
             clock.lap("train")
-            await run.hooks.settle()
             if _due(step, recipe.train.reference_every):
                 await run.trainer.freeze_reference()
                 await run.hooks.save(step)

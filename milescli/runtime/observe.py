@@ -3,12 +3,15 @@ they never steer and never stop a run."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from milescli.checkpoint.files import free_bytes
 from milescli.checkpoint.run_dir import RunDir, utc_now
 from milescli.core.errors import RecipeError
 from milescli.core.events import (
@@ -22,7 +25,10 @@ from milescli.core.events import (
     to_record,
 )
 from milescli.recipe.machine import RunSettings
+from milescli.runtime.side_files import LineFile, SideFiles
 
+_TENSORBOARD_NEEDS = 2**20
+"""Bytes that are free before scalars are handed to it."""
 _ROW_SECONDS = ("pack_s", "train_s", "save_s", "step_s")
 
 
@@ -30,24 +36,24 @@ class EventLog:
     """events.jsonl: everything that happened, one JSON object a line."""
 
     def __init__(self, file: Path) -> None:
-        self._file: IO[str] = file.open("a", buffering=1)
+        self._file = LineFile(file)
 
     def __call__(self, event: Event) -> None:
         """Write one line."""
-        self._file.write(json.dumps({"time": utc_now(), **to_record(event)}) + "\n")
+        self._file.write(json.dumps({"time": utc_now(), **to_record(event)}))
 
 
 class MetricLog:
     """metrics.jsonl: the scalars of each step under flat names."""
 
     def __init__(self, file: Path) -> None:
-        self._file: IO[str] = file.open("a", buffering=1)
+        self._file = LineFile(file)
 
     def __call__(self, event: Event) -> None:
         """Write one line for an event that carries scalars."""
         if (scalars := scalars_of(event)) is not None:
             step, values = scalars
-            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            self._file.write(json.dumps({"step": step, **values}))
 
 
 class TensorBoard:
@@ -56,12 +62,16 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        self._folder = folder
         self._writer: Any = SummaryWriter(str(folder), flush_secs=10)
 
     def __call__(self, event: Event) -> None:
         """Add the scalars of an event."""
         if (scalars := scalars_of(event)) is not None:
             step, values = scalars
+            if free_bytes(self._folder) < _TENSORBOARD_NEEDS:
+                # its writer is a thread that a failed write ends for good
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
 
@@ -144,11 +154,20 @@ def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
 
 
 def attach(bus: EventBus, run: RunDir, settings: RunSettings) -> None:
-    """Let the recipe's observers listen. Raises RecipeError where one was asked for and cannot be
-    had."""
-    bus.listeners.append(EventLog(run.events_file))
-    bus.listeners.append(MetricLog(run.metrics_file))
+    """Let the recipe's observers listen; what they cannot write is told of once. Raises RecipeError
+    where one was asked for and cannot be had."""
+    side = SideFiles(bus)
+
+    def listen(listener: Callable[[Event], None], path: Path) -> None:
+        def guarded(event: Event) -> None:
+            with side.writing(path):
+                listener(event)
+
+        bus.listeners.append(guarded)
+
+    listen(EventLog(run.events_file), run.events_file)
+    listen(MetricLog(run.metrics_file), run.metrics_file)
     if settings.tensorboard:
-        bus.listeners.append(TensorBoard(run.tensorboard_dir))
+        listen(TensorBoard(run.tensorboard_dir), run.tensorboard_dir / "events")
     if settings.wandb_project:
         bus.listeners.append(WeightsAndBiases(settings.wandb_project, run))

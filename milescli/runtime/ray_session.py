@@ -40,7 +40,9 @@ def open_ray(plan: Plan, nodes: RunNodes, *, token: str) -> Iterator[RaySession]
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
     watchdog = start_watchdog(token=token, scratch_dirs=[temp_dir])
     old_environment, old_temp_dir = dict(os.environ), tempfile.tempdir
-    (temp_dir / "t").mkdir()
+    # Ray opens its own folder to everybody: it lies below one that is ours alone
+    for inner in ("t", "r"):
+        (temp_dir / inner).mkdir()
     tempfile.tempdir = str(temp_dir / "t")
     shared = run_variables(token) | {"TMPDIR": tempfile.tempdir}
     # on a CPU of our own, ranks and engines have the same: their processes can be started ahead
@@ -49,7 +51,7 @@ def open_ray(plan: Plan, nodes: RunNodes, *, token: str) -> Iterator[RaySession]
     cluster = Cluster(
         address=nodes.address,
         nodes=[member.node for member in nodes.chosen],
-        temp_dir=temp_dir,
+        temp_dir=temp_dir / "r",
         environment=shared | _for_other_computers(nodes, os.environ),
     )
     processes = SessionProcesses()

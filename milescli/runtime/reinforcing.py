@@ -94,6 +94,7 @@ class ReinforceAttempt(Attempt):
                 recipe, **{**parts, "engine": self.engines.evaluation or fleet}
             ),
             folder=spec.run.eval_dir,
+            side=self.side,
         )
         objective = load_in_driver(recipe.train.objective, recipe)
         groups = open_collector(
@@ -121,7 +122,6 @@ class ReinforceAttempt(Attempt):
             ),
             hooks=loop.Hooks(
                 save=self.save,
-                settle=self.saver.settle,
                 evaluate=self._evaluate,
                 keep=self._keep,
                 tell=self.user.tell,
@@ -201,8 +201,6 @@ class ReinforceAttempt(Attempt):
         return {**sample.figures, "trajectories": texts}
 
     def _keep(self, step: int, groups: list[Group]) -> None:
-        folder = self.spec.run.rollouts_dir
-        folder.mkdir(exist_ok=True)
         lines = [
             json.dumps(
                 {
@@ -221,4 +219,5 @@ class ReinforceAttempt(Attempt):
             for group in groups[:KEPT_GROUPS]
             for sample in group.samples
         ]
-        (folder / f"step_{step}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        path = self.spec.run.rollouts_dir / f"step_{step}.jsonl"
+        self.side.write(path, "\n".join(lines) + "\n")

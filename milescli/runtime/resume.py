@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milescli.checkpoint.run_dir import lock, open_run
+from milescli.checkpoint.run_dir import RunDir, lock, open_run
 from milescli.checkpoint.store import CheckpointStore
 from milescli.cluster.nodes import find_nodes
 from milescli.core.driver_pipe import say
@@ -15,6 +15,7 @@ from milescli.core.errors import CheckpointError, RecipeError
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
+from milescli.runtime import drift
 from milescli.runtime.environment_nodes import require_environments
 from milescli.runtime.inputs import RunInputs, planned_facts, prepare
 from milescli.runtime.planning import as_fetched, plan_without_plugins
@@ -25,7 +26,9 @@ from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
     from milescli.checkpoint.base import CheckpointManifest
+    from milescli.checkpoint.store import StoredCheckpoint
     from milescli.console.output import Output
+    from milescli.recipe.schema import Recipe
     from milescli.runtime.train import RunSummary
 
 MAY_CHANGE = (
@@ -56,19 +59,17 @@ def resume(
     it too. Raises CheckpointError where the run cannot be continued faithfully, RecipeError where
     nothing is left to do."""
     run = open_run(path)
-    loaded = load_resolved(run.recipe_file)
+    kept = load_resolved(run.recipe_file)
     flags = {"train.steps": f"--steps {steps}"} if steps is not None else {}
     if address is not None:
         flags["machine.address"] = f"--address {address}"
-    loaded = override(loaded, sets=sets, flags=flags, only=MAY_CHANGE, environ=environ)
+    loaded = override(kept, sets=sets, flags=flags, only=MAY_CHANGE, environ=environ)
     with lock(run):
         say(run=run.path)
-        checkpoint = CheckpointStore(run.checkpoints).latest()
-        if checkpoint is None:
-            output.warn(
-                f"run {run.name} has no complete checkpoint: it begins again from the start"
-            )
-        else:
+        for line in drift.edited_keys(run, kept, may_change=MAY_CHANGE):
+            output.warn(f"recipe.yaml was edited: {line}")
+        checkpoint = _checkpoint_of(run, loaded.recipe, output=output)
+        if checkpoint is not None:
             _refuse_if_done(checkpoint.step, loaded.recipe.train.steps, path)
         nodes = find_nodes(loaded, output=output)
         facts = planned_facts(loaded.recipe)
@@ -96,10 +97,28 @@ def resume(
                 checkpoint=checkpoint,
             )
             if checkpoint is not None:
-                _refuse_drift(checkpoint.manifest, inputs, path)
+                _refuse_other_prompts(checkpoint.manifest, inputs, path)
+                _tell_drift(spec, output=output)
                 output.note(f"going on from step {checkpoint.step}")
             write_records(spec, loaded)
             return train(spec, prestarted=prestarted, output=output)
+
+
+def _checkpoint_of(run: RunDir, recipe: Recipe, *, output: Output) -> StoredCheckpoint | None:
+    """The newest one that is whole; None where none was ever complete. Raises CheckpointError where
+    none is whole any more."""
+    store = CheckpointStore(run.checkpoints)
+    checkpoint, damages = store.newest_whole()
+    if checkpoint is None:
+        output.warn(f"run {run.name} has no complete checkpoint: it begins again from the start")
+        return None
+    for damage in damages:
+        output.warn(f"{damage.what}: {damage.why}")
+    if damages:
+        output.warn(f"the run goes back to the checkpoint before, step {checkpoint.step}")
+    if recipe.keeps_reference or recipe.caches_reference:
+        store.find(recipe.reference_step(checkpoint.step))  # refused before a device is taken
+    return checkpoint
 
 
 def _refuse_if_done(step: int, num_steps: int, path: Path) -> None:
@@ -111,7 +130,13 @@ def _refuse_if_done(step: int, num_steps: int, path: Path) -> None:
         )
 
 
-def _refuse_drift(manifest: CheckpointManifest, inputs: RunInputs, path: Path) -> None:
+def _tell_drift(spec: RunSpec, *, output: Output) -> None:
+    now = drift.surroundings(spec.nodes.machine)
+    for line in drift.told(drift.read_record(spec.run), now, plan=spec.plan, run=spec.run):
+        output.warn(f"since the last attempt: {line}")
+
+
+def _refuse_other_prompts(manifest: CheckpointManifest, inputs: RunInputs, path: Path) -> None:
     if inputs.data_sha256 != manifest.data_sha256:
         raise CheckpointError(
             "the training prompts are not those of the checkpoint",
@@ -119,6 +144,7 @@ def _refuse_drift(manifest: CheckpointManifest, inputs: RunInputs, path: Path) -
             f"the checkpoint saw {manifest.data_sha256[:12]}...",
             fix=[
                 "put the file back as it was",
-                f"miles launch --recipe {path}/recipe.yaml   # a new run on the new prompts",
+                f"miles launch --recipe {path}/recipe.yaml --name {path.name}-new   "
+                "# a new run on the new prompts",
             ],
         )

@@ -70,7 +70,7 @@ class RowAttempt(Attempt):
         if self.spec.recipe.caches_teacher:
             await self._know_teacher(trainer)
         if self.spec.recipe.caches_reference:
-            start = self.saver.store.find(0)
+            start = await in_thread(lambda: self.saver.store.find(0))
             await trainer.load(start.path, weights_only=True)
             await self._know_reference(trainer)
 
@@ -113,6 +113,7 @@ class RowAttempt(Attempt):
                     chat_form=chat_form_of(recipe, inputs.tokenizer),
                 ),
                 folder=spec.run.eval_dir,
+                side=self.side,
             )
         return RowRun(
             recipe=recipe,
@@ -124,7 +125,6 @@ class RowAttempt(Attempt):
             devices=devices,
             hooks=RowHooks(
                 save=self.save,
-                settle=self.saver.settle,
                 measure=self._measure,
                 tell=self.user.tell,
             ),

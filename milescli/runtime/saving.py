@@ -3,19 +3,28 @@ tensors are the trainer's business."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from milescli import __version__
 from milescli.checkpoint.base import CheckpointManifest
+from milescli.checkpoint.files import free_bytes
 from milescli.checkpoint.run_dir import utc_now
-from milescli.checkpoint.store import CheckpointStore
-from milescli.core.events import CheckpointSaved, EventBus
+from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint, not_written
+from milescli.core.concurrency import in_thread
+from milescli.core.errors import CheckpointError, MachineError, MilesError
+from milescli.core.events import CheckpointSaved, EventBus, Notice
 from milescli.core.types import WeightVersion
+from milescli.core.units import format_bytes
 from milescli.runtime.spec import RunSpec
 from milescli.train.base import Trainer
+
+LOOK_EVERY_S = 0.2
+"""Whether a checkpoint is written is asked of idle ranks; a step that runs is not held up."""
 
 
 def version_of(step: int) -> WeightVersion:
@@ -33,10 +42,9 @@ class Progress:
     curriculum: dict[str, list[float]] = field(default_factory=dict)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _PendingSave:
     trainer: Trainer
-    folder: Path
     step: int
     progress: Progress
     began: float
@@ -44,8 +52,9 @@ class _PendingSave:
 
 @dataclass(slots=True, kw_only=True)
 class Saver:
-    """At most one checkpoint is being written at a time; it counts only when its manifest
-    stands."""
+    """At most one checkpoint is being written at a time; it counts when its manifest stands, which
+    is as soon as its bytes are on disk. One that cannot be written is told of and given up; the
+    next is another try."""
 
     store: CheckpointStore
     spec: RunSpec
@@ -54,37 +63,97 @@ class Saver:
     """Calls a hook of the user's."""
     on_complete: Callable[[], None] | None = None
     """Called when a checkpoint is complete."""
+    on_give_up: Callable[[], None] | None = None
+    """Called when one will never be."""
     newest: Path | None = None
     """Newest checkpoint that this attempt completed."""
     newest_step: int | None = None
     """Of that, or of the checkpoint that the attempt goes on from."""
-    _pending: _PendingSave | None = None
+    failure: CheckpointError | None = None
+    """Why the last one that was begun is not there."""
+    _finishing: asyncio.Task[None] | None = None
+    """Completes the checkpoint that is being written."""
+    _hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    """Somebody waits for it: the trainer may be held up."""
+    _completing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a manifest is written; whoever holds it asks the trainer nothing."""
 
     async def save(self, trainer: Trainer, *, step: int, progress: Progress) -> None:
-        """Begin checkpoint `step`. Returns when training may go on; `settle` completes it."""
+        """Begin checkpoint `step`. Returns when training may go on; it is completed beside it.
+        Raises CheckpointError where it cannot be written and the run cannot be resumed without
+        it."""
         await self.settle()
-        began = time.monotonic()
-        folder = self.store.begin(step)
-        await trainer.save(folder)
-        self._pending = _PendingSave(
-            trainer=trainer,
-            folder=folder,
-            step=step,
-            progress=progress,
-            began=began,
+        pending = _PendingSave(
+            trainer=trainer, step=step, progress=progress, began=time.monotonic()
         )
+        try:
+            folder = await in_thread(lambda: self.store.begin(step))
+            await trainer.save(folder)
+        except OSError as error:
+            await self._give_up(pending, error)
+            return
+        self._hurry.clear()
+        self._finishing = asyncio.ensure_future(self._finish(pending))
         if not self.spec.recipe.checkpoint.async_save:
             await self.settle()
 
     async def settle(self) -> None:
-        """Wait for the files of the pending checkpoint, write its manifest, and forget the oldest
-        beyond `checkpoint.keep`."""
-        if (pending := self._pending) is None:
+        """Wait until the checkpoint that was begun is complete, or given up. Raises as `save`."""
+        if (finishing := self._finishing) is None:
             return
-        self._pending = None
-        await pending.trainer.finish_save()
+        self._hurry.set()
+        try:
+            await asyncio.shield(finishing)
+        finally:
+            if finishing.done() and self._finishing is finishing:
+                self._finishing = None
+
+    async def probe(self) -> None:
+        """Raises what went wrong beside the steps."""
+        if self._finishing is not None and self._finishing.done():
+            await self.settle()
+
+    async def close(self) -> None:
+        """Leave what is half done."""
+        if self._finishing is not None:
+            self._finishing.cancel()
+            await asyncio.gather(self._finishing, return_exceptions=True)
+
+    async def completed(self) -> None:
+        """Wait for a manifest that is being written, if one is."""
+        async with self._completing:
+            pass
+
+    async def _finish(self, pending: _PendingSave) -> None:
+        """When the bytes are on disk: write the manifest, and forget the oldest beyond
+        `checkpoint.keep`."""
+        try:
+            while not self._hurry.is_set() and not await pending.trainer.is_written():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._hurry.wait(), LOOK_EVERY_S)
+            sha256 = await pending.trainer.finish_save()
+            async with self._completing:
+                stored = await in_thread(lambda: self._complete(pending, sha256))
+                self.failure = None
+                self.newest, self.newest_step = stored.path, pending.step
+                if self.on_complete is not None:
+                    self.on_complete()
+        except OSError as error:
+            await self._give_up(pending, error)
+            return
+        self.bus.emit(
+            CheckpointSaved(
+                step=pending.step,
+                path=str(stored.path.relative_to(self.spec.run.path)),
+                size_bytes=stored.manifest.size_bytes,
+                seconds=time.monotonic() - pending.began,
+            )
+        )
+        await self.tell("after_save", step=pending.step, folder=stored.path)
+
+    def _complete(self, pending: _PendingSave, sha256: dict[str, str]) -> StoredCheckpoint:
         layout = self.spec.plan.trainer
-        stored = self.store.complete(
+        return self.store.complete(
             pending.step,
             CheckpointManifest(
                 format="torch_dist",
@@ -105,16 +174,51 @@ class Saver:
                 objective=pending.progress.objective,
                 curriculum=pending.progress.curriculum,
             ),
+            sha256=sha256,
         )
-        self.newest, self.newest_step = stored.path, pending.step
-        if self.on_complete is not None:
-            self.on_complete()
+
+    async def _give_up(self, pending: _PendingSave, error: OSError) -> None:
+        """Tell the user, and free what the torn folder takes. Raises the error where it is not the
+        disk's, or where a resumed run would need this very checkpoint."""
+        if isinstance(error, MilesError) and not isinstance(error, CheckpointError):
+            raise error  # a wait that met its bound
+        folder = self.store.path(pending.step)
+        if not isinstance(error, CheckpointError):
+            error = not_written(folder, error)
+        self.failure = error
+        if self.on_give_up is not None:
+            self.on_give_up()
+        with suppress(OSError):
+            await in_thread(lambda: self.store.discard(pending.step))
+        recipe = self.spec.recipe
+        keeps = recipe.keeps_reference or recipe.caches_reference
+        if keeps and recipe.reference_step(pending.step) == pending.step:
+            error.why += "\na resumed run takes its reference from it, so that the run ends here"
+            raise error
+        newest = (
+            "there is none before it"
+            if self.newest_step is None
+            else (f"the newest is that of step {self.newest_step}")
+        )
+        free = await in_thread(lambda: free_bytes(folder.parent))
         self.bus.emit(
-            CheckpointSaved(
-                step=pending.step,
-                path=str(stored.path.relative_to(self.spec.run.path)),
-                size_bytes=stored.manifest.size_bytes,
-                seconds=time.monotonic() - pending.began,
+            Notice(
+                text=f"{error.what} ({error.why}); {format_bytes(free)} are free there. Training "
+                f"goes on, the next save is another try; {newest}",
+                level="warning",
             )
         )
-        await self.tell("after_save", step=pending.step, folder=stored.path)
+
+    def require_saved(self, step: int) -> None:
+        """Raises MachineError where the last checkpoint of the run, of `step`, is not there."""
+        if self.failure is None or self.newest_step == step:
+            return
+        run = self.spec.run
+        kept = "nothing else" if self.newest_step is None else f"checkpoint step {self.newest_step}"
+        raise MachineError(
+            f"what was learned until step {step} could not be saved",
+            why=f"{self.failure.what}: {self.failure.why}\n"
+            f"{format_bytes(free_bytes(run.path))} are free in {run.path}; kept are {kept}, and "
+            "what is there of metrics, events and samples",
+            fix=f"du -sh {run.path.parent}/*   # make room",
+        )

@@ -91,8 +91,10 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
                 if error is caught:
                     raise
                 raise error from caught
-            _conclude(attempt, time.monotonic() - began, None)
-        live.save_svg(run.picture_file, command=f"miles launch --recipe {recipe.name}")
+            with attempt.side.writing(session.verdict_file):
+                _conclude(attempt, time.monotonic() - began, None)
+        with attempt.side.writing(run.picture_file):
+            live.save_svg(run.picture_file, command=f"miles launch --recipe {recipe.name}")
     return RunSummary(
         path=run.shown,
         steps=attempt.step,

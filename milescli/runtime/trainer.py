@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class RankGroup:
     layout: TrainerLayout
     step_timeout_s: float
     async_save: bool
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """All ranks are asked the same in the same order, as they wait for each other."""
 
     async def look(self) -> list[str | None]:
         """[ranks] why it seems to hang; None: it speaks. Raises WorkerDied where one has ended."""
@@ -71,7 +73,8 @@ class RankGroup:
         await self.cluster.kill(self.ranks)
 
     async def _all(self, method: str, *args: Any) -> list[Any]:
-        return await run_all(self.ranks, method, *args, timeout_s=self.step_timeout_s)
+        async with self._turn:
+            return await run_all(self.ranks, method, *args, timeout_s=self.step_timeout_s)
 
     async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
         """See Trainer."""
@@ -119,7 +122,8 @@ class RankGroup:
         once."""
         shards = [await self.cluster.put(shard) for shard in batch.shards]
         arguments = [(shards[self.layout.dp_rank(rank)], *args) for rank in range(len(self.ranks))]
-        return await run_each(self.ranks, method, arguments, timeout_s=self.step_timeout_s)
+        async with self._turn:
+            return await run_each(self.ranks, method, arguments, timeout_s=self.step_timeout_s)
 
     async def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
         """See Trainer."""
@@ -153,9 +157,13 @@ class RankGroup:
         """See Trainer."""
         await self._all("save", str(folder), self.async_save)
 
-    async def finish_save(self) -> None:
+    async def is_written(self) -> bool:
         """See Trainer."""
-        await self._all("finish_save")
+        return all(await self._all("is_written"))
+
+    async def finish_save(self) -> dict[str, str]:
+        """See Trainer."""
+        return (await self._all("finish_save"))[0]
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """See Trainer."""

@@ -243,10 +243,17 @@ class Trainer(Protocol):
 
     async def save(self, folder: Path) -> None:
         """Write weights, optimizer and RNG into `folder`. Returns when training may go on; with
-        async save, the files are complete only after `finish_save`."""
+        async save, the files are complete only after `finish_save`. Raises as that."""
 
-    async def finish_save(self) -> None:
-        """Wait until the last `save` is on disk."""
+    async def is_written(self) -> bool:
+        """Whether `finish_save` would return at once."""
+        ...
+
+    async def finish_save(self) -> dict[str, str]:
+        """Wait until the last `save` is on disk. Returns the SHA-256 of files whose writer has
+        hashed them, by their names in the folder. Raises CheckpointError where it could not be
+        written: training may go on."""
+        ...
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Take weights, optimizer and RNG from a folder that `save` wrote, under any layout.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from milescli.checkpoint.run_dir import RunDir, create, lock, open_run
-from milescli.core.errors import CheckpointError, ExitCode, MilesError, RecipeError
+from milescli.core.errors import CheckpointError, ExitCode, MachineError, MilesError, RecipeError
 
 
 def test_names_count_up(tmp_path: Path) -> None:
@@ -27,10 +27,30 @@ def test_a_used_directory_is_refused_with_three_ways_out(tmp_path: Path) -> None
     assert "miles resume " in caught.value.fixes[0]
 
 
-@pytest.mark.parametrize("name", ["a/b", "../up", ".hidden"])
+@pytest.mark.parametrize("name", ["a/b", "../up", ".hidden", "x" * 300])
 def test_a_name_cannot_leave_the_runs_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(RecipeError):
         create(base=tmp_path, recipe_name="r", name=name)
+
+
+def test_a_new_run_can_be_read_by_its_owner_alone_and_an_empty_folder_keeps_its_rights(
+    tmp_path: Path,
+) -> None:
+    run = create(base=tmp_path, recipe_name="r", name=None)
+    assert run.path.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "shared").mkdir(mode=0o755)
+    assert create(base=tmp_path, recipe_name="r", name="shared").path.stat().st_mode & 0o077
+
+
+def test_where_nothing_can_be_written_is_said_in_three_parts(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match="cannot be made") as caught:
+        create(base=tmp_path / "file", recipe_name="r", name="a")
+    assert caught.value.exit_code is ExitCode.NOT_READY and caught.value.fixes
+    run = create(base=tmp_path, recipe_name="r", name="b")
+    (run.path / ".lock").mkdir()  # as root, rights alone would keep nobody out
+    with pytest.raises(MachineError, match="nothing can be written"), lock(run):
+        pass
 
 
 def test_logs_latest_points_to_the_newest_attempt(tmp_path: Path) -> None:

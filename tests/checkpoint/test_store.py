@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 from pathlib import Path
 
@@ -72,19 +74,114 @@ def test_torn_folders_older_than_a_complete_one_go(tmp_path: Path) -> None:
     assert store.torn() == [3]
 
 
-@pytest.mark.parametrize("damage", ["shorter", "missing"])
-def test_a_torn_file_is_named(tmp_path: Path, damage: str) -> None:
+def _damage(file: Path, how: str) -> None:
+    if how == "shorter":
+        file.write_bytes(b"x")
+    elif how == "missing":
+        file.unlink()
+    else:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["shorter", "missing", "flipped"])
+def test_a_damaged_file_is_named_and_the_step_before_is_the_fix(tmp_path: Path, how: str) -> None:
     store = CheckpointStore(tmp_path)
     _save(store, 1)
     _save(store, 2)
-    file = tmp_path / "step_2" / "data" / "tensors.bin"
-    if damage == "shorter":
-        file.write_bytes(b"x")
-    else:
-        file.unlink()
-    with pytest.raises(CheckpointError, match=r"data/tensors\.bin") as caught:
+    _damage(tmp_path / "step_2" / "data" / "tensors.bin", how)
+    for asked in (None, 2):
+        with pytest.raises(CheckpointError, match=r"data/tensors\.bin") as caught:
+            store.find(asked)
+        assert caught.value.fixes[0].startswith("--step 1 ")
+    whole, damages = store.newest_whole()
+    assert whole is not None and whole.step == 1
+    assert ["step_2" in damage.what for damage in damages] == [True]
+
+
+@pytest.mark.parametrize("how", ["flipped", "missing"])
+def test_where_no_checkpoint_is_whole_nothing_begins_anew(tmp_path: Path, how: str) -> None:
+    store = CheckpointStore(tmp_path)
+    for step in (1, 2):
+        _save(store, step)
+        _damage(tmp_path / f"step_{step}" / "data" / "tensors.bin", how)
+    with pytest.raises(CheckpointError, match="is whole") as caught:
+        store.newest_whole()
+    assert "step_1" in caught.value.why and "step_2" in caught.value.why
+    assert CheckpointStore(tmp_path / "nowhere").newest_whole() == (None, [])
+
+
+def test_a_save_that_was_cut_short_before_any_step_loses_nothing(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.begin(0)
+    assert store.newest_whole() == (None, [])
+    store.begin(3)
+    with pytest.raises(CheckpointError, match="step_3 was cut short"):
+        store.newest_whole()
+
+
+def test_a_flipped_byte_of_the_manifest_is_noticed(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    _save(store, 1)
+    path = tmp_path / "step_1" / MANIFEST_NAME
+    path.write_text(path.read_text().replace('"prompt_position": 8', '"prompt_position": 9'))
+    with pytest.raises(CheckpointError, match="manifest"):
         store.latest()
-    assert "step_1" in caught.value.fixes[0]
+
+
+def test_a_manifest_of_an_older_version_is_read(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    _save(store, 1)
+    path = tmp_path / "step_1" / MANIFEST_NAME
+    record = json.loads(path.read_text())
+    del record["sha256"], record["checksum"]
+    path.write_text(json.dumps(record))
+    assert store.find(1).manifest.sha256 == {}
+    (tmp_path / "step_1" / "data" / "tensors.bin").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="should have 11 bytes"):
+        store.find(1)
+
+
+def test_hashes_of_the_writer_are_kept_and_the_others_made(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    folder = store.begin(1)
+    (folder / "theirs").write_bytes(b"written by a rank")
+    (folder / "ours").write_bytes(b"x")
+    told = {"theirs": "f" * 64, "elsewhere": "0" * 64}
+    kept = store.complete(1, manifest_of(1), sha256=told).manifest.sha256
+    assert kept == {"theirs": "f" * 64, "ours": hashlib.sha256(b"x").hexdigest()}
+    with pytest.raises(CheckpointError, match="`theirs` is not what was written"):
+        store.find(1)
+
+
+def test_nothing_is_forgotten_before_the_newest_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    _save(store, 1)
+    store.begin(2)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("milescli.checkpoint.store.write_atomically", full)
+    with pytest.raises(OSError, match="No space"):
+        store.complete(2, manifest_of(2))
+    assert store.steps() == [1]
+    store.discard(2)
+    store.discard(1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
+
+
+def test_a_damaged_later_step_does_not_drive_out_the_one_that_was_gone_back_to(
+    tmp_path: Path,
+) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    _save(store, 3)
+    _save(store, 6)
+    _save(store, 4)
+    assert store.steps() == [3, 4, 6]
 
 
 @pytest.mark.parametrize(

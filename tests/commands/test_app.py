@@ -130,6 +130,15 @@ def test_a_reader_that_goes_away_is_no_fault() -> None:
     assert done.stdout.startswith("A recipe is YAML") and done.stderr == ""
 
 
+def test_a_standard_stream_that_is_closed_is_no_fault_and_no_file_takes_its_place() -> None:
+    script = (
+        f"{sys.executable} -m milescli help recipe >&- || exit; "
+        f"{sys.executable} -m milescli help nothing 2>&-"
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_is_a_short_file(verb: str) -> None:
     import milescli.commands

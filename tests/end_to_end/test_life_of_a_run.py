@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from milescli.checkpoint.base import checksum_of
 from tests.end_to_end.runs import Workplace, processes_of_run, saved, wait_until_gone
 from tests.shared_memory import forgotten
 
@@ -231,12 +232,28 @@ def test_resume_refuses_a_run_that_is_done_and_says_how_to_go_further(
 def test_resume_refuses_changed_prompts(workplace: Workplace, whole) -> None:
     run = workplace.copy_run("whole", "changed")
     manifest = sorted((run / "checkpoints").glob("step_*/manifest.json"))[-1]
-    record = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({**record, "data_sha256": "0" * 64}))
+    record = {**json.loads(manifest.read_text()), "data_sha256": "0" * 64}
+    manifest.write_text(json.dumps({**record, "checksum": checksum_of(record)}))
     refused = workplace.miles("resume", "changed", "--steps", "9")
     assert refused.code == 6, refused
     assert "prompts" in refused.err and "Traceback" not in refused.err
     assert (run / "model" / "config.json").exists()
+
+
+def test_a_flipped_byte_is_named_and_the_step_before_is_what_can_be_had(
+    workplace: Workplace, whole
+) -> None:
+    file = workplace.copy_run("whole", "flipped") / "checkpoints" / "step_6" / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    refused = workplace.miles("export", "flipped", "--to", "flipped-hf")
+    assert refused.code == 6, refused
+    assert file.name in refused.err and "--step 3" in refused.err
+    assert not (workplace.folder / "flipped-hf").exists()
+    back = workplace.miles("resume", "flipped", "--steps", "3")
+    assert back.code == 3 and "has done all its 3 steps" in back.err, back
+    assert file.name in back.err and "goes back to the checkpoint before, step 3" in back.err
 
 
 def _export(workplace: Workplace, name: str, *, step: int) -> Path:

@@ -32,6 +32,9 @@ class _Saver:
     async def settle(self) -> None:
         self.told.append("settle")
 
+    def require_saved(self, step: int) -> None:
+        pass
+
 
 def _stop(tmp_path, *, step: int, newest_step: int) -> list[str]:
     """What happens at a stop after a publish: engines answer, the trainer sleeps."""

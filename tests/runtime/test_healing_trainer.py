@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from milescli.core.errors import WaitTimeout, WorkerDied
+from milescli.core.errors import CheckpointError, WaitTimeout, WorkerDied
 from milescli.core.events import EventBus, Notice, WorkerLost, WorkerReplaced, WorkerSilent
 from milescli.recipe.fault import Fault
 from milescli.runtime.healing_trainer import HealingTrainer
@@ -216,6 +216,31 @@ def test_ranks_that_die_while_nobody_asks_them_are_replaced_by_a_look(tmp_path: 
     run(rig, work)
     assert rig.ranks is not rig.first and rig.ranks.weights == [-1, 1, 2]
     assert rig.kinds == [WorkerLost, WorkerReplaced]
+
+
+def test_a_checkpoint_that_new_ranks_cannot_write_is_not_taken_for_one(tmp_path: Path) -> None:
+    full = Ranks()
+    rig = Rig(tmp_path, first=Ranks(dies_in={"step": 3}), then=[full])
+
+    async def cannot(folder: Path) -> None:
+        raise CheckpointError("not written", why="planted: no space", fix="none")
+
+    full.save = cannot  # type: ignore[method-assign]
+
+    async def work() -> None:
+        await rig.end_save(await rig.begin_save(0))
+        await rig.step(1)
+        await rig.begin_save(1)
+        await rig.step(2, 3)
+        with pytest.raises(CheckpointError, match="not written"):
+            await rig.trainer.finish_save()
+        rig.trainer.is_given_up()
+        full.dies_in = {"step": 2}
+        await rig.step(4)
+        await rig.trainer.finish_save()
+
+    run(rig, work)
+    assert rig.ranks is not full and rig.ranks.weights == [1, 2, 3, 4]
 
 
 def test_ranks_that_die_while_they_catch_up_are_replaced_once_more(tmp_path: Path) -> None:

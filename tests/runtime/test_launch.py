@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,22 @@ def test_several_nodes_without_a_cluster_are_refused_and_no_run_is_made(tmp_path
     assert any("--address" in fix for fix in caught.value.fixes) and any(
         "--emit" in fix for fix in caught.value.fixes
     )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_bad_index_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    config = {"model_type": "qwen3", "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
+    (model / "config.json").write_text(json.dumps(config))
+    index = {"weight_map": {"model.embed_tokens.weight": "missing.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    sets = ["model.scratch=null", f"model.path={model}", f"run.dir={tmp_path / 'runs'}"]
+    loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    with pytest.raises(CheckpointError, match="no usable weights") as caught:
+        launch(loaded, output=Output())
+    assert "missing.safetensors" in caught.value.why
     assert not (tmp_path / "runs").exists()
 
 

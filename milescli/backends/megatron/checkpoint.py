@@ -4,7 +4,6 @@ room."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from milescli.backends.megatron.host_adam import HostAdamW
 from milescli.backends.megatron.optimizer import inner_optimizers
 from milescli.backends.megatron.saving import BackgroundSave
+from milescli.checkpoint.store import not_written
 from milescli.checkpoint.torch_dist.safe_pickle import require_known_pickles
 from milescli.core.errors import CheckpointError
 
@@ -36,36 +36,48 @@ class CheckpointIO:
         """`timeout_s` bounds the wait of `finish`."""
         self._model, self._optimizer, self._timeout_s = model, optimizer, timeout_s
         self._device = next(model.parameters()).device
-        self._pending: tuple[BackgroundSave, object, float] | None = None
+        self._pending: BackgroundSave | None = None
 
     def start(self, folder: Path) -> None:
         """Copy the state to host memory and begin to write it into `folder`; training may go on.
         Waits for a save before it."""
         self.finish()
-        if dist.get_rank() == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-        dist.barrier()
+        _make_folder(folder)
         writer = BackgroundSave(timeout_s=self._timeout_s)
         state = self._sharded_state(loading=False)
         state |= {
             _RNG: _rng_of_rank_zero(),
             _NUM_UPDATES: _largest(num_updates(self._optimizer), self._device),
         }
-        request = dist_checkpointing.save(
+        dist_checkpointing.save(
             state, str(folder), sharded_strategy=writer, async_sharded_save=True
         )
-        self._pending = (writer, request, time.monotonic())
+        self._pending = writer
 
-    def finish(self) -> None:
-        """Wait until the last save is on disk. Raises CheckpointError where writing failed,
-        WaitTimeout past the bound."""
+    @property
+    def is_written(self) -> bool:
+        """Whether `finish` has nothing to wait for on this rank."""
+        return self._pending is None or self._pending.is_written
+
+    def finish(self) -> dict[str, str]:
+        """Wait until the last save is on disk. Returns the SHA-256 of its files, by name. Raises
+        CheckpointError where writing failed on any rank, WaitTimeout past the bound."""
         if self._pending is None:
-            return
-        writer, request, _ = self._pending
-        self._pending = None
+            return {}
+        writer, self._pending = self._pending, None
         writer.wait()
-        for finalize in request.finalize_fns:
-            finalize()
+        return writer.complete()
+
+    def wait(self) -> None:
+        """Until this rank's files are on disk; `finish` is still to come. Raises WaitTimeout."""
+        if self._pending is not None:
+            self._pending.wait()
+
+    def give_up(self) -> None:
+        """Wait for the last save and leave it as it is. Raises WaitTimeout."""
+        if self._pending is not None:
+            writer, self._pending = self._pending, None
+            writer.wait()
 
     def load(self, folder: Path, *, weights_only: bool) -> None:
         """Take the state from `folder`, whatever layout wrote it. `weights_only`: leave optimizer
@@ -176,6 +188,19 @@ def _tolerating_step(inner: MegatronOptimizer) -> Iterator[None]:
         yield
     finally:
         del inner._set_main_param_and_optimizer_states
+
+
+def _make_folder(folder: Path) -> None:
+    """By rank 0; where it cannot, all ranks raise CheckpointError."""
+    told: list[str | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            told = [f"trainer rank 0: {type(error).__name__}: {error}"]
+    dist.broadcast_object_list(told, src=0)
+    if told[0] is not None:
+        raise not_written(folder, told[0])
 
 
 def _rng_of_rank_zero() -> torch.Tensor:

@@ -6,28 +6,57 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch.distributed as dist
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
-from megatron.core.dist_checkpointing.strategies.base import AsyncSaveShardedStrategy
+from megatron.core.dist_checkpointing.strategies.base import (
+    AsyncSaveShardedStrategy,
+    StrategyAction,
+    register_default_strategy,
+)
+from megatron.core.dist_checkpointing.strategies.common import TorchCommonSaveStrategy
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreSavePlanner,
     _replace_state_dict_keys_with_sharded_keys,
     mcore_to_pyt_state_dict,
 )
 from torch.distributed.checkpoint import FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import WriteResult
 
-from milescli.core.errors import CheckpointError, WaitTimeout
+from milescli.checkpoint.integrity import sha256_of
+from milescli.checkpoint.store import not_written
+from milescli.core.errors import WaitTimeout
+
+_WRITING_FAILED = (OSError, RuntimeError)
+"""A full disk is a RuntimeError in torch's zip files."""
+
+
+class _CommonPart(TorchCommonSaveStrategy):
+    """What is no tensor, which rank 0 alone writes. Where it cannot, it says so when all ranks
+    speak, as the others are already waiting for it in a collective."""
+
+    failure: BaseException | None = None
+
+    def save_common(self, common_state_dict, checkpoint_dir) -> None:
+        """Called by Megatron on every rank."""
+        self.failure = None
+        try:
+            super().save_common(common_state_dict, checkpoint_dir)
+        except _WRITING_FAILED as error:
+            self.failure = error
+
+
+_COMMON_PART = _CommonPart("torch", 1)
 
 
 class BackgroundSave(AsyncSaveShardedStrategy):
-    """One save: planned together by all ranks, written by each from a thread, completed together by
-    `finalize_fns`."""
+    """One save: planned together by all ranks, written and hashed by each from a thread, completed
+    together by `complete`. No rank goes on while another has failed: all raise alike."""
 
     def __init__(self, *, timeout_s: float) -> None:
         super().__init__("torch_dist", 1)
@@ -37,6 +66,9 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         self._thread: threading.Thread | None = None
         self._started = 0.0
         self._folder = Path()
+        self._sha256: dict[str, str] = {}
+        self._finish: Callable[[list[object]], None] = lambda results: None
+        register_default_strategy(StrategyAction.SAVE_COMMON, "torch", 1, _COMMON_PART)
 
     def can_handle_sharded_objects(self) -> bool:
         """Megatron asks: yes, as bytes."""
@@ -45,7 +77,7 @@ class BackgroundSave(AsyncSaveShardedStrategy):
     def async_save(self, sharded_state_dict, checkpoint_dir) -> AsyncRequest:
         """Called by Megatron. Copies every tensor to the host, agrees on the plan, and starts the
         thread."""
-        self._folder = Path(checkpoint_dir)
+        self._folder, self._failure = Path(checkpoint_dir), _COMMON_PART.failure
         for item in nested_values(sharded_state_dict):
             if isinstance(item, ShardedTensor):
                 item.data = item.data.detach().to("cpu", copy=True)
@@ -65,13 +97,22 @@ class BackgroundSave(AsyncSaveShardedStrategy):
             target=self._write, args=(writer, plan, planner), name="checkpoint-writer", daemon=True
         )
         self._thread.start()
-        return AsyncRequest(None, (), [lambda: self._complete(writer, metadata)])
+        self._finish = lambda results: writer.finish(metadata, results)
+        return AsyncRequest(None, (), [])
 
     def _write(self, writer: FileSystemWriter, plan, planner: MCoreSavePlanner) -> None:
         try:
             self._results = writer.write_data(plan, planner).wait()
-        except BaseException as error:  # kept, and raised by `_complete` on every rank
+            # just written, so that they are read from memory
+            names = {result.storage_data.relative_path for result in self._results}
+            self._sha256 = {name: sha256_of(self._folder / name) for name in sorted(names)}
+        except BaseException as error:  # kept, and raised by `complete` on every rank
             self._failure = error
+
+    @property
+    def is_written(self) -> bool:
+        """Whether this rank's files are on disk, or never will be."""
+        return self._thread is not None and not self._thread.is_alive()
 
     def wait(self) -> None:
         """Until this rank's files are on disk. Raises WaitTimeout."""
@@ -88,26 +129,40 @@ class BackgroundSave(AsyncSaveShardedStrategy):
                 ],
             )
 
-    def _complete(self, writer: FileSystemWriter, metadata: Metadata | None) -> None:
-        """Rank 0 writes what was written where; all ranks learn of a failure on any."""
+    def complete(self) -> dict[str, str]:
+        """Rank 0 writes what was written where; all ranks learn of a failure on any. Returns the
+        SHA-256 of every file with tensors, by its name in the folder. Raises CheckpointError."""
         gathered: list[object] = [None] * dist.get_world_size()
-        mine = (
-            self._results
-            if self._failure is None
-            else f"{type(self._failure).__name__}: {self._failure}"
-        )
+        failure = self._failure
+        mine = (self._results, self._sha256) if failure is None else _told(failure)
         dist.all_gather_object(gathered, mine)
-        failures = [(rank, text) for rank, text in enumerate(gathered) if isinstance(text, str)]
-        if failures:
-            rank, text = failures[0]
-            raise CheckpointError(
-                f"the checkpoint `{self._folder}` was not written",
-                why=f"trainer rank {rank}: {text}",
-                fix="make room on the disk (`df -h`), then `miles resume`",
-            ) from self._failure
+        self._raise_together(gathered, failure)
         if dist.get_rank() == 0:
-            assert metadata is not None
-            writer.finish(metadata, gathered)
+            try:
+                self._finish([results for results, _ in gathered])
+                save_config(CheckpointingConfig(self.backend, self.version), str(self._folder))
+            except _WRITING_FAILED as error:
+                failure = error
+        told = [None if failure is None else _told(failure)]
+        dist.broadcast_object_list(told, src=0)
+        self._raise_together(told, failure)
+        return {name: digest for _, sha256 in gathered for name, digest in sha256.items()}
+
+    def _raise_together(self, told: list[object], own: BaseException | None) -> None:
+        """`told` [rank]: a text for a rank that failed."""
+        for rank, text in enumerate(told):
+            if isinstance(text, str):
+                raise not_written(self._folder, f"trainer rank {rank}: {text}") from own
+
+
+def _told(error: BaseException) -> str:
+    """Its first line; torch says of a full disk that a position is unexpected, and the system's own
+    word is the error that this one follows."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    said = cause or error
+    return f"{type(said).__name__}: {str(said).partition(chr(10))[0]}"
 
 
 def _agree(planner: MCoreSavePlanner, writer: FileSystemWriter):

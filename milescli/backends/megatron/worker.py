@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from milescli.backends.megatron.device import take_device
 from milescli.checkpoint.base import CRITIC_PART
-from milescli.core.errors import MilesError, WaitTimeout
+from milescli.core.errors import CheckpointError, MilesError, WaitTimeout
 from milescli.core.lost_peer import sounds_like_lost_peer
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.models import load_facts
@@ -188,18 +188,37 @@ class TrainerRank:
     def save(self, folder: str, async_save: bool) -> None:
         """Write weights, optimizer and RNG into `folder`, which is made. With `async_save`,
         training may go on at once and the files are complete after `finish_save`."""
-        with self._named("saving"):
+        with self._named("saving"), self._all_or_none():
             for model, part in self._kept(Path(folder)):
                 with self._awake(model):
                     model.checkpoints.start(part)
                 if not async_save:
-                    model.checkpoints.finish()
+                    model.checkpoints.wait()
 
-    def finish_save(self) -> None:
-        """Wait until the last save is on disk."""
-        with self._named("finishing a save"):
+    def is_written(self) -> bool:
+        """Whether `finish_save` has nothing to wait for."""
+        return all(model.checkpoints.is_written for model, _ in self._kept(Path()))
+
+    def finish_save(self) -> dict[str, str]:
+        """Wait until the last save is on disk. Returns the SHA-256 of its files with tensors, by
+        their names in the folder; equal on all ranks."""
+        with self._named("finishing a save"), self._all_or_none():
+            return {
+                str(part / name): digest
+                for model, part in self._kept(Path())
+                for name, digest in model.checkpoints.finish().items()
+            }
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Where the save of one model fails, that of another is given up too, so that no later save
+        waits for it."""
+        try:
+            yield
+        except CheckpointError:
             for model, _ in self._kept(Path()):
-                model.checkpoints.finish()
+                model.checkpoints.give_up()
+            raise
 
     def load(self, folder: str, weights_only: bool = False) -> None:
         """Take weights, and unless `weights_only` optimizer and RNG, from a folder that `save`

@@ -274,6 +274,13 @@ class Worlds:
                 "fused": True,
             },
             {
+                "name": "saves fail",
+                "call": "saves_fail",
+                "model": self.models["dense"],
+                "layout": {"tp": 2},
+                "save": self.checkpoint("failing"),
+            },
+            {
                 "name": "spoiled",
                 "call": "spoil_and_step",
                 "model": self.models["dense"],

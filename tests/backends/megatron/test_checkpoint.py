@@ -40,6 +40,19 @@ def test_a_checkpoint_of_one_rank_goes_on_under_another_layout(worlds: Worlds, n
     assert rest.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4)
 
 
+def test_where_one_rank_cannot_write_all_ranks_say_so_and_the_next_save_works(
+    worlds: Worlds,
+) -> None:
+    result = worlds.get("two")["saves fail"]
+    first, second = result["told"]
+    assert first.startswith("trainer rank 1: OSError") and "File too large" in first
+    assert second.startswith("trainer rank 0: OSError")
+    folder = Path(worlds.checkpoint("failing")) / "whole"
+    assert result["is_whole"] and set(result["sha256"]) == {"__0_0.distcp", "__1_0.distcp"}
+    for name, sha256 in result["sha256"].items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == sha256
+
+
 def test_the_correction_of_the_router_is_saved_and_never_trained(worlds: Worlds) -> None:
     first, trained = (worlds.get("one")[name]["checksums"] for name in ("glm", "glm three"))
     unchanged = {name for name in first if first[name] == trained[name]}

@@ -1,0 +1,56 @@
+"""Whether the files of a folder are those that were written: SHA-256 of each, and what makes names
+and bytes outlast a power cut. Knows nothing of manifests. Called by the store, and by the ranks
+that write."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+MAX_THREADS = 8
+"""That hash at once: hashing gives up the interpreter's lock."""
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's bytes, hex. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of_files(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Name -> SHA-256 of files of a folder, several at once. Raises OSError."""
+    listed = list(names)
+    with ThreadPoolExecutor(max_workers=min(MAX_THREADS, os.cpu_count() or 1)) as threads:
+        return dict(
+            zip(listed, threads.map(lambda name: sha256_of(folder / name), listed), strict=True)
+        )
+
+
+def changed_file(folder: Path, sha256: Mapping[str, str]) -> tuple[str, str] | None:
+    """(name, SHA-256 now) of the first file that is not what `sha256` says; None where all are.
+    Raises OSError."""
+    now = sha256_of_files(folder, sha256)
+    return next(((name, now[name]) for name in sha256 if now[name] != sha256[name]), None)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make all files below `folder`, their names, its own and its parent's durable, the innermost
+    first: a name that outlasts a power cut then has its bytes."""
+    for path, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            sync(Path(path) / name)
+        sync(Path(path))
+    sync(folder.parent)
+    sync(folder.parent.parent)
+
+
+def sync(path: Path) -> None:
+    """A file's bytes, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,178 @@
+"""When a checkpoint counts, and what becomes of a save that fails. The trainer is a stand-in that
+writes when it is let; real ranks save in tests/backends/megatron."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.store import CheckpointStore, not_written
+from milescli.core.errors import CheckpointError, MachineError, WaitTimeout
+from milescli.core.events import CheckpointSaved, EventBus, Notice
+from milescli.recipe.load import load
+from milescli.runtime.saving import Progress, Saver
+from tests.plans import PLAN
+
+
+class Writer:
+    """Writes what it is asked to, unless `error` says otherwise."""
+
+    def __init__(self) -> None:
+        self.written = True
+        self.error: Exception | None = None
+        self.folder = Path()
+        self.asked: list[str] = []
+
+    async def save(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "half").write_text("torn")
+
+    async def is_written(self) -> bool:
+        return self.written
+
+    async def finish_save(self) -> dict[str, str]:
+        self.asked.append("finish_save")
+        if self.error is not None:
+            raise self.error
+        return {}
+
+
+class Rig:
+    """A saver, and what it tells."""
+
+    def __init__(self, folder: Path, *sets: str) -> None:
+        run = RunDir(folder)
+        run.recipe_file.write_text("")
+        recipe = load("quickstart", sets=list(sets), environ={}, cwd=folder, home=folder).recipe
+        spec = SimpleNamespace(
+            run=run, recipe=recipe, plan=PLAN, inputs=SimpleNamespace(data_sha256="d")
+        )
+        self.events: list[Any] = []
+        self.told: list[int] = []
+        self.given_up = 0
+        self.writer = Writer()
+        self.saver = Saver(
+            store=CheckpointStore(run.checkpoints),
+            spec=spec,  # type: ignore[arg-type]
+            bus=EventBus([self.events.append]),
+            tell=self._tell,
+            on_give_up=self._give_up,
+        )
+
+    async def _tell(self, hook: str, *, step: int, folder: Path) -> None:
+        self.told.append(step)
+
+    def _give_up(self) -> None:
+        self.given_up += 1
+
+    async def save(self, step: int) -> None:
+        await self.saver.save(self.writer, step=step, progress=Progress())  # type: ignore[arg-type]
+
+    def steps_of(self, kind: type) -> list[int]:
+        return [event.step for event in self.events if isinstance(event, kind)]
+
+
+def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(work(), 30)
+
+    asyncio.run(bounded())
+
+
+def test_a_checkpoint_counts_as_soon_as_its_bytes_are_there(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+
+    async def work() -> None:
+        rig.writer.written = False
+        await rig.save(3)
+        await asyncio.sleep(0.3)
+        assert rig.writer.asked == [] and rig.saver.store.steps() == []
+        rig.writer.written = True
+        while not rig.told:  # nobody asks for it
+            await asyncio.sleep(0.01)
+
+    run(work)
+    assert rig.saver.store.steps() == [3] and rig.saver.newest_step == 3
+    assert rig.steps_of(CheckpointSaved) == [3]
+
+
+def test_whoever_waits_for_a_checkpoint_does_not_wait_for_a_look(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+
+    async def work() -> None:
+        rig.writer.written = False
+        await rig.save(3)
+        await rig.saver.settle()
+        assert rig.told == [3]
+        await rig.saver.settle()
+
+    run(work)
+
+
+def test_a_save_that_fails_is_told_of_and_the_next_is_another_try(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+
+    async def work() -> None:
+        await rig.save(1)
+        await rig.saver.settle()
+        rig.writer.error = not_written(rig.saver.store.path(2), "trainer rank 1: no space")
+        await rig.save(2)
+        await rig.saver.settle()
+        assert not rig.saver.store.path(2).exists() and rig.given_up == 1
+        with pytest.raises(MachineError, match="step 2 could not be saved") as caught:
+            rig.saver.require_saved(2)
+        assert "trainer rank 1: no space" in caught.value.why
+        assert "checkpoint step 1" in caught.value.why
+        rig.writer.error = None
+        await rig.save(3)
+        await rig.saver.settle()
+        rig.saver.require_saved(3)
+
+    run(work)
+    assert rig.saver.store.steps() == [1, 3]
+    (warning,) = [event for event in rig.events if isinstance(event, Notice)]
+    assert warning.level == "warning" and "the newest is that of step 1" in warning.text
+    assert str(tmp_path) in warning.text and "are free there" in warning.text
+
+
+def test_a_folder_that_cannot_be_made_is_a_save_that_fails(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.saver.store.folder.write_text("a file where the folder should be")
+    run(lambda: rig.save(1))
+    assert isinstance(rig.saver.failure, CheckpointError) and rig.given_up == 1
+
+
+def test_a_checkpoint_that_a_resumed_run_would_need_must_be_written(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "train.kl_coef=0.1")
+    assert rig.saver.spec.recipe.keeps_reference
+
+    async def work() -> None:
+        rig.writer.error = not_written(rig.saver.store.path(0), "no space")
+        await rig.save(0)
+        while not rig.given_up:
+            await asyncio.sleep(0.01)
+        with pytest.raises(CheckpointError, match="reference"):
+            await rig.saver.settle()
+
+    run(work)
+
+
+def test_a_wait_that_met_its_bound_is_no_full_disk(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+
+    async def work() -> None:
+        rig.writer.error = WaitTimeout("a rank is silent", why="planted", fix="none")
+        await rig.save(1)
+        with pytest.raises(WaitTimeout):
+            while True:
+                await rig.saver.probe()
+                await asyncio.sleep(0.01)
+
+    run(work)
+    assert rig.given_up == 0
