@@ -34,6 +34,30 @@ ASK_TIMEOUT_S = 120.0
 seconds."""
 
 
+class TooFewNodes(MachineError):
+    """A cluster has fewer nodes that can be used than a run wants."""
+
+    num_usable: int = 0
+
+    @classmethod
+    def of(cls, settings: MachineSettings, answers: Sequence[NodeAnswer]) -> TooFewNodes:
+        """`answers`: of the nodes that there are."""
+        silent = [f"{answer.node}: {answer.error}" for answer in answers if answer.error]
+        there = ", ".join(str(answer.node) for answer in answers if not answer.error) or "none"
+        num_usable = len(answers) - len(silent)
+        error = cls(
+            f"{settings.nodes} nodes are wanted, and the Ray cluster at {settings.address} has "
+            f"{num_usable} that can be used",
+            why=f"those that answered: {there}" + "".join(f"\n{line}" for line in silent),
+            fix=[
+                f"ray start --address={settings.address}   # on each further node",
+                f"--nodes {max(1, num_usable)}",
+            ],
+        )
+        error.num_usable = num_usable
+        return error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNode:
     """One node of a cluster that the run takes."""
@@ -185,7 +209,7 @@ def choose_nodes(settings: MachineSettings) -> RunNodes:
         if answer.error is None
     ]
     if len(members) < settings.nodes:
-        raise _too_few(settings, answers)
+        raise TooFewNodes.of(settings, answers)
     chosen = _choose(members, settings, free)
     _require_same_software(chosen)
     if settings.gpus != 0:
@@ -205,21 +229,6 @@ def _no_cluster_named(num_nodes: int) -> MachineError:
             "then add --address HOST:6379",
             "export RAY_ADDRESS=HOST:6379   # the same as --address",
             "--emit slurm   # or kuberay, ssh: a script that does all this",
-        ],
-    )
-
-
-def _too_few(settings: MachineSettings, answers: Sequence[NodeAnswer]) -> MachineError:
-    silent = [f"{answer.node}: {answer.error}" for answer in answers if answer.error is not None]
-    there = ", ".join(str(answer.node) for answer in answers if answer.error is None) or "none"
-    why = f"those that answered: {there}" + "".join(f"\n{line}" for line in silent)
-    return MachineError(
-        f"{settings.nodes} nodes are wanted, and the Ray cluster at {settings.address} has "
-        f"{len(answers) - len(silent)} that can be used",
-        why=why,
-        fix=[
-            f"ray start --address={settings.address}   # on each further node",
-            f"--nodes {max(1, len(answers) - len(silent))}",
         ],
     )
 

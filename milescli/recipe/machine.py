@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from milescli.recipe.section import NonNegative, Positive, PositiveFloat, Section
 
 
@@ -19,6 +21,9 @@ class MachineSettings(Section):
     """Bound on the start of Ray, engines and trainer ranks."""
     step_timeout_s: PositiveFloat = 3600.0
     """Bound on one rollout, one optimizer step, one publish or one save."""
+    on_node_loss: Literal["spare", "shrink", "wait"] = "shrink"
+    """Where a run that goes on has fewer nodes than `nodes`, and no other stands by in the cluster:
+    spare ends it; shrink plans it for those that are left; wait waits `fault.window_s` for more."""
     silence_s: PositiveFloat = 30.0
     """A process of the run that says nothing for so long beyond what is usual in this run counts as
     hung: it is ended, and replaced as a dead one is."""

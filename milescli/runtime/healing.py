@@ -13,7 +13,7 @@ from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.http import EngineDied
 from milescli.backends.sglang.router import RouterServer
 from milescli.core.concurrency import in_thread
-from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
+from milescli.core.errors import MilesError, NodeDied, WaitTimeout, WorkerDied
 from milescli.core.events import Event, EventBus, WorkerLost, WorkerReplaced
 from milescli.core.silence import Silence
 from milescli.core.types import EngineAddress
@@ -113,8 +113,12 @@ class EngineKeeper:
             self.on_empty()
 
     def _may_start(self, engine: EngineActors, error: MilesError) -> bool:
-        """Whether another is started; else the run ends with this error."""
+        """Whether another is started; else the run ends with this error. On a node that is gone
+        nothing is started."""
         step = self._step()
+        if isinstance(error, NodeDied):
+            self._failure = error
+            return False
         if (refusal := self._restarts.refusal(engine.name, step)) is not None:
             self._failure = type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
             return False

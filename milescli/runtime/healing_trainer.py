@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from milescli.checkpoint.store import not_written
-from milescli.core.errors import CheckpointError, WaitTimeout, WorkerDied
+from milescli.core.errors import CheckpointError, NodeDied, WaitTimeout, WorkerDied
 from milescli.core.events import EventBus, Notice, WorkerReplaced
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.core.units import format_bytes
@@ -116,7 +116,7 @@ class HealingTrainer:
         error = await self._watch.loss(ranks)
         if error is None or ranks is not self._ranks:
             return
-        if not self._is_whole:
+        if not self._is_whole or isinstance(error, NodeDied):
             raise error
         self._death = error
         await ranks.kill()  # whoever waits for them learns it at once, and heals
@@ -160,6 +160,8 @@ class HealingTrainer:
     async def _cause(self, error: WorkerDied | WaitTimeout) -> WorkerDied:
         """The death of a rank that explains it. Raises the error where none has died."""
         dead = self._death or await self._ranks.find_dead(within_s=DEATH_GRACE_S)
+        if isinstance(dead, NodeDied):
+            raise dead
         if dead is None or not self._is_whole:
             raise error
         return dead

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.run_dir import RunDir, lock, open_run
 from milescli.checkpoint.store import CheckpointStore
-from milescli.cluster.nodes import find_nodes
+from milescli.cluster.node_loss import nodes_that_are_left
 from milescli.core.driver_pipe import say
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.platform.torch_wheel import require_wheel
@@ -71,7 +71,8 @@ def resume(
         checkpoint = _checkpoint_of(run, loaded.recipe, output=output)
         if checkpoint is not None:
             _refuse_if_done(checkpoint.step, loaded.recipe.train.steps, path)
-        nodes = find_nodes(loaded, output=output)
+        wished = loaded
+        loaded, nodes = nodes_that_are_left(loaded, output=output)
         facts = planned_facts(loaded.recipe)
         plan = plan_without_plugins(loaded, nodes.machine, facts=facts)
         require_wheel(plan.device_kind)
@@ -100,7 +101,7 @@ def resume(
                 _refuse_other_prompts(checkpoint.manifest, inputs, path)
                 _tell_drift(spec, output=output)
                 output.note(f"going on from step {checkpoint.step}")
-            write_records(spec, loaded)
+            write_records(spec, wished)
             return train(spec, prestarted=prestarted, output=output)
 
 
