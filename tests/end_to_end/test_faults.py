@@ -179,8 +179,10 @@ def test_what_is_killed_is_replaced_and_the_run_is_the_one_that_was_not_hurt(
         num_attempts = len(list(workplace.run(name).glob("logs/attempt_*")))
         psutil.Process(attempt.driver).children()[0].kill()
         _wait_until(
-            lambda: len(_of(workplace, name, "StepDone")) >= reached + 4
-            and (workplace.run(name) / "logs" / f"attempt_{num_attempts + 1}").exists()
+            lambda: (
+                len(_of(workplace, name, "StepDone")) >= reached + 4
+                and (workplace.run(name) / "logs" / f"attempt_{num_attempts + 1}").exists()
+            )
         )
         attempt.processes = processes_of_run(attempt.driver)
         os.kill(attempt.driver, signal.SIGTERM)
