@@ -19,8 +19,8 @@ Record = dict[str, Any]
 NUM_MOMENTS = 16
 """On the timeline; what is left out is counted."""
 BAD = ("failed", "killed")
-BY_USER = ("Interrupted", "Terminated")
-"""Kinds of errors."""
+BY_USER = ("Interrupted", "Terminated", "KeyboardInterrupt()")
+"""Kinds of errors; the last is how a verdict has one that is not ours."""
 _RESUMED = re.compile(r"\bmiles resume\b")
 
 
@@ -66,8 +66,9 @@ def find_why(run: RunDir, *, is_over: bool = False) -> Why:
     events = _of_newest_attempt(list(run.events()))
     outcome = _outcome(run, log_dir, verdict, is_over=is_over)
     error = verdict.get("error")
-    cause = error if isinstance(error, dict) else None
-    if outcome in BAD and cause is not None and cause.get("kind") in BY_USER:
+    cause = {"kind": "", "why": "", "fix": [], **error} if isinstance(error, dict) else None
+    by_user = cause is not None and bool({cause["kind"], cause["error"]} & {*BY_USER})
+    if outcome in BAD and by_user:
         outcome = "stopped"
     if outcome == "killed" and cause is None:
         cause = {"error": "the driver was killed", "why": verdict.get("why", ""), "fix": []}
@@ -80,7 +81,7 @@ def find_why(run: RunDir, *, is_over: bool = False) -> Why:
         run=run.name,
         attempt=len(attempts),
         outcome=outcome,
-        summary=_summary(run, outcome, step, cause),
+        summary=_summary(run, outcome, step, cause, saved=not by_user),
         step=step,
         cause=cause if bad else None,
         first=worker,
@@ -99,7 +100,7 @@ def _outcome(run: RunDir, log_dir: Path | None, verdict: Record, *, is_over: boo
     return "not started" if log_dir is None else str(verdict.get("outcome", "killed"))
 
 
-def _summary(run: RunDir, outcome: str, step: int, cause: Record | None) -> str:
+def _summary(run: RunDir, outcome: str, step: int, cause: Record | None, *, saved: bool) -> str:
     if outcome == "running":
         return f"{run.name} is running"
     if outcome == "not started":
@@ -107,8 +108,7 @@ def _summary(run: RunDir, outcome: str, step: int, cause: Record | None) -> str:
     if outcome == "done":
         return f"{run.name} ended well, at step {step}"
     if outcome == "stopped":
-        saved = "" if cause is not None and cause.get("kind") in BY_USER else ", and saved"
-        return f"{run.name} was stopped by its user after step {step}{saved}"
+        return f"{run.name} was stopped by its user after step {step}{', and saved' * saved}"
     what = cause["error"] if cause is not None else "nobody wrote down why"
     return f"{run.name} {'died' if outcome == 'killed' else outcome} at step {step}: {what}"
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from milescli.autopsy.write import WHAT_IT_TELLS, write_why
 from milescli.checkpoint.run_dir import RunDir, utc_now, verdict_file
 from milescli.cluster.watchdog import KILL_GRACE_S, TERM_GRACE_S
+from milescli.core import errors
 from milescli.core.driver_pipe import Said
 from milescli.core.errors import ExitCode, MachineError, MilesError, Stopped, WorkerDied
 from milescli.core.events import RunEnded, to_record
@@ -32,8 +33,8 @@ CLEAN_UP_S = TERM_GRACE_S + KILL_GRACE_S + 5.0
 """For the watchdog to end what a dead driver left."""
 MENDABLE = ("WorkerDied", "WaitTimeout", "MachineError")
 """Kinds of errors that another attempt may not meet: nothing is to be changed by the user."""
-PAUSE_S = 5.0
-"""Before a driver is started again."""
+PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+"""Before a driver is started again: the first time, twice that the second time, and so on."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +47,8 @@ class Parent:
     resume: Callable[[Path], None] | None = None
     """Goes on with a run; None: a dead driver stays dead."""
     _run: RunDir | None = None
+    _has_begun: bool = False
+    """An attempt has; what ends the first one before that is a machine that is not ready."""
     _limits: Fault = field(default_factory=Fault)
 
     def drive(self, work: Callable[[], None]) -> int:
@@ -69,21 +72,18 @@ class Parent:
             if refusal := restarts.refusal(f"{type(error).__name__}: {error.what}", step):
                 error = type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
                 raise error
-            self._say(error, was_told=was_told, restarts=restarts)
             run, resume = self._run, self.resume
             assert run is not None and resume is not None, "nothing to go on with"
-            _pause(PAUSE_S, run)
-            work = partial(resume, run.path)
-
-    def _say(self, error: MilesError, *, was_told: bool, restarts: Restarts) -> None:
-        if not was_told:
-            self.output.error(error)
-        assert self._run is not None, "nothing to go on with"
-        self.output.warn(
-            f"{self._run.name} is started again from its newest checkpoint: attempt "
-            f"{len(self._run.attempts()) + 1}, restart {restarts.total} of at most "
-            f"{self._limits.max_restarts} within {self._limits.window_s:g} s"
-        )
+            if not was_told:
+                self.output.error(error)
+            pause_s = min(PAUSE_S * 2 ** (restarts.total - 1), LONGEST_PAUSE_S)
+            self.output.warn(
+                f"{run.name} is started again from its newest checkpoint in {pause_s:.0f} s: "
+                f"attempt {len(run.attempts()) + 1}, restart {restarts.total} of at most "
+                f"{self._limits.max_restarts} within {self._limits.window_s:g} s"
+            )
+            _pause(pause_s, run)
+            self._has_begun, work = True, partial(resume, run.path)
 
     def _may_mend(self, ended: Ended, error: MilesError) -> bool:
         return (
@@ -92,6 +92,7 @@ class Parent:
             and self._run.is_run
             and ended.stopped_by is None
             and type(error).__name__ in MENDABLE
+            and (self._has_begun or "log_dir" in ended.said)
         )
 
     def _error_of(self, ended: Ended, *, oom_before: int | None) -> MilesError | None:
@@ -108,7 +109,7 @@ class Parent:
         _wait_for_clean_up(said)
         run = self._run if self._run is not None and self._run.is_run else None
         go_on = f"miles resume {run.shown}" if run is not None else self.again
-        if ended.stopped_by is not None:
+        if ended.stopped_by in (signal.SIGINT, signal.SIGTERM):
             error = ended_now(ended.stopped_by, fix=go_on)
         else:
             error = _cause(ended, run, oom_before=oom_before)
@@ -138,14 +139,9 @@ def _code_of(ended: Ended) -> int:
 
 
 def _as_error(fields: dict[str, Any]) -> MilesError:
-    """Of the same kind, if another attempt may mend it."""
-    kinds = {kind.__name__: kind for kind in (WorkerDied, MachineError)}
-    kind = kinds.get(fields["kind"], _other(fields["kind"]))
+    """Of the same kind, where it is one of the house's."""
+    kind = getattr(errors, fields["kind"], MilesError)
     return kind(fields["error"], why=fields["why"], fix=fields["fix"])
-
-
-def _other(name: str) -> type[MilesError]:
-    return type(name, (MilesError,), {})
 
 
 def _cause(ended: Ended, run: RunDir | None, *, oom_before: int | None) -> MilesError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from milescli.runtime.reinforcing import ReinforceAttempt
 from milescli.runtime.row_attempt import RowAttempt
 from milescli.runtime.session import open_session
 from milescli.runtime.spec import RunSpec
+from milescli.runtime.supervise import ended_now
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -114,7 +116,10 @@ def _first(figures: dict[int, float]) -> float | None:
 
 
 def explained(error: BaseException, run: RunDir) -> BaseException:
-    """A full disk, wherever a run comes upon it, is no fault of ours; anything else is itself."""
+    """A full disk, wherever a run comes upon it, is no fault of ours; a Ctrl-C while it ends is
+    told as one; anything else is itself."""
+    if isinstance(error, KeyboardInterrupt):
+        return ended_now(signal.SIGINT, fix=f"miles resume {run.shown}")
     if not isinstance(error, OSError) or error.errno not in DISK_FULL:
         return error
     return MachineError(

@@ -86,6 +86,10 @@ def test_the_first_that_was_not_replaced_is_named_with_the_end_of_its_log(tmp_pa
             {"outcome": "failed", "step": 0, "error": Interrupted("x", why="y", fix="z").as_dict()},
             "one was stopped by its user after step 0",
         ),
+        (
+            {"outcome": "failed", "step": 2, "error": {"error": "KeyboardInterrupt()"}},
+            "one was stopped by its user after step 2",
+        ),
     ],
 )
 def test_where_nothing_went_wrong_it_is_one_line(tmp_path: Path, verdict: dict, said: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.core.errors import MachineError
+from milescli.core.errors import Interrupted, MachineError
 from milescli.runtime.train import explained
 
 
@@ -22,3 +22,9 @@ def test_a_full_disk_is_no_fault_of_ours(tmp_path: Path, number: int) -> None:
 def test_anything_else_is_itself(tmp_path: Path) -> None:
     for error in (OSError(errno.EACCES, "Permission denied"), ValueError("ours")):
         assert explained(error, RunDir(tmp_path)) is error
+
+
+def test_a_ctrl_c_while_a_run_ends_says_how_to_go_on(tmp_path: Path) -> None:
+    error = explained(KeyboardInterrupt(), RunDir(tmp_path / "mine"))
+    assert isinstance(error, Interrupted) and error.exit_code == 130
+    assert error.fixes == [f"miles resume {tmp_path / 'mine'}"]
