@@ -28,17 +28,19 @@ SupervisedOption = Annotated[
 
 
 def drive(work: Callable[[], None], *, output: Output, supervised: bool) -> None:
-    """Do `work`, and with `supervised` go on with its run as often as it may. Exits with the
-    driver's code; raises MilesError where it died without a word."""
+    """Do `work`, and go on with its run where it lost a node, with `supervised` where anything of
+    the machine failed, as often as it may. Exits with the driver's code; raises MilesError where it
+    died without a word."""
     if not command_line.is_program():
         work()
         return
-    from milescli.runtime.parent import Parent
+    from milescli.runtime.parent import LOST_NODE, MENDABLE, Parent
 
     parent = Parent(
         output=output,
         again=shlex.join(command_line.typed()),
-        resume=partial(go_on_with, output=output) if supervised else None,
+        resume=partial(go_on_with, output=output),
+        mends=MENDABLE if supervised else LOST_NODE,
     )
     if code := parent.drive(work):
         raise typer.Exit(code)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 CLEAN_UP_S = TERM_GRACE_S + KILL_GRACE_S + 5.0
 """For the watchdog to end what a dead driver left."""
-MENDABLE = ("WorkerDied", "WaitTimeout", "MachineError")
+LOST_NODE = ("NodeDied",)
+"""Kinds of errors that a run goes on after in any case: `machine.on_node_loss` says how."""
+MENDABLE = (*LOST_NODE, "WorkerDied", "WaitTimeout", "MachineError")
 """Kinds of errors that another attempt may not meet: nothing is to be changed by the user."""
 PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 """Before a driver is started again: the first time, twice that the second time, and so on."""
@@ -44,8 +46,10 @@ class Parent:
     output: Output
     again: str
     """The command to begin with, for the error of a driver that died before its run was made."""
-    resume: Callable[[Path], None] | None = None
-    """Goes on with a run; None: a dead driver stays dead."""
+    resume: Callable[[Path], None]
+    """Goes on with a run."""
+    mends: Collection[str]
+    """Kinds of errors after which it does: MENDABLE where it is supervised, else LOST_NODE."""
     _run: RunDir | None = None
     _has_begun: bool = False
     """An attempt has; what ends the first one before that is a machine that is not ready."""
@@ -72,8 +76,8 @@ class Parent:
             if refusal := restarts.refusal(f"{type(error).__name__}: {error.what}", step):
                 error = type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
                 raise error
-            run, resume = self._run, self.resume
-            assert run is not None and resume is not None, "nothing to go on with"
+            run = self._run
+            assert run is not None, "nothing to go on with"
             if not was_told:
                 self.output.error(error)
             pause_s = min(PAUSE_S * 2 ** (restarts.total - 1), LONGEST_PAUSE_S)
@@ -83,15 +87,14 @@ class Parent:
                 f"{self._limits.max_restarts} within {self._limits.window_s:g} s"
             )
             _pause(pause_s, run)
-            self._has_begun, work = True, partial(resume, run.path)
+            self._has_begun, work = True, partial(self.resume, run.path)
 
     def _may_mend(self, ended: Ended, error: MilesError) -> bool:
         return (
-            self.resume is not None
-            and self._run is not None
+            self._run is not None
             and self._run.is_run
             and ended.stopped_by is None
-            and type(error).__name__ in MENDABLE
+            and type(error).__name__ in self.mends
             and (self._has_begun or "log_dir" in ended.said)
         )
 

@@ -25,11 +25,10 @@ PROGRAM = textwrap.dedent(
     from pathlib import Path
     from milescli.console.output import Mode, Output
     from milescli.core.driver_pipe import say
-    from milescli.core.errors import MilesError, RecipeError, WaitTimeout, WorkerDied
+    from milescli.core.errors import MilesError, NodeDied, RecipeError, WaitTimeout, WorkerDied
     from milescli.runtime import parent
 
     run, kind, num_deaths = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    supervised = num_deaths > 0
     parent.PAUSE_S = 0.0
 
     def attempt(path):
@@ -37,7 +36,7 @@ PROGRAM = textwrap.dedent(
         log_dir.mkdir(parents=True)
         say(run=path, log_dir=log_dir, max_restarts=2, window_s=60.0)
         number = int(log_dir.name.partition("_")[2])
-        if supervised and number > num_deaths:
+        if num_deaths and number > num_deaths:
             say(code=0)
             return
         with (path / "events.jsonl").open("a") as events:
@@ -52,8 +51,9 @@ PROGRAM = textwrap.dedent(
             (log_dir / "verdict.json").write_text('{"outcome": "killed"}')
             say(cause=WorkerDied("the raylet died", why="SIGKILL", fix="look").as_dict())
             os._exit(1)
-        if kind in ("died", "wrong"):
-            error = (WorkerDied if kind == "died" else RecipeError)("it", why="x", fix="y")
+        if kind in ("died", "wrong", "lost-alone"):
+            kinds = {"died": WorkerDied, "wrong": RecipeError, "lost-alone": NodeDied}
+            error = kinds[kind]("it", why="x", fix="y")
             print("told", file=sys.stderr)
             say(error=error.as_dict(), code=int(error.exit_code))
             sys.exit(error.exit_code)
@@ -68,8 +68,10 @@ PROGRAM = textwrap.dedent(
             os._exit(100 + len(came))
 
     output = Output(Mode.JSON)
-    resume = attempt if supervised else None
-    of_run = parent.Parent(output=output, again="miles launch again", resume=resume)
+    mends = parent.MENDABLE if num_deaths and kind != "lost-alone" else parent.LOST_NODE
+    of_run = parent.Parent(
+        output=output, again="miles launch again", resume=attempt, mends=mends
+    )
     try:
         code = of_run.drive(lambda: attempt(run))
     except MilesError as error:
@@ -142,6 +144,11 @@ def test_a_supervised_driver_is_started_again_until_it_is_done(run: Path) -> Non
     assert said.code == 0
     assert [line["kind"] for line in said.lines] == ["error", "warning", "error", "warning"]
     assert "attempt 3, restart 2 of at most 2" in said.lines[-1]["text"]
+
+
+def test_after_the_loss_of_a_node_a_run_goes_on_unasked(run: Path) -> None:
+    assert _drive(run, "lost-alone", num_deaths=1).code == 0
+    assert len(list((run / "logs").iterdir())) == 2
 
 
 def test_restarts_are_bounded(run: Path) -> None:

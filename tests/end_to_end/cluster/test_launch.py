@@ -132,7 +132,7 @@ def _the(processes: list[psutil.Process], part: str) -> psutil.Process:
     return next(process for process in processes if part in " ".join(process.cmdline()))
 
 
-def test_what_dies_of_a_run_is_replaced_and_a_node_that_dies_is_named_and_nothing_is_left(
+def test_what_dies_of_a_run_is_replaced_and_it_goes_on_without_a_node_that_dies(
     own_cluster: SmallCluster,
 ) -> None:
     (own_cluster.shared / "tiny.yaml").write_text(TINY)
@@ -169,11 +169,24 @@ def test_what_dies_of_a_run_is_replaced_and_a_node_that_dies_is_named_and_nothin
     assert not wait_until_gone(lambda: len(_environments(_ours(own_cluster.nodes[1]))) != 1)
     assert not there.is_running()
     own_cluster.end(1)
+    _wait_for(run, "RunEnded", driver, outcome="failed")
+    lost = [event for event in _events(run) if event["event"] == "RunEnded"]
+    assert lost[0]["error"]["error"] == "node 10.77.0.2 (node-2) died"
+    saved = max(event["step"] for event in _events(run) if event["event"] == "CheckpointSaved")
+    again = [event for event in _events(run) if event["event"] == "StepDone"]
+    assert not wait_until_gone(
+        lambda: sum(event["event"] == "StepDone" for event in _events(run)) < len(again) + 2,
+        seconds=300,
+    ), "the run did not go on with the node that is left"
+    [head] = own_cluster.nodes[:1]
+    plan = json.loads((run / "plan.json").read_text())
+    assert {slot["node"] for slot in plan["slots"]} == {0}
+    driver.terminate()
     out, err = driver.communicate(timeout=120)
     finished = Finished(driver.returncode, out, err)
-    assert finished.code == 1 and "error: node 10.77.0.2 (node-2) died" in err, finished
-    assert re.search(r"or: miles resume runs/long   # goes on from step \d+\n", err), finished
-    head = own_cluster.nodes[0]
+    assert finished.code == 75, finished
+    assert "the run is planned for these (machine.on_node_loss=shrink)" in err, finished
+    assert f"going on from step {saved}" in err, finished
     assert not wait_until_gone(lambda: [*_ours(head), *head.private.glob("miles-*")], seconds=60)
 
 
