@@ -181,7 +181,8 @@ def test_what_dies_of_a_run_is_replaced_and_it_goes_on_without_a_node_that_dies(
     [head] = own_cluster.nodes[:1]
     plan = json.loads((run / "plan.json").read_text())
     assert {slot["node"] for slot in plan["slots"]} == {0}
-    driver.terminate()
+    for child in psutil.Process(driver.pid).children():
+        child.terminate()
     out, err = driver.communicate(timeout=120)
     finished = Finished(driver.returncode, out, err)
     assert finished.code == 75, finished
