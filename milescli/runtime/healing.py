@@ -14,7 +14,7 @@ from milescli.backends.sglang.http import EngineDied
 from milescli.backends.sglang.router import RouterServer
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError, NodeDied, WaitTimeout, WorkerDied
-from milescli.core.events import Event, EventBus, WorkerLost, WorkerReplaced
+from milescli.core.events import Event, EventBus, WorkerLost, WorkerReplaced, WorkerSilent
 from milescli.core.silence import Silence
 from milescli.core.types import EngineAddress
 from milescli.runtime.build import Builder
@@ -210,10 +210,12 @@ class RouterKeeper:
 
 
 def lost_told(tell: Callable[[str], None]) -> Callable[[Event], None]:
-    """A listener that warns the user of what is lost."""
+    """A listener that warns the user of what hangs and of what is lost."""
 
     def listen(event: Event) -> None:
-        if isinstance(event, WorkerLost):
+        if isinstance(event, WorkerSilent):
+            tell(f"{event.worker} has not spoken for {event.seconds:.0f} s: {event.why}")
+        elif isinstance(event, WorkerLost):
             tell(f"{event.what}; another is started in its place")
 
     return listen
