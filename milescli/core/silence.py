@@ -10,6 +10,8 @@ from milescli.core.events import WorkerSilent
 
 SHOWN_AFTER = 1 / 3
 """Of the bound, until the user is told."""
+UNSURE = 2.0
+"""Times the bound, for one that may be busy: the system lets it run, and it does not answer."""
 _MAX_COUNTED_S = 15.0
 """Between two looks, at most: longer, and it was this process that did not look (Ctrl-Z)."""
 
@@ -28,11 +30,14 @@ class Silence:
     """The longest silence after which it spoke again: so long is nothing unusual."""
     reason: str = ""
     """What was seen of it instead."""
+    _times: float = 1.0
+    """The bound."""
     _is_shown: bool = False
     _looked: float = field(default_factory=time.monotonic)
 
-    def look(self, reason: str | None) -> None:
-        """It was looked at. `reason`: why it seems to hang; None: it speaks."""
+    def look(self, reason: str | None, *, times: float = 1.0) -> None:
+        """It was looked at. `reason`: why it seems to hang; None: it speaks. `times`: the bound
+        that holds for this reason."""
         now = time.monotonic()
         if reason is None:
             self.longest_s = max(self.longest_s, self.seconds)
@@ -40,12 +45,12 @@ class Silence:
         else:
             self.seconds += min(now - self._looked, _MAX_COUNTED_S)
             self.reason = reason
-        self._looked = now
+        self._looked, self._times = now, times
 
     @property
     def limit_s(self) -> float:
         """Beyond it the worker counts as hung."""
-        return self.bound_s + self.longest_s
+        return self._times * self.bound_s + self.longest_s
 
     @property
     def is_too_long(self) -> bool:

@@ -9,7 +9,7 @@ import time
 from milescli.backends.sglang.client import SglangFleet
 from milescli.core.errors import WorkerDied
 from milescli.core.log_tail import last_log_lines
-from milescli.core.silence import Silence
+from milescli.core.silence import UNSURE, Silence
 from milescli.recipe.machine import MachineSettings
 from milescli.runtime.engines import EngineActors
 
@@ -40,7 +40,11 @@ class EngineWatch:
         """Raises WorkerDied where it has ended."""
         stopped = await self.engine.look()
         unheard = self._unheard()
-        self.silence.look(stopped or unheard)
+        if stopped is not None:
+            waiting = self._fleet.num_waiting(self.engine.url)
+            self.silence.look(f"{stopped}, and {waiting} requests wait for it")
+        else:
+            self.silence.look(unheard, times=UNSURE)
 
     def close(self) -> None:
         """Ask nothing more."""

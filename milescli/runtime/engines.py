@@ -16,7 +16,7 @@ from milescli.backends.sglang.router import RouterServer
 from milescli.backends.sglang.spec import EngineSpec
 from milescli.core.errors import WorkerDied
 from milescli.core.log_tail import last_log_lines
-from milescli.core.silence import Silence
+from milescli.core.silence import UNSURE, Silence
 from milescli.runtime.score_client import ScoreClient
 from milescli.runtime.supervise import Probe
 
@@ -153,7 +153,7 @@ def rank_probe(handle: ActorHandle, *, silence_s: float) -> Probe:
 
     async def probe() -> None:
         speaks = await handle.look() is not None
-        silence.look(None if speaks else "it does not answer")
+        silence.look(None if speaks else "it does not answer", times=UNSURE)
         if silence.is_too_long:
             raise WorkerDied(
                 f"{handle.name} has not spoken for {silence.seconds:.0f} s",

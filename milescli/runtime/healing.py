@@ -15,7 +15,7 @@ from milescli.backends.sglang.router import RouterServer
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError, NodeDied, WaitTimeout, WorkerDied
 from milescli.core.events import Event, EventBus, WorkerLost, WorkerReplaced, WorkerSilent
-from milescli.core.silence import Silence
+from milescli.core.silence import UNSURE, Silence
 from milescli.core.types import EngineAddress
 from milescli.runtime.build import Builder
 from milescli.runtime.engine_watch import EngineWatch
@@ -194,7 +194,8 @@ class RouterKeeper:
         if look.ended is not None:
             return router.death(f"on its own: {look.ended}")
         is_well = look.stopped is None and await in_thread(router.speaks)
-        self._silence.look(None if is_well else look.stopped or "it does not answer")
+        times = UNSURE if look.stopped is None else 1.0
+        self._silence.look(None if is_well else look.stopped or "it does not answer", times=times)
         if news := self._silence.news(self._step()):
             self._bus.emit(news)
         if not self._silence.is_too_long:

@@ -11,7 +11,7 @@ from milescli.core.concurrency import in_thread
 from milescli.core.errors import WorkerDied
 from milescli.core.events import EventBus
 from milescli.core.log_tail import last_log_lines
-from milescli.core.silence import Silence
+from milescli.core.silence import UNSURE, Silence
 from milescli.core.units import format_duration
 from milescli.runtime.trainer import RankGroup
 
@@ -20,8 +20,6 @@ WATCHED = ("step", "score", "measure", "ask_teachers", "publish", "verify")
 has its own bound."""
 LONGER = 5.0
 """Times the longest so far: what the same call may take."""
-GRACE = 2.0
-"""Of `silence_s`, beyond that: where an engine hangs, it is the first to be ended."""
 
 
 class RankWatch:
@@ -42,9 +40,7 @@ class RankWatch:
         """The ranks do this, with a batch of this size, or with none."""
         key, began = (method, size_bytes.bit_length()), time.monotonic()
         if method in WATCHED and (longest_s := self._longest_of(*key)):
-            silence = Silence(
-                worker="trainer", bound_s=GRACE * self._bound_s, longest_s=LONGER * longest_s
-            )
+            silence = Silence(worker="trainer", bound_s=self._bound_s, longest_s=LONGER * longest_s)
             self._doing = method, silence
         try:
             yield
@@ -66,11 +62,12 @@ class RankWatch:
             self._silences = [Silence(worker=name, bound_s=self._bound_s) for name in names]
             self._ranks = ranks
         try:
-            reasons = await ranks.look()
+            hangs = await ranks.look()
         except WorkerDied as error:
             return error
-        for silence, reason in zip(self._silences, reasons, strict=True):
-            silence.look(reason)
+        for silence, hang in zip(self._silences, hangs, strict=True):
+            is_sure = hang is None or hang.is_sure
+            silence.look(hang.why if hang else None, times=1.0 if is_sure else UNSURE)
             self._tell(silence)
         for number, silence in enumerate(self._silences):
             if silence.is_too_long:
@@ -83,7 +80,8 @@ class RankWatch:
             return None
         method, silence = self._doing
         usual = format_duration(silence.longest_s / LONGER)
-        silence.look(f"it is in `{method}`, which took {usual} at most before")
+        # where an engine hangs in a publish, it is the first to be ended
+        silence.look(f"it is in `{method}`, which took {usual} at most before", times=UNSURE)
         self._tell(silence)
         return await self._hung(ranks, silence, 0) if silence.is_too_long else None
 

@@ -23,6 +23,15 @@ from milescli.train.base import TrainBatch
 CHECK_EVERY_S = 0.2
 
 
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """What was seen of a rank that does not speak."""
+
+    why: str
+    is_sure: bool
+    """It cannot be busy."""
+
+
 @dataclass(slots=True)
 class RankGroup:
     """Implements milescli.train.base.Trainer over the actors of the trainer ranks."""
@@ -37,7 +46,7 @@ class RankGroup:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """All ranks are asked the same in the same order, as they wait for each other."""
 
-    async def look(self) -> list[str | None]:
+    async def look(self) -> list[Hang | None]:
         """[ranks] why it seems to hang; None: it speaks. Raises WorkerDied where one has ended."""
         looks = await asyncio.gather(*(rank.look() for rank in self.ranks), return_exceptions=True)
         for died in looks:
@@ -174,7 +183,7 @@ class RankGroup:
         await self._all("silence_layers", first)
 
 
-def _why_silent(rank: ActorHandle, pid: int) -> str:
+def _why_silent(rank: ActorHandle, pid: int) -> Hang:
     if rank.node.is_driver and is_stopped_process(pid):
-        return f"its process {pid} is stopped (SIGSTOP)"
-    return "it does not answer"
+        return Hang(f"its process {pid} is stopped (SIGSTOP)", is_sure=True)
+    return Hang("it does not answer", is_sure=False)

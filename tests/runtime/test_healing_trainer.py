@@ -16,6 +16,7 @@ from milescli.core.events import EventBus, Notice, WorkerLost, WorkerReplaced, W
 from milescli.recipe.fault import Fault
 from milescli.runtime.healing_trainer import HealingTrainer
 from milescli.runtime.restarts import Restarts
+from milescli.runtime.trainer import Hang
 from milescli.train.base import TrainBatch
 
 
@@ -46,10 +47,10 @@ class Ranks:
         died = WorkerDied("trainer rank 1 died", why="planted", fix="none")
         return died if self.is_dead else None
 
-    async def look(self) -> list[str | None]:
+    async def look(self) -> list[Hang | None]:
         if (died := await self.find_dead()) is not None:
             raise died
-        return [None, self.hangs]
+        return [None, Hang(self.hangs, is_sure=True) if self.hangs else None]
 
     @property
     def ranks(self) -> list[object]:
